@@ -1,0 +1,5 @@
+"""`python -m kgen` is `kgen`."""
+
+from kgen.cli.main import main
+
+raise SystemExit(main())

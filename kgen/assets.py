@@ -1,0 +1,69 @@
+"""Where templates, search spaces and device headers lie: in a checkout, in a wheel, in a user's folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kgen.errors import CatalogueError
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A folder of operators.
+
+    Attributes:
+        operators: Folder of operator modules.
+        templates: Folder of `<operator>/<pass>_<variant>.cu.jinja`.
+        search_spaces: Folder of `<operator>.yaml`.
+        builtin: Whether this is kgen's own.
+    """
+
+    operators: Path
+    templates: Path
+    search_spaces: Path
+    builtin: bool
+
+
+def builtin_root() -> Root:
+    """kgen's own operators: beside the package in a checkout, inside it in a wheel."""
+    packed = _PACKAGE / "_data"
+    base = packed if packed.is_dir() else _PACKAGE.parent
+    return Root(_PACKAGE / "operators", base / "templates", base / "search_spaces", True)
+
+
+def include_dir() -> Path:
+    """Folder that `#include "kgen/core.cuh"` is resolved against."""
+    return builtin_root().templates / "include"
+
+
+def gpu_dir() -> Path:
+    """Folder of the GPU profiles, `<name>.yaml`."""
+    return builtin_root().search_spaces / "gpus"
+
+
+def user_roots(paths: Sequence[str | Path] = ()) -> list[Root]:
+    """Folders given by `--path` (first) and by KGEN_PATH (separated as PATH is).
+
+    Raises:
+        CatalogueError: If one is no folder.
+    """
+    from_environment = [p for p in os.environ.get("KGEN_PATH", "").split(os.pathsep) if p]
+    roots = []
+    for given, origin in [(p, "--path") for p in paths] + [
+        (p, "KGEN_PATH") for p in from_environment
+    ]:
+        base = Path(given).expanduser().resolve()
+        if not base.is_dir():
+            raise CatalogueError(
+                f"{origin}: '{given}' is not a folder\n"
+                "  it should hold operators/, templates/ and search_spaces/"
+            )
+        roots.append(
+            Root(base / "operators", base / "templates", base / "search_spaces", False)
+        )
+    return roots

@@ -1,0 +1,193 @@
+"""What the back ends share: keys, the cache, futures, and what is kept of a failed build."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from kgen.errors import StorageError
+from kgen.model.artifact import Artifact, BuildFailure, BuildRequest
+from kgen.model.digest import digest_of_text
+from kgen.model.record import Resources
+from kgen.runtime.cache import Cache, CacheError
+
+Outcome: TypeAlias = Artifact | BuildFailure
+
+
+class Compiler(Protocol):
+    """A back end. All methods may be called from any thread."""
+
+    @property
+    def name(self) -> str:
+        """`nvrtc`, `nvcc`, `host` or `host-asan`."""
+
+    @property
+    def version(self) -> str:
+        """`13.0.88`; of the host, the compiler's own line."""
+
+    def identity(self, arch: str) -> str:
+        """Everything besides the source that changes the result: version, flags, arch."""
+
+    def key(self, request: BuildRequest) -> str:
+        """Digest of source, identity and arch: the name of the result in the cache."""
+
+    def build(self, requests: Sequence[BuildRequest], jobs: int | None = None) -> list[Outcome]:
+        """Build several sources, at most `jobs` at once; outcomes in the order of the requests.
+
+        Raises:
+            ToolchainError: If the compiler cannot compile for the architecture at all.
+            StorageError: If the cache cannot be written.
+        """
+
+    def submit(self, request: BuildRequest) -> Future[Outcome]:
+        """Build in the background; asking again for what is under way gives the same future.
+
+        The future raises what `build` raises.
+        """
+
+    def close(self) -> None:
+        """Cancel what waits, and wait for what runs. The compiler is of no more use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compilation that succeeded."""
+
+    content: bytes
+    resources: tuple[tuple[str, Resources], ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A compilation that failed, with the compiler's message."""
+
+    message: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A source to be compiled, with its key."""
+
+    key: str
+    request: BuildRequest
+
+
+class CachingCompiler(ABC):
+    """A compiler around `_compile`, which back ends implement."""
+
+    kind: str = "cubin"
+    suffix: str = ".cubin"
+
+    def __init__(self, include_dirs: Sequence[Path], cache: Cache, jobs: int | None) -> None:
+        self.include_dirs = tuple(include_dirs)
+        self.cache = cache
+        self.jobs = max(1, jobs if jobs is not None else len(os.sched_getaffinity(0)))
+        self._pool: ThreadPoolExecutor | None = None
+        self._pending: dict[str, Future[Outcome]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """See `Compiler`."""
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """See `Compiler`."""
+
+    @abstractmethod
+    def identity(self, arch: str) -> str:
+        """See `Compiler`."""
+
+    @abstractmethod
+    def _compile(self, units: Sequence[Unit], jobs: int) -> list[Compiled | Failed]:
+        """Compile distinct units, at most `jobs` at once."""
+
+    def key(self, request: BuildRequest) -> str:
+        """See `Compiler`."""
+        return digest_of_text(request.rendered.digest, self.identity(request.arch), request.arch)
+
+    def build(self, requests: Sequence[BuildRequest], jobs: int | None = None) -> list[Outcome]:
+        """See `Compiler`."""
+        keys = [self.key(request) for request in requests]
+        outcomes: dict[str, Outcome] = {}
+        missing: dict[str, Unit] = {}
+        for key, request in zip(keys, requests, strict=True):
+            if key in outcomes or key in missing:
+                continue
+            found = self._cached(key)
+            if found is None:
+                missing[key] = Unit(key, request)
+            else:
+                outcomes[key] = found
+        units = list(missing.values())
+        if units:
+            for unit, result in zip(units, self._compile(units, jobs or self.jobs), strict=True):
+                outcomes[unit.key] = self._store(unit, result)
+        return [outcomes[key] for key in keys]
+
+    def submit(self, request: BuildRequest) -> Future[Outcome]:
+        """See `Compiler`."""
+        key = self.key(request)
+        with self._lock:
+            if key in self._pending:
+                return self._pending[key]
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.jobs, thread_name_prefix=f"kgen-{self.name}")
+            future = self._pool.submit(self._build_one, request)
+            self._pending[key] = future
+        # Outside the lock: a future that is done already runs its callback right here.
+        future.add_done_callback(lambda _: self._forget(key))
+        return future
+
+    def close(self) -> None:
+        """See `Compiler`."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _build_one(self, request: BuildRequest) -> Outcome:
+        return self.build([request], jobs=1)[0]
+
+    def _forget(self, key: str) -> None:
+        with self._lock:
+            self._pending.pop(key, None)
+
+    def _cached(self, key: str) -> Artifact | None:
+        facts = self.cache.get(key, ".json")
+        if facts is None or self.cache.get(key, self.suffix) is None:
+            return None
+        return Artifact(self.kind, str(self.cache.path(key, self.suffix)), key,
+                        _resources_from_json(facts), seconds=0.0)
+
+    def _store(self, unit: Unit, result: Compiled | Failed) -> Outcome:
+        try:
+            if isinstance(result, Failed):
+                kept = self.cache.keep("failed", f"{unit.key}.cu",
+                                       unit.request.rendered.source.encode())
+                return BuildFailure(unit.key, result.message, str(kept), result.seconds)
+            self.cache.put(unit.key, ".json", _resources_to_json(result.resources))
+            path = self.cache.put(unit.key, self.suffix, result.content,
+                                  executable=self.kind == "exe")
+        except CacheError as error:
+            raise StorageError(str(error)) from None
+        return Artifact(self.kind, str(path), unit.key, result.resources, result.seconds)
+
+
+def _resources_to_json(resources: tuple[tuple[str, Resources], ...]) -> bytes:
+    return json.dumps([[kernel, asdict(r)] for kernel, r in resources]).encode()
+
+
+def _resources_from_json(text: bytes) -> tuple[tuple[str, Resources], ...]:
+    return tuple((kernel, Resources(**facts)) for kernel, facts in json.loads(text))

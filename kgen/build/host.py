@@ -1,0 +1,161 @@
+"""The host back end: the C++ compiler, through ninja, against the host layer.
+
+The layer's runtime is compiled once per compiler, flags and content, into the same cache; a kernel
+is then compiled and linked with it into one shared object (or, sanitized, one executable).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from kgen.build.base import CachingCompiler, Compiled, Failed, Unit
+from kgen.build.ninja import Command, Ninja
+from kgen.errors import StorageError, ToolchainError
+from kgen.model.digest import digest_of_text
+from kgen.runtime.cache import Cache, CacheError
+from kgen.runtime.host import (
+    compile_module_command,
+    compile_runtime_command,
+    compile_sanitized_command,
+    runtime_sources,
+)
+
+ARCH = "host"
+
+
+class HostCompiler(CachingCompiler):
+    """See `kgen.build.Compiler`; builds for the architecture `host` only."""
+
+    def __init__(
+        self, include_dirs: Sequence[Path], cache: Cache, jobs: int | None = None,
+        timeout_s: float = 120.0, sanitize: bool = False,
+    ) -> None:
+        """Find the C++ compiler ($CXX, else g++, else clang++), ninja and timeout(1).
+
+        Args:
+            include_dirs: The first that holds `kgen/core.cuh` is used.
+            cache: Where results go.
+            jobs: Compilations at once.
+            timeout_s: A compilation that takes longer is killed.
+            sanitize: Build executables for `kgen.runtime.host.run_job` (kind `exe`) instead of
+                modules (kind `so`).
+        Raises:
+            ToolchainError: If a tool or the host layer is missing.
+        """
+        super().__init__(include_dirs, cache, jobs)
+        self.kind, self.suffix = ("exe", ".exe") if sanitize else ("so", ".so")
+        self.timeout_s = timeout_s
+        self._sanitize = sanitize
+        self._ninja = Ninja()
+        self._cxx = find_cxx()
+        self._version = _version(self._cxx)
+        self._include = _layer_folder(self.include_dirs)
+        self._lock_runtime = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """See `Compiler`."""
+        return "host-asan" if self._sanitize else "host"
+
+    @property
+    def version(self) -> str:
+        """First line of the compiler's --version."""
+        return self._version
+
+    def identity(self, arch: str) -> str:
+        """See `Compiler`."""
+        return f"{self.name} {self._version} {self._runtime_key()} " + " ".join(
+            self._module_command("s", "i", "r", "o")[1:])
+
+    def _compile(self, units: Sequence[Unit], jobs: int) -> list[Compiled | Failed]:
+        for unit in units:
+            if unit.request.arch != ARCH:
+                raise ToolchainError(f"compiler '{self.name}' builds for '{ARCH}' only, not for "
+                                     f"'{unit.request.arch}'\n  next: use nvrtc or nvcc for a GPU")
+        runtime = self._runtime()
+        with tempfile.TemporaryDirectory(prefix="kgen-host-") as name:
+            folder = Path(name)
+            (folder / "runtime.o").write_bytes(runtime)
+            commands = []
+            for unit in units:
+                (folder / f"{unit.key}.cu").write_text(unit.request.rendered.source)
+                output = f"{unit.key}{self.suffix}"
+                commands.append(Command(tuple(self._module_command(
+                    f"{unit.key}.cu", str(self._include), "runtime.o", output)), output))
+            return [
+                Failed(f"{self._cxx}: {done.error}\n{done.log}".strip(), done.seconds) if done.error
+                else Compiled((folder / command.output).read_bytes(), (), done.seconds)
+                for command, done in zip(
+                    commands, self._ninja.run(commands, folder, jobs, self.timeout_s), strict=True)
+            ]
+
+    def _module_command(self, source: str, include: str, runtime: str, output: str) -> list[str]:
+        make = compile_sanitized_command if self._sanitize else compile_module_command
+        return make(self._cxx, source, include, runtime, output)
+
+    def _runtime_key(self) -> str:
+        """Digest of the compiler, its flags and the runtime's sources as they are now."""
+        flags = compile_runtime_command(self._cxx, "include", "out", sanitize=self._sanitize)[1:]
+        texts = [hashlib.sha256(path.read_bytes()).hexdigest()
+                 for path in runtime_sources(self._include)]
+        return digest_of_text(self._version, *flags, *texts)
+
+    def _runtime(self) -> bytes:
+        """Return the runtime object, compiled if this is the first kernel that needs it."""
+        key = self._runtime_key()
+        with self._lock_runtime:
+            cached = self.cache.get(key, ".o")
+            if cached is not None:
+                return cached
+            with tempfile.TemporaryDirectory(prefix="kgen-host-") as name:
+                command = Command(tuple(compile_runtime_command(
+                    self._cxx, self._include, "runtime.o", sanitize=self._sanitize)), "runtime.o")
+                done = self._ninja.run([command], Path(name), 1, self.timeout_s)[0]
+                if done.error:
+                    raise ToolchainError(f"the host layer does not compile with {self._cxx}: "
+                                         f"{done.error}\n{done.log}")
+                content = Path(name, "runtime.o").read_bytes()
+            try:
+                self.cache.put(key, ".o", content)
+            except CacheError as error:
+                raise StorageError(str(error)) from None
+            return content
+
+
+def find_cxx() -> str:
+    """Return the C++ compiler's path: $CXX, else g++, else clang++.
+
+    Raises:
+        ToolchainError: If there is none.
+    """
+    asked = os.environ.get("CXX")
+    for name in [asked] if asked else ["g++", "clang++"]:
+        if found := shutil.which(name):
+            return found
+    raise ToolchainError(
+        f"no C++ compiler: {f'CXX={asked}' if asked else 'neither g++ nor clang++'} is on PATH\n"
+        "  next: install g++ (Debian, Ubuntu: apt-get install g++), or set CXX to a program")
+
+
+def _version(cxx: str) -> str:
+    done = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not done.stdout.strip():
+        raise ToolchainError(f"{cxx} --version: exit status {done.returncode}\n"
+                             f"{done.stderr.strip()}")
+    return done.stdout.splitlines()[0].strip()
+
+
+def _layer_folder(include_dirs: Sequence[Path]) -> Path:
+    for folder in include_dirs:
+        if all(path.is_file() for path in runtime_sources(folder)):
+            return folder
+    searched = ", ".join(map(str, include_dirs)) or "(none)"
+    raise ToolchainError(f"the host layer (kgen/host/) is in none of the include directories\n"
+                         f"  searched: {searched}")

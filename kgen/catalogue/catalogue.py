@@ -1,0 +1,112 @@
+"""Discovery of operators: kgen's own and the user's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kgen.assets import Root, builtin_root, user_roots
+from kgen.catalogue.spaces import load_space
+from kgen.errors import CatalogueError, suggest
+from kgen.model.space import Space
+from kgen.operators.base import Operator
+
+_NO_OPERATORS = ("__init__", "base")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An operator with its search space and the folder of its templates."""
+
+    operator: Operator
+    space: Space
+    templates: Path
+    root: Root
+
+
+class Catalogue:
+    """All operators of the given roots; a user's operator hides a built-in one of that name."""
+
+    def __init__(self, roots: Sequence[Root]) -> None:
+        self._files: dict[str, tuple[Root, Path]] = {}
+        for root in reversed(roots):  # earlier roots win
+            for file in sorted(root.operators.glob("*.py")):
+                if file.stem not in _NO_OPERATORS and not file.stem.startswith("_"):
+                    self._files[file.stem] = (root, file)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all operators, sorted."""
+        return sorted(self._files)
+
+    def operator(self, name: str) -> Operator:
+        """Load an operator by name or alias, without its search space.
+
+        Raises:
+            CatalogueError: If it does not exist or its module does not load.
+        """
+        if name in self._files:
+            return self._load(name)
+        aliases = {alias: own for own in self.names for alias in self._load(own).aliases}
+        if name in aliases:
+            return self._load(aliases[name])
+        raise CatalogueError(f"unknown operator '{name}'\n  {suggest(name, [*self.names, *aliases])}"
+                             "\n  an operator of your own: --path DIR, see "
+                             "docs/tutorials/new-operator.md")
+
+    def entry(self, name: str) -> Entry:
+        """Load an operator with its search space and templates.
+
+        Raises:
+            CatalogueError: If a file is missing.
+            SpaceError: If the search space is malformed.
+        """
+        operator = self.operator(name)
+        root, _ = self._files[operator.name]
+        space_file = root.search_spaces / f"{operator.name}.yaml"
+        templates = root.templates / operator.name
+        if not space_file.is_file():
+            raise CatalogueError(f"operator '{operator.name}' has no search space\n  "
+                                 f"expected: {space_file}")
+        space = load_space(space_file, operator.name, operator.signature)
+        for variant in space.variants:
+            if not (templates / variant.template).is_file():
+                raise CatalogueError(f"{variant.where}: variant '{variant.name}' has no template\n"
+                                     f"  expected: {templates / variant.template}")
+        return Entry(operator, space, templates, root)
+
+    def _load(self, name: str) -> Operator:
+        root, file = self._files[name]
+        module_name = f"kgen.operators.{name}" if root.builtin else f"kgen_user_{name}"
+        try:
+            if root.builtin:
+                module = importlib.import_module(module_name)
+            else:
+                spec = importlib.util.spec_from_file_location(module_name, file)
+                assert spec is not None and spec.loader is not None, file
+                module = importlib.util.module_from_spec(spec)
+                sys.modules[module_name] = module  # dataclasses look their module up
+                spec.loader.exec_module(module)
+        except Exception as problem:  # whatever a user's module raises is its author's to mend
+            raise CatalogueError(
+                f"{file}: the operator module does not load\n  {type(problem).__name__}: {problem}"
+            ) from problem
+        operator = getattr(module, "OPERATOR", None)
+        if not isinstance(operator, Operator):
+            raise CatalogueError(f"{file}: defines no OPERATOR = Operator(...)")
+        if operator.name != name:
+            raise CatalogueError(f"{file}: OPERATOR.name is '{operator.name}', expected '{name}'")
+        return operator
+
+
+def open_catalogue(paths: Sequence[str | Path] = ()) -> Catalogue:
+    """Open kgen's own operators and those of `paths` and KGEN_PATH.
+
+    Raises:
+        CatalogueError: If a path is no folder.
+    """
+    return Catalogue([*user_roots(paths), builtin_root()])

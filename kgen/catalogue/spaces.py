@@ -1,0 +1,197 @@
+"""Search spaces from `search_spaces/<operator>.yaml`, checked against the operator's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from kgen.catalogue.yaml_tree import Tree, read_yaml
+from kgen.errors import ExprError, suggest
+from kgen.model.config import Config, Value, spell
+from kgen.model.dtypes import DTYPES
+from kgen.model.expr import Expr, parse_expr
+from kgen.model.gpu import GPU_EXPR_NAMES
+from kgen.model.signature import Pass, Signature
+from kgen.model.space import LaunchSpec, Param, Rule, Space, Variant, WorkspaceSpec
+
+
+def load_space(path: Path, operator: str, signature: Signature) -> Space:
+    """Read and check a search space.
+
+    Raises:
+        SpaceError: With `file:line` of the first mistake.
+    """
+    tree = read_yaml(path)
+    entries = tree.fields(required=["operator", "passes"])
+    named = entries["operator"].text()
+    if named != operator:
+        raise entries["operator"].fail(f"'{named}' does not match the file's name '{operator}'")
+    variants: list[Variant] = []
+    known = [p.name for p in signature.passes]
+    for pass_name, pass_tree in entries["passes"].mapping().items():
+        if pass_name not in known:
+            raise pass_tree.fail(f"unknown pass '{pass_name}'\n  {suggest(pass_name, known)}")
+        reader = _PassReader(signature, signature.pass_named(pass_name))
+        found = [reader.variant(n, t) for n, t in pass_tree.mapping().items()]
+        safe = [v for v in found if v.safe is not None]
+        if len(safe) != 1:
+            raise pass_tree.fail(f"exactly one variant of '{pass_name}' must declare 'safe' (the "
+                                 f"config that is right for every problem); found {len(safe)}")
+        variants += found
+    return Space(operator, str(path), tuple(variants))
+
+
+class _PassReader:
+    """Reads variants of one pass; knows which names may be used where."""
+
+    def __init__(self, signature: Signature, pass_: Pass) -> None:
+        self.pass_name = pass_.name
+        self.dims = [d.name for d in signature.dims]
+        self.tensors = [t.name for t in pass_.tensors]
+        self.scalars = [s.name for s in pass_.scalars]
+        self.strides = [f"{t.name}_stride_{d}" for t in pass_.tensors for d in t.free_strides]
+        self.problem_names = [
+            *self.dims,
+            *(f.name for f in signature.dtypes),
+            *(f.itemsize_name for f in signature.dtypes),
+        ]
+
+    def variant(self, name: str, tree: Tree) -> Variant:
+        entries = tree.fields(
+            required=["doc", "params", "launch"],
+            optional=["constants", "require", "guard", "workspace", "first", "safe"],
+        )
+        params = self._params(entries["params"])
+        static = [*self.problem_names, *(p.name for p in params), *GPU_EXPR_NAMES]
+        at_call = [*static, *self.strides, *(f"{t}_ptr" for t in self.tensors)]
+        constants = self._constants(entries.get("constants"))
+        workspaces = self._workspaces(entries.get("workspace"), static)
+        config = _config_reader(name, params)
+        safe = config(entries["safe"]) if "safe" in entries else None
+        guards = _rules(entries.get("guard"), at_call)
+        if safe is not None and (constants or guards):
+            raise entries["safe"].fail(
+                "a variant with 'safe' must be right for every problem and call, so it can have "
+                "neither 'constants' nor 'guard'"
+            )
+        return Variant(
+            name=name,
+            pass_name=self.pass_name,
+            doc=" ".join(entries["doc"].text().split()),
+            params=params,
+            constants=constants,
+            requires=_rules(entries.get("require"), static),
+            guards=guards,
+            launches=tuple(
+                self._launch(item, static, [w.name for w in workspaces])
+                for item in entries["launch"].sequence()
+            ),
+            workspaces=workspaces,
+            first=tuple(config(t) for t in _items(entries.get("first"))),
+            safe=safe,
+            where=tree.where,
+        )
+
+    def _params(self, tree: Tree) -> tuple[Param, ...]:
+        params = []
+        for name, choices_tree in tree.mapping().items():
+            if not name.isidentifier() or name in self.problem_names or name in GPU_EXPR_NAMES:
+                raise choices_tree.fail(f"'{name}' cannot name a parameter: it is no identifier, "
+                                        "or already means something else in rules")
+            choices = tuple(_value(item) for item in choices_tree.sequence())
+            if not choices:
+                raise choices_tree.fail(f"'{name}' has no choices")
+            if len({spell(c) for c in choices}) != len(choices):
+                raise choices_tree.fail(f"'{name}' has a choice twice")
+            params.append(Param(name, choices))
+        return tuple(params)
+
+    def _constants(self, tree: Tree | None) -> tuple[str, ...]:
+        for item in _items(tree):
+            if item.text() not in self.dims:
+                raise item.fail(f"'{item.text()}' is no dim\n  {suggest(item.text(), self.dims)}")
+        return tuple(item.text() for item in _items(tree))
+
+    def _workspaces(self, tree: Tree | None, names: Sequence[str]) -> tuple[WorkspaceSpec, ...]:
+        found = []
+        for item in _items(tree):
+            entries = item.fields(required=["name", "dtype", "elements"])
+            dtype = entries["dtype"].text()
+            if dtype not in DTYPES:
+                raise entries["dtype"].fail(f"unknown dtype '{dtype}'\n  {suggest(dtype, DTYPES)}")
+            name = entries["name"].text()
+            if name in (*self.tensors, *self.dims, *self.scalars):
+                raise entries["name"].fail(f"'{name}' already names an argument")
+            found.append(WorkspaceSpec(name, dtype, _expr(entries["elements"], names)))
+        return tuple(found)
+
+    def _launch(self, tree: Tree, names: Sequence[str], workspaces: list[str]) -> LaunchSpec:
+        entries = tree.fields(required=["kernel", "grid", "block", "args"], optional=["smem"])
+        allowed = [*self.tensors, *workspaces, *self.dims, *self.scalars, *self.strides]
+        args = entries["args"].sequence()
+        for arg in args:
+            if arg.text() not in allowed:
+                raise arg.fail(f"unknown kernel argument '{arg.text()}'\n  "
+                               f"{suggest(arg.text(), allowed)}")
+        for key in ("grid", "block"):
+            if not 1 <= len(entries[key].sequence()) <= 3:
+                raise entries[key].fail(f"'{key}' takes one to three extents")
+        return LaunchSpec(
+            kernel=entries["kernel"].text(),
+            grid=tuple(_expr(t, names) for t in entries["grid"].sequence()),
+            block=tuple(_expr(t, names) for t in entries["block"].sequence()),
+            smem=_expr(entries["smem"], names) if "smem" in entries else parse_expr(0),
+            args=tuple(arg.text() for arg in args),
+        )
+
+
+def _items(tree: Tree | None) -> list[Tree]:
+    return tree.sequence() if tree is not None else []
+
+
+def _value(tree: Tree) -> Value:
+    value = tree.scalar()
+    if value is None:
+        # YAML 1.1 reads `none` as text but `null` and an empty entry as nothing.
+        raise tree.fail("a choice may not be empty or null")
+    return value
+
+
+def _expr(tree: Tree, names: Iterable[str]) -> Expr:
+    try:
+        expr = parse_expr(tree.text())
+    except ExprError as problem:
+        raise tree.fail(str(problem)) from None
+    known = list(names)
+    for name in sorted(expr.names):
+        if name not in known:
+            raise tree.fail(f"'{expr.text}' uses unknown name '{name}'\n  {suggest(name, known)}")
+    return expr
+
+
+def _rules(tree: Tree | None, names: Sequence[str]) -> tuple[Rule, ...]:
+    rules = []
+    for item in _items(tree):
+        entries = item.fields(required=["rule", "why"])
+        why = " ".join(entries["why"].text().split())
+        if not why:
+            raise entries["why"].fail("a rule must say why it holds")
+        rules.append(Rule(_expr(entries["rule"], names), why, entries["rule"].where))
+    return tuple(rules)
+
+
+def _config_reader(variant: str, params: tuple[Param, ...]) -> Callable[[Tree], Config]:
+    def read(tree: Tree) -> Config:
+        entries = tree.fields(required=[p.name for p in params])
+        values = {}
+        for param in params:
+            value = _value(entries[param.name])
+            if not any(spell(value) == spell(choice) for choice in param.choices):
+                raise entries[param.name].fail(
+                    f"{param.name}={spell(value)} is not among its choices\n  "
+                    f"allowed: {', '.join(spell(c) for c in param.choices)}"
+                )
+            values[param.name] = value
+        return Config.of(variant, values)
+
+    return read

@@ -1,0 +1,104 @@
+"""The parser, and the one place where errors become messages and exit codes.
+
+Commands are imported when they run: `kgen --help` and `kgen ops` load neither torch nor Optuna.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from kgen import __version__
+from kgen.cli.arguments import add_common, duration
+from kgen.errors import KgenError
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    0: done. 1: something failed. 2: the user's mistake. 130: interrupted.
+    """
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return EXIT_USAGE
+    command = importlib.import_module(f"kgen.cli.{options.command}_command")
+    try:
+        return int(command.run(options))
+    except KgenError as problem:
+        _complain(f"{type(problem).__name__}: {problem}")
+        return problem.exit_code
+    except KeyboardInterrupt:
+        _complain("interrupted; what was verified is in the journal, the same command resumes")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # `kgen report | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as problem:
+        _complain(f"{problem.filename or ''}: {problem.strerror or problem}\n"
+                  "  check permissions and free space")
+        return EXIT_FAILURE
+
+
+def _complain(text: str) -> None:
+    print(f"\nkgen: {text}" if sys.stderr.isatty() else f"kgen: {text}", file=sys.stderr)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="kgen",
+        description="Autotune CUDA kernels per GPU and shape; verified before they are timed.",
+        epilog="Start with: kgen tune --op rmsnorm --gpu auto",
+    )
+    parser.add_argument("--version", action="version", version=f"kgen {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    tune = commands.add_parser("tune", help="search, verify and emit the best kernels")
+    add_common(tune, problems=True, passes=True, compiler=True, seed=True)
+    tune.add_argument("--trials", type=_positive, metavar="N",
+                      help="trials per problem, at most (default: 200; 40 on the host)")
+    tune.add_argument("--time", type=duration, metavar="60s",
+                      help="time for all searches together: 90, 60s, 5m, 1h (default: no limit)")
+    tune.add_argument("--out", default="generated", metavar="DIR",
+                      help="where the library is written (default: %(default)s)")
+    tune.add_argument("--no-peers", action="store_true",
+                      help="do not time eager PyTorch and torch.compile beside the winner")
+
+    verify = commands.add_parser("verify", help="check kernels against the float64 definition")
+    add_common(verify, problems=True, passes=True, compiler=True, seed=True)
+    verify.add_argument("--record", metavar="ID", help="check the config of one record again")
+    verify.add_argument("--out", default="generated", metavar="DIR",
+                        help="where the records are (default: %(default)s)")
+
+    report = commands.add_parser("report", help="print the reports of earlier tunes")
+    report.add_argument("--op", metavar="OP", help="only this operator")
+    report.add_argument("--gpu", metavar="GPU", help="only this GPU")
+    report.add_argument("--out", default="generated", metavar="DIR",
+                        help="where the library is (default: %(default)s)")
+
+    operators = commands.add_parser("ops", help="list operators, passes and variants")
+    operators.add_argument("--path", action="append", default=[], metavar="DIR",
+                           help="folder with operators of your own (repeatable; also KGEN_PATH)")
+    commands.add_parser("gpus", help="list GPU profiles")
+    commands.add_parser("doctor", help="show what is installed, what works, what is missing")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number >= 1")
+    return value
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

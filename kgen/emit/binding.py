@@ -1,0 +1,192 @@
+"""Launch expressions and conditions of a variant, with everything but the call's numbers filled in.
+
+Parameters, dtypes, GPU facts and compiled-in dims become literals and are folded; what is left
+is printed over the names that a call brings: run-time dims, strides, pointers.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kgen.errors import SpaceError
+from kgen.model.config import Config
+from kgen.model.dtypes import DTYPES
+from kgen.model.expr import FUNCTIONS, Expr, parse_expr
+from kgen.model.plan import MAX_GRID
+from kgen.model.signature import Pass
+from kgen.model.space import LaunchSpec, Variant
+
+# The library files a call under the alignment of its pointers, up to this many bytes.
+MAX_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchText:
+    """One launch; every expression is Python over run-time names."""
+
+    kernel: str
+    grid: tuple[str, str, str]
+    block: tuple[str, str, str]
+    smem: str
+    args: tuple[str, ...]
+    kinds: str  # one letter per argument: p(ointer), q (int64), f(loat32)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceText:
+    """Scratch memory: `elements` of a torch dtype."""
+
+    name: str
+    dtype: str
+    elements: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanText:
+    """A plan as text; plans of equal text are one function in the generated table."""
+
+    launches: tuple[LaunchText, ...]
+    workspaces: tuple[WorkspaceText, ...] = ()
+    conditions: tuple[str, ...] = field(default=())
+
+
+def literals(
+    dims: Mapping[str, int], dtypes: Mapping[str, str], config: Config, facts: Mapping[str, int]
+) -> dict[str, Any]:
+    """Values of all names that are fixed for a kernel."""
+    values: dict[str, Any] = {**facts, **dims, **dtypes, **config.as_dict()}
+    for name, dtype in dtypes.items():
+        values[name.replace("dtype", "itemsize")] = DTYPES[dtype].itemsize
+    return values
+
+
+def plan_text(variant: Variant, passed: Pass, fixed: Mapping[str, Any]) -> PlanText:
+    """Print a variant's plan and conditions with the fixed names filled in.
+
+    Raises:
+        SpaceError: If a guard asks for more of a pointer than its alignment.
+    """
+    launches = tuple(_launch(spec, variant, passed, fixed) for spec in variant.launches)
+    workspaces = tuple(
+        WorkspaceText(w.name, DTYPES[fixed.get(w.dtype, w.dtype)].torch, bound(w.elements, fixed))
+        for w in variant.workspaces
+    )
+    conditions: dict[str, None] = {}
+    for rule in (*variant.requires, *variant.guards):
+        for part in _conjuncts(ast.parse(bound(rule.condition, fixed), mode="eval").body):
+            _check_pointers(part, rule.where)
+            text = ast.unparse(part)
+            if text != "True":
+                conditions[text] = None
+    for launch in launches:
+        for extent, limit in zip(launch.grid[1:], MAX_GRID[1:], strict=True):
+            if not extent.isdecimal():
+                conditions[f"{extent} <= {limit}"] = None
+    return PlanText(launches, workspaces, tuple(conditions))
+
+
+def bound(expr: Expr, fixed: Mapping[str, Any]) -> str:
+    """Return an expression as text with the fixed names replaced and constants folded."""
+    return ast.unparse(_Fold(fixed).visit(ast.parse(expr.text, mode="eval").body))
+
+
+def names_in(text: str) -> set[str]:
+    """Free names of a bound expression, without the functions."""
+    return {node.id for node in ast.walk(ast.parse(text, mode="eval"))
+            if isinstance(node, ast.Name) and node.id not in FUNCTIONS}
+
+
+def functions_in(text: str) -> set[str]:
+    """Names of the integer helpers that a bound expression calls, without Python's own."""
+    called = {node.id for node in ast.walk(ast.parse(text, mode="eval"))
+              if isinstance(node, ast.Name) and node.id in FUNCTIONS}
+    return called - {"min", "max"}
+
+
+def _launch(
+    spec: LaunchSpec, variant: Variant, passed: Pass, fixed: Mapping[str, Any]
+) -> LaunchText:
+    pointers = {t.name for t in passed.tensors} | {w.name for w in variant.workspaces}
+    scalars = {s.name for s in passed.scalars}
+    kinds = "".join(
+        "p" if name in pointers else "f" if name in scalars else "q" for name in spec.args
+    )
+    grid, block = (
+        tuple(bound(e, fixed) for e in extents) + ("1",) * (3 - len(extents))
+        for extents in (spec.grid, spec.block)
+    )
+    args = tuple(str(fixed[name]) if kind == "q" and name in fixed else name
+                 for name, kind in zip(spec.args, kinds, strict=True))
+    return LaunchText(spec.kernel, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]),
+                      bound(spec.smem, fixed), args, kinds)
+
+
+class _Fold(ast.NodeTransformer):
+    """Replace fixed names by literals and compute what has become constant."""
+
+    def __init__(self, fixed: Mapping[str, Any]) -> None:
+        self.fixed = fixed
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802 - the visitor's protocol
+        return ast.Constant(self.fixed[node.id]) if node.id in self.fixed else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:  # noqa: N802
+        node.args = [self.visit(arg) for arg in node.args]  # not node.func
+        return self._computed(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:  # noqa: N802
+        absorbing = isinstance(node.op, ast.Or)
+        kept = []
+        for value in map(self.visit, node.values):
+            if isinstance(value, ast.Constant):
+                if bool(value.value) == absorbing:
+                    return ast.Constant(absorbing)
+                continue
+            kept.append(value)
+        if not kept:
+            return ast.Constant(not absorbing)
+        return kept[0] if len(kept) == 1 else ast.BoolOp(node.op, kept)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:  # noqa: N802
+        test: ast.expr = self.visit(node.test)
+        if isinstance(test, ast.Constant):
+            chosen: ast.expr = self.visit(node.body if test.value else node.orelse)
+            return chosen
+        return ast.IfExp(test, self.visit(node.body), self.visit(node.orelse))
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        node = super().generic_visit(node)
+        return self._computed(node) if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Compare) \
+            else node
+
+    def _computed(self, node: ast.expr) -> ast.expr:
+        text = ast.unparse(node)
+        return node if names_in(text) else ast.Constant(parse_expr(text)({}))
+
+
+def _conjuncts(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+        return [part for value in node.values for part in _conjuncts(value)]
+    return [node]
+
+
+def _check_pointers(condition: ast.expr, where: str) -> None:
+    """Refuse conditions that cannot be decided from the alignment of a pointer alone."""
+    allowed = {
+        id(node.left)
+        for node in ast.walk(condition)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
+        and isinstance(node.right, ast.Constant) and isinstance(node.right.value, int)
+        and 0 < node.right.value <= MAX_ALIGNMENT
+        and node.right.value & (node.right.value - 1) == 0
+    }
+    for node in ast.walk(condition):
+        if isinstance(node, ast.Name) and node.id.endswith("_ptr") and id(node) not in allowed:
+            raise SpaceError(
+                f"{where}: guard '{ast.unparse(condition)}' uses '{node.id}' otherwise than in "
+                f"'{node.id} % n' with n a power of two up to {MAX_ALIGNMENT}\n"
+                "  the generated library knows only the alignment of a pointer"
+            )

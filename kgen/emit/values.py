@@ -1,0 +1,64 @@
+"""What a tune hands over to be emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kgen.model.artifact import Rendered
+from kgen.model.config import Config
+from kgen.model.gpu import GpuProfile
+from kgen.model.problem import Problem
+from kgen.model.record import Record
+from kgen.model.space import Variant
+from kgen.operators.base import Operator
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The config chosen for one problem on one GPU.
+
+    Attributes:
+        operator: Its operator.
+        pass_name: `forward` or `backward`.
+        problem: The tuned problem.
+        gpu: Where it was measured.
+        variant: Of the config.
+        config: The winner.
+        rendered: Its source.
+        cubin: The built module for `arch`; None for the host, which compiles where it runs.
+        arch: `sm_90a`, or `host`.
+        record: The verified trial; its timing goes into the table.
+    """
+
+    operator: Operator
+    pass_name: str
+    problem: Problem
+    gpu: GpuProfile
+    variant: Variant
+    config: Config
+    rendered: Rendered
+    cubin: bytes | None
+    arch: str
+    record: Record
+
+
+@dataclass(frozen=True)
+class SafeKernel:
+    """The safe variant of a pass, rendered for one combination of dtypes.
+
+    Attributes:
+        operator: Its operator.
+        pass_name: `forward` or `backward`.
+        dtypes: Dtype name of every dtype field.
+        variant: The pass's safe variant.
+        config: Its `safe` config.
+        rendered: Its source.
+    """
+
+    operator: Operator
+    pass_name: str
+    dtypes: Mapping[str, str]
+    variant: Variant
+    config: Config
+    rendered: Rendered

@@ -1,0 +1,90 @@
+"""Every mistake and failure kgen names, one class per kind.
+
+A message says what, where, the value, what is allowed, and the next step. `UserError`s end a
+command with exit code 2 (the user can mend them), other `KgenError`s with exit code 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class KgenError(Exception):
+    """A failure that kgen foresaw; its text is for the user. Exit code 1."""
+
+    exit_code = 1
+
+
+class UserError(KgenError):
+    """A mistake in what the user gave. Exit code 2."""
+
+    exit_code = 2
+
+
+class ExprError(UserError):
+    """An expression of a search space is not in the allowed language or cannot be evaluated."""
+
+
+class SpaceError(UserError):
+    """A search-space file is malformed or contradicts its operator or template."""
+
+
+class EmptySpaceError(SpaceError):
+    """No config of the space is feasible for a problem."""
+
+
+class CatalogueError(UserError):
+    """An operator, pass, GPU profile or file that was asked for does not exist or does not load."""
+
+
+class ProblemError(UserError):
+    """A problem string names an unknown dim or dtype, or misses one."""
+
+
+class GpuError(UserError):
+    """The GPU asked for is not in this machine."""
+
+
+class TemplateError(UserError):
+    """A template uses an undeclared name or is not valid Jinja."""
+
+
+class RecordError(UserError):
+    """A record, journal or report file does not have the documented form."""
+
+
+class ToolchainError(KgenError):
+    """A compiler or its libraries are missing or unusable."""
+
+
+class BuildError(KgenError):
+    """A rendered kernel does not compile; the text carries the compiler's own message."""
+
+
+class LaunchError(KgenError):
+    """The driver or the host layer refused or aborted a launch."""
+
+
+class VerifyError(KgenError):
+    """A kernel's outputs are not the operator's."""
+
+
+class WorkerError(KgenError):
+    """The worker process could not be started or kept dying."""
+
+
+class StorageError(KgenError):
+    """A file could not be written: no permission, disk full, lock held."""
+
+
+class TuneError(KgenError):
+    """A tune request ended with no verified config."""
+
+
+def suggest(value: str, known: Iterable[str]) -> str:
+    """Return a hint line: the nearest known name if there is one, then all known names."""
+    names = sorted(known)
+    near = get_close_matches(value, names, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"{hint}known: {', '.join(names) if names else '(none)'}"

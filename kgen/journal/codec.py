@@ -1,0 +1,88 @@
+"""Records to plain data and back. The form is documented in docs/journal-format.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kgen.errors import RecordError
+from kgen.model.config import Config
+from kgen.model.record import Fate, OutputAccuracy, Record, Resources, Timing
+
+FORMAT = 1
+
+
+def record_to_dict(record: Record) -> dict[str, Any]:
+    """Return plain data; empty fields are left out."""
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        "key": record.key,
+        "operator": record.operator,
+        "pass": record.pass_name,
+        "problem": record.problem,
+        "gpu": record.gpu,
+        "variant": record.config.variant,
+        "config": record.config.as_dict(),
+        "fate": record.fate.value,
+        "when": record.when,
+        "source": record.source,
+        "environment": record.environment,
+    }
+    if record.reason:
+        data["reason"] = record.reason
+    if record.resources:
+        data["resources"] = {
+            kernel: [r.registers, r.spill_bytes, r.stack_bytes, r.smem_bytes]
+            for kernel, r in record.resources
+        }
+    if record.timing:
+        t = record.timing
+        data["time_us"] = [_short(t.median_us), _short(t.low_us), _short(t.high_us)]
+        data["samples"], data["protocol"] = t.samples, t.protocol
+    if record.accuracy:
+        data["accuracy"] = {
+            a.output: [_short(a.error), _short(a.bound), _short(a.eager_error)]
+            for a in record.accuracy
+        }
+    return data
+
+
+def record_from_dict(data: Mapping[str, Any]) -> Record:
+    """Rebuild a record.
+
+    Raises:
+        RecordError: If the data do not have the documented form.
+    """
+    try:
+        if data["format"] != FORMAT:
+            raise RecordError(f"record format {data['format']} is not {FORMAT}")
+        timing = None
+        if "time_us" in data:
+            median, low, high = data["time_us"]
+            timing = Timing(float(median), float(low), float(high), int(data["samples"]),
+                            str(data["protocol"]))
+        return Record(
+            key=str(data["key"]),
+            operator=str(data["operator"]),
+            pass_name=str(data["pass"]),
+            problem=str(data["problem"]),
+            gpu=str(data["gpu"]),
+            config=Config.of(str(data["variant"]), dict(data["config"])),
+            fate=Fate(data["fate"]),
+            reason=str(data.get("reason", "")),
+            source=str(data["source"]),
+            environment=str(data["environment"]),
+            resources=tuple((k, Resources(*map(int, v)))
+                            for k, v in data.get("resources", {}).items()),
+            timing=timing,
+            accuracy=tuple(OutputAccuracy(k, *map(float, v))
+                           for k, v in data.get("accuracy", {}).items()),
+            when=str(data["when"]),
+        )
+    except (KeyError, TypeError, ValueError) as problem:
+        raise RecordError(f"not a trial record: {type(problem).__name__}: {problem}") from None
+
+
+def _short(value: float) -> float:
+    """Six significant digits: more is noise, and would double the journal's size."""
+    return float(f"{value:.6g}")

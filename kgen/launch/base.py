@@ -1,0 +1,128 @@
+"""What a device and a loaded module are, whatever runs the kernels."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from kgen.errors import LaunchError, suggest
+from kgen.model.artifact import Artifact
+from kgen.model.plan import Launch, Plan
+from kgen.model.record import Resources
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Module(ABC):
+    """A module loaded on a device."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+
+    @property
+    def resources(self) -> tuple[tuple[str, Resources], ...]:
+        """(kernel, what the compiler reported); empty on the host."""
+        return self.artifact.resources
+
+    @abstractmethod
+    def bind(
+        self, plan: Plan, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int | float]
+    ) -> Callable[[], None]:
+        """Resolve a plan's arguments once; the result launches all of it.
+
+        Each name of a launch's `args` is a tensor or workspace (its address is passed; dtype and
+        shape are the caller's business) or a number (an int is passed as `long long`, a float as
+        `float`). The result holds the tensors, and works on torch's stream of the moment when
+        it is called, so it may be captured in a CUDA graph. It returns before the GPU is done.
+
+        Args:
+            plan: Launches with an extent of 0 are left out.
+            tensors: Inputs, outputs and workspaces by name, on this device.
+            numbers: Dims, `<tensor>_stride_<dim>`, scalars.
+        Raises:
+            LaunchError: If a kernel or an argument is missing, a tensor lies elsewhere, the shared
+                memory does not fit, or arguments are not the kernel's; when called, if the
+                launch is refused.
+        """
+
+    @abstractmethod
+    def occupancy(self, kernel: str, threads: int, smem_bytes: int) -> int:
+        """Return how many blocks fit on one multiprocessor at once (host: 1).
+
+        Args:
+            kernel: Kernel name.
+            threads: Per block.
+            smem_bytes: Dynamic shared memory.
+        Raises:
+            LaunchError: If there is no such kernel, or a block does not fit.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unload. What was bound, and graphs that captured it, must not run again."""
+
+
+class Device(ABC):
+    """Where kernels run."""
+
+    @property
+    @abstractmethod
+    def torch_device(self) -> torch.device:
+        """Where tensors for this device live."""
+
+    @abstractmethod
+    def load(self, artifact: Artifact) -> Module:
+        """Load a built module.
+
+        Raises:
+            LaunchError: If the file is missing, damaged, or for another kind of device.
+        """
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until everything launched is done.
+
+        Raises:
+            LaunchError: If a kernel failed meanwhile; the process's context is then lost.
+        """
+
+
+def resolve(
+    launch: Launch, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int | float],
+    device: torch.device,
+) -> list[torch.Tensor | int | float]:
+    """Return the values of a launch's arguments, in order.
+
+    Raises:
+        LaunchError: If a name has no value or two, a value is no number, or a tensor lies on
+            another device.
+    """
+    values: list[torch.Tensor | int | float] = []
+    for name in launch.args:
+        if name in tensors and name in numbers:
+            raise LaunchError(f"{launch.kernel}: argument '{name}' is given as a tensor and as a "
+                              "number")
+        if name in tensors:
+            tensor = tensors[name]
+            if tensor.device != device:
+                raise LaunchError(f"{launch.kernel}: argument '{name}' is on {tensor.device}, but "
+                                  f"the kernel runs on {device}")
+            values.append(tensor)
+        elif name in numbers:
+            number = numbers[name]
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                raise LaunchError(f"{launch.kernel}: argument '{name}' is {number!r}; want an int "
+                                  "or a float")
+            values.append(number)
+        else:
+            raise LaunchError(f"{launch.kernel}: argument '{name}' has no value\n"
+                              f"  {suggest(name, [*tensors, *numbers])}")
+    return values
+
+
+def describe(launch: Launch) -> str:
+    """Return a launch in words, for messages."""
+    return (f"{launch.kernel} with grid {launch.grid}, block {launch.block}, {launch.smem_bytes} "
+            "bytes of dynamic shared memory")

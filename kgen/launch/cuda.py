@@ -1,0 +1,146 @@
+"""Launching on a GPU, through the driver, in torch's context and on torch's current stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from kgen.errors import LaunchError
+from kgen.launch.base import Device, Module, describe, resolve
+from kgen.model.artifact import Artifact
+from kgen.model.plan import Launch, Plan
+from kgen.runtime import cuda
+from kgen.runtime.cache import read_file
+from kgen.runtime.cuda import CudaError
+from kgen.runtime.launcher import Launcher, make_launcher
+
+_WIDTHS = {"p": 8, "q": 8, "f": 4}
+
+
+class CudaDevice(Device):
+    """One GPU."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        """Take a GPU's primary context.
+
+        Args:
+            ordinal: As torch counts.
+        Raises:
+            LaunchError: If torch or the driver cannot use it.
+        """
+        if not torch.cuda.is_available():
+            raise LaunchError("this torch cannot use CUDA\n  next: install a CUDA build of torch, "
+                              "or choose --gpu host")
+        self.ordinal = ordinal
+        self._torch_device = torch.device("cuda", ordinal)
+        torch.cuda.init()
+        try:
+            cuda.driver().primary_context(ordinal)
+        except CudaError as error:
+            raise LaunchError(str(error)) from None
+
+    @property
+    def torch_device(self) -> torch.device:
+        """See `Device`."""
+        return self._torch_device
+
+    def load(self, artifact: Artifact) -> CudaModule:
+        """See `Device`."""
+        if artifact.kind != "cubin":
+            raise LaunchError(f"{artifact.path} is of kind '{artifact.kind}'; a GPU loads 'cubin'")
+        return CudaModule(artifact, self)
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        try:
+            cuda.driver().synchronize(self.ordinal)
+        except CudaError as error:
+            raise LaunchError(str(error)) from None
+
+
+class CudaModule(Module):
+    """A cubin on one GPU."""
+
+    def __init__(self, artifact: Artifact, device: CudaDevice) -> None:
+        """Load the cubin; see `CudaDevice.load`."""
+        super().__init__(artifact)
+        self._device = device
+        try:
+            self._module = cuda.Module(read_file(artifact.path), device.ordinal, artifact.path)
+        except (CudaError, OSError) as error:
+            raise LaunchError(str(error)) from None
+
+    def bind(
+        self, plan: Plan, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int | float]
+    ) -> Callable[[], None]:
+        """See `Module`."""
+        steps = [self._prepare(launch, tensors, numbers)
+                 for launch in plan.launches if not launch.is_empty]
+        ordinal = self._device.ordinal
+        current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        held = tuple(tensors.values())
+
+        def run(_held: tuple[torch.Tensor, ...] = held) -> None:
+            stream = current_stream(ordinal)
+            try:
+                for launcher, arguments in steps:
+                    launcher(stream, *arguments)
+            except CudaError as error:
+                raise LaunchError(str(error)) from None
+
+        return run
+
+    def occupancy(self, kernel: str, threads: int, smem_bytes: int) -> int:
+        """See `Module`."""
+        try:
+            function = self._module.function(kernel)
+            function.allow_smem(smem_bytes)
+            return function.blocks_per_sm(threads, smem_bytes)
+        except CudaError as error:
+            raise LaunchError(f"{error}\n  kernel {kernel}, {threads} threads, {smem_bytes} bytes "
+                              "of dynamic shared memory") from None
+
+    def close(self) -> None:
+        """See `Module`."""
+        try:
+            self._module.unload()
+        except CudaError as error:
+            raise LaunchError(str(error)) from None
+
+    def _prepare(
+        self, launch: Launch, tensors: Mapping[str, torch.Tensor],
+        numbers: Mapping[str, int | float],
+    ) -> tuple[Launcher, tuple[int | float, ...]]:
+        """Return a launcher, and what it is called with besides the stream."""
+        values = resolve(launch, tensors, numbers, self._device.torch_device)
+        codes = ["p" if isinstance(v, torch.Tensor) else "q" if isinstance(v, int) else "f"
+                 for v in values]
+        try:
+            function = self._module.function(launch.kernel)
+            _check_parameters(launch, codes, function.parameter_bytes())
+            function.allow_smem(launch.smem_bytes)
+            launcher = make_launcher(function, "".join(codes), launch.block, launch.smem_bytes)
+        except (CudaError, ValueError) as error:
+            raise LaunchError(f"{error}\n  {describe(launch)}") from None
+        arguments = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values]
+        return launcher, (*launch.grid, *arguments)
+
+
+def _check_parameters(
+    launch: Launch, codes: Sequence[str], sizes: tuple[int, ...] | None
+) -> None:
+    """Compare with the kernel's own parameters: the driver reads what is not there, and crashes.
+
+    Raises:
+        LaunchError: If number or widths differ.
+    """
+    given = tuple(_WIDTHS[code] for code in codes)
+    if sizes is not None and given != sizes:
+        listed = ", ".join(f"{name}: {width}" for name, width in zip(launch.args, given,
+                                                                     strict=True))
+        raise LaunchError(
+            f"{launch.kernel}: the plan's arguments are not the kernel's parameters\n"
+            f"  plan ({len(given)}, bytes each): {listed}\n"
+            f"  kernel ({len(sizes)}): {', '.join(map(str, sizes))}\n"
+            "  an int is passed as long long, a float as float")

@@ -1,0 +1,103 @@
+"""Launching on the host layer: the same modules, plans and calls without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from kgen.errors import LaunchError
+from kgen.launch.base import Device, Module, describe, resolve
+from kgen.model.artifact import Artifact
+from kgen.model.plan import Launch, Plan
+from kgen.runtime.host import HostFault, HostFunction, HostModule
+
+
+class HostDevice(Device):
+    """The CPU.
+
+    Attributes:
+        seed: 0 runs a block's threads in order; any other value shuffles them, repeatably. Read
+            at every launch.
+        threads: OS threads that share the blocks; 0 uses all cores. Read at every launch.
+    """
+
+    def __init__(self, seed: int = 0, threads: int = 0) -> None:
+        self.seed = seed
+        self.threads = threads
+
+    @property
+    def torch_device(self) -> torch.device:
+        """See `Device`."""
+        return torch.device("cpu")
+
+    def load(self, artifact: Artifact) -> HostLoaded:
+        """See `Device`."""
+        if artifact.kind != "so":
+            raise LaunchError(f"{artifact.path} is of kind '{artifact.kind}'; the host loads 'so'")
+        return HostLoaded(artifact, self)
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: a host launch returns when it is done."""
+
+
+class HostLoaded(Module):
+    """A shared object; stays loaded as long as the process."""
+
+    def __init__(self, artifact: Artifact, device: HostDevice) -> None:
+        """Load the shared object; see `HostDevice.load`."""
+        super().__init__(artifact)
+        self._device = device
+        try:
+            self._module = HostModule(artifact.path)
+        except OSError as error:
+            raise LaunchError(f"{artifact.path} does not load: {error}") from None
+
+    def bind(
+        self, plan: Plan, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int | float]
+    ) -> Callable[[], None]:
+        """See `Module`. The result returns when the work is done."""
+        steps = [(launch, self._function(launch.kernel), self._arguments(launch, tensors, numbers))
+                 for launch in plan.launches if not launch.is_empty]
+        device = self._device
+        held = tuple(tensors.values())
+
+        def run(_held: tuple[torch.Tensor, ...] = held) -> None:
+            for launch, function, arguments in steps:
+                try:
+                    function.launch(launch.grid, launch.block, launch.smem_bytes, arguments,
+                                    seed=device.seed, threads=device.threads)
+                except HostFault as error:
+                    raise LaunchError(f"{error}\n  {describe(launch)}, seed {device.seed}") from None
+
+        return run
+
+    def occupancy(self, kernel: str, threads: int, smem_bytes: int) -> int:
+        """See `Module`: one block at a time on each OS thread."""
+        self._function(kernel)
+        return 1
+
+    def close(self) -> None:
+        """Nothing to do; see the class."""
+
+    def _function(self, kernel: str) -> HostFunction:
+        try:
+            return self._module.function(kernel)
+        except HostFault as error:
+            raise LaunchError(str(error)) from None
+
+    def _arguments(
+        self, launch: Launch, tensors: Mapping[str, torch.Tensor],
+        numbers: Mapping[str, int | float],
+    ) -> list[Any]:
+        arguments: list[Any] = []
+        for value in resolve(launch, tensors, numbers, self._device.torch_device):
+            if isinstance(value, torch.Tensor):
+                arguments.append(ctypes.c_void_p(value.data_ptr()))
+            elif isinstance(value, int):
+                arguments.append(ctypes.c_longlong(value))
+            else:
+                arguments.append(ctypes.c_float(value))
+        return arguments

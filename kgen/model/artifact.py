@@ -1,0 +1,59 @@
+"""What goes into and comes out of a build."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.model.record import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered kernel source.
+
+    Attributes:
+        name: `rmsnorm/forward_rows_in_registers`, for messages.
+        source: The CUDA text; includes `kgen/*.cuh` by name.
+        digest: Digest of the source and of every kgen header that it includes, transitively.
+    """
+
+    name: str
+    source: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """A source to be built for one architecture (`sm_90a`, or `host`)."""
+
+    rendered: Rendered
+    arch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A built module.
+
+    Attributes:
+        kind: `cubin` (loaded by the driver) or `so` (loaded by the host layer).
+        path: In the content-addressed cache.
+        key: Digest of source, compiler, flags and arch.
+        resources: (kernel, what the compiler reported); empty for the host.
+        seconds: Time of the compilation; 0.0 if it came from the cache.
+    """
+
+    kind: str
+    path: str
+    key: str
+    resources: tuple[tuple[str, Resources], ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFailure:
+    """A build that failed: the compiler's message, and where the source was kept."""
+
+    key: str
+    message: str
+    source_path: str
+    seconds: float

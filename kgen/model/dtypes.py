@@ -1,0 +1,53 @@
+"""The scalar types that problems name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.errors import ProblemError, suggest
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A scalar type.
+
+    Attributes:
+        name: As written in problems: `bf16`.
+        itemsize: Bytes per element.
+        cuda: C++ type in rendered kernels.
+        torch: Attribute of the torch module: `bfloat16`.
+        mantissa_bits: Stored fraction bits; one ulp at 1.0 is 2**-mantissa_bits.
+    """
+
+    name: str
+    itemsize: int
+    cuda: str
+    torch: str
+    mantissa_bits: int
+
+    @property
+    def eps(self) -> float:
+        """Distance from 1.0 to the next representable number."""
+        return float(2.0**-self.mantissa_bits)
+
+
+DTYPES: dict[str, DType] = {
+    t.name: t
+    for t in (
+        DType("fp32", 4, "float", "float32", 23),
+        DType("fp16", 2, "kgen::fp16", "float16", 10),
+        DType("bf16", 2, "kgen::bf16", "bfloat16", 7),
+    )
+}
+
+
+def dtype_named(name: str, where: str = "dtype") -> DType:
+    """Look up a dtype by name.
+
+    Raises:
+        ProblemError: If the name is unknown; names the field and what is allowed.
+    """
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise ProblemError(f"unknown dtype '{name}' for {where}\n  {suggest(name, DTYPES)}") from None

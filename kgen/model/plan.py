@@ -1,0 +1,100 @@
+"""The launches that a config turns into for a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kgen.errors import SpaceError
+from kgen.model.config import Config
+from kgen.model.expr import Expr
+from kgen.model.gpu import GpuProfile
+from kgen.model.problem import Problem
+from kgen.model.space import Variant
+
+MAX_GRID = (2**31 - 1, 65535, 65535)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch with concrete numbers; `args` are names, bound to values by a caller."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    smem_bytes: int
+    args: tuple[str, ...]
+
+    @property
+    def threads(self) -> int:
+        """Threads per block."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to launch (a grid extent of 0)."""
+        return 0 in self.grid
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Scratch memory: a flat tensor of `elements`."""
+
+    name: str
+    dtype: str
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Launches in order, and the scratch memory that they share."""
+
+    launches: tuple[Launch, ...]
+    workspaces: tuple[Workspace, ...]
+
+
+def expression_names(problem: Problem, config: Config, gpu: GpuProfile) -> dict[str, Any]:
+    """Values of every name that rules and launch expressions may use."""
+    return {**gpu.names, **problem.names, **config.as_dict()}
+
+
+def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfile) -> Plan:
+    """Evaluate a variant's launch expressions.
+
+    Raises:
+        SpaceError: If an extent is no whole number, negative, or beyond what CUDA can launch.
+    """
+    env = expression_names(problem, config, gpu)
+    launches = []
+    for spec in variant.launches:
+        grid = _extents(spec.grid, env, variant, "grid", least=0, most=MAX_GRID)
+        block = _extents(spec.block, env, variant, "block", least=1, most=(1024, 1024, 64))
+        smem = _whole(spec.smem, env, variant, "smem")
+        launches.append(Launch(spec.kernel, grid, block, smem, spec.args))
+    workspaces = tuple(
+        Workspace(w.name, w.dtype, _whole(w.elements, env, variant, w.name))
+        for w in variant.workspaces
+    )
+    return Plan(tuple(launches), workspaces)
+
+
+def _whole(expr: Expr, env: dict[str, Any], variant: Variant, what: str) -> int:
+    value = expr(env)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise SpaceError(f"{variant.where}: {what} '{expr.text}' is {value!r}, "
+                         "which is no whole number >= 0")
+    return value
+
+
+def _extents(
+    exprs: Sequence[Expr], env: dict[str, Any], variant: Variant, what: str, least: int,
+    most: tuple[int, int, int],
+) -> tuple[int, int, int]:
+    values = [_whole(expr, env, variant, what) for expr in exprs]
+    values += [1] * (3 - len(values))
+    for value, limit in zip(values, most, strict=True):
+        if not least <= value <= limit:
+            raise SpaceError(f"{variant.where}: {what} {tuple(values)} is out of CUDA's range "
+                             f"{least}..{most}")
+    return values[0], values[1], values[2]

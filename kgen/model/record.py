@@ -1,0 +1,115 @@
+"""What is written down about a trial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kgen.model.config import Config
+from kgen.model.digest import digest_of
+
+
+class Fate(StrEnum):
+    """How a trial ended."""
+
+    REJECTED = "rejected"  # built, but cannot or should not be launched (resources)
+    BUILD_FAILED = "build_failed"
+    WRONG = "wrong"
+    TIMED_OUT = "timed_out"
+    CRASHED = "crashed"
+    VERIFIED = "verified"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the compiler reports of one kernel.
+
+    Attributes:
+        registers: Per thread.
+        spill_bytes: Stores plus loads of spilled registers, bytes per thread.
+        stack_bytes: Local-memory frame, bytes per thread.
+        smem_bytes: Static shared memory, bytes per block.
+    """
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    smem_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Device time of one execution of a plan.
+
+    Attributes:
+        median_us: Median of the samples, microseconds.
+        low_us: First quartile.
+        high_us: Third quartile.
+        samples: Number of samples.
+        protocol: How it was measured, one line: `graph of 64, 97 buffer sets, cold L2`.
+    """
+
+    median_us: float
+    low_us: float
+    high_us: float
+    samples: int
+    protocol: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputAccuracy:
+    """Error of one output against the float64 oracle, worst over all inputs tried.
+
+    Attributes:
+        output: Tensor name.
+        error: Largest |y - y64| / scale.
+        bound: What is allowed for the same quantity.
+        eager_error: The same quantity for eager PyTorch in the problem's dtypes.
+    """
+
+    output: str
+    error: float
+    bound: float
+    eager_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The written-down outcome of a trial.
+
+    Attributes:
+        key: Identity of what was tried: digest of source, compiler, flags, arch and problem.
+        operator: Operator name.
+        pass_name: `forward` or `backward`.
+        problem: `str(Problem)`.
+        gpu: Profile name.
+        config: The config.
+        fate: How it ended.
+        reason: Empty if verified, else one paragraph.
+        source: Digest of the rendered source with everything that it includes.
+        environment: Digest of the environment (see the report).
+        resources: Per kernel, in launch order; empty if it was not built.
+        timing: Of a verified trial.
+        accuracy: Per output, of a verified or wrong trial.
+        when: UTC, ISO 8601.
+    """
+
+    key: str
+    operator: str
+    pass_name: str
+    problem: str
+    gpu: str
+    config: Config
+    fate: Fate
+    reason: str = ""
+    source: str = ""
+    environment: str = ""
+    resources: tuple[tuple[str, Resources], ...] = ()
+    timing: Timing | None = None
+    accuracy: tuple[OutputAccuracy, ...] = ()
+    when: str = ""
+
+    @property
+    def id(self) -> str:
+        """Short identity of this very record, for `--record`."""
+        return digest_of([self.key, self.config.digest, self.when])[:8]

@@ -1,0 +1,153 @@
+"""What an operator takes and returns: the one declaration that checks, tuning and emission share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kgen.errors import ProblemError, suggest
+from kgen.model.dtypes import DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A named extent.
+
+    Attributes:
+        name: Upper-case by custom: `M`.
+        doc: What it counts.
+        smallest: Least legal value.
+    """
+
+    name: str
+    doc: str
+    smallest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DTypeField:
+    """A dtype that a problem chooses.
+
+    Attributes:
+        name: `dtype`, or `<tensor>_dtype`.
+        allowed: Names of dtypes, or names of earlier fields ("the same as").
+        default: A dtype, an earlier field's name, or None if the problem must say.
+    """
+
+    name: str
+    allowed: tuple[str, ...]
+    default: str | None = None
+
+    @property
+    def itemsize_name(self) -> str:
+        """The name of this dtype's bytes per element in expressions: `itemsize`, `w_itemsize`."""
+        return self.name.replace("dtype", "itemsize")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor argument or result.
+
+    Attributes:
+        name: As in the Python call and in kernels' argument lists.
+        dims: Extents, outermost first. The first may stand for all leading dims of the
+            tensor that a user passes (`flatten_leading`).
+        dtype: A `DTypeField` name or a fixed dtype.
+        free_strides: Dims whose stride the caller chooses; kernels may take it as
+            `<tensor>_stride_<dim>` (in elements). All other dims are contiguous.
+        flatten_leading: Whether a user may pass any number of leading dims for dims[0].
+        doc: One line for the generated docstring.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str = "dtype"
+    free_strides: tuple[str, ...] = ()
+    flatten_leading: bool = False
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A float32 run-time argument, such as eps, with its legal range (lowest < value)."""
+
+    name: str
+    default: float
+    above: float | None = None
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One direction of an operator: `forward` or `backward`."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    scalars: tuple[Scalar, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Inputs, then outputs."""
+        return self.inputs + self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Dims, dtype fields and passes of an operator."""
+
+    dims: tuple[Dim, ...]
+    dtypes: tuple[DTypeField, ...]
+    passes: tuple[Pass, ...]
+
+    def pass_named(self, name: str) -> Pass:
+        """Look up a pass.
+
+        Raises:
+            ProblemError: If the operator has no such pass.
+        """
+        for candidate in self.passes:
+            if candidate.name == name:
+                return candidate
+        raise ProblemError(
+            f"unknown pass '{name}'\n  {suggest(name, [p.name for p in self.passes])}"
+        )
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """Dims, then dtype fields."""
+        return tuple(d.name for d in self.dims) + tuple(f.name for f in self.dtypes)
+
+    def complete_dtypes(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Fill in defaults and check every dtype field.
+
+        Raises:
+            ProblemError: If a field is missing, unknown or not allowed.
+        """
+        chosen: dict[str, str] = {}
+        for f in self.dtypes:
+            value = given.get(f.name, f.default)
+            if value is None:
+                raise ProblemError(f"'{f.name}' is missing\n  allowed: {', '.join(f.allowed)}")
+            value = chosen.get(value, value)
+            if value not in DTYPES:
+                raise ProblemError(f"unknown dtype '{value}' for '{f.name}'\n  "
+                                   f"{suggest(value, DTYPES)}")
+            allowed = [chosen.get(a, a) for a in f.allowed]
+            if value not in allowed:
+                raise ProblemError(
+                    f"'{f.name}={value}' is not supported\n  allowed here: {', '.join(allowed)}"
+                )
+            chosen[f.name] = value
+        return chosen
+
+    def dtype_combinations(self) -> list[dict[str, str]]:
+        """All legal choices of the dtype fields, in declared order."""
+        combinations: list[dict[str, str]] = [{}]
+        for f in self.dtypes:
+            grown: list[dict[str, str]] = []
+            for chosen in combinations:
+                values = dict.fromkeys(chosen.get(a, a) for a in f.allowed)
+                grown.extend({**chosen, f.name: value} for value in values)
+            combinations = grown
+        return combinations

@@ -1,0 +1,140 @@
+"""The search space of an operator: variants, parameters, rules, launch plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.errors import SpaceError, suggest
+from kgen.model.config import Config, Value
+from kgen.model.expr import Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter and its choices, in the order in which they are written."""
+
+    name: str
+    choices: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A condition with its reason and the place where it is written (`file:line`)."""
+
+    condition: Expr
+    why: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """One kernel launch of a variant.
+
+    Attributes:
+        kernel: Name of the `extern "C"` kernel.
+        grid: One to three expressions; if any is 0 the launch is skipped.
+        block: One to three expressions.
+        smem: Dynamic shared memory, bytes.
+        args: Names in the kernel's order: tensors, workspaces, dims, scalars,
+            `<tensor>_stride_<dim>`.
+    """
+
+    kernel: str
+    grid: tuple[Expr, ...]
+    block: tuple[Expr, ...]
+    smem: Expr
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceSpec:
+    """Scratch device memory of a variant: `elements` of `dtype`, contents undefined at start."""
+
+    name: str
+    dtype: str
+    elements: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One algorithm for one pass.
+
+    Attributes:
+        name: Also names the template `<pass>_<name>.cu.jinja`.
+        pass_name: `forward` or `backward`.
+        doc: What it does and, for a published variant, where it was published.
+        params: Parameters in order.
+        constants: Dims compiled into the kernel; the others are run-time arguments.
+        requires: Rules over dims, dtypes, parameters and GPU facts.
+        guards: Rules over a call's pointers and strides (`x_ptr`, `x_stride_M`), checked at
+            every call of the generated library.
+        launches: The plan, in order.
+        workspaces: Scratch memory of the plan.
+        first: Configs tried first.
+        safe: The config that is right for every problem, or None. Such a variant has neither
+            constants nor guards.
+        where: `file:line` of its declaration.
+    """
+
+    name: str
+    pass_name: str
+    doc: str
+    params: tuple[Param, ...]
+    constants: tuple[str, ...]
+    requires: tuple[Rule, ...]
+    guards: tuple[Rule, ...]
+    launches: tuple[LaunchSpec, ...]
+    workspaces: tuple[WorkspaceSpec, ...]
+    first: tuple[Config, ...]
+    safe: Config | None
+    where: str
+
+    @property
+    def template(self) -> str:
+        """File name of the template inside the operator's template folder."""
+        return f"{self.pass_name}_{self.name}.cu.jinja"
+
+    @property
+    def size(self) -> int:
+        """Number of configs before any rule."""
+        total = 1
+        for param in self.params:
+            total *= len(param.choices)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """All variants of one operator."""
+
+    operator: str
+    path: str
+    variants: tuple[Variant, ...]
+
+    def of_pass(self, pass_name: str) -> tuple[Variant, ...]:
+        """Variants of a pass, in declared order."""
+        return tuple(v for v in self.variants if v.pass_name == pass_name)
+
+    def variant(self, pass_name: str, name: str) -> Variant:
+        """Look up a variant.
+
+        Raises:
+            SpaceError: If there is none of that name.
+        """
+        known = self.of_pass(pass_name)
+        for candidate in known:
+            if candidate.name == name:
+                return candidate
+        raise SpaceError(f"{self.path}: {pass_name} has no variant '{name}'\n  "
+                         f"{suggest(name, [v.name for v in known])}")
+
+    def safe_variant(self, pass_name: str) -> Variant:
+        """The variant that is right for every problem of a pass.
+
+        Raises:
+            SpaceError: If none is declared.
+        """
+        for candidate in self.of_pass(pass_name):
+            if candidate.safe is not None:
+                return candidate
+        raise SpaceError(f"{self.path}: {pass_name} declares no variant with 'safe'")

@@ -1,0 +1,1 @@
+"""One module per operator, each defining `OPERATOR`. The catalogue discovers them."""

@@ -1,0 +1,82 @@
+"""What an operator module declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kgen.model.problem import Problem
+from kgen.model.signature import Signature
+
+if TYPE_CHECKING:  # light commands (`kgen ops`) list operators without importing torch
+    import torch
+
+    Tensors = Mapping[str, torch.Tensor]
+    Definition = Callable[[str, Tensors, Mapping[str, float]], dict[str, torch.Tensor]]
+    MakeInputs = Callable[
+        [str, Problem, str, torch.Generator, torch.device], dict[str, torch.Tensor]
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The least work of one call.
+
+    Attributes:
+        bytes: Device memory traffic with every input read once and every output written once.
+        flops: Floating-point operations (a multiply-add counts 2).
+    """
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A named computation with its definition.
+
+    Attributes:
+        name: Also names the module, the template folder and the search-space file.
+        summary: One line.
+        source: Where the operator is published.
+        doc: Formula and notes, for the generated docstring.
+        signature: Dims, dtypes, passes.
+        definition: (pass, inputs, scalars) -> outputs, in plain torch, in whatever dtype the
+            inputs have: float64 inputs make it the oracle, the problem's dtypes make it the
+            eager baseline for the error bound. Outputs have the dtype of a float64 call's
+            inputs in the first case, and of the declared outputs in the second.
+        make_inputs: (pass, problem, case, generator, device) -> inputs in the problem's dtypes.
+        cases: Names of input cases beyond `normal`, adversarial ones among them.
+        cost: (pass, problem) -> least work.
+        problems: Default problems (as text) for a GPU; the key `host` has the small ones.
+        peers: (pass) -> {name: callable(inputs, scalars) -> outputs}; what users run today,
+            `eager` among them. Called in the tuning run, beside the winner.
+        scale: (pass, inputs, float64 outputs, scalars) -> per-output tensors, broadcastable to
+            the outputs: the magnitude that an error is relative to. None: max(|y|, rms of y).
+        aliases: Other names for `--op`.
+        slab_dim: A dim along which the outputs are independent, so that the oracle can be
+            evaluated in slabs; None if there is none.
+    """
+
+    name: str
+    summary: str
+    source: str
+    doc: str
+    signature: Signature
+    definition: Definition
+    make_inputs: MakeInputs
+    cases: tuple[str, ...]
+    cost: Callable[[str, Problem], Cost]
+    problems: Mapping[str, tuple[str, ...]]
+    peers: Callable[[str], Mapping[str, Callable[[Tensors, Mapping[str, float]], object]]]
+    scale: (
+        Callable[[str, Tensors, Tensors, Mapping[str, float]], dict[str, torch.Tensor]] | None
+    ) = None
+    aliases: tuple[str, ...] = ()
+    slab_dim: str | None = None
+
+    def scalars(self, pass_name: str) -> dict[str, float]:
+        """Default values of a pass's scalars."""
+        declared = self.signature.pass_named(pass_name).scalars
+        return {s.name: s.default for s in declared}

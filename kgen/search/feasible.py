@@ -1,0 +1,163 @@
+"""Enumerate the configs that a problem and a GPU allow, before anything is searched.
+
+Parameters are bound in order and each rule is evaluated as soon as its last name is bound, so
+whole subtrees fall with one evaluation; the number of configs that fell is counted per rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kgen.errors import EmptySpaceError, SpaceError
+from kgen.model.config import Config, Value
+from kgen.model.expr import parse_expr
+from kgen.model.gpu import GpuProfile
+from kgen.model.plan import make_plan
+from kgen.model.problem import Problem
+from kgen.model.signature import Pass
+from kgen.model.space import Rule, Variant
+
+
+_ALWAYS = parse_expr("True")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A reason why configs are infeasible, and how many it cost."""
+
+    variant: str
+    why: str
+    where: str
+    configs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Feasible:
+    """The feasible set of one pass for one problem on one GPU.
+
+    Attributes:
+        configs: All feasible configs, in declared order.
+        size: Configs before any rule.
+        refusals: Per rule that refused anything, most refused first.
+    """
+
+    configs: tuple[Config, ...]
+    size: int
+    refusals: tuple[Refusal, ...]
+
+
+def enumerate_feasible(
+    variants: Sequence[Variant], pass_: Pass, problem: Problem, gpu: GpuProfile
+) -> Feasible:
+    """Enumerate over several variants.
+
+    Raises:
+        EmptySpaceError: If nothing is feasible; names the rules that refused most.
+    """
+    configs: list[Config] = []
+    refusals: list[Refusal] = []
+    for variant in variants:
+        walk = _Walk(variant, pass_, problem, gpu)
+        configs += walk.run()
+        refusals += [
+            Refusal(variant.name, rule.why, rule.where, count)
+            for rule, count in walk.refused.items()
+        ]
+    refusals.sort(key=lambda r: -r.configs)
+    if not configs:
+        worst = "\n".join(f"  {r.where}: {r.why} ({r.configs} configs)" for r in refusals[:5])
+        raise EmptySpaceError(
+            f"no config of {', '.join(v.name for v in variants)} is feasible for {problem} on "
+            f"{gpu.name}; the rules that refused most:\n{worst}\n"
+            "  add choices to the search space, or tune another problem"
+        )
+    return Feasible(tuple(configs), sum(v.size for v in variants), tuple(refusals))
+
+
+def is_feasible(variant: Variant, config: Config, pass_: Pass, problem: Problem,
+                gpu: GpuProfile) -> bool:
+    """Whether one config passes every rule."""
+    walk = _Walk(variant, pass_, problem, gpu)
+    env = {**walk.env, **config.as_dict()}
+    rules = [rule for level in walk.levels for rule in level]
+    return all(rule.condition(env) for rule in rules) and walk.plan_refusal(config) is None
+
+
+class _Walk:
+    """The depth-first enumeration of one variant."""
+
+    def __init__(
+        self, variant: Variant, pass_: Pass, problem: Problem, gpu: GpuProfile
+    ) -> None:
+        self.variant, self.problem, self.gpu = variant, problem, gpu
+        self.env: dict[str, Any] = {**gpu.names, **problem.names, **_tuning_call(pass_, problem)}
+        self.refused: dict[Rule, int] = {}
+        names = [p.name for p in variant.params]
+        # levels[i] holds the rules that can be decided once the first i parameters are bound.
+        self.levels: list[list[Rule]] = [[] for _ in range(len(names) + 1)]
+        for rule in (*variant.requires, *variant.guards):
+            last = max((names.index(n) + 1 for n in rule.condition.names if n in names), default=0)
+            self.levels[last].append(rule)
+
+    def run(self) -> list[Config]:
+        """Return the feasible configs in declared order."""
+        found: list[Config] = []
+        self._descend(0, dict(self.env), [], found)
+        return found
+
+    def _descend(
+        self, depth: int, env: dict[str, Any], chosen: list[tuple[str, Value]], found: list[Config]
+    ) -> None:
+        params = self.variant.params
+        for rule in self.levels[depth]:
+            if not rule.condition(env):
+                lost = math.prod(len(p.choices) for p in params[depth:])
+                self.refused[rule] = self.refused.get(rule, 0) + lost
+                return
+        if depth == len(params):
+            config = Config(self.variant.name, tuple(chosen))
+            refusal = self.plan_refusal(config)
+            if refusal is None:
+                found.append(config)
+            else:
+                self.refused[refusal] = self.refused.get(refusal, 0) + 1
+            return
+        param = params[depth]
+        for choice in param.choices:
+            env[param.name] = choice
+            chosen.append((param.name, choice))
+            self._descend(depth + 1, env, chosen, found)
+            chosen.pop()
+        del env[param.name]
+
+    def plan_refusal(self, config: Config) -> Rule | None:
+        """The reason why the config's launch is illegal, or None."""
+        variant, gpu = self.variant, self.gpu
+        try:
+            plan = make_plan(variant, config, self.problem, gpu)
+        except SpaceError as problem:
+            return self._limit(str(problem).partition(": ")[2])
+        for launch in plan.launches:
+            if launch.threads > gpu.max_threads_per_block:
+                return self._limit(f"a block has at most {gpu.max_threads_per_block} threads")
+            if launch.smem_bytes > gpu.smem_per_block:
+                return self._limit(f"a block has at most {gpu.smem_per_block} bytes of shared memory")
+        return None
+
+    def _limit(self, why: str) -> Rule:
+        return Rule(_ALWAYS, why, self.variant.where)
+
+
+def _tuning_call(pass_: Pass, problem: Problem) -> Mapping[str, int]:
+    """Pointers and strides of the tensors that a tune runs on: aligned and contiguous."""
+    names: dict[str, int] = {}
+    for tensor in pass_.tensors:
+        names[f"{tensor.name}_ptr"] = 0  # a multiple of everything
+        shape = problem.shape(tensor.dims)
+        for i, dim in enumerate(tensor.dims):
+            if dim in tensor.free_strides:
+                names[f"{tensor.name}_stride_{dim}"] = math.prod(shape[i + 1 :])
+    return names

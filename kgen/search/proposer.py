@@ -1,0 +1,148 @@
+"""Which configs to try next: the search algorithm, without Optuna and without disk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kgen.search.encoding import Encoding, Floats, Ints
+from kgen.search.scoring import Observations, Scorer
+from kgen.search.surrogate import squared_distances
+
+# Configs spread over the set before the model has a say: enough for a first fit, no more, since
+# the model's own uncertainty explores better than any design.
+DESIGN = 10
+DESIGN_PER_VARIANT = 3
+# Share of proposals that ignore the model altogether, in case it is wrong about this space.
+RANDOM_SHARE = 0.04
+# Share of proposals taken from the neighbourhood of the best configs only.
+LOCAL_SHARE = 0.33
+_SPREAD_SAMPLE = 64  # random configs among which the design takes the one farthest from the rest
+_MIN_TIMED = 3  # the model needs a few times before its variance means anything
+
+
+class Proposer:
+    """Propose members of an enumerated set, each at most once, learning from what is told.
+
+    The first proposals are `first`, then a design spread over variants and parameters, then the
+    candidates with the best expected improvement under `Scorer`, some of them restricted to the
+    neighbours of the best configs, a few at random. Pending configs count as having their
+    predicted time, so a batch spreads out.
+
+    Args:
+        encoding: The feasible set.
+        seed: Same seed and same calls: same proposals.
+        first: Positions of configs to propose before any other.
+        prior_us: Expected time of some positions; only ratios matter.
+    """
+
+    def __init__(
+        self,
+        encoding: Encoding,
+        seed: int,
+        first: Sequence[int] = (),
+        prior_us: Mapping[int, float] | None = None,
+    ) -> None:
+        self._encoding = encoding
+        self._seed = seed
+        self._first = list(dict.fromkeys(first))
+        self._seen = Observations()
+        self._free = np.ones(len(encoding), dtype=bool)
+        self._asked = 0
+        self._scorer = Scorer(encoding, _log_prior(len(encoding), prior_us))
+        per_variant = DESIGN_PER_VARIANT * len(encoding.variants)
+        self._design = min(max(DESIGN, per_variant), max(2, len(encoding) // 4))
+
+    def tell(self, i: int, median_us: float | None) -> None:
+        """Learn the time of config i in microseconds, or None if it failed."""
+        self._free[i] = False
+        self._seen.pending.pop(i, None)
+        self._seen.failed.pop(i, None)
+        self._seen.log_time.pop(i, None)
+        if median_us is None:
+            self._seen.failed[i] = None
+        else:
+            self._seen.log_time[i] = math.log(median_us)
+
+    def pend(self, i: int) -> None:
+        """Learn that config i is being tried, here or by another process."""
+        if self._free[i]:
+            self._free[i] = False
+            self._seen.pending[i] = None
+
+    def release(self, i: int) -> None:
+        """Forget that config i was being tried; it may be proposed again."""
+        if i in self._seen.pending or (i not in self._seen.log_time and i not in self._seen.failed):
+            self._seen.pending.pop(i, None)
+            self._free[i] = True
+
+    def best(self) -> int:
+        """Return the fastest config told so far; the first one if none has a time."""
+        return min(self._seen.log_time, key=self._seen.log_time.__getitem__, default=0)
+
+    def propose(self, n: int) -> list[int]:
+        """Return up to n configs that were neither proposed nor told; they become pending."""
+        rng = np.random.default_rng([self._seed, self._asked])
+        self._asked += n
+        picks: list[int] = []
+        while self._first and len(picks) < n:
+            i = self._first.pop(0)
+            if self._free[i]:
+                self._take(i, picks)
+        while len(picks) < n and self._free.any():
+            if len(self._seen) < self._design or len(self._seen.log_time) < _MIN_TIMED:
+                self._take(self._spread(rng), picks)
+            else:
+                self._take_scored(n, rng, picks)
+        return picks
+
+    def _take(self, i: int, picks: list[int]) -> None:
+        self._free[i] = False
+        self._seen.pending[i] = None
+        picks.append(i)
+
+    def _take_scored(self, n: int, rng: np.random.Generator, picks: list[int]) -> None:
+        """Fill the batch from one set of scored candidates, as far as they reach."""
+        scored = self._scorer.score(self._seen, self._free, rng)
+        while len(picks) < n:
+            draw = rng.random()
+            if draw < RANDOM_SHARE:
+                free = np.flatnonzero(self._free)
+                if not len(free):
+                    return
+                self._take(int(rng.choice(free)), picks)
+                continue
+            i = scored.pick(self._free, local=draw < RANDOM_SHARE + LOCAL_SHARE)
+            if i is None:
+                return
+            self._take(i, picks)
+
+    def _spread(self, rng: np.random.Generator) -> int:
+        """Return a free config of the least tried variant, far from everything tried."""
+        encoding = self._encoding
+        free: Ints = np.flatnonzero(self._free)
+        tried = self._seen.all()
+        if len(encoding.variants) > 1:
+            counts = np.bincount(encoding.variant_of[tried], minlength=len(encoding.variants))
+            left = np.unique(encoding.variant_of[free])
+            free = free[encoding.variant_of[free] == left[counts[left].argmin()]]
+        sample = rng.choice(free, size=min(_SPREAD_SAMPLE, len(free)), replace=False)
+        if not len(tried):
+            return int(sample[0])
+        far = squared_distances(encoding.features[sample], encoding.features[tried]).min(1)
+        # Distance alone picks corners; values that were used least fill the axes evenly.
+        shared = (encoding.codes[sample][:, None, :] == encoding.codes[tried][None]).sum(2)
+        return int(sample[(far - 0.1 * shared.mean(1)).argmax()])
+
+
+def _log_prior(size: int, prior_us: Mapping[int, float] | None) -> Floats | None:
+    """Return centred log times; positions without one are taken to be average."""
+    if not prior_us:
+        return None
+    out = np.zeros(size)
+    index = np.fromiter(prior_us, dtype=np.int64)
+    values = np.log(np.fromiter(prior_us.values(), dtype=np.float64))
+    out[index] = values - values.mean()
+    return out

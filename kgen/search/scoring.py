@@ -1,0 +1,154 @@
+"""Score free configs by the expected improvement of a Gaussian process on log time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kgen.search.encoding import Encoding, Floats, Ints
+from kgen.search.surrogate import (
+    Hyper,
+    Posterior,
+    fit,
+    log_expected_improvement,
+    scaled,
+    squared_distances,
+)
+
+Mask = NDArray[np.bool_]
+
+# Times above this quantile of those seen are cut down to it. A config 50 times slower than the
+# best says no more than "bad", and would otherwise set the scale of the whole model.
+CLIP_QUANTILE = 0.5
+MAX_TRAIN = 300  # observations the model is conditioned on: the best half and a random half
+POOL = 3000  # candidates scored per batch, besides the neighbours of the best configs
+ELITES = 6  # best configs whose neighbours are always candidates
+FIRST_STEPS, LATER_STEPS = 30, 25  # gradient steps of a hyperparameter fit
+REFIT_AFTER = 4  # new times that justify a new fit, or a tenth of those fitted if that is more
+
+
+@dataclass
+class Observations:
+    """What is known of the configs, by position; dicts keep the order of arrival."""
+
+    log_time: dict[int, float] = field(default_factory=dict)
+    failed: dict[int, None] = field(default_factory=dict)
+    pending: dict[int, None] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.log_time) + len(self.failed) + len(self.pending)
+
+    def all(self) -> Ints:
+        """Return the positions of everything tried or being tried."""
+        return _positions([*self.log_time, *self.failed, *self.pending])
+
+
+class Scored:
+    """Candidates with a posterior; picking one makes its surroundings less attractive."""
+
+    def __init__(
+        self, candidates: Ints, local: Mask, posterior: Posterior, bonus: Floats, best: float
+    ) -> None:
+        self._candidates = candidates
+        self._local = local
+        self._posterior = posterior
+        self._bonus = bonus
+        self._best = best
+
+    def pick(self, free: Mask, local: bool) -> int | None:
+        """Return the free candidate of highest score; None if no candidate is free."""
+        allowed = free[self._candidates]
+        if local and (allowed & self._local).any():
+            allowed = allowed & self._local
+        if not allowed.any():
+            return None
+        posterior = self._posterior
+        score = log_expected_improvement(posterior.mean, posterior.variance, self._best)
+        j = int(np.where(allowed, score + self._bonus, -np.inf).argmax())
+        posterior.believe(j)
+        return int(self._candidates[j])
+
+
+class Scorer:
+    """Keeps the hyperparameters and neighbour lists from one batch to the next."""
+
+    def __init__(self, encoding: Encoding, log_prior: Floats | None = None) -> None:
+        self._encoding = encoding
+        self._log_prior = log_prior
+        self._hyper = Hyper.prior(int(encoding.groups.max()) + 1)
+        self._fitted_at = 0
+        self._near: dict[int, Ints] = {}
+
+    def score(self, seen: Observations, free: Mask, rng: np.random.Generator) -> Scored:
+        """Fit the model if it is due, and condition it on everything seen."""
+        encoding = self._encoding
+        known = _positions(seen.log_time)
+        times = np.fromiter(seen.log_time.values(), dtype=np.float64)
+        known, times = _thin(known, times, rng)
+        y = np.minimum(times, np.quantile(times, CLIP_QUANTILE))
+        y = (y - y.mean()) / max(float(y.std()), 1e-6)
+        count = len(seen.log_time)
+        if self._fitted_at == 0 or count >= self._fitted_at + max(REFIT_AFTER, count // 10):
+            steps = FIRST_STEPS if self._fitted_at == 0 else LATER_STEPS
+            self._hyper = fit(encoding.features[known], encoding.groups, y, self._hyper, steps)
+            self._fitted_at = count
+        local = self._neighbours(known[np.argsort(times, kind="stable")[:ELITES]], free)
+        if len(encoding) > POOL:
+            pool = np.unique(rng.integers(0, len(encoding), POOL))
+            pool = pool[free[pool]]
+        else:
+            pool = np.flatnonzero(free)
+        candidates = np.union1d(pool, local)
+        posterior = Posterior(
+            encoding.features[known], y, encoding.features[candidates], encoding.groups, self._hyper
+        )
+        position = {int(c): j for j, c in enumerate(candidates)}
+        bonus = self._log_success(candidates, known, _positions(seen.failed))
+        is_local = np.isin(candidates, local)
+        return Scored(candidates, is_local, posterior, bonus, float(y.min()))
+
+    def _neighbours(self, elites: Ints, free: Mask) -> Ints:
+        near = []
+        for i in elites.tolist():
+            if i not in self._near:
+                self._near[i] = np.concatenate(self._encoding.neighbours(i))
+            near.append(self._near[i])
+        out = np.unique(np.concatenate(near))
+        return out[free[out]]
+
+    def _log_success(self, candidates: Ints, known: Ints, failed: Ints) -> Floats:
+        """Return the log probability that a candidate yields a time at all.
+
+        A weighted vote of the tried configs near it, by the model's own idea of near, and half a
+        vote for the overall rate. Failing is kept apart from slowness: the fastest configs often
+        sit beside a cliff (shared memory, registers), and the model must not smooth the cliff.
+        """
+        if not len(failed):
+            return np.zeros(len(candidates))
+        features, groups = self._encoding.features, self._encoding.groups
+        x = scaled(features[candidates], groups, self._hyper)
+        bad, good = (
+            np.exp(-2.0 * squared_distances(x, scaled(features[i], groups, self._hyper))).sum(1)
+            for i in (failed, known)
+        )
+        rate = (len(failed) + 0.5) / (len(failed) + len(known) + 1.0)
+        share = (bad + 0.5 * rate) / (bad + good + 0.5)
+        out: Floats = np.log1p(-np.minimum(share, 0.999))
+        return out
+
+
+def _thin(known: Ints, times: Floats, rng: np.random.Generator) -> tuple[Ints, Floats]:
+    """Keep the fastest half and a random half of `MAX_TRAIN`, in order of arrival."""
+    if len(known) <= MAX_TRAIN:
+        return known, times
+    order = np.argsort(times, kind="stable")
+    half = MAX_TRAIN // 2
+    keep = np.sort(np.concatenate([order[:half], rng.choice(order[half:], half, replace=False)]))
+    return known[keep], times[keep]
+
+
+def _positions(items: Iterable[int]) -> Ints:
+    return np.fromiter(items, dtype=np.int64)

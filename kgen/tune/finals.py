@@ -1,0 +1,97 @@
+"""The last round of one problem: certify the best, time them against each other and the peers."""
+
+from __future__ import annotations
+
+from kgen.choose import Entrant, pick
+from kgen.errors import TuneError
+from kgen.model.artifact import Artifact, BuildFailure
+from kgen.model.config import Config
+from kgen.model.problem import Problem
+from kgen.model.record import Fate, Record
+from kgen.tune.request import Finalist
+from kgen.tune.search_loop import Books
+from kgen.worker import Finals, FinalsOutcome, Session, TrialOutcome
+
+FINALISTS = 6
+# Search times carry a few per cent of noise; beyond this no finalist can still be the best.
+FIELD_WIDTH = 1.15
+
+
+def play_finals(
+    session: Session, problem: Problem, books: Books, peers: bool
+) -> tuple[Finalist, Finalist | None, FinalsOutcome]:
+    """Certify the fastest configs with the full set of inputs and choose between them.
+
+    Raises:
+        TuneError: If no config was verified.
+    """
+    certified: list[tuple[Config, Artifact, Record, TrialOutcome]] = []
+    limit_us = None
+    for record in books.ranking():
+        assert record.timing is not None
+        limit_us = limit_us or record.timing.median_us * FIELD_WIDTH
+        if len(certified) == FINALISTS or (certified and record.timing.median_us > limit_us):
+            break
+        found = _certify(session, problem, record, books)
+        if found is not None:
+            certified.append((record.config, *found))
+    if not certified:
+        raise TuneError(
+            f"{session.entry.operator.name} {session.pass_name} {problem} on "
+            f"{session.gpu.name}: no config was verified\n"
+            + "\n".join(f"  {count} x {reason}" for reason, count in books.reasons.most_common(5))
+            + f"\n  trials: {session.journal.path}"
+        )
+    candidates = tuple(session.candidate(c, a) for c, a, _, _ in certified)
+    outcome = session.worker.finals(
+        Finals(session.pass_name, problem, candidates, peers)
+    )
+    finalists = [
+        Finalist(
+            variant=session.variant_of(config),
+            config=config,
+            plan=session.plan(config, problem),
+            rendered=session.render(config, problem),
+            artifact=artifact,
+            record=record,
+            timing=timing,
+            occupancy=trial.occupancy,
+        )
+        for (config, artifact, record, trial), timing in zip(
+            certified, outcome.timings, strict=True
+        )
+    ]
+    order = pick([
+        Entrant(
+            timing=f.timing,
+            registers=sum(r.registers for _, r in f.artifact.resources),
+            digest=f.config.digest,
+        )
+        for f in finalists
+    ])
+    winner = finalists[order[0]]
+    runner_up = finalists[order[1]] if len(order) > 1 else None
+    return winner, runner_up, outcome
+
+
+def _certify(
+    session: Session, problem: Problem, record: Record, books: Books
+) -> tuple[Artifact, Record, TrialOutcome] | None:
+    """Verify with every input case; the outcome is a record of its own."""
+    config = record.config
+    rendered = session.render(config, problem)
+    built = session.build(rendered).result()
+    if isinstance(built, BuildFailure):  # it did compile once: a cleared cache, a broken compiler
+        return None
+    candidate = session.candidate(config, built)
+    outcome = session.run(candidate, problem, certify=True, measure=False)
+    if outcome.fate is Fate.VERIFIED:
+        outcome = TrialOutcome(outcome.fate, outcome.reason, record.timing, outcome.accuracy,
+                               outcome.occupancy, outcome.cases)
+    certified = session.record(config, problem, rendered, record.key, outcome, built)
+    if outcome.fate is not Fate.VERIFIED:
+        books.fates[record.fate] -= 1
+        books.enter(certified)
+        return None
+    books.records[config] = certified
+    return built, certified, outcome

@@ -1,0 +1,20 @@
+"""No timing without a verdict: prove a kernel right against its operator's float64 oracle."""
+
+from kgen.verify.cases import Case
+from kgen.verify.check import Bind, Level, Workspaces, no_workspaces, verify
+from kgen.verify.fixture import Admits, Fixture, InputSet, guard_numbers
+from kgen.verify.verdict import Verdict
+
+__all__ = [
+    "Admits",
+    "Bind",
+    "Case",
+    "Fixture",
+    "InputSet",
+    "Level",
+    "Verdict",
+    "Workspaces",
+    "guard_numbers",
+    "no_workspaces",
+    "verify",
+]

@@ -1,0 +1,168 @@
+"""Which input sets a kernel is tried on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from kgen.model.digest import digest_of
+from kgen.model.problem import Problem
+from kgen.model.signature import Pass
+from kgen.operators.base import Operator
+
+NORMAL = "normal"
+SMALL_BYTES = 64 * 2**20
+"""Input sets other than the problem itself stay below this where they can."""
+QUICK_BYTES = 4 * 2**20
+REDUCED = 257
+QUICK = 65
+RAGGED = (0, 1, 2, 63, 65)
+
+Layout = Literal["contiguous", "strided", "odd strides"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One input set to be made.
+
+    Attributes:
+        name: `normal`, or one of the operator's cases.
+        dims: Extents that differ from the problem's.
+        layout: Strides of the inputs that may have them: none, 16 bytes more than contiguous
+            (a vector load stays aligned), or one element more.
+        seed: Of the generator.
+        fresh: Whether the seed is a trial's own, so that keeping the set is no use.
+    """
+
+    name: str
+    dims: tuple[tuple[str, int], ...]
+    layout: Layout
+    seed: int
+    fresh: bool = False
+
+    @property
+    def label(self) -> str:
+        """As in a verdict: `normal M=65 strided`."""
+        parts = [self.name, *(f"{name}={value}" for name, value in self.dims)]
+        if self.layout != "contiguous":
+            parts.append(self.layout)
+        return " ".join(parts)
+
+    def problem(self, whole: Problem) -> Problem:
+        """The problem that this set is an input of."""
+        return with_dims(whole, dict(self.dims))
+
+
+def with_dims(problem: Problem, dims: dict[str, int]) -> Problem:
+    """Replace extents."""
+    return Problem(
+        tuple((name, dims.get(name, value)) for name, value in problem.dims), problem.dtypes
+    )
+
+
+def tensor_bytes(pass_: Pass, problem: Problem) -> int:
+    """Bytes of all inputs and outputs."""
+    return sum(
+        math.prod(problem.shape(t.dims)) * problem.dtype(t.dtype).itemsize for t in pass_.tensors
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Chooses cases for one problem.
+
+    Attributes:
+        operator: Declares cases, dims and the slab dim.
+        pass_: One of its passes.
+        problem: At full size.
+        seed: Seeds every set that is not fresh.
+    """
+
+    operator: Operator
+    pass_: Pass
+    problem: Problem
+    seed: int
+
+    def trial(self, seed: int, constants: Collection[str]) -> list[Case]:
+        """A fresh small set, one of the hard ones in turn, then the problem itself."""
+        cases = []
+        quick = self._reduced(QUICK, QUICK_BYTES, constants)
+        if quick or self._bytes({}) <= SMALL_BYTES:
+            cases.append(Case(NORMAL, quick, "contiguous", seed, fresh=True))
+        hard = [case for case in self._hard(constants)
+                if self._bytes(dict(case.dims)) <= max(SMALL_BYTES, self._bytes({}))]
+        if hard:
+            cases.append(hard[seed % len(hard)])
+        cases.append(self.whole())
+        return cases
+
+    def certify(self, seed: int, constants: Collection[str]) -> list[Case]:
+        """Everything, cheap sets first, and a fresh set of full size last."""
+        whole = self.whole()
+        ragged = list(self._ragged(constants))
+        return [*ragged, *self._hard(constants), whole,
+                Case(NORMAL, (), "contiguous", seed, fresh=True)]
+
+    def whole(self) -> Case:
+        """The problem itself."""
+        return self._case(NORMAL, ())
+
+    def pool(self) -> list[Case]:
+        """Ordinary inputs of enough elements that their largest error is a settled number.
+
+        The definition alone runs on them, so the slab dim may have any extent.
+        """
+        dims: tuple[tuple[str, int], ...] = ()
+        slab = self.operator.slab_dim
+        if slab is not None:
+            row = max(self._row_bytes(slab), 1)
+            dims = ((slab, max(1, min(4096, QUICK_BYTES // row))),)
+        return [Case(NORMAL, dims, "contiguous", seed_of(self.seed, "pool", i)) for i in range(3)]
+
+    def _hard(self, constants: Collection[str]) -> list[Case]:
+        """The operator's own cases and strided inputs, with few rows if they may be few."""
+        dims = self._reduced(REDUCED, SMALL_BYTES, constants)
+        hard = [self._case(name, dims) for name in self.operator.cases]
+        if any(t.free_strides for t in self.pass_.inputs):
+            hard += [self._case(NORMAL, dims, "strided"), self._case(NORMAL, dims, "odd strides")]
+        return hard
+
+    def _ragged(self, constants: Collection[str]) -> Iterator[Case]:
+        """One run-time dim at a time at awkward extents."""
+        for dim in self.operator.signature.dims:
+            if dim.name in constants:
+                continue
+            for extent in RAGGED:
+                if extent < dim.smallest:
+                    continue
+                dims = dict(self._reduced(2, SMALL_BYTES, constants))
+                dims[dim.name] = extent
+                if self._bytes(dims) <= max(SMALL_BYTES, self._bytes({})):
+                    yield self._case(NORMAL, tuple(dims.items()))
+
+    def _reduced(
+        self, rows: int, budget: int, constants: Collection[str]
+    ) -> tuple[tuple[str, int], ...]:
+        slab = self.operator.slab_dim
+        if slab is None or slab in constants:
+            return ()
+        fits = max(1, budget // max(self._row_bytes(slab), 1))
+        return ((slab, min(rows, fits)),)
+
+    def _row_bytes(self, slab: str) -> int:
+        return self._bytes({slab: 1})
+
+    def _bytes(self, dims: dict[str, int]) -> int:
+        return tensor_bytes(self.pass_, with_dims(self.problem, dims))
+
+    def _case(
+        self, name: str, dims: tuple[tuple[str, int], ...], layout: Layout = "contiguous"
+    ) -> Case:
+        return Case(name, dims, layout, seed_of(self.seed, name, list(dims), layout))
+
+
+def seed_of(*parts: object) -> int:
+    """A seed below 2**31 that depends on all parts."""
+    return int(digest_of(list(parts)), 16) % 2**31

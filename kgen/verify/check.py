@@ -1,0 +1,227 @@
+"""Run a kernel on input sets and say whether it computed its operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kgen.model.dtypes import DTYPES
+from kgen.model.plan import Workspace
+from kgen.model.problem import Problem
+from kgen.model.record import OutputAccuracy
+from kgen.verify.buffers import Guarded, fingerprint, guarded
+from kgen.verify.cases import Case
+from kgen.verify.compare import explain, scaled_error
+from kgen.verify.fixture import Admits, Fixture, InputSet, guard_numbers
+from kgen.verify.oracle import torch_dtype
+from kgen.verify.verdict import Verdict
+
+Level = Literal["trial", "certify"]
+Bind = Callable[[Mapping[str, Tensor]], Callable[[], None]]
+Workspaces = Callable[[Problem], Sequence[Workspace]]
+
+_RUNS = {"trial": 2, "certify": 4}
+
+
+def no_workspaces(problem: Problem) -> Sequence[Workspace]:
+    """What a kernel without scratch memory asks for."""
+    return ()
+
+
+def verify(
+    fixture: Fixture, bind: Bind, level: Level = "trial", *,
+    workspaces: Workspaces = no_workspaces, admits: Admits | None = None,
+    constants: Collection[str] | None = None, seed: int | None = None, bitwise: bool = True,
+) -> Verdict:
+    """Try a kernel on one input set after another until one refuses it.
+
+    Every output element of every set must be within |y - y64| <= bound * scale, and NaN or Inf
+    exactly where the oracle says; outputs and workspaces start as NaN; nothing outside the
+    outputs and workspaces may change; further launches on the same inputs, with outputs poisoned
+    again and workspaces as the launch before left them, must give the same bits.
+
+    Args:
+        fixture: Of the operator, pass, problem and device.
+        bind: Given all inputs, outputs and workspaces by name, returns a callable that launches
+            the kernel on torch's current stream. Called once per input set.
+        level: `trial`: a fresh small set, one hard case in turn, and the problem itself at full
+            size; `certify`: all cases, ragged and strided ones, and a fresh set of full size.
+        workspaces: The scratch memory that the kernel needs for a problem.
+        admits: Whether the variant's guards admit a call (see `guard_numbers` for the names it
+            may ask for); sets that it refuses are skipped. None admits everything.
+        constants: Dims that are compile-time constants of the kernel and so keep their extents;
+            None: all but the operator's slab dim.
+        seed: Of the fresh inputs; None to take the fixture's next.
+        bitwise: Whether repeated launches must agree bit by bit. If not, each must be within
+            the bound.
+    Returns:
+        The verdict.
+    Raises:
+        VerifyError: If the operator's own module is at fault.
+    """
+    if constants is None:
+        names = {dim.name for dim in fixture.operator.signature.dims}
+        constants = names - {fixture.operator.slab_dim}
+    seed = fixture.next_seed() if seed is None else seed
+    cases = (fixture.schedule.trial if level == "trial" else fixture.schedule.certify)(
+        seed, constants)
+    tried: list[Case] = []
+    skipped: list[str] = []
+    worst: dict[str, OutputAccuracy] = {}
+    reason = ""
+    with torch.no_grad():
+        for case in cases:
+            made = fixture.input_set(case)
+            if admits is not None and not admits(guard_numbers(fixture, made), made.tensors):
+                skipped.append(case.label)
+                continue
+            tried.append(case)
+            found = _Check(fixture, made, workspaces(made.problem), bitwise).run(
+                bind, _RUNS[level])
+            for accuracy in found.accuracy:
+                known = worst.get(accuracy.output)
+                if known is None or _share(accuracy) > _share(known):
+                    worst[accuracy.output] = accuracy
+            if found.reason:
+                reason = f"{found.reason}\n  inputs '{case.label}', seed {case.seed}"
+                break
+    if not tried:
+        reason = (f"the variant's guards admit none of the {len(cases)} input sets\n"
+                  f"  skipped: {', '.join(skipped)}")
+    return Verdict(
+        ok=not reason, reason=reason, level=level, accuracy=tuple(worst.values()),
+        cases=tuple(case.label for case in tried), seeds=tuple(case.seed for case in tried),
+        skipped=tuple(skipped),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    reason: str
+    accuracy: tuple[OutputAccuracy, ...]
+
+
+class _Check:
+    """One kernel on one input set.
+
+    All comparisons are left on the device and read back together: waiting once per set, not
+    once per question, is what keeps a small problem's verification in fractions of a ms.
+    """
+
+    def __init__(
+        self, fixture: Fixture, made: InputSet, workspaces: Sequence[Workspace], bitwise: bool
+    ) -> None:
+        self._fixture = fixture
+        self._made = made
+        self._bitwise = bitwise
+        self._scratch = {w.name: _workspace(w, fixture.device) for w in workspaces}
+
+    def run(self, bind: Bind, runs: int) -> _Finding:
+        made, outputs = self._made, self._made.outputs
+        tensors = made.tensors | {name: b.tensor for name, b in self._scratch.items()}
+        for buffer in outputs.values():
+            buffer.poison()
+        launch = bind(tensors)
+        differs: dict[str, Tensor] = {}
+        first: dict[str, Tensor] = {}
+        errors: list[dict[str, Tensor]] = []
+        for number in range(runs):
+            if number:
+                for buffer in outputs.values():
+                    buffer.poison_data()
+            launch()
+            last = number == runs - 1
+            if self._bitwise:
+                for name, buffer in outputs.items():
+                    self._compare_bits(name, fingerprint(buffer), first, differs)
+            if last or not self._bitwise:
+                # Inputs first: where references are evaluated anew, from inputs that the kernel
+                # wrote, agreement would mean nothing. `_verdict` reads the questions in order.
+                errors.append(self._errors())
+        return self._verdict(differs, errors)
+
+    @staticmethod
+    def _compare_bits(
+        name: str, bits: Tensor, first: dict[str, Tensor], differs: dict[str, Tensor]
+    ) -> None:
+        if name not in first:
+            first[name] = bits
+            return
+        now = (bits != first[name]).any()
+        differs[name] = differs[name] | now if name in differs else now
+
+    def _errors(self) -> dict[str, Tensor]:
+        """Largest scaled error per output, still on the device."""
+        made = self._made
+        worst: dict[str, Tensor] = {}
+        for slab, references in self._fixture.references(made):
+            for t in self._fixture.pass_.outputs:
+                y = slab.of(made.outputs[t.name].tensor, t.dims)
+                error = scaled_error(y, references[t.name], made.bounds[t.name].bound)
+                known = worst.get(t.name)
+                worst[t.name] = error if known is None else torch.maximum(known, error)
+        return worst
+
+    def _verdict(self, differs: Mapping[str, Tensor], errors: list[dict[str, Tensor]]) -> _Finding:
+        made = self._made
+        questions: list[tuple[str, Tensor]] = []
+        for name, buffer in (*made.outputs.items(), *self._scratch.items()):
+            before, after = buffer.damage()
+            questions.append((f"wrote before the start of {name}", before))
+            questions.append((f"wrote past the end of {name}", after))
+        spoiled = len(questions)
+        for name, buffer in made.inputs.items():
+            changed = (fingerprint(buffer) != made.prints[name]).any()
+            questions.append((f"input {name} was modified", changed))
+        unequal = len(questions)
+        questions += [(f"{name} differs between launches on the same inputs", differing)
+                      for name, differing in differs.items()]
+        measured = [(name, error) for each in errors for name, error in each.items()]
+        asked = torch.stack([answer.double() for _, answer in (*questions, *measured)]).tolist()
+        told = [text for (text, _), answer in zip(questions, asked, strict=False) if answer]
+        inputs_spoiled = any(asked[spoiled:unequal])
+        told = [self._located(text) for text in told]
+        largest: dict[str, float] = {}
+        for (name, _), error in zip(measured, asked[len(questions):], strict=True):
+            error = float("inf") if error != error else error
+            largest[name] = max(largest.get(name, 0.0), error)
+        out_of_bound = [name for name, error in largest.items()
+                        if not error <= made.bounds[name].bound]
+        if inputs_spoiled:
+            self._fixture.spoiled(made)
+        elif out_of_bound:
+            told += [self._explained(name) for name in out_of_bound[:1]]
+        return _Finding("\n  ".join(told), tuple(
+            OutputAccuracy(name, error, made.bounds[name].bound, made.bounds[name].eager_error)
+            for name, error in largest.items()
+        ))
+
+    def _located(self, text: str) -> str:
+        """Tell a write beside an input from a write into it."""
+        for name, buffer in self._made.inputs.items():
+            if text == f"input {name} was modified":
+                before, after = buffer.damage()
+                if bool(before):
+                    return f"wrote before the start of input {name}"
+                if bool(after):
+                    return f"wrote past the end of input {name}"
+        return text
+
+    def _explained(self, name: str) -> str:
+        declared = next(t for t in self._fixture.pass_.outputs if t.name == name)
+        made = self._made
+        parts = ((slab, references[name]) for slab, references in self._fixture.references(made))
+        return explain(name, made.outputs[name].tensor, declared.dims, made.bounds[name], parts)
+
+
+def _share(accuracy: OutputAccuracy) -> float:
+    return accuracy.error / accuracy.bound
+
+
+def _workspace(w: Workspace, device: torch.device) -> Guarded:
+    name = DTYPES[w.dtype].torch if w.dtype in DTYPES else w.dtype
+    return guarded((w.elements,), torch_dtype(name), device)

@@ -1,0 +1,277 @@
+"""Inputs, oracle and bounds of one problem, kept over all its trials."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kgen.errors import VerifyError
+from kgen.model.problem import Problem
+from kgen.model.signature import Tensor as Declared
+from kgen.operators.base import Operator
+from kgen.verify.buffers import Guarded, contiguous_strides, fingerprint, guarded
+from kgen.verify.cases import Case, Layout, Schedule
+from kgen.verify.oracle import Bound, Oracle, Reference, Slab, combine, slabs, torch_dtype
+
+_HOST_CACHE_BYTES = 2 * 2**30
+_HOST_SLAB_BYTES = 256 * 2**20
+_CUDA_SLAB_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class InputSet:
+    """Guarded buffers with one case's inputs, and what the outputs must be.
+
+    Attributes:
+        case: What was made.
+        problem: With the case's extents.
+        inputs: By name; their data are the oracle's inputs, so a kernel that writes them spoils
+            the set.
+        outputs: By name; scratch.
+        prints: Fingerprints of the inputs' arenas as they were made.
+        bounds: By output.
+        cached: References per slab, or None where they are evaluated at every use.
+        bytes: Device memory held.
+    """
+
+    case: Case
+    problem: Problem
+    inputs: Mapping[str, Guarded]
+    outputs: Mapping[str, Guarded]
+    prints: Mapping[str, Tensor]
+    bounds: Mapping[str, Bound]
+    cached: tuple[tuple[Slab, Mapping[str, Reference]], ...] | None
+    bytes: int
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Inputs and outputs as a kernel gets them."""
+        return {name: b.tensor for name, b in (*self.inputs.items(), *self.outputs.items())}
+
+
+class Fixture:
+    """What verifying any kernel of one operator, pass and problem on one device needs.
+
+    Input sets are made when first asked for. Those with a fixed seed are kept, least recently
+    used first out, within `cache_bytes`; so are the oracle's outputs where they fit.
+
+    Attributes:
+        operator: The operator.
+        pass_: The pass.
+        problem: At full size.
+        device: Where kernels run.
+        scalars: Values of the pass's scalars; a kernel must be bound with the same.
+        schedule: Chooses cases.
+        cache_bytes: Device memory to keep sets in.
+    """
+
+    def __init__(
+        self, operator: Operator, pass_name: str, problem: Problem, device: torch.device,
+        *, scalars: Mapping[str, float] | None = None, seed: int = 0,
+        cache_bytes: int | None = None, slab_bytes: int | None = None,
+    ) -> None:
+        """Prepare; evaluates nothing yet.
+
+        Args:
+            operator: The operator.
+            pass_name: `forward` or `backward`.
+            problem: The problem.
+            device: Where kernels run.
+            scalars: Values of the pass's scalars; None for the defaults.
+            seed: Seeds every input set that is not a trial's own.
+            cache_bytes: Device memory to keep sets in; None for half of what is free now.
+            slab_bytes: Temporaries of evaluating the oracle; None for a default by device.
+        Raises:
+            ProblemError: If the operator has no such pass.
+        """
+        self.operator = operator
+        self.pass_ = operator.signature.pass_named(pass_name)
+        self.problem = problem
+        self.device = device
+        self.scalars = dict(operator.scalars(pass_name) if scalars is None else scalars)
+        self.schedule = Schedule(operator, self.pass_, problem, seed)
+        self.cache_bytes, self.slab_bytes = _limits(device, cache_bytes, slab_bytes)
+        self._oracle = Oracle(operator, self.pass_, self.scalars)
+        self._pool: dict[str, Bound] | None = None
+        self._kept: OrderedDict[Case, InputSet] = OrderedDict()
+        self._trials = 0
+
+    def next_seed(self) -> int:
+        """A seed for a trial that brings none: counts from the fixture's own."""
+        self._trials += 1
+        return self.schedule.seed * 1_000_003 + self._trials
+
+    def input_set(self, case: Case) -> InputSet:
+        """Return the set of a case, made or kept.
+
+        Raises:
+            VerifyError: If the case cannot tell right from wrong, or the operator's module
+                contradicts its signature.
+        """
+        if case in self._kept:
+            self._kept.move_to_end(case)
+            return self._kept[case]
+        made = self._make(case)
+        if not case.fresh:
+            self._kept[case] = made
+        return made
+
+    def spoiled(self, made: InputSet) -> None:
+        """Forget a set whose inputs were written."""
+        self._kept.pop(made.case, None)
+
+    def release(self) -> None:
+        """Forget all sets, to free their memory."""
+        self._kept.clear()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Device memory held by kept sets."""
+        return sum(s.bytes for s in self._kept.values())
+
+    def references(self, made: InputSet) -> Iterator[tuple[Slab, Mapping[str, Reference]]]:
+        """Yield the oracle's outputs slab by slab, kept or evaluated now."""
+        if made.cached is not None:
+            yield from made.cached
+            return
+        inputs = {name: b.tensor for name, b in made.inputs.items()}
+        for slab in slabs(self.operator, self.pass_, made.problem, self.slab_bytes):
+            yield slab, self._oracle.references(made.problem, inputs, slab)
+
+    def _make(self, case: Case) -> InputSet:
+        problem = case.problem(self.problem)
+        outputs_bytes = reference_bytes = 0
+        for t in self.pass_.outputs:
+            elements, itemsize = math.prod(problem.shape(t.dims)), problem.dtype(t.dtype).itemsize
+            outputs_bytes += elements * itemsize
+            reference_bytes += elements * (12 if itemsize == 4 else 8)
+        input_bytes = sum(math.prod(problem.shape(t.dims)) * problem.dtype(t.dtype).itemsize
+                          for t in self.pass_.inputs)
+        base = input_bytes + outputs_bytes
+        keep = base + reference_bytes <= self.cache_bytes
+        self._make_room(base + (reference_bytes if keep else 0))
+        inputs = {
+            name: self._guard(t, value, case.layout)
+            for t, (name, value) in zip(
+                self.pass_.inputs, self._draw(case, problem).items(), strict=True)
+        }
+        bounds, cached = self._evaluate(case, problem, inputs, keep)
+        outputs = {
+            t.name: guarded(problem.shape(t.dims), torch_dtype(problem.dtype(t.dtype).torch),
+                            self.device)
+            for t in self.pass_.outputs
+        }
+        prints = {name: fingerprint(buffer) for name, buffer in inputs.items()}
+        held = base + (reference_bytes if keep else 0)
+        return InputSet(case, problem, inputs, outputs, prints, bounds, cached, held)
+
+    def _draw(self, case: Case, problem: Problem) -> dict[str, Tensor]:
+        generator = torch.Generator(device=self.device).manual_seed(case.seed)
+        drawn = self.operator.make_inputs(
+            self.pass_.name, problem, case.name, generator, self.device)
+        for t in self.pass_.inputs:
+            value = drawn.get(t.name)
+            shape, dtype = problem.shape(t.dims), torch_dtype(problem.dtype(t.dtype).torch)
+            if value is None or tuple(value.shape) != shape or value.dtype != dtype:
+                got = "nothing" if value is None else f"{value.dtype} {tuple(value.shape)}"
+                raise VerifyError(f"{self.operator.name}: make_inputs gives {got} for "
+                                  f"'{t.name}', the signature declares {dtype} {shape}")
+        return {t.name: drawn[t.name] for t in self.pass_.inputs}
+
+    def _guard(self, declared: Declared, value: Tensor, layout: Layout) -> Guarded:
+        shape = tuple(value.shape)
+        strides = contiguous_strides(shape)
+        if layout != "contiguous" and declared.free_strides:
+            pad = 1 if layout == "odd strides" else max(1, 16 // value.element_size())
+            strides = _padded(declared, shape, pad)
+        buffer = guarded(shape, value.dtype, self.device, strides)
+        buffer.tensor.copy_(value)
+        return buffer
+
+    def _evaluate(
+        self, case: Case, problem: Problem, inputs: Mapping[str, Guarded], keep: bool
+    ) -> tuple[dict[str, Bound], tuple[tuple[Slab, Mapping[str, Reference]], ...] | None]:
+        pool = self._pool_bounds()
+        tensors = {name: b.tensor for name, b in inputs.items()}
+        losses, kept = self._losses(problem, tensors, keep)
+        bounds = combine(losses, pool, self.pass_, problem, self._name(case, problem))
+        return bounds, tuple(kept) if keep else None
+
+    def _losses(
+        self, problem: Problem, tensors: Mapping[str, Tensor], keep: bool
+    ) -> tuple[dict[str, tuple[float, float]], list[tuple[Slab, Mapping[str, Reference]]]]:
+        losses = {t.name: (0.0, 0.0) for t in self.pass_.outputs}
+        kept: list[tuple[Slab, Mapping[str, Reference]]] = []
+        if all(math.prod(problem.shape(t.dims)) == 0 for t in self.pass_.outputs):
+            return losses, kept  # definitions need not stand reductions over nothing
+        for slab in slabs(self.operator, self.pass_, problem, self.slab_bytes):
+            done = self._oracle.evaluate(problem, tensors, slab)
+            for name, (eager, ranged) in losses.items():
+                losses[name] = (max(eager, done.eager[name]), max(ranged, done.ranged[name]))
+            if keep:
+                kept.append((slab, done.references))
+        return losses, kept
+
+    def _pool_bounds(self) -> dict[str, Bound]:
+        """Bounds of ordinary inputs, which no other inputs' bounds fall below.
+
+        A set of few elements may by luck lose almost nothing when the definition runs on it, and
+        would then ask more of a kernel than of the definition.
+        """
+        if self._pool is None:
+            pool: dict[str, Bound] = {}
+            for case in self.schedule.pool():
+                problem = case.problem(self.problem)
+                losses, _ = self._losses(problem, self._draw(case, problem), keep=False)
+                pool = combine(losses, pool, self.pass_, problem, self._name(case, problem))
+            self._pool = pool
+        return self._pool
+
+    def _name(self, case: Case, problem: Problem) -> str:
+        return f"{self.operator.name} {self.pass_.name} {problem}, inputs '{case.label}'"
+
+    def _make_room(self, wanted: int) -> None:
+        while self._kept and self.kept_bytes + wanted > self.cache_bytes:
+            self._kept.popitem(last=False)
+
+
+Admits = Callable[[Mapping[str, int | str], Mapping[str, Tensor]], bool]
+"""(numbers, tensors) -> whether a variant's guards admit a call."""
+
+
+def guard_numbers(fixture: Fixture, made: InputSet) -> dict[str, int | str]:
+    """What a guard may ask for: the problem's names, and `<tensor>_stride_<dim>` in elements."""
+    numbers = made.problem.names
+    for t in fixture.pass_.inputs:
+        strides = made.inputs[t.name].tensor.stride()
+        for dim in t.free_strides:
+            numbers[f"{t.name}_stride_{dim}"] = strides[t.dims.index(dim)]
+    return numbers
+
+
+def _padded(declared: Declared, shape: tuple[int, ...], pad: int) -> tuple[int, ...]:
+    """Contiguous strides, but each free one `pad` elements larger than it need be."""
+    strides: list[int] = []
+    step = 1
+    for dim, extent in zip(reversed(declared.dims), reversed(shape), strict=True):
+        if dim in declared.free_strides:
+            step += pad
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def _limits(
+    device: torch.device, cache_bytes: int | None, slab_bytes: int | None
+) -> tuple[int, int]:
+    cache, slab = _HOST_CACHE_BYTES, _HOST_SLAB_BYTES
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        cache, slab = free // 2, min(_CUDA_SLAB_BYTES, free // 16)
+    return (cache if cache_bytes is None else cache_bytes,
+            slab if slab_bytes is None else slab_bytes)

@@ -1,0 +1,282 @@
+"""The definition in float64, the magnitude errors are relative to, and the bound on them.
+
+docs/verification.md derives what is computed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kgen.errors import VerifyError
+from kgen.model.problem import Problem
+from kgen.model.signature import Pass
+from kgen.operators.base import Operator
+
+LARGEST_BOUND = 0.5
+"""A bound beyond this lets wrong outputs pass, so that a case with it is a mistake."""
+
+_TEMPORARIES = 10  # float64 tensors alive while a definition and the comparison run, about
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """Indices start .. start + length - 1 of the operator's slab dim; all of it if dim is None."""
+
+    dim: str | None
+    start: int
+    length: int
+
+    def of(self, tensor: Tensor, dims: tuple[str, ...]) -> Tensor:
+        """Return the part of a tensor with the given dims that lies in the slab."""
+        if self.dim is None or self.dim not in dims:
+            return tensor
+        return tensor.narrow(dims.index(self.dim), self.start, self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What is allowed of |y - y64| / scale.
+
+    Attributes:
+        bound: Twice `loss`, plus the floor of the output's dtype.
+        loss: What the definition itself loses.
+        eager_error: The error of the definition run in the problem's dtypes; differs from
+            `loss` where that run leaves its dtype's range.
+    """
+
+    bound: float
+    loss: float
+    eager_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The oracle's values of one output in one slab, in the form that comparing is cheap in.
+
+    y64 = high - low / inverse to float64's precision or nearly (48 bits).
+
+    Attributes:
+        high: y64 rounded to fp32.
+        low: (high - y64) * inverse in fp32; None where the output's dtype is so coarse that
+            fp32 is an exact enough oracle.
+        inverse: 1 / scale in fp32.
+        special: Where y64 is NaN, Inf, or near the end of the output dtype's range; None if
+            nowhere.
+    """
+
+    high: Tensor
+    low: Tensor | None
+    inverse: Tensor
+    special: Tensor | None
+
+
+def slabs(operator: Operator, pass_: Pass, problem: Problem, budget_bytes: int) -> Iterator[Slab]:
+    """Cut the problem along the slab dim so that evaluating one slab takes about budget_bytes."""
+    dim = operator.slab_dim
+    if dim is None:
+        yield Slab(None, 0, 0)
+        return
+    extent = problem.dim(dim)
+    sliced = sum(math.prod(problem.shape(t.dims)) for t in pass_.tensors if dim in t.dims)
+    row_bytes = sliced // max(extent, 1) * 8 * _TEMPORARIES
+    step = min(max(1, budget_bytes // max(row_bytes, 1)), max(extent, 1))
+    for start in range(0, max(extent, 1), step):
+        yield Slab(dim, start, min(step, extent - start))
+
+
+def floor_of(dtype: torch.dtype) -> float:
+    """Return the part of a bound that any implementation may use up, whatever its inputs.
+
+    One ulp of the output's dtype (the rounding of the result, twice its half ulp), and four ulp
+    of fp32 for the arithmetic before it (hardware's rsqrt, exp and division err by up to two).
+    """
+    return torch.finfo(dtype).eps + 4 * torch.finfo(torch.float32).eps
+
+
+def smallest_scale(dtype: torch.dtype) -> float:
+    """Return the magnitude below which an output's error stops shrinking with the output.
+
+    fp16: the smallest normal number; below it, neighbours are equally far apart. fp32 and bf16:
+    so much that fp32 subnormals may be flushed to zero, as CUDA's fast arithmetic does.
+    """
+    if dtype == torch.float16:
+        return torch.finfo(dtype).tiny
+    return torch.finfo(torch.float32).tiny / floor_of(dtype)
+
+
+def overflow_threshold(dtype: torch.dtype) -> float:
+    """Return the least magnitude that rounds to Inf in a dtype."""
+    info = torch.finfo(dtype)
+    ulp_of_largest = info.eps * 2.0 ** math.floor(math.log2(info.max))
+    return info.max + ulp_of_largest / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One slab of one input set, evaluated.
+
+    Attributes:
+        references: Per output.
+        eager: Per output, the error of the definition in the problem's dtypes.
+        ranged: Per output, what the same precision would lose with fp32's range.
+    """
+
+    references: dict[str, Reference]
+    eager: dict[str, float]
+    ranged: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """Evaluates one pass of one operator with given scalars."""
+
+    operator: Operator
+    pass_: Pass
+    scalars: Mapping[str, float]
+
+    def references(
+        self, problem: Problem, inputs: Mapping[str, Tensor], slab: Slab
+    ) -> dict[str, Reference]:
+        """Evaluate the oracle on a slab."""
+        exact, scales = self._exact(inputs, slab)
+        return {
+            t.name: _reference(exact[t.name], scales[t.name], self._dtype(problem, t.dtype))
+            for t in self.pass_.outputs
+        }
+
+    def evaluate(
+        self, problem: Problem, inputs: Mapping[str, Tensor], slab: Slab
+    ) -> Evaluation:
+        """Evaluate the oracle on a slab, and what the definition loses there.
+
+        Raises:
+            VerifyError: If the definition does not return what the signature declares.
+        """
+        exact, scales = self._exact(inputs, slab)
+        part = self._slice(inputs, slab)
+        used = [self._dtype(problem, t.dtype) for t in self.pass_.tensors]
+        coarsest = max(torch.finfo(dtype).eps for dtype in used)
+        references: dict[str, Reference] = {}
+        eager: dict[str, float] = {}
+        ranged: dict[str, float] = {}
+        native = self._define(part)
+        single = self._define({name: t.float() for name, t in part.items()})
+        growth = coarsest / torch.finfo(torch.float32).eps
+        for t in self.pass_.outputs:
+            dtype = self._dtype(problem, t.dtype)
+            y64, scale = exact[t.name], _usable_scale(exact[t.name], scales[t.name], dtype)
+            if native[t.name].dtype != dtype:
+                raise VerifyError(
+                    f"{self.operator.name}: the definition returns '{t.name}' as "
+                    f"{native[t.name].dtype}, the signature declares {dtype}\n"
+                    "  end the definition with .to() of the declared output's dtype"
+                )
+            eager[t.name] = _loss(native[t.name], y64, scale, dtype)
+            ranged[t.name] = growth * _loss(single[t.name], y64, scale, dtype)
+            references[t.name] = _reference(y64, scales[t.name], dtype)
+        return Evaluation(references, eager, ranged)
+
+    def _exact(
+        self, inputs: Mapping[str, Tensor], slab: Slab
+    ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
+        part = {name: t.double() for name, t in self._slice(inputs, slab).items()}
+        outputs = self._define(part)
+        if self.operator.scale is None:
+            return outputs, {name: default_scale(y) for name, y in outputs.items()}
+        return outputs, self.operator.scale(self.pass_.name, part, outputs, self.scalars)
+
+    def _define(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        outputs = self.operator.definition(self.pass_.name, inputs, self.scalars)
+        declared = {t.name for t in self.pass_.outputs}
+        if set(outputs) != declared:
+            raise VerifyError(f"{self.operator.name}: the definition returns "
+                              f"{sorted(outputs)}, the signature declares {sorted(declared)}")
+        return outputs
+
+    def _slice(self, inputs: Mapping[str, Tensor], slab: Slab) -> dict[str, Tensor]:
+        return {t.name: slab.of(inputs[t.name], t.dims) for t in self.pass_.inputs}
+
+    @staticmethod
+    def _dtype(problem: Problem, field: str) -> torch.dtype:
+        return torch_dtype(problem.dtype(field).torch)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Look up `bfloat16` and the like."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def default_scale(y: Tensor) -> Tensor:
+    """Return max(|y|, rms of y over its last dim); NaN and Inf count as 0 in the rms."""
+    magnitude = torch.where(y.isfinite(), y, 0.0).abs()
+    if y.ndim == 0:
+        return magnitude
+    return torch.maximum(magnitude, magnitude.square().mean(dim=-1, keepdim=True).sqrt())
+
+
+def _usable_scale(y64: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Broadcast a scale; where an operator's formula gives no number, take |y64|."""
+    scale = scale.to(torch.float64).expand_as(y64)
+    scale = torch.where(scale.isfinite(), scale, y64.abs())
+    return scale.clamp_min(smallest_scale(dtype))
+
+
+def _loss(y: Tensor, y64: Tensor, scale: Tensor, dtype: torch.dtype) -> float:
+    """Return the largest scaled error where the dtype can hold the oracle's value."""
+    comparable = y64.isfinite() & (y64.abs() < overflow_threshold(dtype))
+    error = torch.where(comparable, (y.double() - y64).abs() / scale, 0.0)
+    if error.numel() == 0:
+        return 0.0
+    worst = float(error.amax())  # NaN propagates
+    return worst if math.isfinite(worst) else math.inf
+
+
+def _reference(y64: Tensor, scale: Tensor, dtype: torch.dtype) -> Reference:
+    inverse64 = _usable_scale(y64, scale, dtype).reciprocal()
+    high = y64.float()
+    low = None
+    if dtype == torch.float32:
+        low = ((high.double() - y64) * inverse64).float()
+    near_end = ~(y64.abs() < torch.finfo(dtype).max / 2)  # true for NaN, too
+    special = near_end if bool(near_end.any()) else None
+    return Reference(high, low, inverse64.float(), special)
+
+
+def combine(
+    losses: Mapping[str, tuple[float, float]], pool: Mapping[str, Bound], pass_: Pass,
+    problem: Problem, what: str,
+) -> dict[str, Bound]:
+    """Turn the losses of an input set, with those of the pool, into bounds.
+
+    Args:
+        losses: Per output (eager, ranged) as in `Evaluation`, largest over the slabs.
+        pool: Bounds of the problem's ordinary inputs; empty while they are being made.
+        pass_: Declares the outputs.
+        problem: Gives their dtypes.
+        what: Names the inputs in an error.
+    Raises:
+        VerifyError: If the bound would be so wide that it says nothing.
+    """
+    bounds: dict[str, Bound] = {}
+    for t in pass_.outputs:
+        eager, ranged = losses[t.name]
+        loss = min(eager, ranged)
+        if t.name in pool:
+            loss = max(loss, pool[t.name].loss)
+        bound = 2 * loss + floor_of(torch_dtype(problem.dtype(t.dtype).torch))
+        if not bound <= LARGEST_BOUND:
+            raise VerifyError(
+                f"{what}: the definition itself loses {loss:.3g} of the scale of '{t.name}'\n"
+                f"  eager in the problem's dtypes {eager:.3g}, with fp32's range {ranged:.3g}; "
+                f"a bound above {LARGEST_BOUND} would tell nothing\n"
+                "  give the operator a `scale` that knows its cancellation, or milder inputs"
+            )
+        bounds[t.name] = Bound(bound, loss, eager if math.isfinite(eager) else loss)
+    return bounds

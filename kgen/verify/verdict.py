@@ -1,0 +1,31 @@
+"""What verification says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.model.record import OutputAccuracy
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a kernel computed its operator on everything it was tried on.
+
+    Attributes:
+        ok: Whether it may be timed.
+        reason: Empty if ok, else one paragraph: what, the worst element, the inputs.
+        level: `trial` or `certify`.
+        accuracy: Per output, of the inputs where error / bound was largest. The error of a
+            refused kernel may be inf.
+        cases: Labels of the input sets tried, in order; the last is the one that failed.
+        seeds: Seed of each of them.
+        skipped: Labels of the input sets that the variant's guards do not admit.
+    """
+
+    ok: bool
+    reason: str
+    level: str
+    accuracy: tuple[OutputAccuracy, ...]
+    cases: tuple[str, ...]
+    seeds: tuple[int, ...]
+    skipped: tuple[str, ...] = ()

@@ -1,0 +1,154 @@
+"""The parent's side of a trial: render, identify, run in the worker, write down."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kgen.assets import include_dir
+from kgen.build import Compiler
+from kgen.catalogue import Entry
+from kgen.journal import Journal
+from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered
+from kgen.model.config import Config
+from kgen.model.digest import digest_of
+from kgen.model.gpu import GpuProfile
+from kgen.model.plan import Plan, make_plan
+from kgen.model.problem import Problem
+from kgen.model.record import Fate, Record
+from kgen.model.space import Variant
+from kgen.render import Renderer
+from kgen.worker.handle import WorkerHandle
+from kgen.worker.messages import Candidate, Trial, TrialOutcome
+
+
+class Session:
+    """The tools of trials of one pass on one GPU. The worker serves one thread at a time.
+
+    Attributes:
+        entry: The operator with its space and templates.
+        pass_name: `forward` or `backward`.
+        gpu: Profile of the device.
+        compiler: Back end.
+        journal: Where records go.
+        worker: The process that runs trials.
+        environment: Facts of the machine, from the worker's probe.
+    """
+
+    def __init__(
+        self, entry: Entry, pass_name: str, gpu: GpuProfile, compiler: Compiler, journal: Path,
+        worker: WorkerHandle,
+    ) -> None:
+        self.entry = entry
+        self.pass_name = pass_name
+        self.gpu = gpu
+        self.compiler = compiler
+        self.worker = worker
+        self.journal = Journal(journal)
+        self.environment: dict[str, str] = {}
+        self._renderer = Renderer(include_dir())
+        self._content: dict[str, str] = {}
+
+    def probe(self) -> float:
+        """Read the machine's facts into `environment`; return its copy bandwidth in GB/s.
+
+        Raises:
+            WorkerError: If the device cannot be used.
+        """
+        outcome = self.worker.probe()
+        self.environment = {
+            **outcome.facts, "compiler": f"{self.compiler.name} {self.compiler.version}"
+        }
+        return outcome.copy_gbps
+
+    def variant_of(self, config: Config) -> Variant:
+        """The variant that a config belongs to."""
+        return self.entry.space.variant(self.pass_name, config.variant)
+
+    def render(self, config: Config, problem: Problem) -> Rendered:
+        """Render a config.
+
+        Raises:
+            TemplateError: If the template is at fault.
+        """
+        return self._renderer.render(
+            self.entry.operator.name, self.entry.templates, self.variant_of(config), config, problem
+        )
+
+    def build(self, rendered: Rendered) -> Future[Artifact | BuildFailure]:
+        """Start a build for this GPU; the compiler's threads do the work."""
+        return self.compiler.submit(BuildRequest(rendered, self.gpu.arch))
+
+    def plan(self, config: Config, problem: Problem) -> Plan:
+        """Evaluate a config's launches."""
+        return make_plan(self.variant_of(config), config, problem, self.gpu)
+
+    def key(self, rendered: Rendered, config: Config, problem: Problem) -> str:
+        """Identity of a trial, known before anything is built."""
+        artifact_key = self.compiler.key(BuildRequest(rendered, self.gpu.arch))
+        return trial_key(artifact_key, problem, self.plan(config, problem))
+
+    def candidate(self, config: Config, artifact: Artifact) -> Candidate:
+        """What the worker needs to run a config."""
+        return Candidate(self.variant_of(config), config, artifact)
+
+    def code_identity(self, artifact: Artifact, plan: Plan) -> str:
+        """Identity of the machine code and its launches: configs that share it are one kernel."""
+        if artifact.path not in self._content:
+            self._content[artifact.path] = hashlib.sha256(
+                Path(artifact.path).read_bytes()
+            ).hexdigest()
+        return digest_of([self._content[artifact.path], repr(plan)])
+
+    def run(self, candidate: Candidate, problem: Problem, *, give_up_above_us: float | None = None,
+            certify: bool = False, measure: bool = True) -> TrialOutcome:
+        """Run a trial in the worker."""
+        return self.worker.trial(Trial(
+            self.pass_name, problem, candidate, give_up_above_us, certify, measure
+        ))
+
+    def record(
+        self,
+        config: Config,
+        problem: Problem,
+        rendered: Rendered,
+        key: str,
+        outcome: TrialOutcome,
+        artifact: Artifact | None = None,
+    ) -> Record:
+        """Build a record of an outcome and append it to the journal."""
+        record = Record(
+            key=key,
+            operator=self.entry.operator.name,
+            pass_name=self.pass_name,
+            problem=str(problem),
+            gpu=self.gpu.name,
+            config=config,
+            fate=outcome.fate,
+            reason=outcome.reason,
+            source=rendered.digest,
+            environment=digest_of(self.environment),
+            resources=artifact.resources if artifact else (),
+            timing=outcome.timing,
+            accuracy=outcome.accuracy,
+            when=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+        self.journal.append(record)
+        return record
+
+
+def failed_build(failure: BuildFailure) -> TrialOutcome:
+    """The outcome of a source that does not compile."""
+    return TrialOutcome(
+        Fate.BUILD_FAILED, f"{failure.message}\n  source: {failure.source_path}"
+    )
+
+
+def trial_key(artifact_key: str, problem: Problem, plan: Plan) -> str:
+    """Identity of what a trial tries: the built code (source, compiler, flags, arch), the problem,
+    and the launches. Nothing else: editing one variant leaves the records of all others valid."""
+    launches = [[x.kernel, x.grid, x.block, x.smem_bytes, x.args] for x in plan.launches]
+    workspaces = [[w.name, w.dtype, w.elements] for w in plan.workspaces]
+    return digest_of([artifact_key, str(problem), launches, workspaces])

@@ -1,0 +1,151 @@
+"""Discovery, search-space files and their errors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kgen.catalogue import load_profiles, open_catalogue, profile_named
+from kgen.catalogue.spaces import load_space
+from kgen.errors import CatalogueError, GpuError, SpaceError
+from kgen.model.config import Config
+from kgen.operators.rmsnorm import SIGNATURE
+
+SPACE = """\
+operator: rmsnorm
+passes:
+  forward:
+    plain:
+      doc: One thread per row.
+      params:
+        threads: [32, 64]
+        cache: [normal, streaming]
+        flag: [false, true]
+      require:
+        - rule: threads <= M
+          why: idle threads
+      launch:
+        - kernel: rmsnorm_forward
+          grid: [ceil_div(M, threads)]
+          block: [threads]
+          args: [x, w, y, M, N, x_stride_M, eps]
+      first:
+        - {threads: 64, cache: streaming, flag: true}
+      safe: {threads: 32, cache: normal, flag: false}
+"""
+
+
+def load(tmp_path: Path, text: str) -> object:
+    file = tmp_path / "rmsnorm.yaml"
+    file.write_text(text)
+    return load_space(file, "rmsnorm", SIGNATURE)
+
+
+def test_a_space_loads(tmp_path: Path) -> None:
+    file = tmp_path / "rmsnorm.yaml"
+    file.write_text(SPACE)
+    space = load_space(file, "rmsnorm", SIGNATURE)
+    (variant,) = space.of_pass("forward")
+    assert variant.size == 8
+    assert variant.template == "forward_plain.cu.jinja"
+    assert variant.safe == Config.of(
+        "plain", {"threads": 32, "cache": "normal", "flag": False}
+    )
+    assert variant.requires[0].where.endswith("rmsnorm.yaml:11")
+    assert space.safe_variant("forward") is variant
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "part"),
+    [
+        ("threads <= M", "thraeds <= M", 11, "unknown name 'thraeds'.*did you mean 'threads'"),
+        ("threads <= M", "threads <= x_ptr", 11, "unknown name 'x_ptr'"),
+        ("threads <= M", "__import__('os')", 11, "calls '__import__'"),
+        ("          why: idle threads\n", "", 11, "'why' is missing"),
+        ("[32, 64]", "[]", 7, "no choices"),
+        ("[32, 64]", "[32, 32]", 7, "twice"),
+        ("        flag:", "        threads:", 9, "'threads' is written twice"),
+        ("        flag:", "        sm_count:", 9, "cannot name a parameter"),
+        ("x_stride_M, eps]", "x_stride_N, eps]", 17, "unknown kernel argument 'x_stride_N'"),
+        ("safe: {threads: 32,", "safe: {threads: 33,", 20, "threads=33 is not among"),
+        ("  forward:", "  forwards:", 4, "unknown pass 'forwards'"),
+        ("operator: rmsnorm", "operator: timex", 1, "does not match"),
+        ("      doc:", "      docs:", 5, "unknown key 'docs'"),
+        ("grid: [ceil_div(M, threads)]", "grid: []", 15, "one to three"),
+        ("[normal, streaming]", "[normal, streaming", 9, "not valid YAML"),
+    ],
+)
+def test_mistakes_have_a_line(
+    tmp_path: Path, old: str, new: str, line: int, part: str
+) -> None:
+    assert old in SPACE
+    with pytest.raises(SpaceError) as caught:
+        load(tmp_path, SPACE.replace(old, new, 1))
+    message = str(caught.value)
+    assert f"rmsnorm.yaml:{line}:" in message, message
+    assert re.search(part, message, re.DOTALL), message
+
+
+def test_safe_excludes_constants(tmp_path: Path) -> None:
+    text = SPACE.replace("      params:\n", "      constants: [N]\n      params:\n", 1)
+    with pytest.raises(SpaceError, match="right for every problem"):
+        load(tmp_path, text)
+
+
+def test_profiles_cover_the_named_gpus() -> None:
+    profiles = load_profiles()
+    for name in ("a100", "a100_40gb", "h100", "h100_pcie", "h200", "b200", "l40s", "rtx_3090",
+                 "rtx_4090", "rtx_5090", "t4", "a10", "host"):
+        assert name in profiles
+    assert profiles["h200"].compute_capability == 90
+    assert profiles["h200"].sm_count == 132
+    assert profiles["host"].is_host
+    # One device name must not mean two GPUs.
+    names = [d for p in profiles.values() for d in p.device_names]
+    assert len(names) == len(set(names))
+
+
+def test_unknown_gpu_lists_known() -> None:
+    with pytest.raises(GpuError, match="did you mean 'h200'"):
+        profile_named("h20")
+
+
+def test_operators_spaces_and_templates_match_one_to_one() -> None:
+    catalogue = open_catalogue()
+    for name in catalogue.names:
+        entry = catalogue.entry(name)
+        files = {p.name for p in entry.templates.glob("*.jinja")}
+        assert files == {v.template for v in entry.space.variants}
+    root = catalogue.entry(catalogue.names[0]).root
+    assert {p.stem for p in root.search_spaces.glob("*.yaml")} == set(catalogue.names)
+    assert {p.name for p in root.templates.iterdir() if p.is_dir()} - {"include"} == set(
+        catalogue.names
+    )
+
+
+def test_unknown_operator() -> None:
+    with pytest.raises(CatalogueError, match="did you mean 'rmsnorm'"):
+        open_catalogue().operator("rmsnrom")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("import nonexistent_module_xyz\n", "does not load.*nonexistent_module_xyz"),
+        ("x = 1\n", "defines no OPERATOR"),
+        ("from kgen.operators.rmsnorm import OPERATOR\n", "OPERATOR.name is 'rmsnorm'"),
+    ],
+)
+def test_broken_user_operator(tmp_path: Path, text: str, part: str) -> None:
+    (tmp_path / "operators").mkdir()
+    (tmp_path / "operators" / "mine.py").write_text(text)
+    with pytest.raises(CatalogueError) as caught:
+        open_catalogue([tmp_path]).operator("mine")
+    assert re.search(part, str(caught.value), re.DOTALL)
+
+
+def test_missing_path(tmp_path: Path) -> None:
+    with pytest.raises(CatalogueError, match="is not a folder"):
+        open_catalogue([tmp_path / "nowhere"])

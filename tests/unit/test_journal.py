@@ -1,0 +1,89 @@
+"""The trial journal: append-only, whole lines, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kgen.errors import StorageError
+from kgen.journal import Journal, record_from_dict, record_to_dict
+from kgen.model.config import Config
+from kgen.model.record import Fate, OutputAccuracy, Record, Resources, Timing
+
+RECORD = Record(
+    key="abc",
+    operator="rmsnorm",
+    pass_name="forward",
+    problem="M=1,N=2,dtype=fp32,w_dtype=fp32",
+    gpu="h200",
+    config=Config.of("plain", {"threads": 32, "cache": "normal", "flag": True}),
+    fate=Fate.VERIFIED,
+    source="def",
+    environment="ghi",
+    resources=(("rmsnorm_forward", Resources(40, 0, 0, 128)),),
+    timing=Timing(1.25, 1.0, 1.5, 30, "graph of 64"),
+    accuracy=(OutputAccuracy("y", 1e-7, 4e-7, 2e-7),),
+    when="2026-11-21T00:00:00.000+00:00",
+)
+
+
+def test_round_trip() -> None:
+    text = json.dumps(record_to_dict(RECORD))
+    assert record_from_dict(json.loads(text)) == RECORD
+
+
+def test_append_and_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "deep" / "trials.jsonl")
+    assert list(journal.read()) == []
+    failed = replace(RECORD, fate=Fate.WRONG, reason="3 of 4 elements", timing=None, accuracy=())
+    journal.append(RECORD)
+    journal.append(failed)
+    assert list(journal.read()) == [RECORD, failed]
+
+
+@pytest.mark.parametrize("cut", [1, 40, 200])
+def test_a_torn_tail_loses_only_itself(tmp_path: Path, cut: int) -> None:
+    journal = Journal(tmp_path / "trials.jsonl")
+    journal.append(RECORD)
+    journal.append(RECORD)
+    whole = journal.path.read_bytes()
+    journal.path.write_bytes(whole[:-cut])
+    journal.append(RECORD)
+    assert list(journal.read()) in ([RECORD] * 2, [RECORD] * 3)
+    # Cutting the newline alone leaves a whole record; deeper cuts lose that one line.
+    assert journal.skipped_lines == (0 if cut == 1 else 1)
+
+
+def _append_many(path: Path, count: int) -> None:
+    for _ in range(count):
+        Journal(path).append(RECORD)
+
+
+def test_concurrent_writers_keep_lines_whole(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_append_many, args=(path, 100)) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    journal = Journal(path)
+    assert sum(1 for _ in journal.read()) == 400
+    assert journal.skipped_lines == 0
+
+
+def test_no_permission_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        Journal(tmp_path / "file" / "trials.jsonl").append(RECORD)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_full_disk_is_a_clear_error() -> None:
+    with pytest.raises(StorageError, match="No space left"):
+        Journal(Path("/dev/full")).append(RECORD)

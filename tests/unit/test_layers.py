@@ -1,0 +1,93 @@
+"""The floor plan, enforced: a layer imports only what stands below it, siblings not at all."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import kgen
+
+ROOT = Path(kgen.__file__).parent
+
+# Top to bottom; packages in one row are siblings. See docs/architecture.md.
+LAYERS: list[set[str]] = [
+    {"__main__"},
+    {"cli"},
+    {"tune", "emit", "bench", "report", "certify", "doctor"},
+    {"search", "choose", "worker"},
+    {"render", "build", "launch", "verify", "measure", "journal"},
+    {"catalogue"},
+    {"operators"},
+    {"model"},
+    {"errors", "assets", "runtime"},
+]
+RANK = {name: i for i, row in enumerate(LAYERS) for name in row}
+# `assets` raises kgen's errors; both are leaves.
+ALLOWED_SIBLINGS = {("assets", "errors")}
+# Imports inside functions are for these alone: what a light command must not load.
+HEAVY = {"torch", "optuna", "jinja2", "numpy", "triton"}
+# Modules of ours that need a heavy package at their top: the worker's child runs the first (its
+# parent must not load torch), an opened study the second.
+LATE = {"kgen.worker.runner", "kgen.search.sampler"}
+
+
+def modules() -> list[Path]:
+    return sorted(p for p in ROOT.rglob("*.py") if "_data" not in p.parts)
+
+
+def part_of(path: Path) -> str:
+    relative = path.relative_to(ROOT)
+    return relative.parts[0].removesuffix(".py")
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        if node.module == "kgen":
+            return [f"kgen.{alias.name}" for alias in node.names]
+        return [node.module]
+    return []
+
+
+def test_every_package_has_a_place() -> None:
+    known = set(RANK) | {"__init__"}
+    assert {part_of(p) for p in modules()} <= known
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_downwards(path: Path) -> None:
+    if path == ROOT / "__init__.py":
+        return
+    own = part_of(path)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        for name in imported(node):
+            parts = name.split(".")
+            if parts[0] != "kgen" or len(parts) < 2 or parts[1] == "__version__":
+                continue
+            other = parts[1]
+            if other == own or (own, other) in ALLOWED_SIBLINGS:
+                continue
+            assert RANK[other] > RANK[own], f"{own} may not import {name} (line {node.lineno})"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_function_level_imports_are_of_heavy_packages(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(function):
+            for name in imported(node):
+                top = name.split(".")[0]
+                assert top in HEAVY or name in LATE, f"line {node.lineno}: {name}"  # type: ignore[attr-defined]
+
+
+def test_runtime_is_self_contained() -> None:
+    """kgen/runtime is copied verbatim into the generated library."""
+    for path in (ROOT / "runtime").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not any(n.split(".")[0] == "kgen" for n in imported(node)), path
