@@ -1,4 +1,4 @@
-"""Where templates, search spaces and device headers lie: in a checkout, in a wheel, in a user's folder."""
+"""Where templates, search spaces and device headers lie: checkout, wheel, or user's folder."""
 
 from __future__ import annotations
 
@@ -63,7 +63,5 @@ def user_roots(paths: Sequence[str | Path] = ()) -> list[Root]:
                 f"{origin}: '{given}' is not a folder\n"
                 "  it should hold operators/, templates/ and search_spaces/"
             )
-        roots.append(
-            Root(base / "operators", base / "templates", base / "search_spaces", False)
-        )
+        roots.append(Root(base / "operators", base / "templates", base / "search_spaces", False))
     return roots

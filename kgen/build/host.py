@@ -28,6 +28,8 @@ from kgen.runtime.host import (
 )
 
 ARCH = "host"
+# Of the runtime, which is compiled once: a limit meant for kernels must not make it impossible.
+_RUNTIME_TIMEOUT_S = 600.0
 
 
 class HostCompiler(CachingCompiler):
@@ -117,7 +119,7 @@ class HostCompiler(CachingCompiler):
             with tempfile.TemporaryDirectory(prefix="kgen-host-") as name:
                 command = Command(tuple(compile_runtime_command(
                     self._cxx, self._include, "runtime.o", sanitize=self._sanitize)), "runtime.o")
-                done = self._ninja.run([command], Path(name), 1, self.timeout_s)[0]
+                done = self._ninja.run([command], Path(name), 1, _RUNTIME_TIMEOUT_S)[0]
                 if done.error:
                     raise ToolchainError(f"the host layer does not compile with {self._cxx}: "
                                          f"{done.error}\n{done.log}")

@@ -77,18 +77,15 @@ class Ninja:
                  "  description = $out"]
         for index, command in enumerate(commands):
             words = [self._timeout, "-k", str(_GRACE_S), f"{timeout_s:g}", *command.arguments]
-            # The status is written down because ninja does not report it.
-            line = (f"{shlex.join(words)} > {index}.log 2>&1 || "
-                    f"{{ echo $? > {index}.status; exit 1; }}")
+            # Status and times are written down because ninja does not report those of failures.
+            line = (f": > {index}.start; {shlex.join(words)} > {index}.log 2>&1; "
+                    f"status=$?; echo $status > {index}.status; exit $status")
             lines += [f"build {_escape(command.output, path=True)}: run",
                       f"  line = {_escape(line)}"]
         (folder / "build.ninja").write_text("\n".join(lines) + "\n")
         text = self._run_ninja(folder, jobs)
-        seconds = _seconds(folder / ".ninja_log")
-        return [
-            _done(folder, index, command, seconds.get(command.output, 0.0), timeout_s, text)
-            for index, command in enumerate(commands)
-        ]
+        return [_done(folder, index, command, timeout_s, text)
+                for index, command in enumerate(commands)]
 
     def _run_ninja(self, folder: Path, jobs: int) -> str:
         arguments = [self._ninja, "-C", str(folder), "-j", str(jobs), "-k", "0"]
@@ -105,17 +102,16 @@ class Ninja:
         return text
 
 
-def _done(
-    folder: Path, index: int, command: Command, seconds: float, timeout_s: float, ninja_text: str
-) -> Done:
-    log_path, status_path = folder / f"{index}.log", folder / f"{index}.status"
-    if not log_path.exists():
+def _done(folder: Path, index: int, command: Command, timeout_s: float, ninja_text: str) -> Done:
+    start, ended = folder / f"{index}.start", folder / f"{index}.status"
+    if not ended.exists():
         raise ToolchainError(f"ninja failed:\n{ninja_text.strip()}")
-    log = log_path.read_text(errors="replace").strip()
-    if status_path.exists():
-        status = int(status_path.read_text())
-        if status in (_TIMED_OUT, _KILLED):
-            return Done(f"ended after {timeout_s:g} s", log, timeout_s)
+    log = (folder / f"{index}.log").read_text(errors="replace").strip()
+    seconds = ended.stat().st_mtime - start.stat().st_mtime
+    status = int(ended.read_text())
+    if status in (_TIMED_OUT, _KILLED):
+        return Done(f"ended after {timeout_s:g} s", log, seconds)
+    if status != 0:
         return Done(f"exit status {status}", log, seconds)
     if not (folder / command.output).exists():
         return Done(f"wrote no {command.output}", log, seconds)
@@ -126,11 +122,3 @@ def _escape(text: str, path: bool = False) -> str:
     text = text.replace("$", "$$")
     return text.replace(" ", "$ ").replace(":", "$:") if path else text
 
-
-def _seconds(ninja_log: Path) -> dict[str, float]:
-    """Read ninja's log: start ms, end ms, mtime, output, hash, separated by tabs."""
-    if not ninja_log.exists():
-        return {}
-    rows = [line.split("\t") for line in ninja_log.read_text().splitlines()
-            if not line.startswith("#")]
-    return {row[3]: (int(row[1]) - int(row[0])) / 1000 for row in rows if len(row) == 5}

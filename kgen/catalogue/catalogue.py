@@ -54,9 +54,11 @@ class Catalogue:
         aliases = {alias: own for own in self.names for alias in self._load(own).aliases}
         if name in aliases:
             return self._load(aliases[name])
-        raise CatalogueError(f"unknown operator '{name}'\n  {suggest(name, [*self.names, *aliases])}"
-                             "\n  an operator of your own: --path DIR, see "
-                             "docs/tutorials/new-operator.md")
+        raise CatalogueError(
+            f"unknown operator '{name}'\n  {suggest(name, [*self.names, *aliases])}"
+            "\n  an operator of your own: --path DIR, see "
+            "docs/tutorials/new-operator.md"
+        )
 
     def entry(self, name: str) -> Entry:
         """Load an operator with its search space and templates.
@@ -70,13 +72,18 @@ class Catalogue:
         space_file = root.search_spaces / f"{operator.name}.yaml"
         templates = root.templates / operator.name
         if not space_file.is_file():
-            raise CatalogueError(f"operator '{operator.name}' has no search space\n  "
-                                 f"expected: {space_file}")
-        space = load_space(space_file, operator.name, operator.signature)
+            raise CatalogueError(
+                f"operator '{operator.name}' has no search space\n  expected: {space_file}"
+            )
+        # Reports quote rules with their place; kgen's own files are the same in every checkout.
+        shown_as = f"search_spaces/{space_file.name}" if root.builtin else ""
+        space = load_space(space_file, operator.name, operator.signature, shown_as)
         for variant in space.variants:
             if not (templates / variant.template).is_file():
-                raise CatalogueError(f"{variant.where}: variant '{variant.name}' has no template\n"
-                                     f"  expected: {templates / variant.template}")
+                raise CatalogueError(
+                    f"{variant.where}: variant '{variant.name}' has no template\n"
+                    f"  expected: {templates / variant.template}"
+                )
         return Entry(operator, space, templates, root)
 
     def _load(self, name: str) -> Operator:
@@ -87,7 +94,8 @@ class Catalogue:
                 module = importlib.import_module(module_name)
             else:
                 spec = importlib.util.spec_from_file_location(module_name, file)
-                assert spec is not None and spec.loader is not None, file
+                assert spec is not None, file
+                assert spec.loader is not None, file
                 module = importlib.util.module_from_spec(spec)
                 sys.modules[module_name] = module  # dataclasses look their module up
                 spec.loader.exec_module(module)

@@ -15,13 +15,13 @@ from kgen.model.signature import Pass, Signature
 from kgen.model.space import LaunchSpec, Param, Rule, Space, Variant, WorkspaceSpec
 
 
-def load_space(path: Path, operator: str, signature: Signature) -> Space:
-    """Read and check a search space.
+def load_space(path: Path, operator: str, signature: Signature, shown_as: str = "") -> Space:
+    """Read and check a search space; `shown_as` names the file in messages and reports.
 
     Raises:
         SpaceError: With `file:line` of the first mistake.
     """
-    tree = read_yaml(path)
+    tree = read_yaml(path, shown_as=shown_as)
     entries = tree.fields(required=["operator", "passes"])
     named = entries["operator"].text()
     if named != operator:
@@ -35,10 +35,12 @@ def load_space(path: Path, operator: str, signature: Signature) -> Space:
         found = [reader.variant(n, t) for n, t in pass_tree.mapping().items()]
         safe = [v for v in found if v.safe is not None]
         if len(safe) != 1:
-            raise pass_tree.fail(f"exactly one variant of '{pass_name}' must declare 'safe' (the "
-                                 f"config that is right for every problem); found {len(safe)}")
+            raise pass_tree.fail(
+                f"exactly one variant of '{pass_name}' must declare 'safe' (the "
+                f"config that is right for every problem); found {len(safe)}"
+            )
         variants += found
-    return Space(operator, str(path), tuple(variants))
+    return Space(operator, tree.path, tuple(variants))
 
 
 class _PassReader:
@@ -96,8 +98,10 @@ class _PassReader:
         params = []
         for name, choices_tree in tree.mapping().items():
             if not name.isidentifier() or name in self.problem_names or name in GPU_EXPR_NAMES:
-                raise choices_tree.fail(f"'{name}' cannot name a parameter: it is no identifier, "
-                                        "or already means something else in rules")
+                raise choices_tree.fail(
+                    f"'{name}' cannot name a parameter: it is no identifier, "
+                    "or already means something else in rules"
+                )
             choices = tuple(_value(item) for item in choices_tree.sequence())
             if not choices:
                 raise choices_tree.fail(f"'{name}' has no choices")
@@ -131,15 +135,13 @@ class _PassReader:
         args = entries["args"].sequence()
         for arg in args:
             if arg.text() not in allowed:
-                raise arg.fail(f"unknown kernel argument '{arg.text()}'\n  "
-                               f"{suggest(arg.text(), allowed)}")
-        for key in ("grid", "block"):
-            if not 1 <= len(entries[key].sequence()) <= 3:
-                raise entries[key].fail(f"'{key}' takes one to three extents")
+                raise arg.fail(
+                    f"unknown kernel argument '{arg.text()}'\n  {suggest(arg.text(), allowed)}"
+                )
         return LaunchSpec(
             kernel=entries["kernel"].text(),
-            grid=tuple(_expr(t, names) for t in entries["grid"].sequence()),
-            block=tuple(_expr(t, names) for t in entries["block"].sequence()),
+            grid=_extents(entries["grid"], names),
+            block=_extents(entries["block"], names),
             smem=_expr(entries["smem"], names) if "smem" in entries else parse_expr(0),
             args=tuple(arg.text() for arg in args),
         )
@@ -158,8 +160,12 @@ def _value(tree: Tree) -> Value:
 
 
 def _expr(tree: Tree, names: Iterable[str]) -> Expr:
+    return _parse(tree.text(), tree, names)
+
+
+def _parse(text: str, tree: Tree, names: Iterable[str]) -> Expr:
     try:
-        expr = parse_expr(tree.text())
+        expr = parse_expr(text)
     except ExprError as problem:
         raise tree.fail(str(problem)) from None
     known = list(names)
@@ -167,6 +173,19 @@ def _expr(tree: Tree, names: Iterable[str]) -> Expr:
         if name not in known:
             raise tree.fail(f"'{expr.text}' uses unknown name '{name}'\n  {suggest(name, known)}")
     return expr
+
+
+def _extents(tree: Tree, names: Sequence[str]) -> tuple[Expr, ...]:
+    """Read `[ceil_div(M, rows), 2]`: to YAML the comma inside the call ends an item."""
+    texts: list[str] = []
+    for item in tree.sequence():
+        if texts and texts[-1].count("(") > texts[-1].count(")"):
+            texts[-1] += ", " + item.text()
+        else:
+            texts.append(item.text())
+    if not 1 <= len(texts) <= 3:
+        raise tree.fail(f"one to three extents are expected here, not {len(texts)}")
+    return tuple(_parse(text, tree, names) for text in texts)
 
 
 def _rules(tree: Tree | None, names: Sequence[str]) -> tuple[Rule, ...]:

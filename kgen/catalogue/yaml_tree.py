@@ -91,7 +91,7 @@ class Tree:
             raise self.fail("one value is expected here")
         loader = yaml.SafeLoader("")
         try:
-            value: Scalar = loader.construct_object(self.node)  # type: ignore[no-untyped-call]
+            value: Scalar = loader.construct_object(self.node)
         except (yaml.YAMLError, ValueError) as problem:
             raise self.fail(f"'{self.node.value}' is not a value: {problem}") from None
         if not isinstance(value, int | float | bool | str | None):
@@ -109,23 +109,29 @@ class Tree:
         return str(self.node.value)
 
 
-def read_yaml(path: Path, error: type[UserError] = SpaceError) -> Tree:
+def read_yaml(path: Path, error: type[UserError] = SpaceError, shown_as: str = "") -> Tree:
     """Parse a YAML file.
+
+    Args:
+        path: The file.
+        error: Exception class of its mistakes.
+        shown_as: Name for messages and reports; default: the path.
 
     Raises:
         UserError: If it cannot be read or is not YAML; the text has file and line.
     """
+    name = shown_as or str(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise error(f"{path}: cannot be read: {problem}") from None
+        raise error(f"{name}: cannot be read: {problem}") from None
     try:
         node = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as problem:
         line = problem.problem_mark.line + 1 if problem.problem_mark else 1
-        raise error(f"{path}:{line}: not valid YAML: {problem.problem}") from None
+        raise error(f"{name}:{line}: not valid YAML: {problem.problem}") from None
     except yaml.YAMLError as problem:
-        raise error(f"{path}:1: not valid YAML: {problem}") from None
+        raise error(f"{name}:1: not valid YAML: {problem}") from None
     if node is None:
-        raise error(f"{path}:1: the file is empty")
-    return Tree(node, str(path), error)
+        raise error(f"{name}:1: the file is empty")
+    return Tree(node, name, error)

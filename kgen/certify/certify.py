@@ -47,8 +47,14 @@ def check_problem(session: Session, problem: Problem) -> Iterator[Checked]:
         wanted = [*variant.first, *([variant.safe] if variant.safe else [])]
         wanted += [own[i * (len(own) - 1) // (SPREAD - 1)] for i in range(SPREAD) if own]
         chosen += [c for c in wanted if c in feasible]
-    timed = [r for r in session.journal.read() if r.problem == str(problem) and r.timing
-             and r.pass_name == session.pass_name and r.config in feasible]
+    timed = [
+        r
+        for r in session.journal.read()
+        if r.problem == str(problem)
+        and r.timing
+        and r.pass_name == session.pass_name
+        and r.config in feasible
+    ]
     if timed:
         chosen.append(min(timed, key=lambda r: r.timing.median_us if r.timing else 0.0).config)
     for config in dict.fromkeys(chosen):
@@ -67,11 +73,15 @@ def check_record(session: Session, record_id: str) -> Checked:
             variant = session.variant_of(record.config)
             pass_ = session.entry.operator.signature.pass_named(session.pass_name)
             if not is_feasible(variant, record.config, pass_, problem, session.gpu):
-                raise RecordError(f"record {record_id}: {record.config.label} is no longer "
-                                  f"feasible for {problem}; see {variant.where}")
+                raise RecordError(
+                    f"record {record_id}: {record.config.label} is no longer "
+                    f"feasible for {problem}; see {variant.where}"
+                )
             return _check(session, problem, record.config)
-    raise RecordError(f"{session.journal.path} has no {session.pass_name} record '{record_id}'\n"
-                      "  record ids stand in the report and in the generated tables")
+    raise RecordError(
+        f"{session.journal.path} has no {session.pass_name} record '{record_id}'\n"
+        "  record ids stand in the report and in the generated tables"
+    )
 
 
 def _check(session: Session, problem: Problem, config: Config) -> Checked:
@@ -80,6 +90,4 @@ def _check(session: Session, problem: Problem, config: Config) -> Checked:
     if isinstance(built, BuildFailure):
         return Checked(problem, config, failed_build(built))
     candidate = session.candidate(config, built)
-    return Checked(
-        problem, config, session.run(candidate, problem, certify=True, measure=False)
-    )
+    return Checked(problem, config, session.run(candidate, problem, certify=True, measure=False))

@@ -20,23 +20,51 @@ def add_common(
 ) -> None:
     """Add the options that name what to work on."""
     parser.add_argument("--op", required=True, metavar="OP", help="operator; see 'kgen ops'")
-    parser.add_argument("--gpu", default="auto", metavar="GPU",
-                        help="'auto' (first CUDA GPU, else host), 'host', or a profile's name; "
-                             "see 'kgen gpus' (default: %(default)s)")
-    parser.add_argument("--path", action="append", default=[], metavar="DIR",
-                        help="folder with operators of your own (repeatable; also KGEN_PATH)")
+    parser.add_argument(
+        "--gpu",
+        default="auto",
+        metavar="GPU",
+        help="'auto' (first CUDA GPU, else host), 'host', or a profile's name; "
+        "see 'kgen gpus' (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--path",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder with operators of your own (repeatable; also KGEN_PATH)",
+    )
     if problems:
-        parser.add_argument("--problem", action="append", default=[], metavar="M=..,N=..,dtype=..",
-                            help="repeatable (default: the operator's own problems)")
+        parser.add_argument(
+            "--problem",
+            action="append",
+            default=[],
+            metavar="M=..,N=..,dtype=..",
+            help="repeatable (default: the operator's own problems)",
+        )
     if passes:
-        parser.add_argument("--pass", dest="pass_name", default="all",
-                            choices=["forward", "backward", "all"], help="(default: %(default)s)")
+        parser.add_argument(
+            "--pass",
+            dest="pass_name",
+            default="all",
+            choices=["forward", "backward", "all"],
+            help="(default: %(default)s)",
+        )
     if compiler:
-        parser.add_argument("--compiler", choices=["nvrtc", "nvcc"], default="nvrtc",
-                            help="for CUDA GPUs; the host uses g++ or $CXX (default: %(default)s)")
+        parser.add_argument(
+            "--compiler",
+            choices=["nvrtc", "nvcc"],
+            default="nvrtc",
+            help="for CUDA GPUs; the host uses g++ or $CXX (default: %(default)s)",
+        )
     if seed:
-        parser.add_argument("--seed", type=int, default=0, metavar="S",
-                            help="of proposals and random inputs (default: %(default)s)")
+        parser.add_argument(
+            "--seed",
+            type=int,
+            default=0,
+            metavar="S",
+            help="of proposals and random inputs (default: %(default)s)",
+        )
 
 
 def duration(text: str) -> float:

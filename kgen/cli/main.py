@@ -43,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as problem:
-        _complain(f"{problem.filename or ''}: {problem.strerror or problem}\n"
-                  "  check permissions and free space")
+        _complain(
+            f"{problem.filename or ''}: {problem.strerror or problem}\n"
+            "  check permissions and free space"
+        )
         return EXIT_FAILURE
 
 
@@ -64,30 +66,58 @@ def build_parser() -> argparse.ArgumentParser:
 
     tune = commands.add_parser("tune", help="search, verify and emit the best kernels")
     add_common(tune, problems=True, passes=True, compiler=True, seed=True)
-    tune.add_argument("--trials", type=_positive, metavar="N",
-                      help="trials per problem, at most (default: 200; 40 on the host)")
-    tune.add_argument("--time", type=duration, metavar="60s",
-                      help="time for all searches together: 90, 60s, 5m, 1h (default: no limit)")
-    tune.add_argument("--out", default="generated", metavar="DIR",
-                      help="where the library is written (default: %(default)s)")
-    tune.add_argument("--no-peers", action="store_true",
-                      help="do not time eager PyTorch and torch.compile beside the winner")
+    tune.add_argument(
+        "--trials",
+        type=_positive,
+        metavar="N",
+        help="trials per problem, at most (default: 200; 40 on the host)",
+    )
+    tune.add_argument(
+        "--time",
+        type=duration,
+        metavar="60s",
+        help="time for all searches together: 90, 60s, 5m, 1h (default: no limit)",
+    )
+    tune.add_argument(
+        "--out",
+        default="generated",
+        metavar="DIR",
+        help="where the library is written (default: %(default)s)",
+    )
+    tune.add_argument(
+        "--no-peers",
+        action="store_true",
+        help="do not time eager PyTorch and torch.compile beside the winner",
+    )
 
     verify = commands.add_parser("verify", help="check kernels against the float64 definition")
     add_common(verify, problems=True, passes=True, compiler=True, seed=True)
     verify.add_argument("--record", metavar="ID", help="check the config of one record again")
-    verify.add_argument("--out", default="generated", metavar="DIR",
-                        help="where the records are (default: %(default)s)")
+    verify.add_argument(
+        "--out",
+        default="generated",
+        metavar="DIR",
+        help="where the records are (default: %(default)s)",
+    )
 
     report = commands.add_parser("report", help="print the reports of earlier tunes")
     report.add_argument("--op", metavar="OP", help="only this operator")
     report.add_argument("--gpu", metavar="GPU", help="only this GPU")
-    report.add_argument("--out", default="generated", metavar="DIR",
-                        help="where the library is (default: %(default)s)")
+    report.add_argument(
+        "--out",
+        default="generated",
+        metavar="DIR",
+        help="where the library is (default: %(default)s)",
+    )
 
     operators = commands.add_parser("ops", help="list operators, passes and variants")
-    operators.add_argument("--path", action="append", default=[], metavar="DIR",
-                           help="folder with operators of your own (repeatable; also KGEN_PATH)")
+    operators.add_argument(
+        "--path",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder with operators of your own (repeatable; also KGEN_PATH)",
+    )
     commands.add_parser("gpus", help="list GPU profiles")
     commands.add_parser("doctor", help="show what is installed, what works, what is missing")
     return parser

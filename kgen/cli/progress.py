@@ -59,8 +59,11 @@ def describe(progress: Progress) -> str:
     if progress.stage == "safe":
         return "verifying the safe variant for every combination of dtypes"
     head = f"[{progress.index}/{progress.count}] {progress.problem}"
-    fates = ", ".join(f"{progress.fates[fate]} {fate.value.replace('_', ' ')}" for fate in Fate
-                      if progress.fates.get(fate))
+    fates = ", ".join(
+        f"{progress.fates[fate]} {fate.value.replace('_', ' ')}"
+        for fate in Fate
+        if progress.fates.get(fate)
+    )
     parts = [head, f"trial {progress.trials}/{progress.wanted}" + (f" ({fates})" if fates else "")]
     if progress.best_us is not None:
         share = f", {100 * progress.share:.0f} % of the floor" if progress.share else ""

@@ -19,8 +19,9 @@ from kgen.model.plan import MAX_GRID
 from kgen.model.signature import Pass
 from kgen.model.space import LaunchSpec, Variant
 
-# The library files a call under the alignment of its pointers, up to this many bytes.
-MAX_ALIGNMENT = 64
+# The library files a call under its pointers modulo this many bytes.
+MAX_ALIGNMENT = 32
+_ALIGNMENTS = tuple(2**k for k in range(MAX_ALIGNMENT.bit_length()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +131,18 @@ class _Fold(ast.NodeTransformer):
     def __init__(self, fixed: Mapping[str, Any]) -> None:
         self.fixed = fixed
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802 - the visitor's protocol
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(self.fixed[node.id]) if node.id in self.fixed else node
 
-    def visit_Call(self, node: ast.Call) -> ast.expr:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> ast.expr:
         node.args = [self.visit(arg) for arg in node.args]  # not node.func
+        match node:
+            case ast.Call(func=ast.Name(id="ceil_div" | "round_up"),
+                          args=[ast.expr() as whole, ast.Constant(value=1)]):
+                return whole
         return self._computed(node)
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:  # noqa: N802
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         absorbing = isinstance(node.op, ast.Or)
         kept = []
         for value in map(self.visit, node.values):
@@ -150,7 +155,7 @@ class _Fold(ast.NodeTransformer):
             return ast.Constant(not absorbing)
         return kept[0] if len(kept) == 1 else ast.BoolOp(node.op, kept)
 
-    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:  # noqa: N802
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         test: ast.expr = self.visit(node.test)
         if isinstance(test, ast.Constant):
             chosen: ast.expr = self.visit(node.body if test.value else node.orelse)
@@ -163,6 +168,10 @@ class _Fold(ast.NodeTransformer):
             else node
 
     def _computed(self, node: ast.expr) -> ast.expr:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and (
+            isinstance(node.right, ast.Constant) and node.right.value == 1
+        ):
+            return ast.Constant(0)
         text = ast.unparse(node)
         return node if names_in(text) else ast.Constant(parse_expr(text)({}))
 
@@ -174,19 +183,27 @@ def _conjuncts(node: ast.expr) -> list[ast.expr]:
 
 
 def _check_pointers(condition: ast.expr, where: str) -> None:
-    """Refuse conditions that cannot be decided from the alignment of a pointer alone."""
+    """Refuse conditions that cannot be decided from pointers modulo `MAX_ALIGNMENT`."""
     allowed = {
-        id(node.left)
+        id(name)
         for node in ast.walk(condition)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
-        and isinstance(node.right, ast.Constant) and isinstance(node.right.value, int)
-        and 0 < node.right.value <= MAX_ALIGNMENT
-        and node.right.value & (node.right.value - 1) == 0
+        and isinstance(node.right, ast.Constant) and node.right.value in _ALIGNMENTS
+        for name in _congruent(node.left)
     }
     for node in ast.walk(condition):
         if isinstance(node, ast.Name) and node.id.endswith("_ptr") and id(node) not in allowed:
             raise SpaceError(
                 f"{where}: guard '{ast.unparse(condition)}' uses '{node.id}' otherwise than in "
-                f"'{node.id} % n' with n a power of two up to {MAX_ALIGNMENT}\n"
-                "  the generated library knows only the alignment of a pointer"
+                f"'{node.id} % n', or a sum of pointers % n, with n a power of two up to "
+                f"{MAX_ALIGNMENT}\n  the generated library knows only the alignment of a pointer"
             )
+
+
+def _congruent(node: ast.expr) -> list[ast.Name]:
+    """Names in a sum or product: modulo n, its value depends on theirs modulo n alone."""
+    if isinstance(node, ast.Name):
+        return [node]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub | ast.Mult):
+        return _congruent(node.left) + _congruent(node.right)
+    return []

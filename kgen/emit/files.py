@@ -57,10 +57,10 @@ def write_all(root: Path, files: Mapping[str, bytes]) -> tuple[str, ...]:
             staged.append((Path(temporary), target))
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-            os.chmod(temporary, 0o644)
+            Path(temporary).chmod(0o644)
             changed.append(name)
         for temporary_path, target in staged:
-            os.replace(temporary_path, target)
+            temporary_path.replace(target)
     except OSError as problem:
         for temporary_path, _ in staged:
             temporary_path.unlink(missing_ok=True)

@@ -36,7 +36,7 @@ class RowState:
     plan: PlanText
 
     @property
-    def problem(self) -> tuple[object, ...]:
+    def problem(self) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
         """What a later tune of the same problem replaces; also the order of rows."""
         return (self.pass_name, tuple(v for _, v in self.dtypes), tuple(v for _, v in self.dims))
 
@@ -74,7 +74,7 @@ class TableState:
     def with_rows(self, gpu: GpuState, rows: Iterable[RowState]) -> TableState:
         """Add rows; those of the same problem are replaced."""
         merged = {row.problem: row for row in (*self.rows, *rows)}
-        return replace(self, gpu=gpu, rows=tuple(merged[key] for key in sorted(merged, key=repr)))
+        return replace(self, gpu=gpu, rows=tuple(merged[key] for key in sorted(merged)))
 
 
 def table_text(table: TableState) -> str:

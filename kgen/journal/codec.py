@@ -59,8 +59,9 @@ def record_from_dict(data: Mapping[str, Any]) -> Record:
         timing = None
         if "time_us" in data:
             median, low, high = data["time_us"]
-            timing = Timing(float(median), float(low), float(high), int(data["samples"]),
-                            str(data["protocol"]))
+            timing = Timing(
+                float(median), float(low), float(high), int(data["samples"]), str(data["protocol"])
+            )
         return Record(
             key=str(data["key"]),
             operator=str(data["operator"]),
@@ -72,11 +73,13 @@ def record_from_dict(data: Mapping[str, Any]) -> Record:
             reason=str(data.get("reason", "")),
             source=str(data["source"]),
             environment=str(data["environment"]),
-            resources=tuple((k, Resources(*map(int, v)))
-                            for k, v in data.get("resources", {}).items()),
+            resources=tuple(
+                (k, Resources(*map(int, v))) for k, v in data.get("resources", {}).items()
+            ),
             timing=timing,
-            accuracy=tuple(OutputAccuracy(k, *map(float, v))
-                           for k, v in data.get("accuracy", {}).items()),
+            accuracy=tuple(
+                OutputAccuracy(k, *map(float, v)) for k, v in data.get("accuracy", {}).items()
+            ),
             when=str(data["when"]),
         )
     except (KeyError, TypeError, ValueError) as problem:

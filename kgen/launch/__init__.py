@@ -5,7 +5,9 @@ from __future__ import annotations
 from kgen.errors import GpuError
 from kgen.launch.base import Device, Module
 from kgen.model.gpu import GpuProfile
-from kgen.runtime import cuda
+
+# Not as `cuda`: importing the submodule of that name would put it in this name's place.
+from kgen.runtime import cuda as runtime_cuda
 
 __all__ = ["Device", "Module", "detect_gpus", "open_device"]
 
@@ -32,11 +34,11 @@ def open_device(gpu: GpuProfile, ordinal: int = 0) -> Device:
 
 def detect_gpus() -> list[str]:
     """Return the names of the GPUs that the driver shows, without torch; empty if none."""
-    return [facts.name for facts in cuda.devices()]
+    return [facts.name for facts in runtime_cuda.devices()]
 
 
 def _check_gpu(gpu: GpuProfile, ordinal: int) -> None:
-    seen = cuda.devices()
+    seen = runtime_cuda.devices()
     names = ", ".join(f"cuda:{facts.ordinal} {facts.name}" for facts in seen) or "(none)"
     next_step = "next: choose the profile of a GPU in this machine, or --gpu host"
     if not 0 <= ordinal < len(seen):

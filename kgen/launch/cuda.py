@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -34,7 +35,6 @@ class CudaDevice(Device):
                               "or choose --gpu host")
         self.ordinal = ordinal
         self._torch_device = torch.device("cuda", ordinal)
-        torch.cuda.init()
         try:
             cuda.driver().primary_context(ordinal)
         except CudaError as error:
@@ -111,7 +111,7 @@ class CudaModule(Module):
     def _prepare(
         self, launch: Launch, tensors: Mapping[str, torch.Tensor],
         numbers: Mapping[str, int | float],
-    ) -> tuple[Launcher, tuple[int | float, ...]]:
+    ) -> tuple[Launcher, tuple[Any, ...]]:
         """Return a launcher, and what it is called with besides the stream."""
         values = resolve(launch, tensors, numbers, self._device.torch_device)
         codes = ["p" if isinstance(v, torch.Tensor) else "q" if isinstance(v, int) else "f"

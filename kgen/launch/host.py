@@ -10,6 +10,7 @@ import torch
 
 from kgen.errors import LaunchError
 from kgen.launch.base import Device, Module, describe, resolve
+from kgen.launch.sanitized import SanitizedModule
 from kgen.model.artifact import Artifact
 from kgen.model.plan import Launch, Plan
 from kgen.runtime.host import HostFault, HostFunction, HostModule
@@ -33,8 +34,10 @@ class HostDevice(Device):
         """See `Device`."""
         return torch.device("cpu")
 
-    def load(self, artifact: Artifact) -> HostLoaded:
-        """See `Device`."""
+    def load(self, artifact: Artifact) -> Module:
+        """See `Device`; a sanitized build runs each launch in a process of its own."""
+        if artifact.kind == "exe":
+            return SanitizedModule(artifact, self.torch_device, self.seed)
         if artifact.kind != "so":
             raise LaunchError(f"{artifact.path} is of kind '{artifact.kind}'; the host loads 'so'")
         return HostLoaded(artifact, self)
@@ -70,7 +73,8 @@ class HostLoaded(Module):
                     function.launch(launch.grid, launch.block, launch.smem_bytes, arguments,
                                     seed=device.seed, threads=device.threads)
                 except HostFault as error:
-                    raise LaunchError(f"{error}\n  {describe(launch)}, seed {device.seed}") from None
+                    where = f"{describe(launch)}, seed {device.seed}"
+                    raise LaunchError(f"{error}\n  {where}") from None
 
         return run
 

@@ -50,4 +50,6 @@ def dtype_named(name: str, where: str = "dtype") -> DType:
     try:
         return DTYPES[name]
     except KeyError:
-        raise ProblemError(f"unknown dtype '{name}' for {where}\n  {suggest(name, DTYPES)}") from None
+        raise ProblemError(
+            f"unknown dtype '{name}' for {where}\n  {suggest(name, DTYPES)}"
+        ) from None

@@ -155,7 +155,9 @@ def _power(base: Any, power: Any) -> Any:
     return base**power
 
 
-def _chain(env: Env, first: _Closure, links: list[tuple[Callable[[Any, Any], Any], _Closure]]) -> bool:
+def _chain(
+    env: Env, first: _Closure, links: list[tuple[Callable[[Any, Any], Any], _Closure]]
+) -> bool:
     left = first(env)
     for compare, closure in links:
         right = closure(env)

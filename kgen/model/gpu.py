@@ -69,7 +69,9 @@ class GpuProfile:
 
 
 GPU_NAMES: tuple[str, ...] = tuple(
-    f.name for f in fields(GpuProfile) if f.name not in ("name", "title", "device_names", "arch")
+    f.name
+    for f in fields(GpuProfile)
+    if f.name not in ("name", "title", "device_names", "arch")
     and not f.name.endswith(("gbps", "tflops"))
 )
 GPU_EXPR_NAMES: frozenset[str] = frozenset((*GPU_NAMES, "compute_capability"))

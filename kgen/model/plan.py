@@ -82,19 +82,25 @@ def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfil
 def _whole(expr: Expr, env: dict[str, Any], variant: Variant, what: str) -> int:
     value = expr(env)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise SpaceError(f"{variant.where}: {what} '{expr.text}' is {value!r}, "
-                         "which is no whole number >= 0")
+        raise SpaceError(
+            f"{variant.where}: {what} '{expr.text}' is {value!r}, which is no whole number >= 0"
+        )
     return value
 
 
 def _extents(
-    exprs: Sequence[Expr], env: dict[str, Any], variant: Variant, what: str, least: int,
+    exprs: Sequence[Expr],
+    env: dict[str, Any],
+    variant: Variant,
+    what: str,
+    least: int,
     most: tuple[int, int, int],
 ) -> tuple[int, int, int]:
     values = [_whole(expr, env, variant, what) for expr in exprs]
     values += [1] * (3 - len(values))
     for value, limit in zip(values, most, strict=True):
         if not least <= value <= limit:
-            raise SpaceError(f"{variant.where}: {what} {tuple(values)} is out of CUDA's range "
-                             f"{least}..{most}")
+            raise SpaceError(
+                f"{variant.where}: {what} {tuple(values)} is out of CUDA's range {least}..{most}"
+            )
     return values[0], values[1], values[2]

@@ -64,23 +64,28 @@ def parse_problem(text: str, signature: Signature) -> Problem:
         name, equals, value = part.partition("=")
         name, value = name.strip(), value.strip()
         if not equals or not value:
-            raise ProblemError(f"problem '{text}': '{part}' is not name=value\n  "
-                               f"example: {_example(signature)}")
+            raise ProblemError(
+                f"problem '{text}': '{part}' is not name=value\n  example: {_example(signature)}"
+            )
         if name not in signature.field_names:
-            raise ProblemError(f"problem '{text}': unknown name '{name}'\n  "
-                               f"{suggest(name, signature.field_names)}")
+            raise ProblemError(
+                f"problem '{text}': unknown name '{name}'\n  {suggest(name, signature.field_names)}"
+            )
         if name in given:
             raise ProblemError(f"problem '{text}': '{name}' is given twice")
         given[name] = value
     dims: list[tuple[str, int]] = []
     for dim in signature.dims:
         if dim.name not in given:
-            raise ProblemError(f"problem '{text}': '{dim.name}' ({dim.doc}) is missing\n  "
-                               f"example: {_example(signature)}")
+            raise ProblemError(
+                f"problem '{text}': '{dim.name}' ({dim.doc}) is missing\n  "
+                f"example: {_example(signature)}"
+            )
         value = given.pop(dim.name)
         if not value.isdecimal() or int(value) < dim.smallest:
-            raise ProblemError(f"problem '{text}': {dim.name}={value} is not a whole number "
-                               f">= {dim.smallest}")
+            raise ProblemError(
+                f"problem '{text}': {dim.name}={value} is not a whole number >= {dim.smallest}"
+            )
         dims.append((dim.name, int(value)))
     try:
         dtypes = signature.complete_dtypes(given)

@@ -1,4 +1,4 @@
-"""What an operator takes and returns: the one declaration that checks, tuning and emission share."""
+"""What an operator takes and returns: the one declaration that all layers share."""
 
 from __future__ import annotations
 
@@ -131,8 +131,9 @@ class Signature:
                 raise ProblemError(f"'{f.name}' is missing\n  allowed: {', '.join(f.allowed)}")
             value = chosen.get(value, value)
             if value not in DTYPES:
-                raise ProblemError(f"unknown dtype '{value}' for '{f.name}'\n  "
-                                   f"{suggest(value, DTYPES)}")
+                raise ProblemError(
+                    f"unknown dtype '{value}' for '{f.name}'\n  {suggest(value, DTYPES)}"
+                )
             allowed = [chosen.get(a, a) for a in f.allowed]
             if value not in allowed:
                 raise ProblemError(

@@ -125,8 +125,10 @@ class Space:
         for candidate in known:
             if candidate.name == name:
                 return candidate
-        raise SpaceError(f"{self.path}: {pass_name} has no variant '{name}'\n  "
-                         f"{suggest(name, [v.name for v in known])}")
+        raise SpaceError(
+            f"{self.path}: {pass_name} has no variant '{name}'\n  "
+            f"{suggest(name, [v.name for v in known])}"
+        )
 
     def safe_variant(self, pass_name: str) -> Variant:
         """The variant that is right for every problem of a pass.

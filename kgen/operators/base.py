@@ -44,16 +44,18 @@ class Operator:
         signature: Dims, dtypes, passes.
         definition: (pass, inputs, scalars) -> outputs, in plain torch, in whatever dtype the
             inputs have: float64 inputs make it the oracle, the problem's dtypes make it the
-            eager baseline for the error bound. Outputs have the dtype of a float64 call's
-            inputs in the first case, and of the declared outputs in the second.
+            eager baseline for the error bound, and float32 inputs tell loss of precision from
+            loss of range. Outputs have the dtype of the inputs in the first and last case, and
+            of the declared outputs in the second.
         make_inputs: (pass, problem, case, generator, device) -> inputs in the problem's dtypes.
         cases: Names of input cases beyond `normal`, adversarial ones among them.
         cost: (pass, problem) -> least work.
         problems: Default problems (as text) for a GPU; the key `host` has the small ones.
         peers: (pass) -> {name: callable(inputs, scalars) -> outputs}; what users run today,
             `eager` among them. Called in the tuning run, beside the winner.
-        scale: (pass, inputs, float64 outputs, scalars) -> per-output tensors, broadcastable to
-            the outputs: the magnitude that an error is relative to. None: max(|y|, rms of y).
+        scale: (pass, float64 inputs, float64 outputs, scalars) -> per-output tensors,
+            broadcastable to the outputs: the magnitude that an error is relative to. None:
+            max(|y|, rms of y over its last dim).
         aliases: Other names for `--op`.
         slab_dim: A dim along which the outputs are independent, so that the oracle can be
             evaluated in slabs; None if there is none.

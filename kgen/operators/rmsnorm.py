@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,8 @@ def cost(pass_name: str, problem: Problem) -> Cost:
 
 
 def peers(pass_name: str) -> dict[str, Callable[[Tensors, Mapping[str, float]], object]]:
-    """F.rms_norm, and torch.compile of the definition as a model would write it."""
+    """F.rms_norm, torch.compile of the definition as a model would write it, and Liger's kernel
+    where it is installed."""
     import torch
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
@@ -106,12 +108,23 @@ def peers(pass_name: str) -> dict[str, Callable[[Tensors, Mapping[str, float]], 
         x32 = x.float()
         return (x32 * (x32.square().mean(-1, keepdim=True) + eps).rsqrt() * w.float()).to(x.dtype)
 
+    # Past a number of recompilations Dynamo gives up and runs a function eagerly, silently: with
+    # many problems in one process, the "compiled" peer would be timed as eager.
+    torch._dynamo.reset()
     compiled = torch.compile(model_code, dynamic=False)
 
     def compiled_peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
         return compiled(inputs["x"], inputs["w"], scalars["eps"])
 
-    return {"eager": eager, "torch.compile": compiled_peer}
+    found = {"eager": eager, "torch.compile": compiled_peer}
+    if torch.cuda.is_available() and importlib.util.find_spec("liger_kernel"):
+        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+        def liger(inputs: Tensors, scalars: Mapping[str, float]) -> object:
+            return LigerRMSNormFunction.apply(inputs["x"], inputs["w"], scalars["eps"])
+
+        found["liger"] = liger
+    return found
 
 
 OPERATOR = Operator(

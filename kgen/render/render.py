@@ -62,8 +62,9 @@ class Renderer:
         try:
             body = self._template(path).render(context)
         except jinja2.UndefinedError as problem_:
-            raise TemplateError(f"{path}: {problem_.message}\n  "
-                                f"declared: {', '.join(sorted(context))}") from None
+            raise TemplateError(
+                f"{path}: {problem_.message}\n  declared: {', '.join(sorted(context))}"
+            ) from None
         except jinja2.TemplateError as problem_:
             raise TemplateError(f"{path}: {problem_.message}") from None
         name = f"{operator}/{variant.pass_name}_{variant.name}"
@@ -101,8 +102,10 @@ class Renderer:
         if name not in self._headers:
             file = self._include_dir / name
             if not file.is_file():
-                raise TemplateError(f'{path}: includes "{name}", which is not in the device '
-                                    f"library {self._include_dir}")
+                raise TemplateError(
+                    f'{path}: includes "{name}", which is not in the device '
+                    f"library {self._include_dir}"
+                )
             text = file.read_text(encoding="utf-8")
             folder = file.parent.relative_to(self._include_dir)
             includes = [
@@ -142,12 +145,16 @@ def check_template(path: Path, variant: Variant, signature: Signature) -> None:
     allowed = params | set(variant.constants) | {f.name for f in signature.dtypes}
     used = free_names(path)
     for name in sorted(used - allowed):
-        raise TemplateError(f"{path}: uses undeclared name '{name}'\n  {suggest(name, allowed)}\n"
-                            f"  declare it under params or constants at {variant.where}")
+        raise TemplateError(
+            f"{path}: uses undeclared name '{name}'\n  {suggest(name, allowed)}\n"
+            f"  declare it under params or constants at {variant.where}"
+        )
     for name in sorted((params | set(variant.constants)) - used):
-        raise TemplateError(f"{path}: declared name '{name}' is never used\n"
-                            f"  remove it at {variant.where}, or use it: configs that differ only "
-                            "in it would be the same kernel")
+        raise TemplateError(
+            f"{path}: declared name '{name}' is never used\n"
+            f"  remove it at {variant.where}, or use it: configs that differ only "
+            "in it would be the same kernel"
+        )
 
 
 def _parse(environment: jinja2.Environment, path: Path) -> jinja2.Template:

@@ -15,6 +15,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 /* --- the driver ---------------------------------------------------------------------------- */
 
@@ -103,7 +104,7 @@ static int bad_argument(Launcher *self, Py_ssize_t index, PyObject *object) {
     return -1;
 }
 
-static int convert(Launcher *self, Py_ssize_t index, PyObject *object, Value *value) {
+static inline int convert(Launcher *self, Py_ssize_t index, PyObject *object, Value *value) {
     const char code = self->format[index];
     if (code == 'f' || code == 'd') {
         const double number = PyFloat_AsDouble(object);
@@ -123,19 +124,27 @@ static int convert(Launcher *self, Py_ssize_t index, PyObject *object, Value *va
     PyObject *integer = as_int(object);
     if (integer == NULL)
         return bad_argument(self, index, object);
+    /* All ones is what a failure looks like, and -1; only then is it worth asking which. */
+    int suspect;
     if (code == 'p') {
-        value->p = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(integer);
+        const unsigned long long address = PyLong_AsUnsignedLongLong(integer);
+        value->p = (void *)(uintptr_t)address;
+        suspect = address == ~0ull;
     } else {
-        value->q = PyLong_AsLongLong(integer);
-        if (code == 'i' && !PyErr_Occurred()) {
-            const long long wide = value->q;
-            if (wide < INT32_MIN || wide > INT32_MAX)
-                PyErr_SetNone(PyExc_OverflowError);
+        const long long wide = PyLong_AsLongLong(integer);
+        suspect = wide == -1;
+        if (code == 'q') {
+            value->q = wide;
+        } else {
             value->i = (int)wide;
+            if (wide < INT32_MIN || wide > INT32_MAX) {
+                PyErr_SetNone(PyExc_OverflowError);
+                suspect = 1;
+            }
         }
     }
     Py_DECREF(integer);
-    return PyErr_Occurred() ? bad_argument(self, index, object) : 0;
+    return suspect && PyErr_Occurred() ? bad_argument(self, index, object) : 0;
 }
 
 static int grid_extent(Launcher *self, PyObject *object, unsigned *extent) {
@@ -214,7 +223,7 @@ static PyObject *launcher_call(PyObject *callable, PyObject *const *args, size_t
         return NULL;
     }
     void *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
-    if (PyErr_Occurred()) {
+    if (stream == (void *)~(uintptr_t)0 && PyErr_Occurred()) {
         PyErr_Format(PyExc_TypeError, "%U: the stream must be a raw stream handle (int), got %R",
                      self->name, args[0]);
         return NULL;

@@ -2,13 +2,16 @@
 
 Runs once per new combination of shapes, strides and dtypes; later calls find their kernel by
 that combination and skip all of this.
+
+The value types of the runtime are named tuples: a frozen dataclass takes five times as long to
+define, and importing the library should not be noticed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,16 +24,14 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Dim:
+class Dim(NamedTuple):
     """A named extent and its least legal value."""
 
     name: str
     smallest: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DTypeField:
+class DTypeField(NamedTuple):
     """A dtype that the caller chooses; `allowed` may name an earlier field ("the same as")."""
 
     name: str
@@ -38,8 +39,7 @@ class DTypeField:
     default: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """A tensor argument or result.
 
     Attributes:
@@ -61,8 +61,7 @@ class Argument:
         return f"{self.name} [{', '.join(inner)}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(NamedTuple):
     """A float argument that must be greater than `above`."""
 
     name: str
@@ -70,8 +69,7 @@ class Scalar:
     above: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     """What one pass of an operator takes and returns."""
 
     function: str
@@ -82,8 +80,7 @@ class Signature:
     scalars: tuple[Scalar, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(NamedTuple):
     """Checked arguments of one call.
 
     Attributes:

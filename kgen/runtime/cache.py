@@ -35,6 +35,10 @@ _SUFFIX = re.compile(r"\.[A-Za-z0-9_.]{1,32}")
 class CacheError(OSError):
     """The cache directory cannot be used or written."""
 
+    def __str__(self) -> str:
+        """The message alone; `errno` keeps the number."""
+        return str(self.strerror)
+
 
 def default_directory(environment: Mapping[str, str] | None = None) -> Path:
     """Return $KGEN_CACHE_DIR, or $XDG_CACHE_HOME/kgen, or ~/.cache/kgen."""

@@ -26,10 +26,6 @@ from .launcher import make_launcher
 
 Launcher = Callable[..., None]  # (stream, grid_x, grid_y, grid_z, *kernel arguments)
 
-# A build of PyTorch without CUDA has neither; there every device index is the CPU's, -1.
-_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
-
 _C_TYPES: dict[str, Callable[[Any], Any]] = {
     "p": ctypes.c_void_p, "q": ctypes.c_longlong, "f": ctypes.c_float,
 }
@@ -45,11 +41,6 @@ _ATTRIBUTES = {
     "max_threads_per_block": 1,
     "warp_size": 10,
 }
-
-
-def raw_stream(device: int) -> int:
-    """Return torch's current stream on a device as the driver's handle; 0 for the CPU (-1)."""
-    return _raw_stream(device) if _raw_stream is not None and device >= 0 else 0
 
 
 def device_facts(device: torch.device) -> dict[str, int]:

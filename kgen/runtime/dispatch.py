@@ -15,28 +15,28 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from math import inf, log
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .arguments import TORCH_DTYPES, Bound, Signature, bind, check_tensors, complete_dtypes
-from .device import KernelFile, current_device, device_facts, raw_stream
+from .rows import Call, Gpu, Row, Run, SafeRow
+from .streams import current_device, raw_stream
 
-# Pointers enter the lookup as the lowest bit set in any of them; conditions ask for no more.
-ALIGNMENT = 64
+if TYPE_CHECKING:
+    from .device import KernelFile
+
+# Pointers enter the lookup modulo this many bytes; conditions ask for no more.
+ALIGNMENT = 32
 # A server with many sequence lengths must not grow without bound; a refill costs microseconds.
 MAX_PREPARED = 8192
 
 # Tensor types that are served directly; any other (fake, functional, user subclass) goes through
 # PyTorch's dispatcher, which knows what to do with it.
 PLAIN_TENSORS = frozenset({Tensor, torch.nn.Parameter})
-
-Run = Callable[..., None]  # (stream, *input pointers, *output pointers, *scalars)
 
 
 # The state that sends a call through PyTorch's dispatcher; C functions, 20 ns each.
@@ -48,90 +48,14 @@ class DispatchError(RuntimeError):
     """No kernel of the library serves the call."""
 
 
-class Call(SimpleNamespace):
-    """The numbers of a call by name: dims, strides, alignments of pointers.
-
-    `call.M`, `call.x_stride_M` (elements), `call.x_ptr` (the pointer modulo 64, at worst).
-    """
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A measured problem and the kernel that won it.
-
-    Attributes:
-        dims: Extents of the problem, in the operator's order.
-        dtypes: Dtype names, in the operator's order.
-        constants: Dims compiled into the kernel: a call must have the same.
-        kernel: File stem in `kernels/`.
-        config: Variant and parameters, for people.
-        fits: Whether a call may use the kernel (strides, alignment, run-time dims).
-        bind: Makes the launch for a call.
-        record: Identity of the tuning record.
-        median_us: Measured device time of the problem, microseconds.
-        evidence: `measured` on this GPU, or `predicted` without it.
-    """
-
-    dims: tuple[int, ...]
-    dtypes: tuple[str, ...]
-    constants: tuple[str, ...]
-    kernel: str
-    config: str
-    fits: Callable[[Call], bool]
-    bind: Callable[[KernelFile, Call], Run]
-    record: str
-    median_us: float
-    evidence: str = "measured"
-
-
-@dataclass(frozen=True, slots=True)
-class SafeRow:
-    """The kernel that is right for every problem of a dtype combination."""
-
-    dtypes: tuple[str, ...]
-    kernel: str
-    config: str
-    bind: Callable[[KernelFile, Call, Mapping[str, int]], Run]
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU that was tuned for.
-
-    Attributes:
-        name: Also names the module of its table.
-        title: For people.
-        device_names: Names the driver reports for it.
-        arch: `sm_90a`, or `host`.
-        facts: Hardware facts the plans were made with.
-    """
-
-    name: str
-    title: str
-    device_names: tuple[str, ...]
-    arch: str
-    facts: Mapping[str, int]
-
-    @property
-    def compute_capability(self) -> int:
-        """90 for sm_90a; 0 for the host."""
-        return self.facts["compute_capability"]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """What the ladder arrived at: a row and the step it stands on."""
 
     step: str  # "exact", "nearest", "safe"
     row: Row | SafeRow
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Explanation:
+class Explanation(NamedTuple):
     """Why a problem is served by a kernel; its text is for people."""
 
     function: str
@@ -158,8 +82,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
+class _Table(NamedTuple):
     """Rows for one device, and whose they are."""
 
     gpu: Gpu | None
@@ -168,7 +91,6 @@ class _Table:
     facts: Mapping[str, int]
 
 
-@dataclass(frozen=True, eq=False)
 class Pass:
     """One pass of an operator, with what it has prepared so far.
 
@@ -179,13 +101,14 @@ class Pass:
         prepared: Lookup key of the generated function -> launch.
     """
 
-    package: str
-    name: str
-    signature: Signature
-    prepared: dict[Any, Run] = field(default_factory=dict)
-    _tables: dict[Any, _Table] = field(default_factory=dict)
-    _files: dict[Any, KernelFile] = field(default_factory=dict)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    def __init__(self, package: str, name: str, signature: Signature) -> None:
+        self.package = package
+        self.name = name
+        self.signature = signature
+        self.prepared: dict[Any, Run] = {}
+        self._tables: dict[tuple[str, int | None], _Table] = {}
+        self._files: dict[tuple[str, str, int | None], KernelFile] = {}
+        self._lock = threading.RLock()
 
     def call(self, key: object, tensors: Sequence[Tensor], scalars: Sequence[float]) -> Any:
         """Serve a call that the generated function found no launch for, and remember it.
@@ -268,17 +191,15 @@ class Pass:
             evidence="right for every problem, tuned for none",
         )
         if isinstance(row, SafeRow):
-            return replace(explanation, same_gpu=True)
-        return replace(explanation, evidence=row.evidence, record=row.record,
-                       tuned_problem=_problem(signature, row.dims, row.dtypes),
-                       median_us=row.median_us)
+            return explanation._replace(same_gpu=True)
+        return explanation._replace(
+            evidence=row.evidence, record=row.record, median_us=row.median_us,
+            tuned_problem=_problem(signature, row.dims, row.dtypes),
+        )
 
     def _prepare(self, bound: Bound, tensors: Sequence[Tensor], device: torch.device) -> Run:
-        low = 0
-        for tensor in tensors:
-            low |= tensor.data_ptr()
-        low &= -low & (ALIGNMENT - 1)
-        pointers = {f"{a.name}_ptr": low for a in self.signature.inputs}
+        pointers = {f"{argument.name}_ptr": tensor.data_ptr() % ALIGNMENT
+                    for argument, tensor in zip(self.signature.inputs, tensors, strict=True)}
         # Outputs are fresh from PyTorch's allocators, which align to at least 64 bytes.
         pointers |= {f"{a.name}_ptr": 0 for a in self.signature.outputs}
         call = Call(**bound.dims, **bound.strides, **pointers)
@@ -347,6 +268,8 @@ class Pass:
         if device.type != "cuda":
             raise DispatchError(f"{self.signature.function}: tensors on {device} are not served; "
                                 "move them to a CUDA GPU")
+        from .device import device_facts
+
         facts = device_facts(device)
         name = torch.cuda.get_device_name(device)
         for gpu in gpus:
@@ -364,6 +287,9 @@ class Pass:
         return rows
 
     def _file(self, stem: str, device: torch.device) -> KernelFile:
+        # Compilers and the driver are only needed from here on; importing them takes 10 ms.
+        from .device import KernelFile
+
         key = (stem, device.type, device.index)
         if key not in self._files:
             folder = Path(importlib.import_module(self.package).__path__[0])
@@ -380,11 +306,6 @@ class Pass:
     @property
     def _operator(self) -> str:
         return self.package.rpartition(".")[2]
-
-
-def always(call: Call) -> bool:
-    """Serve as the conditions of a kernel that has none."""
-    return True
 
 
 def _unpacked(outputs: list[Tensor]) -> Any:

@@ -34,7 +34,7 @@ def explain(
         TypeError: If a dtype is missing or not supported.
         DispatchError: If the library has no kernel for the device.
     """
-    library = __name__.split(".", maxsplit=1)[0]
+    library = __name__.rsplit(".", maxsplit=2)[0]
     name = f"{library}.{operator}"
     known = operator.isidentifier() and not operator.startswith("_")
     if not known or find_spec(name) is None:

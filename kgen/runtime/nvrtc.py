@@ -215,7 +215,10 @@ class _Program:
         self.nvrtc._call("nvrtcGetProgramLog", self.handle, text)
         log = text.value.decode(errors="replace").strip()
         if code in _SOURCE_FAILED:
-            log = log or self.nvrtc.error_text(code)
+            if "error" not in log and "fatal" not in log:
+                # ptxas' own message does not reach the log in this case.
+                log = (f"{self.nvrtc.error_text(code)} without a message, as for a kernel with "
+                       f"more than 48 KB of static shared memory\n{log}").strip()
             raise CompileError(f"{self.name} does not compile:\n{log}", log)
         if code != 0:
             hint = ""

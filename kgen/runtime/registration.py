@@ -19,8 +19,8 @@ def register(
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
     refuse_grad: Callable[[list[torch.Tensor]], None],
-) -> torch.library.Library:
-    """Register `kgen_ops::<name>`; it lives as long as the returned library object.
+) -> Any:
+    """Register `kgen_ops::<name>`; it lives as long as the returned `torch.library.Library`.
 
     Args:
         schema: `rmsnorm(Tensor x, Tensor w, float eps=1e-6) -> Tensor`.
@@ -29,7 +29,7 @@ def register(
         refuse_grad: Called with the tensors of a call that wants a gradient; raises.
     """
     name = schema.partition("(")[0]
-    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(name, implementation, "CUDA")
     library.impl(name, implementation, "CPU")

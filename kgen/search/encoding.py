@@ -102,7 +102,7 @@ class Encoding:
                 blocks.append(np.where(code == INACTIVE, 0.5, rank)[:, None])
                 groups.append(group)
                 group += 1
-            if not self.ordinal[d] or 3 <= len(choices) <= NOMINAL_UP_TO:
+            if not self.ordinal[d] or _is_enumeration(choices):
                 blocks.append(_one_hot(code, len(choices)))
                 groups += [group] * len(choices)
                 group += 1
@@ -114,9 +114,14 @@ class Encoding:
         return np.ascontiguousarray(np.hstack(blocks)), np.array(groups, dtype=np.int64)
 
 
-# A numeric parameter with few values may be a method number in disguise, so it gets nominal
-# features (equal or not) beside the ordinal one; the length scales decide which of them counts.
-NOMINAL_UP_TO = 5
+def _is_enumeration(choices: Sequence[Value]) -> bool:
+    """Tell whether numbers look like names: 0, 1, 2, ... of a method rather than a size.
+
+    Such a parameter gets nominal features (equal or not) beside the ordinal one, and the length
+    scales decide which counts. Giving them to every short parameter was tried: the extra length
+    scales cost more than they told (GEMM after 50 trials 1.073 against 1.022).
+    """
+    return len(choices) >= 3 and choices == tuple(range(len(choices)))
 
 
 def _is_ordinal(choices: Sequence[Value]) -> bool:

@@ -20,8 +20,8 @@ from kgen.model.problem import Problem
 from kgen.model.signature import Pass
 from kgen.model.space import Rule, Variant
 
-
 _ALWAYS = parse_expr("True")
+HARDWARE_LIMIT = "hardware limit"  # stands for the rule where no file states one
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Refusal:
     """A reason why configs are infeasible, and how many it cost."""
 
     variant: str
+    rule: str
     why: str
     where: str
     configs: int
@@ -63,7 +64,7 @@ def enumerate_feasible(
         walk = _Walk(variant, pass_, problem, gpu)
         configs += walk.run()
         refusals += [
-            Refusal(variant.name, rule.why, rule.where, count)
+            Refusal(variant.name, _text(rule), rule.why, rule.where, count)
             for rule, count in walk.refused.items()
         ]
     refusals.sort(key=lambda r: -r.configs)
@@ -77,8 +78,13 @@ def enumerate_feasible(
     return Feasible(tuple(configs), sum(v.size for v in variants), tuple(refusals))
 
 
-def is_feasible(variant: Variant, config: Config, pass_: Pass, problem: Problem,
-                gpu: GpuProfile) -> bool:
+def _text(rule: Rule) -> str:
+    return HARDWARE_LIMIT if rule.condition is _ALWAYS else rule.condition.text
+
+
+def is_feasible(
+    variant: Variant, config: Config, pass_: Pass, problem: Problem, gpu: GpuProfile
+) -> bool:
     """Whether one config passes every rule."""
     walk = _Walk(variant, pass_, problem, gpu)
     env = {**walk.env, **config.as_dict()}
@@ -89,9 +95,7 @@ def is_feasible(variant: Variant, config: Config, pass_: Pass, problem: Problem,
 class _Walk:
     """The depth-first enumeration of one variant."""
 
-    def __init__(
-        self, variant: Variant, pass_: Pass, problem: Problem, gpu: GpuProfile
-    ) -> None:
+    def __init__(self, variant: Variant, pass_: Pass, problem: Problem, gpu: GpuProfile) -> None:
         self.variant, self.problem, self.gpu = variant, problem, gpu
         self.env: dict[str, Any] = {**gpu.names, **problem.names, **_tuning_call(pass_, problem)}
         self.refused: dict[Rule, int] = {}
@@ -144,7 +148,9 @@ class _Walk:
             if launch.threads > gpu.max_threads_per_block:
                 return self._limit(f"a block has at most {gpu.max_threads_per_block} threads")
             if launch.smem_bytes > gpu.smem_per_block:
-                return self._limit(f"a block has at most {gpu.smem_per_block} bytes of shared memory")
+                return self._limit(
+                    f"a block has at most {gpu.smem_per_block} bytes of shared memory"
+                )
         return None
 
     def _limit(self, why: str) -> Rule:

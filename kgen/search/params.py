@@ -57,8 +57,9 @@ class ParamSpace:
     @property
     def digest(self) -> str:
         """Identity of the choices; a study can be continued only while it stays the same."""
-        text = json.dumps({name: list(values) for name, values in self.choices.items()},
-                          sort_keys=True)
+        text = json.dumps(
+            {name: list(values) for name, values in self.choices.items()}, sort_keys=True
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def config_of(self, params: Mapping[str, object]) -> Config | None:
@@ -78,7 +79,7 @@ class ParamSpace:
         return Config(variant, tuple(values))
 
     def normal(self, config: Config) -> Config:
-        """Return a config with its values in the declared order, so that equal configs compare so."""
+        """Return a config with its values in the declared order, which equality asks for."""
         order = self.order.get(config.variant)
         values = config.as_dict()
         if order is None or set(order) != set(values):

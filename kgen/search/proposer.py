@@ -51,7 +51,8 @@ class Proposer:
         self._seen = Observations()
         self._free = np.ones(len(encoding), dtype=bool)
         self._asked = 0
-        self._scorer = Scorer(encoding, _log_prior(len(encoding), prior_us))
+        self._prior = _prior_column(len(encoding), prior_us)
+        self._scorer = Scorer(encoding, self._prior)
         per_variant = DESIGN_PER_VARIANT * len(encoding.variants)
         self._design = min(max(DESIGN, per_variant), max(2, len(encoding) // 4))
 
@@ -93,7 +94,9 @@ class Proposer:
                 self._take(i, picks)
         while len(picks) < n and self._free.any():
             if len(self._seen) < self._design or len(self._seen.log_time) < _MIN_TIMED:
-                self._take(self._spread(rng), picks)
+                # With a prior, every second config of the design is its favourite.
+                favour = self._prior is not None and len(self._seen) % 2 == 0
+                self._take(self._favourite() if favour else self._spread(rng), picks)
             else:
                 self._take_scored(n, rng, picks)
         return picks
@@ -119,6 +122,11 @@ class Proposer:
                 return
             self._take(i, picks)
 
+    def _favourite(self) -> int:
+        """Return the free config that the prior likes best."""
+        assert self._prior is not None
+        return int(np.where(self._free, self._prior, np.inf).argmin())
+
     def _spread(self, rng: np.random.Generator) -> int:
         """Return a free config of the least tried variant, far from everything tried."""
         encoding = self._encoding
@@ -137,12 +145,17 @@ class Proposer:
         return int(sample[(far - 0.1 * shared.mean(1)).argmax()])
 
 
-def _log_prior(size: int, prior_us: Mapping[int, float] | None) -> Floats | None:
-    """Return centred log times; positions without one are taken to be average."""
+def _prior_column(size: int, prior_us: Mapping[int, float] | None) -> Floats | None:
+    """Return the prior in [0, 1]: 0 is the fastest, 1 the median and anything slower or unknown.
+
+    Cut at the median like the times themselves. Unknown counts as slow, because a prior that
+    names a few configs only names the good ones.
+    """
     if not prior_us:
         return None
-    out = np.zeros(size)
-    index = np.fromiter(prior_us, dtype=np.int64)
+    out = np.ones(size)
     values = np.log(np.fromiter(prior_us.values(), dtype=np.float64))
-    out[index] = values - values.mean()
+    low, middle = float(values.min()), float(np.median(values))
+    index = np.fromiter(prior_us, dtype=np.int64)
+    out[index] = np.minimum((values - low) / max(middle - low, 1e-6), 1.0)
     return out

@@ -75,16 +75,21 @@ class Scored:
 class Scorer:
     """Keeps the hyperparameters and neighbour lists from one batch to the next."""
 
-    def __init__(self, encoding: Encoding, log_prior: Floats | None = None) -> None:
+    def __init__(self, encoding: Encoding, prior: Floats | None = None) -> None:
         self._encoding = encoding
-        self._log_prior = log_prior
-        self._hyper = Hyper.prior(int(encoding.groups.max()) + 1)
+        self._features, self._groups = encoding.features, encoding.groups
+        if prior is not None:
+            # The prior is one more coordinate, not the model's mean: where measurements follow
+            # it, its length scale turns short and it decides; where they do not, it fades.
+            self._features = np.column_stack([self._features, prior])
+            self._groups = np.append(self._groups, self._groups.max() + 1)
+        self._hyper = Hyper.prior(int(self._groups.max()) + 1)
         self._fitted_at = 0
         self._near: dict[int, Ints] = {}
 
     def score(self, seen: Observations, free: Mask, rng: np.random.Generator) -> Scored:
         """Fit the model if it is due, and condition it on everything seen."""
-        encoding = self._encoding
+        features, groups = self._features, self._groups
         known = _positions(seen.log_time)
         times = np.fromiter(seen.log_time.values(), dtype=np.float64)
         known, times = _thin(known, times, rng)
@@ -93,19 +98,19 @@ class Scorer:
         count = len(seen.log_time)
         if self._fitted_at == 0 or count >= self._fitted_at + max(REFIT_AFTER, count // 10):
             steps = FIRST_STEPS if self._fitted_at == 0 else LATER_STEPS
-            self._hyper = fit(encoding.features[known], encoding.groups, y, self._hyper, steps)
+            self._hyper = fit(features[known], groups, y, self._hyper, steps)
             self._fitted_at = count
         local = self._neighbours(known[np.argsort(times, kind="stable")[:ELITES]], free)
-        if len(encoding) > POOL:
-            pool = np.unique(rng.integers(0, len(encoding), POOL))
+        if len(free) > POOL:
+            pool = np.unique(rng.integers(0, len(free), POOL))
             pool = pool[free[pool]]
         else:
             pool = np.flatnonzero(free)
-        candidates = np.union1d(pool, local)
-        posterior = Posterior(
-            encoding.features[known], y, encoding.features[candidates], encoding.groups, self._hyper
-        )
-        position = {int(c): j for j, c in enumerate(candidates)}
+        pending = _positions(seen.pending)
+        candidates = np.union1d(pool, np.concatenate([local, pending]))
+        posterior = Posterior(features[known], y, features[candidates], groups, self._hyper)
+        for j in np.searchsorted(candidates, pending).tolist():
+            posterior.believe(j)
         bonus = self._log_success(candidates, known, _positions(seen.failed))
         is_local = np.isin(candidates, local)
         return Scored(candidates, is_local, posterior, bonus, float(y.min()))
@@ -128,7 +133,7 @@ class Scorer:
         """
         if not len(failed):
             return np.zeros(len(candidates))
-        features, groups = self._encoding.features, self._encoding.groups
+        features, groups = self._features, self._groups
         x = scaled(features[candidates], groups, self._hyper)
         bad, good = (
             np.exp(-2.0 * squared_distances(x, scaled(features[i], groups, self._hyper))).sum(1)

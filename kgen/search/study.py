@@ -8,7 +8,7 @@ import socket
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,7 +106,7 @@ class Search:
         """
         from optuna.trial import TrialState, create_trial
 
-        from kgen.search.sampler import DUPLICATE, FATE
+        from kgen.search.sampler import DUPLICATE
 
         out: list[Proposal] = []
         for _ in range(_DUPLICATE_ROUNDS):
@@ -181,8 +181,7 @@ class Search:
                     value=median_us,
                     params=dict(to_params(config)),
                     distributions=self._sampler.distributions_of(config),
-                    user_attrs={FATE: "failed" if median_us is None else "verified",
-                                "known": True},
+                    user_attrs={FATE: "failed" if median_us is None else "verified", "known": True},
                 )
             )
         self.study.add_trials(trials)
@@ -220,9 +219,7 @@ def _is_void(trial: optuna.trial.FrozenTrial) -> bool:
     return trial.user_attrs.get("fate") in ("interrupted", "duplicate")
 
 
-def _results_of(
-    study: optuna.Study, space: ParamSpace
-) -> list[tuple[Config, float | None]]:
+def _results_of(study: optuna.Study, space: ParamSpace) -> list[tuple[Config, float | None]]:
     out: list[tuple[Config, float | None]] = []
     for trial in study.get_trials(deepcopy=False):
         config = space.config_of(trial.params)
@@ -293,7 +290,7 @@ def _is_live(trial: optuna.trial.FrozenTrial, abandoned_after_s: float) -> bool:
         started = trial.datetime_start
         if started is None:
             return False
-        age = datetime.now(tz=timezone.utc) - started.astimezone(timezone.utc)
+        age = datetime.now(tz=UTC) - started.astimezone(UTC)
         return age.total_seconds() < abandoned_after_s
     pid = owner.get("pid")
     # Our own trials from before this open belong to a Search that was dropped.

@@ -49,7 +49,8 @@ _SIGNAL_STD = 0.7
 
 def scaled(features: Floats, groups: Ints, hyper: Hyper) -> Floats:
     """Return features divided by their length scales."""
-    out: Floats = features * np.exp(0.5 * hyper.log_weights)[groups]
+    scale: Floats = np.exp(0.5 * hyper.log_weights)[groups]
+    out: Floats = features * scale
     return out
 
 
@@ -78,7 +79,10 @@ def fit(features: Floats, groups: Ints, y: Floats, start: Hyper, steps: int) -> 
     """
     count = len(start.log_weights)
     per_group = np.stack(
-        [squared_distances(features[:, groups == g], features[:, groups == g]) for g in range(count)]
+        [
+            squared_distances(features[:, groups == g], features[:, groups == g])
+            for g in range(count)
+        ]
     )
     flat = per_group.reshape(count, -1)
     theta = np.concatenate([start.log_weights, [start.log_signal, start.log_noise]])
@@ -90,7 +94,9 @@ def fit(features: Floats, groups: Ints, y: Floats, start: Hyper, steps: int) -> 
         if value > best_value:
             best, best_value = theta.copy(), value
         agree = gradient * last
-        step = np.clip(np.where(agree > 0, step * 1.3, np.where(agree < 0, step * 0.5, step)), 1e-3, 1)
+        step = np.clip(
+            np.where(agree > 0, step * 1.3, np.where(agree < 0, step * 0.5, step)), 1e-3, 1
+        )
         gradient = np.where(agree < 0, 0.0, gradient)
         theta = np.clip(theta + np.sign(gradient) * step, -9.0, 6.0)
         last = gradient
@@ -163,7 +169,7 @@ class Posterior:
 
 
 def _log_ei_table() -> tuple[Floats, Floats]:
-    """Tabulate log(phi(z) + z Phi(z)); numpy has no erf, and 16 calls over 4k points must be cheap."""
+    """Tabulate log(phi(z) + z Phi(z)): numpy has no erf, and each pick needs thousands."""
     z = np.linspace(-12.0, 6.0, 1801)
     values = []
     for x in z:

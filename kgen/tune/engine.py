@@ -39,8 +39,9 @@ def tune(request: TuneRequest) -> TuneResult:
         request.study.unlink(missing_ok=True)
     setup = Setup(entry.operator.name, request.paths, request.gpu, request.ordinal, request.seed)
     with WorkerHandle(setup) as worker:
-        session = Session(entry, request.pass_name, request.gpu, request.compiler, request.journal,
-                          worker)
+        session = Session(
+            entry, request.pass_name, request.gpu, request.compiler, request.journal, worker
+        )
         copy_gbps = session.probe()
         searching = time.monotonic()
         results: list[ProblemResult] = []
@@ -50,14 +51,21 @@ def tune(request: TuneRequest) -> TuneResult:
                 left = searching + request.time_s - time.monotonic()
                 deadline = time.monotonic() + max(0.0, left) / (len(spaces) - index)
             results.append(
-                _tune_problem(session, request, problem, feasible, index, deadline, results, copy_gbps)
+                _tune_problem(
+                    session, request, problem, feasible, index, deadline, results, copy_gbps
+                )
             )
         _say(request, "", len(results), "safe", Books(), None, None)
         safe = verify_safe(session)
         _say(request, "", len(results), "done", Books(), None, None)
         return TuneResult(
-            request, dict(session.environment), copy_gbps, tuple(results), safe,
-            worker.restarts, time.monotonic() - started,
+            request,
+            dict(session.environment),
+            copy_gbps,
+            tuple(results),
+            safe,
+            worker.restarts,
+            time.monotonic() - started,
         )
 
 
@@ -71,15 +79,21 @@ def _tune_problem(
     earlier: Sequence[ProblemResult],
     copy_gbps: float,
 ) -> ProblemResult:
-    floor = problem_floor_us(request.entry.operator, request.pass_name, problem, request.gpu,
-                             copy_gbps)
+    floor = problem_floor_us(
+        request.entry.operator, request.pass_name, problem, request.gpu, copy_gbps
+    )
     started = time.monotonic()
 
     def on_trial(books: Books) -> None:
         _say(request, str(problem), index + 1, "search", books, floor, deadline)
 
     books = search_problem(
-        session, request, problem, feasible, _first_trials(session, feasible, earlier), deadline,
+        session,
+        request,
+        problem,
+        feasible,
+        _first_trials(session, feasible, earlier),
+        deadline,
         on_trial,
     )
     search_s = time.monotonic() - started
@@ -106,10 +120,11 @@ def _tune_problem(
 
 def problem_floor_us(
     operator: Operator, pass_name: str, problem: Problem, gpu: GpuProfile, copy_gbps: float
-) -> float | None:
-    """Least time of a problem: bytes over measured copy bandwidth, operations over fp32 peak."""
-    if gpu.is_host:
-        return None  # no peak is known for "a CPU", and a share of a guess would mislead
+) -> float:
+    """Least time of a problem: bytes over measured copy bandwidth, operations over fp32 peak.
+
+    The host's peak is not known, so bytes alone decide there.
+    """
     return floor_us(operator.cost(pass_name, problem), copy_gbps, gpu.fp32_tflops)
 
 
@@ -130,21 +145,28 @@ def _first_trials(
 
 
 def _say(
-    request: TuneRequest, problem: str, index: int, stage: str, books: Books,
-    floor: float | None, deadline: float | None,
+    request: TuneRequest,
+    problem: str,
+    index: int,
+    stage: str,
+    books: Books,
+    floor: float | None,
+    deadline: float | None,
 ) -> None:
     ranking = books.ranking()
     best_us = books.best_us
-    request.on_progress(Progress(
-        problem=problem,
-        index=index,
-        count=len(request.problems),
-        stage=stage,
-        trials=sum(books.fates.values()),
-        wanted=request.trials,
-        fates=dict(books.fates),
-        best_us=best_us,
-        best=ranking[0].config.label if ranking else "",
-        share=floor / best_us if floor and best_us else None,
-        seconds_left=None if deadline is None else max(0.0, deadline - time.monotonic()),
-    ))
+    request.on_progress(
+        Progress(
+            problem=problem,
+            index=index,
+            count=len(request.problems),
+            stage=stage,
+            trials=sum(books.fates.values()),
+            wanted=request.trials,
+            fates=dict(books.fates),
+            best_us=best_us,
+            best=ranking[0].config.label if ranking else "",
+            share=floor / best_us if floor and best_us else None,
+            seconds_left=None if deadline is None else max(0.0, deadline - time.monotonic()),
+        )
+    )

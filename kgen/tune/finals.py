@@ -43,9 +43,7 @@ def play_finals(
             + f"\n  trials: {session.journal.path}"
         )
     candidates = tuple(session.candidate(c, a) for c, a, _, _ in certified)
-    outcome = session.worker.finals(
-        Finals(session.pass_name, problem, candidates, peers)
-    )
+    outcome = session.worker.finals(Finals(session.pass_name, problem, candidates, peers))
     finalists = [
         Finalist(
             variant=session.variant_of(config),
@@ -61,14 +59,16 @@ def play_finals(
             certified, outcome.timings, strict=True
         )
     ]
-    order = pick([
-        Entrant(
-            timing=f.timing,
-            registers=sum(r.registers for _, r in f.artifact.resources),
-            digest=f.config.digest,
-        )
-        for f in finalists
-    ])
+    order = pick(
+        [
+            Entrant(
+                samples_us=samples,
+                registers=max((r.registers for _, r in f.artifact.resources), default=0),
+                digest=f.config.digest,
+            )
+            for f, samples in zip(finalists, outcome.samples_us, strict=True)
+        ]
+    )
     winner = finalists[order[0]]
     runner_up = finalists[order[1]] if len(order) > 1 else None
     return winner, runner_up, outcome
@@ -86,8 +86,14 @@ def _certify(
     candidate = session.candidate(config, built)
     outcome = session.run(candidate, problem, certify=True, measure=False)
     if outcome.fate is Fate.VERIFIED:
-        outcome = TrialOutcome(outcome.fate, outcome.reason, record.timing, outcome.accuracy,
-                               outcome.occupancy, outcome.cases)
+        outcome = TrialOutcome(
+            outcome.fate,
+            outcome.reason,
+            record.timing,
+            outcome.accuracy,
+            outcome.occupancy,
+            outcome.cases,
+        )
     certified = session.record(config, problem, rendered, record.key, outcome, built)
     if outcome.fate is not Fate.VERIFIED:
         books.fates[record.fate] -= 1

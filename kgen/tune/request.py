@@ -120,7 +120,7 @@ class ProblemResult:
         refusals: Why configs were infeasible.
         fates: Trials by fate.
         reasons: Refused trials by reason (first line), with their number.
-        floor_us: Least time by bytes and operations, microseconds; None if unknown.
+        floor_us: Least time by bytes and operations, microseconds.
         search_s: Wall-clock seconds of the search.
         compile_s: Seconds of compilation, summed over threads.
         new_trials: Trials run now (the rest was known from the journal).
@@ -137,7 +137,7 @@ class ProblemResult:
     refusals: tuple[Refusal, ...]
     fates: Mapping[Fate, int]
     reasons: Mapping[str, int]
-    floor_us: float | None
+    floor_us: float
     search_s: float
     compile_s: float
     new_trials: int

@@ -21,15 +21,21 @@ def resource_refusal(artifact: Artifact, plan: Plan, gpu: GpuProfile) -> str:
             continue  # the host compiler reports none
         smem = used.smem_bytes + launch.smem_bytes
         if smem > gpu.smem_per_block:
-            return (f"{launch.kernel} needs {smem} bytes of shared memory per block; "
-                    f"{gpu.name} has {gpu.smem_per_block}")
+            return (
+                f"{launch.kernel} needs {smem} bytes of shared memory per block; "
+                f"{gpu.name} has {gpu.smem_per_block}"
+            )
         warps = -(-launch.threads // gpu.warp_size)
         per_warp = used.registers * gpu.warp_size
         registers = warps * -(-per_warp // REGISTER_GRANULARITY) * REGISTER_GRANULARITY
         if registers > gpu.regs_per_sm:
-            return (f"{launch.kernel} needs {registers} registers per block; "
-                    f"{gpu.name} has {gpu.regs_per_sm} per SM")
+            return (
+                f"{launch.kernel} needs {registers} registers per block; "
+                f"{gpu.name} has {gpu.regs_per_sm} per SM"
+            )
         if used.spill_bytes > MAX_SPILL_BYTES:
-            return (f"{launch.kernel} spills {used.spill_bytes} bytes per thread "
-                    f"(more than {MAX_SPILL_BYTES})")
+            return (
+                f"{launch.kernel} spills {used.spill_bytes} bytes per thread "
+                f"(more than {MAX_SPILL_BYTES})"
+            )
     return ""

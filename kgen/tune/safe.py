@@ -32,17 +32,22 @@ def verify_safe(session: Session) -> tuple[SafeResult, ...]:
         key = session.key(rendered, config, problem)
         built = session.build(rendered).result()
         if isinstance(built, BuildFailure):
-            raise TuneError(f"{variant.where}: the safe variant does not compile for {dtypes}\n  "
-                            f"{built.message}\n  source: {built.source_path}")
-        record = next((r for r in session.journal.read()
-                       if r.key == key and r.fate is Fate.VERIFIED), None)
+            raise TuneError(
+                f"{variant.where}: the safe variant does not compile for {dtypes}\n  "
+                f"{built.message}\n  source: {built.source_path}"
+            )
+        record = next(
+            (r for r in session.journal.read() if r.key == key and r.fate is Fate.VERIFIED), None
+        )
         if record is None:
             candidate = session.candidate(config, built)
             outcome = session.run(candidate, problem, certify=True, measure=False)
             record = session.record(config, problem, rendered, key, outcome, built)
         if record.fate is not Fate.VERIFIED:
-            raise TuneError(f"{variant.where}: the safe variant is {record.fate} for {problem}\n  "
-                            f"{record.reason}")
+            raise TuneError(
+                f"{variant.where}: the safe variant is {record.fate} for {problem}\n  "
+                f"{record.reason}"
+            )
         assert isinstance(built, Artifact)
         results.append(SafeResult(dtypes, variant, config, rendered, built, record))
     return tuple(results)

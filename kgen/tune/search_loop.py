@@ -12,14 +12,15 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import Any
 
 from kgen.model.artifact import Artifact, BuildFailure, Rendered
 from kgen.model.config import Config
 from kgen.model.digest import digest_of
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
-from kgen.search.study import Proposal, Search, open_study
 from kgen.search.feasible import Feasible
+from kgen.search.study import Proposal, Search, open_study
 from kgen.tune.known import still_valid
 from kgen.tune.request import TuneRequest
 from kgen.tune.resources import resource_refusal
@@ -52,8 +53,11 @@ class Books:
 
     def ranking(self) -> list[Record]:
         """Verified records, fastest first; ties by config for a stable order."""
-        timed = [(r.timing.median_us, r.config.digest, r) for r in self.records.values()
-                 if r.fate is Fate.VERIFIED and r.timing]
+        timed = [
+            (r.timing.median_us, r.config.digest, r)
+            for r in self.records.values()
+            if r.fate is Fate.VERIFIED and r.timing
+        ]
         return [r for _, _, r in sorted(timed, key=lambda item: item[:2])]
 
     @property
@@ -93,8 +97,11 @@ def search_problem(
     """
     books = Books()
     known = still_valid(
-        (r for r in session.journal.read() if r.problem == str(problem)
-         and r.pass_name == session.pass_name),
+        (
+            r
+            for r in session.journal.read()
+            if r.problem == str(problem) and r.pass_name == session.pass_name
+        ),
         set(feasible.configs),
         lambda config: _key(session, config, problem),
     )
@@ -129,16 +136,24 @@ def _study_name(session: Session, problem: Problem, feasible: Feasible) -> str:
     """
     samples = {config.variant: config for config in reversed(feasible.configs)}
     keys = [_key(session, config, problem)[0] for _, config in sorted(samples.items())]
-    return (f"{session.entry.operator.name}/{session.pass_name}/{session.gpu.name}/{problem}"
-            f"@{digest_of(keys)}")
+    return (
+        f"{session.entry.operator.name}/{session.pass_name}/{session.gpu.name}/{problem}"
+        f"@{digest_of(keys)}"
+    )
 
 
 class _Loop:
     """The pipeline of one problem."""
 
     def __init__(
-        self, session: Session, problem: Problem, study: Search, books: Books,
-        trials: int, deadline: float | None, on_trial: Callable[[Books], None],
+        self,
+        session: Session,
+        problem: Problem,
+        study: Search,
+        books: Books,
+        trials: int,
+        deadline: float | None,
+        on_trial: Callable[[Books], None],
     ) -> None:
         self.session, self.problem, self.study, self.books = session, problem, study, books
         self.trials, self.deadline, self.on_trial = trials, deadline, on_trial
@@ -217,9 +232,8 @@ class _Loop:
 
     def _collect(self) -> None:
         """Wait for something to finish, and enter what did."""
-        pending: list[Future[Artifact | BuildFailure] | Future[TrialOutcome]] = []
         running = [f.trial for f in self.flights if f.trial is not None]
-        pending += running
+        pending: list[Future[Any]] = list(running)
         if len(running) < WORKER_QUEUE:
             pending += [f.build for f in self.flights if not f.build.done()]
         if pending:

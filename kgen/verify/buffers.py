@@ -48,17 +48,19 @@ class Guarded:
 
     def poison_data(self) -> None:
         """Fill the data alone, so that damage to the guards stays to be seen."""
-        self.arena[self.start:self.stop].fill_(PATTERN)
+        self.arena[self.start : self.stop].fill_(PATTERN)
 
     def damage(self) -> tuple[Tensor, Tensor]:
         """Whether the guard before and the guard after were written; two 0-d bool tensors."""
-        before = (self.arena[:self.start] != PATTERN).any()
-        after = (self.arena[self.stop:] != PATTERN).any()
+        before = (self.arena[: self.start] != PATTERN).any()
+        after = (self.arena[self.stop :] != PATTERN).any()
         return before, after
 
 
 def guarded(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
     strides: tuple[int, ...] | None = None,
 ) -> Guarded:
     """Allocate a poisoned, guarded tensor.

@@ -13,9 +13,6 @@ from kgen.model.signature import Pass
 from kgen.operators.base import Operator
 
 NORMAL = "normal"
-SMALL_BYTES = 64 * 2**20
-"""Input sets other than the problem itself stay below this where they can."""
-QUICK_BYTES = 4 * 2**20
 REDUCED = 257
 QUICK = 65
 RAGGED = (0, 1, 2, 63, 65)
@@ -70,6 +67,26 @@ def tensor_bytes(pass_: Pass, problem: Problem) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of inputs and outputs that sets other than the problem itself are kept below.
+
+    Attributes:
+        small: Hard and ragged sets.
+        quick: The set that every trial starts with.
+        pool: Ordinary inputs that the definition alone runs on.
+    """
+
+    small: int
+    quick: int
+    pool: int
+
+
+GPU_SIZES = Sizes(small=64 * 2**20, quick=4 * 2**20, pool=4 * 2**20)
+HOST_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19)
+"""A kernel on the host layer handles a few million elements per second."""
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """Chooses cases for one problem.
 
@@ -78,21 +95,26 @@ class Schedule:
         pass_: One of its passes.
         problem: At full size.
         seed: Seeds every set that is not fresh.
+        sizes: How large the other sets may be.
     """
 
     operator: Operator
     pass_: Pass
     problem: Problem
     seed: int
+    sizes: Sizes = GPU_SIZES
 
     def trial(self, seed: int, constants: Collection[str]) -> list[Case]:
         """A fresh small set, one of the hard ones in turn, then the problem itself."""
         cases = []
-        quick = self._reduced(QUICK, QUICK_BYTES, constants)
-        if quick or self._bytes({}) <= SMALL_BYTES:
+        quick = self._reduced(QUICK, self.sizes.quick, constants)
+        if quick or self._bytes({}) <= self.sizes.small:
             cases.append(Case(NORMAL, quick, "contiguous", seed, fresh=True))
-        hard = [case for case in self._hard(constants)
-                if self._bytes(dict(case.dims)) <= max(SMALL_BYTES, self._bytes({}))]
+        hard = [
+            case
+            for case in self._hard(constants)
+            if self._bytes(dict(case.dims)) <= max(self.sizes.small, self._bytes({}))
+        ]
         if hard:
             cases.append(hard[seed % len(hard)])
         cases.append(self.whole())
@@ -102,8 +124,12 @@ class Schedule:
         """Everything, cheap sets first, and a fresh set of full size last."""
         whole = self.whole()
         ragged = list(self._ragged(constants))
-        return [*ragged, *self._hard(constants), whole,
-                Case(NORMAL, (), "contiguous", seed, fresh=True)]
+        return [
+            *ragged,
+            *self._hard(constants),
+            whole,
+            Case(NORMAL, (), "contiguous", seed, fresh=True),
+        ]
 
     def whole(self) -> Case:
         """The problem itself."""
@@ -118,12 +144,12 @@ class Schedule:
         slab = self.operator.slab_dim
         if slab is not None:
             row = max(self._row_bytes(slab), 1)
-            dims = ((slab, max(1, min(4096, QUICK_BYTES // row))),)
+            dims = ((slab, max(1, min(4096, self.sizes.pool // row))),)
         return [Case(NORMAL, dims, "contiguous", seed_of(self.seed, "pool", i)) for i in range(3)]
 
     def _hard(self, constants: Collection[str]) -> list[Case]:
         """The operator's own cases and strided inputs, with few rows if they may be few."""
-        dims = self._reduced(REDUCED, SMALL_BYTES, constants)
+        dims = self._reduced(REDUCED, self.sizes.small, constants)
         hard = [self._case(name, dims) for name in self.operator.cases]
         if any(t.free_strides for t in self.pass_.inputs):
             hard += [self._case(NORMAL, dims, "strided"), self._case(NORMAL, dims, "odd strides")]
@@ -137,9 +163,9 @@ class Schedule:
             for extent in RAGGED:
                 if extent < dim.smallest:
                     continue
-                dims = dict(self._reduced(2, SMALL_BYTES, constants))
+                dims = dict(self._reduced(2, self.sizes.small, constants))
                 dims[dim.name] = extent
-                if self._bytes(dims) <= max(SMALL_BYTES, self._bytes({})):
+                if self._bytes(dims) <= max(self.sizes.small, self._bytes({})):
                     yield self._case(NORMAL, tuple(dims.items()))
 
     def _reduced(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kgen.model.dtypes import DTYPES
 from kgen.model.plan import Workspace
 from kgen.model.problem import Problem
 from kgen.model.record import OutputAccuracy
@@ -33,9 +33,15 @@ def no_workspaces(problem: Problem) -> Sequence[Workspace]:
 
 
 def verify(
-    fixture: Fixture, bind: Bind, level: Level = "trial", *,
-    workspaces: Workspaces = no_workspaces, admits: Admits | None = None,
-    constants: Collection[str] | None = None, seed: int | None = None, bitwise: bool = True,
+    fixture: Fixture,
+    bind: Bind,
+    level: Level = "trial",
+    *,
+    workspaces: Workspaces = no_workspaces,
+    admits: Admits | None = None,
+    constants: Collection[str] | None = None,
+    seed: int | None = None,
+    bitwise: bool = True,
 ) -> Verdict:
     """Try a kernel on one input set after another until one refuses it.
 
@@ -68,7 +74,8 @@ def verify(
         constants = names - {fixture.operator.slab_dim}
     seed = fixture.next_seed() if seed is None else seed
     cases = (fixture.schedule.trial if level == "trial" else fixture.schedule.certify)(
-        seed, constants)
+        seed, constants
+    )
     tried: list[Case] = []
     skipped: list[str] = []
     worst: dict[str, OutputAccuracy] = {}
@@ -80,8 +87,7 @@ def verify(
                 skipped.append(case.label)
                 continue
             tried.append(case)
-            found = _Check(fixture, made, workspaces(made.problem), bitwise).run(
-                bind, _RUNS[level])
+            found = _Check(fixture, made, workspaces(made.problem), bitwise).run(bind, _RUNS[level])
             for accuracy in found.accuracy:
                 known = worst.get(accuracy.output)
                 if known is None or _share(accuracy) > _share(known):
@@ -90,11 +96,17 @@ def verify(
                 reason = f"{found.reason}\n  inputs '{case.label}', seed {case.seed}"
                 break
     if not tried:
-        reason = (f"the variant's guards admit none of the {len(cases)} input sets\n"
-                  f"  skipped: {', '.join(skipped)}")
+        reason = (
+            f"the variant's guards admit none of the {len(cases)} input sets\n"
+            f"  skipped: {', '.join(skipped)}"
+        )
     return Verdict(
-        ok=not reason, reason=reason, level=level, accuracy=tuple(worst.values()),
-        cases=tuple(case.label for case in tried), seeds=tuple(case.seed for case in tried),
+        ok=not reason,
+        reason=reason,
+        level=level,
+        accuracy=tuple(worst.values()),
+        cases=tuple(case.label for case in tried),
+        seeds=tuple(case.seed for case in tried),
         skipped=tuple(skipped),
     )
 
@@ -118,7 +130,7 @@ class _Check:
         self._fixture = fixture
         self._made = made
         self._bitwise = bitwise
-        self._scratch = {w.name: _workspace(w, fixture.device) for w in workspaces}
+        self._scratch = {w.name: _workspace(w, made.problem, fixture.device) for w in workspaces}
 
     def run(self, bind: Bind, runs: int) -> _Finding:
         made, outputs = self._made, self._made.outputs
@@ -134,15 +146,13 @@ class _Check:
                 for buffer in outputs.values():
                     buffer.poison_data()
             launch()
-            last = number == runs - 1
             if self._bitwise:
                 for name, buffer in outputs.items():
                     self._compare_bits(name, fingerprint(buffer), first, differs)
-            if last or not self._bitwise:
-                # Inputs first: where references are evaluated anew, from inputs that the kernel
-                # wrote, agreement would mean nothing. `_verdict` reads the questions in order.
+            # Launches that agree bit by bit need comparing with the oracle only once.
+            if number == runs - 1 or not self._bitwise:
                 errors.append(self._errors())
-        return self._verdict(differs, errors)
+        return self._verdict(differs, errors, launch)
 
     @staticmethod
     def _compare_bits(
@@ -166,50 +176,74 @@ class _Check:
                 worst[t.name] = error if known is None else torch.maximum(known, error)
         return worst
 
-    def _verdict(self, differs: Mapping[str, Tensor], errors: list[dict[str, Tensor]]) -> _Finding:
+    def _verdict(
+        self,
+        differs: Mapping[str, Tensor],
+        errors: list[dict[str, Tensor]],
+        launch: Callable[[], None],
+    ) -> _Finding:
         made = self._made
-        questions: list[tuple[str, Tensor]] = []
+        outside: list[tuple[str, Tensor]] = []
         for name, buffer in (*made.outputs.items(), *self._scratch.items()):
             before, after = buffer.damage()
-            questions.append((f"wrote before the start of {name}", before))
-            questions.append((f"wrote past the end of {name}", after))
-        spoiled = len(questions)
-        for name, buffer in made.inputs.items():
-            changed = (fingerprint(buffer) != made.prints[name]).any()
-            questions.append((f"input {name} was modified", changed))
-        unequal = len(questions)
-        questions += [(f"{name} differs between launches on the same inputs", differing)
-                      for name, differing in differs.items()]
+            outside += [
+                (f"wrote before the start of {name}", before),
+                (f"wrote past the end of {name}", after),
+            ]
+        changed = [
+            (name, (fingerprint(buffer) != made.prints[name]).any())
+            for name, buffer in made.inputs.items()
+        ]
         measured = [(name, error) for each in errors for name, error in each.items()]
-        asked = torch.stack([answer.double() for _, answer in (*questions, *measured)]).tolist()
-        told = [text for (text, _), answer in zip(questions, asked, strict=False) if answer]
-        inputs_spoiled = any(asked[spoiled:unequal])
-        told = [self._located(text) for text in told]
-        largest: dict[str, float] = {}
-        for (name, _), error in zip(measured, asked[len(questions):], strict=True):
-            error = float("inf") if error != error else error
-            largest[name] = max(largest.get(name, 0.0), error)
-        out_of_bound = [name for name, error in largest.items()
-                        if not error <= made.bounds[name].bound]
-        if inputs_spoiled:
-            self._fixture.spoiled(made)
-        elif out_of_bound:
-            told += [self._explained(name) for name in out_of_bound[:1]]
-        return _Finding("\n  ".join(told), tuple(
-            OutputAccuracy(name, error, made.bounds[name].bound, made.bounds[name].eager_error)
-            for name, error in largest.items()
-        ))
+        asked = (*outside, *changed, *differs.items(), *measured)
+        answers = iter(torch.stack([answer.double() for _, answer in asked]).tolist())
 
-    def _located(self, text: str) -> str:
+        told = [text for text, _ in outside if next(answers)]
+        spoiled = [name for name, _ in changed if next(answers)]
+        told += [self._damage_of_input(name) for name in spoiled]
+        differing = [name for name in differs if next(answers)]
+        told += [f"{name} differs between launches on the same inputs" for name in differing]
+        largest = dict.fromkeys(made.outputs, 0.0)
+        for name, _ in measured:
+            error = next(answers)
+            largest[name] = max(largest[name], math.inf if math.isnan(error) else error)
+        if spoiled:
+            # What references are evaluated from may be gone: say nothing about the outputs.
+            self._fixture.spoiled(made)
+        else:
+            wrong = self._wrong(largest)
+            if differing and not wrong and self._scratch:
+                told += self._with_poisoned_workspaces(launch)
+            told += [self._explained(name) for name in wrong]
+        return _Finding(
+            "\n  ".join(told),
+            tuple(
+                OutputAccuracy(name, error, made.bounds[name].bound, made.bounds[name].eager_error)
+                for name, error in largest.items()
+            ),
+        )
+
+    def _wrong(self, errors: Mapping[str, float]) -> list[str]:
+        return [
+            name for name, error in errors.items() if not error <= self._made.bounds[name].bound
+        ]
+
+    def _with_poisoned_workspaces(self, launch: Callable[[], None]) -> list[str]:
+        """Launches differ and the last was right: was the first one wrong?"""
+        for buffer in (*self._made.outputs.values(), *self._scratch.values()):
+            buffer.poison()
+        launch()
+        errors = {name: float(error) for name, error in self._errors().items()}
+        return [f"with poisoned workspaces {self._explained(name)}" for name in self._wrong(errors)]
+
+    def _damage_of_input(self, name: str) -> str:
         """Tell a write beside an input from a write into it."""
-        for name, buffer in self._made.inputs.items():
-            if text == f"input {name} was modified":
-                before, after = buffer.damage()
-                if bool(before):
-                    return f"wrote before the start of input {name}"
-                if bool(after):
-                    return f"wrote past the end of input {name}"
-        return text
+        before, after = self._made.inputs[name].damage()
+        if bool(before):
+            return f"wrote before the start of input {name}"
+        if bool(after):
+            return f"wrote past the end of input {name}"
+        return f"input {name} was modified"
 
     def _explained(self, name: str) -> str:
         declared = next(t for t in self._fixture.pass_.outputs if t.name == name)
@@ -222,6 +256,5 @@ def _share(accuracy: OutputAccuracy) -> float:
     return accuracy.error / accuracy.bound
 
 
-def _workspace(w: Workspace, device: torch.device) -> Guarded:
-    name = DTYPES[w.dtype].torch if w.dtype in DTYPES else w.dtype
-    return guarded((w.elements,), torch_dtype(name), device)
+def _workspace(w: Workspace, problem: Problem, device: torch.device) -> Guarded:
+    return guarded((w.elements,), torch_dtype(problem.dtype(w.dtype).torch), device)

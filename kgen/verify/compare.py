@@ -39,13 +39,16 @@ def _signed_error(y: Tensor, reference: Reference, bound: float) -> Tensor:
         error = torch.addcmul(reference.low, error, reference.inverse, out=error)
     if reference.special is None:
         return error
-    # NaN where the oracle has NaN; Inf of the right sign where the oracle has it, or where a
-    # value that the bound allows rounds to it.
+    # NaN, but a written one, where the oracle has NaN; Inf of the right sign where the oracle has
+    # it, or where a value that the bound allows rounds to it.
     high = reference.high
     reach = high.abs() + bound / reference.inverse
-    infinite = y.isinf() & (y.signbit() == high.signbit()) & (
-        high.isinf() | (reach >= overflow_threshold(y.dtype)))
-    excused = (y.isnan() & high.isnan()) | (infinite & ~high.isnan())
+    infinite = (
+        y.isinf()
+        & (y.signbit() == high.signbit())
+        & (high.isinf() | (reach >= overflow_threshold(y.dtype)))
+    )
+    excused = (y.isnan() & high.isnan() & ~_is_poison(y)) | (infinite & ~high.isnan())
     return error.masked_fill_(reference.special & excused, 0.0)
 
 
@@ -59,7 +62,10 @@ class _Worst:
 
 
 def explain(
-    name: str, y: Tensor, dims: tuple[str, ...], bound: Bound,
+    name: str,
+    y: Tensor,
+    dims: tuple[str, ...],
+    bound: Bound,
     references: Iterable[tuple[Slab, Reference]],
 ) -> str:
     """Return two lines about the elements out of bound: how many, and the worst of them."""
@@ -78,17 +84,26 @@ def explain(
         if worst is None or float(error.flatten()[place]) > worst.error:
             worst = _describe(part, error, reference, place, slab, dims, bound.bound)
     assert worst is not None
+    if not wrong:
+        return f"{name} was out of bound in an earlier launch on these inputs, not in the last"
     lines = f"{wrong} of {y.numel()} elements of {name} out of bound"
     if unwritten:
         lines += f", {unwritten} of them never written"
     where = ", ".join(str(i) for i in worst.index)
-    return (f"{lines}\n  worst {name}[{where}] = {worst.got:.6g}, want {worst.want:.6g} "
-            f"+- {worst.allowed:.2g}")
+    return (
+        f"{lines}\n  worst {name}[{where}] = {worst.got:.6g}, want {worst.want:.6g} "
+        f"+- {worst.allowed:.2g}"
+    )
 
 
 def _describe(
-    part: Tensor, error: Tensor, reference: Reference, place: int, slab: Slab,
-    dims: tuple[str, ...], bound: float,
+    part: Tensor,
+    error: Tensor,
+    reference: Reference,
+    place: int,
+    slab: Slab,
+    dims: tuple[str, ...],
+    bound: float,
 ) -> _Worst:
     index = []
     rest = place
@@ -108,5 +123,5 @@ def _describe(
 
 
 def _is_poison(y: Tensor) -> Tensor:
-    bits = y.contiguous().view(torch.int16)
-    return (bits == PATTERN).view(*y.shape, -1).all(dim=-1)
+    bits = y.reshape(-1).view(torch.int16).view(y.numel(), -1)
+    return (bits == PATTERN).all(dim=1).view(y.shape)

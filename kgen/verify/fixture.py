@@ -15,7 +15,7 @@ from kgen.model.problem import Problem
 from kgen.model.signature import Tensor as Declared
 from kgen.operators.base import Operator
 from kgen.verify.buffers import Guarded, contiguous_strides, fingerprint, guarded
-from kgen.verify.cases import Case, Layout, Schedule
+from kgen.verify.cases import GPU_SIZES, HOST_SIZES, Case, Layout, Schedule
 from kgen.verify.oracle import Bound, Oracle, Reference, Slab, combine, slabs, torch_dtype
 
 _HOST_CACHE_BYTES = 2 * 2**30
@@ -71,9 +71,16 @@ class Fixture:
     """
 
     def __init__(
-        self, operator: Operator, pass_name: str, problem: Problem, device: torch.device,
-        *, scalars: Mapping[str, float] | None = None, seed: int = 0,
-        cache_bytes: int | None = None, slab_bytes: int | None = None,
+        self,
+        operator: Operator,
+        pass_name: str,
+        problem: Problem,
+        device: torch.device,
+        *,
+        scalars: Mapping[str, float] | None = None,
+        seed: int = 0,
+        cache_bytes: int | None = None,
+        slab_bytes: int | None = None,
     ) -> None:
         """Prepare; evaluates nothing yet.
 
@@ -94,7 +101,9 @@ class Fixture:
         self.problem = problem
         self.device = device
         self.scalars = dict(operator.scalars(pass_name) if scalars is None else scalars)
-        self.schedule = Schedule(operator, self.pass_, problem, seed)
+        self.schedule = Schedule(
+            operator, self.pass_, problem, seed, GPU_SIZES if device.type == "cuda" else HOST_SIZES
+        )
         self.cache_bytes, self.slab_bytes = _limits(device, cache_bytes, slab_bytes)
         self._oracle = Oracle(operator, self.pass_, self.scalars)
         self._pool: dict[str, Bound] | None = None
@@ -150,20 +159,24 @@ class Fixture:
             elements, itemsize = math.prod(problem.shape(t.dims)), problem.dtype(t.dtype).itemsize
             outputs_bytes += elements * itemsize
             reference_bytes += elements * (12 if itemsize == 4 else 8)
-        input_bytes = sum(math.prod(problem.shape(t.dims)) * problem.dtype(t.dtype).itemsize
-                          for t in self.pass_.inputs)
+        input_bytes = sum(
+            math.prod(problem.shape(t.dims)) * problem.dtype(t.dtype).itemsize
+            for t in self.pass_.inputs
+        )
         base = input_bytes + outputs_bytes
         keep = base + reference_bytes <= self.cache_bytes
         self._make_room(base + (reference_bytes if keep else 0))
         inputs = {
             name: self._guard(t, value, case.layout)
             for t, (name, value) in zip(
-                self.pass_.inputs, self._draw(case, problem).items(), strict=True)
+                self.pass_.inputs, self._draw(case, problem).items(), strict=True
+            )
         }
         bounds, cached = self._evaluate(case, problem, inputs, keep)
         outputs = {
-            t.name: guarded(problem.shape(t.dims), torch_dtype(problem.dtype(t.dtype).torch),
-                            self.device)
+            t.name: guarded(
+                problem.shape(t.dims), torch_dtype(problem.dtype(t.dtype).torch), self.device
+            )
             for t in self.pass_.outputs
         }
         prints = {name: fingerprint(buffer) for name, buffer in inputs.items()}
@@ -173,14 +186,17 @@ class Fixture:
     def _draw(self, case: Case, problem: Problem) -> dict[str, Tensor]:
         generator = torch.Generator(device=self.device).manual_seed(case.seed)
         drawn = self.operator.make_inputs(
-            self.pass_.name, problem, case.name, generator, self.device)
+            self.pass_.name, problem, case.name, generator, self.device
+        )
         for t in self.pass_.inputs:
             value = drawn.get(t.name)
             shape, dtype = problem.shape(t.dims), torch_dtype(problem.dtype(t.dtype).torch)
             if value is None or tuple(value.shape) != shape or value.dtype != dtype:
                 got = "nothing" if value is None else f"{value.dtype} {tuple(value.shape)}"
-                raise VerifyError(f"{self.operator.name}: make_inputs gives {got} for "
-                                  f"'{t.name}', the signature declares {dtype} {shape}")
+                raise VerifyError(
+                    f"{self.operator.name}: make_inputs gives {got} for "
+                    f"'{t.name}', the signature declares {dtype} {shape}"
+                )
         return {t.name: drawn[t.name] for t in self.pass_.inputs}
 
     def _guard(self, declared: Declared, value: Tensor, layout: Layout) -> Guarded:
@@ -273,5 +289,7 @@ def _limits(
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         cache, slab = free // 2, min(_CUDA_SLAB_BYTES, free // 16)
-    return (cache if cache_bytes is None else cache_bytes,
-            slab if slab_bytes is None else slab_bytes)
+    return (
+        cache if cache_bytes is None else cache_bytes,
+        slab if slab_bytes is None else slab_bytes,
+    )

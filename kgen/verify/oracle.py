@@ -145,13 +145,11 @@ class Oracle:
         """Evaluate the oracle on a slab."""
         exact, scales = self._exact(inputs, slab)
         return {
-            t.name: _reference(exact[t.name], scales[t.name], self._dtype(problem, t.dtype))
+            t.name: reference_of(exact[t.name], scales[t.name], self._dtype(problem, t.dtype))
             for t in self.pass_.outputs
         }
 
-    def evaluate(
-        self, problem: Problem, inputs: Mapping[str, Tensor], slab: Slab
-    ) -> Evaluation:
+    def evaluate(self, problem: Problem, inputs: Mapping[str, Tensor], slab: Slab) -> Evaluation:
         """Evaluate the oracle on a slab, and what the definition loses there.
 
         Raises:
@@ -178,7 +176,7 @@ class Oracle:
                 )
             eager[t.name] = _loss(native[t.name], y64, scale, dtype)
             ranged[t.name] = growth * _loss(single[t.name], y64, scale, dtype)
-            references[t.name] = _reference(y64, scales[t.name], dtype)
+            references[t.name] = reference_of(y64, scales[t.name], dtype)
         return Evaluation(references, eager, ranged)
 
     def _exact(
@@ -194,8 +192,10 @@ class Oracle:
         outputs = self.operator.definition(self.pass_.name, inputs, self.scalars)
         declared = {t.name for t in self.pass_.outputs}
         if set(outputs) != declared:
-            raise VerifyError(f"{self.operator.name}: the definition returns "
-                              f"{sorted(outputs)}, the signature declares {sorted(declared)}")
+            raise VerifyError(
+                f"{self.operator.name}: the definition returns "
+                f"{sorted(outputs)}, the signature declares {sorted(declared)}"
+            )
         return outputs
 
     def _slice(self, inputs: Mapping[str, Tensor], slab: Slab) -> dict[str, Tensor]:
@@ -238,7 +238,8 @@ def _loss(y: Tensor, y64: Tensor, scale: Tensor, dtype: torch.dtype) -> float:
     return worst if math.isfinite(worst) else math.inf
 
 
-def _reference(y64: Tensor, scale: Tensor, dtype: torch.dtype) -> Reference:
+def reference_of(y64: Tensor, scale: Tensor, dtype: torch.dtype) -> Reference:
+    """Prepare the oracle's values of an output of a dtype for comparing."""
     inverse64 = _usable_scale(y64, scale, dtype).reciprocal()
     high = y64.float()
     low = None
@@ -250,8 +251,11 @@ def _reference(y64: Tensor, scale: Tensor, dtype: torch.dtype) -> Reference:
 
 
 def combine(
-    losses: Mapping[str, tuple[float, float]], pool: Mapping[str, Bound], pass_: Pass,
-    problem: Problem, what: str,
+    losses: Mapping[str, tuple[float, float]],
+    pool: Mapping[str, Bound],
+    pass_: Pass,
+    problem: Problem,
+    what: str,
 ) -> dict[str, Bound]:
     """Turn the losses of an input set, with those of the pool, into bounds.
 

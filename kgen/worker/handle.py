@@ -31,11 +31,11 @@ START_TIMEOUT_S = 180.0  # importing torch from a cold network file system is sl
 MAX_RESTARTS_IN_A_ROW = 3
 
 
-class WorkerDied(Exception):
+class WorkerDiedError(Exception):
     """The worker ended while it owed an answer; the text says how."""
 
 
-class WorkerTimedOut(Exception):
+class WorkerTimeoutError(Exception):
     """The worker did not answer in time and was killed."""
 
 
@@ -54,7 +54,9 @@ class WorkerHandle:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.close()
@@ -67,7 +69,7 @@ class WorkerHandle:
         """
         try:
             return self._ask(Probe(), ProbeOutcome, START_TIMEOUT_S)
-        except (WorkerDied, WorkerTimedOut, LaunchError) as problem:
+        except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
             raise WorkerError(
                 f"the worker for {self._setup.gpu.name} cannot use its device: {problem}\n"
                 "  see 'kgen doctor'"
@@ -77,9 +79,9 @@ class WorkerHandle:
         """Run one trial; whatever happens to the worker becomes the trial's fate."""
         try:
             return self._ask(trial, TrialOutcome, self._trial_timeout_s)
-        except WorkerTimedOut as problem:
+        except WorkerTimeoutError as problem:
             return TrialOutcome(Fate.TIMED_OUT, str(problem))
-        except (WorkerDied, LaunchError) as problem:
+        except (WorkerDiedError, LaunchError) as problem:
             return TrialOutcome(Fate.CRASHED, str(problem))
 
     def finals(self, finals: Finals) -> FinalsOutcome:
@@ -91,7 +93,7 @@ class WorkerHandle:
         deadline = START_TIMEOUT_S + 60.0 * (len(finals.candidates) + 3)
         try:
             return self._ask(finals, FinalsOutcome, deadline)
-        except (WorkerDied, WorkerTimedOut, LaunchError) as problem:
+        except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
             raise WorkerError(
                 f"timing the finalists of {finals.problem} failed: {problem}"
             ) from None
@@ -116,10 +118,12 @@ class WorkerHandle:
             pipe.send(request)
             if not pipe.poll(timeout_s):
                 self._kill()
-                raise WorkerTimedOut(f"no answer within {timeout_s:.0f} s; the worker was killed")
+                raise WorkerTimeoutError(
+                    f"no answer within {timeout_s:.0f} s; the worker was killed"
+                )
             answer = pipe.recv()
         except (EOFError, OSError):
-            raise WorkerDied(self._reap()) from None
+            raise WorkerDiedError(self._reap()) from None
         if isinstance(answer, Failure):
             if answer.fatal:  # the context is poisoned; the worker ends by itself
                 self._reap()
@@ -128,7 +132,7 @@ class WorkerHandle:
         return answer
 
     def _ready_pipe(self) -> multiprocessing.connection.Connection:
-        failures = []
+        failures: list[str] = []
         while self._pipe is None:
             if len(failures) == MAX_RESTARTS_IN_A_ROW:
                 raise WorkerError(

@@ -123,12 +123,14 @@ class FinalsOutcome:
 
     Attributes:
         timings: One per candidate, in their order.
+        samples_us: Per candidate, the samples behind its timing; paired by round.
         peers: Times of the peers that ran.
         peer_errors: Why a peer did not run.
         clocks: Clock and throttle state around the run, texts; empty where it cannot be read.
     """
 
     timings: tuple[Timing, ...]
+    samples_us: tuple[tuple[float, ...], ...]
     peers: dict[str, Timing] = field(default_factory=dict)
     peer_errors: dict[str, str] = field(default_factory=dict)
     clocks: dict[str, str] = field(default_factory=dict)

@@ -43,8 +43,10 @@ def worker_main(pipe: Connection, setup: Setup) -> None:
                 case _:
                     raise TypeError(f"not a request: {request!r}")
         except Exception as problem:  # a fault of any kind is an outcome here, never a silence
-            text = str(problem) if isinstance(problem, KgenError) else (
-                f"{type(problem).__name__}: {problem}"
+            text = (
+                str(problem)
+                if isinstance(problem, KgenError)
+                else (f"{type(problem).__name__}: {problem}")
             )
             fatal = not runner.usable()
             pipe.send(Failure(text, fatal))

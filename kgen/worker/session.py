@@ -20,6 +20,7 @@ from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.model.space import Variant
 from kgen.render import Renderer
+from kgen.runtime.cache import read_file
 from kgen.worker.handle import WorkerHandle
 from kgen.worker.messages import Candidate, Trial, TrialOutcome
 
@@ -38,7 +39,12 @@ class Session:
     """
 
     def __init__(
-        self, entry: Entry, pass_name: str, gpu: GpuProfile, compiler: Compiler, journal: Path,
+        self,
+        entry: Entry,
+        pass_name: str,
+        gpu: GpuProfile,
+        compiler: Compiler,
+        journal: Path,
         worker: WorkerHandle,
     ) -> None:
         self.entry = entry
@@ -59,7 +65,8 @@ class Session:
         """
         outcome = self.worker.probe()
         self.environment = {
-            **outcome.facts, "compiler": f"{self.compiler.name} {self.compiler.version}"
+            **outcome.facts,
+            "compiler": f"{self.compiler.name} {self.compiler.version}",
         }
         return outcome.copy_gbps
 
@@ -97,17 +104,22 @@ class Session:
     def code_identity(self, artifact: Artifact, plan: Plan) -> str:
         """Identity of the machine code and its launches: configs that share it are one kernel."""
         if artifact.path not in self._content:
-            self._content[artifact.path] = hashlib.sha256(
-                Path(artifact.path).read_bytes()
-            ).hexdigest()
+            self._content[artifact.path] = hashlib.sha256(read_file(artifact.path)).hexdigest()
         return digest_of([self._content[artifact.path], repr(plan)])
 
-    def run(self, candidate: Candidate, problem: Problem, *, give_up_above_us: float | None = None,
-            certify: bool = False, measure: bool = True) -> TrialOutcome:
+    def run(
+        self,
+        candidate: Candidate,
+        problem: Problem,
+        *,
+        give_up_above_us: float | None = None,
+        certify: bool = False,
+        measure: bool = True,
+    ) -> TrialOutcome:
         """Run a trial in the worker."""
-        return self.worker.trial(Trial(
-            self.pass_name, problem, candidate, give_up_above_us, certify, measure
-        ))
+        return self.worker.trial(
+            Trial(self.pass_name, problem, candidate, give_up_above_us, certify, measure)
+        )
 
     def record(
         self,
@@ -141,9 +153,7 @@ class Session:
 
 def failed_build(failure: BuildFailure) -> TrialOutcome:
     """The outcome of a source that does not compile."""
-    return TrialOutcome(
-        Fate.BUILD_FAILED, f"{failure.message}\n  source: {failure.source_path}"
-    )
+    return TrialOutcome(Fate.BUILD_FAILED, f"{failure.message}\n  source: {failure.source_path}")
 
 
 def trial_key(artifact_key: str, problem: Problem, plan: Plan) -> str:

@@ -50,9 +50,7 @@ def test_a_space_loads(tmp_path: Path) -> None:
     (variant,) = space.of_pass("forward")
     assert variant.size == 8
     assert variant.template == "forward_plain.cu.jinja"
-    assert variant.safe == Config.of(
-        "plain", {"threads": 32, "cache": "normal", "flag": False}
-    )
+    assert variant.safe == Config.of("plain", {"threads": 32, "cache": "normal", "flag": False})
     assert variant.requires[0].where.endswith("rmsnorm.yaml:11")
     assert space.safe_variant("forward") is variant
 
@@ -77,9 +75,7 @@ def test_a_space_loads(tmp_path: Path) -> None:
         ("[normal, streaming]", "[normal, streaming", 9, "not valid YAML"),
     ],
 )
-def test_mistakes_have_a_line(
-    tmp_path: Path, old: str, new: str, line: int, part: str
-) -> None:
+def test_mistakes_have_a_line(tmp_path: Path, old: str, new: str, line: int, part: str) -> None:
     assert old in SPACE
     with pytest.raises(SpaceError) as caught:
         load(tmp_path, SPACE.replace(old, new, 1))
@@ -96,8 +92,21 @@ def test_safe_excludes_constants(tmp_path: Path) -> None:
 
 def test_profiles_cover_the_named_gpus() -> None:
     profiles = load_profiles()
-    for name in ("a100", "a100_40gb", "h100", "h100_pcie", "h200", "b200", "l40s", "rtx_3090",
-                 "rtx_4090", "rtx_5090", "t4", "a10", "host"):
+    for name in (
+        "a100",
+        "a100_40gb",
+        "h100",
+        "h100_pcie",
+        "h200",
+        "b200",
+        "l40s",
+        "rtx_3090",
+        "rtx_4090",
+        "rtx_5090",
+        "t4",
+        "a10",
+        "host",
+    ):
         assert name in profiles
     assert profiles["h200"].compute_capability == 90
     assert profiles["h200"].sm_count == 132

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,7 +82,7 @@ def test_no_permission_is_a_clear_error(tmp_path: Path) -> None:
         Journal(tmp_path / "file" / "trials.jsonl").append(RECORD)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_is_a_clear_error() -> None:
     with pytest.raises(StorageError, match="No space left"):
         Journal(Path("/dev/full")).append(RECORD)

@@ -15,6 +15,7 @@ ROOT = Path(kgen.__file__).parent
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
+    {"workflow"},
     {"tune", "emit", "bench", "report", "certify", "doctor"},
     {"search", "choose", "worker"},
     {"render", "build", "launch", "verify", "measure", "journal"},
@@ -27,10 +28,15 @@ RANK = {name: i for i, row in enumerate(LAYERS) for name in row}
 # `assets` raises kgen's errors; both are leaves.
 ALLOWED_SIBLINGS = {("assets", "errors")}
 # Imports inside functions are for these alone: what a light command must not load.
-HEAVY = {"torch", "optuna", "jinja2", "numpy", "triton"}
+HEAVY = {"torch", "optuna", "jinja2", "numpy", "triton", "liger_kernel"}
 # Modules of ours that need a heavy package at their top: the worker's child runs the first (its
-# parent must not load torch), an opened study the second.
-LATE = {"kgen.worker.runner", "kgen.search.sampler"}
+# parent must not load torch), an opened study the second, an opened device the others.
+LATE = {
+    "kgen.worker.runner",
+    "kgen.search.sampler",
+    "kgen.launch.cuda",
+    "kgen.launch.host",
+}
 
 
 def modules() -> list[Path]:

@@ -14,7 +14,12 @@ def test_round_trip_and_defaults() -> None:
     assert str(problem) == "M=8192,N=4096,dtype=bf16,w_dtype=bf16"
     assert parse_problem(str(problem), SIGNATURE) == problem
     assert problem.names == {
-        "M": 8192, "N": 4096, "dtype": "bf16", "w_dtype": "bf16", "itemsize": 2, "w_itemsize": 2,
+        "M": 8192,
+        "N": 4096,
+        "dtype": "bf16",
+        "w_dtype": "bf16",
+        "itemsize": 2,
+        "w_itemsize": 2,
     }
 
 
@@ -42,5 +47,9 @@ def test_mistakes_are_named(text: str, part: str) -> None:
 def test_dtype_combinations_are_the_legal_ones() -> None:
     pairs = [tuple(c.values()) for c in SIGNATURE.dtype_combinations()]
     assert pairs == [
-        ("fp32", "fp32"), ("fp16", "fp16"), ("fp16", "fp32"), ("bf16", "bf16"), ("bf16", "fp32"),
+        ("fp32", "fp32"),
+        ("fp16", "fp16"),
+        ("fp16", "fp32"),
+        ("bf16", "bf16"),
+        ("bf16", "fp32"),
     ]

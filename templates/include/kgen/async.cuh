@@ -36,16 +36,15 @@ KGEN_DEVICE void cp_async_partial(void* shared, const void* global, u32 source_b
                      : "memory");
     }
 #else
-    u32 words[Bytes / 4] = {};
+    struct alignas(Bytes) Block {
+        u8 bytes[Bytes];
+    };
     if (source_bytes == Bytes) {
-        struct alignas(Bytes) Block {
-            u32 words[Bytes / 4];
-        };
         *static_cast<Block*>(shared) = *static_cast<const Block*>(global);
     } else {
-        for (u32 i = 0; i < source_bytes; ++i)
-            reinterpret_cast<unsigned char*>(words)[i] = static_cast<const unsigned char*>(global)[i];
-        copy_bytes<Bytes>(shared, words);
+        Block block = {};
+        for (u32 i = 0; i < source_bytes; ++i) block.bytes[i] = static_cast<const u8*>(global)[i];
+        *static_cast<Block*>(shared) = block;
     }
 #endif
 }

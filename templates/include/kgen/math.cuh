@@ -1,7 +1,7 @@
 // fp32 functions, with their error on a GPU compiled without fast-math flags.
 //
 // The host branches are at least as accurate. Where a kernel needs the same bits on both sides it
-// must not use anything below but fma and sqrt, which are correctly rounded everywhere.
+// must not use anything below but fma, sqrt and abs, which are correctly rounded everywhere.
 #pragma once
 
 #include "core.cuh"

@@ -22,48 +22,56 @@ struct alignas(sizeof(T) * N) Vec {
 // load   normal         through L1; right for everything
 //        streaming      read once: evicted first                       (ld.global.cs)
 //        read_only      non-coherent path; lets the compiler hoist     (ld.global.nc)
+//        evict_first    no_l1, and L2 gives its lines up first: what is written stays there longer
+//                       and leaves in larger bursts                    (.L2::cache_hint; sm_80+)
 //        no_l1          read_only, and L1 keeps no copy: for a stream that would push out data
 //                       that is read again                             (.nc.L1::no_allocate)
 // store  normal         write back
 //        streaming      not read again soon: evicted first             (st.global.cs)
+//        evict_first    no_l1, and the first to leave L2               (.L2::cache_hint; sm_80+)
 //        no_l1          as streaming, without a copy in L1             (st.global.L1::no_allocate)
 //        write_through  through L2 to memory, for readers outside the GPU  (st.global.wt)
 //
-// read_only and no_l1 loads need memory that NO thread of the kernel writes: the non-coherent path
+// read_only, no_l1 and evict_first loads need memory that NO thread of the kernel writes: the non-coherent path
 // may return old data, and the compiler may move the load over a store or a barrier.
-enum class Cache { normal, streaming, read_only, no_l1, write_through };
+enum class Cache { normal, streaming, read_only, no_l1, evict_first, write_through };
 
 namespace detail {
 
 #if !KGEN_HOST
 
+// An access with an L2 policy is three instructions in a scope of their own; the compiler makes the
+// policy once per kernel.
+#define KGEN_EVICT_FIRST                                                                          \
+    "{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0; "
+
 // One load, per size. The non-coherent ones read constant data, so they are not volatile and may be
 // merged and moved; the others are ordered by the memory clobber.
-#define KGEN_DEFINE_LOAD(name, op, ...)                                                           \
+#define KGEN_DEFINE_LOAD(name, pre, op, post, ...)                                                \
     template <int Bytes>                                                                          \
     struct name;                                                                                  \
     template <>                                                                                   \
     struct name<1> {                                                                              \
         static __device__ __forceinline__ void run(const void* p, u32* w) {                       \
-            asm __VA_ARGS__(op ".u8 %0, [%1];" : "=r"(w[0]) : "l"(p) KGEN_CLOBBER);               \
+            asm __VA_ARGS__(pre op ".u8 %0, [%1]" post : "=r"(w[0]) : "l"(p) KGEN_CLOBBER);       \
         }                                                                                         \
     };                                                                                            \
     template <>                                                                                   \
     struct name<2> {                                                                              \
         static __device__ __forceinline__ void run(const void* p, u32* w) {                       \
-            asm __VA_ARGS__(op ".u16 %0, [%1];" : "=r"(w[0]) : "l"(p) KGEN_CLOBBER);              \
+            asm __VA_ARGS__(pre op ".u16 %0, [%1]" post : "=r"(w[0]) : "l"(p) KGEN_CLOBBER);      \
         }                                                                                         \
     };                                                                                            \
     template <>                                                                                   \
     struct name<4> {                                                                              \
         static __device__ __forceinline__ void run(const void* p, u32* w) {                       \
-            asm __VA_ARGS__(op ".b32 %0, [%1];" : "=r"(w[0]) : "l"(p) KGEN_CLOBBER);              \
+            asm __VA_ARGS__(pre op ".b32 %0, [%1]" post : "=r"(w[0]) : "l"(p) KGEN_CLOBBER);      \
         }                                                                                         \
     };                                                                                            \
     template <>                                                                                   \
     struct name<8> {                                                                              \
         static __device__ __forceinline__ void run(const void* p, u32* w) {                       \
-            asm __VA_ARGS__(op ".v2.b32 {%0, %1}, [%2];"                                          \
+            asm __VA_ARGS__(pre op ".v2.b32 {%0, %1}, [%2]" post                                  \
                             : "=r"(w[0]), "=r"(w[1])                                              \
                             : "l"(p) KGEN_CLOBBER);                                               \
         }                                                                                         \
@@ -71,61 +79,70 @@ namespace detail {
     template <>                                                                                   \
     struct name<16> {                                                                             \
         static __device__ __forceinline__ void run(const void* p, u32* w) {                       \
-            asm __VA_ARGS__(op ".v4.b32 {%0, %1, %2, %3}, [%4];"                                  \
+            asm __VA_ARGS__(pre op ".v4.b32 {%0, %1, %2, %3}, [%4]" post                          \
                             : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])                      \
                             : "l"(p) KGEN_CLOBBER);                                               \
         }                                                                                         \
     }
 
 #define KGEN_CLOBBER
-KGEN_DEFINE_LOAD(LoadReadOnly, "ld.global.nc");
-KGEN_DEFINE_LOAD(LoadNoL1, "ld.global.nc.L1::no_allocate");
+KGEN_DEFINE_LOAD(LoadReadOnly, "", "ld.global.nc", ";");
+KGEN_DEFINE_LOAD(LoadNoL1, "", "ld.global.nc.L1::no_allocate", ";");
+#if KGEN_ARCH >= 800
+KGEN_DEFINE_LOAD(LoadEvictFirst, KGEN_EVICT_FIRST, "ld.global.nc.L1::no_allocate.L2::cache_hint",
+                 ", policy; }");
+#endif
 #undef KGEN_CLOBBER
 #define KGEN_CLOBBER : "memory"
-KGEN_DEFINE_LOAD(LoadStreaming, "ld.global.cs", volatile);
+KGEN_DEFINE_LOAD(LoadStreaming, "", "ld.global.cs", ";", volatile);
 #undef KGEN_CLOBBER
 #undef KGEN_DEFINE_LOAD
 
-#define KGEN_DEFINE_STORE(name, op)                                                               \
+#define KGEN_DEFINE_STORE(name, pre, op, post)                                                    \
     template <int Bytes>                                                                          \
     struct name;                                                                                  \
     template <>                                                                                   \
     struct name<1> {                                                                              \
         static __device__ __forceinline__ void run(void* p, const u32* w) {                       \
-            asm volatile(op ".u8 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory");                      \
+            asm volatile(pre op ".u8 [%0], %1" post ::"l"(p), "r"(w[0]) : "memory");              \
         }                                                                                         \
     };                                                                                            \
     template <>                                                                                   \
     struct name<2> {                                                                              \
         static __device__ __forceinline__ void run(void* p, const u32* w) {                       \
-            asm volatile(op ".u16 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory");                     \
+            asm volatile(pre op ".u16 [%0], %1" post ::"l"(p), "r"(w[0]) : "memory");             \
         }                                                                                         \
     };                                                                                            \
     template <>                                                                                   \
     struct name<4> {                                                                              \
         static __device__ __forceinline__ void run(void* p, const u32* w) {                       \
-            asm volatile(op ".b32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory");                     \
+            asm volatile(pre op ".b32 [%0], %1" post ::"l"(p), "r"(w[0]) : "memory");             \
         }                                                                                         \
     };                                                                                            \
     template <>                                                                                   \
     struct name<8> {                                                                              \
         static __device__ __forceinline__ void run(void* p, const u32* w) {                       \
-            asm volatile(op ".v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1])              \
+            asm volatile(pre op ".v2.b32 [%0], {%1, %2}" post ::"l"(p), "r"(w[0]), "r"(w[1])      \
                          : "memory");                                                             \
         }                                                                                         \
     };                                                                                            \
     template <>                                                                                   \
     struct name<16> {                                                                             \
         static __device__ __forceinline__ void run(void* p, const u32* w) {                       \
-            asm volatile(op ".v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]),     \
+            asm volatile(pre op ".v4.b32 [%0], {%1, %2, %3, %4}" post ::"l"(p), "r"(w[0]), "r"(w[1]), \
                          "r"(w[2]), "r"(w[3])                                                     \
                          : "memory");                                                             \
         }                                                                                         \
     }
 
-KGEN_DEFINE_STORE(StoreStreaming, "st.global.cs");
-KGEN_DEFINE_STORE(StoreNoL1, "st.global.L1::no_allocate");
-KGEN_DEFINE_STORE(StoreWriteThrough, "st.global.wt");
+KGEN_DEFINE_STORE(StoreStreaming, "", "st.global.cs", ";");
+KGEN_DEFINE_STORE(StoreNoL1, "", "st.global.L1::no_allocate", ";");
+KGEN_DEFINE_STORE(StoreWriteThrough, "", "st.global.wt", ";");
+#if KGEN_ARCH >= 800
+KGEN_DEFINE_STORE(StoreEvictFirst, KGEN_EVICT_FIRST, "st.global.L1::no_allocate.L2::cache_hint",
+                  ", policy; }");
+#endif
+#undef KGEN_EVICT_FIRST
 #undef KGEN_DEFINE_STORE
 
 template <template <int> class Operation, class V>
@@ -162,7 +179,11 @@ KGEN_DEVICE Vec<T, N> load(const Vec<T, N>* source) {
         return detail::load_with<detail::LoadStreaming>(source);
     } else if constexpr (C == Cache::read_only) {
         return detail::load_with<detail::LoadReadOnly>(source);
-    } else if constexpr (C == Cache::no_l1) {
+#if KGEN_ARCH >= 800
+    } else if constexpr (C == Cache::evict_first) {
+        return detail::load_with<detail::LoadEvictFirst>(source);
+#endif
+    } else if constexpr (C == Cache::no_l1 || C == Cache::evict_first) {
         return detail::load_with<detail::LoadNoL1>(source);
     } else {
         return *source;
@@ -180,7 +201,11 @@ KGEN_DEVICE void store(Vec<T, N>* target, const Vec<T, N>& value) {
 #else
     if constexpr (C == Cache::streaming) {
         detail::store_with<detail::StoreStreaming>(target, value);
-    } else if constexpr (C == Cache::no_l1) {
+#if KGEN_ARCH >= 800
+    } else if constexpr (C == Cache::evict_first) {
+        detail::store_with<detail::StoreEvictFirst>(target, value);
+#endif
+    } else if constexpr (C == Cache::no_l1 || C == Cache::evict_first) {
         detail::store_with<detail::StoreNoL1>(target, value);
     } else if constexpr (C == Cache::write_through) {
         detail::store_with<detail::StoreWriteThrough>(target, value);
@@ -205,8 +230,19 @@ KGEN_DEVICE void store_vec(T* target, const Vec<T, N>& value) {
 // All elements of a vector as fp32, and back; 16-bit pairs use the packed conversions.
 template <class T, int N>
 KGEN_DEVICE void to_floats(const Vec<T, N>& values, float (&out)[N]) {
+    if constexpr (sizeof(T) == 2 && N > 1) {
+        u32 pairs[N / 2];
+        copy_bytes<sizeof(values)>(pairs, &values);
 #pragma unroll
-    for (int i = 0; i < N; ++i) out[i] = to_float(values[i]);
+        for (int i = 0; i < N / 2; ++i) {
+            const f32x2 pair = unpack2<T>(pairs[i]);
+            out[2 * i] = pair.x;
+            out[2 * i + 1] = pair.y;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) out[i] = to_float(values[i]);
+    }
 }
 
 template <class T, int N>

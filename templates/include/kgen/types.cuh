@@ -4,9 +4,9 @@
 // takes longer than compiling the rest of a kernel.
 //
 // Conversions to 16 bits round to nearest, ties to even; overflow gives infinity; subnormals are
-// kept. Every path (GPU with the instruction, GPU without it, host) gives the same bits, and a NaN
-// becomes 0x7fff, which is what the cvt instructions produce. Conversions to fp32 are exact; which
-// NaN a NaN becomes is not specified.
+// kept. Conversions to fp32 are exact. Every path (GPU with the instruction, GPU without it, host)
+// gives the same bits, NaNs included, as seen on an H200: cvt turns any NaN into 0x7fff or
+// 0x7fffffff, and the others follow it. Only bf16 to fp32, a shift everywhere, keeps a NaN's bits.
 #pragma once
 
 #include "core.cuh"
@@ -31,8 +31,8 @@ KGEN_DEVICE float fp16_bits_to_float(u16 bits) {
 #if KGEN_HOST
     const u32 sign = static_cast<u32>(bits & 0x8000u) << 16;
     const u32 magnitude = bits & 0x7fffu;
-    if (magnitude >= 0x7c00u)  // infinity or NaN: all exponent bits stay one
-        return bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    if (magnitude > 0x7c00u) return bit_cast<float>(0x7fffffffu);
+    if (magnitude == 0x7c00u) return bit_cast<float>(sign | 0x7f800000u);
     if (magnitude < 0x0400u) {  // subnormal: a multiple of 2^-24, exact in fp32
         const float value = static_cast<float>(magnitude) * 5.9604644775390625e-8f;
         return bit_cast<float>(sign | bit_cast<u32>(value));
@@ -84,7 +84,9 @@ KGEN_DEVICE u16 float_to_bf16_bits(float value) {
 
 KGEN_DEVICE float to_float(float value) { return value; }
 KGEN_DEVICE float to_float(fp16 value) { return detail::fp16_bits_to_float(value.bits); }
-KGEN_DEVICE float to_float(bf16 value) { return bit_cast<float>(static_cast<u32>(value.bits) << 16); }
+KGEN_DEVICE float to_float(bf16 value) {
+    return bit_cast<float>(static_cast<u32>(value.bits) << 16);
+}
 
 // from_float<T>(f): f rounded to storage type T.
 template <class T>

@@ -136,7 +136,7 @@ KGEN_DEVICE bool all(bool predicate, u32 mask = kFullMask) { return ballot(!pred
 // groups run. Where the whole warp runs the code, kFullMask is cheaper (no mask to compute).
 template <int Lanes>
 KGEN_DEVICE u32 warp_mask() {
-    static_assert(is_power_of_two(Lanes) && Lanes <= kWarpSize, "a group is 1, 2, 4, ..., 32 lanes");
+    static_assert(is_power_of_two(Lanes) && Lanes <= kWarpSize, "a group is 1, 2, ..., 32 lanes");
     if constexpr (Lanes == kWarpSize) {
         return kFullMask;
     } else {
@@ -156,7 +156,7 @@ struct Max {  // a NaN is kept, unlike in fmaxf, so that a reduction cannot hide
 // the order of the additions is fixed, and all lanes of a group get the same bits.
 template <int Lanes, class Op>
 KGEN_DEVICE float lanes_reduce(float value, u32 mask = kFullMask) {
-    static_assert(is_power_of_two(Lanes) && Lanes <= kWarpSize, "a group is 1, 2, 4, ..., 32 lanes");
+    static_assert(is_power_of_two(Lanes) && Lanes <= kWarpSize, "a group is 1, 2, ..., 32 lanes");
 #pragma unroll
     for (int bits = Lanes / 2; bits > 0; bits /= 2)
         value = Op::apply(value, shfl_xor(value, bits, mask));

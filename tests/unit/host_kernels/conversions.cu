@@ -26,9 +26,13 @@ KGEN_DEVICE void narrow(const float* in, T* out, i64 n) {
     kgen::store_vec<Cache::streaming>(out + 4 * i + 2, kgen::from_floats<T>(values));
 }
 
-extern "C" __global__ void widen_fp16(const kgen::fp16* in, float* out, i64 n) { widen(in, out, n); }
+extern "C" __global__ void widen_fp16(const kgen::fp16* in, float* out, i64 n) {
+    widen(in, out, n);
+}
 KGEN_EXPORT(widen_fp16);
-extern "C" __global__ void widen_bf16(const kgen::bf16* in, float* out, i64 n) { widen(in, out, n); }
+extern "C" __global__ void widen_bf16(const kgen::bf16* in, float* out, i64 n) {
+    widen(in, out, n);
+}
 KGEN_EXPORT(widen_bf16);
 extern "C" __global__ void narrow_fp16(const float* in, kgen::fp16* out, i64 n) {
     narrow(in, out, n);

@@ -15,8 +15,8 @@
 // Paths end their line and may contain blanks. Every buffer is a heap block of exactly its size, so
 // that the sanitizer sees the first byte read or written outside it.
 //
-// Exit status: 0 done; 1 bad job; 2 the launch was refused or a thread did something undefined, with
-// the message on stderr; whatever ASAN_OPTIONS says after a sanitizer report.
+// Exit status: 0 done; 1 bad job; 2 the launch was refused or a thread did something undefined,
+// with the message on stderr; whatever ASAN_OPTIONS says after a sanitizer report.
 #include "runtime.hpp"
 
 #include <dlfcn.h>
@@ -91,14 +91,16 @@ private:
         line >> buffer.bytes;
         const std::string path = rest_of(line);
         void* data = nullptr;
-        // 256 bytes is what cudaMalloc promises. For an empty buffer, one byte nobody may touch.
-        if (posix_memalign(&data, 256, buffer.bytes) != 0) die("no memory for %zu bytes", buffer.bytes);
+        // 256 bytes is the alignment cudaMalloc promises; an empty buffer has an address too.
+        if (posix_memalign(&data, 256, buffer.bytes) != 0)
+            die("no memory for %zu bytes", buffer.bytes);
         buffer.data = static_cast<unsigned char*>(data);
         if (path == "-") {
             memset(buffer.data, 0xff, buffer.bytes);
         } else {
             std::ifstream file(path, std::ios::binary);
-            file.read(reinterpret_cast<char*>(buffer.data), static_cast<std::streamsize>(buffer.bytes));
+            file.read(reinterpret_cast<char*>(buffer.data),
+                      static_cast<std::streamsize>(buffer.bytes));
             if (!file) die("cannot read %zu bytes from %s", buffer.bytes, path.c_str());
         }
         buffers_.push_back(buffer);
@@ -123,7 +125,8 @@ private:
         } else if (word == "value") {
             std::string hex;
             line >> hex;
-            if (hex.size() / 2 > sizeof(argument.bytes)) die("argument of %zu bytes", hex.size() / 2);
+            if (hex.size() / 2 > sizeof(argument.bytes))
+                die("argument of %zu bytes", hex.size() / 2);
             for (size_t i = 0; i < hex.size() / 2; ++i)
                 argument.bytes[i] =
                     static_cast<unsigned char>(strtoul(hex.substr(2 * i, 2).c_str(), nullptr, 16));
@@ -148,7 +151,8 @@ private:
             addresses.push_back(argument.bytes);
         }
         using Entry = int (*)(const Launch*, void**);
-        const auto entry = reinterpret_cast<Entry>(dlsym(RTLD_DEFAULT, (kernel + "__host").c_str()));
+        void* const symbol = dlsym(RTLD_DEFAULT, (kernel + "__host").c_str());
+        const auto entry = reinterpret_cast<Entry>(symbol);
         if (!entry) die("no kernel %s (is KGEN_EXPORT missing?)", kernel.c_str());
         char error[4096] = "";
         launch.error = error;

@@ -1,8 +1,8 @@
 // What a kernel compiled for the host sees of the host layer: declarations only.
 //
 // One CUDA thread is one fiber; the fibers of a block share one OS thread, and blocks are spread
-// over OS threads. The scheduler is in runtime.cpp, compiled once and linked into every module, so
-// this header includes no standard header: a small kernel then compiles in a fraction of a second.
+// over OS threads. The scheduler (worker.hpp) is compiled once, by runtime.cpp, and linked into
+// every module, so this header includes nothing: a small kernel compiles in a tenth of a second.
 #pragma once
 
 namespace kgen {

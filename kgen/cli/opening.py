@@ -1,0 +1,71 @@
+"""What `tune` and `verify` open before they work: operator, device, compiler, paths."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kgen.assets import include_dir
+from kgen.build import Compiler, open_compiler
+from kgen.catalogue import Entry, open_catalogue
+from kgen.cli.arguments import chosen_passes, chosen_problems
+from kgen.model.gpu import GpuProfile
+from kgen.model.problem import Problem
+from kgen.worker.select import select_gpu
+
+LIBRARY = "kgen_ops"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The common ground of a command."""
+
+    entry: Entry
+    gpu: GpuProfile
+    ordinal: int
+    compiler: Compiler
+    passes: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    paths: tuple[str, ...]
+    out: Path
+
+    @property
+    def reports(self) -> Path:
+        """Folder of this operator's reports and journals."""
+        return reports_dir(self.out, self.entry.operator.name)
+
+
+def reports_dir(out: Path, operator: str) -> Path:
+    """Where an operator's reports and journals lie under an output folder."""
+    return out / LIBRARY / operator / "reports"
+
+
+@contextlib.contextmanager
+def opened(options: argparse.Namespace) -> Iterator[Opened]:
+    """Resolve the options that name what to work on; closes the compiler at the end.
+
+    Raises:
+        UserError: If one of them is wrong; all are checked before anything is started.
+    """
+    entry = open_catalogue(options.path).entry(options.op)
+    operator = entry.operator
+    passes = chosen_passes(operator.signature, options.pass_name)
+    gpu, ordinal = select_gpu(options.gpu)
+    problems = chosen_problems(operator, options.problem, gpu.is_host)
+    compiler = open_compiler("host" if gpu.is_host else options.compiler, [include_dir()])
+    try:
+        yield Opened(
+            entry,
+            gpu,
+            ordinal,
+            compiler,
+            tuple(passes),
+            tuple(problems),
+            tuple(str(Path(p).resolve()) for p in options.path),
+            Path(options.out),
+        )
+    finally:
+        compiler.close()

@@ -1,0 +1,236 @@
+"""Emission: merge winners into a library's state and write what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import kgen.runtime
+from kgen.emit import python
+from kgen.emit.binding import literals, plan_text
+from kgen.emit.files import locked, remove, write_all
+from kgen.emit.state import (
+    GpuState,
+    RowState,
+    SafeState,
+    TableState,
+    read_safe,
+    read_tables,
+    safe_text,
+    table_text,
+)
+from kgen.emit.values import SafeKernel, Winner
+from kgen.errors import RecordError
+from kgen.model.gpu import GpuProfile
+from kgen.operators.base import Operator
+
+PACKAGE = "kgen_ops"
+_RUNTIME_SUFFIXES = (".py", ".c")
+_HEADER_SUFFIXES = (".cuh", ".hpp", ".cpp", ".h")
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What an emission did.
+
+    Attributes:
+        root: The output folder.
+        operators: Operators that the library now has.
+        changed: Files written because their content changed, relative to `root`.
+        removed: Kernel files that no table names any more.
+    """
+
+    root: Path
+    operators: tuple[str, ...]
+    changed: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+def emit(
+    out_dir: str | Path, winners: Sequence[Winner], safe: Sequence[SafeKernel],
+    include_dir: str | Path,
+) -> Emitted:
+    """Write winners and safe kernels into the library, beside what is there already.
+
+    The same values give the same bytes. Rows of other problems, GPUs and operators stay. Files
+    are replaced by rename, kernels before the tables that name them; two processes that emit into
+    one folder take turns.
+
+    Args:
+        out_dir: The library's folder; created if missing.
+        winners: Chosen configs, each with its verified record.
+        safe: The safe kernels of each operator concerned, one per dtype combination.
+        include_dir: Folder of the device headers; holds `kgen/`.
+    Raises:
+        StorageError: If a file cannot be written.
+        RecordError: If the state in the folder is damaged, or a winner was never timed.
+        SpaceError: If a guard cannot be checked by the generated library.
+    """
+    root = Path(out_dir)
+    entries: list[Winner | SafeKernel] = [*winners, *safe]
+    operators = {entry.operator.name: entry.operator for entry in entries}
+    with locked(root):
+        library = root / PACKAGE
+        kernels: dict[str, bytes] = {}
+        modules: dict[str, bytes] = {}
+        for name, operator in sorted(operators.items()):
+            mine = [w for w in winners if w.operator.name == name]
+            fallbacks = [s for s in safe if s.operator.name == name]
+            kernels |= _kernel_files(name, mine, fallbacks)
+            modules |= _operator_files(library / name, operator, mine, fallbacks)
+        shared = _shared_files(Path(include_dir))
+        changed = write_all(root, {**shared, **kernels, **modules})
+        changed += write_all(root, _package_files(root))
+        removed = [path for name in operators for path in _orphans(library / name)]
+        remove(removed)
+        return Emitted(root, tuple(sorted(_tuned(library))), changed,
+                       tuple(sorted(str(path.relative_to(root)) for path in removed)))
+
+
+def _kernel_files(
+    name: str, winners: Iterable[Winner], safe: Iterable[SafeKernel]
+) -> dict[str, bytes]:
+    folder = f"{PACKAGE}/{name}/kernels"
+    files: dict[str, bytes] = {}
+    entries: list[Winner | SafeKernel] = [*winners, *safe]
+    for entry in entries:
+        files[f"{folder}/{entry.rendered.digest}.cu"] = entry.rendered.source.encode()
+    for winner in winners:
+        if winner.cubin is not None:
+            files[f"{folder}/{winner.rendered.digest}.{winner.arch}.cubin"] = winner.cubin
+    return files
+
+
+def _operator_files(
+    folder: Path, operator: Operator, winners: Sequence[Winner], safe: Sequence[SafeKernel]
+) -> dict[str, bytes]:
+    tables = read_tables(folder / "tables")
+    for gpu in {w.gpu.name: w.gpu for w in winners}.values():
+        state = _gpu_state(gpu)
+        table = tables.get(gpu.name, TableState(state, ()))
+        tables[gpu.name] = table.with_rows(
+            state, [_row_state(w) for w in winners if w.gpu.name == gpu.name]
+        )
+    renewed = {s.pass_name for s in safe}
+    fallbacks = [s for s in read_safe(folder / "safe.yaml") if s.pass_name not in renewed]
+    fallbacks += [_safe_state(s) for s in safe]
+    order = [p.name for p in operator.signature.passes]
+    fallbacks.sort(key=lambda s: order.index(s.pass_name))  # stable: dtypes as declared
+    emitted = {s.pass_name for s in fallbacks}
+    emitted |= {row.pass_name for table in tables.values() for row in table.rows}
+    texts = {
+        "__init__.py": python.operator_module(operator, emitted),
+        "safe.py": python.safe_module(operator.name, operator.signature, fallbacks),
+        "safe.yaml": safe_text(fallbacks),
+        "tables/__init__.py": python.tables_module(
+            operator.name, [tables[name].gpu for name in sorted(tables)]
+        ),
+    }
+    for gpu_name, table in sorted(tables.items()):
+        texts[f"tables/{gpu_name}.yaml"] = table_text(table)
+        texts[f"tables/{gpu_name}.py"] = python.table_module(
+            operator.name, operator.signature, table
+        )
+    return {f"{PACKAGE}/{operator.name}/{path}": text.encode() for path, text in texts.items()}
+
+
+def _gpu_state(gpu: GpuProfile) -> GpuState:
+    return GpuState(gpu.name, gpu.title, gpu.device_names, gpu.arch, tuple(gpu.names.items()))
+
+
+def _row_state(winner: Winner) -> RowState:
+    passed = winner.operator.signature.pass_named(winner.pass_name)
+    timing = winner.record.timing
+    if timing is None:
+        raise RecordError(
+            f"{winner.operator.name} {winner.problem}: record {winner.record.id} "
+            f"({winner.record.fate}) has no timing, so its config cannot be a winner"
+        )
+    constants = {name: winner.problem.dim(name) for name in winner.variant.constants}
+    fixed = literals(constants, dict(winner.problem.dtypes), winner.config, winner.gpu.names)
+    return RowState(
+        pass_name=winner.pass_name,
+        dims=winner.problem.dims,
+        dtypes=winner.problem.dtypes,
+        variant=winner.config.variant,
+        config=winner.config.values,
+        constants=winner.variant.constants,
+        kernel=winner.rendered.digest,
+        record=winner.record.id,
+        median_us=round(timing.median_us, 3),
+        plan=plan_text(winner.variant, passed, fixed),
+    )
+
+
+def _safe_state(safe: SafeKernel) -> SafeState:
+    passed = safe.operator.signature.pass_named(safe.pass_name)
+    fixed = literals({}, safe.dtypes, safe.config, {})
+    plan = plan_text(safe.variant, passed, fixed)
+    return SafeState(
+        pass_name=safe.pass_name,
+        dtypes=tuple(safe.dtypes.items()),
+        variant=safe.config.variant,
+        config=safe.config.values,
+        kernel=safe.rendered.digest,
+        # What is right for every problem has no conditions.
+        plan=type(plan)(plan.launches, plan.workspaces),
+    )
+
+
+def _shared_files(include_dir: Path) -> dict[str, bytes]:
+    files: dict[str, bytes] = {f"{PACKAGE}/py.typed": b""}
+    runtime = Path(kgen.runtime.__path__[0])
+    for path in sorted(runtime.iterdir()):
+        if path.suffix in _RUNTIME_SUFFIXES:
+            files[f"{PACKAGE}/_runtime/{path.name}"] = path.read_bytes()
+    for path in sorted(include_dir.rglob("*")):
+        if path.suffix in _HEADER_SUFFIXES:
+            files[f"{PACKAGE}/_include/{path.relative_to(include_dir)}"] = path.read_bytes()
+    return files
+
+
+def _package_files(root: Path) -> dict[str, bytes]:
+    tuned = _tuned(root / PACKAGE)
+    functions = {
+        name: [python.function_name(name, pass_name) for pass_name in passes]
+        for name, (passes, _) in tuned.items()
+    }
+    gpus = {name: tables for name, (_, tables) in tuned.items()}
+    files = python.project_files(gpus, _example(root / PACKAGE, sorted(tuned)))
+    files[f"{PACKAGE}/__init__.py"] = python.package_module(functions)
+    return {path: text.encode() for path, text in files.items()}
+
+
+def _tuned(library: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """Operators in a library: (passes, GPUs) by name, as their state files say."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    for path in sorted(library.glob("*/safe.yaml")):
+        tables = read_tables(path.parent / "tables")
+        passes = dict.fromkeys(s.pass_name for s in read_safe(path))
+        passes |= dict.fromkeys(row.pass_name for t in tables.values() for row in t.rows)
+        found[path.parent.name] = (
+            sorted(passes, key=lambda name: (name != "forward", name)), list(tables)
+        )
+    return found
+
+
+def _example(library: Path, operators: Sequence[str]) -> str:
+    """Arguments for `explain` in the README: the first measured row."""
+    for name in operators:
+        for table in read_tables(library / name / "tables").values():
+            for row in table.rows:
+                dims = ", ".join(f"{dim}={extent}" for dim, extent in row.dims)
+                dtypes = ", ".join(f'{field}="{dtype}"' for field, dtype in row.dtypes)
+                return f'"{name}", {dims}, {dtypes}'
+    return '"<operator>", ...'
+
+
+def _orphans(folder: Path) -> list[Path]:
+    """Kernel files of an operator that neither a table nor the safe rows name."""
+    named = {row.kernel for table in read_tables(folder / "tables").values() for row in table.rows}
+    named |= {row.kernel for row in read_safe(folder / "safe.yaml")}
+    return sorted(
+        path for path in (folder / "kernels").glob("*")
+        if path.suffix in (".cu", ".cubin") and path.name.partition(".")[0] not in named
+    )

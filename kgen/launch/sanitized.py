@@ -1,0 +1,85 @@
+"""Running a sanitized build: each launch in a process of its own, under AddressSanitizer.
+
+AddressSanitizer must be the process's first library, which Python's is not; so the kernel is a
+stand-alone executable, and tensors travel through files. Buffers are exactly as large as the
+tensors' spans, so that one element too far is seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from kgen.errors import LaunchError
+from kgen.launch.base import Module, resolve
+from kgen.model.artifact import Artifact
+from kgen.model.plan import Plan
+from kgen.runtime.host import BufferRef, HostFault, JobLaunch, run_job, write_job
+
+RUN_TIMEOUT_S = 120.0
+
+
+class SanitizedModule(Module):
+    """An executable of one rendered source."""
+
+    def __init__(self, artifact: Artifact, device: torch.device, seed: int) -> None:
+        super().__init__(artifact)
+        self._device = device
+        self._seed = seed
+
+    def bind(
+        self, plan: Plan, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int | float]
+    ) -> Callable[[], None]:
+        """See `Module`. The result returns when the work is done."""
+        launches = [x for x in plan.launches if not x.is_empty]
+        used: dict[int, torch.Tensor] = {}  # by address: a tensor that two launches share is one
+        jobs: list[JobLaunch] = []
+        for launch in launches:
+            args: list[Any] = []
+            for value in resolve(launch, tensors, numbers, self._device):
+                if isinstance(value, torch.Tensor):
+                    used.setdefault(value.data_ptr(), value)
+                    args.append(BufferRef(list(used).index(value.data_ptr())))
+                elif isinstance(value, int):
+                    args.append(ctypes.c_longlong(value))
+                else:
+                    args.append(ctypes.c_float(value))
+            jobs.append(
+                JobLaunch(launch.kernel, launch.grid, launch.block, launch.smem_bytes, args,
+                          self._seed)
+            )
+
+        def run() -> None:
+            if not jobs:
+                return
+            with tempfile.TemporaryDirectory(prefix="kgen-asan-") as folder:
+                contents = [ctypes.string_at(p, _span_bytes(t)) for p, t in used.items()]
+                try:
+                    outputs = run_job(
+                        self.artifact.path, write_job(folder, contents, jobs), RUN_TIMEOUT_S
+                    )
+                except HostFault as fault:
+                    raise LaunchError(str(fault)) from None
+            for (pointer, tensor), content in zip(used.items(), outputs, strict=True):
+                ctypes.memmove(pointer, content, _span_bytes(tensor))
+
+        return run
+
+    def occupancy(self, kernel: str, threads: int, smem_bytes: int) -> int:
+        """See `Module`: one block at a time."""
+        return 1
+
+    def close(self) -> None:
+        """Nothing is loaded."""
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (sum((extent - 1) * stride for extent, stride in steps) + 1) * tensor.element_size()

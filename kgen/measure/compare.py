@@ -1,0 +1,86 @@
+"""Measure several candidates side by side, interleaved at random."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kgen.measure.sampler import Call, Clock, make_sampler, on
+from kgen.measure.timing import summary
+from kgen.model.record import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Times of candidates measured together.
+
+    Attributes:
+        timings: By name.
+        samples: By name, us per call; the i-th of each are of the same round.
+        order: Names as they were sampled, round after round.
+    """
+
+    timings: Mapping[str, Timing]
+    samples: Mapping[str, tuple[float, ...]]
+    order: tuple[tuple[str, ...], ...]
+
+
+def compare(
+    candidates: Mapping[str, Sequence[Call]],
+    device: torch.device,
+    *,
+    rounds: int = 31,
+    budget_ms: float | None = None,
+    warmup_ms: float = 5.0,
+    seed: int = 0,
+    cache: str = "",
+    clock: Clock = time.perf_counter_ns,
+) -> Comparison:
+    """Sample every candidate once per round, in a new random order each round.
+
+    What drifts (clocks, temperature, neighbours) then falls on all alike, and no candidate
+    always runs behind the same other one.
+
+    Args:
+        candidates: By name, one call per buffer set as for `measure`; kernels and peers alike.
+        device: Where they run.
+        rounds: Samples per candidate.
+        budget_ms: Stop after the round in which this is used up, but not before 7 rounds.
+        warmup_ms: Per candidate, before the first round.
+        seed: Of the orders.
+        cache: State of L2 for the protocol's line.
+        clock: The host's, in ns; for tests.
+    Raises:
+        ValueError: If there is nothing to compare.
+    """
+    if not candidates or rounds < 1:
+        raise ValueError(f"nothing to compare: {len(candidates)} candidates, {rounds} rounds")
+    samplers = {
+        name: make_sampler(calls, device, warmup_ms, clock=clock)
+        for name, calls in candidates.items()
+    }
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    orders: list[tuple[str, ...]] = []
+    shuffler = random.Random(seed)
+    start = clock()
+    for done in range(rounds):
+        if budget_ms is not None and done >= 7 and (clock() - start) / 1e6 >= budget_ms:
+            break
+        order = sorted(candidates)
+        shuffler.shuffle(order)
+        with on(device):
+            for name in order:
+                samples[name] += samplers[name].take(1)
+        orders.append(tuple(order))
+    note = f"interleaved over {len(orders)} rounds, seed {seed}"
+    timings = {
+        name: summary(
+            taken, ", ".join(part for part in (samplers[name].protocol, cache, note) if part)
+        )
+        for name, taken in samples.items()
+    }
+    return Comparison(timings, {name: tuple(s) for name, s in samples.items()}, tuple(orders))

@@ -1,0 +1,28 @@
+"""How fast a GPU could be at best, and how near a measured time comes."""
+
+from __future__ import annotations
+
+from kgen.operators.base import Cost
+
+
+def floor_us(cost: Cost, bandwidth_gbps: float, tflops: float) -> float:
+    """Return the least time of a call, us: the larger of moving its bytes and doing its flops.
+
+    Args:
+        cost: Least work of the call.
+        bandwidth_gbps: Memory bandwidth that a large copy reaches, 1e9 bytes per second.
+        tflops: Rate of the unit that does the arithmetic, 1e12 operations per second; 0 or
+            less to leave arithmetic out.
+    Raises:
+        ValueError: If the bandwidth is not positive.
+    """
+    if bandwidth_gbps <= 0:
+        raise ValueError(f"bandwidth must be > 0 GB/s, got {bandwidth_gbps}")
+    moving = cost.bytes / bandwidth_gbps / 1e3
+    computing = cost.flops / tflops / 1e6 if tflops > 0 else 0.0
+    return max(moving, computing)
+
+
+def share(least_us: float, measured_us: float) -> float:
+    """Return the share of the floor that is reached: 1 is the floor itself, 0.5 twice its time."""
+    return least_us / measured_us if measured_us > 0 else 0.0

@@ -1,0 +1,68 @@
+"""Buffer sets to rotate, the cache, and the bandwidth of a large copy."""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from kgen.measure.sampler import make_sampler, on
+
+MAX_SETS = 512
+_HOST_COPY_BYTES = 256 * 2**20
+_CUDA_COPY_BYTES = 2 * 2**30
+
+
+def sets_needed(bytes_per_set: int, l2_bytes: int, memory_limit: int) -> int:
+    """Return how many buffer sets to rotate so that none is still in L2 when its turn comes.
+
+    All sets together take more than three times L2: least-recently-used replacement would
+    need twice, and hardware replaces less strictly.
+
+    Args:
+        bytes_per_set: Inputs and outputs of one call.
+        l2_bytes: Size of L2; 0 if unknown, which asks for one set.
+        memory_limit: Bytes that all sets may take; at least one set is returned even so.
+    """
+    size = max(bytes_per_set, 1)
+    wanted = 3 * l2_bytes // size + 1
+    return max(1, min(wanted, memory_limit // size, MAX_SETS))
+
+
+def cache_state(sets: int, bytes_per_set: int, l2_bytes: int) -> str:
+    """Name the state of L2 that a rotation gives, for `Timing.protocol`."""
+    if l2_bytes <= 0:
+        return "L2 size unknown"
+    turnover = sets * bytes_per_set / l2_bytes
+    if turnover > 3:
+        return "cold L2"
+    return "warm L2" if turnover <= 1 else "partly warm L2"
+
+
+def flush_l2(device: torch.device, l2_bytes: int) -> None:
+    """Evict L2 (asynchronously, on the current stream) by writing three times its size."""
+    torch.empty(3 * max(l2_bytes, 1), dtype=torch.uint8, device=device).fill_(0)
+
+
+def copy_bandwidth(device: torch.device, copy_bytes: int | None = None) -> float:
+    """Measure what a large copy on the device reaches, GB/s, counting bytes read plus written.
+
+    The best of three medians: other work can only make a copy slower.
+
+    Args:
+        device: Where.
+        copy_bytes: Size of the source; None for 2 GiB or an eighth of what is free (CUDA), or
+            256 MiB (host).
+    """
+    if copy_bytes is None:
+        copy_bytes = _HOST_COPY_BYTES
+        if device.type == "cuda":
+            copy_bytes = min(_CUDA_COPY_BYTES, torch.cuda.mem_get_info(device)[0] // 8)
+    words = max(copy_bytes // 4, 1)
+    # Noise, not zeros: some memories compress.
+    source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device=device)
+    target = torch.empty_like(source)
+    sampler = make_sampler([lambda: target.copy_(source)], device)
+    with on(device):
+        medians = [statistics.median(sampler.take(7)) for _ in range(3)]
+    return 2 * words * 4 / min(medians) / 1e3

@@ -1,0 +1,259 @@
+"""Take timing samples: CUDA graph replays, CUDA events, or the host's clock."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Protocol
+
+import torch
+
+Call = Callable[[], object]
+Clock = Callable[[], int]
+
+SHORT_US = 200.0
+"""Launches shorter than this are measured many at a time."""
+REPLAY_US = 1500.0
+"""Work in one graph: long against the 5 us that starting a graph takes, short against a budget."""
+MAX_LAUNCHES = 512
+"""In one graph: capturing one costs the host several us."""
+_HOST_SAMPLE_US = 200.0
+# Cycles that the GPU spins while the host queues work behind it: about 50 us.
+_HEAD_START_CYCLES = 100_000
+
+
+class Sampler(Protocol):
+    """Something that can be timed again and again, warmed up already.
+
+    Attributes:
+        estimate_us: A first guess at one call's time.
+        protocol: How samples are taken, one line.
+    """
+
+    estimate_us: float
+    protocol: str
+
+    def take(self, count: int) -> list[float]:
+        """Return `count` samples: time per call, us. Waits for the device."""
+        ...
+
+
+def make_sampler(
+    calls: Sequence[Call],
+    device: torch.device,
+    warmup_ms: float = 1.0,
+    hopeless_above_us: float | None = None,
+    clock: Clock = time.perf_counter_ns,
+) -> Sampler:
+    """Warm up, estimate, and choose how to take samples.
+
+    The first call is never a sample: modules load, peers compile. What is hopeless by its
+    estimate gets the cheapest sampler and no more warm-up.
+
+    Args:
+        calls: The same work on one buffer set each; they queue on torch's current stream.
+        device: Where they run.
+        warmup_ms: Least time to keep the device busy before the first sample.
+        hopeless_above_us: Estimates beyond twice this end the preparation.
+        clock: The host's, in ns; for tests.
+    Raises:
+        ValueError: If there are no calls.
+    """
+    if not calls:
+        raise ValueError("nothing to measure: no calls given")
+    with on(device):
+        if device.type == "cuda":
+            return _make_cuda(calls, warmup_ms, hopeless_above_us)
+        return _make_host(calls, warmup_ms, hopeless_above_us, clock)
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU current, so that streams and events are its own; nothing on the host."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _make_host(
+    calls: Sequence[Call], warmup_ms: float, hopeless_above_us: float | None, clock: Clock
+) -> Sampler:
+    calls[0]()
+    probe = HostSampler(calls, 1, 0.0, clock)
+    estimate = probe.take(1)[0]
+    if hopeless_above_us is not None and estimate > 2 * hopeless_above_us:
+        return HostSampler(calls, 1, estimate, clock)
+    spent, rounds = estimate, 0
+    while spent < warmup_ms * 1e3 and rounds < 10_000:
+        now = probe.take(max(1, min(100, int(1000 / max(estimate, 1e-3)))))
+        estimate = min(estimate, *now)
+        spent += max(sum(now), 1e-3)
+        rounds += 1
+    return HostSampler(calls, _repeats(estimate, _HOST_SAMPLE_US, len(calls)), estimate, clock)
+
+
+def _repeats(estimate_us: float, target_us: float, sets: int) -> int:
+    """Launches per sample: enough to fill the target, every set equally often if possible."""
+    repeats = max(1, min(MAX_LAUNCHES, round(target_us / max(estimate_us, 1e-3))))
+    if sets >= MAX_LAUNCHES or repeats == 1:
+        return min(repeats, MAX_LAUNCHES)
+    rounded = -(-repeats // sets) * sets
+    return rounded if rounded <= MAX_LAUNCHES else MAX_LAUNCHES // sets * sets
+
+
+class HostSampler:
+    """Times loops of calls by the host's clock."""
+
+    def __init__(
+        self, calls: Sequence[Call], repeats: int, estimate_us: float, clock: Clock
+    ) -> None:
+        """Prepare samples of `repeats` calls."""
+        self._calls = cycle(calls)
+        self._repeats = repeats
+        self._clock = clock
+        self.estimate_us = estimate_us
+        self.protocol = f"host clock, loops of {repeats}, {_sets(calls)}"
+
+    def take(self, count: int) -> list[float]:
+        """Return samples; see `Sampler`."""
+        samples = []
+        for _ in range(count):
+            batch = list(islice(self._calls, self._repeats))
+            start = self._clock()
+            for call in batch:
+                call()
+            samples.append((self._clock() - start) / 1e3 / self._repeats)
+        return samples
+
+
+def _make_cuda(calls: Sequence[Call], warmup_ms: float, hopeless_above_us: float | None) -> Sampler:
+    events = EventSampler(calls, 0.0)
+    calls[0]()
+    torch.cuda.synchronize()
+    estimate = events.take(1)[0]
+    events.estimate_us = estimate
+    if hopeless_above_us is not None and estimate > 2 * hopeless_above_us:
+        return events
+    spent = estimate
+    while spent < warmup_ms * 1e3:
+        now = events.take(max(1, min(64, int(1000 / max(estimate, 1.0)))))
+        estimate = min(estimate, *now)
+        spent += max(sum(now), 1.0)
+    events.estimate_us = estimate
+    if estimate >= SHORT_US:
+        return events
+    try:
+        return GraphSampler(calls, _repeats(estimate, REPLAY_US, len(calls)), estimate)
+    except RuntimeError as failure:  # a peer that waits for the device, or allocates outside
+        torch.cuda.synchronize()
+        reason = str(failure).strip().splitlines()[0][:80]
+        events.protocol += f"; not capturable ({reason})"
+        return events
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """CUDA events around consecutive pieces of work."""
+
+    events: list[torch.cuda.Event]
+
+    @staticmethod
+    def around(count: int, work: Callable[[], object]) -> _Marks:
+        """Queue `work` count times, with an event before, between and after.
+
+        The GPU first spins while the host queues: on an idle GPU the opening event would fire
+        at once and the wait for the first launch would count as work.
+        """
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+        events[0].record()
+        for event in events[1:]:
+            work()
+            event.record()
+        return _Marks(events)
+
+    def read_us(self) -> list[float]:
+        """Wait, and return the time of each piece."""
+        self.events[-1].synchronize()
+        pairs = zip(self.events, self.events[1:], strict=False)
+        return [float(a.elapsed_time(b)) * 1e3 for a, b in pairs]
+
+
+class EventSampler:
+    """Times each call between two CUDA events."""
+
+    def __init__(self, calls: Sequence[Call], estimate_us: float) -> None:
+        """Prepare; launches nothing."""
+        self._calls = cycle(calls)
+        self.estimate_us = estimate_us
+        self.protocol = f"events per launch, {_sets(calls)}"
+
+    def take(self, count: int) -> list[float]:
+        """Return samples; see `Sampler`."""
+        return _Marks.around(count, lambda: next(self._calls)()).read_us()
+
+
+class GraphSampler:
+    """Times replays of one CUDA graph of many launches."""
+
+    def __init__(self, calls: Sequence[Call], launches: int, estimate_us: float) -> None:
+        """Capture the graph and replay it once.
+
+        Raises:
+            RuntimeError: If the calls cannot be captured.
+        """
+        self._launches = launches
+        self._graph = _capture([calls[i % len(calls)] for i in range(launches)])
+        self._graph.replay()
+        torch.cuda.synchronize()
+        self.estimate_us = estimate_us
+        self.protocol = f"graph of {launches}, {_sets(calls)}"
+
+    def take(self, count: int) -> list[float]:
+        """Return samples; see `Sampler`."""
+        replays = _Marks.around(count, self._graph.replay).read_us()
+        return [us / self._launches for us in replays]
+
+
+def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    # Not `torch.cuda.graph`: entering that collects garbage and empties the allocator's cache,
+    # tens of milliseconds that would dwarf a trial. Thread-local, so that a compile thread that
+    # touches CUDA meanwhile does not spoil the capture.
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        collecting = gc.isenabled()
+        gc.disable()  # a finaliser that unloads a module would spoil the capture
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for call in calls:
+                call()
+            graph.capture_end()
+        except BaseException:
+            _abandon(graph)
+            raise
+        finally:
+            if collecting:
+                gc.enable()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph
+
+
+def _abandon(graph: torch.cuda.CUDAGraph) -> None:
+    """End a capture that failed; where it failed midway, ending it fails once more.
+
+    Such a failure leaves the allocator believing that a capture goes on, and then it would rather
+    run out of memory than give back what it caches.
+    """
+    with suppress(RuntimeError):
+        graph.capture_end()
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if end is not None:
+        with suppress(RuntimeError):
+            end(torch.cuda.current_device(), graph.pool())
+
+
+def _sets(calls: Sequence[Call]) -> str:
+    return f"{len(calls)} buffer set{'s' if len(calls) > 1 else ''}"

@@ -1,0 +1,137 @@
+"""Medians with intervals that assume nothing about the distribution, and ranking by them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+INDIFFERENCE = 0.005
+"""A relative difference that the protocol itself does not promise to resolve (its A/A target)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A median and its confidence interval, in the unit of the samples.
+
+    Attributes:
+        median: Median of the samples.
+        low: Lower end; -inf if there are too few samples for the confidence.
+        high: Upper end; inf likewise.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the interval's length."""
+        return (self.high - self.low) / 2
+
+
+def quartiles(samples: Sequence[float]) -> tuple[float, float]:
+    """Return the first and third quartile, interpolated; both the sample if there is one."""
+    if len(samples) < 2:
+        return samples[0], samples[0]
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, high
+
+
+def median_interval(samples: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Return the median with its order-statistic confidence interval.
+
+    The number of samples below the true median is binomial(n, 1/2) whatever the distribution,
+    so the k-th smallest and k-th largest sample enclose it with probability
+    1 - 2 P(binomial(n, 1/2) < k); k is the largest with that at least `confidence`. Fewer than
+    six samples give no interval at 95 %.
+
+    Raises:
+        ValueError: If there is no sample.
+    """
+    if not samples:
+        raise ValueError("the median of no samples is not defined")
+    ordered = sorted(samples)
+    n = len(ordered)
+    tail, k = 0.0, 0
+    while k < n // 2:
+        tail += math.comb(n, k) / 2.0**n if n < 1000 else _normal_step(n, k)
+        if 2 * tail > 1 - confidence:
+            break
+        k += 1
+    middle = statistics.median(ordered)
+    if k == 0:
+        return Interval(middle, -math.inf, math.inf)
+    return Interval(middle, ordered[k - 1], ordered[n - k])
+
+
+def _normal_step(n: int, k: int) -> float:
+    """P(binomial(n, 1/2) = k) where 2.0**n would overflow."""
+    logs = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    return math.exp(logs - n * math.log(2))
+
+
+def paired_difference(
+    first: Sequence[float], second: Sequence[float], confidence: float = 0.95
+) -> Interval:
+    """Return the median of (first - second) / second over rounds, with its interval.
+
+    Samples of the same round share the state of clocks and temperature, which cancels in their
+    difference; comparing two medians would leave it in.
+
+    Raises:
+        ValueError: If the sequences differ in length or are empty.
+    """
+    if len(first) != len(second):
+        raise ValueError(f"pairs need equally many samples, got {len(first)} and {len(second)}")
+    relative = [(a - b) / b for a, b in zip(first, second, strict=True)]
+    return median_interval(relative, confidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """What ranking needs to know of a candidate.
+
+    Attributes:
+        name: Key in the samples.
+        registers: Per thread, the most of its kernels.
+        digest: Of its config; differs between contenders.
+    """
+
+    name: str
+    registers: int
+    digest: str
+
+
+def rank(
+    contenders: Sequence[Contender],
+    samples: Mapping[str, Sequence[float]],
+    indifference: float = INDIFFERENCE,
+    confidence: float = 0.95,
+) -> list[str]:
+    """Order contenders, best first; those that cannot be told from the best by fewer registers.
+
+    The contender of least median leads. Whoever is not shown to be slower than it by more than
+    `indifference` (the lower end of the paired difference's interval) ties with it; among these
+    the one with fewer registers, then the smaller digest, is put first and taken out, and the
+    rest is ranked likewise. So small noise changes the order only where it changes who ties.
+
+    Args:
+        contenders: The candidates.
+        samples: By name, in us, of equal length, paired by round.
+        indifference: Relative difference that counts as none.
+        confidence: Of the interval.
+    """
+    left = sorted(contenders, key=lambda c: (c.registers, c.digest))
+    medians = {c.name: statistics.median(samples[c.name]) for c in left}
+    order: list[str] = []
+    while left:
+        lead = min(left, key=lambda c: medians[c.name])
+        for chosen in left:  # in the order of the tie-break
+            low = paired_difference(samples[chosen.name], samples[lead.name], confidence).low
+            if chosen is lead or low <= indifference:
+                break
+        order.append(chosen.name)
+        left.remove(chosen)
+    return order

@@ -1,0 +1,105 @@
+"""The timing protocol for one kernel."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kgen.measure.sampler import Call, Clock, Sampler, make_sampler, on
+from kgen.measure.stats import median_interval, quartiles
+from kgen.model.record import Timing
+
+_GAVE_UP = "gave up"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much measuring is enough.
+
+    Attributes:
+        ms: Device time to spend on samples, at most (one batch of samples more is possible).
+        warmup_ms: Device time before the first sample.
+        precision: Stop once the half-width of the median's 95 % interval is below this share
+            of the median.
+        least: Samples to take even if they agree at once; 6 give the first interval.
+    """
+
+    ms: float
+    warmup_ms: float
+    precision: float
+    least: int
+
+
+BUDGETS = {
+    "search": Budget(ms=15.0, warmup_ms=2.0, precision=0.01, least=6),
+    "final": Budget(ms=200.0, warmup_ms=25.0, precision=0.001, least=20),
+}
+"""Presets: ranking configs roughly, and deciding between finalists."""
+
+_FIRST_BATCH = 3
+
+
+def measure(
+    calls: Sequence[Call],
+    device: torch.device,
+    budget: Budget,
+    *,
+    give_up_above_us: float | None = None,
+    cache: str = "",
+    clock: Clock = time.perf_counter_ns,
+) -> Timing:
+    """Time a kernel.
+
+    Args:
+        calls: `calls[i]` queues the same work on buffer set i, on torch's current stream.
+        device: Where it runs.
+        budget: When to stop.
+        give_up_above_us: Drop a kernel whose first samples are all slower than this.
+        cache: State of L2 for the protocol's line (see `cache_state`).
+        clock: The host's, in ns; for tests.
+    Returns:
+        Median and quartiles, us per call. See `gave_up`.
+    Raises:
+        ValueError: If there are no calls.
+    """
+    sampler = make_sampler(calls, device, budget.warmup_ms, give_up_above_us, clock)
+    notes = [sampler.protocol, *([cache] if cache else [])]
+    start = clock()
+    with on(device):
+        samples = sampler.take(1 if sampler.estimate_us > budget.ms * 1e3 else _FIRST_BATCH)
+        if give_up_above_us is not None and min(samples) > give_up_above_us:
+            notes.append(f"{_GAVE_UP} above {give_up_above_us:.6g} us")
+        else:
+            _complete(samples, sampler, budget, lambda: (clock() - start) / 1e6)
+    return summary(samples, ", ".join(notes))
+
+
+def _complete(
+    samples: list[float], sampler: Sampler, budget: Budget, spent: Callable[[], float]
+) -> None:
+    """Add samples until they agree or the budget is used up; `spent` gives ms so far."""
+    while (spent_ms := spent()) < budget.ms:
+        if len(samples) >= budget.least:
+            interval = median_interval(samples)
+            if interval.half_width <= budget.precision * interval.median:
+                break
+        # A quarter more each time: few waits for the device, little overshoot.
+        wanted = max(budget.least - len(samples), len(samples) // 4, 1)
+        fits = math.ceil((budget.ms - spent_ms) / max(spent_ms / len(samples), 1e-6))
+        samples += sampler.take(min(wanted, fits))
+
+
+def gave_up(timing: Timing) -> bool:
+    """Whether `measure` dropped the kernel after its first samples."""
+    return f"{_GAVE_UP} above" in timing.protocol
+
+
+def summary(samples: Sequence[float], protocol: str) -> Timing:
+    """Return median and quartiles of samples in us."""
+    low, high = quartiles(samples)
+    return Timing(statistics.median(samples), low, high, len(samples), protocol)

@@ -1,0 +1,34 @@
+"""The written report of a tune: YAML with documented keys, checked on load, printed for people."""
+
+from kgen.report.model import (
+    Chosen,
+    Environment,
+    KernelReport,
+    Peer,
+    ProblemReport,
+    Report,
+    RuleCount,
+    RunnerUp,
+    SpaceSummary,
+    Trials,
+)
+from kgen.report.printing import print_report
+from kgen.report.storage import load_report, merge_reports, update_report, write_report
+
+__all__ = [
+    "Chosen",
+    "Environment",
+    "KernelReport",
+    "Peer",
+    "ProblemReport",
+    "Report",
+    "RuleCount",
+    "RunnerUp",
+    "SpaceSummary",
+    "Trials",
+    "load_report",
+    "merge_reports",
+    "print_report",
+    "update_report",
+    "write_report",
+]

@@ -1,0 +1,188 @@
+"""The content of a report. The field names are the keys of the YAML; docs/report-format.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kgen.model.config import Config, Value
+from kgen.model.record import OutputAccuracy, Timing
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where measurements were made.
+
+    Attributes:
+        device: Name the driver reports; the CPU's for the host.
+        driver: Version of the GPU driver; empty for the host.
+        compiler: `nvrtc`, `nvcc`, `host`.
+        compiler_version: Its version.
+        torch: Version.
+        python: Version.
+        kgen: Version.
+        commit: Git commit of kgen; empty outside a checkout.
+        copy_gbps: Measured bandwidth of a device-to-device copy (read plus write), 1e9 bytes/s.
+        sm_clock_mhz: SM clock during the measurements; None if unknown.
+        memory_clock_mhz: Memory clock; None if unknown.
+    """
+
+    device: str
+    driver: str
+    compiler: str
+    compiler_version: str
+    torch: str
+    python: str
+    kgen: str
+    commit: str
+    copy_gbps: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCount:
+    """A rule of the search space and how many configs it alone or first refused."""
+
+    rule: str
+    why: str
+    where: str
+    configs: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceSummary:
+    """The search space of one problem: all configs, those that pass every rule, what refused."""
+
+    size: int
+    feasible: int
+    refused: tuple[RuleCount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """The trials of one problem.
+
+    Attributes:
+        count: All trials, those of earlier runs included.
+        fates: Trials by fate.
+        reasons: Trials that were not verified, by the first line of the reason.
+        search_seconds: Wall-clock time of the search.
+        compile_seconds: Compiler time, summed over parallel compilations.
+    """
+
+    count: int
+    fates: Mapping[str, int]
+    reasons: Mapping[str, int]
+    search_seconds: float
+    compile_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One kernel of the chosen config, in launch order.
+
+    Attributes:
+        name: Kernel name.
+        threads: Per block.
+        registers: Per thread; None where there is no such thing (host).
+        spill_bytes: Spilled, bytes per thread.
+        smem_static_bytes: Static shared memory of a block.
+        smem_dynamic_bytes: Dynamic shared memory of a block.
+        occupancy: Resident threads over the SM's most, 0 to 1; None if unknown.
+    """
+
+    name: str
+    threads: int
+    registers: int | None
+    spill_bytes: int | None
+    smem_static_bytes: int | None
+    smem_dynamic_bytes: int
+    occupancy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The winner of a problem."""
+
+    variant: str
+    config: Mapping[str, Value]
+    record: str
+    source: str
+    timing: Timing
+    kernels: tuple[KernelReport, ...]
+
+    @property
+    def label(self) -> str:
+        """`variant(a=1, b=2)`, for people."""
+        return Config.of(self.variant, self.config).label
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """The second of the finalists; `ratio` is its time over the winner's."""
+
+    variant: str
+    config: Mapping[str, Value]
+    record: str
+    median_us: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What users run today, timed in the same run: `eager`, `torch.compile`, ..."""
+
+    name: str
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemReport:
+    """What the tune of one problem found.
+
+    Attributes:
+        pass_name: `forward` or `backward`; the key `pass`.
+        problem: `M=8192,N=4096,dtype=bf16,w_dtype=bf16`.
+        environment: Key into the report's environments.
+        space: The search space.
+        trials: The trials.
+        chosen: The winner.
+        floor_us: Least possible time: bytes over measured copy bandwidth, or flops over peak.
+        floor_share: floor_us over the winner's median.
+        peers: Others, in the same run.
+        accuracy: Error of each output against float64.
+        runner_up: The second; None if no other config was verified.
+    """
+
+    pass_name: str
+    problem: str
+    environment: str
+    space: SpaceSummary
+    trials: Trials
+    chosen: Chosen
+    floor_us: float
+    floor_share: float
+    peers: tuple[Peer, ...]
+    accuracy: tuple[OutputAccuracy, ...]
+    runner_up: RunnerUp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All problems of one operator tuned on one GPU.
+
+    Attributes:
+        operator: Operator name.
+        gpu: Profile name.
+        environments: By a short identity, the records' `environment`.
+        problems: In the order of pass and problem.
+    """
+
+    operator: str
+    gpu: str
+    environments: Mapping[str, Environment]
+    problems: tuple[ProblemReport, ...]
+    schema: int = SCHEMA

@@ -1,0 +1,107 @@
+"""Report files: read, written whole, merged by problem."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+from kgen.errors import RecordError, StorageError
+from kgen.report.codec import decode, encode
+from kgen.report.model import ProblemReport, Report
+
+
+def load_report(path: str | Path) -> Report:
+    """Read and check a report.
+
+    Raises:
+        RecordError: If there is no such file or it deviates from the schema; names line and key.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecordError(f"{path}: no such report; kgen tune writes it") from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise RecordError(f"{path}: cannot be read: {problem}") from None
+    return decode(text, str(path))
+
+
+def write_report(path: str | Path, report: Report) -> None:
+    """Write a report by way of a temporary file: readers see the old one or the new one.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    target = Path(path)
+    temporary = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".kgen-")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(encode(report))
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    except OSError as problem:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise StorageError(f"cannot write {target}: {problem.strerror or problem}\n"
+                           "  the report is as it was; free space or mend the permissions, and "
+                           "run again") from None
+
+
+def update_report(path: str | Path, report: Report) -> Report:
+    """Merge a report into the file and return what the file now holds.
+
+    Two tunes of one operator and GPU that end at once take turns.
+
+    Raises:
+        RecordError: If the file that is there deviates from the schema, or is of another operator
+            or GPU.
+        StorageError: If it cannot be written.
+    """
+    folder = Path(path).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as problem:
+        raise StorageError(f"cannot write to {folder}: {problem.strerror or problem}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if Path(path).exists():
+            report = merge_reports(load_report(path), report)
+        write_report(path, report)
+    finally:
+        os.close(lock)
+    return report
+
+
+def merge_reports(old: Report, new: Report) -> Report:
+    """Return all problems of both; where both have one, the new one's.
+
+    Raises:
+        RecordError: If they are of different operators or GPUs.
+    """
+    if (old.operator, old.gpu) != (new.operator, new.gpu):
+        raise RecordError(f"cannot merge a report of {new.operator} on {new.gpu} into one of "
+                          f"{old.operator} on {old.gpu}")
+    merged: dict[tuple[str, str], ProblemReport] = {
+        (p.pass_name, p.problem): p for p in (*old.problems, *new.problems)
+    }
+    problems = tuple(merged[key] for key in sorted(merged, key=_order))
+    used = {p.environment for p in problems}
+    known = {**old.environments, **new.environments}
+    return Report(
+        operator=new.operator, gpu=new.gpu, problems=problems,
+        environments={name: known[name] for name in sorted(used) if name in known},
+    )
+
+
+def _order(key: tuple[str, str]) -> tuple[bool, str, list[tuple[str, int, str]]]:
+    """Forward first; then problems with extents in the order of numbers."""
+    pass_name, problem = key
+    parts = [part.partition("=")[::2] for part in problem.split(",")]
+    return (
+        pass_name != "forward", pass_name,
+        [(name, int(v), "") if v.isdecimal() else (name, 0, v) for name, v in parts],
+    )

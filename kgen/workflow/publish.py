@@ -1,0 +1,192 @@
+"""From the result of a tune to the emitted library and its report."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kgen import __version__
+from kgen.assets import include_dir
+from kgen.emit import Emitted, SafeKernel, Winner, emit
+from kgen.model.plan import Plan
+from kgen.model.record import Resources
+from kgen.report import (
+    Chosen,
+    Environment,
+    KernelReport,
+    Peer,
+    ProblemReport,
+    Report,
+    RuleCount,
+    RunnerUp,
+    SpaceSummary,
+    Trials,
+    update_report,
+)
+from kgen.runtime.cache import read_file
+from kgen.tune import Finalist, ProblemResult, TuneResult
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What was written.
+
+    Attributes:
+        library: The emitted library.
+        report_path: Its report for this GPU.
+        report: What that file now holds.
+    """
+
+    library: Emitted
+    report_path: Path
+    report: Report
+
+
+def publish(result: TuneResult, out: Path, reports: Path) -> Published:
+    """Emit the winners into the library under `out`, and merge the report.
+
+    Raises:
+        StorageError: If something cannot be written; what stood there before stays whole.
+    """
+    request = result.request
+    operator, pass_name, gpu = request.entry.operator, request.pass_name, request.gpu
+    winners = [
+        Winner(
+            operator=operator,
+            pass_name=pass_name,
+            problem=r.problem,
+            gpu=gpu,
+            variant=r.winner.variant,
+            config=r.winner.config,
+            rendered=r.winner.rendered,
+            cubin=None if gpu.is_host else read_file(r.winner.artifact.path),
+            arch=gpu.arch,
+            record=replace(r.winner.record, timing=r.winner.timing),
+        )
+        for r in result.results
+    ]
+    safe = [
+        SafeKernel(operator, pass_name, s.dtypes, s.variant, s.config, s.rendered)
+        for s in result.safe
+    ]
+    library = emit(out, winners, safe, include_dir())
+    path = reports / f"{gpu.name}.yaml"
+    return Published(library, path, update_report(path, to_report(result)))
+
+
+def to_report(result: TuneResult) -> Report:
+    """Write a result down as a report."""
+    request = result.request
+    identity = result.results[0].winner.record.environment
+    return Report(
+        operator=request.entry.operator.name,
+        gpu=request.gpu.name,
+        environments={identity: _environment(result)},
+        problems=tuple(_problem(r, request.pass_name, identity) for r in result.results),
+    )
+
+
+def _environment(result: TuneResult) -> Environment:
+    facts = result.environment
+    clocks = result.results[-1].clocks
+    return Environment(
+        device=facts["device"],
+        driver=facts.get("driver", ""),
+        compiler=result.request.compiler.name,
+        compiler_version=result.request.compiler.version,
+        torch=facts["torch"],
+        python=platform.python_version(),
+        kgen=__version__,
+        commit=_commit(),
+        copy_gbps=result.copy_gbps,
+        sm_clock_mhz=_number(clocks, "sm_mhz"),
+        memory_clock_mhz=_number(clocks, "memory_mhz"),
+    )
+
+
+def _problem(r: ProblemResult, pass_name: str, environment: str) -> ProblemReport:
+    winner, second = r.winner, r.runner_up
+    return ProblemReport(
+        pass_name=pass_name,
+        problem=str(r.problem),
+        environment=environment,
+        space=SpaceSummary(
+            r.space_size,
+            r.feasible,
+            tuple(RuleCount(x.rule, x.why, x.where, x.configs) for x in r.refusals),
+        ),
+        trials=Trials(
+            count=sum(r.fates.values()),
+            fates={fate.value: count for fate, count in r.fates.items() if count},
+            reasons=dict(r.reasons),
+            search_seconds=r.search_s,
+            compile_seconds=r.compile_s,
+        ),
+        chosen=Chosen(
+            variant=winner.config.variant,
+            config=winner.config.as_dict(),
+            record=winner.record.id,
+            source=winner.rendered.digest,
+            timing=winner.timing,
+            kernels=_kernels(winner),
+        ),
+        floor_us=r.floor_us,
+        floor_share=r.floor_us / winner.timing.median_us,
+        peers=tuple(Peer(name, timing) for name, timing in r.peers.items()),
+        accuracy=winner.record.accuracy,
+        runner_up=None
+        if second is None
+        else RunnerUp(
+            second.config.variant,
+            second.config.as_dict(),
+            second.record.id,
+            second.timing.median_us,
+            second.timing.median_us / winner.timing.median_us,
+        ),
+    )
+
+
+def _kernels(finalist: Finalist) -> tuple[KernelReport, ...]:
+    plan: Plan = finalist.plan
+    resources: Mapping[str, Resources] = dict(finalist.artifact.resources)
+    kernels = []
+    for i, launch in enumerate(plan.launches):
+        used = resources.get(launch.kernel)
+        kernels.append(
+            KernelReport(
+                name=launch.kernel,
+                threads=launch.threads,
+                registers=used.registers if used else None,
+                spill_bytes=used.spill_bytes if used else None,
+                smem_static_bytes=used.smem_bytes if used else None,
+                smem_dynamic_bytes=launch.smem_bytes,
+                occupancy=finalist.occupancy if i == 0 else None,
+            )
+        )
+    return tuple(kernels)
+
+
+def _number(facts: Mapping[str, str], name: str) -> float | None:
+    text = facts.get(name, "").partition(" ")[0]
+    return float(text) if text else None
+
+
+def _commit() -> str:
+    """The checkout's commit with a mark if it was changed since; empty outside a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

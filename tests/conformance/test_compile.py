@@ -1,0 +1,50 @@
+"""Representative configs of every variant cross-compile for three generations of GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from kgen.assets import include_dir
+from kgen.build import open_compiler
+from kgen.catalogue import open_catalogue, profile_named
+from kgen.errors import EmptySpaceError
+from kgen.model.artifact import Artifact, BuildRequest
+from kgen.model.problem import parse_problem
+from kgen.render import Renderer
+from kgen.search.feasible import enumerate_feasible
+
+GPUS = ("a100", "h200", "rtx_5090")
+CONFIGS = 3
+
+
+@pytest.mark.parametrize("gpu_name", GPUS)
+@pytest.mark.parametrize("operator", open_catalogue().names)
+def test_cross_compiles_without_spills(operator: str, gpu_name: str) -> None:
+    entry = open_catalogue().entry(operator)
+    gpu = profile_named(gpu_name)
+    renderer = Renderer(include_dir())
+    requests = []
+    for variant in entry.space.variants:
+        pass_ = entry.operator.signature.pass_named(variant.pass_name)
+        compiled = 0
+        for text in entry.operator.problems["cuda"]:
+            problem = parse_problem(text, entry.operator.signature)
+            try:
+                configs = enumerate_feasible([variant], pass_, problem, gpu).configs
+            except EmptySpaceError:
+                continue
+            config = configs[(compiled * len(configs)) // CONFIGS]
+            rendered = renderer.render(operator, entry.templates, variant, config, problem)
+            requests.append(BuildRequest(rendered, gpu.arch))
+            compiled += 1
+            if compiled == CONFIGS:
+                break
+        assert compiled, f"{variant.name} is feasible for no default problem on {gpu_name}"
+    compiler = open_compiler("nvrtc", [include_dir()])
+    for request, built in zip(requests, compiler.build(requests), strict=True):
+        assert isinstance(built, Artifact), f"{request.rendered.name}: {built}"
+        assert built.resources, "the compiler's resource report was not understood"
+        for kernel, used in built.resources:
+            assert used.spill_bytes == 0, f"{request.rendered.source[:400]}\n{kernel}: {used}"
+            assert 0 < used.registers <= 255
+    compiler.close()

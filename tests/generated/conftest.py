@@ -1,0 +1,171 @@
+"""A small library emitted for the host, from kernels written for these tests.
+
+`rmsnorm` has a variant with N compiled in, which wants aligned rows, and a safe one for any N. One
+CUDA thread computes a row: slow, short, and the same source on a GPU and on the host.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kgen.assets import include_dir
+from kgen.emit import Emitted, SafeKernel, Winner, emit
+from kgen.model.artifact import Rendered
+from kgen.model.config import Config
+from kgen.model.digest import digest_of_text
+from kgen.model.dtypes import DTYPES
+from kgen.model.expr import parse_expr
+from kgen.model.gpu import GpuProfile
+from kgen.model.problem import parse_problem
+from kgen.model.record import Fate, Record, Timing
+from kgen.model.space import LaunchSpec, Param, Rule, Variant
+from kgen.operators.base import Operator
+from kgen.operators.rmsnorm import OPERATOR
+from kgen.runtime import nvrtc
+
+SOURCE = """\
+#include "kgen/core.cuh"
+#include "kgen/math.cuh"
+#include "kgen/types.cuh"
+
+extern "C" __global__ void rmsnorm_forward(
+    const {x}* x, const {w}* w, {x}* y, kgen::i64 M, {n_arg}kgen::i64 x_stride_M, float eps) {{
+    {n_const}
+    const kgen::i64 m = kgen::i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (m >= M) return;
+    float squares = 0.0f;
+    for (kgen::i64 n = 0; n < N; ++n) {{
+        const float value = kgen::to_float(x[m * x_stride_M + n]);
+        squares += value * value;
+    }}
+    const float scale = kgen::rsqrt(squares / N + eps);
+    for (kgen::i64 n = 0; n < N; ++n)
+        y[m * N + n] = kgen::from_float<{x}>(
+            kgen::to_float(x[m * x_stride_M + n]) * scale * kgen::to_float(w[n]));
+}}
+KGEN_EXPORT(rmsnorm_forward);
+"""
+
+
+def _rule(text: str) -> Rule:
+    return Rule(parse_expr(text), "for the test", "test.yaml:1")
+
+
+def _variant(name: str, constants: tuple[str, ...], guards: tuple[str, ...]) -> Variant:
+    args = ("x", "w", "y", "M", *(() if constants else ("N",)), "x_stride_M", "eps")
+    safe = Config.of(name, {"threads": 32}) if not constants else None
+    rules = ("threads <= max_threads_per_block", "N % vec == 0", "M >= 1") if constants else ()
+    return Variant(
+        name=name, pass_name="forward", doc="",
+        params=(Param("threads", (32, 64)), Param("vec", (1, 4))), constants=constants,
+        requires=tuple(map(_rule, rules)), guards=tuple(map(_rule, guards)),
+        launches=(LaunchSpec(
+            "rmsnorm_forward", (parse_expr("ceil_div(M, threads)"),), (parse_expr("threads"),),
+            parse_expr(0), args,
+        ),),
+        workspaces=(), first=(), safe=safe, where="test.yaml:1",
+    )
+
+
+FAST = _variant("fixed_row", ("N",),
+                ("x_ptr % (vec * itemsize) == 0 and x_stride_M % vec == 0",))
+SAFE = _variant("any_row", (), ())
+
+
+def profile(name: str) -> GpuProfile:
+    """A made-up profile: `host`, or an H200 under another name."""
+    host = name == "host"
+    return GpuProfile(
+        name=name, title=f"Test {name}", device_names=() if host else (f"NVIDIA {name.upper()}",),
+        arch="host" if host else "sm_90a", sm_count=2 if host else 132, smem_per_block=1 << 16,
+        smem_per_sm=1 << 16, regs_per_sm=65536, max_threads_per_sm=2048, max_blocks_per_sm=32,
+        l2_bytes=1 << 20, memory_bytes=1 << 30, bandwidth_gbps=10.0, fp32_tflops=0.1,
+        tf32_tflops=0.0, half_tflops=0.0,
+    )
+
+
+def _rendered(dtypes: dict[str, str], n: int | None) -> Rendered:
+    source = SOURCE.format(
+        x=DTYPES[dtypes["dtype"]].cuda, w=DTYPES[dtypes["w_dtype"]].cuda,
+        n_arg="" if n else "kgen::i64 N, ", n_const=f"constexpr kgen::i64 N = {n};" if n else "",
+    )
+    return Rendered("rmsnorm/test", source, digest_of_text(source))
+
+
+def winner(
+    problem: str, gpu: str = "host", median_us: float = 10.0, threads: int = 64,
+    compiled: bool = False,
+) -> Winner:
+    """A winner of the `fixed_row` variant; its cubin is real only if `compiled`."""
+    parsed = parse_problem(problem, OPERATOR.signature)
+    config = Config.of("fixed_row", {"threads": threads, "vec": 4})
+    record = Record(
+        key=parsed.digest, operator="rmsnorm", pass_name="forward", problem=str(parsed), gpu=gpu,
+        config=config, fate=Fate.VERIFIED, timing=Timing(median_us, 9.0, 11.0, 50, "test"),
+        when="2026-01-01T00:00:00Z",
+    )
+    rendered = _rendered(dict(parsed.dtypes), parsed.dim("N"))
+    cubin = None if gpu == "host" else b"cubin of " + rendered.digest.encode()
+    if compiled:
+        cubin, _ = nvrtc.compile_cubin(rendered.source, "test.cu", "sm_90a", [str(include_dir())])
+    return Winner(OPERATOR, "forward", parsed, profile(gpu), FAST, config, rendered, cubin,
+                  "host" if gpu == "host" else "sm_90a", record)
+
+
+def safe_kernels() -> list[SafeKernel]:
+    """The safe variant for every dtype combination."""
+    config = SAFE.safe
+    assert config is not None
+    return [SafeKernel(OPERATOR, "forward", dtypes, SAFE, config, _rendered(dtypes, None))
+            for dtypes in OPERATOR.signature.dtype_combinations()]
+
+
+EmitInto = Callable[[Path, Sequence[Winner]], Emitted]
+
+
+@pytest.fixture(scope="session")
+def emit_into() -> EmitInto:
+    """Emit winners and all safe kernels into a folder."""
+    return lambda folder, winners: emit(folder, winners, safe_kernels(), include_dir())
+
+
+@pytest.fixture(scope="session")
+def make_winner() -> Callable[..., Winner]:
+    """Make a winner for a problem: (problem, gpu, median_us, threads)."""
+    return winner
+
+
+@pytest.fixture(scope="session")
+def operator() -> Operator:
+    """The operator that is emitted."""
+    return OPERATOR
+
+
+@pytest.fixture(scope="session")
+def library_folder(tmp_path_factory: pytest.TempPathFactory, emit_into: EmitInto) -> Path:
+    """A library tuned for the host."""
+    folder = tmp_path_factory.mktemp("library")
+    emit_into(folder, [
+        winner("M=8,N=16,dtype=fp32", threads=32),
+        winner("M=512,N=16,dtype=fp32", threads=64),
+        winner("M=8,N=32,dtype=bf16,w_dtype=fp32"),
+    ])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def kgen_ops(
+    library_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ModuleType]:
+    """The library, imported into this process, with a cache of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.syspath_prepend(str(library_folder))
+        assert "kgen_ops" not in sys.modules, "only one library fits into a process"
+        yield importlib.import_module("kgen_ops")

@@ -1,0 +1,262 @@
+"""The protocol on the host, with a clock that only the measured calls advance."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kgen.measure import BUDGETS, Budget, clocks, compare, gave_up, measure
+from kgen.measure.clocks import read_clocks
+from kgen.measure.sampler import make_sampler
+
+CPU = torch.device("cpu")
+
+
+class FakeClock:
+    """Nanoseconds that pass only when a call says so."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def taking(self, us: Callable[[], float]) -> Callable[[], None]:
+        """A call of the given duration."""
+
+        def call() -> None:
+            self.ns += round(us() * 1e3)
+
+        return call
+
+
+def test_steady_calls_stop_at_once() -> None:
+    clock = FakeClock()
+    timing = measure([clock.taking(lambda: 500.0)], CPU, BUDGETS["search"], clock=clock)
+    assert timing.median_us == 500.0
+    assert (timing.low_us, timing.high_us) == (500.0, 500.0)
+    assert timing.samples == BUDGETS["search"].least
+    assert timing.protocol == "host clock, loops of 1, 1 buffer set"
+
+
+def test_noisy_calls_are_sampled_until_the_median_is_settled() -> None:
+    clock = FakeClock()
+    rng = random.Random(3)
+    call = clock.taking(lambda: 500.0 * (1 + 0.1 * rng.random()))
+    rough = measure([call], CPU, Budget(1e6, 0.0, 0.02, 6), clock=clock)
+    fine = measure([call], CPU, Budget(1e6, 0.0, 0.002, 6), clock=clock)
+    assert 6 <= rough.samples < fine.samples < 5000
+    assert fine.median_us == pytest.approx(525, rel=0.01)
+
+
+def test_budget_ends_what_never_settles() -> None:
+    clock = FakeClock()
+    rng = random.Random(3)
+    call = clock.taking(lambda: rng.uniform(100.0, 1900.0))
+    timing = measure([call], CPU, Budget(50.0, 0.0, 1e-6, 6), clock=clock)
+    assert 20 <= timing.samples <= 100
+    assert clock.ns < 100e6
+
+
+def test_median_ignores_an_outlier() -> None:
+    clock = FakeClock()
+    taken = iter([300.0] * 4 + [9000.0] + [300.0] * 1000)
+    timing = measure(
+        [clock.taking(lambda: next(taken))], CPU, Budget(50.0, 0.0, 0.01, 9), clock=clock
+    )
+    assert timing.median_us == 300.0
+
+
+def test_gives_up_early_and_says_so() -> None:
+    clock = FakeClock()
+    calls = [0]
+
+    def us() -> float:
+        calls[0] += 1
+        return 5000.0
+
+    timing = measure([clock.taking(us)], CPU, BUDGETS["final"], give_up_above_us=100.0, clock=clock)
+    assert gave_up(timing)
+    assert timing.protocol.endswith("gave up above 100 us")
+    assert timing.median_us == 5000.0
+    assert calls[0] <= 5
+    near = measure(
+        [clock.taking(lambda: 110.0)], CPU, BUDGETS["final"], give_up_above_us=100.0, clock=clock
+    )
+    assert gave_up(near)
+    good = measure(
+        [clock.taking(lambda: 90.0)], CPU, BUDGETS["final"], give_up_above_us=100.0, clock=clock
+    )
+    assert not gave_up(good)
+
+
+def test_one_launch_that_exceeds_the_budget_is_sampled_once() -> None:
+    clock = FakeClock()
+    timing = measure([clock.taking(lambda: 3e6)], CPU, BUDGETS["search"], clock=clock)
+    assert timing.samples == 1
+    assert timing.median_us == 3e6
+
+
+def test_short_calls_are_looped_over_all_sets() -> None:
+    clock = FakeClock()
+    seen = [0, 0, 0]
+
+    def on_set(i: int) -> Callable[[], None]:
+        def us() -> float:
+            seen[i] += 1
+            return 2.0
+
+        return clock.taking(us)
+
+    sampler = make_sampler([on_set(i) for i in range(3)], CPU, 0.0, clock=clock)
+    assert sampler.protocol == "host clock, loops of 102, 3 buffer sets"
+    before = list(seen)
+    assert sampler.take(1) == [2.0]
+    assert [b - a for a, b in zip(before, seen, strict=True)] == [34, 34, 34]
+
+
+def test_warms_up_as_long_as_asked() -> None:
+    clock = FakeClock()
+    make_sampler([clock.taking(lambda: 100.0)], CPU, 20.0, clock=clock)
+    assert 20e6 <= clock.ns <= 25e6
+
+
+def test_nothing_to_measure() -> None:
+    with pytest.raises(ValueError, match="no calls given"):
+        measure([], CPU, BUDGETS["search"])
+    with pytest.raises(ValueError, match="nothing to compare: 0 candidates"):
+        compare({}, CPU)
+
+
+def test_compare_interleaves_in_a_seeded_random_order() -> None:
+    clock = FakeClock()
+    log: list[str] = []
+
+    def candidate(name: str, us: float) -> list[Callable[[], None]]:
+        def taken() -> float:
+            log.append(name)
+            return us
+
+        return [clock.taking(taken)]
+
+    def once(seed: int) -> tuple[tuple[str, ...], ...]:
+        found = compare(
+            {"a": candidate("a", 300.0), "b": candidate("b", 400.0), "c": candidate("c", 500.0)},
+            CPU,
+            rounds=20,
+            seed=seed,
+            warmup_ms=0.0,
+            cache="cold L2",
+            clock=clock,
+        )
+        flat = [name for order in found.order for name in order]
+        assert log[-60:] == flat  # what is reported is what ran
+        assert {name: t.median_us for name, t in found.timings.items()} == {
+            "a": 300.0,
+            "b": 400.0,
+            "c": 500.0,
+        }
+        assert all(len(s) == 20 for s in found.samples.values())
+        assert found.timings["a"].protocol.endswith(
+            f"cold L2, interleaved over 20 rounds, seed {seed}"
+        )
+        return found.order
+
+    orders = once(5)
+    assert orders == once(5)
+    assert orders != once(6)
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+    assert len(set(orders)) > 3
+
+
+def test_compare_stops_at_its_budget() -> None:
+    clock = FakeClock()
+    found = compare(
+        {"a": [clock.taking(lambda: 1000.0)]},
+        CPU,
+        rounds=100,
+        budget_ms=10.0,
+        warmup_ms=0.0,
+        clock=clock,
+    )
+    assert found.timings["a"].samples == 10
+    slow = compare(
+        {"a": [clock.taking(lambda: 1e6)]},
+        CPU,
+        rounds=100,
+        budget_ms=10.0,
+        warmup_ms=0.0,
+        clock=clock,
+    )
+    assert slow.timings["a"].samples == 7
+
+
+def test_real_clock_on_the_host() -> None:
+    data = torch.randn(1000)
+    timing = measure([lambda: data.mul(2.0)], CPU, Budget(5.0, 0.5, 0.05, 6))
+    assert 0 < timing.low_us <= timing.median_us <= timing.high_us
+
+
+class FakeNvml:
+    """Answers as NVML does: 0, and a number through the last argument."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails = fails
+        self.asked_for = b""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        answers = {
+            "nvmlDeviceGetTemperature": 41,
+            "nvmlDeviceGetPowerUsage": 250_500,
+            "nvmlDeviceGetMaxClockInfo": 1980,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": 0x24,
+        }
+
+        def answer(*args: object) -> int:
+            if name == self.fails:
+                return 3
+            if name == "nvmlDeviceGetHandleByUUID":
+                assert isinstance(args[0], bytes)
+                self.asked_for = args[0]
+                return 0
+            value = answers.get(name)
+            if name == "nvmlDeviceGetClockInfo":
+                value = {1: 1755, 2: 3201}[int(str(args[1]))]
+            holder: ctypes.c_uint = args[-1]._obj  # type: ignore[attr-defined]
+            assert value is not None
+            holder.value = value
+            return 0
+
+        return answer
+
+
+def test_clock_state_is_read_through_nvml() -> None:
+    library = FakeNvml()
+    state = read_clocks(library, "0123-45")
+    assert state is not None
+    assert library.asked_for == b"GPU-0123-45"
+    assert (state.sm_mhz, state.memory_mhz, state.sm_max_mhz) == (1755, 3201, 1980)
+    assert (state.temperature_c, state.power_w) == (41, 250.5)
+    assert state.throttle == ("power cap", "thermal, software")
+    assert state.slowed
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        "nvmlDeviceGetHandleByUUID",
+        "nvmlDeviceGetClockInfo",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+    ],
+)
+def test_no_clock_state_where_nvml_refuses(fails: str) -> None:
+    assert read_clocks(FakeNvml(fails), "GPU-1") is None
+
+
+def test_the_host_has_no_clock_state() -> None:
+    assert clocks(CPU) is None
