@@ -22,11 +22,13 @@ class Tree:
         node: PyYAML's node.
         path: The file, for messages.
         error: Exception class that this file's mistakes raise.
+        key: The key of a mapping that this node is the value of, if it is one.
     """
 
     node: yaml.Node
     path: str
     error: type[UserError]
+    key: yaml.Node | None = None
 
     @property
     def where(self) -> str:
@@ -36,6 +38,10 @@ class Tree:
     def fail(self, message: str) -> UserError:
         """Build (not raise) an error at this place."""
         return self.error(f"{self.where}: {message}")
+
+    def fail_at_key(self, message: str) -> UserError:
+        """Build an error at this entry's name, which may stand lines above its value."""
+        return Tree(self.key or self.node, self.path, self.error).fail(message)
 
     def mapping(self) -> dict[str, Tree]:
         """Return the entries of a mapping, in order.
@@ -48,9 +54,9 @@ class Tree:
         entries: dict[str, Tree] = {}
         for key_node, value_node in self.node.value:
             key = str(key_node.value)
-            child = Tree(value_node, self.path, self.error)
+            child = Tree(value_node, self.path, self.error, key_node)
             if key in entries:
-                raise Tree(key_node, self.path, self.error).fail(f"'{key}' is written twice")
+                raise child.fail_at_key(f"'{key}' is written twice")
             entries[key] = child
         return entries
 
@@ -65,7 +71,7 @@ class Tree:
         known = [*required, *optional]
         for key, child in entries.items():
             if key not in known:
-                raise child.fail(f"unknown key '{key}'\n  {suggest(key, known)}")
+                raise child.fail_at_key(f"unknown key '{key}'\n  {suggest(key, known)}")
         for key in required:
             if key not in entries:
                 raise self.fail(f"'{key}' is missing\n  required: {', '.join(required)}")

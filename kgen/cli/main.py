@@ -92,6 +92,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     verify = commands.add_parser("verify", help="check kernels against the float64 definition")
     add_common(verify, problems=True, passes=True, compiler=True, seed=True)
+    verify.add_argument(
+        "--sanitize",
+        action="store_true",
+        help="with --gpu host: run the kernels under AddressSanitizer",
+    )
     verify.add_argument("--record", metavar="ID", help="check the config of one record again")
     verify.add_argument(
         "--out",

@@ -12,6 +12,7 @@ from kgen.assets import include_dir
 from kgen.build import Compiler, open_compiler
 from kgen.catalogue import Entry, open_catalogue
 from kgen.cli.arguments import chosen_passes, chosen_problems
+from kgen.errors import GpuError
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.worker.select import select_gpu
@@ -43,6 +44,18 @@ def reports_dir(out: Path, operator: str) -> Path:
     return out / LIBRARY / operator / "reports"
 
 
+def _back_end(options: argparse.Namespace, gpu: GpuProfile) -> str:
+    sanitize = getattr(options, "sanitize", False)
+    if not gpu.is_host and sanitize:
+        raise GpuError(
+            f"--sanitize runs kernels under AddressSanitizer on the CPU, not on {gpu.title}\n"
+            "  use --gpu host; on a GPU, run 'compute-sanitizer kgen verify ...'"
+        )
+    if gpu.is_host:
+        return "host-asan" if sanitize else "host"
+    return str(options.compiler)
+
+
 @contextlib.contextmanager
 def opened(options: argparse.Namespace) -> Iterator[Opened]:
     """Resolve the options that name what to work on; closes the compiler at the end.
@@ -55,7 +68,7 @@ def opened(options: argparse.Namespace) -> Iterator[Opened]:
     passes = chosen_passes(operator.signature, options.pass_name)
     gpu, ordinal = select_gpu(options.gpu)
     problems = chosen_problems(operator, options.problem, gpu.is_host)
-    compiler = open_compiler("host" if gpu.is_host else options.compiler, [include_dir()])
+    compiler = open_compiler(_back_end(options, gpu), [include_dir()])
     try:
         yield Opened(
             entry,

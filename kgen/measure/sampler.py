@@ -15,15 +15,17 @@ import torch
 Call = Callable[[], object]
 Clock = Callable[[], int]
 
-SHORT_US = 200.0
-"""Launches shorter than this are measured many at a time."""
 REPLAY_US = 1500.0
 """Work in one graph: long against the 5 us that starting a graph takes, short against a budget."""
 MAX_LAUNCHES = 512
 """In one graph: capturing one costs the host several us."""
 _HOST_SAMPLE_US = 200.0
-# Cycles that the GPU spins while the host queues work behind it: about 50 us.
-_HEAD_START_CYCLES = 100_000
+# The GPU spins while the host queues work behind it: at least this long, and twice what queueing
+# took before. A Triton peer needs 50 to 200 us of host time per call; without the head start a
+# kernel shorter than that would be timed as the host.
+_HEAD_START_US = 50.0
+_MAX_HEAD_START_US = 20_000.0
+_CYCLES_PER_US = 2_000
 
 
 class Sampler(Protocol):
@@ -141,8 +143,6 @@ def _make_cuda(calls: Sequence[Call], warmup_ms: float, hopeless_above_us: float
         estimate = min(estimate, *now)
         spent += max(sum(now), 1.0)
     events.estimate_us = estimate
-    if estimate >= SHORT_US:
-        return events
     try:
         return GraphSampler(calls, _repeats(estimate, REPLAY_US, len(calls)), estimate)
     except RuntimeError as failure:  # a peer that waits for the device, or allocates outside
@@ -154,24 +154,32 @@ def _make_cuda(calls: Sequence[Call], warmup_ms: float, hopeless_above_us: float
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """CUDA events around consecutive pieces of work."""
+    """CUDA events around consecutive pieces of work, and the host's time to queue one piece."""
 
     events: list[torch.cuda.Event]
+    host_us: float
 
     @staticmethod
-    def around(count: int, work: Callable[[], object]) -> _Marks:
+    def around(count: int, work: Callable[[], object], host_us: float = 0.0) -> _Marks:
         """Queue `work` count times, with an event before, between and after.
 
         The GPU first spins while the host queues: on an idle GPU the opening event would fire
         at once and the wait for the first launch would count as work.
+
+        Args:
+            count: Pieces of work.
+            work: Queues one piece.
+            host_us: What queueing a piece took the host before; 0 if unknown.
         """
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
-        torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+        head_start = min(max(_HEAD_START_US, 2 * count * host_us), _MAX_HEAD_START_US)
+        torch.cuda._sleep(int(head_start * _CYCLES_PER_US))  # type: ignore[no-untyped-call]
+        start = time.perf_counter_ns()
         events[0].record()
         for event in events[1:]:
             work()
             event.record()
-        return _Marks(events)
+        return _Marks(events, (time.perf_counter_ns() - start) / 1e3 / count)
 
     def read_us(self) -> list[float]:
         """Wait, and return the time of each piece."""
@@ -186,12 +194,16 @@ class EventSampler:
     def __init__(self, calls: Sequence[Call], estimate_us: float) -> None:
         """Prepare; launches nothing."""
         self._calls = cycle(calls)
+        self._host_us = 0.0
         self.estimate_us = estimate_us
         self.protocol = f"events per launch, {_sets(calls)}"
 
     def take(self, count: int) -> list[float]:
         """Return samples; see `Sampler`."""
-        return _Marks.around(count, lambda: next(self._calls)()).read_us()
+        marks = _Marks.around(count, lambda: next(self._calls)(), self._host_us)
+        # The least seen: a compilation in the first call must not make every later one wait.
+        self._host_us = min(self._host_us or marks.host_us, marks.host_us)
+        return marks.read_us()
 
 
 class GraphSampler:

@@ -27,8 +27,13 @@ SIGNATURE = Signature(
         Pass(
             "forward",
             inputs=(
-                Tensor("x", ("M", "N"), free_strides=("M",), flatten_leading=True,
-                       doc="fp32, fp16 or bf16; N contiguous, any row stride."),
+                Tensor(
+                    "x",
+                    ("M", "N"),
+                    free_strides=("M",),
+                    flatten_leading=True,
+                    doc="fp32, fp16 or bf16; N contiguous, any row stride.",
+                ),
                 Tensor("w", ("N",), dtype="w_dtype", doc="dtype of x, or fp32."),
             ),
             outputs=(Tensor("y", ("M", "N"), flatten_leading=True, doc="dtype of x; contiguous."),),
@@ -116,7 +121,10 @@ def peers(pass_name: str) -> dict[str, Callable[[Tensors, Mapping[str, float]], 
     def compiled_peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
         return compiled(inputs["x"], inputs["w"], scalars["eps"])
 
-    found = {"eager": eager, "torch.compile": compiled_peer}
+    found: dict[str, Callable[[Tensors, Mapping[str, float]], object]] = {
+        "eager": eager,
+        "torch.compile": compiled_peer,
+    }
     if torch.cuda.is_available() and importlib.util.find_spec("liger_kernel"):
         from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 

@@ -14,7 +14,6 @@ from kgen.search.surrogate import (
     Posterior,
     fit,
     log_expected_improvement,
-    scaled,
     squared_distances,
 )
 
@@ -27,6 +26,9 @@ MAX_TRAIN = 300  # observations the model is conditioned on: the best half and a
 POOL = 3000  # candidates scored per batch, besides the neighbours of the best configs
 ELITES = 6  # best configs whose neighbours are always candidates
 FIRST_STEPS, LATER_STEPS = 30, 25  # gradient steps of a hyperparameter fit
+MAX_FAILED = 150  # latest failures the model is conditioned on
+FAILURE_SHARPNESS = 8.0  # two steps of a four-valued parameter apart: a vote counts 1/35
+MANY = 150  # times from which on a fit takes a third of the steps
 REFIT_AFTER = 4  # new times that justify a new fit, or a tenth of those fitted if that is more
 
 
@@ -97,7 +99,9 @@ class Scorer:
         y = (y - y.mean()) / max(float(y.std()), 1e-6)
         count = len(seen.log_time)
         if self._fitted_at == 0 or count >= self._fitted_at + max(REFIT_AFTER, count // 10):
+            # A step costs O(n^3); with many times a fit begins where the last one ended anyway.
             steps = FIRST_STEPS if self._fitted_at == 0 else LATER_STEPS
+            steps = steps if count < MANY else steps // 3
             self._hyper = fit(features[known], groups, y, self._hyper, steps)
             self._fitted_at = count
         local = self._neighbours(known[np.argsort(times, kind="stable")[:ELITES]], free)
@@ -108,10 +112,21 @@ class Scorer:
             pool = np.flatnonzero(free)
         pending = _positions(seen.pending)
         candidates = np.union1d(pool, np.concatenate([local, pending]))
-        posterior = Posterior(features[known], y, features[candidates], groups, self._hyper)
+        failed = _positions(seen.failed)[-MAX_FAILED:]
+        # A failed config counts as "no better than the median" where the model is conditioned,
+        # else it goes on promising gains beyond a cliff: without this 52 of 64 proposals failed
+        # in a space whose fast side fails. It has no part in the fit above: a failure is no time,
+        # and a jump in the data would shorten every length scale.
+        posterior = Posterior(
+            features[np.concatenate([known, failed])],
+            np.append(y, np.full(len(failed), y.max())),
+            features[candidates],
+            groups,
+            self._hyper,
+        )
         for j in np.searchsorted(candidates, pending).tolist():
             posterior.believe(j)
-        bonus = self._log_success(candidates, known, _positions(seen.failed))
+        bonus = self._log_success(candidates, known, failed)
         is_local = np.isin(candidates, local)
         return Scored(candidates, is_local, posterior, bonus, float(y.min()))
 
@@ -127,16 +142,16 @@ class Scorer:
     def _log_success(self, candidates: Ints, known: Ints, failed: Ints) -> Floats:
         """Return the log probability that a candidate yields a time at all.
 
-        A weighted vote of the tried configs near it, by the model's own idea of near, and half a
-        vote for the overall rate. Failing is kept apart from slowness: the fastest configs often
-        sit beside a cliff (shared memory, registers), and the model must not smooth the cliff.
+        A weighted vote of the tried configs near it, and half a vote for the overall rate. Near
+        is plain distance here, not the model's: a parameter that hardly moves the time may well
+        decide whether the config builds.
         """
         if not len(failed):
             return np.zeros(len(candidates))
-        features, groups = self._features, self._groups
-        x = scaled(features[candidates], groups, self._hyper)
+        features = self._encoding.features
+        x = features[candidates]
         bad, good = (
-            np.exp(-2.0 * squared_distances(x, scaled(features[i], groups, self._hyper))).sum(1)
+            np.exp(-FAILURE_SHARPNESS * squared_distances(x, features[i])).sum(1)
             for i in (failed, known)
         )
         rate = (len(failed) + 0.5) / (len(failed) + len(known) + 1.0)

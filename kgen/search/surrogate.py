@@ -49,15 +49,15 @@ _SIGNAL_STD = 0.7
 
 def scaled(features: Floats, groups: Ints, hyper: Hyper) -> Floats:
     """Return features divided by their length scales."""
-    scale: Floats = np.exp(0.5 * hyper.log_weights)[groups]
-    out: Floats = features * scale
+    out: Floats = features * np.exp(0.5 * hyper.log_weights)[groups]
     return out
 
 
 def squared_distances(a: Floats, b: Floats) -> Floats:
     """Return [len(a), len(b)] squared Euclidean distances, never negative."""
     d2 = (a * a).sum(1)[:, None] + (b * b).sum(1)[None, :] - 2.0 * (a @ b.T)
-    return np.maximum(d2, 0.0, out=d2)
+    out: Floats = np.maximum(d2, 0.0, out=d2)
+    return out
 
 
 def matern52(d2: Floats) -> Floats:

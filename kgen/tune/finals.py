@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kgen.choose import Entrant, pick
 from kgen.errors import TuneError
 from kgen.model.artifact import Artifact, BuildFailure
@@ -26,14 +28,15 @@ def play_finals(
         TuneError: If no config was verified.
     """
     certified: list[tuple[Config, Artifact, Record, TrialOutcome]] = []
-    limit_us = None
+    limit_us = math.inf
     for record in books.ranking():
         assert record.timing is not None
-        limit_us = limit_us or record.timing.median_us * FIELD_WIDTH
-        if len(certified) == FINALISTS or (certified and record.timing.median_us > limit_us):
+        if len(certified) == FINALISTS or record.timing.median_us > limit_us:
             break
         found = _certify(session, problem, record, books)
         if found is not None:
+            if not certified:  # a refused leader must not shut out the healthy ones behind it
+                limit_us = record.timing.median_us * FIELD_WIDTH
             certified.append((record.config, *found))
     if not certified:
         raise TuneError(

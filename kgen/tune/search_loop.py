@@ -27,7 +27,7 @@ from kgen.tune.resources import resource_refusal
 from kgen.worker import Candidate, Session, TrialOutcome, failed_build
 
 BUILD_AHEAD = 24  # proposals in flight: enough to keep 16 cores compiling
-WORKER_QUEUE = 2  # the running trial and the next one
+WORKER_QUEUE = 10  # the running trial and those that follow while this thread proposes
 INTERRUPTED = "interrupted"  # the fate that leaves a config free to be proposed again
 HOPELESS = 4.0  # times the best: not worth a full measurement
 
@@ -160,6 +160,8 @@ class _Loop:
         self.flights: deque[_Flight] = deque()
         self.same_code: dict[str, TrialOutcome] = {}
         self.exhausted = False
+        # Read by the trial's thread, while this one goes on changing the books.
+        self.best_us = books.best_us
 
     def run(self) -> None:
         """Run to the end; on an error nothing new is started and the worker's thread is joined."""
@@ -180,10 +182,11 @@ class _Loop:
         wanted = self.trials - sum(self.books.fates.values()) - len(self.flights)
         late = self.deadline is not None and time.monotonic() >= self.deadline
         if late:
-            for flight in [f for f in self.flights if f.trial is None]:
-                flight.build.cancel()
-                self.study.tell(flight.proposal.number, None, INTERRUPTED)
-                self.flights.remove(flight)
+            for flight in list(self.flights):
+                if flight.trial is None or flight.trial.cancel():
+                    flight.build.cancel()
+                    self.study.tell(flight.proposal.number, None, INTERRUPTED)
+                    self.flights.remove(flight)
         if wanted <= 0 or late or self.exhausted:
             return False
         room = min(wanted, BUILD_AHEAD - len(self.flights))
@@ -225,7 +228,7 @@ class _Loop:
                 running += 1
 
     def _trial(self, candidate: Candidate) -> TrialOutcome:
-        best = self.books.best_us
+        best = self.best_us
         return self.session.run(
             candidate, self.problem, give_up_above_us=HOPELESS * best if best else None
         )
@@ -252,6 +255,7 @@ class _Loop:
         self.flights.remove(flight)
         self.books.enter(record)
         self.books.new_trials += 1
+        self.best_us = self.books.best_us
         if flight.artifact is not None:
             self.books.artifacts[config] = (flight.rendered, flight.artifact)
             self.books.occupancy[config] = outcome.occupancy

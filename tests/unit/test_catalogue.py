@@ -68,7 +68,7 @@ def test_a_space_loads(tmp_path: Path) -> None:
         ("        flag:", "        sm_count:", 9, "cannot name a parameter"),
         ("x_stride_M, eps]", "x_stride_N, eps]", 17, "unknown kernel argument 'x_stride_N'"),
         ("safe: {threads: 32,", "safe: {threads: 33,", 20, "threads=33 is not among"),
-        ("  forward:", "  forwards:", 4, "unknown pass 'forwards'"),
+        ("  forward:", "  forwards:", 3, "unknown pass 'forwards'"),
         ("operator: rmsnorm", "operator: timex", 1, "does not match"),
         ("      doc:", "      docs:", 5, "unknown key 'docs'"),
         ("grid: [ceil_div(M, threads)]", "grid: []", 15, "one to three"),

@@ -20,6 +20,7 @@ struct alignas(sizeof(T) * N) Vec {
 };
 
 // load   normal         through L1; right for everything
+//        prefetch_256   normal, and L2 fetches 256 bytes at a time     (ld.global.L2::256B)
 //        streaming      read once: evicted first                       (ld.global.cs)
 //        read_only      non-coherent path; lets the compiler hoist     (ld.global.nc)
 //        evict_first    no_l1, and L2 gives its lines up first: what is written stays there longer
@@ -34,7 +35,7 @@ struct alignas(sizeof(T) * N) Vec {
 //
 // read_only, no_l1 and evict_first loads need memory that NO thread of the kernel writes: the non-coherent path
 // may return old data, and the compiler may move the load over a store or a barrier.
-enum class Cache { normal, streaming, read_only, no_l1, evict_first, write_through };
+enum class Cache { normal, prefetch_256, streaming, read_only, no_l1, evict_first, write_through };
 
 namespace detail {
 
@@ -95,6 +96,7 @@ KGEN_DEFINE_LOAD(LoadEvictFirst, KGEN_EVICT_FIRST, "ld.global.nc.L1::no_allocate
 #undef KGEN_CLOBBER
 #define KGEN_CLOBBER : "memory"
 KGEN_DEFINE_LOAD(LoadStreaming, "", "ld.global.cs", ";", volatile);
+KGEN_DEFINE_LOAD(LoadPrefetch256, "", "ld.global.L2::256B", ";", volatile);
 #undef KGEN_CLOBBER
 #undef KGEN_DEFINE_LOAD
 
@@ -177,6 +179,8 @@ KGEN_DEVICE Vec<T, N> load(const Vec<T, N>* source) {
 #else
     if constexpr (C == Cache::streaming) {
         return detail::load_with<detail::LoadStreaming>(source);
+    } else if constexpr (C == Cache::prefetch_256) {
+        return detail::load_with<detail::LoadPrefetch256>(source);
     } else if constexpr (C == Cache::read_only) {
         return detail::load_with<detail::LoadReadOnly>(source);
 #if KGEN_ARCH >= 800
@@ -194,7 +198,7 @@ KGEN_DEVICE Vec<T, N> load(const Vec<T, N>* source) {
 // Write one vector to global memory.
 template <Cache C = Cache::normal, class T, int N>
 KGEN_DEVICE void store(Vec<T, N>* target, const Vec<T, N>& value) {
-    static_assert(C != Cache::read_only, "read_only is a hint for loads");
+    static_assert(C != Cache::read_only && C != Cache::prefetch_256, "a hint for loads only");
 #if KGEN_HOST
     host::check_aligned(target, sizeof(Vec<T, N>), "store");
     *target = value;

@@ -143,6 +143,32 @@ void copy_wait(u32 pending) {
 
 void copy_wait_all() { land_groups_before(running_thread().open_group + 1); }
 
+void mbarrier_init(void* barrier, u32 arrivals) {
+    running_thread().worker->mbarrier_init(barrier, arrivals);
+}
+
+void mbarrier_arrive(void* barrier, u32 expected_bytes) {
+    running_thread().worker->mbarrier_arrive(barrier, expected_bytes);
+}
+
+void mbarrier_wait(void* barrier, u32 parity) {
+    running_thread().worker->mbarrier_wait(barrier, parity);
+}
+
+void bulk_load(void* target, const void* source, u32 bytes, void* barrier) {
+    running_thread().worker->bulk_load(target, source, bytes, barrier);
+}
+
+void bulk_store(void* target, const void* source, u32 bytes) {
+    running_thread().worker->bulk_store(target, source, bytes);
+}
+
+void bulk_commit() { ++running_thread().open_bulk_group; }
+
+void bulk_wait(u32 pending) { running_thread().worker->bulk_wait(pending); }
+
+void fence_proxy_async() { running_thread().worker->fence_proxy_async(); }
+
 void fault(const char* format, ...) {
     va_list list;
     va_start(list, format);

@@ -70,6 +70,18 @@ void copy_wait(u32 pending);
 // Land everything, committed or not.
 void copy_wait_all();
 
+// The copy engine: mbarriers, bulk loads and bulk stores (see bulk.cuh). A load fills its target with
+// 0xFF at once and lands when its phase is waited for; a store reads its source in bulk_wait.
+void mbarrier_init(void* barrier, u32 arrivals);
+void mbarrier_arrive(void* barrier, u32 expected_bytes);
+void mbarrier_wait(void* barrier, u32 parity);
+void bulk_load(void* target, const void* source, u32 bytes, void* barrier);
+void bulk_store(void* target, const void* source, u32 bytes);
+void bulk_commit();
+// Finish all of this thread's groups but the newest `pending`.
+void bulk_wait(u32 pending);
+void fence_proxy_async();
+
 // End the launch with a message that names block and thread.
 [[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
 

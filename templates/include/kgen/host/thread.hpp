@@ -31,7 +31,20 @@ struct Copy {
     alignas(16) unsigned char content[16];
 };
 
-enum class State : u32 { fresh, ready, at_barrier, in_exchange, returned };
+// What the copy engine has been asked for and has not done yet.
+struct BulkLoad {
+    void* target;
+    std::vector<char> content;
+};
+
+struct BulkStore {
+    void* target;
+    const void* source;
+    u32 group;
+    std::vector<char> content;  // of the source when the store was issued
+};
+
+enum class State : u32 { fresh, ready, at_barrier, in_exchange, at_mbarrier, returned };
 
 class Worker;
 
@@ -51,6 +64,10 @@ struct Thread : ThreadView {
 
     u32 open_group;  // number of the group that the next commit closes
     std::vector<Copy> copies;
+
+    const void* mbarrier;  // the one that a thread at_mbarrier waits for
+    u32 open_bulk_group;
+    std::vector<BulkStore> stores;
 };
 
 struct Barrier {
@@ -58,6 +75,21 @@ struct Barrier {
     u32 expected;
     Thread* first;
     Thread* last;
+};
+
+// The present phase of an mbarrier. A phase that has brought bytes ends only when somebody waits for
+// it, as late as any GPU might end it.
+struct Mbarrier {
+    const void* address;
+    u32 arrivals;  // that a phase takes
+    u32 arrived;
+    u32 phase;     // number of phases that have ended
+    u64 expected;  // bytes
+    u64 issued;
+    std::vector<BulkLoad> loads;
+    std::vector<Thread*> waiting;
+
+    bool complete() const { return arrived == arrivals && expected == issued; }
 };
 
 // splitmix64: any seed gives a usable sequence at once.

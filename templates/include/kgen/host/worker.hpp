@@ -199,6 +199,89 @@ public:
         return me->result;
     }
 
+    // --- the copy engine ---
+
+    void mbarrier_init(void* address, u32 arrivals) {
+        check_aligned(address, 8, "mbarrier");
+        if (arrivals == 0 || arrivals >= 1u << 20)
+            fault("an mbarrier of %u arrivals: want 1 to 2^20 - 1", arrivals);
+        for (const Mbarrier& known : mbarriers_)
+            if (known.address == address) fault("%s made twice", mbarrier_name(address).c_str());
+        mbarriers_.push_back(Mbarrier{address, arrivals, 0, 0, 0, 0, {}, {}});
+    }
+
+    void mbarrier_arrive(void* address, u32 expected_bytes) {
+        Mbarrier& barrier = mbarrier_at(address);
+        if (barrier.arrived == barrier.arrivals)
+            fault("%s: arrival at phase %u, which has all of its %u arrivals and nobody has waited "
+                  "for",
+                  mbarrier_name(address).c_str(), barrier.phase, barrier.arrivals);
+        if (barrier.expected + expected_bytes >= 1u << 20)
+            fault("%s: phase %u expects %llu bytes, the most are 2^20 - 1",
+                  mbarrier_name(address).c_str(), barrier.phase, barrier.expected + expected_bytes);
+        ++barrier.arrived;
+        barrier.expected += expected_bytes;
+        check_bytes(barrier);
+        if (barrier.complete() && (barrier.loads.empty() || !barrier.waiting.empty()))
+            end_phase(barrier);
+    }
+
+    void mbarrier_wait(void* address, u32 parity) {
+        if (parity > 1) fault("%s: parity %u", mbarrier_name(address).c_str(), parity);
+        Mbarrier& barrier = mbarrier_at(address);
+        if ((barrier.phase & 1) != parity) return;  // that phase has ended
+        if (barrier.complete()) return end_phase(barrier);
+        Thread* me = self();
+        me->state = State::at_mbarrier;
+        me->mbarrier = address;
+        barrier.waiting.push_back(me);
+        suspend();
+    }
+
+    void bulk_load(void* target, const void* source, u32 bytes, void* address) {
+        check_bulk(target, source, bytes, "bulk_load");
+        Mbarrier& barrier = mbarrier_at(address);
+        barrier.issued += bytes;
+        check_bytes(barrier);
+        // Read now, so that AddressSanitizer blames the line that issued the copy.
+        const char* from = static_cast<const char*>(source);
+        barrier.loads.push_back(BulkLoad{target, std::vector<char>(from, from + bytes)});
+        memset(target, kPoison, bytes);
+        show_to_engine(target, bytes);
+        if (barrier.complete() && !barrier.waiting.empty()) end_phase(barrier);
+    }
+
+    void bulk_store(void* target, const void* source, u32 bytes) {
+        check_bulk(source, target, bytes, "bulk_store");
+        const char* from = static_cast<const char*>(source);
+        if (in_smem(source) && memcmp(from, seen_by_engine(source), bytes) != 0)
+            fault("bulk_store of %u bytes of shared memory, some of them written after the last "
+                  "fence_proxy_async",
+                  bytes);
+        Thread& me = *self();
+        me.stores.push_back(
+            BulkStore{target, source, me.open_bulk_group, std::vector<char>(from, from + bytes)});
+    }
+
+    void bulk_wait(u32 pending) {
+        Thread& me = *self();
+        const u32 end = me.open_bulk_group > pending ? me.open_bulk_group - pending : 0;
+        size_t done = 0;
+        for (; done < me.stores.size() && me.stores[done].group < end; ++done) {
+            const BulkStore& store = me.stores[done];
+            const size_t bytes = store.content.size();
+            if (memcmp(store.source, store.content.data(), bytes) != 0)
+                fault("shared memory was overwritten before a bulk_store of %zu bytes had read it",
+                      bytes);
+            memcpy(store.target, store.source, bytes);
+        }
+        me.stores.erase(me.stores.begin(), me.stores.begin() + static_cast<ptrdiff_t>(done));
+    }
+
+    void fence_proxy_async() {
+        if (job_->launch->smem_bytes) show_to_engine(smem_now_, job_->launch->smem_bytes);
+    }
+
     [[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 2, 3))) {
         va_list list;
         va_start(list, format);
@@ -215,6 +298,68 @@ public:
 
 private:
     static Thread* self() { return static_cast<Thread*>(current_thread); }
+
+    Mbarrier& mbarrier_at(const void* address) {
+        for (Mbarrier& known : mbarriers_)
+            if (known.address == address) return known;
+        fault("%s was not made by mbarrier_init", mbarrier_name(address).c_str());
+    }
+
+    std::string mbarrier_name(const void* mbarrier) const {
+        for (size_t i = 0; i < mbarriers_.size(); ++i)
+            if (mbarriers_[i].address == mbarrier) return text("mbarrier %zu", i);
+        return text("mbarrier at %p", mbarrier);
+    }
+
+    void check_bulk(const void* shared, const void* global, u32 bytes, const char* what) {
+        check_aligned(shared, 16, what);
+        check_aligned(global, 16, what);
+        if (bytes == 0 || bytes % 16 != 0)
+            fault("%s of %u bytes: want a multiple of 16", what, bytes);
+    }
+
+    // Once all arrivals are in, nobody can expect more.
+    void check_bytes(const Mbarrier& barrier) {
+        if (barrier.arrived == barrier.arrivals && barrier.issued > barrier.expected)
+            fault("%s: phase %u expects %llu bytes, its copies bring %llu",
+                  mbarrier_name(barrier.address).c_str(), barrier.phase, barrier.expected,
+                  barrier.issued);
+    }
+
+    // Land the loads and let the waiting threads go on.
+    void end_phase(Mbarrier& barrier) {
+        for (const BulkLoad& load : barrier.loads) {
+            memcpy(load.target, load.content.data(), load.content.size());
+            show_to_engine(load.target, load.content.size());
+        }
+        barrier.loads.clear();
+        ++barrier.phase;
+        barrier.arrived = 0;
+        barrier.expected = barrier.issued = 0;
+        const auto n = static_cast<u32>(barrier.waiting.size());
+        if (job_->launch->seed && n > 1) random_.shuffle(barrier.waiting.data(), n);
+        for (Thread* thread : barrier.waiting) {
+            thread->state = State::ready;
+            ready_.push_back(thread);
+        }
+        barrier.waiting.clear();
+    }
+
+    // What the copy engine sees of dynamic shared memory: a second copy of it, which ordinary writes
+    // reach at a fence. (A fence covers its own thread's writes only; here, the whole block's.)
+    bool in_smem(const void* address) const {
+        const char* p = static_cast<const char*>(address);
+        return p >= smem_now_ && p < smem_now_ + job_->launch->smem_bytes;
+    }
+
+    char* seen_by_engine(const void* address) {
+        if (engine_view_.empty()) engine_view_.assign(job_->launch->smem_bytes, char(kPoison));
+        return engine_view_.data() + (static_cast<const char*>(address) - smem_now_);
+    }
+
+    void show_to_engine(const void* address, u64 bytes) {
+        if (in_smem(address)) memcpy(seen_by_engine(address), address, bytes);
+    }
 
     u32 lanes_of_warp(u32 warp) const {
         const u32 rest = job_->block_threads - warp * kWarpSize;
@@ -259,8 +404,13 @@ private:
             t.state = State::fresh;
             t.open_group = 0;
             t.copies.clear();
+            t.open_bulk_group = 0;
+            t.stores.clear();
             order_[rank] = &t;
         }
+        smem_now_ = smem;
+        engine_view_.clear();
+        mbarriers_.clear();
         if (launch.seed) {
             // The block decides, not the worker, so that a seed gives the same order every time.
             random_.seed(launch.seed * 0xd1342543de82ef95ull + block);
@@ -275,6 +425,7 @@ private:
         start(*order_[0], main_);
 
         if (problem_.empty()) problem_ = describe_stuck(block_idx);
+        if (problem_.empty()) problem_ = describe_left_behind(block_idx);
         if (!problem_.empty()) stacks_.take_all_back();
         std::string overrun = check_smem(smem, block_idx);
         if (problem_.empty()) problem_ = std::move(overrun);
@@ -350,6 +501,9 @@ private:
         for (;;) {
             Thread* me = self();
             job_->invoke(job_->kernel, job_->args);
+            if (!me->stores.empty())
+                fault("returned before %zu of its bulk stores had read shared memory",
+                      me->stores.size());
             me->state = State::returned;
             Thread* next = ready_.pop();
             if (next && next->state == State::fresh) {
@@ -431,16 +585,19 @@ private:
         const u32 count = job_->block_threads;
         u32 stuck = 0;
         bool in_exchange = false;
+        bool at_mbarrier = false;
         for (u32 i = 0; i < count; ++i) {
             stuck += threads_[i].state != State::returned;
             in_exchange |= threads_[i].state == State::in_exchange;
+            at_mbarrier |= threads_[i].state == State::at_mbarrier;
         }
         if (stuck == 0) return "";
-        std::string report =
-            text("block (%u, %u, %u): divergent %s: %u of %u threads wait for threads that never "
-                 "come",
-                 block.x, block.y, block.z, in_exchange ? "warp exchange" : "barrier", stuck,
-                 count);
+        std::string report = text(
+            "block (%u, %u, %u): %s: %u of %u threads wait for %s that never come", block.x,
+            block.y, block.z,
+            at_mbarrier ? "mbarrier phase without end"
+                        : in_exchange ? "divergent warp exchange" : "divergent barrier",
+            stuck, count, at_mbarrier ? "threads or bytes" : "threads");
         constexpr u32 kMaxLines = 16;
         u32 lines = 0;
         for (u32 first = 0; first < count;) {
@@ -458,9 +615,21 @@ private:
         return report;
     }
 
+    // The copy engine would go on writing into shared memory that another block has by then.
+    std::string describe_left_behind(const Dim3& block) const {
+        for (const Mbarrier& barrier : mbarriers_)
+            if (!barrier.loads.empty())
+                return text("block (%u, %u, %u): returned with bulk loads under way: nobody waits "
+                            "for phase %u of %s",
+                            block.x, block.y, block.z, barrier.phase,
+                            mbarrier_name(barrier.address).c_str());
+        return "";
+    }
+
     static bool same_wait(const Thread& a, const Thread& b) {
         if (a.state != b.state) return false;
         if (a.state == State::at_barrier) return a.barrier_id == b.barrier_id;
+        if (a.state == State::at_mbarrier) return a.mbarrier == b.mbarrier;
         if (a.state != State::in_exchange) return true;
         return a.operation == b.operation && a.mask == b.mask &&
                a.rank / kWarpSize == b.rank / kWarpSize;
@@ -487,6 +656,14 @@ private:
                 return text("wait in %s with mask 0x%08x for lanes %s of warp %u",
                             name_of(t.operation), t.mask, lanes_text(missing).c_str(), warp);
             }
+            case State::at_mbarrier:
+                for (const Mbarrier& barrier : mbarriers_)
+                    if (barrier.address == t.mbarrier)
+                        return text("wait for phase %u of %s: %u of %u arrivals, %llu of %llu "
+                                    "bytes",
+                                    barrier.phase, mbarrier_name(t.mbarrier).c_str(), barrier.arrived,
+                                    barrier.arrivals, barrier.issued, barrier.expected);
+                return "wait at an mbarrier";
             default: return "can run";
         }
     }
@@ -499,6 +676,9 @@ private:
     Thread* order_[kMaxThreadsPerBlock];  // scratch; too large for the stack of a fiber
     Barrier barriers_[kMaxBarriers];
     u32 waiting_[kMaxThreadsPerBlock / kWarpSize];  // lanes in some exchange, by warp
+    std::vector<Mbarrier> mbarriers_;  // of the block, in the order in which they were made
+    char* smem_now_ = nullptr;         // the block's dynamic shared memory
+    std::vector<char> engine_view_;    // as the copy engine sees it; empty until it is asked
     Random random_;
     std::string problem_;
 };

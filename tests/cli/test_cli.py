@@ -1,0 +1,243 @@
+"""The command-line tool, run as a user runs it: a process, its output, its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kgen.report import load_report
+
+TINY = "M=33,N=128,dtype=fp32"
+
+
+def kgen(
+    *arguments: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kgen", *arguments],
+        cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True,
+        timeout=timeout, check=False,
+    )
+
+
+def tune(cwd: Path, *more: str, trials: int = 4) -> subprocess.CompletedProcess[str]:
+    return kgen("tune", "--op", "rmsnorm", "--gpu", "host", "--problem", TINY, "--trials",
+                str(trials), "--no-peers", *more, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tuned")
+    done = tune(folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_help_and_lists(tmp_path: Path) -> None:
+    for arguments in (["--help"], ["ops"], ["gpus"], ["tune", "--help"], ["--version"]):
+        done = kgen(*arguments, cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stdout
+        assert not done.stderr
+    listed = kgen("ops", cwd=tmp_path).stdout
+    assert "rmsnorm" in listed
+    assert "naive" in listed
+    assert "h200" in kgen("gpus", cwd=tmp_path).stdout
+
+
+def test_light_commands_load_no_heavy_package(tmp_path: Path) -> None:
+    """What makes them answer in 0.3 s; a time would not be a test."""
+    script = (
+        "import sys\n"
+        "from kgen.cli.main import main\n"
+        "main(['ops']); main(['gpus'])\n"
+        "heavy = {'torch', 'optuna', 'numpy', 'triton', 'sqlalchemy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_command_prints_help(tmp_path: Path) -> None:
+    done = kgen(cwd=tmp_path)
+    assert done.returncode == 2
+    assert "tune" in done.stdout
+
+
+def test_tune_writes_library_report_and_journal(tuned: Path) -> None:
+    reports = tuned / "generated" / "kgen_ops" / "rmsnorm" / "reports"
+    report = load_report(reports / "host.yaml")
+    (problem,) = report.problems
+    assert problem.trials.count == 4
+    assert problem.chosen.timing.median_us > 0
+    assert problem.accuracy[0].error <= problem.accuracy[0].bound
+    assert (reports / "host.optuna.log").is_file()
+    # Four trials, a certificate per finalist, and one per dtype combination of the safe variant.
+    assert len((reports / "host.trials.jsonl").read_text().splitlines()) > 4
+
+
+def test_report_prints(tuned: Path) -> None:
+    done = kgen("report", "--op", "rmsnorm", cwd=tuned)
+    assert done.returncode == 0
+    assert "M=33,N=128" in done.stdout
+    assert kgen("report", "--gpu", "h200", cwd=tuned).returncode == 2
+
+
+def test_library_works_without_kgen(tuned: Path) -> None:
+    script = (
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in {'kgen', 'jinja2', 'optuna', 'yaml'}:\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        "import torch, kgen_ops\n"
+        "x, w = torch.randn(33, 128), torch.randn(128)\n"
+        "want = torch.nn.functional.rms_norm(x, (128,), w, 1e-6)\n"
+        "torch.testing.assert_close(kgen_ops.rmsnorm(x, w), want)\n"
+        "y = kgen_ops.rmsnorm(x.bfloat16()[:, :77].contiguous(), w[:77].bfloat16())\n"
+        "assert y.shape == (33, 77)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tuned / "generated", capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": "."}, check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_same_command_resumes(tuned: Path) -> None:
+    journal = tuned / "generated" / "kgen_ops" / "rmsnorm" / "reports" / "host.trials.jsonl"
+    before = journal.read_text().splitlines()
+    done = tune(tuned)
+    assert done.returncode == 0, done.stderr
+    assert "trial 4/4" in done.stdout
+    after = journal.read_text().splitlines()
+    assert after[: len(before)] == before
+    searched = [line for line in after[len(before) :] if '"protocol"' not in line]
+    assert searched == [], "known trials were run again"
+
+
+def test_verify_and_record(tuned: Path) -> None:
+    done = kgen("verify", "--op", "rmsnorm", "--gpu", "host", "--problem", TINY, cwd=tuned)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "compute rmsnorm" in done.stdout
+    report = yaml.safe_load(
+        (tuned / "generated/kgen_ops/rmsnorm/reports/host.yaml").read_text()
+    )
+    record = report["problems"][0]["chosen"]["record"]
+    done = kgen("verify", "--op", "rmsnorm", "--gpu", "host", "--record", record, cwd=tuned)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1" in done.stdout
+    done = kgen("verify", "--op", "rmsnorm", "--gpu", "host", "--record", "nope", cwd=tuned)
+    assert done.returncode == 2
+
+
+def test_sigint_keeps_what_was_found(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kgen", "tune", "--op", "rmsnorm", "--gpu", "host", "--problem",
+         TINY, "--trials", "200", "--no-peers"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )
+    journal = tmp_path / "generated/kgen_ops/rmsnorm/reports/host.trials.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if journal.exists() and len(journal.read_text().splitlines()) >= 2:
+            break
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "resumes" in errors
+    assert "Traceback" not in errors
+    assert len(journal.read_text().splitlines()) >= 2
+
+
+MISTAKES = [
+    (["tune", "--op", "rmsnrom"], "did you mean 'rmsnorm'"),
+    (["tune", "--op", "rmsnorm", "--gpu", "h20"], "did you mean 'h200'"),
+    (["tune", "--op", "rmsnorm", "--gpu", "host", "--pass", "backward"], "unknown pass"),
+    (["tune", "--op", "rmsnorm", "--gpu", "host", "--problem", "M=1,K=2,dtype=fp32"],
+     "unknown name 'K'"),
+    (["tune", "--op", "rmsnorm", "--gpu", "host", "--problem", "M=1,N=2,dtype=fp31"],
+     "unknown dtype 'fp31'"),
+    (["tune", "--op", "rmsnorm", "--gpu", "host", "--problem", TINY, "--problem", TINY],
+     "given twice"),
+    (["tune", "--op", "rmsnorm", "--trials", "0"], "not a whole number"),
+    (["tune", "--op", "rmsnorm", "--time", "soon"], "is no duration"),
+    (["tune", "--op", "rmsnorm", "--path", "nowhere"], "is not a folder"),
+    (["tune"], "--op"),
+    (["frobnicate"], "invalid choice"),
+    (["report"], "kgen tune writes them"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "part"), MISTAKES, ids=[" ".join(a) for a, _ in MISTAKES])
+def test_mistakes_are_one_paragraph(tmp_path: Path, arguments: list[str], part: str) -> None:
+    done = kgen(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "generated").exists(), "something was written for a mistake"
+
+
+def test_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": ""}
+    done = kgen("tune", "--op", "rmsnorm", "--gpu", "a100", cwd=tmp_path, env=env)
+    assert done.returncode == 2
+    assert "no NVIDIA A100" in done.stderr
+    assert "--gpu host works" in done.stderr
+
+
+def test_no_compiler(tmp_path: Path) -> None:
+    env = {"CXX": "no-such-compiler"}
+    done = kgen("tune", "--op", "rmsnorm", "--gpu", "host", cwd=tmp_path, env=env)
+    assert done.returncode == 1, done.stderr
+    assert "no-such-compiler" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_permission_to_write(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    done = tune(tmp_path, "--out", "locked/lib")
+    assert done.returncode == 1
+    assert "cannot be made" in done.stderr
+
+
+def test_output_that_cannot_be_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = tune(tmp_path, "--out", "file")
+    assert done.returncode == 1
+    assert "--out DIR" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A file size limit fails writes as a full disk does."""
+    script = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from kgen.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    cache = tmp_path / "cache"
+    warm = tune(tmp_path / "." , "--out", "warm", trials=2)  # compiled modules are in the cache
+    assert warm.returncode == 0, warm.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", script, "tune", "--op", "rmsnorm", "--gpu", "host", "--problem",
+         TINY, "--trials", "2", "--no-peers", "--out", "full"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert not cache.exists()
