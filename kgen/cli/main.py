@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return EXIT_USAGE
+    # The search factors matrices of a few hundred rows. On 16 cores OpenBLAS's threads made a
+    # proposal five times as slow and took the cores that compile. It reads this when numpy loads.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     command = importlib.import_module(f"kgen.cli.{options.command}_command")
     try:
         return int(command.run(options))

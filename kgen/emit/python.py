@@ -24,8 +24,8 @@ from kgen.operators.base import Operator
 
 _LIBRARY_NAMES = frozenset({"explain", "DispatchError", "Explanation", "torch"})
 # Locals and imports of the generated functions, which an argument must not hide.
-_LOCAL_NAMES = frozenset({"call", "device_index", "facts", "file", "launch", "layout", "raw_stream",
-                          "run", "stream", "torch"})
+_LOCAL_NAMES = frozenset({"call", "device_index", "empty_like", "facts", "file", "launch", "layout",
+                          "prepared", "run", "stream", "torch"})
 
 
 def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
@@ -208,9 +208,10 @@ def _pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
             for name in tensors
         ],
         "usual": f"({' and '.join(usual)})" if len(usual) > 1 else usual[0],
-        "allocations": [_allocation(o, passed) for o in passed.outputs],
+        "allocations": [_prepared_allocation(o, passed) for o in passed.outputs],
+        "allocator": "empty_like" if any(_carrier(o, passed) for o in passed.outputs) else "_",
         "fake_body": _fake_body(passed),
-        "run": fold("launch(", ["raw_stream(device_index)", *arguments], ")", 4),
+        "run": fold("launch(", ["stream(device_index)", *arguments], ")", 4),
         "results": ", ".join(o.name for o in passed.outputs),
         "schema": _string(schema),
     }
@@ -253,12 +254,25 @@ def _string(text: str) -> str:
     return "\n    ".join(map(quoted, pieces))
 
 
-def _allocation(output: Tensor, passed: Pass) -> str:
+def _carrier(output: Tensor, passed: Pass) -> str:
+    """The input that an output looks like, or an empty text."""
     for t in passed.inputs:
         same = (t.dims, t.dtype, t.flatten_leading)
         if same == (output.dims, output.dtype, output.flatten_leading):
-            return fold(f"{output.name} = torch.empty_like(",
-                        [t.name, "memory_format=torch.contiguous_format"], ")", 4)
+            return t.name
+    return ""
+
+
+def _prepared_allocation(output: Tensor, passed: Pass) -> str:
+    carrier = _carrier(output, passed)
+    return f"{output.name} = empty_like({carrier})" if carrier else _allocation(output, passed)
+
+
+def _allocation(output: Tensor, passed: Pass) -> str:
+    carrier = _carrier(output, passed)
+    if carrier:
+        return fold(f"{output.name} = torch.empty_like(",
+                    [carrier, "memory_format=torch.contiguous_format"], ")", 4)
     shape = [_extent(output, index, passed) for index in range(len(output.dims))]
     if output.dtype in DTYPES:
         dtype = f"torch.{DTYPES[output.dtype].torch}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +38,7 @@ def compare(
     warmup_ms: float = 5.0,
     seed: int = 0,
     cache: str = "",
-    clock: Clock = time.perf_counter_ns,
+    clock: Clock = time.perf_counter_ns, uncaptured: Collection[str] = (),
 ) -> Comparison:
     """Sample every candidate once per round, in a new random order each round.
 
@@ -54,13 +54,14 @@ def compare(
         seed: Of the orders.
         cache: State of L2 for the protocol's line.
         clock: The host's, in ns; for tests.
+        uncaptured: Names of candidates to be timed without CUDA graphs: memory copies.
     Raises:
         ValueError: If there is nothing to compare.
     """
     if not candidates or rounds < 1:
         raise ValueError(f"nothing to compare: {len(candidates)} candidates, {rounds} rounds")
     samplers = {
-        name: make_sampler(calls, device, warmup_ms, clock=clock)
+        name: make_sampler(calls, device, warmup_ms, clock=clock, capture=name not in uncaptured)
         for name, calls in candidates.items()
     }
     samples: dict[str, list[float]] = {name: [] for name in candidates}

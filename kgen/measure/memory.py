@@ -62,7 +62,7 @@ def copy_bandwidth(device: torch.device, copy_bytes: int | None = None) -> float
     # Noise, not zeros: some memories compress.
     source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device=device)
     target = torch.empty_like(source)
-    sampler = make_sampler([lambda: target.copy_(source)], device)
+    sampler = make_sampler([lambda: target.copy_(source)], device, capture=False)
     with on(device):
         medians = [statistics.median(sampler.take(7)) for _ in range(3)]
     return 2 * words * 4 / min(medians) / 1e3

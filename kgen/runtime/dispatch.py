@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from .arguments import TORCH_DTYPES, Bound, Signature, bind, check_tensors, complete_dtypes
-from .rows import Call, Gpu, Row, Run, SafeRow
-from .streams import current_device, raw_stream
+from .rows import Call, Gpu, Prepared, Row, Run, SafeRow
+from .streams import current_device, raw_stream, stream_getter
 
 if TYPE_CHECKING:
     from .device import KernelFile
@@ -98,14 +98,14 @@ class Pass:
         package: Package of the operator: `kgen_ops.rmsnorm`.
         name: `forward` or `backward`.
         signature: What it takes and returns.
-        prepared: Lookup key of the generated function -> launch.
+        prepared: Lookup key of the generated function -> what a call needs.
     """
 
     def __init__(self, package: str, name: str, signature: Signature) -> None:
         self.package = package
         self.name = name
         self.signature = signature
-        self.prepared: dict[Any, Run] = {}
+        self.prepared: dict[Any, Prepared] = {}
         self._tables: dict[tuple[str, int | None], _Table] = {}
         self._files: dict[tuple[str, str, int | None], KernelFile] = {}
         self._lock = threading.RLock()
@@ -135,7 +135,13 @@ class Pass:
         if key is not None:
             if len(self.prepared) >= MAX_PREPARED:
                 self.prepared.clear()
-            self.prepared[key] = run
+            # Telling empty_like the format costs it 0.2 us; contiguous inputs need not.
+            plain = all(tensor.is_contiguous() for tensor in tensors)
+            self.prepared[key] = Prepared(
+                run,
+                stream_getter(tensors[0].get_device()),
+                torch.empty_like if plain else _contiguous_like,
+            )
         pointers = (tensor.data_ptr() for tensor in (*tensors, *outputs))
         run(raw_stream(tensors[0].get_device()), *pointers, *scalars)
         return _unpacked(outputs)
@@ -310,6 +316,10 @@ class Pass:
 
 def _unpacked(outputs: list[Tensor]) -> Any:
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _contiguous_like(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _on_device(run: Run, device: int) -> Run:

@@ -6,9 +6,25 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .device import KernelFile
 
 Run = Callable[..., None]  # (stream, *input pointers, *output pointers, *scalars)
+
+
+class Prepared(NamedTuple):
+    """What a call with a known layout needs, resolved once.
+
+    Attributes:
+        launch: Launches the kernels.
+        stream: Gives torch's current stream of a device.
+        empty_like: Allocates a contiguous tensor like an input.
+    """
+
+    launch: Run
+    stream: Callable[[int], int]
+    empty_like: Callable[[Tensor], Tensor]
 
 
 class Call:

@@ -13,4 +13,13 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda:
 
 def raw_stream(device: int) -> int:
     """Return torch's current stream on a device as the driver's handle; 0 for the CPU (-1)."""
-    return _raw_stream(device) if _raw_stream is not None and device >= 0 else 0
+    return stream_getter(device)(device)
+
+
+def stream_getter(device: int) -> Callable[[int], int]:
+    """Return what `raw_stream` calls for this device, so that a prepared launch need not ask."""
+    return _raw_stream if _raw_stream is not None and device >= 0 else _no_stream
+
+
+def _no_stream(device: int) -> int:
+    return 0

@@ -63,9 +63,6 @@ def open_study(
     Raises:
         ValueError: If the feasible set is empty.
     """
-    # The surrogate factors matrices of a few hundred rows. On 16 cores OpenBLAS's threads made a
-    # proposal five times as slow, and took the cores that compile. (No effect once numpy is in.)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend

@@ -39,7 +39,9 @@ def test_cross_compiles_without_spills(operator: str, gpu_name: str) -> None:
             compiled += 1
             if compiled == CONFIGS:
                 break
-        assert compiled, f"{variant.name} is feasible for no default problem on {gpu_name}"
+        # A variant may need hardware that only newer GPUs have; none may be dead on an H200.
+        assert compiled or gpu_name != "h200", f"{variant.name}: no default problem allows it"
+    assert requests
     compiler = open_compiler("nvrtc", [include_dir()])
     for request, built in zip(requests, compiler.build(requests), strict=True):
         assert isinstance(built, Artifact), f"{request.rendered.name}: {built}"

@@ -85,8 +85,8 @@ def test_guards_decide_at_the_call(kgen_ops: ModuleType, forward: Any) -> None:
         before = set(forward.prepared)
         check(kgen_ops, x, w)
         (key,) = set(forward.prepared) - before
-        call = forward.prepared[key]
-        assert call.__qualname__.startswith("any_row")
+        launch = forward.prepared[key].launch
+        assert launch.__qualname__.startswith("any_row")
     check(kgen_ops, storage[:128].view(8, 16), w)
 
 

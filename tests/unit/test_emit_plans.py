@@ -23,6 +23,7 @@ from kgen.model.expr import parse_expr
 from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
 from kgen.model.space import LaunchSpec, Rule, Variant, WorkspaceSpec
 from kgen.operators.base import Cost, Operator
+from kgen.runtime.rows import Prepared
 
 SIGNATURE = Signature(
     dims=(Dim("M", "rows"), Dim("N", "columns")),
@@ -182,7 +183,9 @@ def test_two_outputs(import_module: Import) -> None:
     seen = []
     x_ptr = x.data_ptr()
     key = (x.shape, x.stride(), x.dtype, -1, x_ptr & 31)
-    module.FORWARD.prepared[key] = lambda *args: seen.append(args)
+    module.FORWARD.prepared[key] = Prepared(
+        lambda *args: seen.append(args), lambda device: 0, torch.empty_like
+    )
     y, scale = module.twofold(x, 0.25)
     assert scale.shape == (2, 3)
     assert seen == [(0, x_ptr, y.data_ptr(), scale.data_ptr(), 0.25)]

@@ -16,19 +16,19 @@
 //         bulk_wait_read<0>();                         // the tile may be overwritten, or given up
 //     }
 //
-// An mbarrier goes through phases; a phase ends when its arrivals and all expected bytes are in, and
-// mbarrier_wait names the parity of the phase it waits for: 0 for the first, then 1, 0, 1, ...
+// An mbarrier goes through phases; a phase ends when its arrivals and all expected bytes are in,
+// and mbarrier_wait names the parity of the phase it waits for: 0 for the first, then 1, 0, 1, ...
 //
 // Addresses and sizes are multiples of 16 bytes. The copy engine sees shared memory through a proxy
 // of its own, the async proxy: what ordinary stores wrote, it sees only after fence_proxy_async and
 // a barrier. Ordinary reads that precede a barrier need no fence to be safe from a later bulk load.
 //
-// On the host a load fills its target with NaN when issued and lands when its phase is waited for; a
-// store reads shared memory when it is waited for. The host reports: bytes that do not add up to what
-// was expected, a phase that never ends, shared memory stored without a fence or changed before the
-// store had read it, and copies still on the way when their threads return. Its async proxy sees all
-// of the block's writes at any thread's fence: a fence missing in SOME of the writing threads can
-// pass.
+// On the host a load fills its target with NaN when issued and lands when its phase is waited for;
+// a store reads shared memory when it is waited for. The host reports: bytes that do not add up to
+// what was expected, a phase that never ends, shared memory stored without a fence or changed
+// before the store had read it, and copies still on the way when their threads return. Its async
+// proxy sees all of the block's writes at any thread's fence: a fence missing in SOME of the
+// writing threads can pass.
 #pragma once
 
 #include "core.cuh"
@@ -42,7 +42,8 @@ struct alignas(8) Mbarrier {
 
 // normal        L2 decides
 // evict_first   used once: leaves L2 before anything else
-enum class BulkCache { normal, evict_first };
+// evict_last    leaves L2 after everything else
+enum class BulkCache { normal, evict_first, evict_last };
 
 // All functions are templates for one reason: the assertion then fails where one is used, not where
 // this header is included.
@@ -58,9 +59,14 @@ KGEN_DEVICE u32 shared_address(const void* shared) {
 }
 
 // Not volatile: the compiler may make the policy once, outside of loops.
-KGEN_DEVICE u64 policy_evict_first() {
+template <BulkCache C>
+KGEN_DEVICE u64 policy_of() {
     u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    if constexpr (C == BulkCache::evict_first) {
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    } else {
+        asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    }
     return policy;
 }
 
@@ -151,12 +157,12 @@ KGEN_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, Mbarrier
     host::bulk_load(shared, global, bytes, &barrier);
 #elif KGEN_ARCH >= 900
     // .shared::cluster: a block's own shared memory is part of its cluster's, even without one.
-    if constexpr (C == BulkCache::evict_first) {
+    if constexpr (C != BulkCache::normal) {
         asm volatile(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
             " [%0], [%1], %2, [%3], %4;" ::"r"(detail::shared_address(shared)),
             "l"(__cvta_generic_to_global(global)), "r"(bytes),
-            "r"(detail::shared_address(&barrier)), "l"(detail::policy_evict_first())
+            "r"(detail::shared_address(&barrier)), "l"(detail::policy_of<C>())
             : "memory");
     } else {
         asm volatile(
@@ -176,11 +182,11 @@ KGEN_DEVICE void bulk_store(void* global, const void* shared, u32 bytes) {
 #if KGEN_HOST
     host::bulk_store(global, shared, bytes);
 #elif KGEN_ARCH >= 900
-    if constexpr (C == BulkCache::evict_first) {
+    if constexpr (C != BulkCache::normal) {
         asm volatile(
             "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
                 __cvta_generic_to_global(global)),
-            "r"(detail::shared_address(shared)), "r"(bytes), "l"(detail::policy_evict_first())
+            "r"(detail::shared_address(shared)), "r"(bytes), "l"(detail::policy_of<C>())
             : "memory");
     } else {
         asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
@@ -202,8 +208,8 @@ KGEN_DEVICE void bulk_commit() {
 #endif
 }
 
-// Wait until at most `Pending` of this thread's groups have still to READ shared memory. A block must
-// not end before its stores have read theirs.
+// Wait until at most `Pending` of this thread's groups have still to READ shared memory. A block
+// must not end before its stores have read theirs.
 template <int Pending, int Arch = KGEN_ARCH>
 KGEN_DEVICE void bulk_wait_read() {
     KGEN_NEEDS_BULK(Arch);
@@ -215,8 +221,8 @@ KGEN_DEVICE void bulk_wait_read() {
 #endif
 }
 
-// Wait until at most `Pending` of this thread's groups are under way; the others have been WRITTEN, as
-// far as this thread can see. Needed only by a kernel that reads what it stored.
+// Wait until at most `Pending` of this thread's groups are under way; the others have been WRITTEN,
+// as far as this thread can see. Needed only by a kernel that reads what it stored.
 template <int Pending, int Arch = KGEN_ARCH>
 KGEN_DEVICE void bulk_wait() {
     KGEN_NEEDS_BULK(Arch);

@@ -23,19 +23,30 @@ struct alignas(sizeof(T) * N) Vec {
 //        prefetch_256   normal, and L2 fetches 256 bytes at a time     (ld.global.L2::256B)
 //        streaming      read once: evicted first                       (ld.global.cs)
 //        read_only      non-coherent path; lets the compiler hoist     (ld.global.nc)
-//        evict_first    no_l1, and L2 gives its lines up first: what is written stays there longer
-//                       and leaves in larger bursts                    (.L2::cache_hint; sm_80+)
+//        evict_first    read for the last time: L1 and L2 give its lines up first, so that what is
+//                       written stays in L2 longer                     (.L2::cache_hint; sm_80+)
+//        evict_last     read again soon: L1 and L2 keep its lines       (.L2::cache_hint; sm_80+)
 //        no_l1          read_only, and L1 keeps no copy: for a stream that would push out data
 //                       that is read again                             (.nc.L1::no_allocate)
 // store  normal         write back
 //        streaming      not read again soon: evicted first             (st.global.cs)
-//        evict_first    no_l1, and the first to leave L2               (.L2::cache_hint; sm_80+)
+//        evict_first    no_l1, and the first to leave L2                (.L2::cache_hint; sm_80+)
+//        evict_last     no_l1, and the last to leave L2                 (.L2::cache_hint; sm_80+)
 //        no_l1          as streaming, without a copy in L1             (st.global.L1::no_allocate)
 //        write_through  through L2 to memory, for readers outside the GPU  (st.global.wt)
 //
-// read_only, no_l1 and evict_first loads need memory that NO thread of the kernel writes: the non-coherent path
+// read_only and no_l1 loads need memory that NO thread of the kernel writes: the non-coherent path
 // may return old data, and the compiler may move the load over a store or a barrier.
-enum class Cache { normal, prefetch_256, streaming, read_only, no_l1, evict_first, write_through };
+enum class Cache {
+    normal,
+    prefetch_256,
+    streaming,
+    read_only,
+    no_l1,
+    evict_first,
+    evict_last,
+    write_through
+};
 
 namespace detail {
 
@@ -43,8 +54,8 @@ namespace detail {
 
 // An access with an L2 policy is three instructions in a scope of their own; the compiler makes the
 // policy once per kernel.
-#define KGEN_EVICT_FIRST                                                                          \
-    "{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0; "
+#define KGEN_POLICY(priority)                                                                     \
+    "{ .reg .b64 policy; createpolicy.fractional.L2::" priority ".b64 policy, 1.0; "
 
 // One load, per size. The non-coherent ones read constant data, so they are not volatile and may be
 // merged and moved; the others are ordered by the memory clobber.
@@ -89,14 +100,16 @@ namespace detail {
 #define KGEN_CLOBBER
 KGEN_DEFINE_LOAD(LoadReadOnly, "", "ld.global.nc", ";");
 KGEN_DEFINE_LOAD(LoadNoL1, "", "ld.global.nc.L1::no_allocate", ";");
-#if KGEN_ARCH >= 800
-KGEN_DEFINE_LOAD(LoadEvictFirst, KGEN_EVICT_FIRST, "ld.global.nc.L1::no_allocate.L2::cache_hint",
-                 ", policy; }");
-#endif
 #undef KGEN_CLOBBER
 #define KGEN_CLOBBER : "memory"
 KGEN_DEFINE_LOAD(LoadStreaming, "", "ld.global.cs", ";", volatile);
 KGEN_DEFINE_LOAD(LoadPrefetch256, "", "ld.global.L2::256B", ";", volatile);
+#if KGEN_ARCH >= 800
+KGEN_DEFINE_LOAD(LoadEvictFirst, KGEN_POLICY("evict_first"),
+                 "ld.global.L1::evict_first.L2::cache_hint", ", policy; }", volatile);
+KGEN_DEFINE_LOAD(LoadEvictLast, KGEN_POLICY("evict_last"),
+                 "ld.global.L1::evict_last.L2::cache_hint", ", policy; }", volatile);
+#endif
 #undef KGEN_CLOBBER
 #undef KGEN_DEFINE_LOAD
 
@@ -141,10 +154,12 @@ KGEN_DEFINE_STORE(StoreStreaming, "", "st.global.cs", ";");
 KGEN_DEFINE_STORE(StoreNoL1, "", "st.global.L1::no_allocate", ";");
 KGEN_DEFINE_STORE(StoreWriteThrough, "", "st.global.wt", ";");
 #if KGEN_ARCH >= 800
-KGEN_DEFINE_STORE(StoreEvictFirst, KGEN_EVICT_FIRST, "st.global.L1::no_allocate.L2::cache_hint",
-                  ", policy; }");
+KGEN_DEFINE_STORE(StoreEvictFirst, KGEN_POLICY("evict_first"),
+                  "st.global.L1::no_allocate.L2::cache_hint", ", policy; }");
+KGEN_DEFINE_STORE(StoreEvictLast, KGEN_POLICY("evict_last"),
+                  "st.global.L1::no_allocate.L2::cache_hint", ", policy; }");
 #endif
-#undef KGEN_EVICT_FIRST
+#undef KGEN_POLICY
 #undef KGEN_DEFINE_STORE
 
 template <template <int> class Operation, class V>
@@ -186,8 +201,10 @@ KGEN_DEVICE Vec<T, N> load(const Vec<T, N>* source) {
 #if KGEN_ARCH >= 800
     } else if constexpr (C == Cache::evict_first) {
         return detail::load_with<detail::LoadEvictFirst>(source);
+    } else if constexpr (C == Cache::evict_last) {
+        return detail::load_with<detail::LoadEvictLast>(source);
 #endif
-    } else if constexpr (C == Cache::no_l1 || C == Cache::evict_first) {
+    } else if constexpr (C == Cache::no_l1) {
         return detail::load_with<detail::LoadNoL1>(source);
     } else {
         return *source;
@@ -208,8 +225,10 @@ KGEN_DEVICE void store(Vec<T, N>* target, const Vec<T, N>& value) {
 #if KGEN_ARCH >= 800
     } else if constexpr (C == Cache::evict_first) {
         detail::store_with<detail::StoreEvictFirst>(target, value);
+    } else if constexpr (C == Cache::evict_last) {
+        detail::store_with<detail::StoreEvictLast>(target, value);
 #endif
-    } else if constexpr (C == Cache::no_l1 || C == Cache::evict_first) {
+    } else if constexpr (C == Cache::no_l1) {
         detail::store_with<detail::StoreNoL1>(target, value);
     } else if constexpr (C == Cache::write_through) {
         detail::store_with<detail::StoreWriteThrough>(target, value);

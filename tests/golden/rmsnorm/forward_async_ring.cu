@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/rmsnorm/forward_async_ring.cu.jinja
-// config: async_ring(lanes_per_row=64, groups_per_block=1, vec=8, stages=2, resident_weight=false, min_blocks=4, store_cache=streaming)
+// config: async_ring(lanes_per_row=64, groups_per_block=1, vec=8, stages=2, resident_weight=false, min_blocks=4, store_cache=normal)
 // problem: N=4096, dtype=bf16, w_dtype=bf16
 // RMSNorm forward, persistent blocks fed by asynchronous copies: each group of threads keeps a ring
 // of rows on the way to shared memory, so that the bytes in flight cost no registers and a row's
@@ -21,7 +21,7 @@ constexpr int kVec = 8;                      // elements per access
 constexpr int kStages = 2;                // rows of a group in shared memory
 constexpr bool kResidentWeight = false;  // w stays in registers
 constexpr int kMinBlocks = 4;         // blocks per SM: sets the grid as well
-constexpr kgen::Cache kStore = kgen::Cache::streaming;
+constexpr kgen::Cache kStore = kgen::Cache::normal;
 
 constexpr int kThreads = kLanes * kGroups;
 constexpr int kSweep = kLanes * kVec;               // elements a group moves per step
@@ -85,8 +85,10 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
     Vector* ring = kgen::dynamic_smem<Vector>() + threadIdx.x;
     constexpr int kStageVectors = kSteps * kThreads;
 
-    const int first = static_cast<int>(threadIdx.x) % kLanes * kVec;  // own column in step 0
-    const int group = static_cast<int>(threadIdx.x) / kLanes;
+    const int group = kGroups == 1 ? 0 : static_cast<int>(threadIdx.x / kLanes);
+    const int lane = kGroups == 1 ? static_cast<int>(threadIdx.x)
+                                  : static_cast<int>(threadIdx.x % kLanes);
+    const int first = lane * kVec;  // this thread's column in step 0
     const kgen::i64 stride = static_cast<kgen::i64>(gridDim.x) * kGroups;
     kgen::i64 block_row = static_cast<kgen::i64>(blockIdx.x) * kGroups;
 

@@ -1,13 +1,14 @@
 // Rendered by kgen from templates/rmsnorm/forward_ragged_rows.cu.jinja
-// config: ragged_rows(lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, load_cache=no_l1, store_cache=streaming, min_blocks=3)
+// config: ragged_rows(lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, load_cache=normal, store_cache=streaming, min_blocks=5)
 // problem: N=5003, dtype=bf16, w_dtype=bf16
-// RMSNorm forward for rows that start at any element: persistent blocks move the aligned vectors that
-// lie whole inside a row, and a few threads one element more each: what is left at the two ends.
+// RMSNorm forward for rows that start at any element: persistent blocks move the aligned vectors
+// that lie whole inside a row, and a few threads one element more each: what is left at the ends.
 //
 // Where a row starts, counted from an aligned address, repeats every kVec rows. The rows of a group
 // lie a multiple of kVec apart, so that each thread's columns are the same in all of them, and its
 // part of the weight stays in registers.
 #include "kgen/block.cuh"
+#include "kgen/forget.cuh"
 #include "kgen/math.cuh"
 #include "kgen/memory.cuh"
 
@@ -21,8 +22,8 @@ constexpr int kLanes = 128;       // threads that share a row: a group
 constexpr int kGroups = 1;
 constexpr int kVec = 8;                   // elements per access
 constexpr bool kPrefetch = false;        // ask for the next row before finishing this one
-constexpr int kMinBlocks = 3;      // blocks per SM: sets the grid as well
-constexpr kgen::Cache kLoad = kgen::Cache::no_l1;
+constexpr int kMinBlocks = 5;      // blocks per SM: sets the grid as well
+constexpr kgen::Cache kLoad = kgen::Cache::normal;
 constexpr kgen::Cache kStore = kgen::Cache::streaming;
 
 constexpr int kThreads = kLanes * kGroups;
@@ -77,26 +78,6 @@ KGEN_DEVICE void load_row(Row& held, const T* x_row, bool exists, const Columns&
     if (exists && own.edge < kN) held.edge = x_row[own.edge];
 }
 
-// Makes the compiler forget what it knows of `values`: it would otherwise keep unpacked fp32 copies
-// of 16-bit values in registers. `zero` is 0, which only the caller knows.
-template <class Values>
-KGEN_DEVICE void forget(Values& values, kgen::u32 zero) {
-#if KGEN_HOST
-    (void)values, (void)zero;
-#else
-    if constexpr (sizeof(values.data[0]) == 2) {
-        struct Words {
-            kgen::u32 word[sizeof(Values) / 4];
-        };
-        Words words = kgen::bit_cast<Words>(values);
-#pragma unroll
-        for (kgen::u32& word : words.word)
-            asm volatile("prmt.b32 %0, %0, %1, 0x3210;" : "+r"(word) : "r"(zero));
-        values = kgen::bit_cast<Values>(words);
-    }
-#endif
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
@@ -108,10 +89,12 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
     __shared__ typename RowSum::Scratch scratch;
     RowSum row_sum(scratch);
 
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const int group = kGroups == 1 ? 0 : static_cast<int>(threadIdx.x / kLanes);
+    const int lane = kGroups == 1 ? static_cast<int>(threadIdx.x)
+                                  : static_cast<int>(threadIdx.x % kLanes);
     const kgen::i64 stride = static_cast<kgen::i64>(gridDim.x) * kGroups;
     kgen::i64 block_row = static_cast<kgen::i64>(blockIdx.x) * kGroups;
-    kgen::i64 row = block_row + static_cast<int>(threadIdx.x) / kLanes;
+    kgen::i64 row = block_row + group;
     const kgen::u32 zero = static_cast<kgen::u32>(M >> 63);
 
     // 1. The columns of this thread, their weight, and the first row.
@@ -153,8 +136,8 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 if (!inside(step, own)) continue;
-                forget(held.vector[step], zero);
-                forget(weight[step], zero);
+                if constexpr (sizeof(T) == 2) kgen::forget(held.vector[step], zero);
+                if constexpr (sizeof(W) == 2) kgen::forget(weight[step], zero);
                 float values[kVec];
                 kgen::to_floats(held.vector[step], values);
 #pragma unroll

@@ -1,11 +1,12 @@
 // Rendered by kgen from templates/rmsnorm/forward_rows_in_registers.cu.jinja
-// config: rows_in_registers(lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, weight=late, persistent=false, prefetch=false, load_cache=no_l1, store_cache=streaming, min_blocks=6)
+// config: rows_in_registers(lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, weight=early, persistent=false, prefetch=false, load_cache=normal, store_cache=streaming, min_blocks=1)
 // problem: N=4096, dtype=bf16, w_dtype=bf16
 // RMSNorm forward, rows held in registers: a group of threads reads `kRows` rows, all loads first,
 // and writes them scaled. Each row is read once, and `kRows` rows cost one barrier (none up to 32
 // threads per row). Persistent blocks walk over the rows: they can keep the weight, and ask for the
 // next rows before they finish the present ones.
 #include "kgen/block.cuh"
+#include "kgen/forget.cuh"
 #include "kgen/math.cuh"
 #include "kgen/memory.cuh"
 
@@ -24,10 +25,10 @@ constexpr int kRows = 1;         // rows that a group holds at once
 constexpr int kVec = 8;                     // elements per access
 constexpr bool kPersistent = false;
 constexpr bool kPrefetch = false;
-constexpr WeightLoad kWeightLoad = WeightLoad::late;
-constexpr kgen::Cache kLoad = kgen::Cache::no_l1;
+constexpr WeightLoad kWeightLoad = WeightLoad::early;
+constexpr kgen::Cache kLoad = kgen::Cache::normal;
 constexpr kgen::Cache kStore = kgen::Cache::streaming;
-constexpr int kMinBlocks = 6;        // blocks per SM that registers leave room for
+constexpr int kMinBlocks = 1;        // blocks per SM that registers leave room for
 
 constexpr int kThreads = kLanes * kGroups;
 constexpr int kRowsPerBlock = kGroups * kRows;
@@ -59,9 +60,8 @@ KGEN_DEVICE void load_rows(Vector (&held)[kRows][kSteps], const T* x, kgen::i64 
                            kgen::i64 x_stride_M, int first) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-        const kgen::i64 row = row0 + r * kGroups;
-        const T* source = x + row * x_stride_M + first;
-        const bool exists = row < M;
+        const T* source = x + (row0 + r * kGroups) * x_stride_M + first;
+        const bool exists = row0 + r * kGroups < M;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             held[r][step] = Vector{};
@@ -80,27 +80,6 @@ KGEN_DEVICE Weight load_weight(const W* w, int step, int first) {
                 kgen::load_vec<kWeightVec>(w + step * kSweep + first + part * kWeightVec);
     }
     return weight;
-}
-
-// Makes the compiler forget what it knows of `values`. It would otherwise keep the unpacked fp32
-// copies of 16-bit values from the sum to the store (twice the registers), or put off the loads of
-// the weight until the sum is known. `zero` is 0, which only the caller knows.
-template <class Values>
-KGEN_DEVICE void forget(Values& values, kgen::u32 zero) {
-#if KGEN_HOST
-    (void)values, (void)zero;
-#else
-    if constexpr (sizeof(Values) >= 4) {
-        struct Words {
-            kgen::u32 word[sizeof(Values) / 4];
-        };
-        Words words = kgen::bit_cast<Words>(values);
-#pragma unroll
-        for (kgen::u32& word : words.word)
-            asm volatile("prmt.b32 %0, %0, %1, 0x3210;" : "+r"(word) : "r"(zero));
-        values = kgen::bit_cast<Values>(words);
-    }
-#endif
 }
 
 // Four chains, so that the additions of a long row do not wait for each other.
@@ -146,8 +125,10 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
     __shared__ typename RowSums::Scratch scratch;
     RowSums row_sums(scratch);
 
-    const int first = static_cast<int>(threadIdx.x) % kLanes * kVec;  // own column in step 0
-    const int group = static_cast<int>(threadIdx.x) / kLanes;
+    const int group = kGroups == 1 ? 0 : static_cast<int>(threadIdx.x / kLanes);
+    const int lane = kGroups == 1 ? static_cast<int>(threadIdx.x)
+                                  : static_cast<int>(threadIdx.x % kLanes);
+    const int first = lane * kVec;  // this thread's column in step 0
     const kgen::i64 stride = static_cast<kgen::i64>(gridDim.x) * kRowsPerBlock;
     const kgen::u32 zero = static_cast<kgen::u32>(M >> 63);
 
@@ -173,7 +154,7 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) weight[step] = load_weight(w, step, first);
 #pragma unroll
-            for (int step = 0; step < kSteps; ++step) forget(weight[step], zero);
+            for (int step = 0; step < kSteps; ++step) kgen::forget(weight[step], zero);
         }
 
         // 2. Mean squares of all rows, behind one barrier.
@@ -184,21 +165,24 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
 #pragma unroll
         for (int r = 0; r < kRows; ++r) scale[r] = kgen::rsqrt(scale[r] * (1.0f / kN) + eps);
 
-        // 3. Scale and write. A late weight's address depends on the sum, which keeps the loads and
-        // their registers down here.
-        const W* late_w = w + (kgen::bit_cast<kgen::u32>(scale[0]) & zero);
+        // 3. Scale and write. The address of a late weight depends on the sum, or on a result two
+        // steps before: that keeps its loads down here, and few at a time, which saves registers.
+        kgen::u32 earlier[2] = {kgen::bit_cast<kgen::u32>(scale[0]) & zero,
+                                kgen::bit_cast<kgen::u32>(scale[0]) & zero};
+        const kgen::i64 row0 = block_row + group;
+        T* target = y + row0 * kN + first;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             if constexpr (kWeightLoad == WeightLoad::late)
-                weight[step] = load_weight(late_w, step, first);
-            if constexpr (sizeof(W) == 2 && kPersistent) forget(weight[step], zero);
+                weight[step] = load_weight(w + earlier[step % 2], step, first);
+            if constexpr (sizeof(W) == 2 && kPersistent) kgen::forget(weight[step], zero);
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
-                const kgen::i64 row = block_row + group + r * kGroups;
-                if (row >= M || !inside(step, first)) continue;
-                if constexpr (sizeof(T) == 2) forget(held[r][step], zero);
-                kgen::store_vec<kStore>(y + row * kN + first + step * kSweep,
-                                        scaled(held[r][step], weight[step], scale[r]));
+                if (row0 + r * kGroups >= M || !inside(step, first)) continue;
+                if constexpr (sizeof(T) == 2) kgen::forget(held[r][step], zero);
+                const Vector result = scaled(held[r][step], weight[step], scale[r]);
+                kgen::store_vec<kStore>(target + (r * kGroups * kN + step * kSweep), result);
+                earlier[step % 2] = kgen::bit_cast<kgen::u32>(kgen::to_float(result[0])) & zero;
             }
         }
 

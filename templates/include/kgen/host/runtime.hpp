@@ -70,8 +70,8 @@ void copy_wait(u32 pending);
 // Land everything, committed or not.
 void copy_wait_all();
 
-// The copy engine: mbarriers, bulk loads and bulk stores (see bulk.cuh). A load fills its target with
-// 0xFF at once and lands when its phase is waited for; a store reads its source in bulk_wait.
+// The copy engine: mbarriers, bulk loads and bulk stores (see bulk.cuh). A load fills its target
+// with 0xFF at once and lands when its phase is waited for; a store reads its source in bulk_wait.
 void mbarrier_init(void* barrier, u32 arrivals);
 void mbarrier_arrive(void* barrier, u32 expected_bytes);
 void mbarrier_wait(void* barrier, u32 parity);

@@ -77,8 +77,8 @@ struct Barrier {
     Thread* last;
 };
 
-// The present phase of an mbarrier. A phase that has brought bytes ends only when somebody waits for
-// it, as late as any GPU might end it.
+// The present phase of an mbarrier. A phase that has brought bytes ends only when somebody waits
+// for it, as late as any GPU might end it.
 struct Mbarrier {
     const void* address;
     u32 arrivals;  // that a phase takes

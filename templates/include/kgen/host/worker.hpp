@@ -345,8 +345,9 @@ private:
         barrier.waiting.clear();
     }
 
-    // What the copy engine sees of dynamic shared memory: a second copy of it, which ordinary writes
-    // reach at a fence. (A fence covers its own thread's writes only; here, the whole block's.)
+    // What the copy engine sees of dynamic shared memory: a second copy of it, which ordinary
+    // writes reach at a fence. (A fence covers its own thread's writes only; here, the whole
+    // block's.)
     bool in_smem(const void* address) const {
         const char* p = static_cast<const char*>(address);
         return p >= smem_now_ && p < smem_now_ + job_->launch->smem_bytes;
@@ -661,8 +662,9 @@ private:
                     if (barrier.address == t.mbarrier)
                         return text("wait for phase %u of %s: %u of %u arrivals, %llu of %llu "
                                     "bytes",
-                                    barrier.phase, mbarrier_name(t.mbarrier).c_str(), barrier.arrived,
-                                    barrier.arrivals, barrier.issued, barrier.expected);
+                                    barrier.phase, mbarrier_name(t.mbarrier).c_str(),
+                                    barrier.arrived, barrier.arrivals, barrier.issued,
+                                    barrier.expected);
                 return "wait at an mbarrier";
             default: return "can run";
         }

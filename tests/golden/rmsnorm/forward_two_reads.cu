@@ -1,8 +1,9 @@
-// Rendered by kgen from templates/rmsnorm/forward_long_rows.cu.jinja
-// config: long_rows(threads=1024, vec=8, unroll=4, store_cache=streaming)
-// problem: dtype=bf16, w_dtype=bf16
-// RMSNorm forward, a block per row, for rows too long to be held: two reads, `kUnroll` vectors in
-// flight per thread. The second read walks backwards, from what L1 and L2 saw last.
+// Rendered by kgen from templates/rmsnorm/forward_two_reads.cu.jinja
+// config: two_reads(threads=128, vec=8, unroll=1, backward=true, load_cache=normal, reread_cache=normal, store_cache=normal)
+// problem: N=4096, dtype=bf16, w_dtype=bf16
+// RMSNorm forward, a block per row and two wide reads, `kUnroll` vectors in flight per thread: few
+// registers, so that many blocks are resident, and a row of any length. The caches serve the second
+// read, from the end backwards (what they saw last) or in the order of the first.
 #include "kgen/block.cuh"
 #include "kgen/math.cuh"
 #include "kgen/memory.cuh"
@@ -12,10 +13,14 @@ namespace {
 using T = kgen::bf16;
 using W = kgen::bf16;
 
-constexpr int kThreads = 1024;
+constexpr int kN = 4096;
+constexpr int kThreads = 128;
 constexpr int kVec = 8;                     // elements per access
-constexpr int kUnroll = 4;               // loads in flight per thread
-constexpr kgen::Cache kStore = kgen::Cache::streaming;
+constexpr int kUnroll = 1;               // loads in flight per thread
+constexpr bool kBackward = true;          // direction of the second read
+constexpr kgen::Cache kLoad = kgen::Cache::normal;
+constexpr kgen::Cache kReread = kgen::Cache::normal;
+constexpr kgen::Cache kStore = kgen::Cache::normal;
 
 constexpr int kWeightBytes = kVec * static_cast<int>(sizeof(W));
 constexpr int kWeightParts = kWeightBytes > 16 ? kWeightBytes / 16 : 1;  // accesses per vector
@@ -25,7 +30,14 @@ static_assert(kVec * sizeof(T) <= 16, "one access moves at most 16 bytes");
 static_assert(kgen::is_power_of_two(kThreads) && kThreads >= 32 && kThreads <= 1024,
               "a block is 32 to 1024 threads, a power of two");
 
+// A tile is kUnroll vectors of every thread; the last one may be cut short.
+constexpr int kTile = kUnroll * kThreads * kVec;
+constexpr int kTiles = (kN + kTile - 1) / kTile;
+
 using Vector = kgen::Vec<T, kVec>;
+
+// Whether vector `u` of this thread's part of a tile lies in the row; known but for the last tile.
+KGEN_DEVICE bool inside(int column) { return kN % kTile == 0 || column < kN; }
 
 }  // namespace
 
@@ -33,28 +45,24 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
                 const W* __restrict__ w,  // [N]
                 T* __restrict__ y,        // [M, N]
-                kgen::i64 M, kgen::i64 N, kgen::i64 x_stride_M, float eps) {
+                kgen::i64 x_stride_M, float eps) {
     using RowSum = kgen::GroupSum<kThreads, 1>;
     __shared__ typename RowSum::Scratch scratch;
     RowSum row_sum(scratch);
 
     const kgen::i64 row = blockIdx.x;
     const T* x_row = x + row * x_stride_M;
-    T* y_row = y + row * N;
-
-    // A tile is kUnroll vectors of every thread; the last one may be cut short.
-    constexpr int kTile = kUnroll * kThreads * kVec;
-    const kgen::i64 tiles = kgen::ceil_div(N, static_cast<kgen::i64>(kTile));
+    T* y_row = y + row * kN;
     const int first = static_cast<int>(threadIdx.x) * kVec;
 
     // 1. Sum of squares; one chain per vector in flight.
     float sum[kUnroll] = {};
-    for (kgen::i64 tile = 0; tile < tiles; ++tile) {
+    for (int tile = 0; tile < kTiles; ++tile) {
         Vector held[kUnroll];
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-            const kgen::i64 column = tile * kTile + u * (kThreads * kVec) + first;
-            held[u] = column < N ? kgen::load_vec<kVec>(x_row + column) : Vector{};
+            const int column = tile * kTile + u * (kThreads * kVec) + first;
+            held[u] = inside(column) ? kgen::load_vec<kVec, kLoad>(x_row + column) : Vector{};
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
@@ -67,26 +75,28 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
     float squares = 0.0f;
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) squares += sum[u];
-    const float scale = kgen::rsqrt(row_sum(squares) / static_cast<float>(N) + eps);
+    const float scale = kgen::rsqrt(row_sum(squares) * (1.0f / kN) + eps);
 
-    // 2. Read again from the end, scale, write.
-    for (kgen::i64 tile = tiles - 1; tile >= 0; --tile) {
+    // 2. Read again, scale, write.
+    for (int step = 0; step < kTiles; ++step) {
+        const int tile = kBackward ? kTiles - 1 - step : step;
         Vector held[kUnroll];
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-            const kgen::i64 column = tile * kTile + u * (kThreads * kVec) + first;
-            held[u] = column < N ? kgen::load_vec<kVec>(x_row + column) : Vector{};
+            const int column = tile * kTile + u * (kThreads * kVec) + first;
+            held[u] = inside(column) ? kgen::load_vec<kVec, kReread>(x_row + column) : Vector{};
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-            const kgen::i64 column = tile * kTile + u * (kThreads * kVec) + first;
-            if (column >= N) continue;
+            const int column = tile * kTile + u * (kThreads * kVec) + first;
+            if (!inside(column)) continue;
             float values[kVec];
             kgen::to_floats(held[u], values);
 #pragma unroll
             for (int part = 0; part < kWeightParts; ++part) {
                 float factors[kWeightVec];
-                kgen::to_floats(kgen::load_vec<kWeightVec>(w + column + part * kWeightVec), factors);
+                kgen::to_floats(kgen::load_vec<kWeightVec>(w + (column + part * kWeightVec)),
+                                factors);
 #pragma unroll
                 for (int i = 0; i < kWeightVec; ++i) {
                     float& value = values[part * kWeightVec + i];
