@@ -23,7 +23,9 @@ import kgen_ops
 import torch
 import yaml
 
-from kgen.measure import clocks, compare, copy_bandwidth, sets_needed
+from kgen.measure.clocks import clocks
+from kgen.measure.compare import compare
+from kgen.measure.memory import copy_bandwidth, sets_needed
 from kgen.model.problem import Problem, parse_problem
 from kgen.operators.rmsnorm import EPS, OPERATOR
 

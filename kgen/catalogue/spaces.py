@@ -30,7 +30,8 @@ def load_space(path: Path, operator: str, signature: Signature, shown_as: str = 
     known = [p.name for p in signature.passes]
     for pass_name, pass_tree in entries["passes"].mapping().items():
         if pass_name not in known:
-            raise pass_tree.fail_at_key(f"unknown pass '{pass_name}'\n  {suggest(pass_name, known)}")
+            hint = suggest(pass_name, known)
+            raise pass_tree.fail_at_key(f"unknown pass '{pass_name}'\n  {hint}")
         reader = _PassReader(signature, signature.pass_named(pass_name))
         found = [reader.variant(n, t) for n, t in pass_tree.mapping().items()]
         safe = [v for v in found if v.safe is not None]

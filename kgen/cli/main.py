@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--trials",
         type=_positive,
         metavar="N",
-        help="trials per problem, at most (default: 200; 40 on the host)",
+        help="trials per problem, at most (default: 160; 24 on the host)",
     )
     tune.add_argument(
         "--time",

@@ -66,6 +66,7 @@ class CudaModule(Module):
         """Load the cubin; see `CudaDevice.load`."""
         super().__init__(artifact)
         self._device = device
+        self._launchers: dict[tuple[str, str, tuple[int, int, int], int], Launcher] = {}
         try:
             self._module = cuda.Module(read_file(artifact.path), device.ordinal, artifact.path)
         except (CudaError, OSError) as error:
@@ -116,13 +117,16 @@ class CudaModule(Module):
         values = resolve(launch, tensors, numbers, self._device.torch_device)
         codes = ["p" if isinstance(v, torch.Tensor) else "q" if isinstance(v, int) else "f"
                  for v in values]
-        try:
-            function = self._module.function(launch.kernel)
-            _check_parameters(launch, codes, function.parameter_bytes())
-            function.allow_smem(launch.smem_bytes)
-            launcher = make_launcher(function, "".join(codes), launch.block, launch.smem_bytes)
-        except (CudaError, ValueError) as error:
-            raise LaunchError(f"{error}\n  {describe(launch)}") from None
+        key = (launch.kernel, "".join(codes), launch.block, launch.smem_bytes)
+        if key not in self._launchers:  # one serves the many buffer sets of a measurement
+            try:
+                function = self._module.function(launch.kernel)
+                _check_parameters(launch, codes, function.parameter_bytes())
+                function.allow_smem(launch.smem_bytes)
+                self._launchers[key] = make_launcher(function, *key[1:])
+            except (CudaError, ValueError) as error:
+                raise LaunchError(f"{error}\n  {describe(launch)}") from None
+        launcher = self._launchers[key]
         arguments = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values]
         return launcher, (*launch.grid, *arguments)
 

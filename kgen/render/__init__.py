@@ -1,5 +1,5 @@
 """Templates to CUDA text."""
 
-from kgen.render.render import Renderer, free_names
+from kgen.render.render import Renderer, check_template, free_names
 
-__all__ = ["Renderer", "free_names"]
+__all__ = ["Renderer", "check_template", "free_names"]

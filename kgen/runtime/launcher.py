@@ -7,12 +7,15 @@ time on top of the driver's own), else a Python one with the same behaviour, whi
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
+import importlib.util
 import shutil
 import struct
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from ctypes import c_void_p
 from pathlib import Path
@@ -76,8 +79,12 @@ def make_launcher(
     return PythonLauncher(function.handle, format, block, smem, function.name, function.context)
 
 
+@functools.cache
 def compiled_launcher() -> Callable[..., Any] | None:
-    """Return the type `Launcher` of the C extension, or None where it was not built."""
+    """Return the type `Launcher` of the C extension, or None where it was not built.
+
+    Looked for once: a failing import takes longer than a launch.
+    """
     try:
         module = importlib.import_module("._launch", __package__)
     except ImportError:
@@ -239,6 +246,35 @@ def _packs(char: str, value: Any) -> bool:
         struct.pack("<" + char, value)
     except (struct.error, OverflowError, TypeError):
         return False
+    return True
+
+
+def provide_extension(folder: str | Path) -> bool:
+    """Have `make_launcher` use the C extension, built in `folder` if it is nowhere yet.
+
+    For a process that launches a great deal from an installation that has none built in.
+
+    Returns:
+        Whether there is one now; without a C compiler the Python launcher goes on serving.
+    """
+    if compiled_launcher() is not None:
+        return True
+    path = Path(folder) / f"_launch{sysconfig.get_config_var('EXT_SUFFIX')}"
+    try:
+        if not path.is_file():
+            # Built aside and renamed: two processes may start at once.
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                build_extension(scratch).replace(path)
+        name = f"{__package__}._launch"
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            return False
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (ImportError, OSError, RuntimeError):
+        return False
+    sys.modules[name] = module
+    compiled_launcher.cache_clear()
     return True
 
 

@@ -10,6 +10,7 @@ from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.operators.base import Operator
+from kgen.render import check_template
 from kgen.search.feasible import Feasible, enumerate_feasible
 from kgen.tune.finals import play_finals
 from kgen.tune.request import ProblemResult, Progress, TuneRequest, TuneResult
@@ -32,6 +33,8 @@ def tune(request: TuneRequest) -> TuneResult:
     entry = request.entry
     pass_ = entry.operator.signature.pass_named(request.pass_name)
     variants = entry.space.of_pass(request.pass_name)
+    for variant in variants:
+        check_template(entry.templates / variant.template, variant, entry.operator.signature)
     # All spaces are enumerated first: an empty one is the user's to mend, before any work.
     spaces = [enumerate_feasible(variants, pass_, p, request.gpu) for p in request.problems]
     if not request.journal.exists():

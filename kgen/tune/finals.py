@@ -14,9 +14,10 @@ from kgen.tune.request import Finalist
 from kgen.tune.search_loop import Books
 from kgen.worker import Finals, FinalsOutcome, Session, TrialOutcome
 
-FINALISTS = 6
+FINALISTS = 5
 # Search times carry a few per cent of noise; beyond this no finalist can still be the best.
 FIELD_WIDTH = 1.15
+MAX_REASON_LINES = 16
 
 
 def play_finals(
@@ -42,7 +43,8 @@ def play_finals(
         raise TuneError(
             f"{session.entry.operator.name} {session.pass_name} {problem} on "
             f"{session.gpu.name}: no config was verified\n"
-            + "\n".join(f"  {count} x {reason}" for reason, count in books.reasons.most_common(5))
+            + "\n".join(f"  {count} x {text}" for text, count in books.reasons.most_common(5))
+            + _whole_reason(books)
             + f"\n  trials: {session.journal.path}"
         )
     candidates = tuple(session.candidate(c, a) for c, a, _, _ in certified)
@@ -75,6 +77,17 @@ def play_finals(
     winner = finalists[order[0]]
     runner_up = finalists[order[1]] if len(order) > 1 else None
     return winner, runner_up, outcome
+
+
+def _whole_reason(books: Books) -> str:
+    """The commonest refusal in full: the compiler's message with the source's path, say."""
+    if not books.reasons:
+        return ""
+    headline = books.reasons.most_common(1)[0][0]
+    lines = books.examples[headline].splitlines()
+    if len(lines) > MAX_REASON_LINES:
+        lines = [*lines[: MAX_REASON_LINES - 2], "...", lines[-1]]
+    return "\n  for instance:\n" + "\n".join(f"    {line}" for line in lines)
 
 
 def _certify(

@@ -41,6 +41,7 @@ class Books:
     occupancy: dict[Config, float | None] = field(default_factory=dict)
     fates: Counter[Fate] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)  # headline -> one whole reason
     compile_s: float = 0.0
     new_trials: int = 0
 
@@ -49,7 +50,9 @@ class Books:
         self.records[record.config] = record
         self.fates[record.fate] += 1
         if record.reason:
-            self.reasons[f"{record.fate}: {record.reason.splitlines()[0]}"] += 1
+            headline = f"{record.fate}: {_headline(record.reason)}"
+            self.reasons[headline] += 1
+            self.examples.setdefault(headline, record.reason)
 
     def ranking(self) -> list[Record]:
         """Verified records, fastest first; ties by config for a stable order."""
@@ -65,6 +68,12 @@ class Books:
         """Best time so far."""
         ranking = self.ranking()
         return ranking[0].timing.median_us if ranking and ranking[0].timing else None
+
+
+def _headline(reason: str) -> str:
+    """The line that says most: a compiler's first error, else the first line."""
+    lines = reason.splitlines()
+    return next((line[line.index("error:") :] for line in lines if "error:" in line), lines[0])
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -175,7 +176,9 @@ def _number(facts: Mapping[str, str], name: str) -> float | None:
 
 
 def _commit() -> str:
-    """The checkout's commit with a mark if it was changed since; empty outside a checkout."""
+    """KGEN_COMMIT, else the checkout's commit with a mark if it was changed; empty outside one."""
+    if named := os.environ.get("KGEN_COMMIT"):
+        return named
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return ""

@@ -16,7 +16,7 @@ from kgen.tune import Progress, TuneRequest, TuneResult, tune
 from kgen.workflow.publish import Published, publish
 
 # The host searches a small space for its own default; a GPU's trial takes milliseconds.
-DEFAULT_TRIALS = 200
+DEFAULT_TRIALS = 160
 DEFAULT_HOST_TRIALS = 24
 
 

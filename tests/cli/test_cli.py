@@ -22,14 +22,30 @@ def kgen(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "kgen", *arguments],
-        cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True,
-        timeout=timeout, check=False,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
 
 
 def tune(cwd: Path, *more: str, trials: int = 4) -> subprocess.CompletedProcess[str]:
-    return kgen("tune", "--op", "rmsnorm", "--gpu", "host", "--problem", TINY, "--trials",
-                str(trials), "--no-peers", *more, cwd=cwd)
+    return kgen(
+        "tune",
+        "--op",
+        "rmsnorm",
+        "--gpu",
+        "host",
+        "--problem",
+        TINY,
+        "--trials",
+        str(trials),
+        "--no-peers",
+        *more,
+        cwd=cwd,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +77,9 @@ def test_light_commands_load_no_heavy_package(tmp_path: Path) -> None:
         "heavy = {'torch', 'optuna', 'numpy', 'triton', 'sqlalchemy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -107,8 +124,12 @@ def test_library_works_without_kgen(tuned: Path) -> None:
         "assert y.shape == (33, 77)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tuned / "generated", capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": "."}, check=False,
+        [sys.executable, "-c", script],
+        cwd=tuned / "generated",
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "."},
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -129,9 +150,7 @@ def test_verify_and_record(tuned: Path) -> None:
     done = kgen("verify", "--op", "rmsnorm", "--gpu", "host", "--problem", TINY, cwd=tuned)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "compute rmsnorm" in done.stdout
-    report = yaml.safe_load(
-        (tuned / "generated/kgen_ops/rmsnorm/reports/host.yaml").read_text()
-    )
+    report = yaml.safe_load((tuned / "generated/kgen_ops/rmsnorm/reports/host.yaml").read_text())
     record = report["problems"][0]["chosen"]["record"]
     done = kgen("verify", "--op", "rmsnorm", "--gpu", "host", "--record", record, cwd=tuned)
     assert done.returncode == 0, done.stderr
@@ -142,9 +161,25 @@ def test_verify_and_record(tuned: Path) -> None:
 
 def test_sigint_keeps_what_was_found(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "kgen", "tune", "--op", "rmsnorm", "--gpu", "host", "--problem",
-         TINY, "--trials", "200", "--no-peers"],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [
+            sys.executable,
+            "-m",
+            "kgen",
+            "tune",
+            "--op",
+            "rmsnorm",
+            "--gpu",
+            "host",
+            "--problem",
+            TINY,
+            "--trials",
+            "200",
+            "--no-peers",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
     )
     journal = tmp_path / "generated/kgen_ops/rmsnorm/reports/host.trials.jsonl"
@@ -165,12 +200,18 @@ MISTAKES = [
     (["tune", "--op", "rmsnrom"], "did you mean 'rmsnorm'"),
     (["tune", "--op", "rmsnorm", "--gpu", "h20"], "did you mean 'h200'"),
     (["tune", "--op", "rmsnorm", "--gpu", "host", "--pass", "backward"], "unknown pass"),
-    (["tune", "--op", "rmsnorm", "--gpu", "host", "--problem", "M=1,K=2,dtype=fp32"],
-     "unknown name 'K'"),
-    (["tune", "--op", "rmsnorm", "--gpu", "host", "--problem", "M=1,N=2,dtype=fp31"],
-     "unknown dtype 'fp31'"),
-    (["tune", "--op", "rmsnorm", "--gpu", "host", "--problem", TINY, "--problem", TINY],
-     "given twice"),
+    (
+        ["tune", "--op", "rmsnorm", "--gpu", "host", "--problem", "M=1,K=2,dtype=fp32"],
+        "unknown name 'K'",
+    ),
+    (
+        ["tune", "--op", "rmsnorm", "--gpu", "host", "--problem", "M=1,N=2,dtype=fp31"],
+        "unknown dtype 'fp31'",
+    ),
+    (
+        ["tune", "--op", "rmsnorm", "--gpu", "host", "--problem", TINY, "--problem", TINY],
+        "given twice",
+    ),
     (["tune", "--op", "rmsnorm", "--trials", "0"], "not a whole number"),
     (["tune", "--op", "rmsnorm", "--time", "soon"], "is no duration"),
     (["tune", "--op", "rmsnorm", "--path", "nowhere"], "is not a folder"),
@@ -231,12 +272,31 @@ def test_a_full_disk(tmp_path: Path) -> None:
         "sys.exit(main(sys.argv[1:]))\n"
     )
     cache = tmp_path / "cache"
-    warm = tune(tmp_path / "." , "--out", "warm", trials=2)  # compiled modules are in the cache
+    warm = tune(tmp_path / ".", "--out", "warm", trials=2)  # compiled modules are in the cache
     assert warm.returncode == 0, warm.stderr
     done = subprocess.run(
-        [sys.executable, "-c", script, "tune", "--op", "rmsnorm", "--gpu", "host", "--problem",
-         TINY, "--trials", "2", "--no-peers", "--out", "full"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+        [
+            sys.executable,
+            "-c",
+            script,
+            "tune",
+            "--op",
+            "rmsnorm",
+            "--gpu",
+            "host",
+            "--problem",
+            TINY,
+            "--trials",
+            "2",
+            "--no-peers",
+            "--out",
+            "full",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr

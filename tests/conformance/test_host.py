@@ -10,6 +10,7 @@ import pytest
 from kgen.assets import include_dir
 from kgen.build import open_compiler
 from kgen.catalogue import open_catalogue, profile_named
+from kgen.errors import EmptySpaceError
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config
 from kgen.model.problem import Problem
@@ -18,7 +19,6 @@ from kgen.model.signature import Signature
 from kgen.model.space import Variant
 from kgen.render import Renderer
 from kgen.search.feasible import enumerate_feasible
-from kgen.errors import EmptySpaceError
 from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
 from kgen.worker.runner import Runner
 

@@ -43,9 +43,7 @@ def representative(operator: str, variant: Variant) -> Rendered:
         except EmptySpaceError:
             continue
         config = next((c for c in variant.first if c in set(configs)), configs[0])
-        return Renderer(include_dir()).render(
-            operator, entry.templates, variant, config, problem
-        )
+        return Renderer(include_dir()).render(operator, entry.templates, variant, config, problem)
     raise AssertionError(f"{variant.name} is feasible for no default problem")
 
 

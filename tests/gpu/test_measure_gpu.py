@@ -8,21 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kgen.measure import (
-    BUDGETS,
-    Contender,
-    clocks,
-    compare,
-    copy_bandwidth,
-    flush_l2,
-    gave_up,
-    measure,
-    median_interval,
-    paired_difference,
-    rank,
-    sets_needed,
-)
+from kgen.measure.clocks import clocks
+from kgen.measure.compare import compare
+from kgen.measure.memory import copy_bandwidth, flush_l2, sets_needed
 from kgen.measure.sampler import EventSampler, GraphSampler, make_sampler
+from kgen.measure.stats import Contender, median_interval, paired_difference, rank
+from kgen.measure.timing import BUDGETS, gave_up, measure
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,19 +8,9 @@ import random
 import pytest
 import torch
 
-from kgen.measure import (
-    Contender,
-    cache_state,
-    copy_bandwidth,
-    floor_us,
-    flush_l2,
-    median_interval,
-    paired_difference,
-    rank,
-    sets_needed,
-    share,
-)
-from kgen.measure.stats import quartiles
+from kgen.measure.floor import floor_us, share
+from kgen.measure.memory import cache_state, copy_bandwidth, flush_l2, sets_needed
+from kgen.measure.stats import Contender, median_interval, paired_difference, quartiles, rank
 from kgen.operators.base import Cost
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kgen.measure import BUDGETS, Budget, clocks, compare, gave_up, measure
-from kgen.measure.clocks import read_clocks
+from kgen.measure.clocks import clocks, read_clocks
+from kgen.measure.compare import compare
 from kgen.measure.sampler import make_sampler
+from kgen.measure.timing import BUDGETS, Budget, gave_up, measure
 
 CPU = torch.device("cpu")
 
