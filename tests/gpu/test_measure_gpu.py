@@ -54,13 +54,13 @@ def test_same_kernel_interleaved_ties() -> None:
     assert tied == ["b", "a"]
 
 
-def test_short_kernels_take_graphs_and_long_ones_events() -> None:
+def test_short_and_long_kernels_take_graphs() -> None:
     short = measure(copies(1.0), CUDA, BUDGETS["search"], cache="cold L2")
     assert short.protocol.startswith("graph of ")
     assert short.protocol.endswith("buffer sets, cold L2")
     slow = torch.randn(2**28, device=CUDA)
     long = measure([lambda: slow.mul_(1.0)], CUDA, BUDGETS["search"])
-    assert long.protocol == "events per launch, 1 buffer set"
+    assert int(long.protocol.removeprefix("graph of ").partition(",")[0]) <= 8
 
 
 def test_graph_and_events_agree_on_a_kernel_that_both_can_measure() -> None:

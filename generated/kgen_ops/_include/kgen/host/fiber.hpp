@@ -1,0 +1,251 @@
+// Fibers: contexts that can be switched, and the stacks they run on. Part of runtime.cpp.
+//
+// The switch is written by hand for x86-64 and AArch64 (about 5 ns) and falls back to ucontext (two
+// system calls, about 230 ns) elsewhere or where KGEN_HOST_UCONTEXT is defined.
+#pragma once
+
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define KGEN_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define KGEN_ASAN 1
+#endif
+#endif
+#if defined(KGEN_ASAN)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+// For the functions a fiber never returns from. Instrumented, they would leave red zones behind on
+// a stack that is used again, and clear the shadow of the whole stack before every call without
+// return.
+#define KGEN_FIBER_ROOT __attribute__((no_sanitize_address))
+#else
+#define KGEN_FIBER_ROOT
+#endif
+
+#if !defined(KGEN_HOST_UCONTEXT) && !defined(__x86_64__) && !defined(__aarch64__)
+#define KGEN_HOST_UCONTEXT 1
+#endif
+#if defined(KGEN_HOST_UCONTEXT)
+#include <ucontext.h>
+#endif
+
+namespace kgen {
+namespace host {
+
+using u32 = unsigned int;
+
+// Room for large per-thread arrays; only touched pages cost memory. AddressSanitizer's frames are
+// several times larger.
+#if defined(KGEN_ASAN)
+constexpr size_t kStackBytes = 512 * 1024;
+constexpr size_t kRootBytes = 8192;  // more than the frames below a kernel's
+#else
+constexpr size_t kStackBytes = 128 * 1024;
+#endif
+
+// Guarded stacks split a mapping in two each, and Linux allows a process 65530 mappings.
+constexpr u32 kMaxGuardedStacks = 24000;
+
+using FiberMain = void (*)();
+
+struct Context {
+#if defined(KGEN_HOST_UCONTEXT)
+    ucontext_t state;
+#else
+    void* sp;  // the callee-saved registers lie on the stack itself
+#endif
+    char* stack_low;  // for AddressSanitizer
+    size_t stack_bytes;
+    void* fake_stack;
+};
+
+#if defined(KGEN_HOST_UCONTEXT)
+
+inline void make_context(Context& context, char* low, size_t bytes, FiberMain entry) {
+    getcontext(&context.state);
+    context.state.uc_stack.ss_sp = low;
+    context.state.uc_stack.ss_size = bytes;
+    context.state.uc_link = nullptr;
+    makecontext(&context.state, entry, 0);
+    context.stack_low = low;
+    context.stack_bytes = bytes;
+    context.fake_stack = nullptr;
+}
+
+inline void swap_context(Context& from, Context& to) { swapcontext(&from.state, &to.state); }
+
+#else
+
+extern "C" void kgen_host_switch(void** save_sp, void* load_sp);
+
+// Saves what the calling convention says a callee must keep, and nothing else: no signal mask (a
+// system call in swapcontext) and no floating-point control words, which kernels do not change.
+#if defined(__x86_64__)
+constexpr size_t kSavedWords = 8;  // six registers, the return address, an end of the call chain
+constexpr size_t kEntryWord = 6;
+asm(R"(
+    .text
+    .p2align 4
+    .globl kgen_host_switch
+    .hidden kgen_host_switch
+    .type kgen_host_switch, @function
+kgen_host_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size kgen_host_switch, . - kgen_host_switch
+)");
+#else
+constexpr size_t kSavedWords = 20;  // x19-x30, d8-d15
+constexpr size_t kEntryWord = 11;   // x30, where `ret` goes
+asm(R"(
+    .text
+    .p2align 4
+    .globl kgen_host_switch
+    .hidden kgen_host_switch
+    .type kgen_host_switch, %function
+kgen_host_switch:
+    sub sp, sp, #160
+    stp x19, x20, [sp, #0]
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x9, sp
+    str x9, [x0]
+    mov sp, x1
+    ldp x19, x20, [sp, #0]
+    ldp x21, x22, [sp, #16]
+    ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]
+    ldp x27, x28, [sp, #64]
+    ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]
+    ldp d10, d11, [sp, #112]
+    ldp d12, d13, [sp, #128]
+    ldp d14, d15, [sp, #144]
+    add sp, sp, #160
+    ret
+    .size kgen_host_switch, . - kgen_host_switch
+)");
+#endif
+
+inline void make_context(Context& context, char* low, size_t bytes, FiberMain entry) {
+    void** frame = reinterpret_cast<void**>(low + bytes) - kSavedWords;
+    memset(frame, 0, kSavedWords * sizeof(void*));  // a zero frame pointer ends a backtrace
+    frame[kEntryWord] = reinterpret_cast<void*>(entry);
+    context.sp = frame;
+    context.stack_low = low;
+    context.stack_bytes = bytes;
+    context.fake_stack = nullptr;
+}
+
+inline void swap_context(Context& from, Context& to) { kgen_host_switch(&from.sp, to.sp); }
+
+#endif
+
+// AddressSanitizer keeps the bounds of the current stack; it must be told before and after.
+KGEN_FIBER_ROOT inline void switch_context(Context& from, Context& to, bool from_ends) {
+#if defined(KGEN_ASAN)
+    __sanitizer_start_switch_fiber(from_ends ? nullptr : &from.fake_stack, to.stack_low,
+                                   to.stack_bytes);
+#else
+    (void)from_ends;
+#endif
+    swap_context(from, to);
+#if defined(KGEN_ASAN)
+    __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
+#endif
+}
+
+// The stacks of one worker, in one mapping. A page without access lies below each.
+class Stacks {
+public:
+    Stacks() = default;
+    Stacks(const Stacks&) = delete;
+    Stacks& operator=(const Stacks&) = delete;
+    ~Stacks() { release(); }
+
+    // Make room for `count` stacks; false when the system refuses. None may be in use.
+    bool reserve(u32 count) {
+        if (count <= capacity_) return true;
+        release();
+        page_ = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        void* memory = mmap(nullptr, count * stride(), PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) return false;
+        memory_ = static_cast<char*>(memory);
+        capacity_ = count;
+        return true;
+    }
+
+    void take(char*& low, size_t& bytes) {
+        u32 index;
+        if (!free_.empty()) {
+            index = free_.back();
+            free_.pop_back();
+        } else {
+            index = guarded_++;
+            // Refused only when the process is out of mappings; the stack works without.
+            (void)mprotect(memory_ + index * stride(), page_, PROT_NONE);
+        }
+        low = memory_ + index * stride() + page_;
+#if defined(KGEN_ASAN)
+        // Whatever the last fiber left at the top when it switched away for good.
+        ASAN_UNPOISON_MEMORY_REGION(low + kStackBytes - kRootBytes, kRootBytes);
+#endif
+        // Tops at one offset of their page would all compete for the same few cache sets.
+        bytes = kStackBytes - index % 31 * 128;
+    }
+
+    void give(const char* low) { free_.push_back(static_cast<u32>((low - memory_) / stride())); }
+
+    // After a fault the abandoned threads still hold theirs.
+    void take_all_back() {
+        free_.clear();
+        for (u32 i = guarded_; i-- > 0;) free_.push_back(i);
+    }
+
+private:
+    size_t stride() const { return kStackBytes + page_; }
+
+    void release() {
+        if (memory_) munmap(memory_, capacity_ * stride());
+        memory_ = nullptr;
+        capacity_ = guarded_ = 0;
+        free_.clear();
+    }
+
+    char* memory_ = nullptr;
+    size_t page_ = 0;
+    u32 capacity_ = 0;
+    u32 guarded_ = 0;  // stacks handed out at least once
+    std::vector<u32> free_;
+};
+
+}  // namespace host
+}  // namespace kgen

@@ -1,0 +1,206 @@
+// The host layer: launches, and the operations that a running kernel calls.
+//
+// Compiled once per compiler and linked into every module, so it may include what it likes.
+#include "runtime.hpp"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "thread.hpp"
+#include "worker.hpp"
+
+namespace kgen {
+namespace host {
+
+__thread ThreadView* current_thread = nullptr;
+
+namespace {
+
+// Workers outlive a launch, for their stacks.
+class IdleWorkers {
+public:
+    std::unique_ptr<Worker> take() {
+        std::lock_guard<std::mutex> hold(lock_);
+        if (idle_.empty()) return std::make_unique<Worker>();
+        std::unique_ptr<Worker> worker = std::move(idle_.back());
+        idle_.pop_back();
+        return worker;
+    }
+
+    void give(std::unique_ptr<Worker> worker) {
+        std::lock_guard<std::mutex> hold(lock_);
+        idle_.push_back(std::move(worker));
+    }
+
+private:
+    std::mutex lock_;
+    std::vector<std::unique_ptr<Worker>> idle_;
+};
+
+IdleWorkers idle_workers;
+
+void work_on(Job& job) {
+    std::unique_ptr<Worker> worker = idle_workers.take();
+    worker->work(job);
+    idle_workers.give(std::move(worker));
+}
+
+// Why a GPU would refuse the launch; empty if it would not.
+std::string refuse(const Launch& launch) {
+    const u32 grid_limit[3] = {0x7fffffffu, 65535, 65535};
+    const u32 block_limit[3] = {1024, 1024, 64};
+    for (int i = 0; i < 3; ++i) {
+        if (launch.grid[i] == 0 || launch.grid[i] > grid_limit[i])
+            return text("grid.%c is %u, allowed are 1 to %u", "xyz"[i], launch.grid[i],
+                        grid_limit[i]);
+        if (launch.block[i] == 0 || launch.block[i] > block_limit[i])
+            return text("block.%c is %u, allowed are 1 to %u", "xyz"[i], launch.block[i],
+                        block_limit[i]);
+    }
+    const u64 threads = u64{launch.block[0]} * launch.block[1] * launch.block[2];
+    if (threads > kMaxThreadsPerBlock)
+        return text("a block of %llu threads, allowed are %u", threads, kMaxThreadsPerBlock);
+    if (launch.smem_bytes > kMaxSmemBytes)
+        return text("%llu bytes of dynamic shared memory, no GPU has more than %llu",
+                    launch.smem_bytes, kMaxSmemBytes);
+    return "";
+}
+
+u32 worker_count(const Launch& launch, const Job& job) {
+#if defined(KGEN_ASAN)
+    (void)launch, (void)job;
+    return 1;  // static __shared__ arrays are not thread-local in this build
+#else
+    u64 count = launch.threads ? launch.threads : std::thread::hardware_concurrency();
+    if (count > job.blocks) count = job.blocks;
+    if (count > kMaxGuardedStacks / job.block_threads)
+        count = kMaxGuardedStacks / job.block_threads;
+    return count ? static_cast<u32>(count) : 1;
+#endif
+}
+
+int report(const Launch& launch, Status status, const std::string& message) {
+    if (launch.error && launch.error_bytes)
+        snprintf(launch.error, launch.error_bytes, "%s", message.c_str());
+    return status;
+}
+
+Thread& running_thread() { return *static_cast<Thread*>(current_thread); }
+
+}  // namespace
+
+void barrier(u32 id, u32 count) { running_thread().worker->barrier(id, count); }
+
+u64 exchange(Exchange operation, u32 mask, u32 source, u64 value) {
+    return running_thread().worker->exchange(operation, mask, source, value);
+}
+
+void copy_async(void* target, const void* source, u32 bytes, u32 source_bytes) {
+    Thread& me = running_thread();
+    me.copies.emplace_back();
+    Copy& copy = me.copies.back();
+    copy.target = target;
+    copy.bytes = bytes;
+    copy.group = me.open_group;
+    memset(copy.content, 0, sizeof(copy.content));
+    // Read now, so that AddressSanitizer blames the line that issued the copy.
+    if (source_bytes) memcpy(copy.content, source, source_bytes);
+    memset(target, kPoison, bytes);
+}
+
+void copy_commit() { ++running_thread().open_group; }
+
+namespace {
+
+void land_groups_before(u32 end) {
+    std::vector<Copy>& copies = running_thread().copies;  // in order of issue, hence of group
+    size_t landed = 0;
+    while (landed < copies.size() && copies[landed].group < end) {
+        memcpy(copies[landed].target, copies[landed].content, copies[landed].bytes);
+        ++landed;
+    }
+    copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(landed));
+}
+
+}  // namespace
+
+void copy_wait(u32 pending) {
+    const u32 closed = running_thread().open_group;
+    land_groups_before(closed > pending ? closed - pending : 0);
+}
+
+void copy_wait_all() { land_groups_before(running_thread().open_group + 1); }
+
+void mbarrier_init(void* barrier, u32 arrivals) {
+    running_thread().worker->mbarrier_init(barrier, arrivals);
+}
+
+void mbarrier_arrive(void* barrier, u32 expected_bytes) {
+    running_thread().worker->mbarrier_arrive(barrier, expected_bytes);
+}
+
+void mbarrier_wait(void* barrier, u32 parity) {
+    running_thread().worker->mbarrier_wait(barrier, parity);
+}
+
+void bulk_load(void* target, const void* source, u32 bytes, void* barrier) {
+    running_thread().worker->bulk_load(target, source, bytes, barrier);
+}
+
+void bulk_store(void* target, const void* source, u32 bytes) {
+    running_thread().worker->bulk_store(target, source, bytes);
+}
+
+void bulk_commit() { ++running_thread().open_bulk_group; }
+
+void bulk_wait(u32 pending) { running_thread().worker->bulk_wait(pending); }
+
+void fence_proxy_async() { running_thread().worker->fence_proxy_async(); }
+
+void fault(const char* format, ...) {
+    va_list list;
+    va_start(list, format);
+    if (!current_thread) {
+        vfprintf(stderr, format, list);
+        abort();
+    }
+    running_thread().worker->fault_with(format, list);
+}
+
+int run(const Launch* launch, Invoke invoke, AnyKernel kernel, void** args) {
+    const std::string refusal = refuse(*launch);
+    if (!refusal.empty()) return report(*launch, kBadLaunch, refusal);
+    Job job;
+    job.launch = launch;
+    job.invoke = invoke;
+    job.kernel = kernel;
+    job.args = args;
+    job.block_threads = launch->block[0] * launch->block[1] * launch->block[2];
+    job.blocks = u64{launch->grid[0]} * launch->grid[1] * launch->grid[2];
+    std::vector<std::thread> helpers;
+    try {
+        for (u32 i = worker_count(*launch, job); i > 1; --i)
+            helpers.emplace_back(work_on, std::ref(job));
+    } catch (const std::system_error&) {
+        // No more OS threads to be had; those there are will do all the blocks.
+    }
+    work_on(job);
+    for (std::thread& helper : helpers) helper.join();
+    if (!job.fault_message.empty()) return report(*launch, kFault, job.fault_message);
+    return kDone;
+}
+
+}  // namespace host
+}  // namespace kgen

@@ -1,0 +1,114 @@
+// fp32 functions, with their error on a GPU compiled without fast-math flags.
+//
+// The host branches are at least as accurate. Where a kernel needs the same bits on both sides it
+// must not use anything below but fma, sqrt and abs, which are correctly rounded everywhere.
+#pragma once
+
+#include "core.cuh"
+
+namespace kgen {
+
+constexpr float kLog2e = 1.4426950408889634f;
+
+KGEN_DEVICE float infinity() { return bit_cast<float>(0x7f800000u); }
+
+// a * b + c, rounded once.
+KGEN_DEVICE float fma(float a, float b, float c) {
+#if KGEN_HOST
+    return __builtin_fmaf(a, b, c);
+#else
+    return ::fmaf(a, b, c);
+#endif
+}
+
+// sqrt(x), correctly rounded.
+KGEN_DEVICE float sqrt(float x) {
+#if KGEN_HOST
+    return __builtin_sqrtf(x);
+#else
+    return __fsqrt_rn(x);
+#endif
+}
+
+// 1 / sqrt(x) within 2 ulp; the host rounds the double result, so it is within 0.51 ulp there.
+// The instruction behind it (relative error 2^-22.9) needs no Newton step to reach fp32 accuracy.
+KGEN_DEVICE float rsqrt(float x) {
+#if KGEN_HOST
+    return static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(x)));
+#else
+    return ::rsqrtf(x);
+#endif
+}
+
+// e^x within 2 ulp.
+KGEN_DEVICE float exp(float x) {
+#if KGEN_HOST
+    return __builtin_expf(x);
+#else
+    return ::expf(x);
+#endif
+}
+
+// 2^x within 2 ulp.
+KGEN_DEVICE float exp2(float x) {
+#if KGEN_HOST
+    return __builtin_exp2f(x);
+#else
+    return ::exp2f(x);
+#endif
+}
+
+// Natural logarithm within 1 ulp.
+KGEN_DEVICE float log(float x) {
+#if KGEN_HOST
+    return __builtin_logf(x);
+#else
+    return ::logf(x);
+#endif
+}
+
+// log(1 + x) within 1 ulp; keeps its accuracy near 0.
+KGEN_DEVICE float log1p(float x) {
+#if KGEN_HOST
+    return __builtin_log1pf(x);
+#else
+    return ::log1pf(x);
+#endif
+}
+
+KGEN_DEVICE float abs(float x) {
+#if KGEN_HOST
+    return __builtin_fabsf(x);
+#else
+    return ::fabsf(x);
+#endif
+}
+
+// 2^x by the special function unit: 2 ulp, but subnormal inputs and results become 0.
+KGEN_DEVICE float fast_exp2(float x) {
+#if KGEN_HOST
+    return __builtin_exp2f(x);
+#else
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#endif
+}
+
+// e^x by the special function unit: relative error about (2 + |x| / 2) * 2^-23, from rounding
+// x * log2(e) to fp32; for exponents of moderate size, such as decays.
+KGEN_DEVICE float fast_exp(float x) { return fast_exp2(x * kLog2e); }
+
+// a / b within 2 ulp for |b| in [2^-126, 2^126]; beyond 2^126 a GPU returns 0.
+KGEN_DEVICE float fast_div(float a, float b) {
+#if KGEN_HOST
+    return a / b;
+#else
+    return __fdividef(a, b);
+#endif
+}
+
+// 1 / (1 + e^-x); relative error about 4 ulp while the result is a normal number.
+KGEN_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+
+}  // namespace kgen

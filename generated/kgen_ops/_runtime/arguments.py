@@ -1,0 +1,274 @@
+"""What a call's arguments are: declared dims and dtypes, checked, named, and laid out.
+
+Runs once per new combination of shapes, strides and dtypes; later calls find their kernel by
+that combination and skip all of this.
+
+The value types of the runtime are named tuples: a frozen dataclass takes five times as long to
+define, and importing the library should not be noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+}
+TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+class Dim(NamedTuple):
+    """A named extent and its least legal value."""
+
+    name: str
+    smallest: int = 0
+
+
+class DTypeField(NamedTuple):
+    """A dtype that the caller chooses; `allowed` may name an earlier field ("the same as")."""
+
+    name: str
+    allowed: tuple[str, ...]
+    default: str | None = None
+
+
+class Argument(NamedTuple):
+    """A tensor argument or result.
+
+    Attributes:
+        name: As in the public function.
+        dims: Extents, outermost first.
+        dtype: A dtype field's name, or a fixed dtype.
+        free_strides: Dims whose stride the caller chooses; all others are contiguous.
+        leading: Whether dims[0] stands for any number of leading dims.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str = "dtype"
+    free_strides: tuple[str, ...] = ()
+    leading: bool = False
+
+    def __str__(self) -> str:
+        inner = ("...", *self.dims[1:]) if self.leading else self.dims
+        return f"{self.name} [{', '.join(inner)}]"
+
+
+class Scalar(NamedTuple):
+    """A float argument that must be greater than `above`."""
+
+    name: str
+    default: float
+    above: float | None = None
+
+
+class Signature(NamedTuple):
+    """What one pass of an operator takes and returns."""
+
+    function: str
+    dims: tuple[Dim, ...]
+    dtypes: tuple[DTypeField, ...]
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    scalars: tuple[Scalar, ...] = ()
+
+
+class Bound(NamedTuple):
+    """Checked arguments of one call.
+
+    Attributes:
+        dims: Extent of every dim, in declared order.
+        dtypes: Dtype name of every field, in declared order.
+        strides: (`x_stride_M`, elements) of every free stride.
+        shapes: Shape of every output.
+        copies: Names of the inputs whose leading dims have no common stride.
+    """
+
+    dims: dict[str, int]
+    dtypes: dict[str, str]
+    strides: dict[str, int]
+    shapes: tuple[tuple[int, ...], ...]
+    copies: tuple[str, ...]
+
+
+def bind(signature: Signature, tensors: Sequence[Tensor], scalars: Sequence[float]) -> Bound:
+    """Check the arguments of a call and name their extents, dtypes and strides.
+
+    Raises:
+        TypeError: If an argument is no tensor or has a dtype that is not supported.
+        ValueError: If shapes, devices, strides or scalars are not what the signature says.
+    """
+    check_tensors(signature, tensors)
+    _check_devices(signature, tensors)
+    dims, leading = _extents(signature, tensors)
+    dtypes = _dtypes(signature, tensors)
+    _check_scalars(signature, scalars)
+    strides, copies = _strides(signature, tensors, dims)
+    shapes = tuple(
+        (*leading[output.dims[0]], *(dims[name] for name in output.dims[1:]))
+        if output.leading and output.dims[0] in leading
+        else tuple(dims[name] for name in output.dims)
+        for output in signature.outputs
+    )
+    return Bound(dims, dtypes, strides, shapes, copies)
+
+
+def check_tensors(signature: Signature, tensors: Sequence[object]) -> None:
+    """Check that all inputs are tensors.
+
+    Raises:
+        TypeError: If one is not.
+    """
+    for argument, tensor in zip(signature.inputs, tensors, strict=True):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{signature.function}: {argument.name} must be a tensor, not "
+                            f"{type(tensor).__name__}")
+
+
+def complete_dtypes(signature: Signature, given: dict[str, str]) -> dict[str, str]:
+    """Fill in default dtypes and check that each is allowed.
+
+    Raises:
+        TypeError: If a dtype is missing or not allowed.
+    """
+    chosen: dict[str, str] = {}
+    for field in signature.dtypes:
+        allowed = tuple(dict.fromkeys(chosen.get(name, name) for name in field.allowed))
+        default = chosen.get(field.default, field.default) if field.default else None
+        value = given.get(field.name, default)
+        if value not in allowed:
+            got = "is missing" if value is None else f"= {value} is not supported"
+            raise TypeError(f"{signature.function}: {field.name} {got}\n"
+                            f"  allowed here: {', '.join(allowed)}")
+        chosen[field.name] = value
+    return chosen
+
+
+def _check_devices(signature: Signature, tensors: Sequence[Tensor]) -> None:
+    first = tensors[0].device
+    for argument, tensor in zip(signature.inputs, tensors, strict=True):
+        if tensor.device != first:
+            raise ValueError(
+                f"{signature.function}: {argument.name} is on {tensor.device}, but "
+                f"{signature.inputs[0].name} is on {first}; move one of them, all tensors of a "
+                "call must share a device"
+            )
+
+
+def _extents(
+    signature: Signature, tensors: Sequence[Tensor]
+) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """Return the extent of every dim, and the shape that each flattened dim stands for."""
+    dims: dict[str, int] = {}
+    leading: dict[str, tuple[int, ...]] = {}
+    origin: dict[str, str] = {}
+    for argument, tensor in zip(signature.inputs, tensors, strict=True):
+        shape = tuple(tensor.shape)
+        expected = len(argument.dims)
+        if argument.leading and len(shape) >= expected - 1:
+            outer = shape[: len(shape) - expected + 1]
+            first = argument.dims[0]
+            if leading.setdefault(first, outer) != outer:
+                raise ValueError(
+                    f"{signature.function}: {argument.name} has leading dims {outer}, but "
+                    f"{origin[first]} has {leading[first]}"
+                )
+            extents = (prod(outer), *shape[len(outer):])
+        else:
+            extents = shape
+        if len(extents) != expected:
+            raise ValueError(f"{signature.function}: {argument.name} has shape {shape}; "
+                             f"want {argument}")
+        for name, extent in zip(argument.dims, extents, strict=True):
+            if dims.setdefault(name, extent) != extent:
+                raise ValueError(
+                    f"{signature.function}: {argument.name} has shape {shape}, so {name} = "
+                    f"{extent}, but {origin[name]} says {name} = {dims[name]}; want "
+                    f"{', '.join(map(str, signature.inputs))}"
+                )
+            origin.setdefault(name, argument.name)
+    for dim in signature.dims:
+        if dims[dim.name] < dim.smallest:
+            raise ValueError(f"{signature.function}: {dim.name} = {dims[dim.name]} (from "
+                             f"{origin[dim.name]}) must be at least {dim.smallest}")
+    return {dim.name: dims[dim.name] for dim in signature.dims}, leading
+
+
+def _dtypes(signature: Signature, tensors: Sequence[Tensor]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for argument, tensor in zip(signature.inputs, tensors, strict=True):
+        name = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype))
+        fixed = argument.dtype in TORCH_DTYPES
+        if name not in TORCH_DTYPES or (fixed and name != argument.dtype):
+            wanted = argument.dtype if fixed else ", ".join(TORCH_DTYPES)
+            raise TypeError(f"{signature.function}: {argument.name} has dtype {tensor.dtype}; "
+                            f"supported: {wanted}")
+        if not fixed and given.setdefault(argument.dtype, name) != name:
+            raise TypeError(f"{signature.function}: {argument.name} is {name}, but another tensor "
+                            f"of the same {argument.dtype} is {given[argument.dtype]}")
+    return complete_dtypes(signature, given)
+
+
+def _check_scalars(signature: Signature, scalars: Sequence[float]) -> None:
+    for scalar, value in zip(signature.scalars, scalars, strict=True):
+        if scalar.above is not None and not value > scalar.above:
+            raise ValueError(f"{signature.function}: {scalar.name} = {value!r} must be greater "
+                             f"than {scalar.above:g}")
+
+
+def _strides(
+    signature: Signature, tensors: Sequence[Tensor], dims: dict[str, int]
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    strides: dict[str, int] = {}
+    copies: list[str] = []
+    for argument, tensor in zip(signature.inputs, tensors, strict=True):
+        inner = len(argument.dims) - 1 if argument.leading else len(argument.dims)
+        sizes, steps = tuple(tensor.shape), tuple(tensor.stride())
+        outer = len(sizes) - inner
+        # Strides of dims[1:] (or of all dims), each of which is given or must be contiguous.
+        contiguous = 1
+        for axis in range(len(sizes) - 1, outer - 1, -1):
+            name = argument.dims[axis - len(sizes)]
+            actual = steps[axis] if sizes[axis] != 1 else contiguous
+            if name in argument.free_strides:
+                strides[f"{argument.name}_stride_{name}"] = actual
+            elif actual != contiguous and tensor.numel():
+                raise ValueError(
+                    f"{signature.function}: {argument.name} has shape {sizes} and strides {steps}, "
+                    f"but dim {name} must be contiguous (stride {contiguous}); "
+                    f"pass {argument.name}.contiguous()"
+                )
+            contiguous = actual * sizes[axis]
+        if argument.leading:
+            stride = _common_stride(sizes[:outer], steps[:outer], contiguous)
+            free = argument.dims[0] in argument.free_strides
+            if stride is None or (not free and stride != contiguous):
+                copies.append(argument.name)
+                stride = contiguous
+            if free:
+                strides[f"{argument.name}_stride_{argument.dims[0]}"] = stride
+    return strides, tuple(copies)
+
+
+def _common_stride(
+    sizes: tuple[int, ...], steps: tuple[int, ...], contiguous: int
+) -> int | None:
+    """The one stride that walks all these dims in order, or None if there is none."""
+    stride: int | None = None
+    expected = 0
+    for size, step in zip(reversed(sizes), reversed(steps), strict=True):
+        if size == 1:
+            continue
+        if stride is None:
+            stride = step
+        elif step != expected:
+            return None
+        expected = step * size
+    return contiguous if stride is None else stride

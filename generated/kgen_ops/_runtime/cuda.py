@@ -1,0 +1,376 @@
+"""The CUDA driver through ctypes: what is needed to load and launch kernels next to torch.
+
+Everything runs in a device's *primary context*, the one torch (and the CUDA runtime) uses, so
+torch's pointers and streams can be passed as they are. Nothing here touches CUDA before the first
+call of `driver()`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+DRIVER_LIBRARY = "libcuda.so.1"
+SMEM_WITHOUT_OPT_IN = 48 * 1024  # static plus dynamic bytes a block may use without asking
+
+INVALID_VALUE = 1
+NO_DEVICE = 100
+INVALID_CONTEXT = 201
+INVALID_HANDLE = 400
+
+_COMPUTE_CAPABILITY_MAJOR = 75
+_COMPUTE_CAPABILITY_MINOR = 76
+_MULTIPROCESSOR_COUNT = 16
+_SMEM_PER_BLOCK_OPTIN = 97
+
+_FUNC_STATIC_SMEM = 1
+_FUNC_LOCAL_BYTES = 3
+_FUNC_REGISTERS = 4
+_FUNC_BINARY_VERSION = 6
+_FUNC_MAX_DYNAMIC_SMEM = 8
+_CAPTURE_RELAXED = 2
+
+
+class CudaError(RuntimeError):
+    """A driver call failed, or there is no driver.
+
+    Attributes:
+        code: The driver's result code; -1 if the driver could not be loaded.
+    """
+
+    def __init__(self, message: str, code: int = -1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What the driver says of a device.
+
+    Attributes:
+        ordinal: As the driver counts, under CUDA_VISIBLE_DEVICES.
+        name: `NVIDIA H200`.
+        compute_capability: (9, 0).
+        sm_count: Streaming multiprocessors.
+        smem_per_block: Largest shared memory of a block that opts in, bytes.
+        memory_bytes: Device memory.
+    """
+
+    ordinal: int
+    name: str
+    compute_capability: tuple[int, int]
+    sm_count: int
+    smem_per_block: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAttributes:
+    """What a loaded kernel uses: registers per thread, local bytes per thread, static smem."""
+
+    registers: int
+    local_bytes: int
+    smem_bytes: int
+    binary_version: int
+
+
+class Driver:
+    """The driver's entry points, each raising `CudaError` on failure. Use `driver()`."""
+
+    def __init__(self, library: str = DRIVER_LIBRARY) -> None:
+        try:
+            self.library = ctypes.CDLL(library)
+        except OSError as error:
+            raise CudaError(
+                f"the CUDA driver is not usable: {error}\n"
+                "  next: install an NVIDIA driver, or choose the CPU (kgen: --gpu host)"
+            ) from None
+        self.call("cuInit", c_uint(0))
+        self._contexts: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def call(self, name: str, *args: Any, what: str = "") -> None:
+        """Call an entry point with ctypes arguments.
+
+        Raises:
+            CudaError: If it does not return success; names the call, `what` and the error.
+        """
+        code = getattr(self.library, name)(*args)
+        if code != 0:
+            about = f"{what}: " if what else ""
+            raise CudaError(f"{about}{name}: {error_text(self.library, code)}", code)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Newest CUDA that the driver supports: (13, 0)."""
+        number = c_int()
+        self.call("cuDriverGetVersion", byref(number))
+        return number.value // 1000, number.value % 1000 // 10
+
+    def device_count(self) -> int:
+        """Number of devices that this process may use."""
+        count = c_int()
+        self.call("cuDeviceGetCount", byref(count))
+        return count.value
+
+    def device(self, ordinal: int) -> DeviceFacts:
+        """Query a device; needs no context."""
+        handle = self._device_handle(ordinal)
+        name = ctypes.create_string_buffer(256)
+        self.call("cuDeviceGetName", name, c_int(256), c_int(handle))
+        memory = c_size_t()
+        self.call("cuDeviceTotalMem_v2", byref(memory), c_int(handle))
+        return DeviceFacts(
+            ordinal,
+            name.value.decode(),
+            (self._attribute(handle, _COMPUTE_CAPABILITY_MAJOR),
+             self._attribute(handle, _COMPUTE_CAPABILITY_MINOR)),
+            self._attribute(handle, _MULTIPROCESSOR_COUNT),
+            self._attribute(handle, _SMEM_PER_BLOCK_OPTIN),
+            memory.value,
+        )
+
+    def primary_context(self, ordinal: int) -> int:
+        """Return a device's primary context, created if need be and never released.
+
+        Released would mean destroyed under torch's feet if torch was not yet initialised when
+        it was retained; a process that holds it to its end costs nothing.
+        """
+        with self._lock:
+            if ordinal not in self._contexts:
+                context = c_void_p()
+                self.call("cuDevicePrimaryCtxRetain", byref(context),
+                          c_int(self._device_handle(ordinal)), what=f"cuda:{ordinal}")
+                self._contexts[ordinal] = context.value or 0
+            return self._contexts[ordinal]
+
+    @contextmanager
+    def current(self, ordinal: int) -> Iterator[None]:
+        """Make a device's primary context current for the block, then restore what was.
+
+        Calls that are not allowed during a stream capture elsewhere in the process (loading may
+        allocate) are made legal for this thread meanwhile, as torch does for its allocator.
+        """
+        context = self.primary_context(ordinal)
+        self.call("cuCtxPushCurrent_v2", c_void_p(context))
+        mode = c_int(_CAPTURE_RELAXED)
+        try:
+            self.call("cuThreadExchangeStreamCaptureMode", byref(mode))
+            yield
+        finally:
+            self.call("cuThreadExchangeStreamCaptureMode", byref(mode))
+            self.call("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+    def synchronize(self, ordinal: int) -> None:
+        """Wait until everything launched on a device is done."""
+        with self.current(ordinal):
+            self.call("cuCtxSynchronize", what=f"cuda:{ordinal}")
+
+    def _device_handle(self, ordinal: int) -> int:
+        handle = c_int()
+        self.call("cuDeviceGet", byref(handle), c_int(ordinal), what=f"cuda:{ordinal}")
+        return handle.value
+
+    def _attribute(self, device: int, attribute: int) -> int:
+        value = c_int()
+        self.call("cuDeviceGetAttribute", byref(value), c_int(attribute), c_int(device))
+        return value.value
+
+
+def error_text(library: Any, code: int) -> str:
+    """Return the driver's words for a result code: `CUDA_ERROR_INVALID_VALUE (1): invalid ...`."""
+    texts = []
+    for entry, fallback in (("cuGetErrorName", "CUDA_ERROR_UNKNOWN"),
+                            ("cuGetErrorString", "no description")):
+        text = c_char_p()
+        getattr(library, entry)(c_int(code), byref(text))
+        texts.append(text.value.decode() if text.value else fallback)
+    return f"{texts[0]} ({code}): {texts[1]}"
+
+
+_driver: Driver | None = None
+_driver_lock = threading.Lock()
+
+
+def driver() -> Driver:
+    """Return the process's driver, loaded at the first call.
+
+    Raises:
+        CudaError: If there is no driver, or it finds no device.
+    """
+    global _driver
+    if _driver is None:
+        with _driver_lock:
+            if _driver is None:
+                _driver = Driver()
+    return _driver
+
+
+def devices() -> list[DeviceFacts]:
+    """Query every device; empty where there is no driver or no device."""
+    try:
+        found = driver()
+        return [found.device(ordinal) for ordinal in range(found.device_count())]
+    except CudaError:
+        return []
+
+
+class Module:
+    """A cubin loaded on one device; keep one per device.
+
+    Unloading is explicit: a CUDA graph may hold kernels of a module that Python has dropped.
+    """
+
+    def __init__(self, image: bytes, ordinal: int, name: str = "module") -> None:
+        """Load a cubin.
+
+        Args:
+            image: The cubin's bytes.
+            ordinal: Device.
+            name: For messages.
+        Raises:
+            CudaError: If the driver refuses it (another architecture, a damaged file).
+        """
+        self.ordinal = ordinal
+        self.name = name
+        self.driver = driver()
+        self.context = self.driver.primary_context(ordinal)
+        handle = c_void_p()
+        with self.driver.current(ordinal):
+            self.driver.call("cuModuleLoadData", byref(handle), c_char_p(image),
+                             what=f"{name} on cuda:{ordinal}")
+        self.handle = handle.value or 0
+        self._functions: dict[str, Function] = {}
+
+    def function(self, name: str) -> Function:
+        """Return a kernel of the module by its `extern "C"` name, loaded and ready.
+
+        Raises:
+            CudaError: If there is no such kernel.
+        """
+        if name not in self._functions:
+            handle = c_void_p()
+            what = f"{self.name}: kernel '{name}'"
+            with self.driver.current(self.ordinal):
+                self.driver.call("cuModuleGetFunction", byref(handle), c_void_p(self.handle),
+                                 c_char_p(name.encode()), what=what)
+                # Loading is lazy; done now, it cannot fall into a stream capture.
+                if hasattr(self.driver.library, "cuFuncLoad"):
+                    self.driver.call("cuFuncLoad", handle, what=what)
+            self._functions[name] = Function(handle.value or 0, name, self)
+        return self._functions[name]
+
+    def unload(self) -> None:
+        """Free the module. Its functions, and graphs that captured them, must not run again."""
+        handle, self.handle = self.handle, 0
+        self._functions.clear()
+        if handle:
+            with self.driver.current(self.ordinal):
+                self.driver.call("cuModuleUnload", c_void_p(handle), what=self.name)
+
+
+class Function:
+    """A kernel of a loaded module.
+
+    Attributes:
+        handle: CUfunction.
+        name: Kernel name.
+        module: Its module, kept alive by it.
+    """
+
+    def __init__(self, handle: int, name: str, module: Module) -> None:
+        self.handle = handle
+        self.name = name
+        self.module = module
+        self.context = module.context
+        self._driver = module.driver
+        self._allowed_smem = 0
+        self._lock = threading.Lock()
+
+    def attributes(self) -> FunctionAttributes:
+        """Query registers, local memory and static shared memory."""
+        return FunctionAttributes(
+            self._attribute(_FUNC_REGISTERS), self._attribute(_FUNC_LOCAL_BYTES),
+            self._attribute(_FUNC_STATIC_SMEM), self._attribute(_FUNC_BINARY_VERSION),
+        )
+
+    def allow_smem(self, smem_bytes: int) -> None:
+        """Opt in to `smem_bytes` of dynamic shared memory if the default limit is too small.
+
+        The limit only grows, so launches that were prepared with more stay legal.
+
+        Raises:
+            CudaError: If the device does not have that much.
+        """
+        with self._lock:
+            static = self._attribute(_FUNC_STATIC_SMEM)
+            if smem_bytes <= self._allowed_smem or smem_bytes + static <= SMEM_WITHOUT_OPT_IN:
+                return
+            with self._driver.current(self.module.ordinal):
+                self._driver.call(
+                    "cuFuncSetAttribute", c_void_p(self.handle), c_int(_FUNC_MAX_DYNAMIC_SMEM),
+                    c_int(smem_bytes),
+                    what=f"{self.name}: {smem_bytes} bytes of dynamic shared memory "
+                         f"(and {static} static)")
+            self._allowed_smem = smem_bytes
+
+    def blocks_per_sm(self, threads: int, smem_bytes: int) -> int:
+        """Occupancy: resident blocks of one multiprocessor."""
+        blocks = c_int()
+        with self._driver.current(self.module.ordinal):
+            self._driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", byref(blocks),
+                              c_void_p(self.handle), c_int(threads), c_size_t(smem_bytes),
+                              what=self.name)
+        return blocks.value
+
+    def parameter_bytes(self) -> tuple[int, ...] | None:
+        """Sizes of the kernel's parameters; None where the driver is older than CUDA 12.4."""
+        if not hasattr(self._driver.library, "cuFuncGetParamInfo"):
+            return None
+        sizes: list[int] = []
+        offset, size = c_size_t(), c_size_t()
+        info = self._driver.library.cuFuncGetParamInfo
+        with self._driver.current(self.module.ordinal):
+            # The first index past the end is an invalid value; there is no call for the count.
+            while info(c_void_p(self.handle), c_size_t(len(sizes)), byref(offset),
+                       byref(size)) == 0:
+                sizes.append(size.value)
+        return tuple(sizes)
+
+    def _attribute(self, attribute: int) -> int:
+        value = c_int()
+        with self._driver.current(self.module.ordinal):
+            self._driver.call("cuFuncGetAttribute", byref(value), c_int(attribute),
+                              c_void_p(self.handle), what=self.name)
+        return value.value
+
+
+def launch(
+    function: Function, grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int,
+    stream: int, params: ctypes.Array[c_void_p],
+) -> None:
+    """Launch once, plainly; launcher.py does the same for less host time.
+
+    Args:
+        function: The kernel.
+        grid: Blocks in x, y, z; nothing is launched if one is 0.
+        block: Threads in x, y, z.
+        smem_bytes: Dynamic shared memory.
+        stream: Raw stream; 0 is the device's default stream.
+        params: Addresses of the arguments, in order.
+    Raises:
+        CudaError: If the driver refuses; names kernel, grid and block.
+    """
+    if 0 in grid:
+        return
+    with function.module.driver.current(function.module.ordinal):
+        function.module.driver.call(
+            "cuLaunchKernel", c_void_p(function.handle), *map(c_uint, grid), *map(c_uint, block),
+            c_uint(smem_bytes), c_void_p(stream), params, None,
+            what=f"{function.name} with grid {grid}, block {block}, {smem_bytes} bytes of dynamic "
+                 "shared memory")

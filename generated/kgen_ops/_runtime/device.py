@@ -1,0 +1,189 @@
+"""Kernel files of the library, loaded on a device: a GPU through the driver, or the CPU.
+
+A shipped cubin is loaded as it is. Without one, the shipped source is compiled once into the
+user's cache: by NVRTC for a GPU, by a C++ compiler for the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from ctypes import byref, c_int
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import cuda, host, nvrtc
+from .cache import Cache
+from .launcher import make_launcher
+
+Launcher = Callable[..., None]  # (stream, grid_x, grid_y, grid_z, *kernel arguments)
+
+_C_TYPES: dict[str, Callable[[Any], Any]] = {
+    "p": ctypes.c_void_p, "q": ctypes.c_longlong, "f": ctypes.c_float,
+}
+# Hardware facts that plans use -> number of the driver's device attribute.
+_ATTRIBUTES = {
+    "sm_count": 16,
+    "smem_per_block": 97,
+    "smem_per_sm": 81,
+    "regs_per_sm": 82,
+    "max_threads_per_sm": 39,
+    "max_blocks_per_sm": 106,
+    "l2_bytes": 38,
+    "max_threads_per_block": 1,
+    "warp_size": 10,
+}
+
+
+def device_facts(device: torch.device) -> dict[str, int]:
+    """Return the hardware facts of a GPU, by the names that launch plans use."""
+    driver = cuda.driver()
+    ordinal = _index(device)
+    facts = driver.device(ordinal)
+    handle = c_int()
+    driver.call("cuDeviceGet", byref(handle), c_int(ordinal))
+    values: dict[str, int] = {}
+    for name, number in _ATTRIBUTES.items():
+        value = c_int()
+        driver.call("cuDeviceGetAttribute", byref(value), c_int(number), handle)
+        values[name] = value.value
+    major, minor = facts.compute_capability
+    return {**values, "memory_bytes": facts.memory_bytes, "compute_capability": 10 * major + minor}
+
+
+class KernelFile:
+    """One kernel source of the library, loaded on one device."""
+
+    def __init__(self, root: Path, folder: Path, stem: str, device: torch.device) -> None:
+        """Load the cubin for the device, or compile the source.
+
+        Args:
+            root: The library's folder; holds `_include`.
+            folder: Holds `<stem>.cu` and its cubins.
+            stem: Digest of the source.
+            device: Where the kernels will run.
+        """
+        self.device = device
+        self._host: host.HostModule | None = None
+        self._cuda: cuda.Module | None = None
+        source = folder / f"{stem}.cu"
+        if device.type == "cpu":
+            self._host = host.HostModule(_host_module(source, root / "_include"))
+        else:
+            image = _cubin(source, root / "_include", _index(device))
+            self._cuda = cuda.Module(image, _index(device), f"{folder.parent.name}/{stem}")
+
+    def launcher(self, kernel: str, arguments: str, block: tuple[int, int, int],
+                 smem: int) -> Launcher:
+        """Prepare launches of a kernel.
+
+        Args:
+            kernel: Its name.
+            arguments: One letter each: p (address), q (int64), f (float32).
+            block: Threads in x, y, z.
+            smem: Dynamic shared memory, bytes.
+        """
+        if self._cuda is not None:
+            function = self._cuda.function(kernel)
+            function.allow_smem(smem)
+            return make_launcher(function, arguments, block, smem)
+        assert self._host is not None
+        return _host_launcher(self._host.function(kernel), arguments, block, smem)
+
+
+def _host_launcher(function: host.HostFunction, arguments: str, block: tuple[int, int, int],
+                   smem: int) -> Launcher:
+    types = [_C_TYPES[letter] for letter in arguments]
+
+    def launch(stream: int, grid_x: int, grid_y: int, grid_z: int, *values: float) -> None:
+        if grid_x and grid_y and grid_z:
+            packed = [make(value) for make, value in zip(types, values, strict=True)]
+            function.launch((grid_x, grid_y, grid_z), block, smem, packed)
+
+    return launch
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _cubin(source: Path, include: Path, ordinal: int) -> bytes:
+    major, minor = cuda.driver().device(ordinal).compute_capability
+    arch = f"sm_{major}{minor}"
+    for suffix in ("a", "f", ""):  # architecture-specific, family-specific, plain
+        shipped = source.with_suffix(f".{arch}{suffix}.cubin")
+        if shipped.exists():
+            return shipped.read_bytes()
+    if major >= 9:  # the kernel may use what only the architecture-specific target offers
+        arch += "a"
+    compiler = nvrtc.nvrtc()
+    cache = Cache()
+    key = _digest(source.read_bytes(), _headers(include), arch.encode(), repr(nvrtc.FLAGS).encode(),
+                  repr(compiler.version).encode())
+    image = cache.get(key, ".cubin")
+    if image is None:
+        image, _ = compiler.compile_cubin(
+            source.read_text(), source.name, arch, include_dirs=[str(include)]
+        )
+        cache.put(key, ".cubin", image)
+    return image
+
+
+def _host_module(source: Path, include: Path) -> Path:
+    """Compile a source for the CPU, or find it in the user's cache; returns the shared object."""
+    cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if not cxx:
+        raise RuntimeError("CPU kernels need a C++17 compiler, and there is neither g++ nor "
+                           "clang++ on PATH\n  next: install g++, or set CXX")
+    version = _run([cxx, "--version"])
+    common = _digest(cxx.encode(), version.encode(), platform.machine().encode(),
+                     _headers(include))
+    cache = Cache()
+    key = _digest(common.encode(), source.read_bytes())
+    if cache.get(key, ".so") is not None:
+        return cache.path(key, ".so")
+    with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
+        runtime = Path(folder, "runtime.o")
+        content = cache.get(common, ".o")
+        if content is None:
+            _run(host.compile_runtime_command(cxx, include, runtime))
+            cache.put(common, ".o", runtime.read_bytes())
+        else:
+            runtime.write_bytes(content)
+        built = Path(folder, "kernel.so")
+        _run(host.compile_module_command(cxx, source, include, runtime, built))
+        return cache.put(key, ".so", built.read_bytes())
+
+
+def _headers(include: Path) -> bytes:
+    """Every device header by path and content, to be part of a cache key."""
+    files = sorted(path for path in include.rglob("*") if path.is_file())
+    return _digest(
+        *(part for path in files
+          for part in (str(path.relative_to(include)).encode(), path.read_bytes()))
+    ).encode()
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
+    return done.stdout
+
+
+def _digest(*parts: bytes) -> str:
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(len(part).to_bytes(8, "little"))
+        sha.update(part)
+    return sha.hexdigest()[:32]
+
+

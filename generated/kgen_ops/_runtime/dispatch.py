@@ -1,0 +1,354 @@
+"""From a call to its kernel: the table of the device, the ladder on a miss, the prepared launch.
+
+A pass keeps one prepared launch per combination of shapes, strides, dtypes, device and pointer
+alignment. The generated function of an operator looks it up and calls it; whatever it does not
+find, or cannot serve at speed, comes here.
+
+The ladder: the very problem that was tuned; else the nearest tuned problem whose compiled-in
+dims and dtypes are the call's and whose conditions hold; else the operator's safe variant. The
+table is the device's own, else that of a GPU of the same architecture. Nothing ever falls back
+to eager PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .arguments import TORCH_DTYPES, Bound, Signature, bind, check_tensors, complete_dtypes
+from .rows import Call, Gpu, Prepared, Row, Run, SafeRow
+from .streams import current_device, raw_stream, stream_getter
+
+if TYPE_CHECKING:
+    from .device import KernelFile
+
+# Pointers enter the lookup modulo this many bytes; conditions ask for no more.
+ALIGNMENT = 32
+# A server with many sequence lengths must not grow without bound; a refill costs microseconds.
+MAX_PREPARED = 8192
+
+# Tensor types that are served directly; any other (fake, functional, user subclass) goes through
+# PyTorch's dispatcher, which knows what to do with it.
+PLAIN_TENSORS = frozenset({Tensor, torch.nn.Parameter})
+
+
+# The state that sends a call through PyTorch's dispatcher; C functions, 20 ns each.
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+transforms: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
+
+
+class DispatchError(RuntimeError):
+    """No kernel of the library serves the call."""
+
+
+class Choice(NamedTuple):
+    """What the ladder arrived at: a row and the step it stands on."""
+
+    step: str  # "exact", "nearest", "safe"
+    row: Row | SafeRow
+
+
+class Explanation(NamedTuple):
+    """Why a problem is served by a kernel; its text is for people."""
+
+    function: str
+    problem: str
+    gpu: str
+    same_gpu: bool
+    step: str
+    config: str
+    kernel: str
+    evidence: str
+    tuned_problem: str = ""
+    record: str = ""
+    median_us: float | None = None
+
+    def __repr__(self) -> str:
+        where = self.gpu if self.same_gpu else f"{self.gpu} (same architecture)"
+        lines = [f"{self.function}({self.problem}) on {where}: {self.step}",
+                 f"  kernel    {self.config}, kernels/{self.kernel}.cu"]
+        if self.median_us is None:
+            lines.append(f"  evidence  {self.evidence}")
+        else:
+            lines.append(f"  evidence  {self.evidence}: {self.median_us:.2f} us at "
+                         f"{self.tuned_problem}, record {self.record}")
+        return "\n".join(lines)
+
+
+class _Table(NamedTuple):
+    """Rows for one device, and whose they are."""
+
+    gpu: Gpu | None
+    same_gpu: bool
+    rows: tuple[Row, ...]
+    facts: Mapping[str, int]
+
+
+class Pass:
+    """One pass of an operator, with what it has prepared so far.
+
+    Attributes:
+        package: Package of the operator: `kgen_ops.rmsnorm`.
+        name: `forward` or `backward`.
+        signature: What it takes and returns.
+        prepared: Lookup key of the generated function -> what a call needs.
+    """
+
+    def __init__(self, package: str, name: str, signature: Signature) -> None:
+        self.package = package
+        self.name = name
+        self.signature = signature
+        self.prepared: dict[Any, Prepared] = {}
+        self._tables: dict[tuple[str, int | None], _Table] = {}
+        self._files: dict[tuple[str, str, int | None], KernelFile] = {}
+        self._lock = threading.RLock()
+
+    def call(self, key: object, tensors: Sequence[Tensor], scalars: Sequence[float]) -> Any:
+        """Serve a call that the generated function found no launch for, and remember it.
+
+        Raises:
+            TypeError, ValueError: If the arguments are not what the signature says.
+            DispatchError: If the library has no kernel for the device.
+        """
+        if tensors[0].device.type == "meta":
+            return self.dispatched(tensors, scalars)
+        bound = bind(self.signature, tensors, scalars)
+        device = tensors[0].device
+        outputs = self._allocate(bound, device)
+        if all(output.numel() == 0 for output in outputs):
+            return _unpacked(outputs)
+        if bound.copies:
+            tensors = [
+                tensor.contiguous() if argument.name in bound.copies else tensor
+                for argument, tensor in zip(self.signature.inputs, tensors, strict=True)
+            ]
+            bound = bind(self.signature, tensors, scalars)
+            key = None
+        run = self._prepare(bound, tensors, device)
+        if key is not None:
+            if len(self.prepared) >= MAX_PREPARED:
+                self.prepared.clear()
+            # Telling empty_like the format costs it 0.2 us; contiguous inputs need not.
+            plain = all(tensor.is_contiguous() for tensor in tensors)
+            self.prepared[key] = Prepared(
+                run,
+                stream_getter(tensors[0].get_device()),
+                torch.empty_like if plain else _contiguous_like,
+            )
+        pointers = (tensor.data_ptr() for tensor in (*tensors, *outputs))
+        run(raw_stream(tensors[0].get_device()), *pointers, *scalars)
+        return _unpacked(outputs)
+
+    def dispatched(self, tensors: Sequence[Tensor], scalars: Sequence[float]) -> Any:
+        """Serve a call through PyTorch's dispatcher: fake tensors, subclasses, modes, transforms.
+
+        Raises:
+            TypeError: If an argument is no tensor.
+        """
+        check_tensors(self.signature, tensors)
+        return getattr(torch.ops.kgen_ops, self.signature.function)(*tensors, *scalars)
+
+    def refuse_grad(self, tensors: Sequence[Tensor]) -> None:
+        """Raise the error of a call that wants a gradient which was not generated."""
+        wanting = [argument.name
+                   for argument, tensor in zip(self.signature.inputs, tensors, strict=True)
+                   if tensor.requires_grad]
+        raise NotImplementedError(
+            f"{self.signature.function}: {' and '.join(wanting)} requires grad, but no backward "
+            "kernel was generated for this operator; call it under torch.no_grad(), or pass "
+            f"{wanting[0]}.detach() if the gradient is not wanted"
+        )
+
+    def explain(self, dims: Mapping[str, int], dtypes: Mapping[str, str],
+                device: torch.device) -> Explanation:
+        """Say which kernel serves a contiguous, aligned call of these dims and dtypes.
+
+        Raises:
+            TypeError, ValueError: If a dim or dtype is missing or unknown.
+            DispatchError: If the library has no kernel for the device.
+        """
+        signature = self.signature
+        names = [dim.name for dim in signature.dims]
+        if sorted(dims) != sorted(names):
+            raise ValueError(f"{signature.function} has dims {', '.join(names)}; "
+                             f"got {', '.join(dims) or 'none'}")
+        extents = {name: dims[name] for name in names}
+        chosen = complete_dtypes(signature, dict(dtypes))
+        call = Call(**extents, **_contiguous_strides(signature, extents),
+                    **{f"{a.name}_ptr": 0 for a in (*signature.inputs, *signature.outputs)})
+        table = self._table(device)
+        choice = self._choose(table, tuple(extents.values()), tuple(chosen.values()), call)
+        row = choice.row
+        explanation = Explanation(
+            function=signature.function,
+            problem=_problem(signature, tuple(extents.values()), tuple(chosen.values())),
+            gpu=table.gpu.name if table.gpu else str(device),
+            same_gpu=table.same_gpu,
+            step=choice.step,
+            config=row.config,
+            kernel=row.kernel,
+            evidence="right for every problem, tuned for none",
+        )
+        if isinstance(row, SafeRow):
+            return explanation._replace(same_gpu=True)
+        return explanation._replace(
+            evidence=row.evidence, record=row.record, median_us=row.median_us,
+            tuned_problem=_problem(signature, row.dims, row.dtypes),
+        )
+
+    def _prepare(self, bound: Bound, tensors: Sequence[Tensor], device: torch.device) -> Run:
+        pointers = {f"{argument.name}_ptr": tensor.data_ptr() % ALIGNMENT
+                    for argument, tensor in zip(self.signature.inputs, tensors, strict=True)}
+        # Outputs are fresh from PyTorch's allocators, which align to at least 64 bytes.
+        pointers |= {f"{a.name}_ptr": 0 for a in self.signature.outputs}
+        call = Call(**bound.dims, **bound.strides, **pointers)
+        with self._lock:
+            table = self._table(device)
+            choice = self._choose(
+                table, tuple(bound.dims.values()), tuple(bound.dtypes.values()), call
+            )
+            file = self._file(choice.row.kernel, device)
+            if isinstance(choice.row, SafeRow):
+                run = choice.row.bind(file, call, table.facts)
+            else:
+                run = choice.row.bind(file, call)
+        if device.type == "cuda" and torch.cuda.device_count() > 1:
+            return _on_device(run, tensors[0].get_device())
+        return run
+
+    def _choose(self, table: _Table, dims: tuple[int, ...], dtypes: tuple[str, ...],
+                call: Call) -> Choice:
+        best: Row | None = None
+        least = inf
+        for row in table.rows:
+            if row.dtypes != dtypes or not self._same_constants(row, dims):
+                continue
+            far = sum(abs(log(max(a, 1) / max(b, 1))) for a, b in zip(dims, row.dims, strict=True))
+            if far < least and row.fits(call):
+                best, least = row, far
+        if best is not None:
+            return Choice("exact" if best.dims == dims else "nearest", best)
+        safe: Sequence[SafeRow] = getattr(
+            importlib.import_module(f"{self.package}.safe"), self.name.upper(), ()
+        )
+        for candidate in safe:
+            if candidate.dtypes == dtypes:
+                return Choice("safe", candidate)
+        problem = _problem(self.signature, dims, dtypes)
+        raise DispatchError(
+            f"{self.signature.function}: the library has no kernel for {problem}\n"
+            f"  run: kgen tune --op {self._operator} --problem {problem}"
+        )
+
+    def _same_constants(self, row: Row, dims: tuple[int, ...]) -> bool:
+        return all(
+            extent == tuned
+            for dim, extent, tuned in zip(self.signature.dims, dims, row.dims, strict=True)
+            if dim.name in row.constants
+        )
+
+    def _table(self, device: torch.device) -> _Table:
+        key = (device.type, device.index)
+        if key not in self._tables:
+            self._tables[key] = self._load_table(device)
+        return self._tables[key]
+
+    def _load_table(self, device: torch.device) -> _Table:
+        gpus: Sequence[Gpu] = importlib.import_module(f"{self.package}.tables").GPUS
+        if device.type == "cpu":
+            host = next((gpu for gpu in gpus if gpu.arch == "host"), None)
+            if host is None:
+                tuned = ", ".join(gpu.name for gpu in gpus) or "nothing"
+                raise DispatchError(
+                    f"{self.signature.function}: this is a CPU tensor, but only {tuned} was tuned\n"
+                    f"  run: kgen tune --op {self._operator} --gpu host, or move the tensors"
+                )
+            return _Table(host, True, self._rows(host), host.facts)
+        if device.type != "cuda":
+            raise DispatchError(f"{self.signature.function}: tensors on {device} are not served; "
+                                "move them to a CUDA GPU")
+        from .device import device_facts
+
+        facts = device_facts(device)
+        name = torch.cuda.get_device_name(device)
+        for gpu in gpus:
+            if name in gpu.device_names:
+                return _Table(gpu, True, self._rows(gpu), facts)
+        kin = [gpu for gpu in gpus if gpu.compute_capability == facts["compute_capability"]]
+        if kin:
+            nearest = min(kin, key=lambda g: abs(g.facts["sm_count"] - facts["sm_count"]))
+            return _Table(nearest, False, self._rows(nearest), facts)
+        return _Table(None, False, (), facts)
+
+    def _rows(self, gpu: Gpu) -> tuple[Row, ...]:
+        table = importlib.import_module(f"{self.package}.tables.{gpu.name}")
+        rows: tuple[Row, ...] = getattr(table, self.name.upper(), ())
+        return rows
+
+    def _file(self, stem: str, device: torch.device) -> KernelFile:
+        # Compilers and the driver are only needed from here on; importing them takes 10 ms.
+        from .device import KernelFile
+
+        key = (stem, device.type, device.index)
+        if key not in self._files:
+            folder = Path(importlib.import_module(self.package).__path__[0])
+            self._files[key] = KernelFile(folder.parent, folder / "kernels", stem, device)
+        return self._files[key]
+
+    def _allocate(self, bound: Bound, device: torch.device) -> list[Tensor]:
+        return [
+            torch.empty(shape, device=device,
+                        dtype=TORCH_DTYPES[bound.dtypes.get(output.dtype, output.dtype)])
+            for shape, output in zip(bound.shapes, self.signature.outputs, strict=True)
+        ]
+
+    @property
+    def _operator(self) -> str:
+        return self.package.rpartition(".")[2]
+
+
+def _unpacked(outputs: list[Tensor]) -> Any:
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _contiguous_like(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _on_device(run: Run, device: int) -> Run:
+    """Launch on `device` even while another one is current."""
+
+    def run_there(stream: int, *arguments: float) -> None:
+        if current_device() == device:
+            run(stream, *arguments)
+        else:
+            with torch.cuda.device(device):
+                run(stream, *arguments)
+
+    return run_there
+
+
+def _contiguous_strides(signature: Signature, dims: Mapping[str, int]) -> dict[str, int]:
+    strides: dict[str, int] = {}
+    for argument in signature.inputs:
+        step = 1
+        for name in reversed(argument.dims):
+            if name in argument.free_strides:
+                strides[f"{argument.name}_stride_{name}"] = step
+            step *= dims[name]
+    return strides
+
+
+def _problem(signature: Signature, dims: tuple[int, ...], dtypes: tuple[str, ...]) -> str:
+    pairs = [
+        *zip((dim.name for dim in signature.dims), dims, strict=True),
+        *zip((f.name for f in signature.dtypes), dtypes, strict=True),
+    ]
+    return ",".join(f"{name}={value}" for name, value in pairs)

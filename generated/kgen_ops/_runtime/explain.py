@@ -1,0 +1,63 @@
+"""Which kernel serves a problem, and why that one."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+
+import torch
+
+from .arguments import DTYPE_NAMES
+from .dispatch import Explanation, Pass
+
+
+def explain(
+    operator: str,
+    *,
+    device: str | torch.device | None = None,
+    pass_name: str = "forward",
+    **problem: int | str | torch.dtype,
+) -> Explanation:
+    """Say which kernel serves a contiguous, aligned call, and on what evidence.
+
+        print(kgen_ops.explain("rmsnorm", M=8192, N=4096, dtype="bf16"))
+
+    Args:
+        operator: Name of an operator of the library.
+        device: Default: the current CUDA device, else the CPU.
+        pass_name: `forward` or `backward`.
+        problem: Every dim, and dtypes by name or as torch dtypes.
+    Returns:
+        An `Explanation`; its text is for people.
+    Raises:
+        ValueError: If operator, pass or a dim is unknown, or a dim is missing.
+        TypeError: If a dtype is missing or not supported.
+        DispatchError: If the library has no kernel for the device.
+    """
+    library = __name__.rsplit(".", maxsplit=2)[0]
+    name = f"{library}.{operator}"
+    known = operator.isidentifier() and not operator.startswith("_")
+    if not known or find_spec(name) is None:
+        raise ValueError(f"{library} has no operator '{operator}'")
+    package = importlib.import_module(name)
+    chosen = getattr(package, pass_name.upper(), None)
+    if not isinstance(chosen, Pass):
+        raise ValueError(f"{operator} has no pass '{pass_name}'")
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    fields = {field.name for field in chosen.signature.dtypes}
+    dims: dict[str, int] = {}
+    dtypes: dict[str, str] = {}
+    for key, value in problem.items():
+        if key in fields:
+            dtypes[key] = DTYPE_NAMES.get(value, str(value)) if isinstance(
+                value, torch.dtype) else str(value)
+        elif isinstance(value, int) and value >= 0:
+            dims[key] = value
+        else:
+            raise ValueError(f"{operator}: {key} = {value!r} is neither a dtype field nor an "
+                             "extent >= 0")
+    where = torch.device(device)
+    if where.type == "cuda" and where.index is None:
+        where = torch.device("cuda", torch.cuda.current_device())
+    return chosen.explain(dims, dtypes, where)

@@ -1,0 +1,374 @@
+"""Compile CUDA kernels for the host layer, and run them without a GPU.
+
+A kernel written against `include/kgen/` is also C++17. Compiled with an ordinary compiler and
+linked with the layer's runtime it becomes a *module*, a shared object whose kernels run on the CPU
+with one fiber per CUDA thread; or a *sanitized executable*, which runs a job read from a file under
+AddressSanitizer. The functions named `compile_*_command` return argument lists and run nothing.
+
+    runtime.o    compile_runtime_command(cxx, include, runtime_o)               once
+    variant.so   compile_module_command(cxx, cu, include, runtime_o, so)        per kernel
+    HostModule(so).function("vector_add").launch((8,), (128,), 0, [a, b, c_longlong(n)])
+
+Host timings are timings of the host; they say nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+StrPath: TypeAlias = str | os.PathLike[str]
+Argument: TypeAlias = Any
+"""A ctypes value: c_void_p, c_longlong, c_int, c_float, ... (ctypes has no public base class)."""
+
+# Modules are cached and may travel, so no -march=native: the code must run on every CPU of its
+# architecture. -ffp-contract=off then costs nothing on x86-64, which has no fused multiply-add to
+# contract into, and makes the other architectures compute the same bits; kgen::fma is fused anyway.
+# nvcc does not optimise by the types of pointers, and kernels rely on it (a row of floats read as
+# vectors), hence -fno-strict-aliasing. -fno-math-errno lets sqrt be one instruction.
+_COMMON_FLAGS = (
+    "-std=c++17",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    "-pthread",
+    # Static __shared__ arrays of templates must not be merged with another module's.
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wno-unknown-pragmas",  # "#pragma unroll"
+)
+_RELEASE_FLAGS = ("-O2",)
+# -O1 keeps the variables and lines of a report recognisable. A misaligned vector access, which a
+# GPU refuses and x86 does not, ends the program too.
+_SANITIZE_FLAGS = (
+    "-O1",
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=address,alignment",
+    "-fno-sanitize-recover=alignment",
+)
+# Leaks are the operating system's business here, and looking for them fails under ptrace.
+_ASAN_OPTIONS = "detect_leaks=0:exitcode=99:abort_on_error=0"
+_UBSAN_OPTIONS = "print_stacktrace=1"
+_MAX_REPORT_LINES = 14
+# The sanitizer of GCC 12 and older sometimes finds its shadow memory taken where the kernel
+# randomises addresses by 32 bits; it then dies before main, and another start has other addresses.
+_MAX_STARTS = 8
+_SHADOW_TAKEN = b"Shadow memory range interleaves"
+_ERROR_BYTES = 4096
+_RUNTIME_FILES = (
+    "runtime.hpp", "fiber.hpp", "thread.hpp", "worker.hpp", "runtime.cpp", "main.cpp",
+)  # fmt: skip
+
+
+class HostFault(RuntimeError):  # noqa: N818 - what a GPU would call it
+    """A launch was refused, or a thread did something that is undefined on a GPU."""
+
+
+class HostTimeout(HostFault):
+    """A sanitized executable did not end in time."""
+
+
+def runtime_sources(include_dir: StrPath) -> tuple[Path, ...]:
+    """Return the files the runtime objects are made of, for a cache key."""
+    host = Path(include_dir) / "kgen" / "host"
+    return tuple(host / name for name in _RUNTIME_FILES)
+
+
+def compile_runtime_command(
+    cxx: str, include_dir: StrPath, out_object: StrPath, sanitize: bool = False
+) -> list[str]:
+    """Return the command that compiles the runtime; once per compiler, not per kernel.
+
+    Args:
+        cxx: A C++17 compiler that takes GCC's options: g++ or clang++.
+        include_dir: The directory that holds `kgen/core.cuh`.
+        out_object: The object file to write.
+        sanitize: False: for `compile_module_command`. True: for `compile_sanitized_command`; the
+            object then holds the stand-alone runner as well.
+    """
+    host = Path(include_dir) / "kgen" / "host"
+    runtime, main = host / "runtime.cpp", host / "main.cpp"
+    if sanitize:
+        # One relocatable object out of two sources.
+        kind = [*_SANITIZE_FLAGS, "-r", "-nostdlib", str(runtime), str(main)]
+    else:
+        kind = [*_RELEASE_FLAGS, "-c", str(runtime)]
+    return [cxx, *_COMMON_FLAGS, *kind, "-o", str(out_object)]
+
+
+def compile_module_command(
+    cxx: str, source: StrPath, include_dir: StrPath, runtime_object: StrPath, out_so: StrPath
+) -> list[str]:
+    """Return the command that compiles one kernel source into a module for `HostModule`.
+
+    Args:
+        cxx: The compiler that made `runtime_object`.
+        source: CUDA source; any suffix.
+        include_dir: The directory that holds `kgen/core.cuh`.
+        runtime_object: Made by `compile_runtime_command(..., sanitize=False)`.
+        out_so: The shared object to write.
+    """
+    return [
+        cxx,
+        *_COMMON_FLAGS,
+        *_RELEASE_FLAGS,
+        "-shared",
+        f"-I{include_dir}",
+        *("-x", "c++", str(source), "-x", "none", str(runtime_object)),
+        *("-o", str(out_so)),
+    ]
+
+
+def compile_sanitized_command(
+    cxx: str,
+    source: StrPath,
+    include_dir: StrPath,
+    runtime_object: StrPath,
+    out_executable: StrPath,
+) -> list[str]:
+    """Return the command that compiles one kernel source into an executable for `run_job`.
+
+    Args:
+        cxx: The compiler that made `runtime_object`.
+        source: CUDA source; any suffix.
+        include_dir: The directory that holds `kgen/core.cuh`.
+        runtime_object: Made by `compile_runtime_command(..., sanitize=True)`.
+        out_executable: The executable to write.
+    """
+    return [
+        cxx,
+        *_COMMON_FLAGS,
+        *_SANITIZE_FLAGS,
+        f"-I{include_dir}",
+        *("-x", "c++", str(source), "-x", "none", str(runtime_object)),
+        "-rdynamic",  # the runner finds kernels by name
+        "-ldl",
+        *("-o", str(out_executable)),
+    ]
+
+
+class _Launch(ctypes.Structure):
+    """Mirror of `kgen::host::Launch`."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("smem_bytes", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
+        ("threads", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("error", ctypes.c_char_p),
+        ("error_bytes", ctypes.c_uint64),
+    ]
+
+
+def _extents(name: str, extents: Sequence[int]) -> tuple[int, int, int]:
+    """Pad to three extents with 1."""
+    if not 1 <= len(extents) <= 3:
+        raise ValueError(f"{name} has {len(extents)} extents, want 1 to 3")
+    if any(not 0 <= extent < 2**32 for extent in extents):
+        raise ValueError(f"{name} {tuple(extents)} does not fit in 32 bits")
+    x, y, z = (*extents, 1, 1)[:3]
+    return x, y, z
+
+
+class HostModule:
+    """A shared object made by `compile_module_command`; stays loaded as long as the process."""
+
+    def __init__(self, path: StrPath) -> None:
+        """Load the module.
+
+        Raises:
+            OSError: If the file is missing or is no shared object for this machine.
+        """
+        self.path = Path(path).resolve()
+        self._library = ctypes.CDLL(str(self.path))
+
+    def function(self, name: str) -> HostFunction:
+        """Return kernel `name`.
+
+        Raises:
+            HostFault: If the module exports no such kernel.
+        """
+        try:
+            entry = self._library[f"{name}__host"]
+        except AttributeError:
+            raise HostFault(
+                f"{self.path}: no kernel '{name}'\n"
+                f"  a source exports one with KGEN_EXPORT({name}); at its end"
+            ) from None
+        return HostFunction(name, entry)
+
+
+class HostFunction:
+    """One kernel of a module."""
+
+    def __init__(self, name: str, entry: Any) -> None:
+        """Wrap the exported entry point; use `HostModule.function`."""
+        self.name = name
+        self._entry = entry
+        self._entry.argtypes = [ctypes.POINTER(_Launch), ctypes.POINTER(ctypes.c_void_p)]
+        self._entry.restype = ctypes.c_int
+
+    def launch(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        smem_bytes: int,
+        args: Sequence[Argument],
+        seed: int = 0,
+        threads: int = 0,
+    ) -> None:
+        """Run the kernel to its end. The interpreter lock is released meanwhile.
+
+        Args:
+            grid: Blocks in x, y, z; one to three extents.
+            block: Threads in x, y, z; one to three extents, at most 1024 threads.
+            smem_bytes: Dynamic shared memory of a block; filled with 0xFF (NaN) before each block.
+            args: One ctypes value per kernel parameter, of exactly the parameter's type.
+            seed: 0 starts the threads of a block in order; any other value shuffles them, at the
+                start and again at each barrier and exchange, the same way every time.
+            threads: OS threads that share the blocks; 0 uses all cores.
+
+        Raises:
+            HostFault: If the launch is refused (limits) or a thread did something undefined. The
+                buffers are then in an unspecified state.
+        """
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        launch = _Launch(
+            grid=_extents("grid", grid),
+            block=_extents("block", block),
+            smem_bytes=smem_bytes,
+            seed=seed,
+            threads=threads,
+            reserved=0,
+            error=ctypes.cast(error, ctypes.c_char_p),
+            error_bytes=_ERROR_BYTES,
+        )
+        values = list(args)  # keeps the storage alive during the call
+        addresses = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))
+        if self._entry(ctypes.byref(launch), addresses) != 0:
+            raise HostFault(f"{self.name}: {error.value.decode(errors='replace')}")
+
+
+@dataclass(frozen=True)
+class BufferRef:
+    """A pointer argument of a job: `offset` bytes into buffer number `index`."""
+
+    index: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class JobLaunch:
+    """One launch of a job; fields as in `HostFunction.launch`, pointers given as `BufferRef`."""
+
+    kernel: str
+    grid: Sequence[int]
+    block: Sequence[int]
+    smem_bytes: int = 0
+    args: Sequence[BufferRef | Argument] = field(default_factory=tuple)
+    seed: int = 0
+
+
+def write_job(
+    directory: StrPath, buffers: Sequence[bytes | int], launches: Sequence[JobLaunch]
+) -> Path:
+    """Write a job for a sanitized executable, and return the path for `run_job`.
+
+    Args:
+        directory: Receives the job and its buffers; made if missing. One job per directory.
+        buffers: Initial content of each buffer, or its size in bytes to have it filled with 0xFF.
+            Any object with the buffer protocol will do for bytes. The executable allocates exactly
+            this size, so that one byte too far is seen.
+        launches: Run in order.
+
+    Raises:
+        ValueError: If an argument refers to a buffer that does not exist.
+    """
+    directory = Path(directory).resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = ["kgen-job 1"]
+    for index, buffer in enumerate(buffers):
+        if isinstance(buffer, int):
+            lines.append(f"buffer {buffer} -")
+        else:
+            content = bytes(buffer)
+            path = directory / f"buffer_{index}.in"
+            path.write_bytes(content)
+            lines.append(f"buffer {len(content)} {path}")
+    for launch in launches:
+        grid, block = _extents("grid", launch.grid), _extents("block", launch.block)
+        numbers = (*grid, *block, launch.smem_bytes, launch.seed, len(launch.args))
+        lines.append(f"launch {launch.kernel} {' '.join(map(str, numbers))}")
+        for arg in launch.args:
+            if not isinstance(arg, BufferRef):
+                lines.append(f"value {bytes(arg).hex()}")
+            elif 0 <= arg.index < len(buffers):
+                lines.append(f"pointer {arg.index} {arg.offset}")
+            else:
+                raise ValueError(f"{launch.kernel}: {arg}, but there are {len(buffers)} buffers")
+    lines += [f"output {i} {directory / f'buffer_{i}.out'}" for i in range(len(buffers))]
+    job = directory / "job.txt"
+    job.write_text("\n".join(lines) + "\n")
+    return job
+
+
+def run_job(executable: StrPath, job: StrPath, timeout_s: float) -> list[bytes]:
+    """Run a job with a sanitized executable.
+
+    Args:
+        executable: Made by `compile_sanitized_command`.
+        job: Returned by `write_job`.
+        timeout_s: The executable is killed after so many seconds.
+
+    Returns:
+        The content of every buffer after the last launch, in the order given to `write_job`.
+
+    Raises:
+        HostTimeout: If it did not end in time.
+        HostFault: If the sanitizer found something (with the head of its report), a launch was
+            refused, or a thread did something undefined.
+    """
+    environment = {**os.environ, "ASAN_OPTIONS": _ASAN_OPTIONS, "UBSAN_OPTIONS": _UBSAN_OPTIONS}
+    command = [str(Path(executable).resolve()), str(job)]
+    for _ in range(_MAX_STARTS):
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise HostTimeout(f"{command[0]}: did not end within {timeout_s} s") from None
+        silent_crash = done.returncode == -signal.SIGSEGV and not done.stderr
+        if not silent_crash and _SHADOW_TAKEN not in done.stderr:
+            break
+    if done.returncode != 0:
+        report = _head_of_report(done.stderr.decode(errors="replace"))
+        raise HostFault(report or f"{command[0]}: exit status {done.returncode}")
+    outputs = []
+    for line in Path(job).read_text().splitlines():
+        if line.startswith("output "):
+            outputs.append(Path(line.split(" ", 2)[2]).read_bytes())
+    return outputs
+
+
+def _head_of_report(stderr: str) -> str:
+    """Return the lines that say what happened and where; a sanitizer adds a hundred more."""
+    lines = [line for line in stderr.splitlines() if line.strip("= ")]
+    for index, line in enumerate(lines):
+        if "Sanitizer" in line or "runtime error:" in line:
+            lines = lines[index:]
+            break
+    for index, line in enumerate(lines):
+        if line.startswith(("SUMMARY:", "Shadow bytes")):
+            lines = lines[:index]
+            break
+    return "\n".join(lines[:_MAX_REPORT_LINES])

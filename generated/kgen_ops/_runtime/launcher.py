@@ -1,0 +1,309 @@
+"""Prepared kernel launches: everything fixed is converted once, a call converts the rest.
+
+`make_launcher` gives the C launcher of `_launch.c` where that extension was built (0.2 us of host
+time on top of the driver's own), else a Python one with the same behaviour, which works anywhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import shutil
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from ctypes import c_void_p
+from pathlib import Path
+from typing import Any, Protocol
+
+from .cuda import INVALID_CONTEXT, INVALID_HANDLE, CudaError, Function, driver, error_text
+
+MAX_ARGUMENTS = 128
+MAX_GRID_EXTENT = 2**31 - 1
+
+# Format characters as `struct` packs them, each in a slot of 8 bytes: (code, padding, wanted).
+_SLOTS = {
+    "p": ("Q", "", "an address (int, 0 .. 2**64 - 1)"),
+    "q": ("q", "", "an int of 64 bits"),
+    "i": ("i", "4x", "an int of 32 bits"),
+    "f": ("f", "4x", "a float within float32's range"),
+    "d": ("d", "", "a float"),
+}
+
+
+class Launcher(Protocol):
+    """What `make_launcher` returns."""
+
+    def __call__(self, stream: int, grid_x: int, grid_y: int, grid_z: int, /, *args: Any) -> None:
+        """Launch on a raw stream.
+
+        Nothing is launched if a grid extent is 0.
+
+        Raises:
+            TypeError: If the number or kind of the arguments is not the format's.
+            OverflowError: If a number does not fit its type.
+            ValueError: If a grid extent is negative or beyond 2**31 - 1.
+            CudaError: If the driver refuses the launch.
+        """
+
+
+def make_launcher(
+    function: Function,
+    format: str,  # noqa: A002 - what struct and ctypes users call it
+    block: tuple[int, int, int],
+    smem: int,
+) -> Launcher:
+    """Prepare launches of a kernel.
+
+    The function's module must stay loaded as long as the launcher is used.
+
+    Args:
+        function: The kernel.
+        format: One character per kernel argument: p (address), q (int64), i (int32),
+            f (float32), d (float64).
+        block: Threads in x, y, z.
+        smem: Dynamic shared memory, bytes; the caller has opted in where that is needed.
+    Raises:
+        ValueError: If format, block or smem is malformed.
+    """
+    compiled = compiled_launcher()
+    if compiled is not None:
+        launcher: Launcher = compiled(
+            function.handle, format, block, smem, function.name, function.context, CudaError)
+        return launcher
+    return PythonLauncher(function.handle, format, block, smem, function.name, function.context)
+
+
+@functools.cache
+def compiled_launcher() -> Callable[..., Any] | None:
+    """Return the type `Launcher` of the C extension, or None where it was not built.
+
+    Looked for once: a failing import takes longer than a launch.
+    """
+    try:
+        module = importlib.import_module("._launch", __package__)
+    except ImportError:
+        return None
+    launcher: Callable[..., Any] = module.Launcher
+    return launcher
+
+
+# CUlaunchConfig: grid, block, shared memory, stream, no attributes. The kernel's arguments follow
+# it in the same memory, so that one `pack_into` converts and checks all that a launch needs.
+_CONFIG = "<3i3II4xQQI4x"
+_CONFIG_BYTES = struct.calcsize(_CONFIG)
+
+
+class _Frame:
+    """Storage of one launch: the launch config, the arguments in 8-byte slots, their addresses."""
+
+    __slots__ = ("config", "memory", "params", "slots")
+
+    def __init__(self, count: int) -> None:
+        self.memory = ctypes.create_string_buffer(_CONFIG_BYTES + 8 * count)
+        base = ctypes.addressof(self.memory)
+        first = base + _CONFIG_BYTES
+        self.slots = (c_void_p * max(count, 1))(*(first + 8 * i for i in range(count)))
+        self.config = c_void_p(base)
+        self.params = c_void_p(ctypes.addressof(self.slots))
+
+
+class PythonLauncher:
+    """The launcher in Python: about 1 us a call.
+
+    Two threads may launch the same kernel at once, and ctypes lets go of the GIL during the
+    call, so argument storage cannot be shared. A call takes a free frame and puts it back
+    afterwards: unlike a lock that neither stalls other threads while the driver's queue is full
+    nor deadlocks when a signal handler or a finaliser launches in the middle of a launch, and
+    unlike thread-local storage it costs no lookup. `list.pop` and `list.append` are atomic.
+    """
+
+    def __init__(
+        self,
+        function: int,
+        format: str,  # noqa: A002
+        block: tuple[int, int, int],
+        smem: int,
+        name: str = "kernel",
+        context: int = 0,
+        error: Callable[[str, int], Exception] = CudaError,
+        library: Any = None,
+    ) -> None:
+        """Prepare launches; see `make_launcher`.
+
+        Args:
+            function: CUfunction.
+            format: As for `make_launcher`.
+            block: Threads in x, y, z.
+            smem: Dynamic shared memory, bytes.
+            name: Kernel name, for messages.
+            context: The function's context, made current where a launch needs it; 0 if unknown.
+            error: Called with (message, code) for what to raise.
+            library: The driver; a test passes its own.
+        """
+        if len(format) > MAX_ARGUMENTS:
+            raise ValueError(f"format '{format}' has {len(format)} arguments; at most "
+                             f"{MAX_ARGUMENTS} are supported")
+        for index, code in enumerate(format):
+            if code not in _SLOTS:
+                raise ValueError(
+                    f"format '{format}': unknown character at {index}\n"
+                    "  known: p (address), q (int64), i (int32), f (float32), d (float64)")
+        if len(block) != 3 or not all(1 <= extent <= 1024 for extent in block):
+            raise ValueError(f"block must be 1 .. 1024 in each direction, got {tuple(block)}")
+        if not 0 <= smem <= MAX_GRID_EXTENT:
+            raise ValueError(f"smem must be 0 .. 2**31 - 1 bytes, got {smem}")
+        self.name = name
+        self._format = format
+        self._block = block
+        self._smem = smem
+        self._context = context
+        self._error = error
+        self._library = driver().library if library is None else library
+        # Of CUDA's two entry points this one takes 4 arguments instead of 11, and ctypes is paid
+        # by the argument.
+        self._launch = self._library.cuLaunchKernelEx
+        self._pack = struct.Struct(
+            _CONFIG + "".join(_SLOTS[c][0] + _SLOTS[c][1] for c in format)).pack_into
+        self._free: list[_Frame] = []
+        self._function = c_void_p(function)
+
+    def __call__(self, stream: int, grid_x: int, grid_y: int, grid_z: int, /, *args: Any) -> None:
+        """Launch on a raw stream; see `Launcher`."""
+        try:
+            frame = self._free.pop()
+        except IndexError:  # the first call, or as many threads inside as frames exist
+            frame = _Frame(len(self._format))
+        try:
+            x, y, z = self._block
+            self._pack(frame.memory, 0, grid_x, grid_y, grid_z, x, y, z, self._smem, stream, 0, 0,
+                       *args)
+            if grid_x > 0 and grid_y > 0 and grid_z > 0:
+                code = self._launch(frame.config, self._function, frame.params, None)
+                if code:
+                    self._failed(code, (grid_x, grid_y, grid_z), frame)
+            elif grid_x < 0 or grid_y < 0 or grid_z < 0:
+                self._check((stream, grid_x, grid_y, grid_z), args)
+        except (struct.error, OverflowError, TypeError):
+            self._check((stream, grid_x, grid_y, grid_z), args)
+            raise
+        finally:
+            self._free.append(frame)
+
+    def _check(self, fixed: tuple[Any, Any, Any, Any], args: tuple[Any, ...]) -> None:
+        """Raise what is wrong with a call's arguments, as the C launcher does."""
+        if len(args) != len(self._format):
+            raise TypeError(
+                f"{self.name}: takes stream, grid_x, grid_y, grid_z and {len(self._format)} "
+                f"kernel arguments by position, got {len(args) + 4} arguments") from None
+        stream, *grid = fixed
+        if not _packs("Q", stream):
+            raise TypeError(f"{self.name}: the stream must be a raw stream handle (int), got "
+                            f"{stream!r}") from None
+        for extent in grid:
+            if not hasattr(type(extent), "__index__"):
+                raise TypeError(
+                    f"{self.name}: a grid extent must be an int, got {extent!r}") from None
+            if not 0 <= extent <= MAX_GRID_EXTENT:
+                raise ValueError(f"{self.name}: a grid extent must be 0 .. 2**31 - 1, got "
+                                 f"{extent!r}") from None
+        for index, (code, value) in enumerate(zip(self._format, args, strict=True)):
+            char, _, want = _SLOTS[code]
+            if not _packs(char, value):
+                of_kind = hasattr(type(value), "__index__") or (
+                    code in "fd" and isinstance(value, float))
+                kind = OverflowError if of_kind else TypeError
+                raise kind(f"{self.name}: kernel argument {index} must be {want}, got "
+                           f"{value!r}") from None
+
+    def _failed(self, code: int, grid: tuple[int, int, int], frame: _Frame) -> None:
+        """Retry in the function's context if that was the trouble, else raise."""
+        if code in (INVALID_CONTEXT, INVALID_HANDLE) and self._context:
+            # A thread that torch did not start has no current context, and one that works on
+            # another device has that device's. Nothing ran, so trying again is safe.
+            current = c_void_p()
+            lib = self._library
+            if lib.cuCtxGetCurrent(ctypes.byref(current)) == 0 and current.value != self._context:
+                code = lib.cuCtxSetCurrent(c_void_p(self._context))
+                if code == 0:
+                    code = self._launch(frame.config, self._function, frame.params, None)
+                    if current.value:
+                        lib.cuCtxSetCurrent(current)
+        if code:
+            raise self._error(
+                f"{self.name}: cuLaunchKernel: {error_text(self._library, code)}\n"
+                f"  grid {grid}, block {tuple(self._block)}, {self._smem} bytes of dynamic shared "
+                "memory", code)
+
+
+def _packs(char: str, value: Any) -> bool:
+    try:
+        struct.pack("<" + char, value)
+    except (struct.error, OverflowError, TypeError):
+        return False
+    return True
+
+
+def provide_extension(folder: str | Path) -> bool:
+    """Have `make_launcher` use the C extension, built in `folder` if it is nowhere yet.
+
+    For a process that launches a great deal from an installation that has none built in.
+
+    Returns:
+        Whether there is one now; without a C compiler the Python launcher goes on serving.
+    """
+    if compiled_launcher() is not None:
+        return True
+    path = Path(folder) / f"_launch{sysconfig.get_config_var('EXT_SUFFIX')}"
+    try:
+        if not path.is_file():
+            # Built aside and renamed: two processes may start at once.
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                build_extension(scratch).replace(path)
+        name = f"{__package__}._launch"
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            return False
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (ImportError, OSError, RuntimeError):
+        return False
+    sys.modules[name] = module
+    compiled_launcher.cache_clear()
+    return True
+
+
+def build_extension(out_dir: str | Path, compiler: str | None = None) -> Path:
+    """Compile `_launch.c` for the running interpreter.
+
+    Put `out_dir` beside launcher.py (in place) to have `make_launcher` find the result.
+
+    Args:
+        out_dir: Existing directory; the file is named as the interpreter wants it.
+        compiler: C compiler; default $CC as Python was configured, else `cc`.
+    Returns:
+        Path of the extension.
+    Raises:
+        RuntimeError: If there is no C compiler, no Python.h, or the compilation fails.
+    """
+    cc = compiler or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
+    include = sysconfig.get_paths()["include"]
+    if cc is None or shutil.which(cc) is None:
+        raise RuntimeError(f"no C compiler ({compiler or 'cc, gcc, clang'}) on PATH\n"
+                           "  next: install one, or go on with the Python launcher")
+    if not Path(include, "Python.h").is_file():
+        raise RuntimeError(f"Python.h is not in {include}\n"
+                           "  next: install the development files of Python "
+                           f"{sys.version_info.major}.{sys.version_info.minor}")
+    out = Path(out_dir) / f"_launch{sysconfig.get_config_var('EXT_SUFFIX')}"
+    source = Path(__file__).with_name("_launch.c")
+    command = [cc, "-O2", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(out), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
+    return out

@@ -1,0 +1,106 @@
+"""What the generated tables are made of: measured rows, safe rows, the GPUs they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .device import KernelFile
+
+Run = Callable[..., None]  # (stream, *input pointers, *output pointers, *scalars)
+
+
+class Prepared(NamedTuple):
+    """What a call with a known layout needs, resolved once.
+
+    Attributes:
+        launch: Launches the kernels.
+        stream: Gives torch's current stream of a device.
+        empty_like: Allocates a contiguous tensor like an input.
+    """
+
+    launch: Run
+    stream: Callable[[int], int]
+    empty_like: Callable[[Tensor], Tensor]
+
+
+class Call:
+    """The numbers of a call by name: dims, strides, alignments of pointers.
+
+    `call.M`, `call.x_stride_M` (elements), `call.x_ptr` (the address modulo 32).
+    """
+
+    def __init__(self, **numbers: int) -> None:
+        self.__dict__.update(numbers)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> int: ...
+
+
+class Row(NamedTuple):
+    """A measured problem and the kernel that won it.
+
+    Attributes:
+        dims: Extents of the problem, in the operator's order.
+        dtypes: Dtype names, in the operator's order.
+        constants: Dims compiled into the kernel: a call must have the same.
+        kernel: File stem in `kernels/`.
+        config: Variant and parameters, for people.
+        fits: Whether a call may use the kernel (strides, alignment, run-time dims).
+        bind: Makes the launch for a call.
+        record: Identity of the tuning record.
+        median_us: Measured device time of the problem, microseconds.
+        evidence: `measured` on this GPU, or `predicted` without it.
+    """
+
+    dims: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    constants: tuple[str, ...]
+    kernel: str
+    config: str
+    fits: Callable[[Call], bool]
+    bind: Callable[[KernelFile, Call], Run]
+    record: str
+    median_us: float
+    evidence: str = "measured"
+
+
+class SafeRow(NamedTuple):
+    """The kernel that is right for every problem of a dtype combination."""
+
+    dtypes: tuple[str, ...]
+    kernel: str
+    config: str
+    bind: Callable[[KernelFile, Call, Mapping[str, int]], Run]
+
+
+class Gpu(NamedTuple):
+    """A GPU that was tuned for.
+
+    Attributes:
+        name: Also names the module of its table.
+        title: For people.
+        device_names: Names the driver reports for it.
+        arch: `sm_90a`, or `host`.
+        facts: Hardware facts the plans were made with.
+    """
+
+    name: str
+    title: str
+    device_names: tuple[str, ...]
+    arch: str
+    facts: Mapping[str, int]
+
+    @property
+    def compute_capability(self) -> int:
+        """90 for sm_90a; 0 for the host."""
+        return self.facts["compute_capability"]
+
+
+def always(call: Call) -> bool:
+    """Serve as the conditions of a kernel that has none."""
+    return True

@@ -1,0 +1,25 @@
+"""The current stream and device, by the shortest way: `torch.cuda.current_stream()` takes 7 us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+# A build of PyTorch without CUDA has neither; there every device index is the CPU's, -1.
+_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+
+
+def raw_stream(device: int) -> int:
+    """Return torch's current stream on a device as the driver's handle; 0 for the CPU (-1)."""
+    return stream_getter(device)(device)
+
+
+def stream_getter(device: int) -> Callable[[int], int]:
+    """Return what `raw_stream` calls for this device, so that a prepared launch need not ask."""
+    return _raw_stream if _raw_stream is not None and device >= 0 else _no_stream
+
+
+def _no_stream(device: int) -> int:
+    return 0

@@ -1,0 +1,75 @@
+"""The committed library is what today's kgen would emit, and every row has its evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import kgen.runtime
+from kgen.assets import include_dir
+from kgen.catalogue import open_catalogue, profile_named
+from kgen.journal import Journal
+from kgen.model.config import Config
+from kgen.model.problem import parse_problem
+from kgen.model.record import Fate
+from kgen.render import Renderer
+from kgen.report import load_report, print_report
+
+LIBRARY = Path(__file__).resolve().parents[2] / "generated" / "kgen_ops"
+REPORTS = sorted(LIBRARY.glob("*/reports/*.yaml"))
+ids = [f"{p.parent.parent.name}-{p.stem}" for p in REPORTS]
+
+
+def test_there_are_results_for_the_h200() -> None:
+    tuned = {(p.parent.parent.name, p.stem) for p in REPORTS}
+    assert {(name, "h200") for name in open_catalogue().names} <= tuned
+
+
+def test_runtime_and_headers_are_todays() -> None:
+    own = Path(kgen.runtime.__file__).parent
+    for file in (*own.glob("*.py"), own / "_launch.c"):
+        if file.name != "__init__.py":
+            copy = LIBRARY / "_runtime" / file.name
+            assert copy.read_bytes() == file.read_bytes(), f"emit again: {copy} is stale"
+    for header in include_dir().rglob("*.cuh"):
+        copy = LIBRARY / "_include" / header.relative_to(include_dir())
+        assert copy.read_bytes() == header.read_bytes(), f"emit again: {copy} is stale"
+
+
+@pytest.mark.parametrize("path", REPORTS, ids=ids)
+def test_every_row_has_its_record_and_its_kernel(path: Path) -> None:
+    operator = path.parent.parent.name
+    entry = open_catalogue().entry(operator)
+    gpu = profile_named(path.stem)
+    report = load_report(path)
+    assert print_report(report)
+    records = {r.id: r for r in Journal(path.with_suffix(".trials.jsonl")).read()}
+    renderer = Renderer(include_dir())
+    for found in report.problems:
+        record = records[found.chosen.record]
+        assert record.fate is Fate.VERIFIED
+        assert record.problem == found.problem
+        config = Config.of(found.chosen.variant, dict(found.chosen.config))
+        assert record.config == config
+        assert all(a.error <= a.bound for a in record.accuracy)
+        assert {p.name for p in found.peers} >= {"eager", "torch.compile"}
+        problem = parse_problem(found.problem, entry.operator.signature)
+        variant = entry.space.variant(found.pass_name, config.variant)
+        today = renderer.render(operator, entry.templates, variant, config, problem)
+        assert today.digest == found.chosen.source, f"{config.label}: its template changed; tune"
+        kernels = LIBRARY / operator / "kernels"
+        assert (kernels / f"{today.digest}.cu").read_text(encoding="utf-8") == today.source
+        assert (kernels / f"{today.digest}.{gpu.arch}.cubin").read_bytes()[:4] == b"\x7fELF"
+
+
+def test_tables_and_reports_agree() -> None:
+    for path in REPORTS:
+        table = yaml.safe_load(
+            (path.parent.parent / "tables" / path.name).read_text(encoding="utf-8")
+        )
+        text = (path.parent.parent / "tables" / f"{path.stem}.py").read_text(encoding="utf-8")
+        for found in load_report(path).problems:
+            assert found.chosen.record in text
+            assert found.chosen.record in str(table)
