@@ -47,6 +47,10 @@ def _print(result: TuneResult, published: Published) -> None:
     )
     for found in result.results:
         _print_problem(found)
+    if request.gpu.is_host:
+        print(
+            "  (times of the CPU running each CUDA thread as a fiber: for checking kernels, not speed)"
+        )
     if result.worker_restarts:
         print(
             f"  the worker was replaced {result.worker_restarts} times; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -256,6 +257,8 @@ class Runner:
         assert self._current is not None
         scalars = self._operator.scalars(pass_name)
         working: dict[str, Sequence[Call]] = {}
+        # On a machine without a GPU, compiling a peer warns that it found no CUDA runtime.
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
         for name, peer in self._operator.peers(pass_name).items():
             calls = [_peer_call(peer, tensors, scalars) for tensors in self._sets]
             try:
