@@ -49,7 +49,7 @@ def _print(result: TuneResult, published: Published) -> None:
         _print_problem(found)
     if request.gpu.is_host:
         print(
-            "  (times of the CPU running each CUDA thread as a fiber: for checking kernels, not speed)"
+            "  (a CPU that runs each CUDA thread as a fiber: times for checking kernels, not speed)"
         )
     if result.worker_restarts:
         print(
