@@ -92,7 +92,9 @@ class Ninja:
         # What a killed compiler leaves behind goes away with the folder.
         environment = {**os.environ, "TMPDIR": str(folder)}
         with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, env=environment) as process:
+                              stderr=subprocess.STDOUT, text=True, env=environment,
+                              # Ctrl-C is the tuner's to handle: it must not read as a failed build.
+                              start_new_session=True) as process:
             try:
                 text, _ = process.communicate()
             except BaseException:

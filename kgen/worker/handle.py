@@ -48,7 +48,7 @@ class WorkerHandle:
         self._context = multiprocessing.get_context("spawn")  # fork would copy CUDA state
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: multiprocessing.connection.Connection | None = None
-        self.restarts = 0
+        self._starts = 0
 
     def __enter__(self) -> WorkerHandle:
         return self
@@ -60,6 +60,11 @@ class WorkerHandle:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def restarts(self) -> int:
+        """How often a worker was replaced."""
+        return max(0, self._starts - 1)
 
     def probe(self) -> ProbeOutcome:
         """Ask for the facts of the machine.
@@ -139,8 +144,7 @@ class WorkerHandle:
                     f"the worker process died {len(failures)} times at its start\n  last: "
                     f"{failures[-1]}\n  see 'kgen doctor'"
                 )
-            if self._process is not None or failures:
-                self.restarts += 1
+            self._starts += 1
             ours, theirs = self._context.Pipe()
             process = self._context.Process(
                 target=worker_main, args=(theirs, self._setup), name="kgen-worker", daemon=True

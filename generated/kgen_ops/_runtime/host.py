@@ -121,6 +121,8 @@ def compile_module_command(
         *_COMMON_FLAGS,
         *_RELEASE_FLAGS,
         "-shared",
+        # Without symbols, which hold the source's name: equal code then gives equal modules.
+        "-s",
         f"-I{include_dir}",
         *("-x", "c++", str(source), "-x", "none", str(runtime_object)),
         *("-o", str(out_so)),
