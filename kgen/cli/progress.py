@@ -43,10 +43,6 @@ class Display:
             self._stream.write(describe(progress) + "\n")
         self._stream.flush()
 
-    def finish_problem(self) -> None:
-        """End the live line, so that a result can be printed below it."""
-        self._end_line()
-
     def _end_line(self) -> None:
         if self._open:
             self._stream.write("\r\x1b[K")
@@ -55,21 +51,26 @@ class Display:
 
 
 def describe(progress: Progress) -> str:
-    """`[2/9] M=64,N=4096,dtype=bf16  trial 57/200 (52 verified, 5 wrong)  best 3.1 us, 41 %`."""
+    """`[2/9] M=64,N=4096  trial 57/160  best 3.1 us, 41 % of the floor  (52 verified, 5 wrong)`."""
     if progress.stage == "safe":
         return "verifying the safe variant for every combination of dtypes"
-    head = f"[{progress.index}/{progress.count}] {progress.problem}"
-    fates = ", ".join(
-        f"{progress.fates[fate]} {fate.value.replace('_', ' ')}"
-        for fate in Fate
-        if progress.fates.get(fate)
-    )
-    parts = [head, f"trial {progress.trials}/{progress.wanted}" + (f" ({fates})" if fates else "")]
+    parts = [
+        f"[{progress.index}/{progress.count}] {progress.problem}",
+        f"trial {progress.trials}/{progress.wanted}",
+    ]
+    # What matters most comes first: a terminal of 80 columns cuts the rest.
     if progress.best_us is not None:
         share = f", {100 * progress.share:.0f} % of the floor" if progress.share else ""
         parts.append(f"best {progress.best_us:.4g} us{share}")
+    if progress.seconds_left is not None:
+        parts.append(f"{progress.seconds_left:.0f} s left")
+    fates = [
+        f"{progress.fates[fate]} {fate.value.replace('_', ' ')}"
+        for fate in Fate
+        if progress.fates.get(fate)
+    ]
+    if fates:
+        parts.append(f"({', '.join(fates)})")
     if progress.stage == "finals":
         parts.append("certifying and comparing the finalists")
-    elif progress.seconds_left is not None:
-        parts.append(f"{progress.seconds_left:.0f} s left")
     return "  ".join(parts)
