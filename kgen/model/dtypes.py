@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.errors import ProblemError, suggest
-
 
 @dataclass(frozen=True, slots=True)
 class DType:
@@ -39,17 +37,3 @@ DTYPES: dict[str, DType] = {
         DType("bf16", 2, "kgen::bf16", "bfloat16", 7),
     )
 }
-
-
-def dtype_named(name: str, where: str = "dtype") -> DType:
-    """Look up a dtype by name.
-
-    Raises:
-        ProblemError: If the name is unknown; names the field and what is allowed.
-    """
-    try:
-        return DTYPES[name]
-    except KeyError:
-        raise ProblemError(
-            f"unknown dtype '{name}' for {where}\n  {suggest(name, DTYPES)}"
-        ) from None
