@@ -181,6 +181,8 @@ def test_sigint_keeps_what_was_found(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell starts background jobs with SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     journal = tmp_path / "generated/kgen_ops/rmsnorm/reports/host.trials.jsonl"
     deadline = time.monotonic() + 120

@@ -1,6 +1,6 @@
-// digest: f5694f02e145
+// digest: 2694a6921e5f
 // Rendered by kgen from templates/rmsnorm/forward_two_reads.cu.jinja
-// config: two_reads(threads=512, vec=8, unroll=1, backward=true, load_cache=normal, reread_cache=normal, store_cache=evict_first)
+// config: two_reads(threads=512, vec=8, unroll=1, backward=true, load_cache=normal, reread_cache=normal, store_cache=streaming)
 // problem: N=4096, dtype=bf16, w_dtype=bf16
 // RMSNorm forward, a block per row and two wide reads, `kUnroll` vectors in flight per thread: few
 // registers, so that many blocks are resident, and a row of any length. The caches serve the second
@@ -21,7 +21,7 @@ constexpr int kUnroll = 1;               // loads in flight per thread
 constexpr bool kBackward = true;          // direction of the second read
 constexpr kgen::Cache kLoad = kgen::Cache::normal;
 constexpr kgen::Cache kReread = kgen::Cache::normal;
-constexpr kgen::Cache kStore = kgen::Cache::evict_first;
+constexpr kgen::Cache kStore = kgen::Cache::streaming;
 
 constexpr int kWeightBytes = kVec * static_cast<int>(sizeof(W));
 constexpr int kWeightParts = kWeightBytes > 16 ? kWeightBytes / 16 : 1;  // accesses per vector

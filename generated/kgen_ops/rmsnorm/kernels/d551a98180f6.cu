@@ -1,6 +1,6 @@
-// digest: bd4a7ce98d0a
+// digest: d551a98180f6
 // Rendered by kgen from templates/rmsnorm/forward_rows_in_registers.cu.jinja
-// config: rows_in_registers(lanes_per_row=16, groups_per_block=8, rows_per_group=1, vec=8, weight=late, persistent=false, prefetch=false, load_cache=evict_last, store_cache=streaming, min_blocks=12)
+// config: rows_in_registers(lanes_per_row=16, groups_per_block=8, rows_per_group=1, vec=8, weight=late, persistent=false, prefetch=false, load_cache=evict_last, store_cache=streaming, min_blocks=1)
 // problem: N=128, dtype=bf16, w_dtype=bf16
 // RMSNorm forward, rows held in registers: a group of threads reads `kRows` rows, all loads first,
 // and writes them scaled. Each row is read once, and `kRows` rows cost one barrier (none up to 32
@@ -29,7 +29,7 @@ constexpr bool kPrefetch = false;
 constexpr WeightLoad kWeightLoad = WeightLoad::late;
 constexpr kgen::Cache kLoad = kgen::Cache::evict_last;
 constexpr kgen::Cache kStore = kgen::Cache::streaming;
-constexpr int kMinBlocks = 12;        // blocks per SM that registers leave room for
+constexpr int kMinBlocks = 1;        // blocks per SM that registers leave room for
 
 constexpr int kThreads = kLanes * kGroups;
 constexpr int kRowsPerBlock = kGroups * kRows;
