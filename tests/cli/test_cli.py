@@ -15,6 +15,7 @@ import yaml
 from kgen.report import load_report
 
 TINY = "M=33,N=128,dtype=fp32"
+JOURNAL = "generated/kgen_ops/rmsnorm/reports/host.trials.jsonl"
 
 
 def kgen(
@@ -159,7 +160,8 @@ def test_verify_and_record(tuned: Path) -> None:
     assert done.returncode == 2
 
 
-def test_sigint_keeps_what_was_found(tmp_path: Path) -> None:
+def tune_until_two_trials(folder: Path) -> subprocess.Popen[str]:
+    """Start a long tune in a process group of its own; return once two trials are written."""
     process = subprocess.Popen(
         [
             sys.executable,
@@ -176,7 +178,7 @@ def test_sigint_keeps_what_was_found(tmp_path: Path) -> None:
             "200",
             "--no-peers",
         ],
-        cwd=tmp_path,
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -184,18 +186,39 @@ def test_sigint_keeps_what_was_found(tmp_path: Path) -> None:
         # A shell starts background jobs with SIGINT ignored, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    journal = tmp_path / "generated/kgen_ops/rmsnorm/reports/host.trials.jsonl"
+    journal = folder / JOURNAL
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         if journal.exists() and len(journal.read_text().splitlines()) >= 2:
             break
-        time.sleep(0.1)
+        time.sleep(0.05)
+    return process
+
+
+def test_sigint_keeps_what_was_found(tmp_path: Path) -> None:
+    process = tune_until_two_trials(tmp_path)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "resumes" in errors
     assert "Traceback" not in errors
-    assert len(journal.read_text().splitlines()) >= 2
+    assert len((tmp_path / JOURNAL).read_text().splitlines()) >= 2
+
+
+def test_a_killed_tune_resumes(tmp_path: Path) -> None:
+    process = tune_until_two_trials(tmp_path)
+    process.kill()
+    process.communicate(timeout=60)
+    before = (tmp_path / JOURNAL).read_text().splitlines()
+    known = len([line for line in before if line.endswith("}")])
+    assert known >= 2
+    done = tune(tmp_path, trials=known + 2)
+    assert done.returncode == 0, done.stderr
+    assert f"trial {known + 2}/{known + 2}" in done.stdout
+    after = (tmp_path / JOURNAL).read_text().splitlines()
+    assert after[:known] == before[:known], "what was written stays"
+    report = load_report(tmp_path / "generated/kgen_ops/rmsnorm/reports/host.yaml")
+    assert report.problems[0].trials.count == known + 2
 
 
 MISTAKES = [
