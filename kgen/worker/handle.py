@@ -10,7 +10,7 @@ import time
 from types import TracebackType
 from typing import TypeVar
 
-from kgen.errors import LaunchError, WorkerError
+from kgen.errors import LaunchError, VerifyError, WorkerError
 from kgen.model.record import Fate
 from kgen.worker.messages import (
     Failure,
@@ -81,7 +81,11 @@ class WorkerHandle:
             ) from None
 
     def trial(self, trial: Trial) -> TrialOutcome:
-        """Run one trial; whatever happens to the worker becomes the trial's fate."""
+        """Run one trial; whatever happens to the worker becomes the trial's fate.
+
+        Raises:
+            VerifyError: If the operator's own module is at fault.
+        """
         try:
             return self._ask(trial, TrialOutcome, self._trial_timeout_s)
         except WorkerTimeoutError as problem:
@@ -132,7 +136,7 @@ class WorkerHandle:
         if isinstance(answer, Failure):
             if answer.fatal:  # the context is poisoned; the worker ends by itself
                 self._reap()
-            raise LaunchError(answer.message)
+            raise (VerifyError if answer.operator else LaunchError)(answer.message)
         assert isinstance(answer, outcome), type(answer)
         return answer
 

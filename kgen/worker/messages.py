@@ -138,10 +138,17 @@ class FinalsOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error that the worker caught; `fatal` if its device context is no longer usable."""
+    """An error that the worker caught.
+
+    Attributes:
+        message: What happened.
+        fatal: Whether the device context is no longer usable, so that the worker ends.
+        operator: Whether the operator's own module is at fault: no config can help then.
+    """
 
     message: str
     fatal: bool
+    operator: bool = False
 
 
 Request = Probe | Trial | Finals

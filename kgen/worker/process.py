@@ -7,7 +7,7 @@ import signal
 from multiprocessing.connection import Connection
 
 from kgen.catalogue import open_catalogue
-from kgen.errors import KgenError
+from kgen.errors import KgenError, VerifyError
 from kgen.worker.messages import Failure, Finals, Probe, Setup, Trial
 
 
@@ -49,7 +49,7 @@ def worker_main(pipe: Connection, setup: Setup) -> None:
                 else (f"{type(problem).__name__}: {problem}")
             )
             fatal = not runner.usable()
-            pipe.send(Failure(text, fatal))
+            pipe.send(Failure(text, fatal, operator=isinstance(problem, VerifyError)))
             if fatal:
                 pipe.close()
                 os._exit(3)  # a poisoned CUDA context can hang in its own destructors

@@ -12,7 +12,7 @@ import pytest
 from kgen.assets import include_dir
 from kgen.build import Compiler, open_compiler
 from kgen.catalogue import open_catalogue, profile_named
-from kgen.errors import TuneError
+from kgen.errors import TuneError, VerifyError
 from kgen.journal import Journal
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
@@ -214,3 +214,15 @@ def test_the_study_opens_in_optuna(tmp_path: Path, compiler: Compiler) -> None:
     assert summary.study_name.startswith("softmax/forward/host/M=9,N=64,dtype=fp32@")
     assert Counter(t.user_attrs["fate"] for t in study.trials) == {"verified": 2, "wrong": 2}
     assert study.best_trial.params["block_per_row.fault"] == "none"
+
+
+def test_a_faulty_operator_module_ends_the_tune(tmp_path: Path, compiler: Compiler) -> None:
+    """No config can mend it, so it must not be booked as forty crashes."""
+    mine = plant(tmp_path, ["none"])
+    module = mine / "operators" / "softmax.py"
+    text = module.read_text()
+    assert 'return {"y": inputs["x"].softmax(dim=-1)}' in text
+    module.write_text(text.replace('return {"y": inputs', 'return {"z": inputs'))
+    with pytest.raises(VerifyError, match="y"):
+        tune(request(tmp_path, mine, compiler))
+    assert list(Journal(tmp_path / "host.trials.jsonl").read()) == []
