@@ -52,7 +52,7 @@ class Books:
         if record.reason:
             headline = f"{record.fate}: {_headline(record.reason)}"
             self.reasons[headline] += 1
-            self.examples.setdefault(headline, record.reason)
+            self.examples.setdefault(headline, record.reason + _reproduce(record))
 
     def ranking(self) -> list[Record]:
         """Verified records, fastest first; ties by config for a stable order."""
@@ -74,6 +74,14 @@ def _headline(reason: str) -> str:
     """The line that says most: a compiler's first error, else the first line."""
     lines = reason.splitlines()
     return next((line[line.index("error:") :] for line in lines if "error:" in line), lines[0])
+
+
+def _reproduce(record: Record) -> str:
+    if record.fate is Fate.BUILD_FAILED:
+        return ""  # the compiler's message names the source
+    return (
+        f"\nreproduce: kgen verify --op {record.operator} --gpu {record.gpu} --record {record.id}"
+    )
 
 
 @dataclass
