@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from kgen.model.config import Config
+from kgen.search.lock import FileLock
 from kgen.search.params import ParamSpace, to_params
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def open_study(
     path.parent.mkdir(parents=True, exist_ok=True)
     _mend(path)
     sampler = FeasibleSampler(feasible, seed, first, prior_us)
-    storage = JournalStorage(JournalFileBackend(str(path)))
+    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, FileLock(str(path)))))
     if optuna.logging.get_verbosity() == optuna.logging.INFO:
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # one line a trial helps nobody
     study, fresh = _open(storage, name, sampler)
@@ -324,11 +325,9 @@ def _mend(path: Path) -> None:
 
     Optuna would append the next record to the torn one, and then read neither.
     """
-    from optuna.storages.journal import JournalFileSymlinkLock
-
     if not path.exists() or path.stat().st_size == 0:
         return
-    lock = JournalFileSymlinkLock(str(path))
+    lock = FileLock(str(path))
     lock.acquire()
     try:
         with path.open("rb+") as file:
