@@ -37,8 +37,6 @@ class Books:
     """Running totals of one problem's search."""
 
     records: dict[Config, Record] = field(default_factory=dict)
-    artifacts: dict[Config, tuple[Rendered, Artifact]] = field(default_factory=dict)
-    occupancy: dict[Config, float | None] = field(default_factory=dict)
     fates: Counter[Fate] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)  # headline -> one whole reason
@@ -273,9 +271,6 @@ class _Loop:
         self.books.enter(record)
         self.books.new_trials += 1
         self.best_us = self.books.best_us
-        if flight.artifact is not None:
-            self.books.artifacts[config] = (flight.rendered, flight.artifact)
-            self.books.occupancy[config] = outcome.occupancy
         self.study.tell(
             flight.proposal.number,
             outcome.timing.median_us if outcome.timing else None,

@@ -1,0 +1,62 @@
+"""Small decisions of a tune: hopeless builds, the winner among ties, which device is meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from kgen.catalogue import profile_named
+from kgen.choose import Entrant, pick
+from kgen.errors import GpuError
+from kgen.model.artifact import Artifact
+from kgen.model.plan import Launch, Plan
+from kgen.model.record import Resources
+from kgen.tune.resources import MAX_SPILL_BYTES, resource_refusal
+from kgen.worker import select
+from kgen.worker.select import select_gpu
+
+H200 = profile_named("h200")
+
+
+@pytest.mark.parametrize(
+    ("threads", "dynamic", "used", "part"),
+    [
+        (256, 0, Resources(64, 0, 0, 1024), ""),
+        (1024, 0, Resources(64, 0, 0, 0), ""),
+        (1024, 0, Resources(65, 0, 0, 0), "registers per block"),
+        (256, 230_000, Resources(32, 0, 0, 8_000), "bytes of shared memory"),
+        (256, 0, Resources(255, MAX_SPILL_BYTES, 64, 0), ""),
+        (256, 0, Resources(255, MAX_SPILL_BYTES + 4, 64, 0), "spills"),
+    ],
+)
+def test_hopeless_builds_are_refused_with_the_reason(
+    threads: int, dynamic: int, used: Resources, part: str
+) -> None:
+    plan = Plan((Launch("k", (1, 1, 1), (threads, 1, 1), dynamic, ()),), ())
+    artifact = Artifact("cubin", "path", "key", (("k", used),), 0.1)
+    refusal = resource_refusal(artifact, plan, H200)
+    assert (part in refusal) if part else (refusal == "")
+
+
+def test_the_faster_wins_and_ties_go_to_fewer_registers_then_the_digest() -> None:
+    slow = Entrant(tuple(11.0 + 0.01 * i for i in range(20)), 16, "a")
+    tied = tuple(10.0 + 0.001 * i for i in range(20))
+    assert pick([slow, Entrant(tied, 64, "b")]) == [1, 0]
+    assert pick([Entrant(tied, 64, "b"), Entrant(tied, 32, "c")]) == [1, 0]
+    assert pick([Entrant(tied, 32, "c"), Entrant(tied, 32, "b")]) == [1, 0]
+
+
+def test_which_device_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(*names: str) -> None:
+        monkeypatch.setattr(select, "detect_gpus", lambda: list(names))
+
+    seen()
+    assert select_gpu("auto")[0].is_host
+    seen("Some Prototype", "NVIDIA H200")
+    assert select_gpu("auto") == (H200, 1)
+    assert select_gpu("h200") == (H200, 1)
+    assert select_gpu("host")[0].is_host
+    with pytest.raises(GpuError, match=r"Some Prototype .no profile., NVIDIA H200 .--gpu h200."):
+        select_gpu("t4")
+    seen("Some Prototype")
+    with pytest.raises(GpuError, match="device_names"):
+        select_gpu("auto")
