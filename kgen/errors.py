@@ -66,6 +66,10 @@ class LaunchError(KgenError):
     """The driver or the host layer refused or aborted a launch."""
 
 
+class LaunchRefusedError(LaunchError):
+    """A launch asked for more than the device has; nothing ran, and the device is as it was."""
+
+
 class VerifyError(KgenError):
     """A kernel's outputs are not the operator's."""
 

@@ -62,7 +62,15 @@ class _PassReader:
     def variant(self, name: str, tree: Tree) -> Variant:
         entries = tree.fields(
             required=["doc", "params", "launch"],
-            optional=["constants", "require", "guard", "workspace", "first", "safe"],
+            optional=[
+                "constants",
+                "require",
+                "guard",
+                "workspace",
+                "first",
+                "safe",
+                "nondeterministic",
+            ],
         )
         params = self._params(entries["params"])
         static = [*self.problem_names, *(p.name for p in params), *GPU_EXPR_NAMES]
@@ -77,6 +85,13 @@ class _PassReader:
                 "a variant with 'safe' must be right for every problem and call, so it can have "
                 "neither 'constants' nor 'guard'"
             )
+        nondeterministic = ""
+        if "nondeterministic" in entries:
+            nondeterministic = " ".join(entries["nondeterministic"].text().split())
+            if not nondeterministic:
+                raise entries["nondeterministic"].fail(
+                    "say why launches on the same inputs may differ, or leave the key out"
+                )
         return Variant(
             name=name,
             pass_name=self.pass_name,
@@ -93,6 +108,7 @@ class _PassReader:
             first=tuple(config(t) for t in _items(entries.get("first"))),
             safe=safe,
             where=tree.where,
+            nondeterministic=nondeterministic,
         )
 
     def _params(self, tree: Tree) -> tuple[Param, ...]:

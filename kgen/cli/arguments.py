@@ -12,6 +12,8 @@ from kgen.model.signature import Signature
 from kgen.operators.base import Operator
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([MGmg])i?[Bb]?")
+_BYTES = {"M": 2.0**20, "G": 2.0**30}
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -73,6 +75,14 @@ def duration(text: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"'{text}' is no duration; examples: 90, 60s, 5m, 1h")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def memory_size(text: str) -> int:
+    """Parse `512M`, `20G` or `1.5G` to bytes."""
+    match = _MEMORY.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is no size; examples: 512M, 8G")
+    return int(float(match[1]) * _BYTES[match[2].upper()])
 
 
 def chosen_passes(signature: Signature, pass_name: str) -> list[str]:

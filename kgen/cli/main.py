@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from kgen import __version__
-from kgen.cli.arguments import add_common, duration
+from kgen.cli.arguments import add_common, duration, memory_size
 from kgen.errors import KgenError
 
 EXIT_FAILURE = 1
@@ -88,6 +88,24 @@ def build_parser() -> argparse.ArgumentParser:
         help="where the library is written (default: %(default)s)",
     )
     tune.add_argument(
+        "--trial-timeout",
+        type=duration,
+        default=30.0,
+        metavar="30s",
+        help="a trial that takes longer is ended and recorded (default: 30s)",
+    )
+    tune.add_argument(
+        "--device-memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="device memory that trials may use: 512M, 20G (default: all)",
+    )
+    tune.add_argument(
+        "--retry",
+        action="store_true",
+        help="try again what earlier tunes saw crash or run out of time",
+    )
+    tune.add_argument(
         "--no-peers",
         action="store_true",
         help="do not time eager PyTorch and torch.compile beside the winner",
@@ -98,7 +116,8 @@ def build_parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--sanitize",
         action="store_true",
-        help="with --gpu host: run the kernels under AddressSanitizer",
+        help="run the kernels under compute-sanitizer's memcheck and racecheck, too "
+        "(with --gpu host: under AddressSanitizer)",
     )
     verify.add_argument("--record", metavar="ID", help="check the config of one record again")
     verify.add_argument(

@@ -54,6 +54,8 @@ def describe(progress: Progress) -> str:
     """`[2/9] M=64,N=4096  trial 57/160  best 3.1 us, 41 % of the floor  (52 verified, 5 wrong)`."""
     if progress.stage == "safe":
         return "verifying the safe variant for every combination of dtypes"
+    if progress.stage == "host runs":
+        return "running the winners' sources on the CPU, sanitized and in other thread orders"
     parts = [
         f"[{progress.index}/{progress.count}] {progress.problem}",
         f"trial {progress.trials}/{progress.wanted}",

@@ -6,7 +6,7 @@ import argparse
 
 from kgen.cli.opening import opened
 from kgen.cli.progress import Display
-from kgen.tune import ProblemResult, TuneResult
+from kgen.tune import Limits, ProblemResult, TuneResult
 from kgen.workflow import Published, TuneJob, run_job
 
 
@@ -33,6 +33,8 @@ def run(options: argparse.Namespace) -> int:
             paths=common.paths,
             peers=not options.no_peers,
             on_progress=Display(),
+            limits=Limits(options.trial_timeout, options.device_memory),
+            retry=options.retry,
         )
         for result, published in run_job(job):
             _print(result, published)

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import ExitStack
 
-from kgen.certify import Checked, check_problem, check_record
+from kgen.assets import include_dir
+from kgen.certify import Checked, Checker
 from kgen.cli.opening import Opened, opened
 from kgen.errors import RecordError
-from kgen.worker import Session, Setup, WorkerHandle
+from kgen.worker import ComputeSanitizer, HostProver, Session, Setup, WorkerHandle
 
 
 def run(options: argparse.Namespace) -> int:
     """Print one verdict per line; 1 if any kernel is wrong."""
     wrong = checked = 0
-    with opened(options) as common:
+    with opened(options) as common, ExitStack() as stack:
         setup = Setup(
             common.entry.operator.name, common.paths, common.gpu, common.ordinal, options.seed
         )
-        with WorkerHandle(setup) as worker:
-            for result in _results(options, common, worker):
-                checked += 1
-                wrong += not result.ok
-                _print(result)
+        # Found out before anything is started.
+        on_gpu = options.sanitize and not common.gpu.is_host
+        sanitizer = ComputeSanitizer() if on_gpu else None
+        worker = stack.enter_context(WorkerHandle(setup))
+        prover = None
+        if options.record or on_gpu:
+            prover = stack.enter_context(HostProver(setup, include_dir()))
+        checkers = [
+            Checker(_session(common, name, worker), setup, prover, sanitizer)
+            for name in common.passes
+        ]
+        for result in _results(options, common, checkers):
+            checked += 1
+            wrong += not result.ok
+            _print(result)
         print(
             f"{checked - wrong} of {checked} kernels compute {common.entry.operator.name} on "
             f"{common.gpu.title}"
@@ -30,35 +42,49 @@ def run(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
+def _session(common: Opened, pass_name: str, worker: WorkerHandle) -> Session:
+    journal = common.reports / f"{common.gpu.name}.trials.jsonl"
+    return Session(common.entry, pass_name, common.gpu, common.compiler, journal, worker)
+
+
 def _results(
-    options: argparse.Namespace, common: Opened, worker: WorkerHandle
+    options: argparse.Namespace, common: Opened, checkers: list[Checker]
 ) -> Iterator[Checked]:
     missing: RecordError | None = None
-    for pass_name in common.passes:
-        session = Session(
-            common.entry,
-            pass_name,
-            common.gpu,
-            common.compiler,
-            common.reports / f"{common.gpu.name}.trials.jsonl",
-            worker,
-        )
+    for checker in checkers:
         if options.record:
             try:
-                yield check_record(session, options.record)
+                yield checker.record(options.record)
                 return
             except RecordError as problem:  # it may be a record of another pass
                 missing = problem
                 continue
         for problem_ in common.problems:
-            yield from check_problem(session, problem_)
+            yield from checker.problem(problem_)
     if missing is not None:
         raise missing
 
 
 def _print(result: Checked) -> None:
-    worst = max((a.error / a.bound for a in result.outcome.accuracy if a.bound), default=None)
+    outcome = result.outcome
+    worst = max((a.error / a.bound for a in outcome.accuracy if a.bound), default=None)
     share = f"error {100 * worst:.0f} % of its bound" if worst is not None else ""
-    print(f"{result.outcome.fate.value:<12} {result.problem}  {result.config.label}  {share}")
+    print(f"{outcome.fate.value:<12} {result.problem}  {result.config.label}  {share}")
     if not result.ok:
-        print("  " + result.outcome.reason.replace("\n", "\n  "))
+        print("  " + outcome.reason.replace("\n", "\n  "))
+        return
+    evidence = outcome.evidence
+    if evidence is not None and (evidence.host or evidence.host_missing):
+        print(
+            f"  device: {len(evidence.tried)} input sets x {evidence.launches} launches, "
+            + ("the same bits" if evidence.bitwise else "each within the bound")
+        )
+        for run in evidence.host:
+            print(
+                f"  host: {len(run.tried)} input sets x {run.launches} launches, {run.compiler}, "
+                f"thread order {run.order}"
+            )
+        if evidence.host_missing:
+            print(f"  host: {evidence.host_missing}")
+    if result.tools:
+        print(f"  compute-sanitizer: {', '.join(result.tools)} found nothing")

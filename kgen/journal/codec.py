@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kgen.errors import RecordError
 from kgen.model.config import Config
-from kgen.model.record import Fate, OutputAccuracy, Record, Resources, Timing
+from kgen.model.record import (
+    Evidence,
+    Fate,
+    HostRun,
+    OutputAccuracy,
+    Record,
+    Resources,
+    Timing,
+    Tried,
+)
 
 FORMAT = 1
 
@@ -41,9 +50,13 @@ def record_to_dict(record: Record) -> dict[str, Any]:
         data["samples"], data["protocol"] = t.samples, t.protocol
     if record.accuracy:
         data["accuracy"] = {
-            a.output: [_short(a.error), _short(a.bound), _short(a.eager_error)]
+            a.output: [
+                _short(x) for x in (a.error, a.bound, a.eager_error, a.loss) if x is not None
+            ]
             for a in record.accuracy
         }
+    if record.evidence:
+        data["evidence"] = _evidence_to_dict(record.evidence)
     return data
 
 
@@ -80,10 +93,56 @@ def record_from_dict(data: Mapping[str, Any]) -> Record:
             accuracy=tuple(
                 OutputAccuracy(k, *map(float, v)) for k, v in data.get("accuracy", {}).items()
             ),
+            evidence=_evidence(data["evidence"]) if "evidence" in data else None,
             when=str(data["when"]),
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise RecordError(f"not a trial record: {type(problem).__name__}: {problem}") from None
+
+
+def _evidence_to_dict(evidence: Evidence) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "seed": evidence.seed,
+        "tried": [[t.case, t.seed] for t in evidence.tried],
+        "launches": evidence.launches,
+        "bitwise": evidence.bitwise,
+    }
+    if evidence.skipped:
+        data["skipped"] = list(evidence.skipped)
+    if evidence.host:
+        data["host"] = [
+            {
+                "compiler": run.compiler,
+                "order": run.order,
+                "tried": [[t.case, t.seed] for t in run.tried],
+                "launches": run.launches,
+            }
+            for run in evidence.host
+        ]
+    if evidence.host_missing:
+        data["host_missing"] = evidence.host_missing
+    return data
+
+
+def _evidence(data: Mapping[str, Any]) -> Evidence:
+    return Evidence(
+        seed=int(data["seed"]),
+        tried=_tried(data["tried"]),
+        skipped=tuple(map(str, data.get("skipped", ()))),
+        launches=int(data["launches"]),
+        bitwise=bool(data["bitwise"]),
+        host=tuple(
+            HostRun(
+                str(run["compiler"]), int(run["order"]), _tried(run["tried"]), int(run["launches"])
+            )
+            for run in data.get("host", ())
+        ),
+        host_missing=str(data.get("host_missing", "")),
+    )
+
+
+def _tried(data: Sequence[Sequence[Any]]) -> tuple[Tried, ...]:
+    return tuple(Tried(str(case), int(seed)) for case, seed in data)
 
 
 def _short(value: float) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kgen.errors import LaunchError
+from kgen.errors import LaunchError, LaunchRefusedError
 from kgen.launch.base import Device, Module, describe, resolve
 from kgen.model.artifact import Artifact
 from kgen.model.plan import Launch, Plan
@@ -16,6 +16,8 @@ from kgen.runtime.cache import read_file
 from kgen.runtime.cuda import CudaError
 from kgen.runtime.launcher import Launcher, make_launcher
 
+# Invalid value, out of memory (a kernel's local memory, say), out of resources: nothing has run.
+_REFUSALS = (1, 2, 701)
 _WIDTHS = {"p": 8, "q": 8, "f": 4}
 
 
@@ -88,7 +90,8 @@ class CudaModule(Module):
                 for launcher, arguments in steps:
                     launcher(stream, *arguments)
             except CudaError as error:
-                raise LaunchError(str(error)) from None
+                kind = LaunchRefusedError if error.code in _REFUSALS else LaunchError
+                raise kind(str(error)) from None
 
         return run
 
@@ -125,7 +128,9 @@ class CudaModule(Module):
                 function.allow_smem(launch.smem_bytes)
                 self._launchers[key] = make_launcher(function, *key[1:])
             except (CudaError, ValueError) as error:
-                raise LaunchError(f"{error}\n  {describe(launch)}") from None
+                refused = getattr(error, "code", None) in _REFUSALS
+                kind = LaunchRefusedError if refused else LaunchError
+                raise kind(f"{error}\n  {describe(launch)}") from None
         launcher = self._launchers[key]
         arguments = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values]
         return launcher, (*launch.grid, *arguments)

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from kgen.errors import LaunchError
+from kgen.errors import LaunchError, LaunchRefusedError
 from kgen.launch.base import Device, Module, describe, resolve
 from kgen.launch.sanitized import SanitizedModule
 from kgen.model.artifact import Artifact
 from kgen.model.plan import Launch, Plan
-from kgen.runtime.host import HostFault, HostFunction, HostModule
+from kgen.runtime.host import HostFault, HostFunction, HostModule, HostRefusal
 
 
 class HostDevice(Device):
@@ -74,7 +74,9 @@ class HostLoaded(Module):
                                     seed=device.seed, threads=device.threads)
                 except HostFault as error:
                     where = f"{describe(launch)}, seed {device.seed}"
-                    raise LaunchError(f"{error}\n  {where}") from None
+                    refused = isinstance(error, HostRefusal)
+                    kind = LaunchRefusedError if refused else LaunchError
+                    raise kind(f"{error}\n  {where}") from None
 
         return run
 

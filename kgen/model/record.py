@@ -63,14 +63,65 @@ class OutputAccuracy:
     Attributes:
         output: Tensor name.
         error: Largest |y - y64| / scale.
-        bound: What is allowed for the same quantity.
+        bound: What is allowed for the same quantity: 2 `loss` plus the floor of the dtype.
         eager_error: The same quantity for eager PyTorch in the problem's dtypes.
+        loss: What the definition itself loses in the problem's dtypes; None in records that are
+            older than the field.
     """
 
     output: str
     error: float
     bound: float
     eager_error: float
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One input set that a kernel was tried on, with what makes it again."""
+
+    case: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostRun:
+    """The same rendered source, run on the CPU.
+
+    Attributes:
+        compiler: `host` or `host-asan`, with its version.
+        order: Seed of the order in which the threads of a block ran; 0: by rank.
+        tried: Input sets.
+        launches: On each of them.
+    """
+
+    compiler: str
+    order: int
+    tried: tuple[Tried, ...]
+    launches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Why a verified record is believed, with what is needed to check it again.
+
+    Attributes:
+        seed: Of the fixture: all input sets but the fresh ones follow from it.
+        tried: Input sets on the device that the record is about.
+        skipped: Input sets that the variant's guards do not admit.
+        launches: On each input set, with poisoned outputs and with workspaces as they were left.
+        bitwise: Whether all launches had to give the same bits.
+        host: Runs of the same source on the CPU; empty unless it is a certificate.
+        host_missing: Why there are none, if there are none.
+    """
+
+    seed: int
+    tried: tuple[Tried, ...]
+    skipped: tuple[str, ...]
+    launches: int
+    bitwise: bool
+    host: tuple[HostRun, ...] = ()
+    host_missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +142,7 @@ class Record:
         resources: Per kernel, in launch order; empty if it was not built.
         timing: Of a verified trial.
         accuracy: Per output, of a verified or wrong trial.
+        evidence: Of a certificate; None of a trial of the search.
         when: UTC, ISO 8601.
     """
 
@@ -107,6 +159,7 @@ class Record:
     resources: tuple[tuple[str, Resources], ...] = ()
     timing: Timing | None = None
     accuracy: tuple[OutputAccuracy, ...] = ()
+    evidence: Evidence | None = None
     when: str = ""
 
     @property

@@ -73,6 +73,8 @@ class Variant:
         first: Configs tried first.
         safe: The config that is right for every problem, or None. Such a variant has neither
             constants nor guards.
+        nondeterministic: Why launches on the same inputs may differ within the bound; empty if
+            they must give the same bits.
         where: `file:line` of its declaration.
     """
 
@@ -88,6 +90,7 @@ class Variant:
     first: tuple[Config, ...]
     safe: Config | None
     where: str
+    nondeterministic: str = ""
 
     @property
     def template(self) -> str:

@@ -3,9 +3,11 @@
 from kgen.report.model import (
     Chosen,
     Environment,
+    HostProof,
     KernelReport,
     Peer,
     ProblemReport,
+    Proof,
     Report,
     RuleCount,
     RunnerUp,
@@ -18,9 +20,11 @@ from kgen.report.storage import load_report, merge_reports, update_report, write
 __all__ = [
     "Chosen",
     "Environment",
+    "HostProof",
     "KernelReport",
     "Peer",
     "ProblemReport",
+    "Proof",
     "Report",
     "RuleCount",
     "RunnerUp",

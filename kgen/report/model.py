@@ -140,6 +140,47 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
+class HostProof:
+    """The winner's source, run on the CPU.
+
+    Attributes:
+        compiler: `host` or `host-asan` (AddressSanitizer), with its version.
+        order: Seed of the order in which the threads of a block ran; 0: by rank.
+        inputs: Input sets, each `label @ seed`.
+        launches: On each of them.
+    """
+
+    compiler: str
+    order: int
+    inputs: tuple[str, ...]
+    launches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Why the winner is believed; `kgen verify --record` with the winner's record repeats it.
+
+    Attributes:
+        seed: That all inputs but the fresh ones follow from.
+        inputs: Input sets tried on the device, each `label @ seed`.
+        skipped: Input sets that the variant's guards do not admit.
+        launches: On each of them; outputs poisoned before every one, workspaces before the first.
+        same_bits: Whether all launches on the same inputs gave the same bits (else each was within
+            the bound, by the variant's declaration).
+        host: Runs of the same source on the CPU.
+        host_missing: Why there are none, or not all.
+    """
+
+    seed: int
+    inputs: tuple[str, ...]
+    skipped: tuple[str, ...]
+    launches: int
+    same_bits: bool
+    host: tuple[HostProof, ...]
+    host_missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ProblemReport:
     """What the tune of one problem found.
 
@@ -153,8 +194,9 @@ class ProblemReport:
         floor_us: Least possible time: bytes over measured copy bandwidth, or flops over peak.
         floor_share: floor_us over the winner's median.
         peers: Others, in the same run.
-        accuracy: Error of each output against float64.
+        accuracy: Error of each output against float64; bound = 2 loss + the dtype's floor.
         runner_up: The second; None if no other config was verified.
+        evidence: Why the winner is believed; None in reports older than the field.
     """
 
     pass_name: str
@@ -168,6 +210,7 @@ class ProblemReport:
     peers: tuple[Peer, ...]
     accuracy: tuple[OutputAccuracy, ...]
     runner_up: RunnerUp | None = None
+    evidence: Proof | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kgen.report.model import Environment, ProblemReport, Report
+from kgen.report.model import Environment, ProblemReport, Proof, Report
 
 # Longer reasons and rules are cut: the report file has them in full.
 _CUT = 88
@@ -87,6 +87,8 @@ def _details(p: ProblemReport) -> list[str]:
     for accuracy in p.accuracy:
         lines.append(f"    error   {accuracy.output}: {accuracy.error:.2e}, eager "
                      f"{accuracy.eager_error:.2e}, bound {accuracy.bound:.2e}")
+    if p.evidence is not None:
+        lines += _evidence(p.evidence)
     if p.runner_up is not None:
         second = p.runner_up
         values = ", ".join(f"{name}={value}" for name, value in second.config.items())
@@ -96,6 +98,19 @@ def _details(p: ProblemReport) -> list[str]:
         lines.append(_cut(f"    refused {count} trials: {reason}"))
     for rule in p.space.refused:
         lines.append(_cut(f"    refused {rule.configs} configs: {rule.rule} ({rule.why})"))
+    return lines
+
+
+def _evidence(proof: Proof) -> list[str]:
+    bits = "the same bits" if proof.same_bits else "each within the bound"
+    lines = [f"    proof   {len(proof.inputs)} input sets x {proof.launches} launches, {bits}"]
+    lines += [
+        f"    host    {len(run.inputs)} input sets x {run.launches} launches, "
+        f"{run.compiler.split()[0]}, thread order {run.order}"
+        for run in proof.host
+    ]
+    if proof.host_missing:
+        lines.append(_cut(f"    host    {proof.host_missing}"))
     return lines
 
 

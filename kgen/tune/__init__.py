@@ -3,6 +3,7 @@
 from kgen.tune.engine import tune
 from kgen.tune.request import (
     Finalist,
+    Limits,
     ProblemResult,
     Progress,
     SafeResult,
@@ -12,6 +13,7 @@ from kgen.tune.request import (
 
 __all__ = [
     "Finalist",
+    "Limits",
     "ProblemResult",
     "Progress",
     "SafeResult",

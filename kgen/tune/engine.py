@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 
+from kgen.assets import include_dir
 from kgen.measure.floor import floor_us
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
@@ -16,7 +19,8 @@ from kgen.tune.finals import play_finals
 from kgen.tune.request import ProblemResult, Progress, TuneRequest, TuneResult
 from kgen.tune.safe import verify_safe
 from kgen.tune.search_loop import Books, search_problem
-from kgen.worker import Session, Setup, WorkerHandle
+from kgen.tune.settle import settle, start_proof
+from kgen.worker import HostProver, Proof, Session, Setup, WorkerHandle
 
 
 def tune(request: TuneRequest) -> TuneResult:
@@ -40,14 +44,25 @@ def tune(request: TuneRequest) -> TuneResult:
     if not request.journal.exists():
         # The study is a view of the journal; alone it would name configs done that nobody knows.
         request.study.unlink(missing_ok=True)
-    setup = Setup(entry.operator.name, request.paths, request.gpu, request.ordinal, request.seed)
-    with WorkerHandle(setup) as worker:
+    setup = Setup(
+        entry.operator.name,
+        request.paths,
+        request.gpu,
+        request.ordinal,
+        request.seed,
+        memory_bytes=request.limits.memory_bytes,
+    )
+    with (
+        WorkerHandle(setup, request.limits.trial_s) as worker,
+        HostProver(setup, include_dir(), _proofs_at_once()) as prover,
+    ):
         session = Session(
             entry, request.pass_name, request.gpu, request.compiler, request.journal, worker
         )
         copy_gbps = session.probe()
         searching = time.monotonic()
         results: list[ProblemResult] = []
+        proofs: list[Future[Proof]] = []
         for index, (problem, feasible) in enumerate(zip(request.problems, spaces, strict=True)):
             deadline = None
             if request.time_s is not None:  # what earlier problems left over goes to the rest
@@ -58,8 +73,17 @@ def tune(request: TuneRequest) -> TuneResult:
                     session, request, problem, feasible, index, deadline, results, copy_gbps
                 )
             )
+            if not request.gpu.is_host:  # there it would disturb what is timed
+                proofs.append(start_proof(session, prover, results[-1]))
         _say(request, "", len(results), "safe", Books(), None, None)
-        safe = verify_safe(session)
+        safe = verify_safe(session, prover)
+        _say(request, "", len(results), "host runs", Books(), None, None)
+        if request.gpu.is_host:
+            proofs = [start_proof(session, prover, result) for result in results]
+        results = [
+            settle(session, prover, result, proof)
+            for result, proof in zip(results, proofs, strict=True)
+        ]
         _say(request, "", len(results), "done", Books(), None, None)
         return TuneResult(
             request,
@@ -101,11 +125,10 @@ def _tune_problem(
     )
     search_s = time.monotonic() - started
     _say(request, str(problem), index + 1, "finals", books, floor, None)
-    winner, runner_up, outcome = play_finals(session, problem, books, request.peers)
+    finalists, outcome = play_finals(session, problem, books, request.peers)
     return ProblemResult(
         problem=problem,
-        winner=winner,
-        runner_up=runner_up,
+        finalists=finalists,
         peers=outcome.peers,
         peer_errors=outcome.peer_errors,
         clocks=outcome.clocks,
@@ -119,6 +142,11 @@ def _tune_problem(
         compile_s=books.compile_s,
         new_trials=books.new_trials,
     )
+
+
+def _proofs_at_once() -> int:
+    """Host runs beside the search: a few where there are cores for them."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
 
 def problem_floor_us(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from kgen.choose import Entrant, pick
 from kgen.errors import TuneError
@@ -22,8 +23,8 @@ MAX_REASON_LINES = 16
 
 def play_finals(
     session: Session, problem: Problem, books: Books, peers: bool
-) -> tuple[Finalist, Finalist | None, FinalsOutcome]:
-    """Certify the fastest configs with the full set of inputs and choose between them.
+) -> tuple[tuple[Finalist, ...], FinalsOutcome]:
+    """Certify the fastest configs with the full set of inputs and order them, best first.
 
     Raises:
         TuneError: If no config was verified.
@@ -74,9 +75,7 @@ def play_finals(
             for f, samples in zip(finalists, outcome.samples_us, strict=True)
         ]
     )
-    winner = finalists[order[0]]
-    runner_up = finalists[order[1]] if len(order) > 1 else None
-    return winner, runner_up, outcome
+    return tuple(finalists[place] for place in order), outcome
 
 
 def _whole_reason(books: Books) -> str:
@@ -100,16 +99,9 @@ def _certify(
     if isinstance(built, BuildFailure):  # it did compile once: a cleared cache, a broken compiler
         return None
     candidate = session.candidate(config, built)
-    outcome = session.run(candidate, problem, certify=True, measure=False)
+    outcome = session.run(candidate, problem, level="certify", measure=False)
     if outcome.fate is Fate.VERIFIED:
-        outcome = TrialOutcome(
-            outcome.fate,
-            outcome.reason,
-            record.timing,
-            outcome.accuracy,
-            outcome.occupancy,
-            outcome.cases,
-        )
+        outcome = replace(outcome, timing=record.timing)
     certified = session.record(config, problem, rendered, record.key, outcome, built)
     if outcome.fate is not Fate.VERIFIED:
         books.fates[record.fate] -= 1

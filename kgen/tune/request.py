@@ -26,7 +26,7 @@ class Progress:
         problem: The problem being searched.
         index: Its place, from 1.
         count: Number of problems.
-        stage: `search`, `finals`, `safe` or `done`.
+        stage: `search`, `finals`, `safe`, `host runs` or `done`.
         trials: Trials told so far for this problem, known ones included.
         wanted: Trials asked for.
         fates: Number of trials by fate.
@@ -53,6 +53,20 @@ def _silent(progress: Progress) -> None:
     """Ignore progress."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a trial may take before it is ended.
+
+    Attributes:
+        trial_s: Seconds, from the request to the verdict; the first trial of a problem draws its
+            inputs and evaluates the oracle in that time, too.
+        memory_bytes: Device memory of all trials; None for all there is.
+    """
+
+    trial_s: float = 30.0
+    memory_bytes: int | None = None
+
+
 @dataclass(frozen=True)
 class TuneRequest:
     """One tune of one pass.
@@ -72,6 +86,9 @@ class TuneRequest:
         paths: The `--path` folders, for the worker.
         peers: Whether to time the operator's peers beside the winner.
         on_progress: Called after every trial and stage.
+        limits: Of a trial.
+        retry: Try again what earlier tunes saw crash or run out of time; without it, such configs
+            are quarantined as long as they render to the same code.
     """
 
     entry: Entry
@@ -88,6 +105,8 @@ class TuneRequest:
     paths: tuple[str, ...]
     peers: bool = True
     on_progress: Callable[[Progress], None] = _silent
+    limits: Limits = field(default_factory=Limits)
+    retry: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,8 +129,7 @@ class ProblemResult:
 
     Attributes:
         problem: The problem.
-        winner: The chosen finalist; its `timing` is the one of the last round.
-        runner_up: The next best, if there was one.
+        finalists: Certified configs, best first; their `timing` is the one of the last round.
         peers: Times of the peers, from the last round.
         peer_errors: Why a peer has no time.
         clocks: Clock state around the last round.
@@ -127,8 +145,7 @@ class ProblemResult:
     """
 
     problem: Problem
-    winner: Finalist
-    runner_up: Finalist | None
+    finalists: tuple[Finalist, ...]
     peers: Mapping[str, Timing]
     peer_errors: Mapping[str, str]
     clocks: Mapping[str, str]
@@ -141,6 +158,16 @@ class ProblemResult:
     search_s: float
     compile_s: float
     new_trials: int
+
+    @property
+    def winner(self) -> Finalist:
+        """The chosen finalist."""
+        return self.finalists[0]
+
+    @property
+    def runner_up(self) -> Finalist | None:
+        """The next best, if there was one."""
+        return self.finalists[1] if len(self.finalists) > 1 else None
 
 
 @dataclass(frozen=True)

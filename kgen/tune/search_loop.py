@@ -119,12 +119,15 @@ def search_problem(
         ),
         set(feasible.configs),
         lambda config: _key(session, config, problem),
+        request.retry,
     )
     for record in known.values():
         books.enter(record)
+    # A study never proposes a config twice, so those that are to be tried again need another.
+    again = f"+retry{len(known)}" if request.retry else ""
     study = open_study(
         request.study,
-        name=_study_name(session, problem, feasible),
+        name=_study_name(session, problem, feasible) + again,
         feasible=feasible.configs,
         seed=request.seed,
         first=first,

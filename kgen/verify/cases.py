@@ -131,6 +131,22 @@ class Schedule:
             Case(NORMAL, (), "contiguous", seed, fresh=True),
         ]
 
+    def host(self, seed: int, constants: Collection[str]) -> list[Case]:
+        """Small sets only: what a CPU that runs every CUDA thread as a fiber gets through.
+
+        All dims that the kernel takes at run time are small; those compiled in stay as they are.
+        """
+        quick = self._reduced(QUICK, self.sizes.quick, constants)
+        cases = [
+            Case(NORMAL, quick, "contiguous", seed, fresh=True),
+            *self._ragged(constants),
+            *self._hard(constants),
+        ]
+        # A dim compiled in may make even one row of some sets large; the quick one always stays.
+        return cases[:1] + [
+            case for case in cases[1:] if self._bytes(dict(case.dims)) <= 4 * self.sizes.small
+        ]
+
     def whole(self) -> Case:
         """The problem itself."""
         return self._case(NORMAL, ())
@@ -171,11 +187,21 @@ class Schedule:
     def _reduced(
         self, rows: int, budget: int, constants: Collection[str]
     ) -> tuple[tuple[str, int], ...]:
+        """Few rows of the slab dim; where that is not enough, less of the other run-time dims."""
         slab = self.operator.slab_dim
-        if slab is None or slab in constants:
-            return ()
-        fits = max(1, budget // max(self._row_bytes(slab), 1))
-        return ((slab, min(rows, fits)),)
+        dims: dict[str, int] = {}
+        if slab is not None and slab not in constants:
+            fits = max(1, budget // max(self._row_bytes(slab), 1))
+            dims[slab] = min(rows, fits)
+        smallest = {dim.name: max(1, dim.smallest) for dim in self.operator.signature.dims}
+        while self._bytes(dims) > budget:
+            extents = {**dict(self.problem.dims), **dims}
+            free = [n for n, e in extents.items() if n not in constants and e > smallest[n]]
+            if not free:
+                break
+            largest = max(free, key=lambda name: extents[name])
+            dims[largest] = max(smallest[largest], extents[largest] // 2)
+        return tuple(dims.items())
 
     def _row_bytes(self, slab: str) -> int:
         return self._bytes({slab: 1})

@@ -20,11 +20,12 @@ from kgen.verify.fixture import Admits, Fixture, InputSet, guard_numbers
 from kgen.verify.oracle import torch_dtype
 from kgen.verify.verdict import Verdict
 
-Level = Literal["trial", "certify"]
+Level = Literal["trial", "certify", "host"]
 Bind = Callable[[Mapping[str, Tensor]], Callable[[], None]]
 Workspaces = Callable[[Problem], Sequence[Workspace]]
 
-_RUNS = {"trial": 2, "certify": 4}
+LAUNCHES: Mapping[Level, int] = {"trial": 2, "certify": 4, "host": 2}
+"""On each input set: the first with poisoned workspaces, the others with what that one left."""
 
 
 def no_workspaces(problem: Problem) -> Sequence[Workspace]:
@@ -55,7 +56,8 @@ def verify(
         bind: Given all inputs, outputs and workspaces by name, returns a callable that launches
             the kernel on torch's current stream. Called once per input set.
         level: `trial`: a fresh small set, one hard case in turn, and the problem itself at full
-            size; `certify`: all cases, ragged and strided ones, and a fresh set of full size.
+            size; `certify`: all cases, ragged and strided ones, and a fresh set of full size;
+            `host`: all cases, ragged and strided ones, at sizes that a CPU gets through.
         workspaces: The scratch memory that the kernel needs for a problem.
         admits: Whether the variant's guards admit a call (see `guard_numbers` for the names it
             may ask for); sets that it refuses are skipped. None admits everything.
@@ -73,9 +75,9 @@ def verify(
         names = {dim.name for dim in fixture.operator.signature.dims}
         constants = names - {fixture.operator.slab_dim}
     seed = fixture.next_seed() if seed is None else seed
-    cases = (fixture.schedule.trial if level == "trial" else fixture.schedule.certify)(
-        seed, constants
-    )
+    schedule = fixture.schedule
+    choose = {"trial": schedule.trial, "certify": schedule.certify, "host": schedule.host}[level]
+    cases = choose(seed, constants)
     tried: list[Case] = []
     skipped: list[str] = []
     worst: dict[str, OutputAccuracy] = {}
@@ -87,7 +89,9 @@ def verify(
                 skipped.append(case.label)
                 continue
             tried.append(case)
-            found = _Check(fixture, made, workspaces(made.problem), bitwise).run(bind, _RUNS[level])
+            found = _Check(fixture, made, workspaces(made.problem), bitwise).run(
+                bind, LAUNCHES[level]
+            )
             for accuracy in found.accuracy:
                 known = worst.get(accuracy.output)
                 if known is None or _share(accuracy) > _share(known):
@@ -218,8 +222,9 @@ class _Check:
         return _Finding(
             "\n  ".join(told),
             tuple(
-                OutputAccuracy(name, error, made.bounds[name].bound, made.bounds[name].eager_error)
+                OutputAccuracy(name, error, b.bound, b.eager_error, b.loss)
                 for name, error in largest.items()
+                for b in [made.bounds[name]]
             ),
         )
 

@@ -15,7 +15,7 @@ from kgen.model.problem import Problem
 from kgen.model.signature import Tensor as Declared
 from kgen.operators.base import Operator
 from kgen.verify.buffers import Guarded, contiguous_strides, fingerprint, guarded
-from kgen.verify.cases import GPU_SIZES, HOST_SIZES, Case, Layout, Schedule
+from kgen.verify.cases import GPU_SIZES, HOST_SIZES, Case, Layout, Schedule, Sizes
 from kgen.verify.oracle import Bound, Oracle, Reference, Slab, combine, slabs, torch_dtype
 
 _HOST_CACHE_BYTES = 2 * 2**30
@@ -81,6 +81,7 @@ class Fixture:
         seed: int = 0,
         cache_bytes: int | None = None,
         slab_bytes: int | None = None,
+        sizes: Sizes | None = None,
     ) -> None:
         """Prepare; evaluates nothing yet.
 
@@ -93,6 +94,7 @@ class Fixture:
             seed: Seeds every input set that is not a trial's own.
             cache_bytes: Device memory to keep sets in; None for half of what is free now.
             slab_bytes: Temporaries of evaluating the oracle; None for a default by device.
+            sizes: Of the sets other than the problem itself; None for a default by device.
         Raises:
             ProblemError: If the operator has no such pass.
         """
@@ -102,7 +104,11 @@ class Fixture:
         self.device = device
         self.scalars = dict(operator.scalars(pass_name) if scalars is None else scalars)
         self.schedule = Schedule(
-            operator, self.pass_, problem, seed, GPU_SIZES if device.type == "cuda" else HOST_SIZES
+            operator,
+            self.pass_,
+            problem,
+            seed,
+            sizes or (GPU_SIZES if device.type == "cuda" else HOST_SIZES),
         )
         self.cache_bytes, self.slab_bytes = _limits(device, cache_bytes, slab_bytes)
         self._oracle = Oracle(operator, self.pass_, self.scalars)

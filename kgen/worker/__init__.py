@@ -11,14 +11,19 @@ from kgen.worker.messages import (
     Trial,
     TrialOutcome,
 )
+from kgen.worker.proof import HostProver, Proof, with_proof
+from kgen.worker.sanitizer import ComputeSanitizer
 from kgen.worker.session import Session, failed_build, trial_key
 
 __all__ = [
     "Candidate",
+    "ComputeSanitizer",
     "Finals",
     "FinalsOutcome",
+    "HostProver",
     "Probe",
     "ProbeOutcome",
+    "Proof",
     "Session",
     "Setup",
     "Trial",
@@ -26,4 +31,5 @@ __all__ = [
     "WorkerHandle",
     "failed_build",
     "trial_key",
+    "with_proof",
 ]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import multiprocessing.connection
-import signal
+import threading
 import time
 from types import TracebackType
 from typing import TypeVar
 
-from kgen.errors import LaunchError, VerifyError, WorkerError
+from kgen.errors import LaunchError, LaunchRefusedError, VerifyError, WorkerError
 from kgen.model.record import Fate
+from kgen.worker.child import Child
 from kgen.worker.messages import (
     Failure,
     Finals,
@@ -23,11 +21,11 @@ from kgen.worker.messages import (
     Trial,
     TrialOutcome,
 )
-from kgen.worker.process import worker_main
 
 Outcome = TypeVar("Outcome", ProbeOutcome, TrialOutcome, FinalsOutcome)
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network file system is slow
+TRIAL_TIMEOUT_S = 30.0
 MAX_RESTARTS_IN_A_ROW = 3
 
 
@@ -40,15 +38,30 @@ class WorkerTimeoutError(Exception):
 
 
 class WorkerHandle:
-    """One worker process at a time, replaced when it dies. Use as a context manager."""
+    """One worker process at a time, replaced when it dies. Use as a context manager.
 
-    def __init__(self, setup: Setup, trial_timeout_s: float = 30.0) -> None:
+    Behind the worker stands a spare that has its modules loaded (most of a start) and holds no
+    device; so a killed worker is replaced in well under a second of device start-up.
+    """
+
+    def __init__(
+        self, setup: Setup, trial_timeout_s: float = TRIAL_TIMEOUT_S, spare: bool = True
+    ) -> None:
+        """Prepare; starts nothing.
+
+        Args:
+            setup: What every worker is told.
+            trial_timeout_s: A trial that takes longer ends with its worker.
+            spare: Whether to keep a spare once the first worker runs.
+        """
         self._setup = setup
         self._trial_timeout_s = trial_timeout_s
-        self._context = multiprocessing.get_context("spawn")  # fork would copy CUDA state
-        self._process: multiprocessing.process.BaseProcess | None = None
-        self._pipe: multiprocessing.connection.Connection | None = None
+        self._wants_spare = spare
+        self._child: Child | None = None
+        self._spare: Child | None = None
         self._starts = 0
+        self._burials: list[threading.Thread] = []
+        self.replacement_s: list[float] = []
 
     def __enter__(self) -> WorkerHandle:
         return self
@@ -85,13 +98,29 @@ class WorkerHandle:
 
         Raises:
             VerifyError: If the operator's own module is at fault.
+            WorkerError: If no worker can be started.
         """
+        child = self._ready_child()
+        child.drain()
+        before = child.printed_bytes
         try:
-            return self._ask(trial, TrialOutcome, self._trial_timeout_s)
+            outcome = self._ask(trial, TrialOutcome, self._trial_timeout_s)
         except WorkerTimeoutError as problem:
             return TrialOutcome(Fate.TIMED_OUT, str(problem))
+        except LaunchRefusedError as problem:
+            return TrialOutcome(Fate.REJECTED, f"the launch was refused: {problem}")
         except (WorkerDiedError, LaunchError) as problem:
             return TrialOutcome(Fate.CRASHED, str(problem))
+        child.drain()
+        printed = child.printed_bytes - before
+        if printed and outcome.fate is Fate.VERIFIED:
+            head = child.printed_head.decode(errors="replace").splitlines()
+            child.printed_head = b""
+            first = f"; it begins: {head[0][:80]}" if head else ""
+            return TrialOutcome(
+                Fate.REJECTED, f"the kernel prints: {printed} bytes in one trial{first}"
+            )
+        return outcome
 
     def finals(self, finals: Finals) -> FinalsOutcome:
         """Time finalists and peers.
@@ -109,85 +138,80 @@ class WorkerHandle:
 
     def close(self) -> None:
         """End the worker: politely, then by force."""
-        process, pipe = self._process, self._pipe
-        self._process = self._pipe = None
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.send(None)
-            pipe.close()
-        if process is not None:
-            process.join(timeout=5.0)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        children = [child for child in (self._child, self._spare) if child is not None]
+        self._child = self._spare = None
+        for child in children:
+            child.dismiss()
+        for burial in self._burials:
+            burial.join()
 
     def _ask(self, request: Request, outcome: type[Outcome], timeout_s: float) -> Outcome:
-        pipe = self._ready_pipe()
+        child = self._ready_child()
         try:
-            pipe.send(request)
-            if not pipe.poll(timeout_s):
-                self._kill()
+            child.pipe.send(request)
+            if not child.poll(timeout_s):
+                self._bury(child)
                 raise WorkerTimeoutError(
-                    f"no answer within {timeout_s:.0f} s; the worker was killed"
+                    f"no answer within {timeout_s:g} s; the worker was killed"
                 )
-            answer = pipe.recv()
+            answer = child.pipe.recv()
         except (EOFError, OSError):
-            raise WorkerDiedError(self._reap()) from None
+            raise WorkerDiedError(self._reap(child)) from None
         if isinstance(answer, Failure):
             if answer.fatal:  # the context is poisoned; the worker ends by itself
-                self._reap()
-            raise (VerifyError if answer.operator else LaunchError)(answer.message)
+                self._bury(child)
+            if answer.operator:
+                raise VerifyError(answer.message)
+            raise (LaunchRefusedError if answer.refused else LaunchError)(answer.message)
         assert isinstance(answer, outcome), type(answer)
+        self._keep_spare()
         return answer
 
-    def _ready_pipe(self) -> multiprocessing.connection.Connection:
+    def _keep_spare(self) -> None:
+        if self._wants_spare and self._spare is None:
+            self._spare = Child(self._setup)
+
+    def _ready_child(self) -> Child:
+        if self._child is not None:
+            return self._child
+        started = time.monotonic()
         failures: list[str] = []
-        while self._pipe is None:
-            if len(failures) == MAX_RESTARTS_IN_A_ROW:
-                raise WorkerError(
-                    f"the worker process died {len(failures)} times at its start\n  last: "
-                    f"{failures[-1]}\n  see 'kgen doctor'"
-                )
+        while len(failures) < MAX_RESTARTS_IN_A_ROW:
+            child, self._spare = self._spare or Child(self._setup), None
             self._starts += 1
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(
-                target=worker_main, args=(theirs, self._setup), name="kgen-worker", daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._process, self._pipe = process, ours
-            started = time.monotonic()
             try:
-                if not ours.poll(START_TIMEOUT_S):
-                    self._kill()
-                    failures.append(f"not ready after {time.monotonic() - started:.0f} s")
+                child.pipe.send("go")
+                if not child.poll(START_TIMEOUT_S):
+                    child.kill()
+                    child.reap()
+                    failures.append(f"not ready after {START_TIMEOUT_S:.0f} s")
                     continue
-                ready = ours.recv()
+                ready = child.pipe.recv()
             except (EOFError, OSError):
-                failures.append(self._reap())
+                failures.append(child.reap())
                 continue
             if isinstance(ready, Failure):
-                self._reap()
+                child.reap()
                 raise WorkerError(ready.message)
-        return self._pipe
+            if self._starts > 1:
+                self.replacement_s.append(time.monotonic() - started)
+                self._keep_spare()  # what crashes once may soon crash again
+            self._child = child
+            return child
+        raise WorkerError(
+            f"the worker process died {len(failures)} times at its start\n  last: "
+            f"{failures[-1]}\n  see 'kgen doctor'"
+        )
 
-    def _kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-        self._reap()
+    def _reap(self, child: Child) -> str:
+        self._child = None
+        return child.reap()
 
-    def _reap(self) -> str:
-        process, pipe = self._process, self._pipe
-        self._process = self._pipe = None
-        if pipe is not None:
-            pipe.close()
-        if process is None:
-            return "the worker is gone"
-        process.join(timeout=10.0)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        code = process.exitcode
-        if code is not None and code < 0:
-            return f"the worker was ended by {signal.Signals(-code).name}"
-        return f"the worker ended with exit code {code}"
+    def _bury(self, child: Child) -> None:
+        """Kill a worker, and wait for its end in the background: tearing down a context with an
+        endless kernel in it can take the driver seconds, which the next worker need not wait."""
+        self._child = None
+        child.kill()
+        burial = threading.Thread(target=child.reap, daemon=True)
+        burial.start()
+        self._burials.append(burial)

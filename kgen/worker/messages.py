@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kgen.model.artifact import Artifact
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
-from kgen.model.record import Fate, OutputAccuracy, Timing
+from kgen.model.record import Evidence, Fate, OutputAccuracy, Timing
 from kgen.model.space import Variant
+
+Level = Literal["trial", "certify", "host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +22,12 @@ class Setup:
     Attributes:
         operator: Operator name; the worker finds the module itself.
         paths: The `--path` folders.
-        gpu: Profile of the device.
+        gpu: Profile of the GPU that kernels are meant for.
         ordinal: CUDA device ordinal (ignored on the host).
         seed: Of the random inputs.
+        on_host: Run on the host layer, whatever GPU the kernels are meant for.
+        memory_bytes: Device memory that trials may use; None for all of it. On the host, of the
+            worker process.
     """
 
     operator: str
@@ -29,6 +35,8 @@ class Setup:
     gpu: GpuProfile
     ordinal: int
     seed: int
+    on_host: bool = False
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +81,22 @@ class Trial:
         problem: The problem.
         candidate: What to run.
         give_up_above_us: Stop timing early beyond this; None: never.
-        certify: Verify with the full set of inputs instead of the quick one.
+        level: Which inputs to verify with: the quick set of a trial, all of a certificate, or
+            the small ones of a host run.
         measure: Whether to time it at all.
+        order: On the host, the seed of the order in which a block's threads run; 0: by rank.
+        seeds: (fixture's, of the fresh inputs), to check an earlier verdict again; None: the
+            worker's own.
     """
 
     pass_name: str
     problem: Problem
     candidate: Candidate
     give_up_above_us: float | None = None
-    certify: bool = False
+    level: Level = "trial"
     measure: bool = True
+    order: int = 0
+    seeds: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +110,7 @@ class TrialOutcome:
         accuracy: Per output.
         occupancy: Resident threads over the most an SM can hold, of the first kernel; None on
             the host.
-        cases: Input cases that were tried.
+        evidence: What was tried, and how; None of a search's trial, whose reason says it.
     """
 
     fate: Fate
@@ -104,7 +118,7 @@ class TrialOutcome:
     timing: Timing | None = None
     accuracy: tuple[OutputAccuracy, ...] = ()
     occupancy: float | None = None
-    cases: tuple[str, ...] = ()
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +158,13 @@ class Failure:
         message: What happened.
         fatal: Whether the device context is no longer usable, so that the worker ends.
         operator: Whether the operator's own module is at fault: no config can help then.
+        refused: Whether a launch asked for more than the device has, and nothing ran.
     """
 
     message: str
     fatal: bool
     operator: bool = False
+    refused: bool = False
 
 
 Request = Probe | Trial | Finals

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
 import signal
+import threading
 from multiprocessing.connection import Connection
 
 from kgen.catalogue import open_catalogue
-from kgen.errors import KgenError, VerifyError
+from kgen.errors import KgenError, LaunchRefusedError, VerifyError
 from kgen.worker.messages import Failure, Finals, Probe, Setup, Trial
 
 
-def worker_main(pipe: Connection, setup: Setup) -> None:
-    """Entry point of the worker process."""
+def worker_main(
+    pipe: Connection, lifeline: Connection, output: Connection, complaints: Connection, setup: Setup
+) -> None:
+    """Entry point of the worker process.
+
+    Args:
+        pipe: Requests come, answers go. The first request is the permission to open the device:
+            a spare worker has loaded everything and waits for it.
+        lifeline: Ends when the parent does, however it does.
+        output: Takes the place of stdout, which kernels may print to.
+        complaints: Takes the place of stderr; a crash says its last words there.
+        setup: Of the trials to come.
+    """
     # Ctrl-C is the parent's to handle: it finishes or drops the trial, then ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(output.fileno(), 1)
+    os.dup2(complaints.fileno(), 2)
+    threading.Thread(target=_follow, args=(lifeline,), daemon=True, name="kgen-lifeline").start()
     try:
         # Imported here: the parent imports this module for its name only, without torch.
         from kgen.worker.runner import Runner
 
         operator = open_catalogue(setup.paths).operator(setup.operator)
+        if not _told_to_go(pipe):
+            return
+        if setup.on_host or setup.gpu.is_host:
+            _limit_process(setup.memory_bytes)
         runner = Runner(operator, setup)
     except KgenError as problem:
         pipe.send(Failure(str(problem), fatal=True))
@@ -49,9 +70,36 @@ def worker_main(pipe: Connection, setup: Setup) -> None:
                 else (f"{type(problem).__name__}: {problem}")
             )
             fatal = not runner.usable()
-            pipe.send(Failure(text, fatal, operator=isinstance(problem, VerifyError)))
-            if fatal:
-                pipe.close()
-                os._exit(3)  # a poisoned CUDA context can hang in its own destructors
-            continue
+            answer = Failure(
+                text,
+                fatal,
+                operator=isinstance(problem, VerifyError),
+                refused=isinstance(problem, LaunchRefusedError) and not fatal,
+            )
+        # What kernels printed lies in C's buffer; the parent must see it with the answer.
+        ctypes.CDLL(None).fflush(None)
         pipe.send(answer)
+        if isinstance(answer, Failure) and answer.fatal:
+            pipe.close()
+            os._exit(3)  # a poisoned CUDA context can hang in its own destructors
+
+
+def _follow(lifeline: Connection) -> None:
+    """End with the parent: a tuner that is killed must not leave an endless kernel behind."""
+    try:
+        lifeline.recv_bytes()
+    except (EOFError, OSError):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _told_to_go(pipe: Connection) -> bool:
+    try:
+        return pipe.recv() is not None
+    except EOFError:
+        return False
+
+
+def _limit_process(memory_bytes: int | None) -> None:
+    """On the host, tensors are the process's own memory: what is taken too much fails there."""
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from kgen.errors import LaunchError
+from kgen.errors import LaunchError, VerifyError
 from kgen.launch import Module, open_device
+from kgen.launch.host import HostDevice
 from kgen.measure.clocks import clocks, driver_version
 from kgen.measure.compare import compare
 from kgen.measure.memory import cache_state, copy_bandwidth, sets_needed
@@ -19,12 +21,12 @@ from kgen.measure.timing import BUDGETS, measure
 from kgen.model.digest import digest_of_text
 from kgen.model.plan import Workspace, make_plan
 from kgen.model.problem import Problem
-from kgen.model.record import Fate
+from kgen.model.record import Evidence, Fate, Tried
 from kgen.operators.base import Operator
 from kgen.runtime import launcher
 from kgen.runtime.cache import Cache
 from kgen.runtime.launcher import provide_extension
-from kgen.verify import Fixture, Verdict, verify
+from kgen.verify import HOST_SIZES, LAUNCHES, Fixture, Verdict, verify
 from kgen.worker.messages import (
     Candidate,
     Finals,
@@ -54,11 +56,16 @@ class Runner:
         self._operator = operator
         self._gpu = setup.gpu
         self._seed = setup.seed
-        self._device = open_device(setup.gpu, setup.ordinal)
-        if not setup.gpu.is_host:
+        self._device = HostDevice() if setup.on_host else open_device(setup.gpu, setup.ordinal)
+        self._memory_bytes = setup.memory_bytes
+        if self._device.torch_device.type == "cuda":
             # A graph of a tiny kernel is hundreds of launches to capture.
             provide_extension(_extension_folder())
-        self._current: tuple[str, Problem] | None = None
+            if setup.memory_bytes is not None:
+                total = torch.cuda.mem_get_info(self._device.torch_device)[1]
+                share = min(1.0, setup.memory_bytes / total)
+                torch.cuda.set_per_process_memory_fraction(share, self._device.torch_device)
+        self._current: tuple[object, ...] = ()
         self._fixture: Fixture | None = None
         self._sets: list[Tensors] = []
         self._cache_state = ""
@@ -77,14 +84,28 @@ class Runner:
         return ProbeOutcome(facts, copy_bandwidth(self._device.torch_device))
 
     def trial(self, trial: Trial) -> TrialOutcome:
-        """Verify one candidate, then time it."""
-        fixture = self._fixture_for(trial.pass_name, trial.problem)
+        """Verify one candidate, then time it.
+
+        Raises:
+            LaunchError: If a launch fails.
+            VerifyError: If the operator's module is at fault, or the problem itself does not fit
+                the memory.
+        """
+        refusal = self._memory_refusal(trial)
+        if refusal:
+            return TrialOutcome(Fate.REJECTED, refusal)
+        seed = trial.seeds[0] if trial.seeds else self._seed
+        small = trial.level == "host"
+        fixture = self._fixture_for(trial.pass_name, trial.problem, seed, small)
+        if isinstance(self._device, HostDevice):
+            self._device.seed = trial.order
         module = self._device.load(trial.candidate.artifact)
         try:
             verdict = self._verify(fixture, module, trial)
+            evidence = None if trial.level == "trial" else _evidence(trial, seed, verdict)
             if not verdict.ok:
                 return TrialOutcome(
-                    Fate.WRONG, verdict.reason, None, verdict.accuracy, cases=verdict.cases
+                    Fate.WRONG, verdict.reason, None, verdict.accuracy, evidence=evidence
                 )
             timing = None
             if trial.measure:
@@ -102,7 +123,7 @@ class Runner:
                 timing,
                 verdict.accuracy,
                 self._occupancy(module, trial.candidate, trial.problem),
-                verdict.cases,
+                evidence,
             )
         finally:
             self._device.synchronize()
@@ -160,14 +181,50 @@ class Runner:
         def workspaces(problem: Problem) -> Sequence[Workspace]:
             return make_plan(candidate.variant, candidate.config, problem, self._gpu).workspaces
 
-        return verify(
-            fixture,
-            lambda tensors: self._bind(module, candidate, trial.pass_name, trial.problem, tensors),
-            "certify" if trial.certify else "trial",
-            workspaces=workspaces,
-            admits=admits,
-            constants=candidate.variant.constants,
+        def bind(tensors: Mapping[str, torch.Tensor]) -> Call:
+            return self._bind(module, candidate, trial.pass_name, trial.problem, tensors)
+
+        try:
+            return verify(
+                fixture,
+                bind,
+                trial.level,
+                workspaces=workspaces,
+                admits=admits,
+                constants=candidate.variant.constants,
+                seed=trial.seeds[1] if trial.seeds else None,
+                bitwise=not candidate.variant.nondeterministic,
+            )
+        except (RuntimeError, MemoryError) as problem:
+            if not _is_out_of_memory(problem):
+                raise
+            # Workspaces were found to fit, so it is what every candidate needs.
+            raise VerifyError(
+                f"{trial.problem} does not fit: inputs, outputs and what verifying them takes "
+                f"need more device memory than there is{self._limit_text()}\n"
+                f"  {str(problem).splitlines()[0]}\n"
+                "  choose a smaller problem, or a larger --device-memory"
+            ) from None
+
+    def _memory_refusal(self, trial: Trial) -> str:
+        """Why the candidate's scratch memory cannot be had; empty if it can."""
+        candidate = trial.candidate
+        plan = make_plan(candidate.variant, candidate.config, trial.problem, self._gpu)
+        wanted = sum(w.elements * trial.problem.dtype(w.dtype).itemsize for w in plan.workspaces)
+        there = _total_memory(self._device.torch_device)
+        if self._memory_bytes is not None:
+            there = min(there, self._memory_bytes)
+        if wanted <= there // 2:
+            return ""
+        return (
+            f"needs {wanted / 2**30:.3g} GiB of workspace; trials may take half of the device's "
+            f"{there / 2**30:.3g} GiB{self._limit_text()}"
         )
+
+    def _limit_text(self) -> str:
+        if self._memory_bytes is None:
+            return ""
+        return f" (limit on device memory: {self._memory_bytes / 2**30:.3g} GiB)"
 
     def _bind(
         self,
@@ -208,16 +265,17 @@ class Runner:
         """One bound call per buffer set."""
         plan = make_plan(candidate.variant, candidate.config, problem, self._gpu)
         numbers: dict[str, int | float] = {}
+        # One for all sets: an allocator, too, gives the next call the last one's scratch memory.
+        scratch = {
+            w.name: torch.empty(
+                w.elements,
+                dtype=_torch_dtype(problem, w.dtype),
+                device=self._device.torch_device,
+            )
+            for w in plan.workspaces
+        }
         calls = []
         for tensors in self._buffer_sets(pass_name, problem):
-            scratch = {
-                w.name: torch.empty(
-                    w.elements,
-                    dtype=_torch_dtype(problem, w.dtype),
-                    device=self._device.torch_device,
-                )
-                for w in plan.workspaces
-            }
             # All sets have the same extents and strides; there may be hundreds of them.
             numbers = numbers or self._numbers(pass_name, problem, tensors)
             calls.append(module.bind(plan, {**tensors, **scratch}, numbers))
@@ -254,7 +312,6 @@ class Runner:
 
     def _peers(self, pass_name: str, errors: dict[str, str]) -> dict[str, Sequence[Call]]:
         """Calls of the operator's peers on the same buffer sets; those that fail are named."""
-        assert self._current is not None
         scalars = self._operator.scalars(pass_name)
         working: dict[str, Sequence[Call]] = {}
         # On a machine without a GPU, compiling a peer warns that it found no CUDA runtime.
@@ -274,23 +331,55 @@ class Runner:
     def _occupancy(self, module: Module, candidate: Candidate, problem: Problem) -> float | None:
         plan = make_plan(candidate.variant, candidate.config, problem, self._gpu)
         launches = [x for x in plan.launches if not x.is_empty]
-        if self._gpu.is_host or not launches:
+        if self._device.torch_device.type != "cuda" or not launches:
             return None
         first = launches[0]
         blocks = module.occupancy(first.kernel, first.threads, first.smem_bytes)
         return blocks * first.threads / self._gpu.max_threads_per_sm
 
-    def _fixture_for(self, pass_name: str, problem: Problem) -> Fixture:
-        if self._fixture is None or self._current != (pass_name, problem):
+    def _fixture_for(
+        self, pass_name: str, problem: Problem, seed: int | None = None, small: bool = False
+    ) -> Fixture:
+        wanted = (pass_name, problem, self._seed if seed is None else seed, small)
+        if self._fixture is None or self._current != wanted:
             self._sets.clear()
             self._fixture = None  # give its memory back before the next one measures what is free
             if self._device.torch_device.type == "cuda":
                 torch.cuda.empty_cache()
             self._fixture = Fixture(
-                self._operator, pass_name, problem, self._device.torch_device, seed=self._seed
+                self._operator,
+                pass_name,
+                problem,
+                self._device.torch_device,
+                seed=wanted[2],
+                sizes=HOST_SIZES if small else None,
             )
-            self._current = (pass_name, problem)
+            self._current = wanted
         return self._fixture
+
+
+def _evidence(trial: Trial, seed: int, verdict: Verdict) -> Evidence:
+    return Evidence(
+        seed=seed,
+        tried=tuple(Tried(*each) for each in zip(verdict.cases, verdict.seeds, strict=True)),
+        skipped=verdict.skipped,
+        launches=LAUNCHES[trial.level],
+        bitwise=not trial.candidate.variant.nondeterministic,
+    )
+
+
+def _is_out_of_memory(problem: Exception) -> bool:
+    """Of torch on either device; on the CPU it is an error like any other but for its text."""
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(problem, kinds) or "can't allocate memory" in str(problem)
+
+
+def _total_memory(device: torch.device) -> int:
+    """Bytes of the device's memory; what torch has cached counts as there, because it gives it
+    back before an allocation fails."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _extension_folder() -> Path:

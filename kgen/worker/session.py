@@ -22,7 +22,7 @@ from kgen.model.space import Variant
 from kgen.render import Renderer
 from kgen.runtime.cache import read_file
 from kgen.worker.handle import WorkerHandle
-from kgen.worker.messages import Candidate, Trial, TrialOutcome
+from kgen.worker.messages import Candidate, Level, Trial, TrialOutcome
 
 
 class Session:
@@ -113,12 +113,15 @@ class Session:
         problem: Problem,
         *,
         give_up_above_us: float | None = None,
-        certify: bool = False,
+        level: Level = "trial",
         measure: bool = True,
+        seeds: tuple[int, int] | None = None,
     ) -> TrialOutcome:
         """Run a trial in the worker."""
         return self.worker.trial(
-            Trial(self.pass_name, problem, candidate, give_up_above_us, certify, measure)
+            Trial(
+                self.pass_name, problem, candidate, give_up_above_us, level, measure, seeds=seeds
+            )
         )
 
     def record(
@@ -145,6 +148,7 @@ class Session:
             resources=artifact.resources if artifact else (),
             timing=outcome.timing,
             accuracy=outcome.accuracy,
+            evidence=outcome.evidence,
             when=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         self.journal.append(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,13 +13,15 @@ from kgen import __version__
 from kgen.assets import include_dir
 from kgen.emit import Emitted, SafeKernel, Winner, emit
 from kgen.model.plan import Plan
-from kgen.model.record import Resources
+from kgen.model.record import Evidence, Resources, Tried
 from kgen.report import (
     Chosen,
     Environment,
+    HostProof,
     KernelReport,
     Peer,
     ProblemReport,
+    Proof,
     Report,
     RuleCount,
     RunnerUp,
@@ -147,7 +149,29 @@ def _problem(r: ProblemResult, pass_name: str, environment: str) -> ProblemRepor
             second.timing.median_us,
             second.timing.median_us / winner.timing.median_us,
         ),
+        evidence=_proof(winner.record.evidence),
     )
+
+
+def _proof(evidence: Evidence | None) -> Proof | None:
+    if evidence is None:
+        return None
+    return Proof(
+        seed=evidence.seed,
+        inputs=_inputs(evidence.tried),
+        skipped=evidence.skipped,
+        launches=evidence.launches,
+        same_bits=evidence.bitwise,
+        host=tuple(
+            HostProof(run.compiler, run.order, _inputs(run.tried), run.launches)
+            for run in evidence.host
+        ),
+        host_missing=evidence.host_missing,
+    )
+
+
+def _inputs(tried: Sequence[Tried]) -> tuple[str, ...]:
+    return tuple(f"{t.case} @ {t.seed}" for t in tried)
 
 
 def _kernels(finalist: Finalist) -> tuple[KernelReport, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kgen.build import Compiler
@@ -12,7 +12,7 @@ from kgen.catalogue import Entry
 from kgen.errors import StorageError
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
-from kgen.tune import Progress, TuneRequest, TuneResult, tune
+from kgen.tune import Limits, Progress, TuneRequest, TuneResult, tune
 from kgen.workflow.publish import Published, publish
 
 # The host searches a small space for its own default; a GPU's trial takes milliseconds.
@@ -38,6 +38,8 @@ class TuneJob:
     paths: tuple[str, ...]
     peers: bool
     on_progress: Callable[[Progress], None]
+    limits: Limits = field(default_factory=Limits)
+    retry: bool = False
 
 
 def run_job(job: TuneJob) -> Iterator[tuple[TuneResult, Published]]:
@@ -66,6 +68,8 @@ def run_job(job: TuneJob) -> Iterator[tuple[TuneResult, Published]]:
                 paths=job.paths,
                 peers=job.peers,
                 on_progress=job.on_progress,
+                limits=job.limits,
+                retry=job.retry,
             )
         )
         yield result, publish(result, job.out, job.reports)

@@ -82,7 +82,7 @@ def run_variant(
     for (problem, config), built in zip(wanted, compiler.build(requests), strict=True):
         assert isinstance(built, Artifact), built
         candidate = Candidate(variant, config, built)
-        trial = Trial(pass_name, problem, candidate, certify=True, measure=False)
+        trial = Trial(pass_name, problem, candidate, level="certify", measure=False)
         outcomes.append((problem, config, runner.trial(trial)))
     compiler.close()
     return outcomes
@@ -93,7 +93,8 @@ def test_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> Non
     outcomes = run_variant(operator, pass_name, name, "host", configs=3, at_most=30)
     for problem, config, outcome in outcomes:
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
-        assert len(outcome.cases) > 3, outcome.cases
+        assert outcome.evidence is not None
+        assert len(outcome.evidence.tried) > 3, outcome.evidence
 
 
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())

@@ -72,6 +72,10 @@ class HostFault(RuntimeError):  # noqa: N818 - what a GPU would call it
     """A launch was refused, or a thread did something that is undefined on a GPU."""
 
 
+class HostRefusal(HostFault):
+    """A launch asked for more than a GPU has; no thread ran."""
+
+
 class HostTimeout(HostFault):
     """A sanitized executable did not end in time."""
 
@@ -155,6 +159,9 @@ def compile_sanitized_command(
         "-ldl",
         *("-o", str(out_executable)),
     ]
+
+
+_BAD_LAUNCH = 1  # kgen::host::kBadLaunch
 
 
 class _Launch(ctypes.Structure):
@@ -257,8 +264,10 @@ class HostFunction:
         )
         values = list(args)  # keeps the storage alive during the call
         addresses = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))
-        if self._entry(ctypes.byref(launch), addresses) != 0:
-            raise HostFault(f"{self.name}: {error.value.decode(errors='replace')}")
+        status = self._entry(ctypes.byref(launch), addresses)
+        if status != 0:
+            kind = HostRefusal if status == _BAD_LAUNCH else HostFault
+            raise kind(f"{self.name}: {error.value.decode(errors='replace')}")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,167 @@
+"""The host run of a certificate: the very source that won on a GPU, run on the CPU.
+
+A GPU does not tell a race that happened to go well, a read beside a buffer whose value is masked
+away, or a read of shared memory that nobody wrote but somebody's predecessor. The host layer does:
+it runs a block's threads in orders that no GPU would choose, fills shared memory with NaN, and
+AddressSanitizer watches every access. So winners are run there too, at small sizes.
+"""
+
+from __future__ import annotations
+
+import queue
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from kgen.build import Compiler, open_compiler
+from kgen.build.host import ARCH
+from kgen.errors import ToolchainError
+from kgen.model.artifact import BuildFailure, BuildRequest, Rendered
+from kgen.model.config import Config
+from kgen.model.problem import Problem
+from kgen.model.record import Evidence, Fate, HostRun
+from kgen.model.space import Variant
+from kgen.worker.handle import WorkerHandle
+from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
+
+# (compiler, seed of the order of threads). The plain build fills static shared memory with NaN,
+# the sanitized one has red zones around it; two orders, because one may suit a race.
+RUNS = (("host", 1), ("host", 2), ("host-asan", 0))
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the host runs of one config said.
+
+    Attributes:
+        runs: Those that went well.
+        missing: Why there are none or not all; empty if all were made.
+        fault: What was found wrong; empty if nothing.
+    """
+
+    runs: tuple[HostRun, ...] = ()
+    missing: str = ""
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What is to be proven."""
+
+    rendered: Rendered
+    variant: Variant
+    config: Config
+    pass_name: str
+    problem: Problem
+
+
+class HostProver:
+    """Runs proofs in the background, each in a worker process. Use as a context manager."""
+
+    def __init__(self, setup: Setup, include: Path, jobs: int = 1) -> None:
+        """Find the compilers; starts nothing.
+
+        Args:
+            setup: Of the tune; its device is replaced by the host layer.
+            include: Folder of the device library.
+            jobs: Proofs at once.
+        """
+        self._setup = replace(setup, on_host=True)
+        self._compilers: dict[str, Compiler] = {}
+        self._missing = ""
+        try:
+            for name in dict.fromkeys(name for name, _ in RUNS):
+                self._compilers[name] = open_compiler(name, [include])
+        except ToolchainError as problem:
+            self._missing = str(problem).splitlines()[0]
+        self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="kgen-proof")
+        self._idle: queue.SimpleQueue[WorkerHandle] = queue.SimpleQueue()
+        self._workers: list[WorkerHandle] = []
+
+    def __enter__(self) -> HostProver:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(
+        self,
+        rendered: Rendered,
+        variant: Variant,
+        config: Config,
+        pass_name: str,
+        problem: Problem,
+    ) -> Future[Proof]:
+        """Build and run in the background."""
+        claim = _Claim(rendered, variant, config, pass_name, problem)
+        return self._pool.submit(self._prove, claim)
+
+    def close(self) -> None:
+        """Drop what waits and end the workers."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for worker in self._workers:
+            worker.close()
+        for compiler in self._compilers.values():
+            compiler.close()
+
+    def _prove(self, claim: _Claim) -> Proof:
+        if self._missing:
+            return Proof(missing=self._missing)
+        builds = {
+            name: compiler.submit(BuildRequest(claim.rendered, ARCH))
+            for name, compiler in self._compilers.items()
+        }
+        proof = Proof()
+        for name, order in RUNS:
+            built = builds[name].result()
+            if isinstance(built, BuildFailure):
+                headline = built.message.splitlines()[0]
+                return replace(proof, missing=f"does not compile for the host: {headline}")
+            trial = Trial(
+                pass_name=claim.pass_name,
+                problem=claim.problem,
+                candidate=Candidate(claim.variant, claim.config, built),
+                level="host",
+                measure=False,
+                order=order,
+            )
+            compiler = self._compilers[name]
+            proof = _add(proof, f"{name} {compiler.version}", order, self._run(trial))
+            if proof.fault or proof.missing:
+                break
+        return proof
+
+    def _run(self, trial: Trial) -> TrialOutcome:
+        try:
+            worker = self._idle.get_nowait()
+        except queue.Empty:
+            worker = WorkerHandle(self._setup, TIMEOUT_S, spare=False)
+            self._workers.append(worker)
+        try:
+            return worker.trial(trial)
+        finally:
+            self._idle.put(worker)
+
+
+def _add(proof: Proof, compiler: str, order: int, outcome: TrialOutcome) -> Proof:
+    where = f"on the host, {compiler}, thread order {order}"
+    if outcome.fate is Fate.TIMED_OUT:  # slow is not wrong: the CPU runs a thread after the other
+        return replace(proof, missing=f"{where}: {outcome.reason}")
+    if outcome.fate is not Fate.VERIFIED:
+        return replace(proof, fault=f"{where}: {outcome.reason}")
+    evidence = outcome.evidence
+    assert evidence is not None
+    run = HostRun(compiler, order, evidence.tried, evidence.launches)
+    return replace(proof, runs=(*proof.runs, run))
+
+
+def with_proof(evidence: Evidence, proof: Proof) -> Evidence:
+    """Add host runs to what is known of a certificate."""
+    return replace(evidence, host=proof.runs, host_missing=proof.missing)

@@ -1,0 +1,17 @@
+"""The tuner that `test_kills.py` kills: one tune of the planted operator, from the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from kgen.assets import include_dir
+from kgen.build import open_compiler
+from kgen.tune import tune
+from planting import request
+
+if __name__ == "__main__":
+    folder, mine, device = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    compiler = open_compiler("host" if device == "host" else "nvrtc", [include_dir()])
+    result = tune(request(folder, mine, compiler, device))
+    print(result.results[0].winner.config.label)

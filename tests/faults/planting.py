@@ -1,0 +1,109 @@
+"""Tunes of the operator `planted`, whose configs carry faults: shared by the fault suite's tests."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from kgen.assets import include_dir
+from kgen.build import Compiler, open_compiler
+from kgen.catalogue import open_catalogue
+from kgen.journal import Journal
+from kgen.model.problem import parse_problem
+from kgen.model.record import Fate, Record
+from kgen.tune import Limits, Progress, TuneRequest
+from kgen.worker.select import select_gpu
+
+PLANTED = Path(__file__).parent / "planted"
+# Far below the defaults, far above what a healthy config takes on a loaded machine.
+TRIAL_S = 15.0
+
+_NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU in this machine")
+DEVICES = [
+    pytest.param("host", id="host"),
+    pytest.param("auto", id="gpu", marks=[pytest.mark.gpu, _NO_GPU]),
+]
+
+
+def plant(folder: Path, faults: list[str], threads: tuple[int, ...] = (64,)) -> Path:
+    """A copy of the operator whose space has these faults."""
+    mine = folder / "mine"
+    if mine.exists():
+        shutil.rmtree(mine)
+    shutil.copytree(PLANTED, mine)
+    space = mine / "search_spaces" / "planted.yaml"
+    text = space.read_text()
+    listed = list(dict.fromkeys([*faults, "none"]))  # `safe` names the healthy one
+    text = text.replace("threads: [64, 128]", f"threads: {sorted({*threads, 128})}")
+    text = text.replace("fault: [none]", f"fault: [{', '.join(listed)}]")
+    wanted = f"fault in [{', '.join(repr(f) for f in faults)}] and threads in {list(threads)}"
+    rule = f"      require:\n        - rule: ({wanted}) or N == 67\n          why: planted\n"
+    space.write_text(text.replace("      workspace:", rule + "      workspace:"))
+    return mine
+
+
+def compiler_for(device: str) -> Compiler:
+    """The device's default compiler, on a short leash."""
+    gpu, _ = select_gpu(device)
+    name = "host" if gpu.is_host else "nvrtc"
+    return open_compiler(name, [include_dir()], timeout_s=20.0)
+
+
+def request(
+    folder: Path,
+    mine: Path,
+    compiler: Compiler,
+    device: str = "host",
+    *,
+    problem: str = "M=9,N=64",
+    seen: list[Progress] | None = None,
+    retry: bool = False,
+    limits: Limits = Limits(TRIAL_S),  # noqa: B008 - frozen
+) -> TuneRequest:
+    """A tune of all configs."""
+    entry = open_catalogue([mine]).entry("planted")
+    gpu, ordinal = select_gpu(device)
+    return TuneRequest(
+        entry=entry,
+        pass_name="forward",
+        problems=(parse_problem(problem, entry.operator.signature),),
+        gpu=gpu,
+        ordinal=ordinal,
+        compiler=compiler,
+        journal=journal_path(folder),
+        study=folder / "optuna.log",
+        trials=60,
+        time_s=None,
+        seed=0,
+        paths=(str(mine),),
+        peers=False,
+        on_progress=seen.append if seen is not None else lambda progress: None,
+        limits=limits,
+        retry=retry,
+    )
+
+
+def journal_path(folder: Path) -> Path:
+    """Where `request` keeps the journal."""
+    return folder / "trials.jsonl"
+
+
+def records(folder: Path) -> list[Record]:
+    """All records, oldest first."""
+    return list(Journal(journal_path(folder)).read())
+
+
+def by_fault(folder: Path) -> dict[str, list[Record]]:
+    """Records by planted fault."""
+    found: dict[str, list[Record]] = {}
+    for record in records(folder):
+        found.setdefault(str(record.config.as_dict()["fault"]), []).append(record)
+    return found
+
+
+def fates(folder: Path) -> dict[str, set[Fate]]:
+    """Fates by planted fault."""
+    return {fault: {r.fate for r in found} for fault, found in by_fault(folder).items()}

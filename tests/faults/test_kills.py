@@ -1,0 +1,171 @@
+"""SIGKILL to the worker and to the tuner, at moments that nobody chose."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kgen.journal import Journal
+from kgen.model.record import Fate
+from kgen.tune import Progress, tune
+from planting import DEVICES, compiler_for, journal_path, plant, records, request
+
+FOLDER = Path(__file__).parent
+# CI kills a few times; `KGEN_KILLS=100 pytest tests/faults/test_kills.py` is the whole exercise.
+KILLS = int(os.environ.get("KGEN_KILLS", "6"))
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes whose parent is `pid`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_killed_worker_is_replaced(tmp_path: Path, device: str) -> None:
+    mine = plant(tmp_path, ["none"], threads=(32, 64, 128, 256, 512, 1024))
+    compiler = compiler_for(device)
+    killed: list[int] = []
+
+    def kill_once(progress: Progress) -> None:
+        # The worker is the child with the device; a spare may stand beside it. Kill them all.
+        if not killed and progress.fates.get(Fate.VERIFIED, 0) == 2:
+            for pid in children_of(os.getpid()):
+                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    killed.append(pid)
+                    os.kill(pid, signal.SIGKILL)
+
+    asked = request(tmp_path, mine, compiler, device)
+    object.__setattr__(asked, "on_progress", kill_once)
+    result = tune(asked)
+    compiler.close()
+    assert killed
+    assert result.worker_restarts >= 1
+    found = records(tmp_path)
+    crashed = [r for r in found if r.fate is Fate.CRASHED]
+    assert len(crashed) <= 1  # none if the kill fell between two trials
+    assert all("SIGKILL" in r.reason for r in crashed)
+    assert result.results[0].winner.record.fate is Fate.VERIFIED
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_tuner_killed_again_and_again_loses_nothing(tmp_path: Path, device: str) -> None:
+    """Every tune goes on where the last one was killed; no record is lost or damaged, no process
+    stays behind, and in the end the tune is whole."""
+    mine = plant(tmp_path, ["none", "unwritten"], threads=(32, 64, 128, 256, 512, 1024))
+    chance = random.Random(0)
+    command = [sys.executable, str(FOLDER / "killed_tuner.py"), str(tmp_path), str(mine), device]
+    known: list[str] = []
+    longest_s = 3.0
+    for _ in range(KILLS):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        started = time.monotonic()
+        offspring: set[int] = set()
+        end = started + chance.uniform(0.3, longest_s)
+        while time.monotonic() < end and process.poll() is None:
+            offspring |= set(children_of(process.pid))
+            time.sleep(0.02)
+        if process.poll() is not None:
+            _, said = process.communicate()
+            assert process.returncode == 0, said.decode()
+            longest_s = max(1.0, time.monotonic() - started)  # it had nothing left to do
+        else:
+            process.kill()
+            process.wait()
+        gone_by = time.monotonic() + 10.0
+        while any(map(is_alive, offspring)) and time.monotonic() < gone_by:
+            time.sleep(0.02)
+        assert not [pid for pid in offspring if is_alive(pid)], "a process outlived its tuner"
+        journal = Journal(journal_path(tmp_path))
+        ids = [r.id for r in journal.read()]
+        assert ids[: len(known)] == known, "a record was lost"
+        assert journal.skipped_lines <= 1
+        known = ids
+    last = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert last.returncode == 0, last.stderr
+    assert "fault=none" in last.stdout
+    trials = [r for r in records(tmp_path) if r.evidence is None]
+    assert {r.fate for r in trials} == {Fate.VERIFIED, Fate.WRONG}
+    assert len({r.config for r in trials}) == 12
+    assert len(trials) == 12, "a config was tried twice"
+
+
+def test_an_endless_kernel_ends_with_its_tuner(tmp_path: Path) -> None:
+    """The worker cannot look at its pipe while it is in the kernel: it must end all the same."""
+    mine = plant(tmp_path, ["endless_loop"])
+    command = [sys.executable, str(FOLDER / "killed_tuner.py"), str(tmp_path), str(mine), "host"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    seen: set[int] = set()
+
+    def busy() -> list[int]:
+        seen.update(children_of(process.pid))
+        return [pid for pid in seen if is_alive(pid) and cpu_seconds(pid) > 4.0]
+
+    try:
+        deadline = time.monotonic() + 60.0
+        while not busy() and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.1)
+        assert process.poll() is None
+        assert busy(), "no worker was caught in the kernel"
+    finally:
+        process.kill()
+        process.wait()
+    gone_by = time.monotonic() + 5.0
+    while any(map(is_alive, seen)) and time.monotonic() < gone_by:
+        time.sleep(0.05)
+    assert not [pid for pid in seen if is_alive(pid)]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_replacing_a_worker_takes_no_import(tmp_path: Path) -> None:
+    """A spare stands ready, with everything loaded."""
+    from kgen.catalogue import profile_named
+    from kgen.worker import Setup, WorkerHandle
+
+    mine = plant(tmp_path, ["none"])
+    with WorkerHandle(Setup("planted", (str(mine),), profile_named("host"), 0, 0)) as worker:
+        worker.probe()
+        first = worker._child
+        spare = worker._spare
+        assert first is not None
+        assert spare is not None
+        assert first.pid is not None
+        os.kill(first.pid, signal.SIGKILL)
+        threading.Event().wait(0.1)
+        with pytest.raises(Exception, match="SIGKILL"):
+            worker.probe()
+        worker.probe()
+        assert worker._child is spare
+        assert worker.restarts == 1
+        assert len(worker.replacement_s) == 1

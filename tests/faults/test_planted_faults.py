@@ -1,0 +1,127 @@
+"""Templates with a fault each, tuned for real among healthy configs: every fault gets the fate it
+is, with a reason that names it; none wins; the healthy configs are found all the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kgen.errors import TuneError
+from kgen.model.record import Fate
+from kgen.tune import tune
+
+from planting import DEVICES, by_fault, compiler_for, fates, plant, request
+
+# What a trial makes of each fault, and what its reason must say. Two lists where a GPU and the host
+# layer see it differently.
+SEEN_BY_ALL: dict[str, tuple[Fate, str]] = {
+    "endless_loop": (Fate.TIMED_OUT, r"no answer within 15 s; the worker was killed"),
+    "endless_compile": (Fate.BUILD_FAILED, r"compile (time|memory)|ended after|memory"),
+    "unroll_bomb": (Fate.BUILD_FAILED, r"compile (time|memory)|ended after|memory"),
+    "broken": (Fate.BUILD_FAILED, r"error"),
+    "unwritten": (Fate.WRONG, r"1 of \d+ elements of y out of bound, 1 of them never written"),
+    "past_end": (Fate.WRONG, r"wrote past the end of y"),
+    "before_start": (Fate.WRONG, r"wrote before the start of y"),
+    "stale_workspace": (Fate.WRONG, r"differs between launches"),
+    "differs": (Fate.WRONG, r"y differs between launches on the same inputs"),
+    "out_of_memory": (Fate.REJECTED, r"GiB of workspace"),
+    "prints": (Fate.REJECTED, r"the kernel prints: \d+ bytes in one trial; it begins: row"),
+}
+ON_HOST: dict[str, tuple[Fate, str]] = {
+    "illegal_address": (Fate.CRASHED, r"SIGSEGV"),
+    "missing_barrier": (Fate.WRONG, r"elements of y out of bound"),
+    "divergent_barrier": (Fate.CRASHED, r"barrier"),
+    "divergent_shuffle": (Fate.CRASHED, r"shfl_xor"),
+    "uninitialised": (Fate.WRONG, r"elements of y out of bound"),
+}
+ON_GPU: dict[str, tuple[Fate, str]] = {
+    "illegal_address": (Fate.CRASHED, r"illegal memory access"),
+    "misaligned": (Fate.CRASHED, r"misaligned address"),
+    "too_many_registers": (Fate.REJECTED, r"needs \d+ registers per block"),
+}
+# What no trial is needed for.
+BEYOND_THE_HARDWARE = ("too_many_threads", "too_much_shared")
+# Trials on that device may let these pass; certificates must not. Reasons as above.
+LEFT_TO_CERTIFICATES: dict[str, dict[str, str]] = {
+    "host": {
+        "wrong_ragged": r"out of bound",
+        "reads_past_end": r"host-asan.*heap-buffer-overflow",
+        "misaligned": r"host-asan.*misaligned",
+    },
+    "auto": {
+        "wrong_ragged": r"out of bound",
+        "reads_past_end": r"host-asan.*heap-buffer-overflow",
+        "missing_barrier": r"on the host.*out of bound|elements of y out of bound",
+        "divergent_barrier": r"on the host.*barrier|no answer within",
+        "divergent_shuffle": r"on the host.*shfl_xor|no answer within",
+        "uninitialised": r"on the host.*out of bound|elements of y out of bound",
+    },
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_fault_gets_its_fate_and_none_wins(tmp_path: Path, device: str) -> None:
+    wanted = SEEN_BY_ALL | (ON_HOST if device == "host" else ON_GPU)
+    if device == "host":
+        # g++ needs no bomb and an endless compilation both to show the limits; CI has two cores.
+        wanted = {k: v for k, v in wanted.items() if k != "unroll_bomb"}
+    mine = plant(tmp_path, ["none", *wanted, *BEYOND_THE_HARDWARE])
+    compiler = compiler_for(device)
+    try:
+        result = tune(request(tmp_path, mine, compiler, device))
+    finally:
+        compiler.close()
+    assert result.results[0].winner.config.as_dict()["fault"] == "none"
+    found = by_fault(tmp_path)
+    assert {r.fate for r in found.pop("none")} == {Fate.VERIFIED}
+    assert set(found) == set(wanted)
+    limits = [r for r in result.results[0].refusals if r.rule == "hardware limit"]
+    # Both have 64 and 128 threads to choose from; the rule of the planted space takes the latter.
+    assert sum(r.configs for r in limits) >= len(BEYOND_THE_HARDWARE), limits
+    for fault, (fate, reason) in wanted.items():
+        for record in found[fault]:
+            assert record.fate is fate, f"{fault}: {record.fate}: {record.reason}"
+            assert re.search(reason, record.reason, re.DOTALL), f"{fault}: {record.reason}"
+            assert record.timing is None, f"{fault} was timed"
+    assert result.worker_restarts >= 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_trials_let_pass_certificates_stop(tmp_path: Path, device: str) -> None:
+    compiler = compiler_for(device)
+    for fault, reason in LEFT_TO_CERTIFICATES[device].items():
+        folder = tmp_path / fault
+        folder.mkdir()
+        mine = plant(folder, [fault])
+        with pytest.raises(TuneError) as caught:
+            tune(request(folder, mine, compiler, device))
+        assert re.search(reason, str(caught.value), re.DOTALL), f"{fault}: {caught.value}"
+        assert Fate.VERIFIED not in {r.fate for r in by_fault(folder)[fault][-1:]}
+    compiler.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_refused_winner_gives_way_to_the_healthy_best(tmp_path: Path, device: str) -> None:
+    """The faulty config does less work, so it is in the finals, and first as often as not."""
+    mine = plant(tmp_path, ["none", "reads_past_end"])
+    compiler = compiler_for(device)
+    result = tune(request(tmp_path, mine, compiler, device))
+    compiler.close()
+    winner = result.results[0].winner
+    assert winner.config.as_dict()["fault"] == "none"
+    assert winner.record.evidence is not None
+    orders = [(run.compiler.split()[0], run.order) for run in winner.record.evidence.host]
+    assert orders == [("host", 1), ("host", 2), ("host-asan", 0)]
+    assert len(winner.record.evidence.tried) > 5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_wrong_element_of_a_million(tmp_path: Path, device: str) -> None:
+    mine = plant(tmp_path, ["wrong_element"])
+    compiler = compiler_for(device)
+    with pytest.raises(TuneError, match="1 of 1048576 elements of y out of bound"):
+        tune(request(tmp_path, mine, compiler, device, problem="M=1024,N=1024"))
+    compiler.close()
+    assert fates(tmp_path)["wrong_element"] == {Fate.WRONG}
