@@ -143,6 +143,12 @@ class _Child:
                 wanted += nvrtc_child.LENGTH.unpack(answer[:size])[0]
         return nvrtc_child.unpacked(answer[size:])
 
+    def waits(self) -> bool:
+        """Whether it waits for a request: it has not died, nor said anything unasked."""
+        said = select.poll()
+        said.register(self._answers.fileno(), select.POLLIN)
+        return not said.poll(0)
+
     def kill(self) -> None:
         """Kill it; whoever waits for its answer ends it. From any thread."""
         with self._lock:
@@ -243,8 +249,12 @@ class Children:
     def _take(self) -> _Child:
         with self._lock:
             self._check()
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                child = self._idle.pop()
+                if child.waits():
+                    return child
+                self._all.discard(child)
+                child.end()
             # Under the lock, so that `close` sees every child; a start takes a millisecond.
             child = _Child(self._library, self._limits.memory_bytes)
             self._all.add(child)

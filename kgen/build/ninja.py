@@ -68,8 +68,10 @@ class Ninja:
         self._limits = limits
         self._ninja = find_tool("ninja", "pip install ninja")
         self._timeout = find_tool("timeout", "install GNU coreutils")
-        # Without it, what runs when this process is killed runs on until its time is up.
-        self._setpriv = shutil.which("setpriv")
+        # Ends ninja with this process, and a command with ninja: timeout(1) leaves the process
+        # group that ninja kills. Without it, what runs then runs on until its time is up.
+        setpriv = shutil.which("setpriv")
+        self._tied = (setpriv, "--pdeathsig", "TERM") if setpriv else ()
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[str]] = set()
         self._closed = False
@@ -93,7 +95,7 @@ class Ninja:
         lines = ["ninja_required_version = 1.5", "rule run", "  command = $line",
                  "  description = $out"]
         for index, command in enumerate(commands):
-            words = [self._timeout, "-k", str(_GRACE_S), f"{limits.timeout_s:g}",
+            words = [*self._tied, self._timeout, "-k", str(_GRACE_S), f"{limits.timeout_s:g}",
                      *command.arguments]
             # Status and times are written down because ninja does not report those of failures.
             line = (f": > {index}.start; ({_ulimits(limits)}; exec {shlex.join(words)}) "
@@ -115,8 +117,7 @@ class Ninja:
 
     def _run_ninja(self, folder: Path, jobs: int) -> str:
         # This thread waits for ninja, so a signal at the thread's death is one at the process's.
-        guard = [self._setpriv, "--pdeathsig", "TERM"] if self._setpriv else []
-        arguments = [*guard, self._ninja, "-C", str(folder), "-j", str(jobs), "-k", "0"]
+        arguments = [*self._tied, self._ninja, "-C", str(folder), "-j", str(jobs), "-k", "0"]
         # What a killed compiler leaves behind goes away with the folder.
         environment = {**os.environ, "TMPDIR": str(folder)}
         with self._lock:

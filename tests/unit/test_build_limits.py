@@ -42,6 +42,14 @@ _DEPTH = 2_000_000
 # The compilers keep a level of parentheses for each.
 HUNGRY = ('#include <kgen/core.cuh>\nextern "C" __global__ void hungry(int* x) { x[0] = '
           f'{"(" * _DEPTH}1{")" * _DEPTH}; }}\nKGEN_EXPORT(hungry);\n')
+# g++ is slow over those, but makes a list of any length at once.
+HUNGRY_GCC = """\
+#include <kgen/core.cuh>
+template <int...> struct List {};
+template <int N> using Numbers = List<__integer_pack(N)...>;
+extern "C" __global__ void hungry(int* x) { x[0] = sizeof(Numbers<200'000'000>); }
+KGEN_EXPORT(hungry);
+"""
 # Every message quotes the line, which is all of the kernel.
 CHATTY = ('#include <kgen/core.cuh>\nextern "C" __global__ void chatty(int* x) { '
           + "".join(f"undeclared_{i} = 1; " for i in range(400))
@@ -105,17 +113,20 @@ def wait_until(what: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def compiling(compiler: NvrtcCompiler) -> int:
-    """Wait until its one child compiles, and return the child's id."""
-    wait_until(lambda: len(compiler.children.pids()) == 1)
-    [pid] = compiler.children.pids()
-
-    def has_worked() -> bool:
-        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]
-        return int(ticks) > 0.3 * os.sysconf("SC_CLK_TCK")
-
-    wait_until(has_worked)
-    return pid
+def working(compiler: str, parent: int) -> list[int]:
+    """The processes below a parent in which a compiler has worked for longer than it starts."""
+    names = {"nvrtc": ["nvrtc_child"], "nvcc": ["cicc", "cudafe"], "host": ["cc1plus"]}[compiler]
+    found = []
+    for pid in children_of(parent):
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_text()
+            ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        late = int(ticks) > 0.3 * os.sysconf("SC_CLK_TCK")
+        if late and any(name in line for name in names):
+            found.append(pid)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +175,7 @@ def test_an_endless_compilation_is_ended(name: str, opened: Open) -> None:
 @pytest.mark.parametrize("name", COMPILERS)
 def test_a_compilation_that_takes_all_memory_is_ended(name: str, opened: Open) -> None:
     compiler = opened(name, memory_bytes=500 << 20)
-    message = failure_of(compiler, HUNGRY)
+    message = failure_of(compiler, HUNGRY_GCC if name == "host" else HUNGRY)
     if name == "nvcc" and "SIGSEGV" in message:  # of its programs, only the end is known
         assert "the compiler was ended by SIGSEGV" in message
     else:
@@ -187,7 +198,8 @@ def test_a_compiler_that_crashes_is_replaced(number: signal.Signals, opened: Ope
     compiler = opened("nvrtc")
     assert isinstance(compiler, NvrtcCompiler)
     future = compiler.submit(request_for(ENDLESS, compiler))
-    pid = compiling(compiler)
+    wait_until(lambda: bool(working("nvrtc", os.getpid())))
+    [pid] = compiler.children.pids()
     os.kill(pid, number)
     outcome = future.result(20)
     assert isinstance(outcome, BuildFailure)
@@ -220,7 +232,7 @@ def test_a_process_that_has_grown_is_replaced(opened: Open) -> None:
 
 
 @needs_nvrtc
-def test_an_idle_process_that_died_is_one_failed_build(opened: Open) -> None:
+def test_an_idle_process_that_died_is_no_failed_build(opened: Open) -> None:
     compiler = opened("nvrtc")
     assert isinstance(compiler, NvrtcCompiler)
     assert_works(compiler, 1)
@@ -240,7 +252,7 @@ def test_a_flood_of_messages_is_cut(name: str, opened: Open) -> None:
 
 @needs_nvrtc
 def test_many_threads(opened: Open) -> None:
-    compiler = opened("nvrtc", timeout_s=1.5, jobs=8)
+    compiler = opened("nvrtc", memory_bytes=200 << 20, jobs=8)
     wanted = [request_for(f"// {i}\n{ENDLESS}", compiler) if i in (3, 11)
               else healthy(compiler, i) for i in range(16)]
     with ThreadPoolExecutor(8) as threads:
@@ -254,8 +266,10 @@ def test_close_ends_what_runs(name: str, opened: Open) -> None:
     compiler = opened(name, timeout_s=3600)
     before = children_of(os.getpid())
     endless = compiler.submit(request_for(ENDLESS, compiler))
-    wait_until(lambda: len(children_of(os.getpid())) > len(before))
+    wait_until(lambda: bool(working(name, os.getpid())))
+    started = children_of(os.getpid()) - before
     compiler.close()
+    wait_until(lambda: not any(running(pid) for pid in started))
     with pytest.raises(ToolchainError, match="was closed before or while it compiled"):
         endless.result(0)
     with pytest.raises(ToolchainError, match="was closed before or while it compiled"):
@@ -310,21 +324,7 @@ def test_a_killed_parent_takes_its_compilers_along(
     arch = "host" if name == "host" else "sm_90a"
     with subprocess.Popen([sys.executable, "-c", program, name, arch, str(tmp_path)],
                           env={**os.environ, "TMPDIR": str(tmp_path)}) as parent:
-        begun = {"nvrtc": "nvrtc_child", "nvcc": "cicc|cudafe", "host": "cc1plus"}[name]
-
-        def compilers() -> list[int]:
-            found = []
-            for pid in children_of(parent.pid):
-                try:
-                    line = Path(f"/proc/{pid}/cmdline").read_text()
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
-                if any(word in line for word in begun.split("|")):
-                    found.append(pid)
-            return found
-
-        wait_until(lambda: len(compilers()) >= 2)
-        time.sleep(0.3)  # into the compilation
+        wait_until(lambda: len(working(name, parent.pid)) >= 2)
         started = children_of(parent.pid)
         parent.kill()
     wait_until(lambda: not any(running(pid) for pid in started))
@@ -353,11 +353,6 @@ def test_limits_do_not_change_keys(opened: Open) -> None:
     assert small.key(healthy(small, 1)) == large.key(healthy(large, 1))
     assert small.identity("sm_90a") == (
         f"nvrtc {small.version} --std=c++17 --ptxas-options=-v sm_90a")
-
-
-@needs_cxx
-def test_a_sanitized_build_works_within_the_limits(opened: Open) -> None:
-    assert_works(opened("host-asan", memory_bytes=1 << 30), 1)
 
 
 def test_commands_that_signals_end(tmp_path: Path) -> None:
@@ -397,7 +392,8 @@ def test_cutting() -> None:
 
 
 @pytest.mark.parametrize(("text", "size"), [
-    ("8G", 8 << 30), ("512M", 512 << 20), ("1.5g", 3 << 29), ("2 GiB", 2 << 30), ("300MB", 300 << 20),
+    ("8G", 8 << 30), ("512M", 512 << 20), ("1.5g", 3 << 29), ("2 GiB", 2 << 30),
+    ("300MB", 300 << 20),
 ])
 def test_sizes_of_memory(text: str, size: int) -> None:
     assert memory_size(text) == size
