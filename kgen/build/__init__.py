@@ -1,7 +1,8 @@
 """Rendered source to loadable module: three back ends, one interface, one cache.
 
-`nvrtc` (default) compiles in threads of this process, `nvcc` through ninja, `host` with the C++
-compiler for the host layer, and `host-asan` the same under AddressSanitizer.
+`nvrtc` (default) compiles in a few child processes, `nvcc` through ninja, `host` with the C++
+compiler for the host layer, and `host-asan` the same under AddressSanitizer. What a compilation may
+use is limited everywhere: see `CompileLimits`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from kgen.build.base import CachingCompiler, Compiler, Outcome
 from kgen.build.host import HostCompiler
+from kgen.build.limits import CompileLimits
 from kgen.build.nvcc import NvccCompiler
 from kgen.build.nvrtc import NvrtcCompiler
 from kgen.build.resources import parse_resources
@@ -18,17 +20,16 @@ from kgen.errors import StorageError, ToolchainError, suggest
 from kgen.runtime.cache import Cache, CacheError
 
 COMPILERS = ("nvrtc", "nvcc", "host", "host-asan")
-DEFAULT_TIMEOUT_S = 120.0
 
 __all__ = [
-    "COMPILERS", "CachingCompiler", "Compiler", "HostCompiler", "NvccCompiler", "NvrtcCompiler",
-    "Outcome", "open_compiler", "parse_resources",
+    "COMPILERS", "CachingCompiler", "CompileLimits", "Compiler", "HostCompiler", "NvccCompiler",
+    "NvrtcCompiler", "Outcome", "open_compiler", "parse_resources",
 ]
 
 
 def open_compiler(
     name: str, include_dirs: Sequence[str | Path], cache: Cache | None = None,
-    jobs: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S,
+    jobs: int | None = None, limits: CompileLimits | None = None,
 ) -> Compiler:
     """Find a compiler and make it ready.
 
@@ -37,8 +38,7 @@ def open_compiler(
         include_dirs: Searched for `kgen/core.cuh` and what else sources include.
         cache: Default: the user's (`KGEN_CACHE_DIR`).
         jobs: Compilations at once; default: the cores that this process may use.
-        timeout_s: A compilation that takes longer is killed and counts as failed. NVRTC runs in
-            this process and cannot be killed; there it has no effect.
+        limits: Of time and memory; a compilation that needs more is killed and counts as failed.
     Raises:
         ToolchainError: If the name is unknown, or a tool is missing; tells what to install.
         StorageError: If the cache directory cannot be used.
@@ -49,9 +49,9 @@ def open_compiler(
         raise StorageError(str(error)) from None
     folders = tuple(Path(folder).resolve() for folder in include_dirs)
     if name == "nvrtc":
-        return NvrtcCompiler(folders, store, jobs)
+        return NvrtcCompiler(folders, store, jobs, limits)
     if name == "nvcc":
-        return NvccCompiler(folders, store, jobs, timeout_s)
+        return NvccCompiler(folders, store, jobs, limits)
     if name in ("host", "host-asan"):
-        return HostCompiler(folders, store, jobs, timeout_s, sanitize=name == "host-asan")
+        return HostCompiler(folders, store, jobs, limits, sanitize=name == "host-asan")
     raise ToolchainError(f"unknown compiler '{name}'\n  {suggest(name, COMPILERS)}")

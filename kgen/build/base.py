@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from kgen.build.limits import cut
 from kgen.errors import StorageError
 from kgen.model.artifact import Artifact, BuildFailure, BuildRequest
 from kgen.model.digest import digest_of_text
@@ -53,7 +54,10 @@ class Compiler(Protocol):
         """
 
     def close(self) -> None:
-        """Cancel what waits, and wait for what runs. The compiler is of no more use."""
+        """Cancel what waits and end what runs, whose futures raise ToolchainError.
+
+        The compiler is of no more use.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,9 @@ class CachingCompiler(ABC):
     def _compile(self, units: Sequence[Unit], jobs: int) -> list[Compiled | Failed]:
         """Compile distinct units, at most `jobs` at once."""
 
+    def _stop(self) -> None:  # noqa: B027 (a back end that compiles in no time need not)
+        """End what `_compile` has under way in other threads, and let it start nothing more."""
+
     def key(self, request: BuildRequest) -> str:
         """See `Compiler`."""
         return digest_of_text(request.rendered.digest, self.identity(request.arch), request.arch)
@@ -155,7 +162,10 @@ class CachingCompiler(ABC):
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._stop()
+        if pool is not None:
+            pool.shutdown(wait=True)
 
     def _build_one(self, request: BuildRequest) -> Outcome:
         return self.build([request], jobs=1)[0]
@@ -176,7 +186,7 @@ class CachingCompiler(ABC):
             if isinstance(result, Failed):
                 kept = self.cache.keep("failed", f"{unit.key}.cu",
                                        unit.request.rendered.source.encode())
-                return BuildFailure(unit.key, result.message, str(kept), result.seconds)
+                return BuildFailure(unit.key, cut(result.message), str(kept), result.seconds)
             self.cache.put(unit.key, ".json", _resources_to_json(result.resources))
             path = self.cache.put(unit.key, self.suffix, result.content,
                                   executable=self.kind == "exe")

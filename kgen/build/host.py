@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kgen.build.base import CachingCompiler, Compiled, Failed, Unit
+from kgen.build.limits import CompileLimits
 from kgen.build.ninja import Command, Ninja
 from kgen.errors import StorageError, ToolchainError
 from kgen.model.digest import digest_of_text
@@ -28,8 +29,8 @@ from kgen.runtime.host import (
 )
 
 ARCH = "host"
-# Of the runtime, which is compiled once: a limit meant for kernels must not make it impossible.
-_RUNTIME_TIMEOUT_S = 600.0
+# Of the runtime, which is compiled once: limits meant for kernels must not make it impossible.
+_RUNTIME_LIMITS = CompileLimits(timeout_s=600.0, memory_bytes=4 << 30)
 
 
 class HostCompiler(CachingCompiler):
@@ -37,7 +38,7 @@ class HostCompiler(CachingCompiler):
 
     def __init__(
         self, include_dirs: Sequence[Path], cache: Cache, jobs: int | None = None,
-        timeout_s: float = 120.0, sanitize: bool = False,
+        limits: CompileLimits | None = None, sanitize: bool = False,
     ) -> None:
         """Find the C++ compiler ($CXX, else g++, else clang++), ninja and timeout(1).
 
@@ -45,7 +46,7 @@ class HostCompiler(CachingCompiler):
             include_dirs: The first that holds `kgen/core.cuh` is used.
             cache: Where results go.
             jobs: Compilations at once.
-            timeout_s: A compilation that takes longer is killed.
+            limits: Of each compilation.
             sanitize: Build executables for `kgen.runtime.host.run_job` (kind `exe`) instead of
                 modules (kind `so`).
         Raises:
@@ -53,9 +54,8 @@ class HostCompiler(CachingCompiler):
         """
         super().__init__(include_dirs, cache, jobs)
         self.kind, self.suffix = ("exe", ".exe") if sanitize else ("so", ".so")
-        self.timeout_s = timeout_s
         self._sanitize = sanitize
-        self._ninja = Ninja()
+        self._ninja = Ninja(limits or CompileLimits())
         self._cxx = find_cxx()
         self._version = _version(self._cxx)
         self._include = _layer_folder(self.include_dirs)
@@ -95,8 +95,11 @@ class HostCompiler(CachingCompiler):
                 Failed(f"{self._cxx}: {done.error}\n{done.log}".strip(), done.seconds) if done.error
                 else Compiled((folder / command.output).read_bytes(), (), done.seconds)
                 for command, done in zip(
-                    commands, self._ninja.run(commands, folder, jobs, self.timeout_s), strict=True)
+                    commands, self._ninja.run(commands, folder, jobs), strict=True)
             ]
+
+    def _stop(self) -> None:
+        self._ninja.close()
 
     def _module_command(self, source: str, include: str, runtime: str, output: str) -> list[str]:
         make = compile_sanitized_command if self._sanitize else compile_module_command
@@ -119,7 +122,7 @@ class HostCompiler(CachingCompiler):
             with tempfile.TemporaryDirectory(prefix="kgen-host-") as name:
                 command = Command(tuple(compile_runtime_command(
                     self._cxx, self._include, "runtime.o", sanitize=self._sanitize)), "runtime.o")
-                done = self._ninja.run([command], Path(name), 1, _RUNTIME_TIMEOUT_S)[0]
+                done = self._ninja.run([command], Path(name), 1, _RUNTIME_LIMITS)[0]
                 if done.error:
                     raise ToolchainError(f"the host layer does not compile with {self._cxx}: "
                                          f"{done.error}\n{done.log}")

@@ -1,4 +1,4 @@
-"""Run a batch of compiler commands through ninja, each with a time limit."""
+"""Run a batch of compiler commands through ninja, each within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kgen.build.limits import CompileLimits, ended_by, ended_program, ran_out_of_memory
 from kgen.errors import ToolchainError
 
 _TIMED_OUT = 124  # of timeout(1)
-_KILLED = 128 + 9
+_SIGNALLED = 128  # plus the signal's number
+_KILLED = _SIGNALLED + 9
 _GRACE_S = 2  # from SIGTERM to SIGKILL
+# Of any file that a command writes, its messages too: nothing sane comes near.
+_FILE_BYTES = 1 << 30
+_LOG_CHARACTERS = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +55,30 @@ def find_tool(name: str, next_step: str) -> str:
 
 
 class Ninja:
-    """Finds ninja and timeout(1) once, then runs batches."""
+    """Finds ninja and timeout(1) once, then runs batches. `run` may be called from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: CompileLimits) -> None:
         """Find the tools.
 
+        Args:
+            limits: Of each command; of memory, each process that it starts has as much.
         Raises:
             ToolchainError: If one is missing.
         """
+        self._limits = limits
         self._ninja = find_tool("ninja", "pip install ninja")
         self._timeout = find_tool("timeout", "install GNU coreutils")
+        # Ends ninja with this process, and a command with ninja: timeout(1) leaves the process
+        # group that ninja kills. Without it, what runs then runs on until its time is up.
+        setpriv = shutil.which("setpriv")
+        self._tied = (setpriv, "--pdeathsig", "TERM") if setpriv else ()
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._closed = False
 
     def run(
-        self, commands: Sequence[Command], folder: Path, jobs: int, timeout_s: float
+        self, commands: Sequence[Command], folder: Path, jobs: int,
+        limits: CompileLimits | None = None,
     ) -> list[Done]:
         """Run commands in `folder`, at most `jobs` at once; a failure does not stop the others.
 
@@ -69,52 +86,92 @@ class Ninja:
             commands: Paths in them, and `output`, are relative to `folder` or absolute.
             folder: An empty directory; receives build.ninja and logs.
             jobs: Commands at once.
-            timeout_s: A command that takes longer is ended with everything that it started.
+            limits: Instead of the usual ones. A command that takes longer is ended with everything
+                that it started.
         Raises:
-            ToolchainError: If ninja itself fails.
+            ToolchainError: If ninja itself fails, or `close` came first.
         """
+        limits = limits or self._limits
         lines = ["ninja_required_version = 1.5", "rule run", "  command = $line",
                  "  description = $out"]
         for index, command in enumerate(commands):
-            words = [self._timeout, "-k", str(_GRACE_S), f"{timeout_s:g}", *command.arguments]
+            words = [*self._tied, self._timeout, "-k", str(_GRACE_S), f"{limits.timeout_s:g}",
+                     *command.arguments]
             # Status and times are written down because ninja does not report those of failures.
-            line = (f": > {index}.start; {shlex.join(words)} > {index}.log 2>&1; "
+            line = (f": > {index}.start; ({_ulimits(limits)}; exec {shlex.join(words)}) "
+                    f"> {index}.log 2>&1; "
                     f"status=$?; echo $status > {index}.status; exit $status")
             lines += [f"build {_escape(command.output, path=True)}: run",
                       f"  line = {_escape(line)}"]
         (folder / "build.ninja").write_text("\n".join(lines) + "\n")
         text = self._run_ninja(folder, jobs)
-        return [_done(folder, index, command, timeout_s, text)
+        return [_done(folder, index, command, limits, text)
                 for index, command in enumerate(commands)]
 
+    def close(self) -> None:
+        """End what runs; `run` raises ToolchainError."""
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                process.terminate()  # ninja then ends what it started
+
     def _run_ninja(self, folder: Path, jobs: int) -> str:
-        arguments = [self._ninja, "-C", str(folder), "-j", str(jobs), "-k", "0"]
+        # This thread waits for ninja, so a signal at the thread's death is one at the process's.
+        arguments = [*self._tied, self._ninja, "-C", str(folder), "-j", str(jobs), "-k", "0"]
         # What a killed compiler leaves behind goes away with the folder.
         environment = {**os.environ, "TMPDIR": str(folder)}
-        with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, env=environment,
-                              # Ctrl-C is the tuner's to handle: it must not read as a failed build.
-                              start_new_session=True) as process:
+        with self._lock:
+            self._check()
+            process = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, env=environment,
+                # Ctrl-C is the tuner's to handle: it must not read as a failed build.
+                start_new_session=True)
+            self._running.add(process)
+        with process:
             try:
                 text, _ = process.communicate()
             except BaseException:
-                process.terminate()  # ninja then ends what it started
+                process.terminate()
                 process.wait()
                 raise
+            finally:
+                with self._lock:
+                    self._running.discard(process)
+        with self._lock:
+            self._check()
         return text
 
+    def _check(self) -> None:
+        if self._closed:
+            raise ToolchainError("the compiler was closed before or while it compiled")
 
-def _done(folder: Path, index: int, command: Command, timeout_s: float, ninja_text: str) -> Done:
+
+def _ulimits(limits: CompileLimits) -> str:
+    # In the units of POSIX shells: KiB, and blocks of 512 bytes. A core of a compiler that crashes
+    # can be as large as the limit, and nobody reads it.
+    return (f"ulimit -c 0; ulimit -v {max(1, limits.memory_bytes >> 10)}; "
+            f"ulimit -f {_FILE_BYTES >> 9}")
+
+
+def _done(
+    folder: Path, index: int, command: Command, limits: CompileLimits, ninja_text: str
+) -> Done:
     start, ended = folder / f"{index}.start", folder / f"{index}.status"
     if not ended.exists():
         raise ToolchainError(f"ninja failed:\n{ninja_text.strip()}")
-    log = (folder / f"{index}.log").read_text(errors="replace").strip()
+    with (folder / f"{index}.log").open(errors="replace") as file:
+        log = file.read(_LOG_CHARACTERS).strip()
     seconds = ended.stat().st_mtime - start.stat().st_mtime
     status = int(ended.read_text())
-    if status in (_TIMED_OUT, _KILLED):
-        return Done(f"ended after {timeout_s:g} s", log, seconds)
+    if status == _TIMED_OUT or (status == _KILLED and seconds >= limits.timeout_s):
+        return Done(limits.too_slow, log, seconds)
+    if status != 0 and ran_out_of_memory(log):
+        return Done(limits.too_big, log, seconds)
+    if status > _SIGNALLED:
+        return Done(ended_by(status - _SIGNALLED), log, seconds)
     if status != 0:
-        return Done(f"exit status {status}", log, seconds)
+        return Done(ended_program(log) or f"exit status {status}", log, seconds)
     if not (folder / command.output).exists():
         return Done(f"wrote no {command.output}", log, seconds)
     return Done("", log, seconds)

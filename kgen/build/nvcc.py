@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kgen.build.base import CachingCompiler, Compiled, Failed, Unit
+from kgen.build.limits import CompileLimits
 from kgen.build.ninja import Command, Ninja
 from kgen.build.resources import parse_resources
 from kgen.errors import ToolchainError
@@ -26,7 +27,7 @@ class NvccCompiler(CachingCompiler):
 
     def __init__(
         self, include_dirs: Sequence[Path], cache: Cache, jobs: int | None = None,
-        timeout_s: float = 120.0,
+        limits: CompileLimits | None = None,
     ) -> None:
         """Find nvcc, ninja and timeout(1).
 
@@ -34,8 +35,7 @@ class NvccCompiler(CachingCompiler):
             ToolchainError: If one is missing; tells what to install.
         """
         super().__init__(include_dirs, cache, jobs)
-        self.timeout_s = timeout_s
-        self._ninja = Ninja()
+        self._ninja = Ninja(limits or CompileLimits())
         self._nvcc = find_nvcc()
         self._release = _release(self._nvcc)
 
@@ -67,7 +67,7 @@ class NvccCompiler(CachingCompiler):
                     f"{unit.key}.cubin"))
             results: list[Compiled | Failed] = []
             for command, done in zip(
-                commands, self._ninja.run(commands, folder, jobs, self.timeout_s), strict=True
+                commands, self._ninja.run(commands, folder, jobs), strict=True
             ):
                 if done.error:
                     if unsupported := _UNSUPPORTED.search(done.log):
@@ -79,6 +79,9 @@ class NvccCompiler(CachingCompiler):
                     results.append(Compiled((folder / command.output).read_bytes(),
                                             parse_resources(done.log), done.seconds))
             return results
+
+    def _stop(self) -> None:
+        self._ninja.close()
 
 
 def find_nvcc() -> str:

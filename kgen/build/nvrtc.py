@@ -1,19 +1,18 @@
-"""The default back end: NVRTC, in threads of this process.
+"""The default back end: NVRTC, in processes that can be killed.
 
-NVRTC cannot be interrupted. A source that makes it run forever blocks one thread of the pool until
-the process ends; whoever must survive that opens the compiler in a process that can be killed.
-Nothing here depends on which process it is: an outcome is plain data, and the cache is shared.
+NVRTC cannot be interrupted, and what it allocates or crashes, it does to its process. Here that is
+a child of this one (`kgen.build.children`), of which each thread that compiles has its own.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kgen.build.base import CachingCompiler, Compiled, Failed, Unit
-from kgen.build.resources import parse_resources
+from kgen.build.children import Children, Job
+from kgen.build.limits import CompileLimits
 from kgen.errors import ToolchainError
 from kgen.runtime import nvrtc
 from kgen.runtime.cache import Cache
@@ -23,19 +22,21 @@ class NvrtcCompiler(CachingCompiler):
     """See `kgen.build.Compiler`."""
 
     def __init__(
-        self, include_dirs: Sequence[Path], cache: Cache, jobs: int | None = None
+        self, include_dirs: Sequence[Path], cache: Cache, jobs: int | None = None,
+        limits: CompileLimits | None = None,
     ) -> None:
-        """Load NVRTC.
+        """Load NVRTC, to learn its version; the children start when there is something to compile.
 
         Raises:
             ToolchainError: If it is missing; tells what to install.
         """
         super().__init__(include_dirs, cache, jobs)
         try:
-            self._nvrtc = nvrtc.nvrtc()
-            self._release = self._nvrtc.release
+            library = nvrtc.nvrtc()
+            self._release = library.release
         except nvrtc.NvrtcError as error:
             raise ToolchainError(str(error)) from None
+        self.children = Children(library.path, limits or CompileLimits(), most_idle=self.jobs)
 
     @property
     def name(self) -> str:
@@ -63,13 +64,9 @@ class NvrtcCompiler(CachingCompiler):
 
     def _compile_unit(self, unit: Unit) -> Compiled | Failed:
         rendered = unit.request.rendered
-        start = time.perf_counter()
-        try:
-            cubin, log = self._nvrtc.compile_cubin(
-                rendered.source, f"{rendered.name}.cu", unit.request.arch,
-                [str(folder) for folder in self.include_dirs])
-        except nvrtc.CompileError as error:
-            return Failed(error.log, time.perf_counter() - start)
-        except nvrtc.NvrtcError as error:
-            raise ToolchainError(str(error)) from None
-        return Compiled(cubin, parse_resources(log), time.perf_counter() - start)
+        return self.children.compile(Job(
+            f"{rendered.name}.cu", rendered.source, unit.request.arch,
+            tuple(str(folder) for folder in self.include_dirs)))
+
+    def _stop(self) -> None:
+        self.children.close()

@@ -12,9 +12,10 @@ from kgen.model.signature import Signature
 from kgen.operators.base import Operator
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([MGmg])i?[Bb]?")
-_BYTES = {"M": 2.0**20, "G": 2.0**30}
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([MG])(?:i?B)?", re.IGNORECASE)
+_BYTES = {"M": 1 << 20, "G": 1 << 30}
+_LEAST_MEMORY = 256 << 20  # nvcc does not compile an empty kernel with less than 200 MB
 
 
 def add_common(
@@ -59,6 +60,20 @@ def add_common(
             default="nvrtc",
             help="for CUDA GPUs; the host uses g++ or $CXX (default: %(default)s)",
         )
+        parser.add_argument(
+            "--compile-timeout",
+            type=duration,
+            metavar="120s",
+            help="a compilation that takes longer is ended and has failed: 90, 60s, 5m "
+            "(default: 120s)",
+        )
+        parser.add_argument(
+            "--compile-memory",
+            type=memory_size,
+            metavar="8G",
+            help="the same of one that needs more memory: 8G, 512M "
+            "(default: a quarter of the machine's, from 4G to 16G)",
+        )
     if seed:
         parser.add_argument(
             "--seed",
@@ -78,11 +93,13 @@ def duration(text: str) -> float:
 
 
 def memory_size(text: str) -> int:
-    """Parse `512M`, `20G` or `1.5G` to bytes."""
-    match = _MEMORY.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no size; examples: 512M, 8G")
-    return int(float(match[1]) * _BYTES[match[2].upper()])
+    """Parse `8G`, `1.5G` or `512M` (powers of 1024) to bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * _BYTES[match[2].upper()]) if match else 0
+    if size < _LEAST_MEMORY:
+        why = f"is below {_LEAST_MEMORY >> 20}M" if match else "is no size of memory"
+        raise argparse.ArgumentTypeError(f"'{text}' {why}; examples: 8G, 1.5G, 512M")
+    return size
 
 
 def chosen_passes(signature: Signature, pass_name: str) -> list[str]:

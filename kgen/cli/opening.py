@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kgen.assets import include_dir
-from kgen.build import Compiler, open_compiler
+from kgen.build import CompileLimits, Compiler, open_compiler
 from kgen.catalogue import Entry, open_catalogue
 from kgen.cli.arguments import chosen_passes, chosen_problems
 from kgen.model.gpu import GpuProfile
@@ -49,6 +49,13 @@ def _back_end(options: argparse.Namespace, gpu: GpuProfile) -> str:
     return str(options.compiler)
 
 
+def _limits(options: argparse.Namespace) -> CompileLimits:
+    limits = CompileLimits()
+    return CompileLimits(
+        options.compile_timeout or limits.timeout_s, options.compile_memory or limits.memory_bytes
+    )
+
+
 @contextlib.contextmanager
 def opened(options: argparse.Namespace) -> Iterator[Opened]:
     """Resolve the options that name what to work on; closes the compiler at the end.
@@ -61,7 +68,7 @@ def opened(options: argparse.Namespace) -> Iterator[Opened]:
     passes = chosen_passes(operator.signature, options.pass_name)
     gpu, ordinal = select_gpu(options.gpu)
     problems = chosen_problems(operator, options.problem, gpu.is_host)
-    compiler = open_compiler(_back_end(options, gpu), [include_dir()])
+    compiler = open_compiler(_back_end(options, gpu), [include_dir()], limits=_limits(options))
     try:
         yield Opened(
             entry,

@@ -239,6 +239,8 @@ MISTAKES = [
     ),
     (["tune", "--op", "rmsnorm", "--trials", "0"], "not a whole number"),
     (["tune", "--op", "rmsnorm", "--time", "soon"], "is no duration"),
+    (["tune", "--op", "rmsnorm", "--compile-timeout", "0"], "is no duration"),
+    (["verify", "--op", "rmsnorm", "--compile-memory", "8"], "is no size of memory"),
     (["tune", "--op", "rmsnorm", "--path", "nowhere"], "is not a folder"),
     (["tune"], "--op"),
     (["frobnicate"], "invalid choice"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kgen.assets import include_dir
-from kgen.build import Compiler, open_compiler
+from kgen.build import CompileLimits, Compiler, open_compiler
 from kgen.catalogue import open_catalogue
 from kgen.journal import Journal
 from kgen.model.problem import parse_problem
@@ -19,6 +19,7 @@ from kgen.worker.select import select_gpu
 
 PLANTED = Path(__file__).parent / "planted"
 # Far below the defaults, far above what a healthy config takes on a loaded machine.
+COMPILE_LIMITS = CompileLimits(timeout_s=20.0, memory_bytes=2**30)
 TRIAL_S = 15.0
 
 _NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU in this machine")
@@ -49,7 +50,7 @@ def compiler_for(device: str) -> Compiler:
     """The device's default compiler, on a short leash."""
     gpu, _ = select_gpu(device)
     name = "host" if gpu.is_host else "nvrtc"
-    return open_compiler(name, [include_dir()], timeout_s=20.0)
+    return open_compiler(name, [include_dir()], limits=COMPILE_LIMITS)
 
 
 def request(

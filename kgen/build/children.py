@@ -1,0 +1,303 @@
+"""The parent's side of compiler processes: ask with a deadline; kill and replace what fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kgen
+from kgen.build import nvrtc_child
+from kgen.build.base import Compiled, Failed
+from kgen.build.limits import CompileLimits, ended_by, ran_out_of_memory
+from kgen.build.resources import parse_resources
+from kgen.errors import ToolchainError
+
+_START_TIMEOUT_S = 60.0  # reading a library of 100 MB from a cold network file system is slow
+# Runs a file with one more folder at the end of the path: what is in site-packages beside an
+# installed kgen does not get before the standard library.
+_RUN = ("import sys, runpy; sys.path.append(sys.argv.pop(1)); "
+        "runpy.run_path(sys.argv.pop(1), run_name='__main__')")
+_LAST_WORDS = 4096  # bytes
+# Refused memory, NVRTC may crash instead of saying so. Some is always left: the request that was
+# refused did not fit.
+_NEAR_THE_LIMIT = 0.9
+_CLOSED = "the compiler was closed before or while it compiled"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A source to be compiled: what messages call it, its text, and what for."""
+
+    name: str
+    source: str
+    arch: str
+    include_dirs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a child ended: its status, the most memory it had (0: unknown), what it printed last."""
+
+    status: int
+    peak_bytes: int
+    words: str
+
+    @property
+    def how(self) -> str:
+        if self.status < 0:
+            return ended_by(-self.status)
+        return f"the compiler ended itself with exit status {self.status}"
+
+
+class _EndedError(Exception):
+    """The child has closed its side."""
+
+
+class _LateError(Exception):
+    """The child did not answer in time."""
+
+
+class _Child:
+    """One process; serves one thread at a time."""
+
+    def __init__(self, library: str, memory_bytes: int) -> None:
+        """Start it; `ready` waits until it can compile."""
+        # A pipe that nobody empties would block a compiler that prints much.
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            # Isolated, and without site-packages: importing those takes time.
+            [sys.executable, "-I", "-S", "-c", _RUN, str(Path(kgen.__file__).parents[1]),
+             nvrtc_child.__file__, library, str(memory_bytes)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0,
+            start_new_session=True)  # Ctrl-C is the tuner's: it must not read as a failed build
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+        os.set_blocking(self._requests.fileno(), False)
+        self._alive = True
+        self._lock = threading.Lock()
+        self._parents_bytes = 0
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def ready(self) -> None:
+        """Wait until it has loaded NVRTC.
+
+        Raises:
+            ToolchainError: If NVRTC does not load there.
+            _EndedError, _LateError: If it does not get so far.
+        """
+        header, _ = self.ask(b"", _START_TIMEOUT_S)
+        if header["kind"] != "ready":
+            raise ToolchainError(str(header["log"]))
+        # At its start a process inherits this number: it is its own only once it has grown.
+        self._parents_bytes = int(header["peak_bytes"])
+
+    def ask(self, message: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+        """Send a message, which may be empty, and wait for one.
+
+        Raises:
+            _EndedError, _LateError: If none comes.
+        """
+        deadline = time.monotonic() + timeout_s
+        unsent, answer = memoryview(message), bytearray()
+        requests, answers = self._requests.fileno(), self._answers.fileno()
+        ready = select.poll()
+        ready.register(answers, select.POLLIN)
+        if unsent:
+            ready.register(requests, select.POLLOUT)
+        size = nvrtc_child.LENGTH.size
+        wanted = size
+        while len(answer) < wanted:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise _LateError
+            for file, _ in ready.poll(1000 * min(left_s, 3600)):
+                if file == answers:
+                    chunk = os.read(answers, 1 << 20)
+                    if not chunk:
+                        raise _EndedError
+                    answer += chunk
+                    continue
+                try:
+                    unsent = unsent[os.write(requests, unsent):]
+                except BrokenPipeError:
+                    raise _EndedError from None
+                if not unsent:
+                    ready.unregister(requests)
+            if wanted == size <= len(answer):
+                wanted += nvrtc_child.LENGTH.unpack(answer[:size])[0]
+        return nvrtc_child.unpacked(answer[size:])
+
+    def waits(self) -> bool:
+        """Whether it waits for a request: it has not died, nor said anything unasked."""
+        said = select.poll()
+        said.register(self._answers.fileno(), select.POLLIN)
+        return not said.poll(0)
+
+    def kill(self) -> None:
+        """Kill it; whoever waits for its answer ends it. From any thread."""
+        with self._lock:
+            if self._alive:
+                # Not Popen.kill: that may reap it, and what it used would be lost.
+                os.kill(self.pid, signal.SIGKILL)
+
+    def end(self) -> _End:
+        """Kill it if it still runs, and let go of everything that it held."""
+        self.kill()
+        with self._lock, self._stderr:
+            self._alive = False
+            self._requests.close()
+            self._answers.close()
+            _, status, used = os.wait4(self.pid, 0)
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+            self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _LAST_WORDS))
+            words = self._stderr.read().decode(errors="replace").strip()
+        peak_bytes = used.ru_maxrss << 10
+        if peak_bytes <= self._parents_bytes:
+            peak_bytes = 0
+        return _End(self._process.returncode, peak_bytes, words)
+
+
+class Children:
+    """Compiler processes: one per thread that compiles, started at need, used again and again."""
+
+    def __init__(self, library: str, limits: CompileLimits, most_idle: int) -> None:
+        """Start nothing yet.
+
+        Args:
+            library: The NVRTC that they load.
+            limits: Of each compilation.
+            most_idle: How many are kept for later.
+        """
+        self._library = library
+        self._limits = limits
+        self._most_idle = most_idle
+        self._lock = threading.Lock()
+        self._closed = False
+        self._idle: list[_Child] = []
+        self._all: set[_Child] = set()
+        # Of a compiler that nobody closed. No thread compiles then: it would refer to this one.
+        weakref.finalize(self, _end_all, self._all)
+
+    def pids(self) -> list[int]:
+        """The processes there are, idle or compiling."""
+        with self._lock:
+            return [child.pid for child in self._all]
+
+    def compile(self, job: Job) -> Compiled | Failed:
+        """Compile in a child, within the limits.
+
+        Raises:
+            ToolchainError: If NVRTC cannot be used at all, or `close` came first.
+        """
+        message = nvrtc_child.packed(
+            {"name": job.name, "arch": job.arch, "include_dirs": job.include_dirs},
+            job.source.encode())
+        child = self._take()
+        start = time.perf_counter()
+        try:
+            header, cubin = child.ask(message, self._limits.timeout_s)
+        except _LateError:
+            self._end(child)
+            return Failed(f"nvrtc: {self._limits.too_slow}", time.perf_counter() - start)
+        except _EndedError:
+            return Failed(f"nvrtc: {self._cause(self._end(child))}", time.perf_counter() - start)
+        except BaseException:
+            self._end(child)
+            raise
+        log = str(header["log"])
+        no_memory = header["kind"] == "failed" and ran_out_of_memory(log)
+        # One that has grown is replaced: what it still holds would count against the next source.
+        if no_memory or header["peak_bytes"] > self._limits.memory_bytes / 2:
+            self._end(child)
+        else:
+            self._give_back(child)
+        match header["kind"]:
+            case "compiled":
+                return Compiled(cubin, parse_resources(log), header["seconds"])
+            case "failed":
+                message_ = f"nvrtc: {self._limits.too_big}\n{log}" if no_memory else log
+                return Failed(message_, header["seconds"])
+            case _:
+                raise ToolchainError(log)
+
+    def close(self) -> None:
+        """Kill all; compilations under way raise ToolchainError."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for child in self._all:
+                child.kill()
+        for child in idle:
+            self._end(child, check=False)
+
+    def _take(self) -> _Child:
+        with self._lock:
+            self._check()
+            while self._idle:
+                child = self._idle.pop()
+                if child.waits():
+                    return child
+                self._all.discard(child)
+                child.end()
+            # Under the lock, so that `close` sees every child; a start takes a millisecond.
+            child = _Child(self._library, self._limits.memory_bytes)
+            self._all.add(child)
+        try:
+            child.ready()
+        except (_EndedError, _LateError) as problem:
+            late = isinstance(problem, _LateError)
+            end = self._end(child)
+            how = f"not ready after {_START_TIMEOUT_S:g} s" if late else end.how
+            raise ToolchainError(f"the process that compiles with {self._library} does not start: "
+                                 f"{how}\n{end.words}\n  see 'kgen doctor'") from None
+        except BaseException:
+            self._end(child, check=False)
+            raise
+        return child
+
+    def _give_back(self, child: _Child) -> None:
+        with self._lock:
+            if not self._closed and len(self._idle) < self._most_idle:
+                self._idle.append(child)
+                return
+        self._end(child, check=False)
+
+    def _end(self, child: _Child, check: bool = True) -> _End:
+        end = child.end()
+        with self._lock:
+            self._all.discard(child)
+            if check:
+                self._check()
+        return end
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ToolchainError(_CLOSED)
+
+    def _cause(self, end: _End) -> str:
+        memory_bytes = self._limits.memory_bytes
+        if ran_out_of_memory(end.words) or end.peak_bytes > _NEAR_THE_LIMIT * memory_bytes:
+            return self._limits.too_big
+        return f"{end.how}\n{end.words}".strip()
+
+
+def _end_all(children: set[_Child]) -> None:
+    for child in children:
+        with contextlib.suppress(OSError):  # at the interpreter's end nobody is there to tell
+            child.end()
