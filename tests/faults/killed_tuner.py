@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from planting import request
+
 from kgen.assets import include_dir
 from kgen.build import open_compiler
 from kgen.tune import tune
-from planting import request
 
 if __name__ == "__main__":
     folder, mine, device = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from planting import DEVICES, compiler_for, journal_path, plant, records, request
 
 from kgen.journal import Journal
 from kgen.model.record import Fate
 from kgen.tune import Progress, tune
-from planting import DEVICES, compiler_for, journal_path, plant, records, request
 
 FOLDER = Path(__file__).parent
 # CI kills a few times; `KGEN_KILLS=100 pytest tests/faults/test_kills.py` is the whole exercise.

@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from planting import DEVICES, by_fault, compiler_for, fates, plant, request
 
 from kgen.errors import TuneError
 from kgen.model.record import Fate
 from kgen.tune import tune
-
-from planting import DEVICES, by_fault, compiler_for, fates, plant, request
 
 # What a trial makes of each fault, and what its reason must say. Two lists where a GPU and the host
 # layer see it differently.

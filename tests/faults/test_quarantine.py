@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from planting import compiler_for, fates, plant, records, request
+
 from kgen.model.record import Fate
 from kgen.tune import Progress, tune
-
-from planting import compiler_for, fates, plant, records, request
 
 
 def test_a_resumed_tune_does_not_touch_what_crashed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from planting import compiler_for, journal_path, plant, records, request
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
@@ -18,7 +19,6 @@ from kgen.journal import Journal
 from kgen.model.record import Fate
 from kgen.runtime.cache import Cache
 from kgen.tune import tune
-from planting import compiler_for, journal_path, plant, records, request
 
 FOLDER = Path(__file__).parent
 
