@@ -86,6 +86,10 @@ class TuneError(KgenError):
     """A tune request ended with no verified config."""
 
 
+class BenchError(KgenError):
+    """A kernel that was to be timed is not right, so nothing was timed."""
+
+
 def suggest(value: str, known: Iterable[str]) -> str:
     """Return a hint line: the nearest known name if there is one, then all known names."""
     names = sorted(known)

@@ -12,7 +12,16 @@ from kgen.model.dtypes import DTYPES
 from kgen.model.expr import Expr, parse_expr
 from kgen.model.gpu import GPU_EXPR_NAMES
 from kgen.model.signature import Pass, Signature
-from kgen.model.space import LaunchSpec, Param, Rule, Space, Variant, WorkspaceSpec
+from kgen.model.space import (
+    LadderStep,
+    LaunchSpec,
+    Param,
+    Rule,
+    RuleKind,
+    Space,
+    Variant,
+    WorkspaceSpec,
+)
 
 
 def load_space(path: Path, operator: str, signature: Signature, shown_as: str = "") -> Space:
@@ -22,7 +31,7 @@ def load_space(path: Path, operator: str, signature: Signature, shown_as: str = 
         SpaceError: With `file:line` of the first mistake.
     """
     tree = read_yaml(path, shown_as=shown_as)
-    entries = tree.fields(required=["operator", "passes"])
+    entries = tree.fields(required=["operator", "passes"], optional=["ladder"])
     named = entries["operator"].text()
     if named != operator:
         raise entries["operator"].fail(f"'{named}' does not match the file's name '{operator}'")
@@ -41,7 +50,8 @@ def load_space(path: Path, operator: str, signature: Signature, shown_as: str = 
                 f"config that is right for every problem); found {len(safe)}"
             )
         variants += found
-    return Space(operator, tree.path, tuple(variants))
+    ladder = _ladder(_items(entries.get("ladder")), variants)
+    return Space(operator, tree.path, tuple(variants), ladder)
 
 
 class _PassReader:
@@ -98,7 +108,7 @@ class _PassReader:
             doc=" ".join(entries["doc"].text().split()),
             params=params,
             constants=constants,
-            requires=_rules(entries.get("require"), static),
+            requires=_rules(entries.get("require"), static, kinds=True),
             guards=guards,
             launches=tuple(
                 self._launch(item, static, [w.name for w in workspaces])
@@ -205,15 +215,63 @@ def _extents(tree: Tree, names: Sequence[str]) -> tuple[Expr, ...]:
     return tuple(_parse(text, tree, names) for text in texts)
 
 
-def _rules(tree: Tree | None, names: Sequence[str]) -> tuple[Rule, ...]:
+def _rules(tree: Tree | None, names: Sequence[str], *, kinds: bool = False) -> tuple[Rule, ...]:
+    """Read rules; only those with `kinds` may say of which kind they are (a guard is legality)."""
     rules = []
     for item in _items(tree):
-        entries = item.fields(required=["rule", "why"])
+        entries = item.fields(required=["rule", "why"], optional=["kind"] if kinds else [])
         why = " ".join(entries["why"].text().split())
         if not why:
             raise entries["why"].fail("a rule must say why it holds")
-        rules.append(Rule(_expr(entries["rule"], names), why, entries["rule"].where))
+        kind = _kind(entries["kind"]) if "kind" in entries else RuleKind.LEGALITY
+        rules.append(Rule(_expr(entries["rule"], names), why, entries["rule"].where, kind))
     return tuple(rules)
+
+
+def _kind(tree: Tree) -> RuleKind:
+    if tree.text() not in list(RuleKind):
+        raise tree.fail(f"unknown kind '{tree.text()}'\n  {suggest(tree.text(), list(RuleKind))}")
+    return RuleKind(tree.text())
+
+
+def _ladder(items: Sequence[Tree], variants: Sequence[Variant]) -> tuple[LadderStep, ...]:
+    """Read the published steps; each must be a point of a declared variant."""
+    steps: list[LadderStep] = []
+    passes = list(dict.fromkeys(v.pass_name for v in variants))
+    for item in items:
+        entries = item.fields(
+            required=["step", "pass", "variant", "config"], optional=["published", "note"]
+        )
+        texts = {
+            key: " ".join(entries[key].text().split()) if key in entries else ""
+            for key in ("step", "pass", "variant", "published", "note")
+        }
+        if texts["pass"] not in passes:
+            hint = suggest(texts["pass"], passes)
+            raise entries["pass"].fail(f"unknown pass '{texts['pass']}'\n  {hint}")
+        known = {v.name: v for v in variants if v.pass_name == texts["pass"]}
+        if texts["variant"] not in known:
+            raise entries["variant"].fail(
+                f"{texts['pass']} has no variant '{texts['variant']}'\n  "
+                f"{suggest(texts['variant'], known)}"
+            )
+        if not texts["step"]:
+            raise entries["step"].fail("a step needs the name that it was published by")
+        if any((s.pass_name, s.name) == (texts["pass"], texts["step"]) for s in steps):
+            raise entries["step"].fail(f"{texts['pass']} has a step '{texts['step']}' already")
+        variant = known[texts["variant"]]
+        config = _config_reader(variant.name, variant.params)(entries["config"])
+        steps.append(
+            LadderStep(
+                name=texts["step"],
+                pass_name=texts["pass"],
+                config=config,
+                published=texts["published"],
+                note=texts["note"],
+                where=item.where,
+            )
+        )
+    return tuple(steps)
 
 
 def _config_reader(variant: str, params: tuple[Param, ...]) -> Callable[[Tree], Config]:

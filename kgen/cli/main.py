@@ -127,6 +127,28 @@ def build_parser() -> argparse.ArgumentParser:
         help="where the records are (default: %(default)s)",
     )
 
+    bench = commands.add_parser("bench", help="time tuned kernels beside their peers")
+    add_common(bench, problems=True, passes=True, compiler=True, seed=True)
+    subject = bench.add_mutually_exclusive_group()
+    subject.add_argument(
+        "--against",
+        type=_names,
+        metavar="NAME,...",
+        help="only these peers: eager, torch.compile, ... (default: all that are installed)",
+    )
+    subject.add_argument(
+        "--ladder",
+        action="store_true",
+        help="time the steps of the operator's published table instead",
+    )
+    bench.add_argument(
+        "--out",
+        default="generated",
+        metavar="DIR",
+        help="where the tuned library is (default: %(default)s)",
+    )
+    bench.add_argument("--yaml", metavar="FILE", help="write everything down; see docs/bench.md")
+
     report = commands.add_parser("report", help="print the reports of earlier tunes")
     report.add_argument("--op", metavar="OP", help="only this operator")
     report.add_argument("--gpu", metavar="GPU", help="only this GPU")
@@ -148,6 +170,13 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("gpus", help="list GPU profiles")
     commands.add_parser("doctor", help="show what is installed, what works, what is missing")
     return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of names; example: eager,liger")
+    return names
 
 
 def _positive(text: str) -> int:

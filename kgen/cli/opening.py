@@ -1,4 +1,4 @@
-"""What `tune` and `verify` open before they work: operator, device, compiler, paths."""
+"""What `tune`, `verify` and `bench` open before they work: operator, device, compiler, paths."""
 
 from __future__ import annotations
 

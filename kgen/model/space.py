@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kgen.errors import SpaceError, suggest
 from kgen.model.config import Config, Value
@@ -17,13 +18,25 @@ class Param:
     choices: tuple[Value, ...]
 
 
+class RuleKind(StrEnum):
+    """What a config that breaks a rule is."""
+
+    LEGALITY = "legality"  # wrong, or it does not compile or launch
+    EFFICIENCY = "efficiency"  # right, but not worth a trial
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition with its reason and the place where it is written (`file:line`)."""
+    """A condition with its reason and the place where it is written (`file:line`).
+
+    A search obeys every rule. What runs a given config (a published ladder, a dispatch to the
+    nearest row) asks for legality alone.
+    """
 
     condition: Expr
     why: str
     where: str
+    kind: RuleKind = RuleKind.LEGALITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +120,41 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class LadderStep:
+    """One step of a published optimisation ladder, as a point of the search space.
+
+    Attributes:
+        name: As it was published.
+        pass_name: `forward` or `backward`.
+        config: The point that computes as the published step does.
+        published: The published figure with its GPU, as text; empty if there is none.
+        note: In what the point differs from the published kernel; empty if in nothing.
+        where: `file:line` of its declaration.
+    """
+
+    name: str
+    pass_name: str
+    config: Config
+    published: str
+    note: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class Space:
-    """All variants of one operator."""
+    """All variants of one operator.
+
+    Attributes:
+        operator: Its name.
+        path: The file, as messages name it.
+        variants: In declared order, pass after pass.
+        ladder: Steps of the published table, in its order; empty if none is declared.
+    """
 
     operator: str
     path: str
     variants: tuple[Variant, ...]
+    ladder: tuple[LadderStep, ...] = ()
 
     def of_pass(self, pass_name: str) -> tuple[Variant, ...]:
         """Variants of a pass, in declared order."""

@@ -1,4 +1,7 @@
-"""Reports to and from YAML: the dataclasses are the schema, every deviation is an error.
+"""Dataclasses to and from YAML: they are the schema, every deviation is an error.
+
+`encode` and `decode` are for reports; `encode_as` and `decode_as` for whatever else a command
+writes down in the same manner.
 
 A message names file, line, key path, what is there and what is wanted.
 """
@@ -26,9 +29,15 @@ _NULL = "tag:yaml.org,2002:null"
 
 def encode(report: Report) -> str:
     """Return the YAML of a report; equal reports give equal text."""
-    data = {"schema": report.schema, **_encoded(report)}
-    header = f"# Tuning report of {report.operator} on {report.gpu}, written by kgen.\n"
-    return header + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+    header = f"Tuning report of {report.operator} on {report.gpu}, written by kgen."
+    return encode_as(report, header, report.schema)
+
+
+def encode_as(document: Any, header: str, schema: int) -> str:
+    """Return the YAML of a dataclass with a comment line above and its schema's version first."""
+    data = {"schema": schema, **_encoded(document)}
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+    return f"# {header}\n{text}"
 
 
 def decode(text: str, where: str) -> Report:
@@ -40,21 +49,35 @@ def decode(text: str, where: str) -> Report:
     Raises:
         RecordError: If the text is no YAML or deviates from the schema.
     """
+    report = decode_as(Report, text, where, SCHEMA, "tune again")
+    _check(report, where)
+    return report
+
+
+def decode_as(kind: type[_T], text: str, where: str, schema: int, again: str) -> _T:
+    """Read a dataclass that `encode_as` wrote.
+
+    Args:
+        kind: The dataclass.
+        text: YAML.
+        where: File name, for messages.
+        schema: The version that this kgen reads.
+        again: How to get a document of this version, for the message.
+    Raises:
+        RecordError: If the text is no YAML or deviates from the dataclass.
+    """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as problem:
         raise RecordError(f"{where}: not YAML: {problem}") from None
     if not isinstance(node, yaml.MappingNode):
         raise RecordError(f"{where}: a report is a mapping of keys")
-    reader = _Reader(where)
     version = next((v for k, v in node.value if k.value == "schema"), None)
-    if version is None or version.value != str(SCHEMA):
+    if version is None or version.value != str(schema):
         found = "missing" if version is None else version.value
-        raise RecordError(f"{where}: schema is {found}; this kgen reads {SCHEMA}\n"
-                          "  read it with the kgen that wrote it, or tune again")
-    report = reader.value(Report, node, "")
-    _check(report, where)
-    return report
+        raise RecordError(f"{where}: schema is {found}; this kgen reads {schema}\n"
+                          f"  read it with the kgen that wrote it, or {again}")
+    return _Reader(where).value(kind, node, "")
 
 
 def _check(report: Report, where: str) -> None:

@@ -28,7 +28,16 @@ def load_report(path: str | Path) -> Report:
 
 
 def write_report(path: str | Path, report: Report) -> None:
-    """Write a report by way of a temporary file: readers see the old one or the new one.
+    """Write a report whole.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    write_whole(path, encode(report))
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a file by way of a temporary one: readers see the old one or the new one.
 
     Raises:
         StorageError: If it cannot be written.
@@ -39,14 +48,14 @@ def write_report(path: str | Path, report: Report) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".kgen-")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(encode(report))
+            file.write(text)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(target)
     except OSError as problem:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
         raise StorageError(f"cannot write {target}: {problem.strerror or problem}\n"
-                           "  the report is as it was; free space or mend the permissions, and "
+                           "  it is as it was; free space or mend the permissions, and "
                            "run again") from None
 
 

@@ -18,7 +18,7 @@ from kgen.model.gpu import GpuProfile
 from kgen.model.plan import make_plan
 from kgen.model.problem import Problem
 from kgen.model.signature import Pass
-from kgen.model.space import Rule, Variant
+from kgen.model.space import Rule, RuleKind, Variant
 
 _ALWAYS = parse_expr("True")
 HARDWARE_LIMIT = "hardware limit"  # stands for the rule where no file states one
@@ -83,13 +83,49 @@ def _text(rule: Rule) -> str:
 
 
 def is_feasible(
-    variant: Variant, config: Config, pass_: Pass, problem: Problem, gpu: GpuProfile
+    variant: Variant,
+    config: Config,
+    pass_: Pass,
+    problem: Problem,
+    gpu: GpuProfile,
+    *,
+    legality_only: bool = False,
 ) -> bool:
-    """Whether one config passes every rule."""
+    """Whether one config passes every rule, or every rule of legality."""
+    return (
+        refusing_rule(variant, config, pass_, problem, gpu, legality_only=legality_only) is None
+    )
+
+
+def refusing_rule(
+    variant: Variant,
+    config: Config,
+    pass_: Pass,
+    problem: Problem,
+    gpu: GpuProfile,
+    *,
+    legality_only: bool = False,
+) -> Rule | None:
+    """The first rule that refuses a config, or None.
+
+    Args:
+        variant: The config's variant.
+        config: The config.
+        pass_: The pass.
+        problem: The problem.
+        gpu: The GPU.
+        legality_only: Leave out the rules of efficiency: the config is only to be right, not to
+            be worth a trial.
+    """
     walk = _Walk(variant, pass_, problem, gpu)
     env = {**walk.env, **config.as_dict()}
-    rules = [rule for level in walk.levels for rule in level]
-    return all(rule.condition(env) for rule in rules) and walk.plan_refusal(config) is None
+    for level in walk.levels:
+        for rule in level:
+            if legality_only and rule.kind is RuleKind.EFFICIENCY:
+                continue
+            if not rule.condition(env):
+                return rule
+    return walk.plan_refusal(config)
 
 
 class _Walk:

@@ -49,7 +49,8 @@ def play_finals(
             + f"\n  trials: {session.journal.path}"
         )
     candidates = tuple(session.candidate(c, a) for c, a, _, _ in certified)
-    outcome = session.worker.finals(Finals(session.pass_name, problem, candidates, peers))
+    wanted = None if peers else ()
+    outcome = session.worker.finals(Finals(session.pass_name, problem, candidates, wanted))
     finalists = [
         Finalist(
             variant=session.variant_of(config),

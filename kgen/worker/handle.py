@@ -14,6 +14,8 @@ from kgen.worker.messages import (
     Failure,
     Finals,
     FinalsOutcome,
+    PeerNames,
+    PeerNamesOutcome,
     Probe,
     ProbeOutcome,
     Request,
@@ -22,7 +24,7 @@ from kgen.worker.messages import (
     TrialOutcome,
 )
 
-Outcome = TypeVar("Outcome", ProbeOutcome, TrialOutcome, FinalsOutcome)
+Outcome = TypeVar("Outcome", ProbeOutcome, PeerNamesOutcome, TrialOutcome, FinalsOutcome)
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network file system is slow
 TRIAL_TIMEOUT_S = 30.0
@@ -91,6 +93,19 @@ class WorkerHandle:
             raise WorkerError(
                 f"the worker for {self._setup.gpu.name} cannot use its device: {problem}\n"
                 "  see 'kgen doctor'"
+            ) from None
+
+    def peer_names(self, request: PeerNames) -> PeerNamesOutcome:
+        """Ask which peers there are.
+
+        Raises:
+            WorkerError: If the worker died over it, or the operator's `peers` raised.
+        """
+        try:
+            return self._ask(request, PeerNamesOutcome, START_TIMEOUT_S)
+        except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
+            raise WorkerError(
+                f"the {request.pass_name} peers of {self._setup.operator} are not known: {problem}"
             ) from None
 
     def trial(self, trial: Trial) -> TrialOutcome:

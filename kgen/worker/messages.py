@@ -122,13 +122,34 @@ class TrialOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerNames:
+    """Asks for the names of the peers that the operator offers for a pass on this machine."""
+
+    pass_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerNamesOutcome:
+    """Names of peers, in the operator's order."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Finals:
-    """Time the best candidates and the peers against each other, interleaved."""
+    """Time the best candidates and the peers against each other, interleaved.
+
+    Attributes:
+        pass_name: `forward` or `backward`.
+        problem: The problem.
+        candidates: Verified ones, at least one.
+        peers: Names of the peers to time; None: all that there are.
+    """
 
     pass_name: str
     problem: Problem
     candidates: tuple[Candidate, ...]
-    peers: bool
+    peers: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +160,7 @@ class FinalsOutcome:
         timings: One per candidate, in their order.
         samples_us: Per candidate, the samples behind its timing; paired by round.
         peers: Times of the peers that ran.
+        peer_samples_us: Likewise, the samples behind them; paired by round with `samples_us`.
         peer_errors: Why a peer did not run.
         clocks: Clock and throttle state around the run, texts; empty where it cannot be read.
     """
@@ -146,6 +168,7 @@ class FinalsOutcome:
     timings: tuple[Timing, ...]
     samples_us: tuple[tuple[float, ...], ...]
     peers: dict[str, Timing] = field(default_factory=dict)
+    peer_samples_us: dict[str, tuple[float, ...]] = field(default_factory=dict)
     peer_errors: dict[str, str] = field(default_factory=dict)
     clocks: dict[str, str] = field(default_factory=dict)
 
@@ -167,4 +190,4 @@ class Failure:
     refused: bool = False
 
 
-Request = Probe | Trial | Finals
+Request = Probe | PeerNames | Trial | Finals

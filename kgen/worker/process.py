@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 from kgen.catalogue import open_catalogue
 from kgen.errors import KgenError, LaunchRefusedError, VerifyError
-from kgen.worker.messages import Failure, Finals, Probe, Setup, Trial
+from kgen.worker.messages import Failure, Finals, PeerNames, Probe, Setup, Trial
 
 
 def worker_main(
@@ -57,6 +57,8 @@ def worker_main(
             match request:
                 case Probe():
                     answer: object = runner.probe()
+                case PeerNames():
+                    answer = runner.peer_names(request)
                 case Trial():
                     answer = runner.trial(request)
                 case Finals():

@@ -31,6 +31,8 @@ from kgen.worker.messages import (
     Candidate,
     Finals,
     FinalsOutcome,
+    PeerNames,
+    PeerNamesOutcome,
     ProbeOutcome,
     Setup,
     Trial,
@@ -82,6 +84,10 @@ class Runner:
         """Read the machine's facts and measure its copy bandwidth."""
         facts = {"torch": str(torch.__version__), **_device_facts(self._device.torch_device)}
         return ProbeOutcome(facts, copy_bandwidth(self._device.torch_device))
+
+    def peer_names(self, request: PeerNames) -> PeerNamesOutcome:
+        """List what `finals` could time beside our kernels."""
+        return PeerNamesOutcome(tuple(self._operator.peers(request.pass_name)))
 
     def trial(self, trial: Trial) -> TrialOutcome:
         """Verify one candidate, then time it.
@@ -141,9 +147,8 @@ class Runner:
                 )
             }
             errors: dict[str, str] = {}
-            if finals.peers:
-                for name, peer in self._peers(finals.pass_name, errors).items():
-                    entrants[f"peer {name}"] = peer
+            for name, peer in self._peers(finals, errors).items():
+                entrants[f"peer {name}"] = peer
             result = compare(
                 entrants,
                 self._device.torch_device,
@@ -159,6 +164,11 @@ class Runner:
                 peers={
                     name.removeprefix("peer "): timing
                     for name, timing in result.timings.items()
+                    if name.startswith("peer ")
+                },
+                peer_samples_us={
+                    name.removeprefix("peer "): samples
+                    for name, samples in result.samples.items()
                     if name.startswith("peer ")
                 },
                 peer_errors=errors,
@@ -310,13 +320,17 @@ class Runner:
                 self._sets.append(tensors)
         return self._sets
 
-    def _peers(self, pass_name: str, errors: dict[str, str]) -> dict[str, Sequence[Call]]:
-        """Calls of the operator's peers on the same buffer sets; those that fail are named."""
-        scalars = self._operator.scalars(pass_name)
+    def _peers(self, finals: Finals, errors: dict[str, str]) -> dict[str, Sequence[Call]]:
+        """Calls of the wanted peers on the same buffer sets; those that fail are named."""
+        if finals.peers == ():  # not even made: torch.compile takes a while to load
+            return {}
+        scalars = self._operator.scalars(finals.pass_name)
         working: dict[str, Sequence[Call]] = {}
         # On a machine without a GPU, compiling a peer warns that it found no CUDA runtime.
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-        for name, peer in self._operator.peers(pass_name).items():
+        for name, peer in self._operator.peers(finals.pass_name).items():
+            if finals.peers is not None and name not in finals.peers:
+                continue
             calls = [_peer_call(peer, tensors, scalars) for tensors in self._sets]
             try:
                 for _ in range(3):  # a compiled peer compiles here, not while it is timed

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kgen import __version__
 from kgen.assets import include_dir
 from kgen.emit import Emitted, SafeKernel, Winner, emit
 from kgen.model.plan import Plan
 from kgen.model.record import Evidence, Resources, Tried
 from kgen.report import (
     Chosen,
-    Environment,
     HostProof,
     KernelReport,
     Peer,
@@ -31,6 +26,7 @@ from kgen.report import (
 )
 from kgen.runtime.cache import read_file
 from kgen.tune import Finalist, ProblemResult, TuneResult
+from kgen.workflow.environment import environment_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +83,15 @@ def to_report(result: TuneResult) -> Report:
     return Report(
         operator=request.entry.operator.name,
         gpu=request.gpu.name,
-        environments={identity: _environment(result)},
+        environments={
+            identity: environment_of(
+                result.environment,
+                request.compiler,
+                result.copy_gbps,
+                result.results[-1].clocks,
+            )
+        },
         problems=tuple(_problem(r, request.pass_name, identity) for r in result.results),
-    )
-
-
-def _environment(result: TuneResult) -> Environment:
-    facts = result.environment
-    clocks = result.results[-1].clocks
-    return Environment(
-        device=facts["device"],
-        driver=facts.get("driver", ""),
-        compiler=result.request.compiler.name,
-        compiler_version=result.request.compiler.version,
-        torch=facts["torch"],
-        python=platform.python_version(),
-        kgen=__version__,
-        commit=_commit(),
-        copy_gbps=result.copy_gbps,
-        sm_clock_mhz=_number(clocks, "sm_mhz"),
-        memory_clock_mhz=_number(clocks, "memory_mhz"),
     )
 
 
@@ -192,28 +177,3 @@ def _kernels(finalist: Finalist) -> tuple[KernelReport, ...]:
             )
         )
     return tuple(kernels)
-
-
-def _number(facts: Mapping[str, str], name: str) -> float | None:
-    text = facts.get(name, "").partition(" ")[0]
-    return float(text) if text else None
-
-
-def _commit() -> str:
-    """KGEN_COMMIT, else the checkout's commit with a mark if it was changed; empty outside one."""
-    if named := os.environ.get("KGEN_COMMIT"):
-        return named
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return ""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -5,24 +5,27 @@ Parametrised over the catalogue: a new operator is covered by being there.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
-from kgen.catalogue import open_catalogue, profile_named
+from kgen.catalogue import Entry, open_catalogue, profile_named
 from kgen.errors import EmptySpaceError
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config
 from kgen.model.problem import Problem
 from kgen.model.record import Fate
 from kgen.model.signature import Signature
-from kgen.model.space import Variant
+from kgen.model.space import RuleKind, Variant
 from kgen.render import Renderer
-from kgen.search.feasible import enumerate_feasible
+from kgen.search.feasible import enumerate_feasible, is_feasible, refusing_rule
 from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
 from kgen.worker.runner import Runner
 
 HOST = profile_named("host")
+H200 = profile_named("h200")
 # Extents per dim, chosen to be ragged, tiny, and a power of two; each problem takes one column.
 EXTENTS = (64, 67, 1, 256)
 
@@ -60,20 +63,54 @@ def spread(variant: Variant, signature: Signature, problem: Problem, count: int)
     return list(dict.fromkeys(configs[i * (len(configs) - 1) // steps] for i in range(count)))
 
 
+def inefficient(
+    variant: Variant, signature: Signature, count: int
+) -> list[tuple[Problem, Config]]:
+    """Random configs that only rules of efficiency refuse, each for a reason of its own.
+
+    Rules are read for a GPU too: most of them are lenient on the host.
+    """
+    pass_ = signature.pass_named(variant.pass_name)
+    tried = problems(signature)
+    draw = random.Random(0)
+    found: list[tuple[Problem, Config]] = []
+    reasons: set[str] = set()
+    for _ in range(3000):
+        problem = draw.choice(tried)
+        config = Config.of(variant.name, {p.name: draw.choice(p.choices) for p in variant.params})
+        if not is_feasible(variant, config, pass_, problem, HOST, legality_only=True):
+            continue
+        rules = [refusing_rule(variant, config, pass_, problem, gpu) for gpu in (HOST, H200)]
+        why = {rule.why for rule in rules if rule and rule.kind is RuleKind.EFFICIENCY}
+        if why - reasons:
+            reasons |= why
+            found.append((problem, config))
+            if len(found) == count:
+                break
+    return found
+
+
 def run_variant(
     operator: str, pass_name: str, name: str, compiler_name: str, configs: int, at_most: int
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     entry = open_catalogue().entry(operator)
     variant = entry.space.variant(pass_name, name)
-    compiler = open_compiler(compiler_name, [include_dir()])
-    runner = Runner(entry.operator, Setup(operator, (), HOST, 0, seed=1))
-    renderer = Renderer(include_dir())
     wanted = [
         (problem, config)
         for problem in problems(entry.operator.signature)
         for config in spread(variant, entry.operator.signature, problem, configs)
     ][:at_most]
     assert wanted, "no config of this variant is feasible for any problem of this suite"
+    return run_configs(entry, variant, compiler_name, wanted)
+
+
+def run_configs(
+    entry: Entry, variant: Variant, compiler_name: str, wanted: list[tuple[Problem, Config]]
+) -> list[tuple[Problem, Config, TrialOutcome]]:
+    operator, pass_name = entry.operator.name, variant.pass_name
+    compiler = open_compiler(compiler_name, [include_dir()])
+    runner = Runner(entry.operator, Setup(operator, (), HOST, 0, seed=1))
+    renderer = Renderer(include_dir())
     requests = [
         BuildRequest(renderer.render(operator, entry.templates, variant, config, problem), "host")
         for problem, config in wanted
@@ -95,6 +132,20 @@ def test_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> Non
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
         assert outcome.evidence is not None
         assert len(outcome.evidence.tried) > 3, outcome.evidence
+
+
+@pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
+def test_what_efficiency_refuses_is_right_all_the_same(
+    operator: str, pass_name: str, name: str
+) -> None:
+    """Else the rule is one of legality: ladders and dispatch run such configs."""
+    entry = open_catalogue().entry(operator)
+    variant = entry.space.variant(pass_name, name)
+    wanted = inefficient(variant, entry.operator.signature, count=4)
+    if not wanted:
+        pytest.skip("no rule of efficiency refuses anything for the problems of this suite")
+    for problem, config, outcome in run_configs(entry, variant, "host", wanted):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
 
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())

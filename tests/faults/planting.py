@@ -1,4 +1,4 @@
-"""Tunes of the operator `planted`, whose configs carry faults: shared by the fault suite's tests."""
+"""Tunes of the operator `planted`, whose configs carry faults; what the fault suite shares."""
 
 from __future__ import annotations
 

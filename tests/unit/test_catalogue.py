@@ -11,6 +11,7 @@ from kgen.catalogue import load_profiles, open_catalogue, profile_named
 from kgen.catalogue.spaces import load_space
 from kgen.errors import CatalogueError, GpuError, SpaceError
 from kgen.model.config import Config
+from kgen.model.space import RuleKind
 from kgen.operators.rmsnorm import SIGNATURE
 
 SPACE = """\
@@ -82,6 +83,74 @@ def test_mistakes_have_a_line(tmp_path: Path, old: str, new: str, line: int, par
     message = str(caught.value)
     assert f"rmsnorm.yaml:{line}:" in message, message
     assert re.search(part, message, re.DOTALL), message
+
+
+LADDER = """\
+ladder:
+  - step: naive
+    published: "91.4 % of 3300 GB/s, H100"
+    pass: forward
+    variant: plain
+    config: {threads: 64, cache: normal, flag: false}
+  - step: streaming stores
+    pass: forward
+    variant: plain
+    config: {threads: 64, cache: streaming, flag: false}
+    note: flag was
+      not published
+"""
+
+
+def test_a_ladder_loads(tmp_path: Path) -> None:
+    file = tmp_path / "rmsnorm.yaml"
+    file.write_text(SPACE + LADDER)
+    first, second = load_space(file, "rmsnorm", SIGNATURE).ladder
+    assert first.name == "naive"
+    assert first.pass_name == "forward"
+    assert first.published == "91.4 % of 3300 GB/s, H100"
+    assert first.config == Config.of("plain", {"threads": 64, "cache": "normal", "flag": False})
+    assert first.where.endswith("rmsnorm.yaml:22")
+    assert (second.published, second.note) == ("", "flag was not published")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "part"),
+    [
+        ("variant: plain", "variant: plan", 25, "no variant 'plan'.*did you mean 'plain'"),
+        ("pass: forward", "pass: backward", 24, "unknown pass 'backward'.*known: forward"),
+        ("threads: 64", "threads: 65", 26, "threads=65 is not among its choices"),
+        ("threads: 64, ", "", 26, "'threads' is missing"),
+        ("published:", "publsihed:", 23, "unknown key 'publsihed'"),
+        ("step: naive", "step: ''", 22, "needs the name"),
+        ("step: streaming stores", "step: naive", 27, "has a step 'naive' already"),
+    ],
+)
+def test_mistakes_in_a_ladder_have_a_line(
+    tmp_path: Path, old: str, new: str, line: int, part: str
+) -> None:
+    assert old in LADDER
+    with pytest.raises(SpaceError) as caught:
+        load(tmp_path, SPACE + LADDER.replace(old, new, 1))
+    message = str(caught.value)
+    assert f"rmsnorm.yaml:{line}:" in message, message
+    assert re.search(part, message, re.DOTALL), message
+
+
+def test_rules_have_a_kind(tmp_path: Path) -> None:
+    file = tmp_path / "rmsnorm.yaml"
+    why = "          why: idle threads\n"
+    for text, kind in (("", RuleKind.LEGALITY), ("efficiency", RuleKind.EFFICIENCY)):
+        file.write_text(SPACE.replace(why, why + (f"          kind: {text}\n" if text else "")))
+        (rule,) = load_space(file, "rmsnorm", SIGNATURE).variants[0].requires
+        assert rule.kind is kind
+    with pytest.raises(SpaceError, match=r"rmsnorm.yaml:13: unknown kind 'effciency'\n.*did you"):
+        load(tmp_path, SPACE.replace(why, why + "          kind: effciency\n"))
+
+
+def test_a_guard_has_no_kind(tmp_path: Path) -> None:
+    guard = "      guard:\n        - {rule: x_ptr % 4 == 0, why: traps, kind: efficiency}\n"
+    with pytest.raises(SpaceError, match=r"rmsnorm.yaml:14: unknown key 'kind'"):
+        load(tmp_path, SPACE.replace("      launch:\n", guard + "      launch:\n"))
 
 
 def test_safe_excludes_constants(tmp_path: Path) -> None:

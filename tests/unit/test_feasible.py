@@ -14,7 +14,7 @@ from kgen.model.config import Config
 from kgen.model.problem import parse_problem
 from kgen.model.space import Variant
 from kgen.operators.rmsnorm import SIGNATURE
-from kgen.search.feasible import enumerate_feasible, is_feasible
+from kgen.search.feasible import enumerate_feasible, is_feasible, refusing_rule
 
 SPACE = """\
 operator: rmsnorm
@@ -70,6 +70,26 @@ def test_equals_brute_force(tmp_path: Path) -> None:
     assert not is_feasible(
         variant, Config.of("plain", {"threads": 32, "vec": 4, "rows": 1}), PASS, problem, H200
     )
+
+
+def test_efficiency_refuses_only_in_a_search(tmp_path: Path) -> None:
+    small = "          why: small blocks\n"
+    variant = plain(tmp_path, SPACE.replace(small, small + "          kind: efficiency\n"))
+    problem = parse_problem("M=9,N=7,dtype=fp32", SIGNATURE)
+
+    def refusal(legality_only: bool, **values: int) -> str:
+        config = Config.of("plain", values)
+        rule = refusing_rule(variant, config, PASS, problem, H200, legality_only=legality_only)
+        allowed = is_feasible(variant, config, PASS, problem, H200, legality_only=legality_only)
+        assert allowed == (rule is None)
+        return "" if rule is None else rule.why
+
+    assert refusal(False, threads=64, vec=1, rows=3) == "small blocks"
+    assert refusal(True, threads=64, vec=1, rows=3) == ""
+    assert refusal(True, threads=64, vec=4, rows=3).startswith("a load moves")
+    assert "range" in refusal(True, threads=2048, vec=1, rows=1)  # the hardware's own limit
+    found = enumerate_feasible([variant], PASS, problem, H200).configs
+    assert Config.of("plain", {"threads": 64, "vec": 1, "rows": 3}) not in found
 
 
 def test_empty_set_names_the_rules(tmp_path: Path) -> None:

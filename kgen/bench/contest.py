@@ -1,0 +1,78 @@
+"""One problem: our kernel and its peers, in one interleaved run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kgen.bench.prepare import certified, least_us
+from kgen.bench.results import Choice, Contest, Kernel, PeerTime
+from kgen.measure.floor import share
+from kgen.measure.stats import paired_difference
+from kgen.model.problem import Problem
+from kgen.model.record import Timing
+from kgen.worker import Finals, Session
+
+
+def run_contest(
+    session: Session,
+    problem: Problem,
+    choice: Choice,
+    against: tuple[str, ...] | None,
+    copy_gbps: float,
+) -> Contest:
+    """Verify the chosen kernel, then time it and its peers against each other.
+
+    Args:
+        session: Of the pass, probed.
+        problem: The problem.
+        choice: Which of our kernels.
+        against: Names of peers; None: all. What the pass does not offer is noted as failed.
+        copy_gbps: Measured copy bandwidth, for the floor.
+    Raises:
+        BenchError: If the kernel is not right; nothing is timed then.
+        WorkerError: If the worker died while timing.
+    """
+    ((candidate, verdict),) = certified(session, problem, [choice.config])
+    outcome = session.worker.finals(Finals(session.pass_name, problem, (candidate,), against))
+    (timing,), (ours,) = outcome.timings, outcome.samples_us
+    floor = least_us(session, problem, copy_gbps)
+    missing = {
+        name: f"no peer of {session.pass_name}"
+        for name in against or ()
+        if name not in outcome.peers and name not in outcome.peer_errors
+    }
+    return Contest(
+        pass_name=session.pass_name,
+        problem=str(problem),
+        origin=choice.origin,
+        remark=choice.remark,
+        floor_us=floor,
+        kernel=Kernel(
+            choice.config.variant,
+            choice.config.as_dict(),
+            timing,
+            share(floor, timing.median_us),
+            verdict.accuracy,
+        ),
+        peers=tuple(
+            _peer(name, peer, outcome.peer_samples_us[name], ours, floor)
+            for name, peer in outcome.peers.items()
+        ),
+        failed={**outcome.peer_errors, **missing},
+        clocks=outcome.clocks,
+    )
+
+
+def _peer(
+    name: str, timing: Timing, samples: Sequence[float], ours: Sequence[float], floor: float
+) -> PeerTime:
+    slower = paired_difference(samples, ours)
+    return PeerTime(
+        name=name,
+        timing=timing,
+        floor_share=share(floor, timing.median_us),
+        ratio=1 + slower.median,
+        ratio_low=1 + slower.low if math.isfinite(slower.low) else None,
+        ratio_high=1 + slower.high if math.isfinite(slower.high) else None,
+    )

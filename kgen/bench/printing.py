@@ -1,0 +1,101 @@
+"""Bench results as text for terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kgen.bench.results import Climb, Contest, PeerTime, Rung
+from kgen.model.record import OutputAccuracy, Timing
+
+
+def print_contest(contest: Contest) -> str:
+    """Return one problem as a table: ours first, then the peers in the operator's order."""
+    kernel = contest.kernel
+    rows = [
+        ["", "time", "quartiles", "over kgen", "95 % interval", "of floor"],
+        [f"kgen, {contest.origin}", *_times(kernel.timing), "1", "", _percent(kernel.floor_share)],
+    ]
+    rows += [
+        [p.name, *_times(p.timing), f"{p.ratio:.3f}", _interval(p), _percent(p.floor_share)]
+        for p in contest.peers
+    ]
+    lines = [_title(contest.pass_name, contest.problem, contest.floor_us), f"  {kernel.label}"]
+    if contest.remark:
+        lines += [f"  {line}" for line in contest.remark.splitlines()]
+    lines += _aligned(rows, flush_left=1)
+    lines += [f"  {name} did not run: {why}" for name, why in contest.failed.items()]
+    lines += [f"  {_error(a)}" for a in kernel.accuracy]
+    lines += [f"  {kernel.timing.protocol}", *_throttled(contest.clocks)]
+    return "\n".join(lines) + "\n"
+
+
+def print_climb(climb: Climb) -> str:
+    """Return one ladder as a table in published order."""
+    rows = [["step", "kernel", "time", "of floor", "speed-up", "published"]]
+    for rung in climb.rungs:
+        if rung.timing is None:
+            rows.append([rung.step, rung.label, "refused", "", "", rung.published])
+        else:
+            faster = "-" if rung.speed_up is None else f"{rung.speed_up:.2f} x"
+            reached = _percent(rung.floor_share or 0.0)
+            cells = [spell_us(rung.timing.median_us), reached, faster, rung.published]
+            rows.append([rung.step, rung.label, *cells])
+    lines = [_title(climb.pass_name, climb.problem, climb.floor_us)]
+    lines += _aligned(rows, flush_left=2)
+    lines += [f"  {rung.step}: {text}" for rung in climb.rungs if (text := _remark(rung))]
+    timed = [rung.timing for rung in climb.rungs if rung.timing is not None]
+    lines += [f"  {timing.protocol}" for timing in timed[:1]]
+    lines += _throttled(climb.clocks)
+    return "\n".join(lines) + "\n"
+
+
+def spell_us(us: float) -> str:
+    """`987 us`, `1.98 ms`."""
+    return f"{us:.4g} us" if us < 1000 else f"{us / 1000:.4g} ms"
+
+
+def _title(pass_name: str, problem: str, floor_us: float) -> str:
+    return f"{pass_name} {problem}, floor {spell_us(floor_us)}"
+
+
+def _times(timing: Timing) -> tuple[str, str]:
+    return spell_us(timing.median_us), f"{spell_us(timing.low_us)} - {spell_us(timing.high_us)}"
+
+
+def _interval(peer: PeerTime) -> str:
+    if peer.ratio_low is None or peer.ratio_high is None:
+        return "too few rounds"
+    return f"{peer.ratio_low:.3f} - {peer.ratio_high:.3f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _error(accuracy: OutputAccuracy) -> str:
+    return (
+        f"error of {accuracy.output} {accuracy.error:.2e}, eager {accuracy.eager_error:.2e}, "
+        f"bound {accuracy.bound:.2e}"
+    )
+
+
+def _remark(rung: Rung) -> str:
+    return f"refused: {rung.refused}" if rung.refused else rung.note
+
+
+def _throttled(clocks: Mapping[str, str]) -> list[str]:
+    held = clocks.get("throttle", "none")
+    return [] if held == "none" else [f"  the clocks were held down: {held}"]
+
+
+def _aligned(rows: Sequence[Sequence[str]], flush_left: int) -> list[str]:
+    """The first columns are text, flush left; the others numbers, flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i < flush_left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return lines

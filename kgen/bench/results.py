@@ -1,0 +1,149 @@
+"""What a bench finds. The field names are the keys of its YAML; docs/bench.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kgen.model.config import Config, Value
+from kgen.model.record import OutputAccuracy, Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which of our kernels is timed for a problem.
+
+    Attributes:
+        config: The config.
+        origin: `tuned`: the winner in the report of this GPU; `safe`: the safe variant.
+        remark: Why it is the safe one, and what to do about it; empty for a tuned one.
+    """
+
+    config: Config
+    origin: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One of our kernels: verified, then timed.
+
+    Attributes:
+        variant: Its variant.
+        config: Its parameters.
+        timing: From the interleaved run.
+        floor_share: Least possible time over its median.
+        accuracy: Error of each output against float64, from the verification just before.
+    """
+
+    variant: str
+    config: Mapping[str, Value]
+    timing: Timing
+    floor_share: float
+    accuracy: tuple[OutputAccuracy, ...]
+
+    @property
+    def label(self) -> str:
+        """`variant(a=1, b=2)`, for people."""
+        return Config.of(self.variant, self.config).label
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTime:
+    """A peer, in the same run.
+
+    Attributes:
+        name: As the operator names it.
+        timing: From the interleaved run.
+        floor_share: Least possible time over its median.
+        ratio: Its time over ours: the median over rounds.
+        ratio_low: Lower end of that median's 95 % interval; None with too few rounds for one.
+        ratio_high: Upper end, likewise.
+    """
+
+    name: str
+    timing: Timing
+    floor_share: float
+    ratio: float
+    ratio_low: float | None
+    ratio_high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Our kernel beside its peers on one problem.
+
+    Attributes:
+        pass_name: `forward` or `backward`; the key `pass`.
+        problem: `M=8192,N=4096,dtype=bf16,w_dtype=bf16`.
+        origin: `tuned` or `safe`; see `Choice`.
+        remark: See `Choice`.
+        floor_us: Least possible time: bytes over measured copy bandwidth, or flops over peak.
+        kernel: Ours.
+        peers: The peers that ran, in the operator's order.
+        failed: Peers that did not, by name, with the reason.
+        clocks: Clock and throttle state right after the run; empty where it cannot be read.
+    """
+
+    pass_name: str
+    problem: str
+    origin: str
+    remark: str
+    floor_us: float
+    kernel: Kernel
+    peers: tuple[PeerTime, ...]
+    failed: Mapping[str, str]
+    clocks: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One step of a published ladder on one problem.
+
+    Attributes:
+        step: Its published name.
+        variant: The variant that stands for it.
+        config: And the parameters.
+        published: The published figure with its GPU; empty if there is none.
+        note: In what the kernel differs from the published one.
+        refused: Why it cannot run for this problem (rule, reason, place); empty if it ran.
+        timing: From the interleaved run of all steps; None if refused.
+        floor_share: Least possible time over its median; None if refused.
+        speed_up: Time of step 1 over its time, median over rounds; None if either was refused.
+        accuracy: Error of each output against float64; empty if refused.
+    """
+
+    step: str
+    variant: str
+    config: Mapping[str, Value]
+    published: str
+    note: str
+    refused: str = ""
+    timing: Timing | None = None
+    floor_share: float | None = None
+    speed_up: float | None = None
+    accuracy: tuple[OutputAccuracy, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """`variant(a=1, b=2)`, for people."""
+        return Config.of(self.variant, self.config).label
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """A published ladder, reproduced on one problem.
+
+    Attributes:
+        pass_name: `forward` or `backward`; the key `pass`.
+        problem: The problem.
+        floor_us: Least possible time.
+        rungs: The steps, in published order.
+        clocks: As in `Contest`; empty if every step was refused.
+    """
+
+    pass_name: str
+    problem: str
+    floor_us: float
+    rungs: tuple[Rung, ...]
+    clocks: Mapping[str, str]

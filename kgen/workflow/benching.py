@@ -1,0 +1,209 @@
+"""The whole of `kgen bench`: choose kernels, verify and time them, write down what was found."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kgen.bench import Choice, Climb, Contest, climb, run_contest
+from kgen.build import Compiler
+from kgen.catalogue import Entry
+from kgen.errors import CatalogueError, RecordError, SpaceError, suggest
+from kgen.model.config import Config, spell
+from kgen.model.gpu import GpuProfile
+from kgen.model.problem import Problem
+from kgen.report import Environment, Report, decode_as, encode_as, load_report, write_whole
+from kgen.search.feasible import is_feasible
+from kgen.worker import PeerNames, Session, Setup, WorkerHandle
+from kgen.workflow.environment import environment_of
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class BenchJob:
+    """What `kgen bench` was asked for.
+
+    Attributes:
+        entry: The operator with its space and templates.
+        passes: Passes, in order.
+        problems: Problems, in order.
+        gpu: Profile of the device.
+        ordinal: CUDA device ordinal.
+        compiler: Back end.
+        reports: Folder of the operator's reports and journals.
+        seed: Of inputs and of the order of sampling.
+        paths: The `--path` folders, for the worker.
+        against: Names of peers; None: all.
+        ladder: Whether to run the published ladder instead of the contest with peers.
+        tune_options: What a `kgen tune` command needs besides operator, GPU, pass and problem to
+            fill this very report.
+        on_result: Called with every result as it comes.
+    """
+
+    entry: Entry
+    passes: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    gpu: GpuProfile
+    ordinal: int
+    compiler: Compiler
+    reports: Path
+    seed: int
+    paths: tuple[str, ...]
+    against: tuple[str, ...] | None
+    ladder: bool
+    tune_options: tuple[str, ...]
+    on_result: Callable[[Contest | Climb], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """Everything one bench found. The field names are the keys of the YAML; docs/bench.md.
+
+    Attributes:
+        operator: Operator name.
+        gpu: Profile name.
+        environment: Where it was measured; the keys are those of a tuning report.
+        contests: Our kernels beside their peers.
+        ladders: Published ladders.
+    """
+
+    operator: str
+    gpu: str
+    environment: Environment
+    contests: tuple[Contest, ...]
+    ladders: tuple[Climb, ...]
+    schema: int = SCHEMA
+
+
+def run_bench(job: BenchJob) -> BenchReport:
+    """Bench every pass and problem.
+
+    Raises:
+        CatalogueError: If `against` names a peer that no pass has.
+        SpaceError: If the ladder of a space that declares none is asked for.
+        BenchError: If a kernel is not right.
+        WorkerError: If the device cannot be used.
+    """
+    operator, space = job.entry.operator.name, job.entry.space
+    passes = job.passes
+    if job.ladder:
+        declared = {step.pass_name for step in space.ladder}
+        passes = tuple(p for p in passes if p in declared)
+        if not passes:
+            raise SpaceError(
+                f"{space.path}: declares no ladder of {' or '.join(job.passes)}\n"
+                "  a published table goes under the key 'ladder'; see "
+                "docs/tutorials/new-operator.md"
+            )
+    tuned_path = job.reports / f"{job.gpu.name}.yaml"
+    tuned = load_report(tuned_path) if tuned_path.exists() and not job.ladder else None
+    contests: list[Contest] = []
+    ladders: list[Climb] = []
+    setup = Setup(operator, job.paths, job.gpu, job.ordinal, job.seed)
+    with WorkerHandle(setup) as worker:
+        if job.against is not None:
+            _check_names(job.against, operator, passes, worker)
+        journal = job.reports / f"{job.gpu.name}.trials.jsonl"
+        sessions = [Session(job.entry, p, job.gpu, job.compiler, journal, worker) for p in passes]
+        copy_gbps = sessions[0].probe()
+        for session in sessions:
+            for problem in job.problems:
+                if job.ladder:
+                    steps = [s for s in space.ladder if s.pass_name == session.pass_name]
+                    ladders.append(climb(session, problem, steps, copy_gbps))
+                    job.on_result(ladders[-1])
+                else:
+                    choice = _choice(job, session.pass_name, problem, tuned)
+                    contests.append(run_contest(session, problem, choice, job.against, copy_gbps))
+                    job.on_result(contests[-1])
+    facts = sessions[0].environment
+    seen = [c.clocks for c in contests] + [c.clocks for c in ladders]
+    environment = environment_of(facts, job.compiler, copy_gbps, seen[-1])
+    return BenchReport(operator, job.gpu.name, environment, tuple(contests), tuple(ladders))
+
+
+def write_bench(path: str | Path, report: BenchReport) -> None:
+    """Write a bench as YAML.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    header = f"Bench of {report.operator} on {report.gpu}, written by kgen."
+    write_whole(path, encode_as(report, header, report.schema))
+
+
+def load_bench(path: str | Path) -> BenchReport:
+    """Read and check what `write_bench` wrote.
+
+    Raises:
+        RecordError: If it cannot be read or deviates from the schema; names line and key.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise RecordError(f"{path}: cannot be read: {problem}") from None
+    return decode_as(BenchReport, text, str(path), SCHEMA, "run 'kgen bench' again")
+
+
+def _check_names(
+    against: tuple[str, ...], operator: str, passes: tuple[str, ...], worker: WorkerHandle
+) -> None:
+    offered = {name for p in passes for name in worker.peer_names(PeerNames(p)).names}
+    for name in against:
+        if name not in offered:
+            raise CatalogueError(
+                f"{operator} has no peer '{name}' on this machine\n  {suggest(name, offered)}\n"
+                "  a peer that needs a package is offered where that is installed"
+            )
+
+
+def _choice(job: BenchJob, pass_name: str, problem: Problem, tuned: Report | None) -> Choice:
+    """The winner that the report holds, else the safe variant with the reason."""
+    found = None if tuned is None else _winner(tuned, pass_name, problem)
+    why = "not tuned"
+    if found is not None:
+        config = _as_declared(job.entry, pass_name, found)
+        pass_ = job.entry.operator.signature.pass_named(pass_name)
+        if config is not None and is_feasible(
+            job.entry.space.variant(pass_name, config.variant),
+            config,
+            pass_,
+            problem,
+            job.gpu,
+            legality_only=True,
+        ):
+            return Choice(config, "tuned")
+        why = f"tuned to {found.label}, which the search space no longer holds"
+    safe = job.entry.space.safe_variant(pass_name).safe
+    assert safe is not None
+    command = ["kgen", "tune", "--op", job.entry.operator.name, "--gpu", job.gpu.name]
+    command += ["--pass", pass_name, "--problem", str(problem), *job.tune_options]
+    return Choice(safe, "safe", f"{why}, so this is the safe variant; to tune: {_spelled(command)}")
+
+
+def _winner(tuned: Report, pass_name: str, problem: Problem) -> Config | None:
+    for entry in tuned.problems:
+        if (entry.pass_name, entry.problem) == (pass_name, str(problem)):
+            return Config.of(entry.chosen.variant, entry.chosen.config)
+    return None
+
+
+def _as_declared(entry: Entry, pass_name: str, config: Config) -> Config | None:
+    """The config with its values in declared order; None if today's space has no such point."""
+    found = [v for v in entry.space.of_pass(pass_name) if v.name == config.variant]
+    if not found or {p.name for p in found[0].params} != set(config.as_dict()):
+        return None
+    values = {}
+    for param in found[0].params:
+        same = [c for c in param.choices if spell(c) == spell(config.as_dict()[param.name])]
+        if not same:
+            return None
+        values[param.name] = same[0]
+    return Config.of(config.variant, values)
+
+
+def _spelled(command: list[str]) -> str:
+    return " ".join(shlex.quote(word) for word in command)

@@ -1,0 +1,136 @@
+"""`kgen bench`, run as a user runs it, on the host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kgen.workflow import load_bench
+
+SOFTMAX = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "softmax"
+TEMPLATE = "mine/templates/softmax/forward_block_per_row.cu.jinja"
+TUNED = "M=9,N=64,dtype=fp32"
+UNTUNED = "M=5,N=64,dtype=fp32"
+
+
+def kgen(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kgen", *arguments],
+        cwd=cwd,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def softmax(verb: str, *more: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return kgen(verb, "--op", "softmax", "--gpu", "host", "--path", "mine", *more, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench")
+    shutil.copytree(SOFTMAX, folder / "mine")
+    done = softmax("tune", "--problem", TUNED, "--trials", "2", "--no-peers", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_tuned_and_an_untuned_problem(tuned: Path) -> None:
+    problems = ("--problem", TUNED, "--problem", UNTUNED)
+    done = softmax("bench", *problems, "--against", "eager", "--yaml", "b.yaml", cwd=tuned)
+    assert done.returncode == 0, done.stderr
+    report = load_bench(tuned / "b.yaml")
+    assert (report.operator, report.gpu) == ("softmax", "host")
+    assert report.environment.copy_gbps is not None
+    first, second = report.contests
+    assert first.problem == TUNED
+    assert first.origin == "tuned"
+    assert not first.remark
+    assert second.origin == "safe"
+    command = f"kgen tune --op softmax --gpu host --pass forward --problem {UNTUNED} --path mine"
+    assert command in second.remark
+    for contest in report.contests:
+        assert [p.name for p in contest.peers] == ["eager"]
+        assert contest.kernel.timing.median_us > 0
+        assert contest.kernel.accuracy[0].error <= contest.kernel.accuracy[0].bound
+        assert f"{contest.problem}, floor " in done.stdout
+        assert contest.kernel.label in done.stdout
+    assert "kgen, tuned" in done.stdout
+    assert "kgen, safe" in done.stdout
+    assert command in done.stdout
+    # A bench only reads what tunes wrote.
+    journal = tuned / "generated/kgen_ops/softmax/reports/host.trials.jsonl"
+    assert UNTUNED not in journal.read_text()
+
+
+def test_a_tuned_config_that_the_space_lost(tuned: Path, tmp_path: Path) -> None:
+    shutil.copytree(tuned, tmp_path / "copy")
+    space = tmp_path / "copy" / "mine" / "search_spaces" / "softmax.yaml"
+    assert "params:" in space.read_text()
+    report = tmp_path / "copy" / "generated/kgen_ops/softmax/reports/host.yaml"
+    text = report.read_text()
+    head, _, tail = text.partition("variant: block_per_row\n")
+    assert tail
+    report.write_text(f"{head}variant: forgotten\n{tail}")
+    done = softmax("bench", "--problem", TUNED, "--against", "eager", cwd=tmp_path / "copy")
+    assert done.returncode == 0, done.stderr
+    assert "tuned to forgotten(" in done.stdout
+    assert "kgen, safe" in done.stdout
+
+
+def test_a_kernel_that_went_wrong_is_refused(tuned: Path, tmp_path: Path) -> None:
+    """It was verified when it was tuned; its template has changed since."""
+    shutil.copytree(tuned, tmp_path / "copy")
+    template = tmp_path / "copy" / TEMPLATE
+    healthy = "kgen::from_float<T>(kgen::exp("
+    assert healthy in template.read_text()
+    template.write_text(
+        template.read_text().replace(healthy, "kgen::from_float<T>(1.01f * kgen::exp(", 1)
+    )
+    arguments = ("--problem", TUNED, "--against", "eager", "--yaml", "wrong.yaml")
+    done = softmax("bench", *arguments, cwd=tmp_path / "copy")
+    assert done.returncode == 1, done.stdout
+    assert "is wrong, so nothing was timed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "of floor" not in done.stdout
+    assert not (tmp_path / "copy" / "wrong.yaml").exists()
+    assert TUNED not in done.stdout
+
+
+def test_the_published_ladder(tmp_path: Path) -> None:
+    arguments = ("--op", "rmsnorm", "--gpu", "host", "--problem", "M=5,N=128,dtype=fp32")
+    done = kgen("bench", *arguments, "--ladder", "--yaml", "ladder.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (ladder,) = load_bench(tmp_path / "ladder.yaml").ladders
+    steps = ["naive", "shared memory", "warp", "float4 shared", "float4 warp"]
+    assert [r.step for r in ladder.rungs] == steps
+    assert all(r.timing for r in ladder.rungs)
+    for rung in ladder.rungs:
+        assert f"  {rung.step}  " in done.stdout
+        assert rung.published in done.stdout
+    assert not (tmp_path / "generated").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--op", "rmsnorm", "--against", "eagre"], "did you mean 'eager'"),
+        (["--op", "rmsnorm", "--against", "eager,"], "is no list of names"),
+        (["--op", "rmsnorm", "--against", "eager", "--ladder"], "not allowed with"),
+        (["--op", "softmax", "--path", str(SOFTMAX), "--ladder"], "declares no ladder of forward"),
+    ],
+)
+def test_mistakes(tmp_path: Path, arguments: list[str], part: str) -> None:
+    done = kgen("bench", "--gpu", "host", *arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not any(tmp_path.iterdir())
