@@ -32,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
             seed=options.seed,
             paths=common.paths,
             peers=not options.no_peers,
+            l2=options.l2,
             on_progress=Display(),
         )
         for result, published in run_job(job):
@@ -74,3 +75,8 @@ def _print_problem(found: ProblemResult) -> None:
     facts += [f"{timing.median_us / median:.2f} x {name}" for name, timing in found.peers.items()]
     facts += [f"{name} failed: {why}" for name, why in found.peer_errors.items()]
     print(f"    {', '.join(facts)}; {sum(found.fates.values())} trials in {found.search_s:.1f} s")
+    if slowed := found.clocks.get("slowed"):
+        print(
+            f"    suspect: the GPU was slowed ({slowed}) while the finalists were timed, twice\n"
+            "    let it cool, or stop what shares its power, and tune again"
+        )

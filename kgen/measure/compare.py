@@ -38,7 +38,8 @@ def compare(
     warmup_ms: float = 5.0,
     seed: int = 0,
     cache: str = "",
-    clock: Clock = time.perf_counter_ns, uncaptured: Collection[str] = (),
+    clock: Clock = time.perf_counter_ns,
+    uncaptured: Collection[str] = (),
 ) -> Comparison:
     """Sample every candidate once per round, in a new random order each round.
 
@@ -77,7 +78,8 @@ def compare(
             for name in order:
                 samples[name] += samplers[name].take(1)
         orders.append(tuple(order))
-    note = f"interleaved over {len(orders)} rounds, seed {seed}"
+    asked = f" of {rounds}, budget used up" if len(orders) < rounds else ""
+    note = f"interleaved over {len(orders)} rounds{asked}, seed {seed}"
     timings = {
         name: summary(
             taken, ", ".join(part for part in (samplers[name].protocol, cache, note) if part)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -22,6 +24,11 @@ REPLAY_US = 1500.0
 MAX_LAUNCHES = 512
 """In one graph: capturing one costs the host several us."""
 _HOST_SAMPLE_US = 200.0
+SETTLED = 0.02
+"""A warm-up may end when its last `SETTLED_ESTIMATES` differ by no more than this share."""
+SETTLED_ESTIMATES = 3
+MOST_WARMUP = 5
+"""A warm-up that does not settle ends after so many times the time that was asked for."""
 # The GPU spins while the host queues work behind it: at least this long, and twice what queueing
 # took before. A Triton peer needs 50 to 200 us of host time per call; without the head start a
 # kernel shorter than that would be timed as the host.
@@ -59,10 +66,14 @@ def make_sampler(
     The first call is never a sample: modules load, peers compile. What is hopeless by its
     estimate gets the cheapest sampler and no more warm-up.
 
+    The warm-up lasts at least `warmup_ms`, and until its last three estimates (medians of about
+    1 ms of calls) lie within 2 % of each other, but no longer than five times `warmup_ms`; the
+    protocol's line says if it ended unsettled.
+
     Args:
         calls: The same work on one buffer set each; they queue on torch's current stream.
         device: Where they run.
-        warmup_ms: Least time to keep the device busy before the first sample.
+        warmup_ms: Least time to keep the device busy before the first sample; 0 for none.
         hopeless_above_us: Estimates beyond twice this end the preparation.
         clock: The host's, in ns; for tests.
         capture: Whether CUDA graphs may be used. A memory copy in a graph is not the copy that
@@ -91,13 +102,29 @@ def _make_host(
     estimate = probe.take(1)[0]
     if hopeless_above_us is not None and estimate > 2 * hopeless_above_us:
         return HostSampler(calls, 1, estimate, clock)
-    spent, rounds = estimate, 0
-    while spent < warmup_ms * 1e3 and rounds < 10_000:
-        now = probe.take(max(1, min(100, int(1000 / max(estimate, 1e-3)))))
+    estimate, note = _warm_up(probe, estimate, warmup_ms)
+    sampler = HostSampler(calls, _repeats(estimate, _HOST_SAMPLE_US, len(calls)), estimate, clock)
+    sampler.protocol += note
+    return sampler
+
+
+def _warm_up(probe: Sampler, first_us: float, least_ms: float) -> tuple[float, str]:
+    """Keep the device busy until estimates agree; see `make_sampler`.
+
+    Returns:
+        The least time of a call seen, us, and a note for the protocol's line: empty if it settled.
+    """
+    estimate = spent_us = first_us
+    recent: deque[float] = deque(maxlen=SETTLED_ESTIMATES)
+    while spent_us < MOST_WARMUP * least_ms * 1e3:
+        now = probe.take(max(1, min(64, int(1000 / max(estimate, 1.0)))))
         estimate = min(estimate, *now)
-        spent += max(sum(now), 1e-3)
-        rounds += 1
-    return HostSampler(calls, _repeats(estimate, _HOST_SAMPLE_US, len(calls)), estimate, clock)
+        spent_us += max(sum(now), 1.0)
+        recent.append(statistics.median(now))
+        agree = len(recent) == SETTLED_ESTIMATES and max(recent) <= (1 + SETTLED) * min(recent)
+        if agree and spent_us >= least_ms * 1e3:
+            return estimate, ""
+    return estimate, "; warm-up not settled" if least_ms > 0 else ""
 
 
 def _repeats(estimate_us: float, target_us: float, sets: int) -> int:
@@ -146,21 +173,20 @@ def _make_cuda(
     hopeless = hopeless_above_us is not None and estimate > max(2 * hopeless_above_us, TRUSTED_US)
     if hopeless:
         return events
-    spent = estimate
-    while spent < warmup_ms * 1e3:
-        now = events.take(max(1, min(64, int(1000 / max(estimate, 1.0)))))
-        estimate = min(estimate, *now)
-        spent += max(sum(now), 1.0)
+    estimate, note = _warm_up(events, estimate, warmup_ms)
     events.estimate_us = estimate
+    events.protocol += note
     if not capture:
         return events
     try:
-        return GraphSampler(calls, _repeats(estimate, REPLAY_US, len(calls)), estimate)
+        sampler = GraphSampler(calls, _repeats(estimate, REPLAY_US, len(calls)), estimate)
     except RuntimeError as failure:  # a peer that waits for the device, or allocates outside
         torch.cuda.synchronize()
         reason = str(failure).strip().splitlines()[0][:80]
         events.protocol += f"; not capturable ({reason})"
         return events
+    sampler.protocol += note
+    return sampler
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kgen.model.config import Config, Value
-from kgen.model.record import OutputAccuracy, Timing
+from kgen.model.record import COLD, OutputAccuracy, Timing
 
 SCHEMA = 1
 
@@ -155,6 +155,8 @@ class ProblemReport:
         peers: Others, in the same run.
         accuracy: Error of each output against float64.
         runner_up: The second; None if no other config was verified.
+        l2: `cold` or `warm`: what L2 was asked to hold; the protocol's line says what it held.
+        slowed: Why the clocks were held down while the finalists were timed; empty if nothing did.
     """
 
     pass_name: str
@@ -168,6 +170,8 @@ class ProblemReport:
     peers: tuple[Peer, ...]
     accuracy: tuple[OutputAccuracy, ...]
     runner_up: RunnerUp | None = None
+    l2: str = COLD
+    slowed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,10 +40,18 @@ def tune(request: TuneRequest) -> TuneResult:
     if not request.journal.exists():
         # The study is a view of the journal; alone it would name configs done that nobody knows.
         request.study.unlink(missing_ok=True)
-    setup = Setup(entry.operator.name, request.paths, request.gpu, request.ordinal, request.seed)
+    setup = Setup(
+        entry.operator.name, request.paths, request.gpu, request.ordinal, request.seed, request.l2
+    )
     with WorkerHandle(setup) as worker:
         session = Session(
-            entry, request.pass_name, request.gpu, request.compiler, request.journal, worker
+            entry,
+            request.pass_name,
+            request.gpu,
+            request.compiler,
+            request.journal,
+            worker,
+            request.l2,
         )
         copy_gbps = session.probe()
         searching = time.monotonic()

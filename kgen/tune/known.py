@@ -15,17 +15,20 @@ def still_valid(
     feasible: set[Config],
     key_of: Callable[[Config], tuple[str, Rendered]],
 ) -> dict[Config, Record]:
-    """Pick the newest record of each feasible config whose key is what it would be today."""
-    newest: dict[Config, Record] = {}
+    """Pick, of each feasible config, the newest record whose key is what it would be today.
+
+    A journal may hold a config under several keys: timed with cold and with warm L2, say.
+    """
+    newest: dict[Config, dict[str, Record]] = {}
     for record in records:
         if record.config in feasible:
-            newest[record.config] = record
+            newest.setdefault(record.config, {})[record.key] = record
     valid: dict[Config, Record] = {}
-    for config, record in newest.items():
+    for config, by_key in newest.items():
         try:
             key, _ = key_of(config)
         except KgenError:
             continue  # a template that broke since is the search's to report
-        if key == record.key:
-            valid[config] = record
+        if key in by_key:
+            valid[config] = by_key[key]
     return valid

@@ -8,7 +8,7 @@ from kgen.model.artifact import Artifact
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
-from kgen.model.record import Fate, OutputAccuracy, Timing
+from kgen.model.record import COLD, Fate, OutputAccuracy, Timing
 from kgen.model.space import Variant
 
 
@@ -22,6 +22,7 @@ class Setup:
         gpu: Profile of the device.
         ordinal: CUDA device ordinal (ignored on the host).
         seed: Of the random inputs.
+        l2: `cold` or `warm`: whether buffer sets rotate while a kernel is timed.
     """
 
     operator: str
@@ -29,6 +30,7 @@ class Setup:
     gpu: GpuProfile
     ordinal: int
     seed: int
+    l2: str = COLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,22 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Finals:
-    """Time the best candidates and the peers against each other, interleaved."""
+    """Time the best candidates and the peers against each other, interleaved.
+
+    Attributes:
+        pass_name: `forward` or `backward`.
+        problem: The problem.
+        candidates: What to time; the same one may be entered several times.
+        peers: Whether to time the operator's peers too.
+        library: Folder of an emitted library whose public function is timed too; empty: none.
+            A worker can import one library only.
+    """
 
     pass_name: str
     problem: Problem
     candidates: tuple[Candidate, ...]
     peers: bool
+    library: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +139,9 @@ class FinalsOutcome:
         peers: Times of the peers that ran.
         peer_errors: Why a peer did not run.
         clocks: Clock and throttle state around the run, texts; empty where it cannot be read.
+            `slowed` says why the times are suspect, and is absent otherwise.
+        library: Time of the library's function, if one was named.
+        library_us: The samples behind it.
     """
 
     timings: tuple[Timing, ...]
@@ -134,6 +149,8 @@ class FinalsOutcome:
     peers: dict[str, Timing] = field(default_factory=dict)
     peer_errors: dict[str, str] = field(default_factory=dict)
     clocks: dict[str, str] = field(default_factory=dict)
+    library: Timing | None = None
+    library_us: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

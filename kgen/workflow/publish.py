@@ -28,7 +28,7 @@ from kgen.report import (
     update_report,
 )
 from kgen.runtime.cache import read_file
-from kgen.tune import Finalist, ProblemResult, TuneResult
+from kgen.tune import Finalist, ProblemResult, TuneRequest, TuneResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def to_report(result: TuneResult) -> Report:
         operator=request.entry.operator.name,
         gpu=request.gpu.name,
         environments={identity: _environment(result)},
-        problems=tuple(_problem(r, request.pass_name, identity) for r in result.results),
+        problems=tuple(_problem(r, request, identity) for r in result.results),
     )
 
 
@@ -108,10 +108,10 @@ def _environment(result: TuneResult) -> Environment:
     )
 
 
-def _problem(r: ProblemResult, pass_name: str, environment: str) -> ProblemReport:
+def _problem(r: ProblemResult, request: TuneRequest, environment: str) -> ProblemReport:
     winner, second = r.winner, r.runner_up
     return ProblemReport(
-        pass_name=pass_name,
+        pass_name=request.pass_name,
         problem=str(r.problem),
         environment=environment,
         space=SpaceSummary(
@@ -147,6 +147,8 @@ def _problem(r: ProblemResult, pass_name: str, environment: str) -> ProblemRepor
             second.timing.median_us,
             second.timing.median_us / winner.timing.median_us,
         ),
+        l2=request.l2,
+        slowed=r.clocks.get("slowed", ""),
     )
 
 

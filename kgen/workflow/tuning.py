@@ -37,6 +37,7 @@ class TuneJob:
     seed: int
     paths: tuple[str, ...]
     peers: bool
+    l2: str
     on_progress: Callable[[Progress], None]
 
 
@@ -65,6 +66,7 @@ def run_job(job: TuneJob) -> Iterator[tuple[TuneResult, Published]]:
                 seed=job.seed,
                 paths=job.paths,
                 peers=job.peers,
+                l2=job.l2,
                 on_progress=job.on_progress,
             )
         )
