@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kgen.measure.sampler import Call, Clock, make_sampler, on
+from kgen.measure.sampler import Call, Clock, Sampler, make_sampler, on
 from kgen.measure.timing import summary
 from kgen.model.record import Timing
 
@@ -61,10 +61,16 @@ def compare(
     """
     if not candidates or rounds < 1:
         raise ValueError(f"nothing to compare: {len(candidates)} candidates, {rounds} rounds")
-    samplers = {
-        name: make_sampler(calls, device, warmup_ms, clock=clock, capture=name not in uncaptured)
-        for name, calls in candidates.items()
-    }
+    samplers: dict[str, Sampler] = {}
+    for name, calls in candidates.items():
+        samplers[name] = make_sampler(
+            calls,
+            device,
+            warmup_ms,
+            clock=clock,
+            capture=name not in uncaptured,
+            beside=tuple(samplers.values()),
+        )
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     orders: list[tuple[str, ...]] = []
     shuffler = random.Random(seed)

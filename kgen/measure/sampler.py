@@ -27,6 +27,8 @@ _HOST_SAMPLE_US = 200.0
 SETTLED = 0.02
 """A warm-up may end when its last `SETTLED_ESTIMATES` differ by no more than this share."""
 SETTLED_ESTIMATES = 3
+LIKE = 1.5
+"""Calls whose estimates differ by less than this factor get samples of the same length."""
 MOST_WARMUP = 5
 """A warm-up that does not settle ends after so many times the time that was asked for."""
 # The GPU spins while the host queues work behind it: at least this long, and twice what queueing
@@ -42,10 +44,12 @@ class Sampler(Protocol):
 
     Attributes:
         estimate_us: A first guess at one call's time.
+        repeats: Calls per sample.
         protocol: How samples are taken, one line.
     """
 
     estimate_us: float
+    repeats: int
     protocol: str
 
     def take(self, count: int) -> list[float]:
@@ -60,6 +64,7 @@ def make_sampler(
     hopeless_above_us: float | None = None,
     clock: Clock = time.perf_counter_ns,
     capture: bool = True,
+    beside: Sequence[Sampler] = (),
 ) -> Sampler:
     """Warm up, estimate, and choose how to take samples.
 
@@ -78,6 +83,9 @@ def make_sampler(
         clock: The host's, in ns; for tests.
         capture: Whether CUDA graphs may be used. A memory copy in a graph is not the copy that
             a stream runs: on an H200 it reached 2717 GB/s where the stream's reached 4278.
+        beside: Samplers that this one is compared with: one of about the same speed lends its
+            number of calls per sample. What a sample costs besides the calls (starting a graph)
+            then falls on both alike; by estimates alone one may be given twice the calls.
     Raises:
         ValueError: If there are no calls.
     """
@@ -85,8 +93,8 @@ def make_sampler(
         raise ValueError("nothing to measure: no calls given")
     with on(device):
         if device.type == "cuda":
-            return _make_cuda(calls, warmup_ms, hopeless_above_us, capture)
-        return _make_host(calls, warmup_ms, hopeless_above_us, clock)
+            return _make_cuda(calls, warmup_ms, hopeless_above_us, capture, beside)
+        return _make_host(calls, warmup_ms, hopeless_above_us, clock, beside)
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
@@ -95,7 +103,11 @@ def on(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _make_host(
-    calls: Sequence[Call], warmup_ms: float, hopeless_above_us: float | None, clock: Clock
+    calls: Sequence[Call],
+    warmup_ms: float,
+    hopeless_above_us: float | None,
+    clock: Clock,
+    beside: Sequence[Sampler],
 ) -> Sampler:
     calls[0]()
     probe = HostSampler(calls, 1, 0.0, clock)
@@ -103,7 +115,8 @@ def _make_host(
     if hopeless_above_us is not None and estimate > 2 * hopeless_above_us:
         return HostSampler(calls, 1, estimate, clock)
     estimate, note = _warm_up(probe, estimate, warmup_ms)
-    sampler = HostSampler(calls, _repeats(estimate, _HOST_SAMPLE_US, len(calls)), estimate, clock)
+    repeats = _repeats(estimate, _HOST_SAMPLE_US, len(calls), beside)
+    sampler = HostSampler(calls, repeats, estimate, clock)
     sampler.protocol += note
     return sampler
 
@@ -127,8 +140,12 @@ def _warm_up(probe: Sampler, first_us: float, least_ms: float) -> tuple[float, s
     return estimate, "; warm-up not settled" if least_ms > 0 else ""
 
 
-def _repeats(estimate_us: float, target_us: float, sets: int) -> int:
-    """Launches per sample: enough to fill the target, every set equally often if possible."""
+def _repeats(estimate_us: float, target_us: float, sets: int, beside: Sequence[Sampler]) -> int:
+    """Calls per sample: enough to fill the target, every set equally often if possible."""
+    for other in beside:
+        ratio = estimate_us / max(other.estimate_us, 1e-3)
+        if other.repeats > 1 and 1 / LIKE <= ratio <= LIKE:
+            return other.repeats
     repeats = max(1, min(MAX_LAUNCHES, round(target_us / max(estimate_us, 1e-3))))
     if sets >= MAX_LAUNCHES or repeats == 1:
         return min(repeats, MAX_LAUNCHES)
@@ -144,7 +161,7 @@ class HostSampler:
     ) -> None:
         """Prepare samples of `repeats` calls."""
         self._calls = cycle(calls)
-        self._repeats = repeats
+        self.repeats = repeats
         self._clock = clock
         self.estimate_us = estimate_us
         self.protocol = f"host clock, loops of {repeats}, {_sets(calls)}"
@@ -153,16 +170,20 @@ class HostSampler:
         """Return samples; see `Sampler`."""
         samples = []
         for _ in range(count):
-            batch = list(islice(self._calls, self._repeats))
+            batch = list(islice(self._calls, self.repeats))
             start = self._clock()
             for call in batch:
                 call()
-            samples.append((self._clock() - start) / 1e3 / self._repeats)
+            samples.append((self._clock() - start) / 1e3 / self.repeats)
         return samples
 
 
 def _make_cuda(
-    calls: Sequence[Call], warmup_ms: float, hopeless_above_us: float | None, capture: bool
+    calls: Sequence[Call],
+    warmup_ms: float,
+    hopeless_above_us: float | None,
+    capture: bool,
+    beside: Sequence[Sampler],
 ) -> Sampler:
     events = EventSampler(calls, 0.0)
     calls[0]()
@@ -179,7 +200,8 @@ def _make_cuda(
     if not capture:
         return events
     try:
-        sampler = GraphSampler(calls, _repeats(estimate, REPLAY_US, len(calls)), estimate)
+        repeats = _repeats(estimate, REPLAY_US, len(calls), beside)
+        sampler = GraphSampler(calls, repeats, estimate)
     except RuntimeError as failure:  # a peer that waits for the device, or allocates outside
         torch.cuda.synchronize()
         reason = str(failure).strip().splitlines()[0][:80]
@@ -232,6 +254,7 @@ class EventSampler:
         """Prepare; launches nothing."""
         self._calls = cycle(calls)
         self._host_us = 0.0
+        self.repeats = 1
         self.estimate_us = estimate_us
         self.protocol = f"events per launch, {_sets(calls)}"
 
@@ -252,7 +275,7 @@ class GraphSampler:
         Raises:
             RuntimeError: If the calls cannot be captured.
         """
-        self._launches = launches
+        self.repeats = launches
         self._graph = _capture([calls[i % len(calls)] for i in range(launches)])
         self._graph.replay()
         torch.cuda.synchronize()
@@ -262,7 +285,7 @@ class GraphSampler:
     def take(self, count: int) -> list[float]:
         """Return samples; see `Sampler`."""
         replays = _Marks.around(count, self._graph.replay).read_us()
-        return [us / self._launches for us in replays]
+        return [us / self.repeats for us in replays]
 
 
 def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:

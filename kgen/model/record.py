@@ -8,7 +8,6 @@ from enum import StrEnum
 from kgen.model.config import Config
 from kgen.model.digest import digest_of
 
-
 COLD, WARM = "cold", "warm"
 """What L2 holds when a kernel is timed: none of its inputs, or all that fit."""
 
