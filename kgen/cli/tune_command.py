@@ -6,6 +6,7 @@ import argparse
 
 from kgen.cli.opening import opened
 from kgen.cli.progress import Display
+from kgen.model.record import COLD
 from kgen.tune import ProblemResult, TuneResult
 from kgen.workflow import Published, TuneJob, run_job
 
@@ -15,7 +16,8 @@ def run(options: argparse.Namespace) -> int:
     with opened(options) as common:
         print(
             f"tuning {common.entry.operator.name} on {common.gpu.title}, compiler "
-            f"{common.compiler.name} {common.compiler.version}",
+            f"{common.compiler.name} {common.compiler.version}"
+            + (f", {options.l2} L2" if options.l2 != COLD else ""),
             flush=True,
         )
         job = TuneJob(

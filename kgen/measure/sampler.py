@@ -144,7 +144,7 @@ def _repeats(estimate_us: float, target_us: float, sets: int, beside: Sequence[S
     """Calls per sample: enough to fill the target, every set equally often if possible."""
     for other in beside:
         ratio = estimate_us / max(other.estimate_us, 1e-3)
-        if other.repeats > 1 and 1 / LIKE <= ratio <= LIKE:
+        if 1 / LIKE <= ratio <= LIKE:
             return other.repeats
     repeats = max(1, min(MAX_LAUNCHES, round(target_us / max(estimate_us, 1e-3))))
     if sets >= MAX_LAUNCHES or repeats == 1:
@@ -200,7 +200,8 @@ def _make_cuda(
     if not capture:
         return events
     try:
-        repeats = _repeats(estimate, REPLAY_US, len(calls), beside)
+        graphs = [other for other in beside if isinstance(other, GraphSampler)]
+        repeats = _repeats(estimate, REPLAY_US, len(calls), graphs)
         sampler = GraphSampler(calls, repeats, estimate)
     except RuntimeError as failure:  # a peer that waits for the device, or allocates outside
         torch.cuda.synchronize()

@@ -40,7 +40,9 @@ def test_throttled_comparison_is_repeated_once(
     answers, ran = iter(states), []
     monkeypatch.setattr(runner, "clocks", lambda device: next(answers))
 
-    def counted(entrants: Mapping[str, Sequence[Call]], device: torch.device, **_: object) -> object:
+    def counted(
+        entrants: Mapping[str, Sequence[Call]], device: torch.device, **_: object
+    ) -> object:
         ran.append(1)
         return compare(entrants, device, rounds=1, warmup_ms=0.0)
 
