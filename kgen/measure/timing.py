@@ -112,5 +112,6 @@ def summary(samples: Sequence[float], protocol: str) -> Timing:
     low, high = quartiles(samples)
     interval = median_interval(samples)
     if math.isfinite(interval.half_width) and interval.median > 0:
-        protocol += f", median +-{100 * interval.half_width / interval.median:.2g} %"
+        percent = 100 * interval.half_width / interval.median
+        protocol += f", median +-{percent:.{2 if percent < 99 else 4}g} %"
     return Timing(statistics.median(samples), low, high, len(samples), protocol)
