@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kgen.errors import ProblemError
 from kgen.model.problem import Problem, parse_problem
+from kgen.model.record import COLD, WARM
 from kgen.model.signature import Signature
 from kgen.operators.base import Operator
 
@@ -19,10 +20,23 @@ _LEAST_MEMORY = 256 << 20  # nvcc does not compile an empty kernel with less tha
 
 
 def add_common(
-    parser: argparse.ArgumentParser, *, problems: bool, passes: bool, compiler: bool, seed: bool
+    parser: argparse.ArgumentParser,
+    *,
+    problems: bool,
+    passes: bool,
+    compiler: bool,
+    seed: bool,
+    operator: str | None = None,
 ) -> None:
-    """Add the options that name what to work on."""
-    parser.add_argument("--op", required=True, metavar="OP", help="operator; see 'kgen ops'")
+    """Add the options that name what to work on; `operator` is the default of `--op`."""
+    text = f" (default: {operator})" if operator else ""
+    parser.add_argument(
+        "--op",
+        required=operator is None,
+        default=operator,
+        metavar="OP",
+        help=f"operator; see 'kgen ops'{text}",
+    )
     parser.add_argument(
         "--gpu",
         default="auto",
@@ -82,6 +96,17 @@ def add_common(
             metavar="S",
             help="of proposals and random inputs (default: %(default)s)",
         )
+
+
+def add_l2(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of what L2 holds while a kernel is timed."""
+    parser.add_argument(
+        "--l2",
+        choices=[COLD, WARM],
+        default=COLD,
+        help="cold: buffers rotate, so that inputs come from memory; warm: one set of buffers, for "
+        "kernels that follow their producer at once (default: %(default)s)",
+    )
 
 
 def duration(text: str) -> float:

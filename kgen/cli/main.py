@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from kgen import __version__
-from kgen.cli.arguments import add_common, duration, memory_size
+from kgen.cli.arguments import add_common, add_l2, duration, memory_size
 from kgen.errors import KgenError
 
 EXIT_FAILURE = 1
@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The search factors matrices of a few hundred rows. On 16 cores OpenBLAS's threads made a
     # proposal five times as slow and took the cores that compile. It reads this when numpy loads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    command = importlib.import_module(f"kgen.cli.{options.command}_command")
+    name = options.command.replace("-", "_")
+    command = importlib.import_module(f"kgen.cli.{name}_command")
     try:
         return int(command.run(options))
     except KgenError as problem:
@@ -87,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where the library is written (default: %(default)s)",
     )
+    add_l2(tune)
     tune.add_argument(
         "--trial-timeout",
         type=duration,
@@ -148,6 +150,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="where the tuned library is (default: %(default)s)",
     )
     bench.add_argument("--yaml", metavar="FILE", help="write everything down; see docs/bench.md")
+    check = commands.add_parser(
+        "measure-check", help="how well measurements on this machine agree with themselves"
+    )
+    _add_measure_check(check)
 
     report = commands.add_parser("report", help="print the reports of earlier tunes")
     report.add_argument("--op", metavar="OP", help="only this operator")
@@ -177,6 +183,35 @@ def _names(text: str) -> tuple[str, ...]:
     if not all(names):
         raise argparse.ArgumentTypeError(f"'{text}' is no list of names; example: eager,liger")
     return names
+
+
+def _add_measure_check(check: argparse.ArgumentParser) -> None:
+    add_common(check, problems=True, passes=True, compiler=True, seed=True, operator="rmsnorm")
+    add_l2(check)
+    check.add_argument(
+        "--tunes",
+        type=_positive,
+        default=3,
+        metavar="T",
+        help="independent tunes whose winners are compared; 1 compares none (default: %(default)s)",
+    )
+    check.add_argument(
+        "--trials",
+        type=_positive,
+        metavar="N",
+        help="trials per problem and tune, at most (default: 160; 24 on the host)",
+    )
+    check.add_argument(
+        "--runs",
+        type=_positive,
+        default=5,
+        metavar="R",
+        help="repeated comparisons of a kernel with itself, each in a fresh process (default: "
+        "%(default)s)",
+    )
+    check.add_argument("--yaml", metavar="FILE", help="write the result to a file, too")
+    check.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
+    check.set_defaults(out="generated")
 
 
 def _positive(text: str) -> int:

@@ -6,6 +6,7 @@ import argparse
 
 from kgen.cli.opening import opened
 from kgen.cli.progress import Display
+from kgen.model.record import COLD
 from kgen.tune import Limits, ProblemResult, TuneResult
 from kgen.workflow import Published, TuneJob, run_job
 
@@ -15,7 +16,8 @@ def run(options: argparse.Namespace) -> int:
     with opened(options) as common:
         print(
             f"tuning {common.entry.operator.name} on {common.gpu.title}, compiler "
-            f"{common.compiler.name} {common.compiler.version}",
+            f"{common.compiler.name} {common.compiler.version}"
+            + (f", {options.l2} L2" if options.l2 != COLD else ""),
             flush=True,
         )
         job = TuneJob(
@@ -32,6 +34,7 @@ def run(options: argparse.Namespace) -> int:
             seed=options.seed,
             paths=common.paths,
             peers=not options.no_peers,
+            l2=options.l2,
             on_progress=Display(),
             limits=Limits(options.trial_timeout, options.device_memory),
             retry=options.retry,
@@ -76,3 +79,8 @@ def _print_problem(found: ProblemResult) -> None:
     facts += [f"{timing.median_us / median:.2f} x {name}" for name, timing in found.peers.items()]
     facts += [f"{name} failed: {why}" for name, why in found.peer_errors.items()]
     print(f"    {', '.join(facts)}; {sum(found.fates.values())} trials in {found.search_s:.1f} s")
+    if slowed := found.clocks.get("slowed"):
+        print(
+            f"    suspect: the GPU was slowed ({slowed}) while the finalists were timed, twice\n"
+            "    let it cool, or stop what shares its power, and tune again"
+        )

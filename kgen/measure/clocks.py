@@ -22,6 +22,7 @@ _REASONS = {
     0x80: "power brake",
     0x100: "display clock setting",
 }
+_HARMLESS = {"idle", "application clocks setting", "display clock setting"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,14 @@ class ClockState:
     throttle: tuple[str, ...]
 
     @property
+    def slowed_by(self) -> tuple[str, ...]:
+        """What of `throttle` makes times suspect: power, heat, the hardware; not settings."""
+        return tuple(reason for reason in self.throttle if reason not in _HARMLESS)
+
+    @property
     def slowed(self) -> bool:
         """Whether power, heat or the hardware hold the clocks down, so that times are suspect."""
-        return bool(
-            set(self.throttle) - {"idle", "application clocks setting", "display clock setting"}
-        )
+        return bool(self.slowed_by)
 
 
 def clocks(device: torch.device) -> ClockState | None:

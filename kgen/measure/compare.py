@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kgen.measure.sampler import Call, Clock, make_sampler, on
+from kgen.measure.sampler import Call, Clock, Sampler, make_sampler, on
 from kgen.measure.timing import summary
 from kgen.model.record import Timing
 
@@ -38,7 +38,8 @@ def compare(
     warmup_ms: float = 5.0,
     seed: int = 0,
     cache: str = "",
-    clock: Clock = time.perf_counter_ns, uncaptured: Collection[str] = (),
+    clock: Clock = time.perf_counter_ns,
+    uncaptured: Collection[str] = (),
 ) -> Comparison:
     """Sample every candidate once per round, in a new random order each round.
 
@@ -60,10 +61,16 @@ def compare(
     """
     if not candidates or rounds < 1:
         raise ValueError(f"nothing to compare: {len(candidates)} candidates, {rounds} rounds")
-    samplers = {
-        name: make_sampler(calls, device, warmup_ms, clock=clock, capture=name not in uncaptured)
-        for name, calls in candidates.items()
-    }
+    samplers: dict[str, Sampler] = {}
+    for name, calls in candidates.items():
+        samplers[name] = make_sampler(
+            calls,
+            device,
+            warmup_ms,
+            clock=clock,
+            capture=name not in uncaptured,
+            beside=tuple(samplers.values()),
+        )
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     orders: list[tuple[str, ...]] = []
     shuffler = random.Random(seed)
@@ -77,7 +84,8 @@ def compare(
             for name in order:
                 samples[name] += samplers[name].take(1)
         orders.append(tuple(order))
-    note = f"interleaved over {len(orders)} rounds, seed {seed}"
+    asked = f" of {rounds}, budget used up" if len(orders) < rounds else ""
+    note = f"interleaved over {len(orders)} rounds{asked}, seed {seed}"
     timings = {
         name: summary(
             taken, ", ".join(part for part in (samplers[name].protocol, cache, note) if part)

@@ -7,6 +7,7 @@ import statistics
 import torch
 
 from kgen.measure.sampler import make_sampler, on
+from kgen.model.record import WARM
 
 MAX_SETS = 512
 _HOST_COPY_BYTES = 256 * 2**20
@@ -29,19 +30,20 @@ def sets_needed(bytes_per_set: int, l2_bytes: int, memory_limit: int) -> int:
     return max(1, min(wanted, memory_limit // size, MAX_SETS))
 
 
+def sets_for(l2: str, bytes_per_set: int, l2_bytes: int, memory_limit: int) -> int:
+    """Return how many buffer sets a choice of L2 takes: one for `warm`, else `sets_needed`."""
+    return 1 if l2 == WARM else sets_needed(bytes_per_set, l2_bytes, memory_limit)
+
+
 def cache_state(sets: int, bytes_per_set: int, l2_bytes: int) -> str:
-    """Name the state of L2 that a rotation gives, for `Timing.protocol`."""
+    """Name the state of L2 that a rotation gives, for `Timing.protocol`: what is, not what was
+    asked for."""
     if l2_bytes <= 0:
         return "L2 size unknown"
     turnover = sets * bytes_per_set / l2_bytes
     if turnover > 3:
         return "cold L2"
     return "warm L2" if turnover <= 1 else "partly warm L2"
-
-
-def flush_l2(device: torch.device, l2_bytes: int) -> None:
-    """Evict L2 (asynchronously, on the current stream) by writing three times its size."""
-    torch.empty(3 * max(l2_bytes, 1), dtype=torch.uint8, device=device).fill_(0)
 
 
 def copy_bandwidth(device: torch.device, copy_bytes: int | None = None) -> float:

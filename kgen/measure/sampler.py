@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -22,6 +24,13 @@ REPLAY_US = 1500.0
 MAX_LAUNCHES = 512
 """In one graph: capturing one costs the host several us."""
 _HOST_SAMPLE_US = 200.0
+SETTLED = 0.02
+"""A warm-up may end when its last `SETTLED_ESTIMATES` differ by no more than this share."""
+SETTLED_ESTIMATES = 3
+LIKE = 1.5
+"""Calls whose estimates differ by less than this factor get samples of the same length."""
+MOST_WARMUP = 5
+"""A warm-up that does not settle ends after so many times the time that was asked for."""
 # The GPU spins while the host queues work behind it: at least this long, and twice what queueing
 # took before. A Triton peer needs 50 to 200 us of host time per call; without the head start a
 # kernel shorter than that would be timed as the host.
@@ -35,10 +44,12 @@ class Sampler(Protocol):
 
     Attributes:
         estimate_us: A first guess at one call's time.
+        repeats: Calls per sample.
         protocol: How samples are taken, one line.
     """
 
     estimate_us: float
+    repeats: int
     protocol: str
 
     def take(self, count: int) -> list[float]:
@@ -53,20 +64,28 @@ def make_sampler(
     hopeless_above_us: float | None = None,
     clock: Clock = time.perf_counter_ns,
     capture: bool = True,
+    beside: Sequence[Sampler] = (),
 ) -> Sampler:
     """Warm up, estimate, and choose how to take samples.
 
     The first call is never a sample: modules load, peers compile. What is hopeless by its
     estimate gets the cheapest sampler and no more warm-up.
 
+    The warm-up lasts at least `warmup_ms`, and until its last three estimates (medians of about
+    1 ms of calls) lie within 2 % of each other, but no longer than five times `warmup_ms`; the
+    protocol's line says if it ended unsettled.
+
     Args:
         calls: The same work on one buffer set each; they queue on torch's current stream.
         device: Where they run.
-        warmup_ms: Least time to keep the device busy before the first sample.
+        warmup_ms: Least time to keep the device busy before the first sample; 0 for none.
         hopeless_above_us: Estimates beyond twice this end the preparation.
         clock: The host's, in ns; for tests.
         capture: Whether CUDA graphs may be used. A memory copy in a graph is not the copy that
             a stream runs: on an H200 it reached 2717 GB/s where the stream's reached 4278.
+        beside: Samplers that this one is compared with: one of about the same speed lends its
+            number of calls per sample. What a sample costs besides the calls (starting a graph)
+            then falls on both alike; by estimates alone one may be given twice the calls.
     Raises:
         ValueError: If there are no calls.
     """
@@ -74,8 +93,8 @@ def make_sampler(
         raise ValueError("nothing to measure: no calls given")
     with on(device):
         if device.type == "cuda":
-            return _make_cuda(calls, warmup_ms, hopeless_above_us, capture)
-        return _make_host(calls, warmup_ms, hopeless_above_us, clock)
+            return _make_cuda(calls, warmup_ms, hopeless_above_us, capture, beside)
+        return _make_host(calls, warmup_ms, hopeless_above_us, clock, beside)
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
@@ -84,24 +103,49 @@ def on(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _make_host(
-    calls: Sequence[Call], warmup_ms: float, hopeless_above_us: float | None, clock: Clock
+    calls: Sequence[Call],
+    warmup_ms: float,
+    hopeless_above_us: float | None,
+    clock: Clock,
+    beside: Sequence[Sampler],
 ) -> Sampler:
     calls[0]()
     probe = HostSampler(calls, 1, 0.0, clock)
     estimate = probe.take(1)[0]
     if hopeless_above_us is not None and estimate > 2 * hopeless_above_us:
         return HostSampler(calls, 1, estimate, clock)
-    spent, rounds = estimate, 0
-    while spent < warmup_ms * 1e3 and rounds < 10_000:
-        now = probe.take(max(1, min(100, int(1000 / max(estimate, 1e-3)))))
+    estimate, note = _warm_up(probe, estimate, warmup_ms)
+    repeats = _repeats(estimate, _HOST_SAMPLE_US, len(calls), beside)
+    sampler = HostSampler(calls, repeats, estimate, clock)
+    sampler.protocol += note
+    return sampler
+
+
+def _warm_up(probe: Sampler, first_us: float, least_ms: float) -> tuple[float, str]:
+    """Keep the device busy until estimates agree; see `make_sampler`.
+
+    Returns:
+        The least time of a call seen, us, and a note for the protocol's line: empty if it settled.
+    """
+    estimate = spent_us = first_us
+    recent: deque[float] = deque(maxlen=SETTLED_ESTIMATES)
+    while spent_us < MOST_WARMUP * least_ms * 1e3:
+        now = probe.take(max(1, min(64, int(1000 / max(estimate, 1.0)))))
         estimate = min(estimate, *now)
-        spent += max(sum(now), 1e-3)
-        rounds += 1
-    return HostSampler(calls, _repeats(estimate, _HOST_SAMPLE_US, len(calls)), estimate, clock)
+        spent_us += max(sum(now), 1.0)
+        recent.append(statistics.median(now))
+        agree = len(recent) == SETTLED_ESTIMATES and max(recent) <= (1 + SETTLED) * min(recent)
+        if agree and spent_us >= least_ms * 1e3:
+            return estimate, ""
+    return estimate, "; warm-up not settled" if least_ms > 0 else ""
 
 
-def _repeats(estimate_us: float, target_us: float, sets: int) -> int:
-    """Launches per sample: enough to fill the target, every set equally often if possible."""
+def _repeats(estimate_us: float, target_us: float, sets: int, beside: Sequence[Sampler]) -> int:
+    """Calls per sample: enough to fill the target, every set equally often if possible."""
+    for other in beside:
+        ratio = estimate_us / max(other.estimate_us, 1e-3)
+        if 1 / LIKE <= ratio <= LIKE:
+            return other.repeats
     repeats = max(1, min(MAX_LAUNCHES, round(target_us / max(estimate_us, 1e-3))))
     if sets >= MAX_LAUNCHES or repeats == 1:
         return min(repeats, MAX_LAUNCHES)
@@ -117,7 +161,7 @@ class HostSampler:
     ) -> None:
         """Prepare samples of `repeats` calls."""
         self._calls = cycle(calls)
-        self._repeats = repeats
+        self.repeats = repeats
         self._clock = clock
         self.estimate_us = estimate_us
         self.protocol = f"host clock, loops of {repeats}, {_sets(calls)}"
@@ -126,16 +170,20 @@ class HostSampler:
         """Return samples; see `Sampler`."""
         samples = []
         for _ in range(count):
-            batch = list(islice(self._calls, self._repeats))
+            batch = list(islice(self._calls, self.repeats))
             start = self._clock()
             for call in batch:
                 call()
-            samples.append((self._clock() - start) / 1e3 / self._repeats)
+            samples.append((self._clock() - start) / 1e3 / self.repeats)
         return samples
 
 
 def _make_cuda(
-    calls: Sequence[Call], warmup_ms: float, hopeless_above_us: float | None, capture: bool
+    calls: Sequence[Call],
+    warmup_ms: float,
+    hopeless_above_us: float | None,
+    capture: bool,
+    beside: Sequence[Sampler],
 ) -> Sampler:
     events = EventSampler(calls, 0.0)
     calls[0]()
@@ -146,21 +194,22 @@ def _make_cuda(
     hopeless = hopeless_above_us is not None and estimate > max(2 * hopeless_above_us, TRUSTED_US)
     if hopeless:
         return events
-    spent = estimate
-    while spent < warmup_ms * 1e3:
-        now = events.take(max(1, min(64, int(1000 / max(estimate, 1.0)))))
-        estimate = min(estimate, *now)
-        spent += max(sum(now), 1.0)
+    estimate, note = _warm_up(events, estimate, warmup_ms)
     events.estimate_us = estimate
+    events.protocol += note
     if not capture:
         return events
     try:
-        return GraphSampler(calls, _repeats(estimate, REPLAY_US, len(calls)), estimate)
+        graphs = [other for other in beside if isinstance(other, GraphSampler)]
+        repeats = _repeats(estimate, REPLAY_US, len(calls), graphs)
+        sampler = GraphSampler(calls, repeats, estimate)
     except RuntimeError as failure:  # a peer that waits for the device, or allocates outside
         torch.cuda.synchronize()
         reason = str(failure).strip().splitlines()[0][:80]
         events.protocol += f"; not capturable ({reason})"
         return events
+    sampler.protocol += note
+    return sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +255,7 @@ class EventSampler:
         """Prepare; launches nothing."""
         self._calls = cycle(calls)
         self._host_us = 0.0
+        self.repeats = 1
         self.estimate_us = estimate_us
         self.protocol = f"events per launch, {_sets(calls)}"
 
@@ -226,7 +276,7 @@ class GraphSampler:
         Raises:
             RuntimeError: If the calls cannot be captured.
         """
-        self._launches = launches
+        self.repeats = launches
         self._graph = _capture([calls[i % len(calls)] for i in range(launches)])
         self._graph.replay()
         torch.cuda.synchronize()
@@ -236,7 +286,7 @@ class GraphSampler:
     def take(self, count: int) -> list[float]:
         """Return samples; see `Sampler`."""
         replays = _Marks.around(count, self._graph.replay).read_us()
-        return [us / self._launches for us in replays]
+        return [us / self.repeats for us in replays]
 
 
 def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:

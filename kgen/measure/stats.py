@@ -123,15 +123,32 @@ def rank(
         indifference: Relative difference that counts as none.
         confidence: Of the interval.
     """
-    left = sorted(contenders, key=lambda c: (c.registers, c.digest))
-    medians = {c.name: statistics.median(samples[c.name]) for c in left}
+    left = list(contenders)
     order: list[str] = []
     while left:
-        lead = min(left, key=lambda c: medians[c.name])
-        for chosen in left:  # in the order of the tie-break
-            low = paired_difference(samples[chosen.name], samples[lead.name], confidence).low
-            if chosen is lead or low <= indifference:
-                break
+        tied = ties(left, samples, indifference, confidence)
+        chosen = min(tied, key=lambda c: (c.registers, c.digest))
         order.append(chosen.name)
         left.remove(chosen)
     return order
+
+
+def ties(
+    contenders: Sequence[Contender],
+    samples: Mapping[str, Sequence[float]],
+    indifference: float = INDIFFERENCE,
+    confidence: float = 0.95,
+) -> list[Contender]:
+    """Return the contender of least median and all that are not shown to be slower; see `rank`.
+
+    Of equal medians the one with fewer registers, then the smaller digest, leads.
+    """
+    lead = min(
+        contenders, key=lambda c: (statistics.median(samples[c.name]), c.registers, c.digest)
+    )
+    return [
+        c
+        for c in contenders
+        if c is lead
+        or paired_difference(samples[c.name], samples[lead.name], confidence).low <= indifference
+    ]

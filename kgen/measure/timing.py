@@ -75,19 +75,23 @@ def measure(
         if give_up_above_us is not None and min(samples) > give_up_above_us:
             notes.append(f"{_GAVE_UP} above {give_up_above_us:.6g} us")
         else:
-            _complete(samples, sampler, budget, lambda: (clock() - start) / 1e6)
+            settled = _complete(samples, sampler, budget, lambda: (clock() - start) / 1e6)
+            if not settled:
+                notes.append(f"budget used up before {100 * budget.precision:g} %")
     return summary(samples, ", ".join(notes))
 
 
 def _complete(
     samples: list[float], sampler: Sampler, budget: Budget, spent: Callable[[], float]
-) -> None:
-    """Add samples until they agree or the budget is used up; `spent` gives ms so far."""
-    while (spent_ms := spent()) < budget.ms:
+) -> bool:
+    """Add samples until they agree (True) or the budget is used up; `spent` gives ms so far."""
+    while True:
         if len(samples) >= budget.least:
             interval = median_interval(samples)
             if interval.half_width <= budget.precision * interval.median:
-                break
+                return True
+        if (spent_ms := spent()) >= budget.ms:
+            return False
         # A quarter more each time: few waits for the device, little overshoot.
         wanted = max(budget.least - len(samples), len(samples) // 4, 1)
         fits = math.ceil((budget.ms - spent_ms) / max(spent_ms / len(samples), 1e-6))
@@ -100,6 +104,14 @@ def gave_up(timing: Timing) -> bool:
 
 
 def summary(samples: Sequence[float], protocol: str) -> Timing:
-    """Return median and quartiles of samples in us."""
+    """Return median and quartiles of samples in us.
+
+    The protocol's line ends with the half-width of the median's 95 % interval, as a share of the
+    median, where there are enough samples for one.
+    """
     low, high = quartiles(samples)
+    interval = median_interval(samples)
+    if math.isfinite(interval.half_width) and interval.median > 0:
+        percent = 100 * interval.half_width / interval.median
+        protocol += f", median +-{percent:.{2 if percent < 99 else 4}g} %"
     return Timing(statistics.median(samples), low, high, len(samples), protocol)

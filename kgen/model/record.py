@@ -8,6 +8,9 @@ from enum import StrEnum
 from kgen.model.config import Config
 from kgen.model.digest import digest_of
 
+COLD, WARM = "cold", "warm"
+"""What L2 holds when a kernel is timed: none of its inputs, or all that fit."""
+
 
 class Fate(StrEnum):
     """How a trial ended."""
@@ -46,7 +49,8 @@ class Timing:
         low_us: First quartile.
         high_us: Third quartile.
         samples: Number of samples.
-        protocol: How it was measured, one line: `graph of 64, 97 buffer sets, cold L2`.
+        protocol: How it was measured, one line:
+            `graph of 64, 97 buffer sets, cold L2, median +-0.4 %`.
     """
 
     median_us: float
@@ -129,7 +133,8 @@ class Record:
     """The written-down outcome of a trial.
 
     Attributes:
-        key: Identity of what was tried: digest of source, compiler, flags, arch and problem.
+        key: Identity of what was tried: digest of source, compiler, flags, arch and problem,
+            and of `warm` for a trial that was timed so.
         operator: Operator name.
         pass_name: `forward` or `backward`.
         problem: `str(Problem)`.

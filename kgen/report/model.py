@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kgen.model.config import Config, Value
-from kgen.model.record import OutputAccuracy, Timing
+from kgen.model.record import COLD, OutputAccuracy, Timing
 
 SCHEMA = 1
 
@@ -197,6 +197,8 @@ class ProblemReport:
         accuracy: Error of each output against float64; bound = 2 loss + the dtype's floor.
         runner_up: The second; None if no other config was verified.
         evidence: Why the winner is believed; None in reports older than the field.
+        l2: `cold` or `warm`: what L2 was asked to hold; the protocol's line says what it held.
+        slowed: Why the clocks were held down while the finalists were timed; empty if nothing did.
     """
 
     pass_name: str
@@ -211,6 +213,8 @@ class ProblemReport:
     accuracy: tuple[OutputAccuracy, ...]
     runner_up: RunnerUp | None = None
     evidence: Proof | None = None
+    l2: str = COLD
+    slowed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

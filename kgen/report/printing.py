@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kgen.model.record import COLD
 from kgen.report.model import Environment, ProblemReport, Proof, Report
 
 # Longer reasons and rules are cut: the report file has them in full.
@@ -94,6 +95,10 @@ def _details(p: ProblemReport) -> list[str]:
         values = ", ".join(f"{name}={value}" for name, value in second.config.items())
         lines.append(f"    second  {second.variant}({values}): {second.median_us:.2f} us, "
                      f"{second.ratio:.3f}x")
+    if p.l2 != COLD:
+        lines.append(f"    timed   with {p.l2} L2: {p.chosen.timing.protocol}")
+    if p.slowed:
+        lines.append(f"    suspect the GPU was slowed while it was timed: {p.slowed}")
     for reason, count in p.trials.reasons.items():
         lines.append(_cut(f"    refused {count} trials: {reason}"))
     for rule in p.space.refused:

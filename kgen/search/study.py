@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from kgen.model.config import Config
 from kgen.search.lock import FileLock
 from kgen.search.params import ParamSpace, to_params
+from kgen.search.study_file import StudyFile
 
 if TYPE_CHECKING:
     import optuna
@@ -63,6 +64,7 @@ def open_study(
         abandoned_after_s: Age at which another host's running trial counts as lost.
     Raises:
         ValueError: If the feasible set is empty.
+        StorageError: If the file cannot be written.
     """
     import optuna
     from optuna.storages import JournalStorage
@@ -74,7 +76,8 @@ def open_study(
     path.parent.mkdir(parents=True, exist_ok=True)
     _mend(path)
     sampler = FeasibleSampler(feasible, seed, first, prior_us)
-    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, FileLock(str(path)))))
+    backend = JournalFileBackend(str(path), lock_obj=cast(Any, FileLock(str(path))))
+    storage = JournalStorage(cast(Any, StudyFile(str(path), backend)))
     if optuna.logging.get_verbosity() == optuna.logging.INFO:
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # one line a trial helps nobody
     study, fresh = _open(storage, name, sampler)

@@ -50,6 +50,7 @@ def tune(request: TuneRequest) -> TuneResult:
         request.gpu,
         request.ordinal,
         request.seed,
+        request.l2,
         memory_bytes=request.limits.memory_bytes,
     )
     with (
@@ -57,7 +58,13 @@ def tune(request: TuneRequest) -> TuneResult:
         HostProver(setup, include_dir(), _proofs_at_once()) as prover,
     ):
         session = Session(
-            entry, request.pass_name, request.gpu, request.compiler, request.journal, worker
+            entry,
+            request.pass_name,
+            request.gpu,
+            request.compiler,
+            request.journal,
+            worker,
+            request.l2,
         )
         copy_gbps = session.probe()
         searching = time.monotonic()

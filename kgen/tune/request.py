@@ -13,7 +13,7 @@ from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.plan import Plan
 from kgen.model.problem import Problem
-from kgen.model.record import Fate, Record, Timing
+from kgen.model.record import COLD, Fate, Record, Timing
 from kgen.model.space import Variant
 from kgen.search.feasible import Refusal
 
@@ -85,6 +85,7 @@ class TuneRequest:
         seed: Of proposals and inputs.
         paths: The `--path` folders, for the worker.
         peers: Whether to time the operator's peers beside the winner.
+        l2: `cold` or `warm`: what L2 holds while a kernel is timed.
         on_progress: Called after every trial and stage.
         limits: Of a trial.
         retry: Try again what earlier tunes saw crash or run out of time; without it, such configs
@@ -104,6 +105,7 @@ class TuneRequest:
     seed: int
     paths: tuple[str, ...]
     peers: bool = True
+    l2: str = COLD
     on_progress: Callable[[Progress], None] = _silent
     limits: Limits = field(default_factory=Limits)
     retry: bool = False
@@ -132,7 +134,7 @@ class ProblemResult:
         finalists: Certified configs, best first; their `timing` is the one of the last round.
         peers: Times of the peers, from the last round.
         peer_errors: Why a peer has no time.
-        clocks: Clock state around the last round.
+        clocks: Clock state around the last round; `slowed` if power or heat held them down.
         space_size: Configs before any rule.
         feasible: Feasible configs.
         refusals: Why configs were infeasible.

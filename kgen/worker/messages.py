@@ -9,7 +9,7 @@ from kgen.model.artifact import Artifact
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
-from kgen.model.record import Evidence, Fate, OutputAccuracy, Timing
+from kgen.model.record import COLD, Evidence, Fate, OutputAccuracy, Timing
 from kgen.model.space import Variant
 
 Level = Literal["trial", "certify", "host"]
@@ -25,6 +25,7 @@ class Setup:
         gpu: Profile of the GPU that kernels are meant for.
         ordinal: CUDA device ordinal (ignored on the host).
         seed: Of the random inputs.
+        l2: `cold` or `warm`: whether buffer sets rotate while a kernel is timed.
         on_host: Run on the host layer, whatever GPU the kernels are meant for.
         memory_bytes: Device memory that trials may use; None for all of it. On the host, of the
             worker process.
@@ -35,6 +36,7 @@ class Setup:
     gpu: GpuProfile
     ordinal: int
     seed: int
+    l2: str = COLD
     on_host: bool = False
     memory_bytes: int | None = None
 
@@ -142,14 +144,17 @@ class Finals:
     Attributes:
         pass_name: `forward` or `backward`.
         problem: The problem.
-        candidates: Verified ones, at least one.
+        candidates: What to time, verified; the same one may be entered several times.
         peers: Names of the peers to time; None: all that there are.
+        library: Folder of an emitted library whose public function is timed too; empty: none.
+            A worker can import one library only.
     """
 
     pass_name: str
     problem: Problem
     candidates: tuple[Candidate, ...]
     peers: tuple[str, ...] | None
+    library: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +168,9 @@ class FinalsOutcome:
         peer_samples_us: Likewise, the samples behind them; paired by round with `samples_us`.
         peer_errors: Why a peer did not run.
         clocks: Clock and throttle state around the run, texts; empty where it cannot be read.
+            `slowed` says why the times are suspect, and is absent otherwise.
+        library: Time of the library's function, if one was named.
+        library_us: The samples behind it.
     """
 
     timings: tuple[Timing, ...]
@@ -171,6 +179,8 @@ class FinalsOutcome:
     peer_samples_us: dict[str, tuple[float, ...]] = field(default_factory=dict)
     peer_errors: dict[str, str] = field(default_factory=dict)
     clocks: dict[str, str] = field(default_factory=dict)
+    library: Timing | None = None
+    library_us: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

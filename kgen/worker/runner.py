@@ -14,9 +14,9 @@ import torch
 from kgen.errors import LaunchError, VerifyError
 from kgen.launch import Module, open_device
 from kgen.launch.host import HostDevice
-from kgen.measure.clocks import clocks, driver_version
-from kgen.measure.compare import compare
-from kgen.measure.memory import cache_state, copy_bandwidth, sets_needed
+from kgen.measure.clocks import ClockState, clocks, driver_version
+from kgen.measure.compare import Comparison, compare
+from kgen.measure.memory import cache_state, copy_bandwidth, sets_for
 from kgen.measure.timing import BUDGETS, measure
 from kgen.model.digest import digest_of_text
 from kgen.model.plan import Workspace, make_plan
@@ -27,6 +27,7 @@ from kgen.runtime import launcher
 from kgen.runtime.cache import Cache
 from kgen.runtime.launcher import provide_extension
 from kgen.verify import HOST_SIZES, LAUNCHES, Fixture, Verdict, verify
+from kgen.worker.library import library_calls
 from kgen.worker.messages import (
     Candidate,
     Finals,
@@ -44,6 +45,7 @@ Call = Callable[[], None]
 
 FINAL_ROUNDS = 41
 FINAL_BUDGET_MS = 800.0  # of all finalists and peers together
+LIBRARY = "library"  # the entrant's name; finalists have numbers, peers the prefix `peer`
 
 
 class Runner:
@@ -58,6 +60,7 @@ class Runner:
         self._operator = operator
         self._gpu = setup.gpu
         self._seed = setup.seed
+        self._l2 = setup.l2
         self._device = HostDevice() if setup.on_host else open_device(setup.gpu, setup.ordinal)
         self._memory_bytes = setup.memory_bytes
         if self._device.torch_device.type == "cuda":
@@ -149,14 +152,11 @@ class Runner:
             errors: dict[str, str] = {}
             for name, peer in self._peers(finals, errors).items():
                 entrants[f"peer {name}"] = peer
-            result = compare(
-                entrants,
-                self._device.torch_device,
-                rounds=FINAL_ROUNDS,
-                budget_ms=FINAL_BUDGET_MS,
-                seed=self._seed,
-                cache=self._cache_state,
-            )
+            if finals.library:
+                entrants[LIBRARY] = library_calls(
+                    Path(finals.library), self._operator, finals.pass_name, self._sets
+                )
+            result, state = self._compare(entrants)
             own = [str(i) for i in range(len(modules))]
             return FinalsOutcome(
                 timings=tuple(result.timings[name] for name in own),
@@ -172,12 +172,38 @@ class Runner:
                     if name.startswith("peer ")
                 },
                 peer_errors=errors,
-                clocks=_clock_texts(self._device.torch_device),
+                clocks=state,
+                library=result.timings.get(LIBRARY),
+                library_us=result.samples.get(LIBRARY, ()),
             )
         finally:
             self._device.synchronize()
             for module in modules:
                 module.close()
+
+    def _compare(
+        self, entrants: Mapping[str, Sequence[Call]]
+    ) -> tuple[Comparison, dict[str, str]]:
+        """Time entrants side by side, once more if power or heat held the clocks down meanwhile."""
+        device = self._device.torch_device
+        for _ in range(2):
+            before = clocks(device)
+            result = compare(
+                entrants,
+                device,
+                rounds=FINAL_ROUNDS,
+                budget_ms=FINAL_BUDGET_MS,
+                seed=self._seed,
+                cache=self._cache_state,
+            )
+            after = clocks(device)  # while the GPU is still warm from it
+            slowed = {reason for state in (before, after) if state for reason in state.slowed_by}
+            if not slowed:
+                break
+        texts = _clock_texts(after)
+        if slowed:
+            texts["slowed"] = ", ".join(sorted(slowed))
+        return result, texts
 
     def _verify(self, fixture: Fixture, module: Module, trial: Trial) -> Verdict:
         candidate = trial.candidate
@@ -292,7 +318,7 @@ class Runner:
         return calls
 
     def _buffer_sets(self, pass_name: str, problem: Problem) -> list[Tensors]:
-        """Inputs and outputs of the problem, in enough copies to overflow the L2 cache."""
+        """Inputs and outputs of the problem; for cold times in enough copies to overflow L2."""
         self._fixture_for(pass_name, problem)
         if not self._sets:
             pass_ = self._operator.signature.pass_named(pass_name)
@@ -304,7 +330,7 @@ class Runner:
             memory = self._gpu.memory_bytes
             if device.type == "cuda":
                 memory = torch.cuda.mem_get_info(device)[0]
-            count = sets_needed(bytes_per_set, self._gpu.l2_bytes, memory // 2)
+            count = sets_for(self._l2, bytes_per_set, self._gpu.l2_bytes, memory // 2)
             self._cache_state = cache_state(count, bytes_per_set, self._gpu.l2_bytes)
             generator = torch.Generator(device=device).manual_seed(self._seed)
             for _ in range(count):
@@ -421,9 +447,7 @@ def _torch_dtype(problem: Problem, name: str) -> torch.dtype:
     return dtype
 
 
-def _clock_texts(device: torch.device) -> dict[str, str]:
-    """Clock state right after a run, while the GPU is still warm from it."""
-    state = clocks(device)
+def _clock_texts(state: ClockState | None) -> dict[str, str]:
     if state is None:
         return {}
     return {

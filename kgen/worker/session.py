@@ -17,7 +17,7 @@ from kgen.model.digest import digest_of
 from kgen.model.gpu import GpuProfile
 from kgen.model.plan import Plan, make_plan
 from kgen.model.problem import Problem
-from kgen.model.record import Fate, Record
+from kgen.model.record import COLD, Fate, Record
 from kgen.model.space import Variant
 from kgen.render import Renderer
 from kgen.runtime.cache import read_file
@@ -35,6 +35,7 @@ class Session:
         compiler: Back end.
         journal: Where records go.
         worker: The process that runs trials.
+        l2: `cold` or `warm`, as the worker times.
         environment: Facts of the machine, from the worker's probe.
     """
 
@@ -46,12 +47,14 @@ class Session:
         compiler: Compiler,
         journal: Path,
         worker: WorkerHandle,
+        l2: str = COLD,
     ) -> None:
         self.entry = entry
         self.pass_name = pass_name
         self.gpu = gpu
         self.compiler = compiler
         self.worker = worker
+        self.l2 = l2
         self.journal = Journal(journal)
         self.environment: dict[str, str] = {}
         self._renderer = Renderer(include_dir())
@@ -95,7 +98,7 @@ class Session:
     def key(self, rendered: Rendered, config: Config, problem: Problem) -> str:
         """Identity of a trial, known before anything is built."""
         artifact_key = self.compiler.key(BuildRequest(rendered, self.gpu.arch))
-        return trial_key(artifact_key, problem, self.plan(config, problem))
+        return trial_key(artifact_key, problem, self.plan(config, problem), self.l2)
 
     def candidate(self, config: Config, artifact: Artifact) -> Candidate:
         """What the worker needs to run a config."""
@@ -160,9 +163,12 @@ def failed_build(failure: BuildFailure) -> TrialOutcome:
     return TrialOutcome(Fate.BUILD_FAILED, f"{failure.message}\n  source: {failure.source_path}")
 
 
-def trial_key(artifact_key: str, problem: Problem, plan: Plan) -> str:
+def trial_key(artifact_key: str, problem: Problem, plan: Plan, l2: str = COLD) -> str:
     """Identity of what a trial tries: the built code (source, compiler, flags, arch), the problem,
-    and the launches. Nothing else: editing one variant leaves the records of all others valid."""
+    and the launches, and how L2 was if not cold: a cold time does not answer a warm tune. Nothing
+    else: editing one variant leaves the records of all others valid."""
     launches = [[x.kernel, x.grid, x.block, x.smem_bytes, x.args] for x in plan.launches]
     workspaces = [[w.name, w.dtype, w.elements] for w in plan.workspaces]
-    return digest_of([artifact_key, str(problem), launches, workspaces])
+    # Cold is left out, so that the keys of journals older than the choice stay valid.
+    timed = [] if l2 == COLD else [["l2", l2]]
+    return digest_of([artifact_key, str(problem), launches, workspaces, *timed])

@@ -25,7 +25,7 @@ from kgen.report import (
     update_report,
 )
 from kgen.runtime.cache import read_file
-from kgen.tune import Finalist, ProblemResult, TuneResult
+from kgen.tune import Finalist, ProblemResult, TuneRequest, TuneResult
 from kgen.workflow.environment import environment_of
 
 
@@ -91,14 +91,14 @@ def to_report(result: TuneResult) -> Report:
                 result.results[-1].clocks,
             )
         },
-        problems=tuple(_problem(r, request.pass_name, identity) for r in result.results),
+        problems=tuple(_problem(r, request, identity) for r in result.results),
     )
 
 
-def _problem(r: ProblemResult, pass_name: str, environment: str) -> ProblemReport:
+def _problem(r: ProblemResult, request: TuneRequest, environment: str) -> ProblemReport:
     winner, second = r.winner, r.runner_up
     return ProblemReport(
-        pass_name=pass_name,
+        pass_name=request.pass_name,
         problem=str(r.problem),
         environment=environment,
         space=SpaceSummary(
@@ -135,6 +135,8 @@ def _problem(r: ProblemResult, pass_name: str, environment: str) -> ProblemRepor
             second.timing.median_us / winner.timing.median_us,
         ),
         evidence=_proof(winner.record.evidence),
+        l2=request.l2,
+        slowed=r.clocks.get("slowed", ""),
     )
 
 

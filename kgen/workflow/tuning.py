@@ -37,6 +37,7 @@ class TuneJob:
     seed: int
     paths: tuple[str, ...]
     peers: bool
+    l2: str
     on_progress: Callable[[Progress], None]
     limits: Limits = field(default_factory=Limits)
     retry: bool = False
@@ -67,6 +68,7 @@ def run_job(job: TuneJob) -> Iterator[tuple[TuneResult, Published]]:
                 seed=job.seed,
                 paths=job.paths,
                 peers=job.peers,
+                l2=job.l2,
                 on_progress=job.on_progress,
                 limits=job.limits,
                 retry=job.retry,

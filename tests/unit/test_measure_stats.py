@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kgen.measure.floor import floor_us, share
-from kgen.measure.memory import cache_state, copy_bandwidth, flush_l2, sets_needed
+from kgen.measure.memory import cache_state, copy_bandwidth, sets_for, sets_needed
 from kgen.measure.stats import Contender, median_interval, paired_difference, quartiles, rank
 from kgen.operators.base import Cost
 
@@ -114,6 +114,14 @@ def test_floor_is_the_larger_term() -> None:
         floor_us(cost, 0.0, 1.0)
 
 
-def test_copy_bandwidth_and_flush_run_on_the_host() -> None:
+def test_warm_takes_one_set_whatever_its_size() -> None:
+    mib = 2**20
+    assert sets_for("cold", 10 * mib, 50 * mib, 1000 * mib) == 16
+    assert sets_for("warm", 10 * mib, 50 * mib, 1000 * mib) == 1
+    # The line names what is, not what was asked for.
+    assert cache_state(1, 10 * mib, 50 * mib) == "warm L2"
+    assert cache_state(1, 200 * mib, 50 * mib) == "cold L2"
+
+
+def test_copy_bandwidth_runs_on_the_host() -> None:
     assert copy_bandwidth(torch.device("cpu"), copy_bytes=2**20) > 0
-    flush_l2(torch.device("cpu"), 1024)

@@ -41,7 +41,7 @@ def test_steady_calls_stop_at_once() -> None:
     assert timing.median_us == 500.0
     assert (timing.low_us, timing.high_us) == (500.0, 500.0)
     assert timing.samples == BUDGETS["search"].least
-    assert timing.protocol == "host clock, loops of 1, 1 buffer set"
+    assert timing.protocol == "host clock, loops of 1, 1 buffer set, median +-0 %"
 
 
 def test_noisy_calls_are_sampled_until_the_median_is_settled() -> None:
@@ -51,6 +51,8 @@ def test_noisy_calls_are_sampled_until_the_median_is_settled() -> None:
     rough = measure([call], CPU, Budget(1e6, 0.0, 0.02, 6), clock=clock)
     fine = measure([call], CPU, Budget(1e6, 0.0, 0.002, 6), clock=clock)
     assert 6 <= rough.samples < fine.samples < 5000
+    reached = [float(t.protocol.rpartition("+-")[2].removesuffix(" %")) for t in (rough, fine)]
+    assert 0 < reached[1] <= 0.2 < reached[0] <= 2
     assert fine.median_us == pytest.approx(525, rel=0.01)
 
 
@@ -60,6 +62,7 @@ def test_budget_ends_what_never_settles() -> None:
     call = clock.taking(lambda: rng.uniform(100.0, 1900.0))
     timing = measure([call], CPU, Budget(50.0, 0.0, 1e-6, 6), clock=clock)
     assert 20 <= timing.samples <= 100
+    assert ", budget used up before 0.0001 %, median +-" in timing.protocol
     assert clock.ns < 100e6
 
 
@@ -126,6 +129,35 @@ def test_warms_up_as_long_as_asked() -> None:
     assert 20e6 <= clock.ns <= 25e6
 
 
+def test_warm_up_goes_on_until_estimates_agree() -> None:
+    clock = FakeClock()
+    times = iter([900.0 - 25 * i for i in range(24)])  # clocks that rise: 900 us down to 325
+    sampler = make_sampler([clock.taking(lambda: next(times, 325.0))], CPU, 5.0, clock=clock)
+    assert sampler.estimate_us == 325.0
+    assert 12e6 < clock.ns < 25e6, "longer than asked, because no three estimates agreed"
+    assert "settled" not in sampler.protocol
+
+
+def test_warm_up_that_never_settles_is_bounded_and_said() -> None:
+    clock = FakeClock()
+    rng = random.Random(2)
+    sampler = make_sampler([clock.taking(lambda: rng.uniform(500, 2000))], CPU, 5.0, clock=clock)
+    assert 20e6 < clock.ns < 30e6
+    assert sampler.protocol.endswith("; warm-up not settled")
+
+
+def test_contenders_of_like_speed_get_samples_of_one_length() -> None:
+    """An estimate that is off by a few per cent must not change what a sample costs besides."""
+    clock = FakeClock()
+    calls = {
+        name: [clock.taking(lambda us=us: us)] * 7  # type: ignore[misc]
+        for name, us in (("a", 2.9), ("b", 3.1), ("slow", 40.0))
+    }
+    found = compare(calls, CPU, rounds=7, warmup_ms=1.0, clock=clock)
+    lengths = {name: t.protocol.split(",")[1] for name, t in found.timings.items()}
+    assert lengths == {"a": " loops of 70", "b": " loops of 70", "slow": " loops of 7"}
+
+
 def test_nothing_to_measure() -> None:
     with pytest.raises(ValueError, match="no calls given"):
         measure([], CPU, BUDGETS["search"])
@@ -163,7 +195,7 @@ def test_compare_interleaves_in_a_seeded_random_order() -> None:
         }
         assert all(len(s) == 20 for s in found.samples.values())
         assert found.timings["a"].protocol.endswith(
-            f"cold L2, interleaved over 20 rounds, seed {seed}"
+            f"cold L2, interleaved over 20 rounds, seed {seed}, median +-0 %"
         )
         return found.order
 
@@ -185,6 +217,9 @@ def test_compare_stops_at_its_budget() -> None:
         clock=clock,
     )
     assert found.timings["a"].samples == 10
+    assert "interleaved over 10 rounds of 100, budget used up, seed 0" in (
+        found.timings["a"].protocol
+    )
     slow = compare(
         {"a": [clock.taking(lambda: 1e6)]},
         CPU,

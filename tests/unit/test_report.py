@@ -126,6 +126,25 @@ def test_missing_file(tmp_path: Path) -> None:
         load_report(tmp_path / "none.yaml")
 
 
+def test_warm_times_and_throttled_finals_are_said(tmp_path: Path) -> None:
+    entry = problem_report(l2="warm", slowed="power cap")
+    report = replace(REPORT, problems=(entry,))
+    write_report(tmp_path / "h200.yaml", report)
+    assert load_report(tmp_path / "h200.yaml") == report
+    text = print_report(report)
+    assert "timed   with warm L2: graph of 64" in text
+    assert "suspect the GPU was slowed while it was timed: power cap" in text
+
+
+def test_reports_older_than_the_choice_of_l2_are_cold(tmp_path: Path) -> None:
+    path = tmp_path / "h200.yaml"
+    write_report(path, REPORT)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(x for x in lines if x.split(":")[0].strip() not in ("l2", "slowed")))
+    assert len(path.read_text().splitlines()) == len(lines) - 2
+    assert load_report(path) == REPORT
+
+
 def test_a_later_tune_keeps_other_problems(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     update_report(path, REPORT)

@@ -7,11 +7,15 @@ import pytest
 from kgen.catalogue import profile_named
 from kgen.choose import Entrant, pick
 from kgen.errors import GpuError
-from kgen.model.artifact import Artifact
+from kgen.model.artifact import Artifact, Rendered
+from kgen.model.config import Config
+from kgen.model.digest import digest_of
 from kgen.model.plan import Launch, Plan
-from kgen.model.record import Resources
+from kgen.model.problem import Problem
+from kgen.model.record import Fate, Record, Resources
+from kgen.tune.known import still_valid
 from kgen.tune.resources import MAX_SPILL_BYTES, resource_refusal
-from kgen.worker import select
+from kgen.worker import select, trial_key
 from kgen.worker.select import select_gpu
 
 H200 = profile_named("h200")
@@ -60,3 +64,31 @@ def test_which_device_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     seen("Some Prototype")
     with pytest.raises(GpuError, match="device_names"):
         select_gpu("auto")
+
+
+def test_a_warm_time_has_a_key_of_its_own_and_old_keys_stay_valid() -> None:
+    plan = Plan((Launch("k", (1, 1, 1), (32, 1, 1), 0, ()),), ())
+    problem = Problem((("M", 8),), (("dtype", "fp32"),))
+    cold = trial_key("artifact", problem, plan)
+    assert cold == digest_of(
+        ["artifact", str(problem), [["k", (1, 1, 1), (32, 1, 1), 0, ()]], []]
+    ), "the key as it was before there was a choice"
+    assert trial_key("artifact", problem, plan, "cold") == cold
+    assert trial_key("artifact", problem, plan, "warm") != cold
+
+
+def test_one_journal_answers_cold_and_warm_tunes() -> None:
+    config, other = (Config.of("v", {"lanes": lanes}) for lanes in (1, 2))
+
+    def record(key: str, reason: str) -> Record:
+        return Record(key, "op", "forward", "M=1", "host", config, Fate.WRONG, reason)
+
+    journal = [record("cold", "first"), record("cold", "second"), record("warm", "")]
+    rendered = Rendered("rmsnorm", "text", "digest")
+
+    def known(key: str) -> dict[Config, Record]:
+        return still_valid(journal, {config, other}, lambda _: (key, rendered))
+
+    assert known("cold") == {config: journal[1]}
+    assert known("warm") == {config: journal[2]}
+    assert known("changed") == {}

@@ -1,0 +1,73 @@
+"""Calls of an emitted library's public function, to be timed beside its kernels."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from kgen.errors import LaunchError
+from kgen.operators.base import Operator
+
+PACKAGE = "kgen_ops"
+
+
+def library_calls(
+    folder: Path,
+    operator: Operator,
+    pass_name: str,
+    sets: Sequence[Mapping[str, torch.Tensor]],
+) -> list[Callable[[], None]]:
+    """Return one call of `kgen_ops.<operator>` per buffer set.
+
+    The function allocates its outputs. A call keeps them until it is called again, so that the
+    outputs rotate like the inputs: freed at once, their memory would serve the next call, warm.
+
+    Args:
+        folder: Where the package `kgen_ops` lies.
+        operator: The operator.
+        pass_name: `forward` or `backward`.
+        sets: Tensors by name; the pass's inputs are taken.
+    Raises:
+        LaunchError: If the library cannot be imported from there, or lacks the function.
+    """
+    function = _function(folder, operator.name, pass_name)
+    declared = operator.signature.pass_named(pass_name)
+    scalars = [operator.scalars(pass_name)[s.name] for s in declared.scalars]
+    return [_call(function, [*(t[i.name] for i in declared.inputs), *scalars]) for t in sets]
+
+
+def _function(folder: Path, operator: str, pass_name: str) -> Callable[..., object]:
+    root = folder.resolve()
+    sys.path.insert(0, str(root))
+    try:
+        library = importlib.import_module(PACKAGE)
+    except ImportError as problem:
+        raise LaunchError(f"{root}: no {PACKAGE} can be imported from there: {problem}") from None
+    finally:
+        sys.path.remove(str(root))
+    found = Path(str(library.__file__)).resolve()
+    if not found.is_relative_to(root):
+        raise LaunchError(
+            f"{PACKAGE} came from {found.parent}, not from {root}\n"
+            "  a worker can import one library: start another"
+        )
+    name = operator if pass_name == "forward" else f"{operator}_{pass_name}"
+    function: Callable[..., object] | None = getattr(library, name, None)
+    if function is None:
+        raise LaunchError(f"{found.parent} has no function '{name}'; it was not emitted")
+    return function
+
+
+def _call(function: Callable[..., object], arguments: Sequence[object]) -> Callable[[], None]:
+    outputs: list[object] = []
+
+    def call() -> None:
+        with torch.no_grad():
+            result = function(*arguments)
+        outputs[:] = [result]  # frees those of this set's last call, now that the new ones exist
+
+    return call

@@ -1,0 +1,53 @@
+"""`kgen measure-check` on the host: it runs, and says and writes what it found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+PROBLEM = "M=5,N=64,dtype=fp32"
+
+
+def measure_check(cwd: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kgen", "measure-check", "--gpu", "host", *more],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_reports_its_own_quality(tmp_path: Path) -> None:
+    done = measure_check(
+        tmp_path, "--problem", PROBLEM, "--trials", "2", "--tunes", "2", "--runs", "1",
+        "--l2", "warm", "--yaml", "quality.yaml",
+    )
+    assert done.returncode == 0, done.stderr
+    for part in ("same kernel as 4 contenders", "winners of 2 independent tunes", "library call"):
+        assert part in done.stdout
+    assert "difference of a kernel to itself" in done.stdout
+    data = yaml.safe_load((tmp_path / "quality.yaml").read_text())
+    (problem,) = data["problems"]
+    assert (data["operator"], data["gpu"], data["l2"]) == ("rmsnorm", "host", "warm")
+    (run,) = problem["same_kernel"]["runs"]
+    assert len(run["medians_us"]) == 4
+    assert len(run["differences"]) == 2
+    assert all("1 buffer set" in protocol for protocol in run["protocols"])
+    assert [winner["seed"] for winner in problem["winners"]] == [0, 1]
+    assert min(winner["regret"]["median"] for winner in problem["winners"]) == 0
+    assert problem["library"]["library_us"] > 0
+    assert len(data["verdicts"]) == 2
+    # Tunes and libraries were made in temporary folders.
+    assert [path.name for path in tmp_path.iterdir()] == ["quality.yaml"]
+
+
+def test_a_mistake_is_found_before_the_work(tmp_path: Path) -> None:
+    done = measure_check(tmp_path, "--yaml", "no/such/folder/file.yaml")
+    assert done.returncode != 0
+    assert "--yaml FILE" in done.stderr
+    assert "tune 1" not in done.stdout

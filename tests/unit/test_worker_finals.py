@@ -1,0 +1,93 @@
+"""The worker's last round: a throttled comparison is repeated once and then said."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from kgen.catalogue import open_catalogue, profile_named
+from kgen.errors import LaunchError
+from kgen.measure.clocks import ClockState
+from kgen.measure.compare import compare
+from kgen.measure.sampler import Call
+from kgen.worker import Setup, runner
+from kgen.worker.library import library_calls
+
+OPERATOR = open_catalogue().entry("rmsnorm").operator
+COOL = ClockState(1980, 3201, 1980, 40, 300.0, ("application clocks setting",))
+HOT = ClockState(1200, 3201, 1980, 88, 700.0, ("application clocks setting", "power cap"))
+
+
+@pytest.mark.parametrize(
+    ("states", "comparisons", "slowed"),
+    [
+        ([COOL, COOL], 1, None),
+        ([COOL, HOT, COOL, COOL], 2, None),
+        ([HOT, COOL, COOL, HOT], 2, "power cap"),
+        ([None, None], 1, None),
+    ],
+)
+def test_throttled_comparison_is_repeated_once(
+    monkeypatch: pytest.MonkeyPatch,
+    states: list[ClockState | None],
+    comparisons: int,
+    slowed: str | None,
+) -> None:
+    answers, ran = iter(states), []
+    monkeypatch.setattr(runner, "clocks", lambda device: next(answers))
+
+    def counted(
+        entrants: Mapping[str, Sequence[Call]], device: torch.device, **_: object
+    ) -> object:
+        ran.append(1)
+        return compare(entrants, device, rounds=1, warmup_ms=0.0)
+
+    monkeypatch.setattr(runner, "compare", counted)
+    worker = runner.Runner(OPERATOR, Setup("rmsnorm", (), profile_named("host"), 0, seed=1))
+    result, texts = worker._compare({"a": [lambda: None]})
+    assert len(ran) == comparisons
+    assert list(answers) == []
+    assert texts.get("slowed") == slowed
+    assert list(result.timings) == ["a"]
+
+
+@pytest.fixture
+def unimported() -> Iterator[None]:
+    """Leave no trace of a library in this process."""
+    before = {name for name in sys.modules if name.startswith("kgen_ops")}
+    assert not before, "another test left a library imported"
+    yield
+    for name in [name for name in sys.modules if name.startswith("kgen_ops")]:
+        del sys.modules[name]
+
+
+def library(folder: Path, body: str) -> Path:
+    (folder / "kgen_ops").mkdir(parents=True)
+    (folder / "kgen_ops" / "__init__.py").write_text(body)
+    return folder
+
+
+def test_library_calls_rotate_their_outputs(unimported: None, tmp_path: Path) -> None:
+    body = "import torch\ncalls = []\ndef rmsnorm(x, w, eps):\n" \
+        "    calls.append((x, w, eps))\n    return torch.empty_like(x)\n"
+    sets = [{"x": torch.ones(2, 3) * i, "w": torch.ones(3), "y": torch.ones(2, 3)} for i in (1, 2)]
+    calls = library_calls(library(tmp_path / "a", body), OPERATOR, "forward", sets)
+    for call in (*calls, *calls):
+        call()
+    taken = sys.modules["kgen_ops"].calls
+    assert [float(x.mean()) for x, _, _ in taken] == [1.0, 2.0, 1.0, 2.0]
+    assert {eps for _, _, eps in taken} == set(OPERATOR.scalars("forward").values())
+    with pytest.raises(LaunchError, match="start another"):
+        library_calls(library(tmp_path / "b", body), OPERATOR, "forward", sets)
+
+
+def test_library_that_lacks_the_function(unimported: None, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="no function 'rmsnorm'"):
+        library_calls(library(tmp_path, ""), OPERATOR, "forward", [])
+    del sys.modules["kgen_ops"]
+    with pytest.raises(LaunchError, match="no kgen_ops can be imported"):
+        library_calls(tmp_path / "nothing", OPERATOR, "forward", [])
