@@ -94,7 +94,7 @@ def _tune(job: QualityJob, index: int, folder: Path) -> list[TuneResult]:
     job.say(f"tune {index + 1} of {job.tunes}, seed {seed}")
     out = _out(folder, index)
     reports = out / "reports"
-    fresh = replace(job.tune, out=out, reports=reports, seed=seed, peers=())
+    fresh = replace(job.tune, out=out, reports=reports, seed=seed, peers=False)
     return [result for result, _ in run_job(fresh)]
 
 
