@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from kgen.build.base import CachingCompiler, Compiled, Failed, Unit
@@ -58,6 +59,7 @@ class HostCompiler(CachingCompiler):
         self._ninja = Ninja(limits or CompileLimits())
         self._cxx = find_cxx()
         self._version = _version(self._cxx)
+        self._extra = _pattern_flags(self._cxx)
         self._include = _layer_folder(self.include_dirs)
         self._lock_runtime = threading.Lock()
 
@@ -103,7 +105,8 @@ class HostCompiler(CachingCompiler):
 
     def _module_command(self, source: str, include: str, runtime: str, output: str) -> list[str]:
         make = compile_sanitized_command if self._sanitize else compile_module_command
-        return make(self._cxx, source, include, runtime, output)
+        cxx, *rest = make(self._cxx, source, include, runtime, output)
+        return [cxx, *self._extra, *rest]
 
     def _runtime_key(self) -> str:
         """Digest of the compiler, its flags and the runtime's sources as they are now."""
@@ -147,6 +150,19 @@ def find_cxx() -> str:
     raise ToolchainError(
         f"no C++ compiler: {f'CXX={asked}' if asked else 'neither g++ nor clang++'} is on PATH\n"
         "  next: install g++ (Debian, Ubuntu: apt-get install g++), or set CXX to a program")
+
+
+@lru_cache
+def _pattern_flags(cxx: str) -> tuple[str, ...]:
+    """Flags that fill variables nobody initialised with a pattern, where the compiler has them.
+
+    Without, such an accumulator holds what the compiler likes, which is often the 0 that the
+    author forgot. g++ knows the flag from 12 on, clang++ from 8 on.
+    """
+    flag = "-ftrivial-auto-var-init=pattern"
+    done = subprocess.run([cxx, flag, "-x", "c++", "-fsyntax-only", os.devnull],
+                          capture_output=True, check=False)
+    return (flag,) if done.returncode == 0 else ()
 
 
 def _version(cxx: str) -> str:

@@ -81,8 +81,8 @@ def _print(result: Checked) -> None:
         )
         for run in evidence.host:
             print(
-                f"  host: {len(run.tried)} input sets x {run.launches} launches, {run.compiler}, "
-                f"thread order {run.order}"
+                f"  host: {len(run.tried)} input sets x {len(run.orders)} thread orders, "
+                f"{run.compiler}"
             )
         if evidence.host_missing:
             print(f"  host: {evidence.host_missing}")

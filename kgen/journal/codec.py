@@ -113,9 +113,8 @@ def _evidence_to_dict(evidence: Evidence) -> dict[str, Any]:
         data["host"] = [
             {
                 "compiler": run.compiler,
-                "order": run.order,
+                "orders": list(run.orders),
                 "tried": [[t.case, t.seed] for t in run.tried],
-                "launches": run.launches,
             }
             for run in evidence.host
         ]
@@ -132,9 +131,7 @@ def _evidence(data: Mapping[str, Any]) -> Evidence:
         launches=int(data["launches"]),
         bitwise=bool(data["bitwise"]),
         host=tuple(
-            HostRun(
-                str(run["compiler"]), int(run["order"]), _tried(run["tried"]), int(run["launches"])
-            )
+            HostRun(str(run["compiler"]), tuple(map(int, run["orders"])), _tried(run["tried"]))
             for run in data.get("host", ())
         ),
         host_missing=str(data.get("host_missing", "")),

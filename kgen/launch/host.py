@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,13 +21,13 @@ class HostDevice(Device):
     """The CPU.
 
     Attributes:
-        seed: 0 runs a block's threads in order; any other value shuffles them, repeatably. Read
-            at every launch.
+        orders: Seeds of the orders in which the threads of a block run, one call of a plan after
+            the other; 0 is by rank, any other shuffles them, repeatably. Read when a plan is bound.
         threads: OS threads that share the blocks; 0 uses all cores. Read at every launch.
     """
 
     def __init__(self, seed: int = 0, threads: int = 0) -> None:
-        self.seed = seed
+        self.orders: tuple[int, ...] = (seed,)
         self.threads = threads
 
     @property
@@ -37,7 +38,7 @@ class HostDevice(Device):
     def load(self, artifact: Artifact) -> Module:
         """See `Device`; a sanitized build runs each launch in a process of its own."""
         if artifact.kind == "exe":
-            return SanitizedModule(artifact, self.torch_device, self.seed)
+            return SanitizedModule(artifact, self.torch_device, self.orders[0])
         if artifact.kind != "so":
             raise LaunchError(f"{artifact.path} is of kind '{artifact.kind}'; the host loads 'so'")
         return HostLoaded(artifact, self)
@@ -66,14 +67,16 @@ class HostLoaded(Module):
                  for launch in plan.launches if not launch.is_empty]
         device = self._device
         held = tuple(tensors.values())
+        orders = itertools.cycle(device.orders)
 
         def run(_held: tuple[torch.Tensor, ...] = held) -> None:
+            seed = next(orders)
             for launch, function, arguments in steps:
                 try:
                     function.launch(launch.grid, launch.block, launch.smem_bytes, arguments,
-                                    seed=device.seed, threads=device.threads)
+                                    seed=seed, threads=device.threads)
                 except HostFault as error:
-                    where = f"{describe(launch)}, seed {device.seed}"
+                    where = f"{describe(launch)}, thread order {seed}"
                     refused = isinstance(error, HostRefusal)
                     kind = LaunchRefusedError if refused else LaunchError
                     raise kind(f"{error}\n  {where}") from None

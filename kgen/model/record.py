@@ -94,15 +94,14 @@ class HostRun:
 
     Attributes:
         compiler: `host` or `host-asan`, with its version.
-        order: Seed of the order in which the threads of a block ran; 0: by rank.
+        orders: Seeds of the orders in which the threads of a block ran, one launch each on every
+            input set; 0: by rank.
         tried: Input sets.
-        launches: On each of them.
     """
 
     compiler: str
-    order: int
+    orders: tuple[int, ...]
     tried: tuple[Tried, ...]
-    launches: int
 
 
 @dataclass(frozen=True, slots=True)

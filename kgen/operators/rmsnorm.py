@@ -56,11 +56,13 @@ def definition(
 def make_inputs(
     pass_name: str, problem: Problem, case: str, generator: torch.Generator, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Draw x and w; the case decides scale and special values of x.
+    """Draw x and w; the case decides scale and special values.
 
-    `tiny` and `huge` scale x by 1e-4 and 1e4, `nonfinite` plants one NaN, one Inf and one
-    -Inf, `zero_rows` zeroes every third row (eps alone keeps the result finite), and
-    `offset` adds 100 to every element, so that the mean square dwarfs the variance.
+    `tiny` and `huge` scale x by 1e-4 and 1e4 (fp16: by 1e2, and w so that some of y overflows),
+    `nonfinite` plants one NaN, one Inf and one -Inf in x, and in w a NaN of all ones (what a
+    GPU's arithmetic makes; a careless rounding carries it over to 0), `zero_rows` zeroes every
+    third row (eps alone keeps the result finite), and `offset` adds 100 to every element, so that
+    the mean square dwarfs the variance.
     """
     import torch
 
@@ -73,7 +75,11 @@ def make_inputs(
     if case == "tiny":
         x *= 1e-4
     elif case == "huge":
-        x *= 1e4 if problem.dtype("dtype").name != "fp16" else 1e2
+        if problem.dtype("dtype").name == "fp16":
+            x *= 1e2
+            w *= 2e4
+        else:
+            x *= 1e4
     elif case == "offset":
         x += 100.0
     elif case == "zero_rows":
@@ -82,6 +88,8 @@ def make_inputs(
         x[0, 0] = float("nan")
         x[m // 2, n // 2] = float("inf")
         x[m - 1, n - 1] = float("-inf")
+        if n > 2:  # its whole column is NaN: leave the others to tell of x
+            w[n // 3] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
     return {"x": x, "w": w.to(w_dtype)}
 
 

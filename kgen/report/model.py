@@ -145,15 +145,14 @@ class HostProof:
 
     Attributes:
         compiler: `host` or `host-asan` (AddressSanitizer), with its version.
-        order: Seed of the order in which the threads of a block ran; 0: by rank.
+        orders: Seeds of the orders in which the threads of a block ran, one launch each on every
+            input set; 0: by rank.
         inputs: Input sets, each `label @ seed`.
-        launches: On each of them.
     """
 
     compiler: str
-    order: int
+    orders: tuple[int, ...]
     inputs: tuple[str, ...]
-    launches: int
 
 
 @dataclass(frozen=True, slots=True)

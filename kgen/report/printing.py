@@ -110,8 +110,8 @@ def _evidence(proof: Proof) -> list[str]:
     bits = "the same bits" if proof.same_bits else "each within the bound"
     lines = [f"    proof   {len(proof.inputs)} input sets x {proof.launches} launches, {bits}"]
     lines += [
-        f"    host    {len(run.inputs)} input sets x {run.launches} launches, "
-        f"{run.compiler.split()[0]}, thread order {run.order}"
+        f"    host    {len(run.inputs)} input sets x {len(run.orders)} thread orders, "
+        f"{run.compiler.split()[0]}"
         for run in proof.host
     ]
     if proof.host_missing:

@@ -15,7 +15,8 @@ from kgen.operators.base import Operator
 NORMAL = "normal"
 REDUCED = 257
 QUICK = 65
-RAGGED = (0, 1, 2, 63, 65)
+RAGGED = (0, 1, 2, 63, 64, 65)
+"""64, too: where the extent is a whole number of tiles, a loop may go round once too often."""
 
 Layout = Literal["contiguous", "strided", "odd strides"]
 

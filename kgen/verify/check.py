@@ -24,7 +24,7 @@ Level = Literal["trial", "certify", "host"]
 Bind = Callable[[Mapping[str, Tensor]], Callable[[], None]]
 Workspaces = Callable[[Problem], Sequence[Workspace]]
 
-LAUNCHES: Mapping[Level, int] = {"trial": 2, "certify": 4, "host": 2}
+LAUNCHES: Mapping[Level, int] = {"trial": 2, "certify": 4, "host": 4}
 """On each input set: the first with poisoned workspaces, the others with what that one left."""
 
 
@@ -43,6 +43,7 @@ def verify(
     constants: Collection[str] | None = None,
     seed: int | None = None,
     bitwise: bool = True,
+    launches: int | None = None,
 ) -> Verdict:
     """Try a kernel on one input set after another until one refuses it.
 
@@ -66,6 +67,7 @@ def verify(
         seed: Of the fresh inputs; None to take the fixture's next.
         bitwise: Whether repeated launches must agree bit by bit. If not, each must be within
             the bound.
+        launches: On each input set; None for the level's own number.
     Returns:
         The verdict.
     Raises:
@@ -90,7 +92,7 @@ def verify(
                 continue
             tried.append(case)
             found = _Check(fixture, made, workspaces(made.problem), bitwise).run(
-                bind, LAUNCHES[level]
+                bind, LAUNCHES[level] if launches is None else launches
             )
             for accuracy in found.accuracy:
                 known = worst.get(accuracy.output)

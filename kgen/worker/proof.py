@@ -25,9 +25,10 @@ from kgen.model.space import Variant
 from kgen.worker.handle import WorkerHandle
 from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
 
-# (compiler, seed of the order of threads). The plain build fills static shared memory with NaN,
-# the sanitized one has red zones around it; two orders, because one may suit a race.
-RUNS = (("host", 1), ("host", 2), ("host-asan", 0))
+# (compiler, orders of threads, one launch each). The plain build fills static shared memory with
+# NaN, and must give the same bits in every order; the sanitized one has red zones around
+# everything, and starts a process for each launch.
+RUNS = (("host", (0, 1, 2, 3)), ("host-asan", (0,)))
 TIMEOUT_S = 120.0
 
 
@@ -119,7 +120,7 @@ class HostProver:
             for name, compiler in self._compilers.items()
         }
         proof = Proof()
-        for name, order in RUNS:
+        for name, orders in RUNS:
             built = builds[name].result()
             if isinstance(built, BuildFailure):
                 headline = built.message.splitlines()[0]
@@ -130,10 +131,10 @@ class HostProver:
                 candidate=Candidate(claim.variant, claim.config, built),
                 level="host",
                 measure=False,
-                order=order,
+                orders=orders,
             )
             compiler = self._compilers[name]
-            proof = _add(proof, f"{name} {compiler.version}", order, self._run(trial))
+            proof = _add(proof, f"{name} {compiler.version}", orders, self._run(trial))
             if proof.fault or proof.missing:
                 break
         return proof
@@ -150,15 +151,17 @@ class HostProver:
             self._idle.put(worker)
 
 
-def _add(proof: Proof, compiler: str, order: int, outcome: TrialOutcome) -> Proof:
-    where = f"on the host, {compiler}, thread order {order}"
+def _add(
+    proof: Proof, compiler: str, orders: tuple[int, ...], outcome: TrialOutcome
+) -> Proof:
+    where = f"on the host, {compiler}, thread orders {', '.join(map(str, orders))}"
     if outcome.fate is Fate.TIMED_OUT:  # slow is not wrong: the CPU runs a thread after the other
         return replace(proof, missing=f"{where}: {outcome.reason}")
     if outcome.fate is not Fate.VERIFIED:
         return replace(proof, fault=f"{where}: {outcome.reason}")
     evidence = outcome.evidence
     assert evidence is not None
-    run = HostRun(compiler, order, evidence.tried, evidence.launches)
+    run = HostRun(compiler, orders, evidence.tried)
     return replace(proof, runs=(*proof.runs, run))
 
 

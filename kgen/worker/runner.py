@@ -107,7 +107,7 @@ class Runner:
         small = trial.level == "host"
         fixture = self._fixture_for(trial.pass_name, trial.problem, seed, small)
         if isinstance(self._device, HostDevice):
-            self._device.seed = trial.order
+            self._device.orders = trial.orders
         module = self._device.load(trial.candidate.artifact)
         try:
             verdict = self._verify(fixture, module, trial)
@@ -230,6 +230,7 @@ class Runner:
                 constants=candidate.variant.constants,
                 seed=trial.seeds[1] if trial.seeds else None,
                 bitwise=not candidate.variant.nondeterministic,
+                launches=_launches(trial),
             )
         except (RuntimeError, MemoryError) as problem:
             if not _is_out_of_memory(problem):
@@ -403,9 +404,14 @@ def _evidence(trial: Trial, seed: int, verdict: Verdict) -> Evidence:
         seed=seed,
         tried=tuple(Tried(*each) for each in zip(verdict.cases, verdict.seeds, strict=True)),
         skipped=verdict.skipped,
-        launches=LAUNCHES[trial.level],
+        launches=_launches(trial),
         bitwise=not trial.candidate.variant.nondeterministic,
     )
+
+
+def _launches(trial: Trial) -> int:
+    on_host = trial.level == "host"
+    return len(trial.orders) if on_host else LAUNCHES[trial.level]
 
 
 def _is_out_of_memory(problem: Exception) -> bool:

@@ -150,7 +150,7 @@ def _proof(evidence: Evidence | None) -> Proof | None:
         launches=evidence.launches,
         same_bits=evidence.bitwise,
         host=tuple(
-            HostProof(run.compiler, run.order, _inputs(run.tried), run.launches)
+            HostProof(run.compiler, run.orders, _inputs(run.tried))
             for run in evidence.host
         ),
         host_missing=evidence.host_missing,

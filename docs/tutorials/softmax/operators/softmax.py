@@ -25,7 +25,8 @@ def definition(
 def make_inputs(
     pass_name: str, problem: Problem, case: str, generator: torch.Generator, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Draw x; `peaked` makes one element of every row dominate, `shifted` needs the maximum."""
+    """Draw x; `peaked` makes one element of every row dominate, `shifted` needs the maximum, of
+    rows far above 0 and far below it."""
     import torch
 
     dtype = getattr(torch, problem.dtype("dtype").torch)
@@ -33,7 +34,8 @@ def make_inputs(
     if case == "peaked":
         x[:, 0] += 20.0
     elif case == "shifted":
-        x += 300.0
+        x[::2] += 300.0
+        x[1::2] -= 300.0
     return {"x": x}
 
 

@@ -1,0 +1,106 @@
+"""Mutants that a certificate lets pass, each with the reason why it may, or cannot do better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from mutation_operators import Fate
+
+
+@dataclass(frozen=True, slots=True)
+class Excuse:
+    """Mutants whose fate is not their operator's.
+
+    Attributes:
+        subjects: Shell pattern.
+        operator: Name.
+        what: Part of the rest of the mutant's name; a `$` stands for its end.
+        why: In a sentence.
+        fate: Theirs.
+    """
+
+    subjects: str
+    operator: str
+    what: str
+    why: str
+    fate: Fate = Fate.EQUIVALENT
+
+    def covers(self, name: str) -> bool:
+        """Whether it is about the mutant of this name."""
+        subject, operator, what = name.split(" / ", 2)
+        return (
+            fnmatchcase(subject, self.subjects)
+            and operator == self.operator
+            and self.what in f"{what}$"
+        )
+
+
+_VECTORS = "columns come in whole vectors, of which none starts at the row's last element"
+_SHORTCUT = "the clause only spares the compiler the exact test behind it"
+_NO_ROW = "one more turn, in which every row is past the end and is left out"
+_ONE_TILE_ROW = "a tile is one row, and a tile that exists has it"
+_NOT_STORED = "what lies behind the last row is computed, but never leaves the block"
+_NAN_STAYS = "a NaN in x makes the row's scale NaN, so the product is NaN all the same"
+_ONE_TEAM = "the block is one team"
+_ONE_GROUP = "the block is one group"
+_ONCE = "each scratch is used by one call per launch"
+_COARSE = (
+    "16-bit outputs: the definition in that dtype loses as much, which is the bound; found in fp32"
+)
+_UNFENCED = (
+    "the host layer does not model when a new mbarrier is shown to the copy engine; needs a host "
+    "branch in bulk.cuh, whose text is part of every record's key"
+)
+
+EXCUSES = (
+    # loops and guards
+    Excuse("*", "tighten bound", "first < [kN => kN - 1]", _VECTORS),
+    Excuse("two_reads", "tighten bound", "column < [kN => kN - 1]", _VECTORS),
+    Excuse("ragged", "tighten bound", "[own.vectors_end => own.vectors_end - 1]", _VECTORS),
+    Excuse("*", "tighten bound", "[<= => <] kN ||", _SHORTCUT),
+    Excuse("*", "loosen bound", "for (; block_row [< => <=] M", _NO_ROW),
+    Excuse("*", "loosen bound", "for (; block_row < [M => M + 1]", _NO_ROW),
+    Excuse("two_reads", "loosen bound", "int tile = 0; tile [< => <=] kTiles", _NO_ROW),
+    Excuse("two_reads", "loosen bound", "int tile = 0; tile < [kTiles => kTiles + 1]", _NO_ROW),
+    Excuse("bulk_block", "drop guard", "[kgen::min<kgen::i64>(kTileRows", _ONE_TILE_ROW),
+    Excuse("bulk_*", "loosen bound", "if (row [< => <=] rows", _NOT_STORED),
+    Excuse("bulk_*", "drop guard", "if ([row < rows && => ]", _NOT_STORED),
+    Excuse("bulk_warps", "loosen bound", "if (row [>= => >] rows", _NOT_STORED),
+    Excuse("bulk_warps", "drop guard", "if ([row >= rows || => ]", _NOT_STORED),
+    Excuse("ring", "drop guard", "if ([!exists || => ]!inside(step, fi", _ONE_GROUP),
+    Excuse("ring_groups", "drop guard", "if ([!exists || => ]!inside(step, fi$", _NOT_STORED),
+    Excuse("ragged", "wrong row stride", "(lane, x + row [* x_stride_M => * kN]",
+           "only the address modulo a vector counts there, and the guard makes that the same"),
+    # places
+    Excuse("bulk_block", "wrong column or place", "[team * (kStages * kTileVectors) => 0]",
+           _ONE_TEAM),
+    Excuse("bulk_block", "wrong column or place", "[= barriers[team]; => = barriers[0];]",
+           _ONE_TEAM),
+    Excuse("ring", "wrong column or place", "=> scratch_.partial[half_];]", _ONE_GROUP),
+    Excuse("softmax", "wrong column or place", "=> scratch_.partial[half_];]", _ONE_GROUP),
+    Excuse("softmax", "stale value", "[half_ ^= 1; => ;]", _ONCE),
+    Excuse("softmax", "drop barrier", "[sync_block(); => ;] #2$", _ONCE),
+    # launches
+    Excuse("naive", "wrong row", "[row += gridDim.x => row += gridDim.x + 1]",
+           "up to 2^31 - 1 rows there is a block per row, and no second turn"),
+    Excuse("naive", "wrong launch", "one block more", _NO_ROW),
+    Excuse("registers_*", "wrong launch", "one block more", _NO_ROW),
+    Excuse("ring*", "wrong launch", "one block more", _NO_ROW),
+    Excuse("bulk_*", "wrong launch", "one block more", _NO_ROW),
+    Excuse("ring*", "wrong launch", "less shared memory",
+           "the last vectors of the ring belong to lanes beyond the row, which stay out"),
+    # values
+    Excuse("*", "drop special values", "[value * scale * factors[i] =>", _NAN_STAYS),
+    Excuse("softmax", "drop special values", "kgen/warp.cuh",
+           "a NaN that the maximum drops still makes its own exponential and the sum NaN"),
+    Excuse("bulk_direct", "round the result", "", "bf16's definition rounds there as well"),
+    Excuse("bulk_direct", "wrong divisor", "=> 1.0f / (kN - 1)", _COARSE, Fate.UNSEEN),
+    Excuse("two_reads", "wrong divisor", "=> 1.0f / (kN - 1)", _COARSE, Fate.UNSEEN),
+    # what the host layer cannot tell
+    Excuse("bulk_[wd]*", "drop barrier", "constexpr (kTeamIsWarp) [kgen::sync_warp(); => ;]",
+           "the shuffles before it make the lanes meet; what is lost is the order of their memory "
+           "accesses, which one fiber after another always keeps", Fate.UNSEEN),
+    Excuse("bulk_*", "drop fence or commit", "[kgen::mbarrier_init_fence();", _UNFENCED,
+           Fate.UNSEEN),
+)  # fmt: skip

@@ -1,0 +1,274 @@
+"""The certificate, as kgen gives it, over a mutant: on the host layer, then under ASan.
+
+`refused` is the one question. A mutant may do anything, so it runs in a forked child, which also
+inherits the input sets that the unmutated kernel was certified on.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from mutants import Mutant
+from mutation_operators import Mechanism
+from mutation_subjects import HOST, PASS, Subject
+
+from kgen.assets import include_dir
+from kgen.build import Compiler, open_compiler
+from kgen.errors import LaunchError
+from kgen.launch import Module
+from kgen.launch.host import HostDevice
+from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered
+from kgen.model.digest import digest_of_text
+from kgen.model.plan import Launch, Plan
+from kgen.worker.messages import Candidate, Setup, Trial
+from kgen.worker.proof import RUNS
+from kgen.worker.runner import Runner
+
+TIME_LIMIT_S = 30.0
+
+
+class NotAMutantError(Exception):
+    """A mutation that does not compile says nothing about the verifier."""
+
+
+def refused(mutant: Mutant) -> str:
+    """Certify a mutant.
+
+    Returns:
+        Why it is refused, headed by where; empty if it passes.
+    Raises:
+        NotAMutantError: If it does not compile.
+    """
+    return next((reason for stage in STAGES if (reason := stage(mutant))), "")
+
+
+def mechanism_of(reason: str) -> Mechanism:
+    """Which part of the certificate a reason of `refused` is from; the first that it names."""
+    stage, _, text = reason.partition(": ")
+    if stage == "asan":
+        return Mechanism.ASAN
+    signs = {
+        "died of signal": Mechanism.CRASH,
+        "did not end": Mechanism.HANG,
+        "fault: ": Mechanism.FAULT,
+        "wrote past the end of": Mechanism.CANARY,
+        "wrote before the start of": Mechanism.CANARY,
+        "was modified": Mechanism.INPUT,
+        "differs between launches": Mechanism.DIFFERS,
+        "out of bound": Mechanism.NUMBERS,
+    }
+    return next(mechanism for sign, mechanism in signs.items() if sign in text)
+
+
+def same_code(mutant: Mutant) -> bool:
+    """Whether a mutant compiles to the very module of the unmutated kernel."""
+    if mutant.plan:
+        return False
+    own, other = _build(mutant, "host"), _build_unmutated(mutant.subject)
+    return Path(own.path).read_bytes() == Path(other.path).read_bytes()
+
+
+def passes_unmutated(subject: Subject) -> str:
+    """Certify the subject itself; empty if it passes, as it must."""
+    _, reason = _certified(subject)
+    return reason
+
+
+def _on_host(mutant: Mutant) -> str:
+    """Every input set in rank order and in three shuffled ones, all to the same bits."""
+    artifact = _build(mutant, "host")
+    runner, reason = _certified(mutant.subject)
+    if reason:
+        raise AssertionError(f"{mutant.subject.name} itself is refused: {reason}")
+    return _prefixed("host", _in_child(lambda: _certify(runner, mutant, artifact)))
+
+
+def _sanitized(mutant: Mutant) -> str:
+    """Buffers of the exact size: also what is read too far and thrown away."""
+    artifact = _build(mutant, "host-asan")
+    runner, _ = _certified(mutant.subject)
+    return _prefixed("asan", _in_child(lambda: _certify(runner, mutant, artifact)))
+
+
+STAGES: tuple[Callable[[Mutant], str], ...] = (_on_host, _sanitized)
+
+
+def _prefixed(stage: str, reason: str) -> str:
+    return f"{stage}: {reason}" if reason else ""
+
+
+# --- building ---
+
+
+@lru_cache
+def _compiler(name: str, include: Path) -> Compiler:
+    return open_compiler(name, [include], jobs=1)
+
+
+def _build(mutant: Mutant, compiler: str) -> Artifact:
+    rendered = mutant.subject.render()
+    if mutant.plan:
+        return _built(mutant, compiler, rendered, include_dir())
+    digest = digest_of_text(rendered.digest, mutant.header, mutant.text)
+    if not mutant.header:
+        changed = Rendered(rendered.name, mutant.text, digest)
+        return _built(mutant, compiler, changed, include_dir())
+    with tempfile.TemporaryDirectory(prefix="kgen-mutant-") as folder:
+        include = Path(folder)
+        shutil.copytree(include_dir(), include, dirs_exist_ok=True)
+        (include / mutant.header).write_text(mutant.text, encoding="utf-8")
+        return _built(mutant, compiler, replace(rendered, digest=digest), include)
+
+
+def _built(mutant: Mutant, compiler: str, rendered: Rendered, include: Path) -> Artifact:
+    opened = _compiler(compiler, include) if include == include_dir() else open_compiler(
+        compiler, [include], jobs=1
+    )
+    built = opened.build([BuildRequest(rendered, "host")])[0]
+    if isinstance(built, BuildFailure):
+        raise NotAMutantError(f"{mutant.name} does not compile\n{built.message}")
+    return built
+
+
+def _build_unmutated(subject: Subject) -> Artifact:
+    built = _compiler("host", include_dir()).build([BuildRequest(subject.render(), "host")])[0]
+    assert isinstance(built, Artifact), built
+    return built
+
+
+# --- running ---
+
+
+@lru_cache(maxsize=2)
+def _certified(subject: Subject) -> tuple[Runner, str]:
+    """A runner whose input sets are made, and why the unmutated kernel is refused, if it is."""
+    torch.set_num_threads(1)  # a fork takes no other thread along
+    runner = Runner(subject.entry.operator, Setup(subject.operator, (), HOST, 0, seed=1))
+    return runner, _trial(runner, subject, _build_unmutated(subject), "")
+
+
+def _certify(runner: Runner, mutant: Mutant, artifact: Artifact) -> str:
+    return _trial(runner, mutant.subject, artifact, mutant.plan)
+
+
+def _trial(runner: Runner, subject: Subject, artifact: Artifact, plan: str) -> str:
+    """The host run of a certificate, as kgen makes it."""
+    name = "host-asan" if artifact.kind == "exe" else "host"
+    runner._device = _SpoilingDevice(plan)
+    trial = Trial(
+        pass_name=PASS,
+        problem=subject.problem,
+        candidate=Candidate(subject.space, subject.config, artifact),
+        level="host",
+        measure=False,
+        orders=dict(RUNS)[name],
+    )
+    try:
+        return runner.trial(trial).reason
+    except LaunchError as error:
+        return f"fault: {error}"
+
+
+class _SpoilingDevice(HostDevice):
+    """The host, with launches changed as a mutant says."""
+
+    def __init__(self, plan: str) -> None:
+        super().__init__(threads=1)
+        self._plan = plan
+
+    def load(self, artifact: Artifact) -> Module:
+        return _SpoilingModule(super().load(artifact), self._plan)
+
+
+class _SpoilingModule(Module):
+    def __init__(self, module: Module, plan: str) -> None:
+        super().__init__(module.artifact)
+        self._module = module
+        self._plan = plan
+
+    def bind(
+        self, plan: Plan, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int | float]
+    ) -> Callable[[], None]:
+        return self._module.bind(spoiled_plan(plan, self._plan), tensors, numbers)
+
+    def occupancy(self, kernel: str, threads: int, smem_bytes: int) -> int:
+        return self._module.occupancy(kernel, threads, smem_bytes)
+
+    def close(self) -> None:
+        self._module.close()
+
+
+def spoiled_plan(plan: Plan, change: str) -> Plan:
+    """Change every launch; the empty string leaves the plan as it is."""
+    return replace(plan, launches=tuple(_spoiled(launch, change) for launch in plan.launches))
+
+
+def _spoiled(launch: Launch, change: str) -> Launch:
+    (gx, gy, gz), (bx, by, bz) = launch.grid, launch.block
+    match change:
+        case "":
+            return launch
+        case "one block fewer":
+            return replace(launch, grid=(max(gx - 1, 0), gy, gz))
+        case "one block more":
+            return replace(launch, grid=(gx + 1, gy, gz))
+        case "half the threads":
+            return replace(launch, block=(bx // 2, by, bz))
+        case "less shared memory":
+            return replace(launch, smem_bytes=max(launch.smem_bytes - 16, 0))
+    raise AssertionError(change)
+
+
+def _in_child(work: Callable[[], str]) -> str:
+    """Run in a forked child; a death or a hang is an answer, too."""
+    source, sink = os.pipe()
+    child = os.fork()
+    if child == 0:
+        answer = ""
+        try:
+            os.close(source)
+            faulthandler.disable()  # a crash is an answer, not news
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            answer = json.dumps({"reason": work()})
+        except BaseException as error:  # the parent tells
+            answer = json.dumps({"error": f"{type(error).__name__}: {error}"})
+        finally:
+            with os.fdopen(sink, "w") as pipe:
+                pipe.write(answer)
+                pipe.flush()
+            os._exit(0)
+    os.close(sink)
+    received = b""
+    deadline = time.monotonic() + TIME_LIMIT_S
+    with os.fdopen(source, "rb", buffering=0) as pipe:
+        while left := max(deadline - time.monotonic(), 0.0):
+            if select.select([pipe], [], [], left)[0]:
+                part = pipe.read(65536)
+                if not part:
+                    break
+                received += part
+        else:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return f"did not end within {TIME_LIMIT_S:g} s"
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return f"died of signal {os.WTERMSIG(status)}"
+    answer = json.loads(received)
+    if "error" in answer:
+        raise AssertionError(answer["error"])
+    reason: str = answer["reason"]
+    return reason

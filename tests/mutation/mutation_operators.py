@@ -1,0 +1,408 @@
+"""Small, systematic ways to spoil a kernel: each is applied wherever its text occurs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Mechanism(StrEnum):
+    """What of a certificate refuses a kernel."""
+
+    NUMBERS = "wrong numbers"
+    DIFFERS = "differs between launches"
+    CANARY = "canary"
+    INPUT = "input modified"
+    FAULT = "host layer's fault"
+    ASAN = "AddressSanitizer"
+    CRASH = "crash"
+    HANG = "hang"
+
+
+class Fate(StrEnum):
+    """What a certificate must say of a mutant."""
+
+    REFUSED = "refused"
+    EQUIVALENT = "equivalent"  # no legal input takes the outputs out of their bound
+    UNSEEN = "unseen"  # harmful, and beyond what this certificate can see
+    SAME_CODE = "same code"  # not compiled in this config: no mutant of it
+
+
+M = Mechanism
+ANY_WRONG = frozenset({M.NUMBERS, M.DIFFERS, M.CANARY, M.FAULT, M.CRASH, M.HANG, M.INPUT})
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A regular expression over code without comments, and what each match becomes."""
+
+    pattern: str
+    replacement: str
+
+
+@dataclass(frozen=True, slots=True)
+class MutationOperator:
+    """One kind of mistake.
+
+    Attributes:
+        name: For messages and the table.
+        edits: Of text; each match of each is a mutant.
+        caught_by: The mechanisms that may refuse its mutants.
+        fate: Of its mutants, unless `mutation_excuses.EXCUSES` says otherwise.
+        why: Of a fate other than refused.
+        plan: Changes of the launch instead of the text; see `mutation_harness.spoiled_plan`.
+    """
+
+    name: str
+    edits: tuple[Edit, ...]
+    caught_by: frozenset[Mechanism] = ANY_WRONG
+    fate: Fate = Fate.REFUSED
+    why: str = ""
+    plan: tuple[str, ...] = field(default=())
+
+
+def _drop(pattern: str) -> Edit:
+    """A statement becomes an empty one."""
+    return Edit(pattern, ";")
+
+
+_INSIDE = r"\binside\((?:step, first|step, own|column)\)"
+
+OPERATORS = (
+    MutationOperator(
+        "drop barrier",
+        (_drop(r"\b(?:kgen::)?sync_block\(\);"), _drop(r"\bkgen::sync_warp\(\);")),
+        frozenset({M.NUMBERS, M.DIFFERS, M.FAULT}),
+    ),
+    MutationOperator(
+        "drop wait",
+        (
+            _drop(r"\bkgen::cp_async_wait(?:_all)?(?:<[^;]*>)?\(\);"),
+            _drop(r"\bkgen::mbarrier_wait\([^;]*\);"),
+            _drop(r"\bkgen::bulk_wait_read<\d>\(\);"),
+        ),
+        frozenset({M.NUMBERS, M.DIFFERS, M.FAULT}),
+    ),
+    MutationOperator(
+        "weaken wait",
+        (
+            Edit(r"cp_async_wait<kStages - 1>", "cp_async_wait<kStages>"),
+            Edit(r"bulk_wait_read<0>", "bulk_wait_read<1>"),
+            Edit(r"bulk_wait_read<1>", "bulk_wait_read<2>"),
+            Edit(r"(?<=wait\(full\[stage\], )parity\)", "parity ^ 1)"),
+            Edit(r"parity \^= 1;", "parity ^= 0;"),
+        ),
+        frozenset({M.NUMBERS, M.DIFFERS, M.FAULT}),
+    ),
+    MutationOperator(
+        "drop fence or commit",
+        (
+            _drop(r"\bkgen::fence_proxy_async\(\);"),
+            _drop(r"\bkgen::mbarrier_init_fence\(\);"),
+            _drop(r"\bkgen::cp_async_commit\(\);"),
+            _drop(r"\bkgen::bulk_commit\(\);"),
+        ),
+        frozenset({M.NUMBERS, M.DIFFERS, M.FAULT}),
+    ),
+    MutationOperator(
+        "fence in one thread",
+        (Edit(r"\bkgen::fence_proxy_async\(\);", "if (elected) kgen::fence_proxy_async();"),),
+    ),
+    MutationOperator(
+        "loosen bound",
+        (
+            Edit(r"(?<= )<(?= (?:M|N|kN|kVectors|own\.vectors_end|rows|kTiles)\b)", "<="),
+            Edit(r"(?<= )>=(?= (?:M|rows)\b)", ">"),
+            Edit(r"(?<= < )(?:M|N|kN|kVectors|kTiles)\b(?! [-/])", r"\g<0> + 1"),
+        ),
+        ANY_WRONG | {M.ASAN},
+    ),
+    MutationOperator(
+        "tighten bound",
+        (
+            Edit(r"(?<= < )(?:M|N|kN|kVectors|own\.vectors_end|rows|kTiles)\b(?! [-/])",
+                 r"\g<0> - 1"),
+            Edit(r"(?<= )<=(?= kN\b)", "<"),
+            Edit(r"(?<= >= )(?:M|rows)\b", r"\g<0> - 1"),
+        ),
+    ),
+    MutationOperator(
+        "drop guard",
+        (
+            Edit(r"\bexists && ", ""),
+            Edit(r"!exists \|\| ", ""),
+            Edit(r"\brow < rows && ", ""),
+            Edit(r"\brow >= rows \|\| ", ""),
+            Edit(r"\brow0 \+ r \* kGroups >= M \|\| ", ""),
+            Edit(r"\bif \(row < M\)", "if (true)"),
+            Edit(r"\bif \(row0 >= M\) return;", ";"),
+            Edit(r"\bown\.edge < kN\b", "true"),
+            Edit(r"kgen::min<kgen::i64>\(kTileRows, M - row0\)", "kTileRows"),
+            Edit(r"kN % kTile == 0 \|\| column < kN", "true"),
+            Edit(_INSIDE, "true"),
+        ),
+        ANY_WRONG | {M.ASAN},
+    ),
+    MutationOperator(
+        # The value read too far is thrown away: only who watches the read itself can tell.
+        "read past, then mask",
+        (
+            Edit(
+                rf"if \((?:exists && |row < rows && )?({_INSIDE})\)\n\s*(\S+) = ([^;]*);",
+                r"{ const Vector read = \3; if (\1) \2 = read; }",
+            ),
+            Edit(
+                rf"({_INSIDE}) \? (kgen::load_vec<[^>]*>\([^)]*\)) : Vector\{{\}};",
+                r"\2; if (!\1) held[u] = Vector{};",
+            ),
+        ),
+        frozenset({M.ASAN, M.FAULT, M.CRASH}),
+    ),
+    MutationOperator(
+        "drop eps", (Edit(r" \+ eps\b", ""), Edit(r" \+ eps\b", " - eps")), frozenset({M.NUMBERS})
+    ),
+    MutationOperator(
+        "wrong divisor",
+        (
+            Edit(r"1\.0f / kN\b", "1.0f / (kN - 1)"),
+            Edit(r"1\.0f / kN\b", "1.0f / ((kN + 31) / 32 * 32)"),
+            Edit(r"static_cast<float>\(N\)", "static_cast<float>(N - 1)"),
+            Edit(r"static_cast<float>\(N\)", "static_cast<float>((N + 31) / 32 * 32)"),
+            Edit(r"\) / sum\)", ") / (sum + 1.0f))"),
+        ),
+        frozenset({M.NUMBERS}),
+    ),
+    MutationOperator(
+        "wrong row stride",
+        (
+            Edit(r"\* x_stride_M", "* {columns}"),
+            Edit(r"x_stride_M == kN\b", "true"),
+            Edit(r"(?<=T\* y_row = y \+ row \* )k?N\b", "x_stride_M"),
+            Edit(r"(T\* target = y \+ [^;]*\* )kN\b", r"\1x_stride_M"),
+        ),
+        ANY_WRONG,
+    ),
+    MutationOperator(
+        "wrong column or place",
+        (
+            Edit(r"(?<=threadIdx\.x )/(?= kLanes)", "%"),
+            Edit(r"(?<=threadIdx\.x )%(?= kLanes)", "/"),
+            Edit(r"(?<=threadIdx\.x\) )%(?= kLanes)", "/"),
+            Edit(r"\bw \+ step \* kSweep", "w + step * kLanes"),
+            Edit(r"\bfactors\[i\](?=;)", "factors[kWeightVec - 1 - i]"),
+            Edit(r"weight\[step\]\.data\[i\]\)", "weight[step].data[kVec - 1 - i])"),
+            Edit(r"\bw\[n\]", "w[0]"),
+            Edit(r"\bslot \+ step \* kThreads", "slot + step"),
+            Edit(r"\bring \+ stage \* kStageVectors", "ring"),
+            Edit(r"\bring \+ stage \* kTileVectors", "ring"),
+            Edit(r"\bteam \* \(kStages \* kTileVectors\)", "0"),
+            Edit(r"= barriers\[team\];", "= barriers[0];"),
+            Edit(r"\bpartial\[i \* kWarps \+ rank % kWarps\]", "partial[i * kWarps]"),
+            Edit(r"\bpartial\[i \* kWarps \+ rank % Thr", "partial[i + rank % Thr"),
+            Edit(r"scratch_\.partial\[half_\] \+ rank / ThreadsPerGroup[^;]*;",
+                 "scratch_.partial[half_];"),
+            Edit(r"(?<=\bout\[2 \* i \+ 1\] = pair\.)y", "x"),
+        ),
+    ),
+    MutationOperator(
+        "wrong reduction width",
+        (
+            Edit(r"\bbits = Lanes / 2;", "bits = Lanes / 4;"),
+            Edit(r"\bbits = Lanes / 2;", "bits = Lanes;"),
+            Edit(r"\bbits > 0;", "bits > 1;"),
+            Edit(r"\blanes_reduce<kLanes, Op>", "lanes_reduce<kLanes / 2, Op>"),
+            Edit(r"\blanes_reduce<kWarps, Op>", "lanes_reduce<kWarps / 2, Op>"),
+            Edit(r"\blanes_reduce<kWarps, Op>", "lanes_reduce<kWarps * 2, Op>"),
+            Edit(r"\bGroupSum<kLanes, kGroups\b", "GroupSum<kLanes / 2, kGroups * 2"),
+            Edit(r"\bGroupSum<kLanes, kGroups\b", "GroupSum<kLanes * 2, (kGroups + 1) / 2"),
+            Edit(r"\bGroupSum<kThreads, 1>", "GroupSum<kThreads / 2, 2>"),
+            Edit(r"\b(group_(?:sum|max))<kThreads, 1>", r"\1<kThreads / 2, 2>"),
+            Edit(r"\bactive = kThreads / 2;", "active = kThreads / 4;"),
+            Edit(r"\bactive > 0;", "active > 1;"),
+        ),
+    ),
+    MutationOperator(
+        "round the accumulator",
+        (Edit(r"= kgen::fma\((\w+\[i\]), \1, (\w+(?:\[[^;=]*\])?)\);",
+              r"= kgen::to_float(kgen::from_float<kgen::fp16>(kgen::fma(\1, \1, \2)));"),
+         Edit(r"squares = kgen::fma\(value, value, squares\);",
+              "squares = kgen::to_float(kgen::from_float<kgen::bf16>"
+              "(kgen::fma(value, value, squares)));"),
+         Edit(r"\bsum \+= (kgen::exp\([^;]*\));",
+              r"sum = kgen::to_float(kgen::from_float<kgen::fp16>(sum + \1));")),
+        frozenset({M.NUMBERS}),
+    ),
+    MutationOperator(
+        "round the result",
+        (Edit(r"\bvalue = value \* scale \* factors\[i\];",
+              "value = kgen::to_float(kgen::from_float<kgen::bf16>(value * scale)) * factors[i];"),
+         Edit(r"(?<=from_float<T>\()kgen::to_float\(x_row\[n\]\) \* scale",
+              "kgen::to_float(kgen::from_float<kgen::fp16>(kgen::to_float(x_row[n]) * scale))")),
+        frozenset({M.NUMBERS}),
+    ),
+    MutationOperator(
+        "wrong conversion",
+        (
+            Edit(r"bit_cast<float>\(pair << 16\)", "bit_cast<float>(pair & 0xffff0000u)"),
+            Edit(r"bit_cast<float>\(pair & 0xffff0000u\)", "bit_cast<float>(pair)"),
+            Edit(r"static_cast<u16>\(pair >> 16\)", "static_cast<u16>(pair)"),
+            Edit(r"_bits\(second\)\) << 16", "_bits(first)) << 16"),
+            Edit(r"\(magnitude << 13\) \+ 0x38000000u", "(magnitude << 13) + 0x37800000u"),
+            Edit(r"magnitude >= 0x477ff000u", "magnitude >= 0x7f800000u"),
+            Edit(r"magnitude < 0x0400u", "false"),
+            Edit(r"magnitude < 0x38800000u", "false"),
+            Edit(r"if \(magnitude > 0x7c00u\) return [^;]*;", ""),
+            Edit(r"if \(magnitude == 0x7c00u\) return [^;]*;", ""),
+            Edit(r"if \(magnitude > 0x7f800000u\) return [^;]*;", ""),
+            Edit(r"if \(\(bits & 0x7fffffffu\) > 0x7f800000u\) return [^;]*;", ""),
+        ),
+        frozenset({M.NUMBERS}),
+    ),
+    MutationOperator(
+        "drop initialisation",
+        (
+            Edit(r"\bfloat (squares|sum) = 0\.0f;", r"float \1;"),
+            Edit(r"\bfloat sum\[(\w+)\] = \{\};", r"float sum[\1];"),
+            Edit(r"\{edge \* edge\};", "{};"),
+            Edit(r"= -kgen::infinity\(\);", "= 0.0f;"),
+            Edit(r"\bheld\[r\]\[step\] = Vector\{\};", ";"),
+            Edit(r"\bheld\.vector\[step\] = Vector\{\};", ";"),
+            Edit(r"\bheld\.edge = T\{\};", ";"),
+            Edit(r"(?<=mbarrier_init\(full\[stage\], )1\);", "2);"),
+            Edit(r"kgen::mbarrier_init\(full\[stage\], 1\);", ";"),
+        ),
+    ),
+    MutationOperator(
+        "stale value",
+        (
+            _drop(r"\bheld\[r\]\[step\] = next\[r\]\[step\];"),
+            _drop(r"\bheld = next;"),
+            _drop(r"\bload_row\(held, next_row, [^;]*;"),
+            _drop(r"\bhalf_ \^= 1;"),
+            _drop(r"\bstage = stage == kStages - 1 [^;]*;"),
+            _drop(r"\+\+finished;"),
+            Edit(r", row \+= stride\)", ")"),
+        ),
+    ),
+    MutationOperator(
+        "wrong row",
+        (
+            Edit(r"\bblock_row \+ stride \+ group", "block_row + group"),
+            Edit(r"\bblock_row \+ \(kStages - 1\) \* stride", "block_row + kStages * stride"),
+            Edit(r"\bblock_row \+ stage \* stride", "block_row"),
+            Edit(r"\brow0 \+ kStages \* stride", "row0 + (kStages - 1) * stride"),
+            Edit(r"\brow0 \+ \(kStages - 2\) \* stride", "row0 + (kStages - 1) * stride"),
+            Edit(r"\brow0 \+ stage \* stride", "row0"),
+            Edit(r"\(row \+ stride\) \* x_stride_M", "row * x_stride_M"),
+            Edit(r"\brow0 - stride\b", "row0"),
+            Edit(r"\bstage_before\(stage, 1\)", "stage_before(stage, 2)"),
+            Edit(r"\bstage_before\(stage, 2\)", "stage_before(stage, 1)"),
+            Edit(r"\bstage == 0 \? kStages - 1 : stage - 1;", "stage;"),
+            Edit(r"\bkgen::i64 row = blockIdx\.x;", "kgen::i64 row = 0;"),
+            Edit(r"static_cast<kgen::i64>\(blockIdx\.x\)", "static_cast<kgen::i64>(0)"),
+            Edit(r"static_cast<kgen::i64>\(gridDim\.x\)", "static_cast<kgen::i64>(gridDim.x + 1)"),
+            Edit(r"\brow \+= gridDim\.x\b", "row += gridDim.x + 1"),
+            Edit(r"\btile = kBackward \? kTiles - 1 - step : step;", "tile = 0;"),
+        ),
+    ),
+    MutationOperator(
+        "write into the input",
+        (
+            Edit(r"(?<=T\* y_row = )y(?= \+)", "const_cast<T*>(x)"),
+            Edit(r"(?<=T\* target = )y(?= \+)", "const_cast<T*>(x)"),
+            Edit(r"(?<=y_row\[n\] = )", "const_cast<T*>(x_row)[n] = "),
+        ),
+        frozenset({M.INPUT, M.FAULT, M.CRASH, M.DIFFERS, M.NUMBERS, M.CANARY}),
+    ),
+    MutationOperator(
+        "drop special values",
+        (
+            Edit(r"a > b \|\| a != a \? a : b", "a > b ? a : b"),
+            Edit(r"kgen::fma\((\w+(?:\[i\])?), \1,",
+                 r"kgen::fma(\1 != \1 ? 0.0f : \1, \1 != \1 ? 0.0f : \1,"),
+            Edit(r"kgen::fma\((\w+(?:\[i\])?), \1,",
+                 r"kgen::fma(kgen::min(\1, 1e18f), kgen::min(\1, 1e18f),"),
+            Edit(r"\bvalue \* scale \* factors\[i\]",
+                 "(value != value ? 0.0f : value) * scale * factors[i]"),
+        ),
+        frozenset({M.NUMBERS}),
+    ),
+    MutationOperator(
+        "wrong launch", (), ANY_WRONG,
+        plan=("one block fewer", "one block more", "half the threads", "less shared memory"),
+    ),
+    MutationOperator(
+        "truncate an offset",
+        (
+            Edit(r"(?<=\bx \+ )(\([^()]*\)|\w+) \* x_stride_M",
+                 r"static_cast<int>(\1 * x_stride_M)"),
+        ),
+        fate=Fate.UNSEEN,
+        why="wrong only where an offset exceeds 2^31 - 1 elements: the problem itself must be that "
+            "large, as the largest cuda problems are; a small one has no such offset",
+    ),
+    MutationOperator(
+        "cache hint",
+        (
+            Edit(r"= kgen::Cache::normal;", "= kgen::Cache::evict_first;"),
+            Edit(r"\bkgen::Cache::no_l1>", "kgen::Cache::normal>"),
+            Edit(r"\bkgen::Cache::streaming>", "kgen::Cache::normal>"),
+            Edit(r"= kgen::BulkCache::normal;", "= kgen::BulkCache::evict_last;"),
+        ),
+        fate=Fate.EQUIVALENT,
+        why="a hint says where a line is kept, not what it holds",
+    ),
+    MutationOperator(
+        "other rounding",
+        (
+            Edit(r"kgen::fma\((\w+(?:\[i\])?), \1, (\w+(?:\[[^;=]*\])?)\)", r"(\1 * \1 + \2)"),
+            Edit(r"\(sum\[0\] \+ sum\[1\]\) \+ \(sum\[2\] \+ sum\[3\]\)",
+                 "((sum[0] + sum[1]) + sum[2]) + sum[3]"),
+            Edit(r"\* \(1\.0f / kN\)", "/ kN"),
+            Edit(r"\(bits \+ 0x7fffu \+ \(bits >> 16 & 1u\)\) >> 16", "bits >> 16"),
+            Edit(r" \+ 0xfffu \+ odd\b", " + 0u * odd"),
+        ),
+        fate=Fate.EQUIVALENT,
+        why="another order, or a rounding within the ulp that the bound grants any kernel",
+    ),
+)  # fmt: skip
+
+
+def code_only(text: str) -> str:
+    """Blank out, at equal length, what a host build does not compile: comments, the GPU's branch
+    of `#if KGEN_HOST`, static assertions and includes."""
+    text = re.sub(r"//[^\n]*", lambda m: " " * len(m[0]), text)
+    text = re.sub(r"static_assert\([^;]*;", lambda m: re.sub(r"\S", " ", m[0]), text)
+    lines = []
+    states: list[tuple[bool, bool]] = []  # of each open #if: (this branch is compiled, one was)
+    for line in text.splitlines(keepends=True):
+        directive = line.lstrip()
+        if directive.startswith("#if"):
+            taken = "KGEN_HOST" not in directive or "!KGEN_HOST" not in directive
+            states.append((taken, taken))
+        elif directive.startswith(("#else", "#elif")):
+            states[-1] = (not states[-1][1], True)
+        elif directive.startswith("#endif"):
+            states.pop()
+        hidden = directive.startswith("#") or not all(taken for taken, _ in states)
+        lines.append(re.sub(r"\S", " ", line) if hidden else line)
+    return "".join(lines)
+
+
+def edits_of(
+    operator: MutationOperator, text: str, columns: str
+) -> Iterator[tuple[int, int, int, str]]:
+    """Yield (number of the edit, start, end, replacement) of every place where one applies.
+
+    Args:
+        operator: The operator.
+        text: A source or header.
+        columns: How the kernel spells the extent of a row.
+    """
+    code = code_only(text)
+    for number, edit in enumerate(operator.edits):
+        for match in re.finditer(edit.pattern, code):
+            new = match.expand(edit.replacement).replace("{columns}", columns)
+            yield number, match.start(), match.end(), new

@@ -1,0 +1,153 @@
+"""What is mutated: one small, feasible config per way through each kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+from kgen.assets import include_dir
+from kgen.catalogue import open_catalogue, profile_named
+from kgen.catalogue.catalogue import Entry
+from kgen.model.artifact import Rendered
+from kgen.model.config import Config, Value
+from kgen.model.problem import Problem, parse_problem
+from kgen.model.space import Variant
+from kgen.render import Renderer
+
+# Two multiprocessors, so that persistent blocks have another one beside them.
+HOST = replace(profile_named("host"), sm_count=2)
+PASS = "forward"
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "softmax"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel to mutate.
+
+    Attributes:
+        name: For messages.
+        operator: As the catalogue knows it.
+        variant: One of its variants.
+        values: The config.
+        dims: The problem, as `--problem` takes it; small, and ragged wherever the variant allows.
+        headers: Device headers to mutate as well; each is mutated through one or two subjects.
+    """
+
+    name: str
+    operator: str
+    variant: str
+    values: Mapping[str, Value] = field(hash=False)
+    dims: str
+    headers: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> Config:
+        """As the search proposes it."""
+        return Config.of(self.variant, {p.name: self.values[p.name] for p in self.space.params})
+
+    @property
+    def entry(self) -> Entry:
+        """Operator, space and templates."""
+        return _catalogue_entry(self.operator)
+
+    @property
+    def space(self) -> Variant:
+        """The variant's part of the search space."""
+        return self.entry.space.variant(PASS, self.variant)
+
+    @property
+    def problem(self) -> Problem:
+        """The problem."""
+        return parse_problem(self.dims, self.entry.operator.signature)
+
+    def render(self, include: Path | None = None) -> Rendered:
+        """Render the source; the digest covers the headers in `include` (default: kgen's own)."""
+        renderer = Renderer(include_dir() if include is None else include)
+        return renderer.render(
+            self.operator, self.entry.templates, self.space, self.config, self.problem
+        )
+
+
+@lru_cache
+def _catalogue_entry(operator: str) -> Entry:
+    return open_catalogue([TUTORIAL]).entry(operator)
+
+
+_PLAIN: dict[str, Value] = {"store_cache": "normal", "min_blocks": 1}
+_REGISTERS: dict[str, Value] = {"vec": 4, "load_cache": "normal", **_PLAIN}
+_BULK: dict[str, Value] = {"stages": 3, "load_policy": "normal", **_PLAIN}
+
+# An odd number of rows, and of columns no multiple of a group's sweep or of 32: every tail is run.
+SUBJECTS = (
+    Subject("naive", "rmsnorm", "naive", {"threads": 64}, "M=37,N=203,dtype=fp32"),
+    Subject(
+        "registers_once", "rmsnorm", "rows_in_registers",
+        {"lanes_per_row": 16, "groups_per_block": 4, "rows_per_group": 2, "weight": "late",
+         "persistent": False, "prefetch": False, **_REGISTERS},
+        "M=69,N=200,dtype=fp32", ("kgen/warp.cuh", "kgen/memory.cuh"),
+    ),
+    Subject(
+        "registers_prefetch", "rmsnorm", "rows_in_registers",
+        {"lanes_per_row": 64, "groups_per_block": 2, "rows_per_group": 1, "weight": "resident",
+         "persistent": True, "prefetch": True, **_REGISTERS},
+        "M=37,N=388,dtype=fp32", ("kgen/block.cuh",),
+    ),
+    Subject(
+        "ring", "rmsnorm", "async_ring",
+        {"lanes_per_row": 64, "groups_per_block": 1, "vec": 4, "stages": 3,
+         "resident_weight": False, "min_blocks": 1, "store_cache": "normal"},
+        "M=37,N=388,dtype=fp32", ("kgen/block.cuh",),
+    ),
+    Subject(
+        "ring_groups", "rmsnorm", "async_ring",
+        {"lanes_per_row": 16, "groups_per_block": 4, "vec": 4, "stages": 3,
+         "resident_weight": True, "min_blocks": 1, "store_cache": "normal"},
+        "M=37,N=200,dtype=fp32",
+    ),
+    Subject(
+        "bulk_block", "rmsnorm", "bulk_rows",
+        {"lanes_per_row": 64, "groups_per_block": 1, "rows_per_group": 1, "store": "bulk",
+         "resident_weight": True, **_BULK},
+        "M=37,N=388,dtype=fp32",
+    ),
+    Subject(
+        "bulk_warps", "rmsnorm", "bulk_rows",
+        {"lanes_per_row": 16, "groups_per_block": 4, "rows_per_group": 2, "store": "bulk",
+         "resident_weight": True, **_BULK},
+        "M=37,N=200,dtype=fp32",
+    ),
+    Subject(
+        "bulk_direct", "rmsnorm", "bulk_rows",
+        {"lanes_per_row": 16, "groups_per_block": 4, "rows_per_group": 2, "store": "direct",
+         "resident_weight": True, **_BULK},
+        "M=37,N=200,dtype=bf16,w_dtype=fp32", ("kgen/types.cuh",),
+    ),
+    Subject(
+        "smem_tree", "rmsnorm", "row_in_smem",
+        {"threads": 64, "vec": 4, "reduction": "tree", "copy": "registers"},
+        "M=37,N=200,dtype=fp32",
+    ),
+    Subject(
+        "smem_async", "rmsnorm", "row_in_smem",
+        {"threads": 64, "vec": 4, "reduction": "shuffle", "copy": "async"},
+        "M=37,N=200,dtype=fp32",
+    ),
+    Subject(
+        "two_reads", "rmsnorm", "two_reads",
+        {"threads": 32, "vec": 8, "unroll": 1, "backward": True, "load_cache": "normal",
+         "reread_cache": "normal", "store_cache": "normal"},
+        "M=37,N=1000,dtype=fp16", ("kgen/types.cuh", "kgen/memory.cuh"),
+    ),
+    Subject(
+        "ragged", "rmsnorm", "ragged_rows",
+        {"lanes_per_row": 32, "groups_per_block": 2, "vec": 4, "prefetch": True,
+         "load_cache": "normal", "store_cache": "normal", "min_blocks": 1},
+        "M=37,N=203,dtype=fp32",
+    ),
+    Subject(
+        "softmax", "softmax", "block_per_row", {"threads": 64}, "M=37,N=203,dtype=fp32",
+        ("kgen/block.cuh", "kgen/warp.cuh"),
+    ),
+)
