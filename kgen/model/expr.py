@@ -12,6 +12,7 @@ import ast
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from kgen.errors import ExprError, suggest
@@ -86,7 +87,13 @@ def parse_expr(source: str | int | float | bool) -> Expr:
     Raises:
         ExprError: On syntax outside the language; names the offending part.
     """
-    text = str(source)
+    return _parse(str(source))
+
+
+# Every trial sends its variant to the worker, and a variant has dozens of expressions: parsing them
+# again each time took a tenth of a trial.
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Expr:
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError as problem:
