@@ -50,7 +50,7 @@ def _results(
             except RecordError as problem:  # it may be a record of another pass
                 missing = problem
                 continue
-        for problem_ in common.problems:
+        for problem_ in common.problems[pass_name]:
             yield from check_problem(session, problem_)
     if missing is not None:
         raise missing

@@ -37,9 +37,9 @@ def all_variants() -> list[tuple[str, str, str]]:
 
 
 def problems(signature: Signature) -> list[Problem]:
-    """All dtype combinations, over extents that rotate so that every extent is tried."""
+    """Every pair of dtypes, over extents that rotate so that every extent is tried."""
     found = []
-    for i, dtypes in enumerate(signature.dtype_combinations()):
+    for i, dtypes in enumerate(signature.dtype_pairs()):
         for j in range(2):
             dims = tuple(
                 (d.name, max(EXTENTS[(i + 2 * j + k) % len(EXTENTS)], d.smallest))
