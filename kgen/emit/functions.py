@@ -70,9 +70,9 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
             else fold(dispatcher, names, ")", 8)
         ),
         "indirect": _alternatives(["dispatch_modes()", "transforms()", *indirect], 4),
-        "wants_grad": _alternatives(
+        "wants_grad": _bracketed(_alternatives(
             [f"({t} is not None and {t}.requires_grad)" if t in optional.inputs
-             else f"{t}.requires_grad" for t in tensors], 4),
+             else f"{t}.requires_grad" for t in tensors], 4)),
         "tensors": _tuple(tensors),
         "arguments": arguments,
         "call_names": ", ".join(names),
@@ -162,17 +162,19 @@ def _schema(function: str, passed: Pass, optional: _Optional) -> str:
 
 
 def _pointer(name: str, optional: _Optional) -> list[str]:
+    """Lines that fetch an input's address and, if it may be absent, what it is known by."""
     if name not in optional.inputs:
         return [f"{name}_ptr = {name}.data_ptr()"]
-    key = (f"{name}.shape, {name}.stride(), {name}.dtype, {name}.get_device(), "
-           f"{name}_ptr & {MAX_ALIGNMENT - 1}")
+    # A meta tensor looks like one on the CPU but for its null pointer.
+    key = [f"{name}.{attribute}" for attribute in ("shape", "stride()", "dtype", "get_device()")]
+    key.append(f"{name}_ptr & {MAX_ALIGNMENT - 1} if {name}_ptr else -1")
     return [
         f"if {name} is None:",
         f"    {name}_ptr = 0",
         f"    {name}_layout: Any = None",
         "else:",
         f"    {name}_ptr = {name}.data_ptr()",
-        fold(f"    {name}_layout = (", [key], ")", 4),
+        "    " + fold(f"{name}_layout = (", key, ")", 8),
     ]
 
 
@@ -188,7 +190,7 @@ def _results(passed: Pass, optional: _Optional) -> str:
     names = ", ".join(o.name for o in passed.outputs)
     if not optional.outputs:
         return names
-    if len(optional.outputs) + 1 > len(passed.outputs) > 1:
+    if [o.name for o in passed.outputs[1:]] == list(optional.outputs):
         rest = " and ".join(f"{name} is None" for name in optional.outputs)
         return f"{passed.outputs[0].name} if {rest} else present({names})"
     return f"present({names})"
@@ -211,6 +213,10 @@ def _alternatives(conditions: Sequence[str], indent: int) -> str:
         return line
     margin = f"\n{' ' * (indent + 4)}"
     return f"({margin}{f'{margin}or '.join(conditions)}\n{' ' * indent})"
+
+
+def _bracketed(text: str) -> str:
+    return text if text.startswith("(\n") else f"({text})"
 
 
 def _tuple(names: Sequence[str] | dict[str, str]) -> str:
