@@ -40,9 +40,9 @@ def problems(signature: Signature) -> list[Problem]:
     """Every pair of dtypes, over extents that rotate so that every extent is tried."""
     found = []
     for i, dtypes in enumerate(signature.dtype_pairs()):
-        for j in range(2):
+        for j in range(4):
             dims = tuple(
-                (d.name, max(EXTENTS[(i + 2 * j + k) % len(EXTENTS)], d.smallest))
+                (d.name, max(EXTENTS[(i + j + k) % len(EXTENTS)], d.smallest))
                 for k, d in enumerate(signature.dims)
             )
             found.append(Problem(dims, tuple(dtypes.items())))
@@ -72,8 +72,9 @@ def run_variant(
         (problem, config)
         for problem in problems(entry.operator.signature)
         for config in spread(variant, entry.operator.signature, problem, configs)
-    ][:at_most]
+    ]
     assert wanted, "no config of this variant is feasible for any problem of this suite"
+    wanted = wanted[:: -(-len(wanted) // at_most)]  # of every problem some, not of some all
     requests = [
         BuildRequest(renderer.render(operator, entry.templates, variant, config, problem), "host")
         for problem, config in wanted
