@@ -5,6 +5,9 @@ Parametrised over the catalogue: a new operator is covered by being there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from kgen.assets import include_dir
@@ -17,6 +20,7 @@ from kgen.model.problem import Problem
 from kgen.model.record import Fate
 from kgen.model.signature import Signature
 from kgen.model.space import Variant
+from kgen.operators.base import Operator
 from kgen.render import Renderer
 from kgen.search.feasible import enumerate_feasible
 from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
@@ -61,12 +65,18 @@ def spread(variant: Variant, signature: Signature, problem: Problem, count: int)
 
 
 def run_variant(
-    operator: str, pass_name: str, name: str, compiler_name: str, configs: int, at_most: int
+    operator: str,
+    pass_name: str,
+    name: str,
+    compiler_name: str,
+    configs: int,
+    at_most: int,
+    changed: Callable[[Operator], Operator] = lambda operator: operator,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     entry = open_catalogue().entry(operator)
     variant = entry.space.variant(pass_name, name)
     compiler = open_compiler(compiler_name, [include_dir()])
-    runner = Runner(entry.operator, Setup(operator, (), HOST, 0, seed=1))
+    runner = Runner(changed(entry.operator), Setup(operator, (), HOST, 0, seed=1))
     renderer = Renderer(include_dir())
     wanted = [
         (problem, config)
@@ -95,6 +105,23 @@ def test_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> Non
     for problem, config, outcome in outcomes:
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
         assert len(outcome.cases) > 3, outcome.cases
+
+
+def with_other_scalars(operator: Operator) -> Operator:
+    """The operator with half added to each scalar's default."""
+    passes = tuple(
+        replace(p, scalars=tuple(replace(s, default=s.default + 0.5) for s in p.scalars))
+        for p in operator.signature.passes
+    )
+    return replace(operator, signature=replace(operator.signature, passes=passes))
+
+
+@pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
+def test_takes_its_scalars_from_the_call(operator: str, pass_name: str, name: str) -> None:
+    for problem, config, outcome in run_variant(
+        operator, pass_name, name, "host", configs=1, at_most=3, changed=with_other_scalars
+    ):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
 
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
