@@ -90,6 +90,7 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
             *scalars,
         ], ")", 4),
         "results": _results(passed, optional),
+        "bare": _bare(passed, optional),
         "schema": _string(_schema(function, passed, optional)),
     }
 
@@ -194,6 +195,28 @@ def _results(passed: Pass, optional: _Optional) -> str:
         rest = " and ".join(f"{name} is None" for name in optional.outputs)
         return f"{passed.outputs[0].name} if {rest} else present({names})"
     return f"present({names})"
+
+
+def _bare(passed: Pass, optional: _Optional) -> dict[str, str] | None:
+    """The way of a call that asks for none of several optional outputs: deciding about each of
+    them would cost it more than the launch's own Python.
+    """
+    first = passed.outputs[0]
+    if len(optional.outputs) < 2 or first.name in optional.outputs:
+        return None
+    absent = [c.replace("is not None", "is None") if c.endswith("is not None") else f"not {c}"
+              for c in optional.outputs.values()]
+    return {
+        "condition": " and ".join(absent),
+        "allocation": _prepared_allocation(first, passed, optional),
+        "run": fold("launch(", [
+            "stream(device_index)", *(f"{t.name}_ptr" for t in passed.inputs),
+            *(f"{o.name}.data_ptr()" if o.name not in optional.outputs else "0"
+              for o in passed.outputs),
+            *(s.name for s in passed.scalars),
+        ], ")", 8),
+        "result": first.name,
+    }
 
 
 def _declaration(tensor: Tensor) -> str:

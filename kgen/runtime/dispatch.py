@@ -192,7 +192,7 @@ class Pass:
                    if isinstance(tensor, Tensor) and tensor.requires_grad]
         raise NotImplementedError(
             f"{self.signature.function}: {' and '.join(wanting)} requires grad, but no backward "
-            "kernel was generated for this operator; call it under torch.no_grad(), or pass "
+            "is recorded by this function; call it under torch.no_grad(), or pass "
             f"{wanting[0]}.detach() if the gradient is not wanted"
         )
 
