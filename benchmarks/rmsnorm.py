@@ -42,6 +42,7 @@ PROBLEMS = (
 )
 HOST_PROBLEM = "M=64,N=4096,dtype=bf16"
 OURS, COPY = "kgen", "copy"
+SCALARS = OPERATOR.scalars("forward")
 ROUNDS = 61
 HOST_BATCHES, HOST_CALLS = 40, 500
 
@@ -51,7 +52,9 @@ Peer = Callable[[Mapping[str, torch.Tensor], Mapping[str, float]], object]
 def competitors() -> dict[str, Peer]:
     """Ours and every peer that this machine has, by name."""
     ours: dict[str, Peer] = {
-        OURS: lambda inputs, scalars: kgen_ops.rmsnorm(inputs["x"], inputs["w"], scalars["eps"])
+        OURS: lambda inputs, scalars: kgen_ops.rmsnorm(
+            inputs["x"], inputs["w"], eps=scalars["eps"]
+        )
     }
     return ours | dict(OPERATOR.peers("forward"))
 
@@ -60,9 +63,9 @@ def check(problem: Problem, peer: Peer, inputs: Mapping[str, torch.Tensor]) -> N
     """Refuse to time what is not the operator; at most 1024 rows, in float64."""
     rows = {"x": inputs["x"][:1024], "w": inputs["w"]}
     want = OPERATOR.definition(
-        "forward", {name: t.double() for name, t in rows.items()}, {"eps": EPS}
+        "forward", {name: t.double() for name, t in rows.items()}, SCALARS
     )["y"]
-    got = peer(rows, {"eps": EPS})
+    got = peer(rows, SCALARS)
     assert isinstance(got, torch.Tensor)
     error = ((got.double() - want).norm() / want.norm()).item()
     allowed = 2 * problem.dtype("dtype").eps
@@ -83,7 +86,7 @@ def run_problem(text: str, device: torch.device, l2_bytes: int, copy_gbps: float
     calls: dict[str, Sequence[Callable[[], object]]] = {}
     for name, peer in competitors().items():
         check(problem, peer, sets[0])
-        calls[name] = [partial(peer, s, {"eps": EPS}) for s in sets]
+        calls[name] = [partial(peer, s, SCALARS) for s in sets]
     targets = [torch.empty_like(s["x"]) for s in sets]
     calls[COPY] = [partial(t.copy_, s["x"]) for s, t in zip(sets, targets, strict=True)]
     result = compare(calls, device, rounds=ROUNDS, uncaptured=(COPY,))
@@ -122,13 +125,13 @@ def host_cost(device: torch.device) -> dict[str, Any]:
     inputs = OPERATOR.make_inputs("forward", problem, "normal", generator, device)
     x, w = inputs["x"], inputs["w"]
     plain: dict[str, Callable[[], object]] = {
-        OURS: lambda: kgen_ops.rmsnorm(x, w, EPS),
+        OURS: lambda: kgen_ops.rmsnorm(x, w, eps=EPS),
         "F.rms_norm": lambda: torch.nn.functional.rms_norm(x, (x.shape[-1],), w, EPS),
         "torch.empty_like": lambda: torch.empty_like(x),
     }
     for name, peer in OPERATOR.peers("forward").items():
         if name != "eager":
-            plain[name] = partial(peer, inputs, {"eps": EPS})
+            plain[name] = partial(peer, inputs, SCALARS)
     us: dict[str, list[float]] = {name: [] for name in plain}
     for _ in range(HOST_BATCHES):
         for name, call in plain.items():

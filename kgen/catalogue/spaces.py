@@ -161,7 +161,7 @@ class _PassReader:
         allowed = [*self.tensors, *workspaces, *self.dims, *self.scalars, *self.strides]
         args = entries["args"].sequence()
         for arg in args:
-            if arg.text() not in allowed:
+            if arg.text().isidentifier() and arg.text() not in allowed:
                 raise arg.fail(
                     f"unknown kernel argument '{arg.text()}'\n  {suggest(arg.text(), allowed)}"
                 )
@@ -170,7 +170,7 @@ class _PassReader:
             grid=_extents(entries["grid"], names),
             block=_extents(entries["block"], names),
             smem=_expr(entries["smem"], names) if "smem" in entries else parse_expr(0),
-            args=tuple(arg.text() for arg in args),
+            args=tuple(a.text() if a.text() in allowed else _expr(a, names) for a in args),
         )
 
 

@@ -138,15 +138,17 @@ def chosen_passes(signature: Signature, pass_name: str) -> list[str]:
     return [signature.pass_named(pass_name).name]
 
 
-def chosen_problems(operator: Operator, texts: Sequence[str], on_host: bool) -> list[Problem]:
-    """Parse `--problem`, or the operator's default problems for the device.
+def chosen_problems(
+    operator: Operator, pass_name: str, texts: Sequence[str], on_host: bool
+) -> tuple[Problem, ...]:
+    """Parse `--problem`, or the operator's default problems for the pass and the device.
 
     Raises:
         ProblemError: If one is malformed, or repeated.
     """
-    chosen = list(texts) or list(operator.problems["host" if on_host else "cuda"])
+    chosen = texts or operator.default_problems(pass_name, on_host)
     problems = [parse_problem(text, operator.signature) for text in chosen]
     for i, problem in enumerate(problems):
         if problem in problems[:i]:
             raise ProblemError(f"problem '{problem}' is given twice")
-    return problems
+    return tuple(problems)

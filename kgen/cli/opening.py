@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Opened:
     ordinal: int
     compiler: Compiler
     passes: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    problems: Mapping[str, tuple[Problem, ...]]  # by pass
     paths: tuple[str, ...]
     out: Path
 
@@ -67,7 +67,7 @@ def opened(options: argparse.Namespace) -> Iterator[Opened]:
     operator = entry.operator
     passes = chosen_passes(operator.signature, options.pass_name)
     gpu, ordinal = select_gpu(options.gpu)
-    problems = chosen_problems(operator, options.problem, gpu.is_host)
+    problems = {p: chosen_problems(operator, p, options.problem, gpu.is_host) for p in passes}
     compiler = open_compiler(_back_end(options, gpu), [include_dir()], limits=_limits(options))
     try:
         yield Opened(
@@ -76,7 +76,7 @@ def opened(options: argparse.Namespace) -> Iterator[Opened]:
             ordinal,
             compiler,
             tuple(passes),
-            tuple(problems),
+            problems,
             tuple(str(Path(p).resolve()) for p in options.path),
             Path(options.out),
         )

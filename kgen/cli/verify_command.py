@@ -59,7 +59,7 @@ def _results(
             except RecordError as problem:  # it may be a record of another pass
                 missing = problem
                 continue
-        for problem_ in common.problems:
+        for problem_ in common.problems[checker.session.pass_name]:
             yield from checker.problem(problem_)
     if missing is not None:
         raise missing

@@ -13,7 +13,7 @@ from typing import Any
 
 from kgen.errors import SpaceError
 from kgen.model.config import Config
-from kgen.model.dtypes import DTYPES
+from kgen.model.dtypes import DTYPES, dtype_named
 from kgen.model.expr import FUNCTIONS, Expr, parse_expr
 from kgen.model.plan import MAX_GRID
 from kgen.model.signature import Pass
@@ -60,7 +60,17 @@ def literals(
     """Values of all names that are fixed for a kernel."""
     values: dict[str, Any] = {**facts, **dims, **dtypes, **config.as_dict()}
     for name, dtype in dtypes.items():
-        values[name.replace("dtype", "itemsize")] = DTYPES[dtype].itemsize
+        values[name.replace("dtype", "itemsize")] = dtype_named(dtype).itemsize
+    return values
+
+
+def absent_literals(passed: Pass, dtypes: Mapping[str, str]) -> dict[str, int]:
+    """Pointers and strides of the tensors that a problem leaves out."""
+    values: dict[str, int] = {}
+    for tensor in passed.tensors:
+        if tensor not in passed.present(dtypes).tensors:
+            values[f"{tensor.name}_ptr"] = 0
+            values |= {f"{tensor.name}_stride_{dim}": 0 for dim in tensor.free_strides}
     return values
 
 
@@ -113,14 +123,17 @@ def _launch(
     pointers = {t.name for t in passed.tensors} | {w.name for w in variant.workspaces}
     scalars = {s.name for s in passed.scalars}
     kinds = "".join(
-        "p" if name in pointers else "f" if name in scalars else "q" for name in spec.args
+        "p" if arg in pointers else "f" if arg in scalars else "q" for arg in spec.args
     )
     grid, block = (
         tuple(bound(e, fixed) for e in extents) + ("1",) * (3 - len(extents))
         for extents in (spec.grid, spec.block)
     )
-    args = tuple(str(fixed[name]) if kind == "q" and name in fixed else name
-                 for name, kind in zip(spec.args, kinds, strict=True))
+    args = tuple(
+        bound(arg, fixed) if isinstance(arg, Expr)
+        else str(fixed[arg]) if kind == "q" and arg in fixed else arg
+        for arg, kind in zip(spec.args, kinds, strict=True)
+    )
     return LaunchText(spec.kernel, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]),
                       bound(spec.smem, fixed), args, kinds)
 

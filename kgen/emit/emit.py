@@ -8,8 +8,9 @@ from pathlib import Path
 
 import kgen.runtime
 from kgen.emit import python
-from kgen.emit.binding import literals, plan_text
+from kgen.emit.binding import absent_literals, literals, plan_text
 from kgen.emit.files import locked, remove, write_all
+from kgen.emit.functions import function_name
 from kgen.emit.state import (
     GpuState,
     RowState,
@@ -105,7 +106,10 @@ def _kernel_files(
 def _operator_files(
     folder: Path, operator: Operator, winners: Sequence[Winner], safe: Sequence[SafeKernel]
 ) -> dict[str, bytes]:
-    tables = read_tables(folder / "tables")
+    fields = [f.name for f in operator.signature.dtypes]
+    tables = {
+        name: table.of_fields(fields) for name, table in read_tables(folder / "tables").items()
+    }
     for gpu in {w.gpu.name: w.gpu for w in winners}.values():
         state = _gpu_state(gpu)
         table = tables.get(gpu.name, TableState(state, ()))
@@ -148,7 +152,9 @@ def _row_state(winner: Winner) -> RowState:
             f"({winner.record.fate}) has no timing, so its config cannot be a winner"
         )
     constants = {name: winner.problem.dim(name) for name in winner.variant.constants}
-    fixed = literals(constants, dict(winner.problem.dtypes), winner.config, winner.gpu.names)
+    dtypes = dict(winner.problem.dtypes)
+    fixed = literals(constants, dtypes, winner.config, winner.gpu.names)
+    fixed |= absent_literals(passed, dtypes)
     return RowState(
         pass_name=winner.pass_name,
         dims=winner.problem.dims,
@@ -165,7 +171,7 @@ def _row_state(winner: Winner) -> RowState:
 
 def _safe_state(safe: SafeKernel) -> SafeState:
     passed = safe.operator.signature.pass_named(safe.pass_name)
-    fixed = literals({}, safe.dtypes, safe.config, {})
+    fixed = literals({}, safe.dtypes, safe.config, {}) | absent_literals(passed, safe.dtypes)
     plan = plan_text(safe.variant, passed, fixed)
     return SafeState(
         pass_name=safe.pass_name,
@@ -193,7 +199,7 @@ def _shared_files(include_dir: Path) -> dict[str, bytes]:
 def _package_files(root: Path) -> dict[str, bytes]:
     tuned = _tuned(root / PACKAGE)
     functions = {
-        name: [python.function_name(name, pass_name) for pass_name in passes]
+        name: [function_name(name, pass_name) for pass_name in passes]
         for name, (passes, _) in tuned.items()
     }
     gpus = {name: tables for name, (_, tables) in tuned.items()}

@@ -22,6 +22,14 @@ def fold(head: str, items: Sequence[str], tail: str, indent: int = 0) -> str:
     return f"{head}\n{body},\n{' ' * indent}{tail}"
 
 
+def imported(head: str, names: Sequence[str]) -> str:
+    """Return an import: in one line if it fits, else one name per line, as ruff's isort has it."""
+    line = head + ", ".join(names)
+    if len(line) <= WIDTH:
+        return line
+    return f"{head}(\n" + "".join(f"    {name},\n" for name in names) + ")"
+
+
 def _filled(items: Sequence[str], inner: str) -> list[str]:
     """Group items into lines, never breaking inside one."""
     lines: list[str] = []

@@ -96,8 +96,14 @@ def _plan_function(
                 grid.append(f"grid{suffix}_{axis}")
                 head = f"{grid[-1]} = "
                 prepared.append(head + wrapped(local(extent), INDENT, len(head)))
-        launches.append(fold(f"{launcher}(", ["stream", *grid, *_arguments(launch, plan, used)],
-                             ")", 2 * INDENT))
+        arguments = []
+        for position, text in enumerate(_arguments(launch, plan, used)):
+            if launch.kinds[position] == "q" and not (text.isdecimal() or text.isidentifier()):
+                head = f"number{suffix}_{position} = "
+                prepared.append(head + wrapped(local(text), INDENT, len(head)))
+                text = head.partition(" ")[0]
+            arguments.append(text)
+        launches.append(fold(f"{launcher}(", ["stream", *grid, *arguments], ")", 2 * INDENT))
     scratch = [
         fold(f"{w.name} = torch.empty(",
              [local(w.elements), f"dtype=torch.{w.dtype}", "device=file.device"], ")", 2 * INDENT)
@@ -129,7 +135,7 @@ def _arguments(launch: LaunchText, plan: PlanText, used: dict[str, None]) -> lis
     for name, kind in zip(launch.args, launch.kinds, strict=True):
         if name in workspaces:
             arguments.append(f"{name}.data_ptr()")
-        elif kind == "q" and name.isidentifier():
+        elif kind == "q" and name.isidentifier():  # an expression is the caller's to prepare
             used[name] = None
             arguments.append(_local(name))
         else:

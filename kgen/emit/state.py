@@ -6,7 +6,7 @@ others left, and two people's tunes merge as text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,13 @@ class TableState:
         """Add rows; those of the same problem are replaced."""
         merged = {row.problem: row for row in (*self.rows, *rows)}
         return replace(self, gpu=gpu, rows=tuple(merged[key] for key in sorted(merged)))
+
+    def of_fields(self, dtype_fields: Sequence[str]) -> TableState:
+        """Drop rows from before the operator got its present dtype fields: no call finds them."""
+        wanted = list(dtype_fields)
+        return replace(
+            self, rows=tuple(row for row in self.rows if [n for n, _ in row.dtypes] == wanted)
+        )
 
 
 def table_text(table: TableState) -> str:

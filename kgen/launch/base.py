@@ -14,6 +14,8 @@ from kgen.model.record import Resources
 if TYPE_CHECKING:
     import torch
 
+    Tensors = Mapping[str, torch.Tensor | None]
+
 
 class Module(ABC):
     """A module loaded on a device."""
@@ -28,18 +30,20 @@ class Module(ABC):
 
     @abstractmethod
     def bind(
-        self, plan: Plan, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int | float]
+        self, plan: Plan, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> Callable[[], None]:
         """Resolve a plan's arguments once; the result launches all of it.
 
-        Each name of a launch's `args` is a tensor or workspace (its address is passed; dtype and
-        shape are the caller's business) or a number (an int is passed as `long long`, a float as
-        `float`). The result holds the tensors, and works on torch's stream of the moment when
-        it is called, so it may be captured in a CUDA graph. It returns before the GPU is done.
+        Each of a launch's `args` is a whole number, or the name of a tensor or workspace (its
+        address is passed; dtype and shape are the caller's business) or of a number (an int is
+        passed as `long long`, a float as `float`). The result holds the tensors, and works on
+        torch's stream of the moment when it is called, so it may be captured in a CUDA graph. It
+        returns before the GPU is done.
 
         Args:
             plan: Launches with an extent of 0 are left out.
-            tensors: Inputs, outputs and workspaces by name, on this device.
+            tensors: Inputs, outputs and workspaces by name, on this device; None for one that
+                the problem leaves out, passed as a null pointer.
             numbers: Dims, `<tensor>_stride_<dim>`, scalars.
         Raises:
             LaunchError: If a kernel or an argument is missing, a tensor lies elsewhere, the shared
@@ -90,23 +94,24 @@ class Device(ABC):
 
 
 def resolve(
-    launch: Launch, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int | float],
-    device: torch.device,
-) -> list[torch.Tensor | int | float]:
-    """Return the values of a launch's arguments, in order.
+    launch: Launch, tensors: Tensors, numbers: Mapping[str, int | float], device: torch.device,
+) -> list[torch.Tensor | int | float | None]:
+    """Return the values of a launch's arguments, in order; None for a null pointer.
 
     Raises:
         LaunchError: If a name has no value or two, a value is no number, or a tensor lies on
             another device.
     """
-    values: list[torch.Tensor | int | float] = []
+    values: list[torch.Tensor | int | float | None] = []
     for name in launch.args:
-        if name in tensors and name in numbers:
+        if isinstance(name, int):
+            values.append(name)
+        elif name in tensors and name in numbers:
             raise LaunchError(f"{launch.kernel}: argument '{name}' is given as a tensor and as a "
                               "number")
-        if name in tensors:
+        elif name in tensors:
             tensor = tensors[name]
-            if tensor.device != device:
+            if tensor is not None and tensor.device != device:
                 raise LaunchError(f"{launch.kernel}: argument '{name}' is on {tensor.device}, but "
                                   f"the kernel runs on {device}")
             values.append(tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,9 @@ from kgen.runtime import cuda
 from kgen.runtime.cache import read_file
 from kgen.runtime.cuda import CudaError
 from kgen.runtime.launcher import Launcher, make_launcher
+
+if TYPE_CHECKING:
+    from kgen.launch.base import Tensors
 
 # Invalid value, out of memory (a kernel's local memory, say), out of resources: nothing has run.
 _REFUSALS = (1, 2, 701)
@@ -75,7 +78,7 @@ class CudaModule(Module):
             raise LaunchError(str(error)) from None
 
     def bind(
-        self, plan: Plan, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int | float]
+        self, plan: Plan, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> Callable[[], None]:
         """See `Module`."""
         steps = [self._prepare(launch, tensors, numbers)
@@ -84,7 +87,7 @@ class CudaModule(Module):
         current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         held = tuple(tensors.values())
 
-        def run(_held: tuple[torch.Tensor, ...] = held) -> None:
+        def run(_held: tuple[torch.Tensor | None, ...] = held) -> None:
             stream = current_stream(ordinal)
             try:
                 for launcher, arguments in steps:
@@ -113,12 +116,11 @@ class CudaModule(Module):
             raise LaunchError(str(error)) from None
 
     def _prepare(
-        self, launch: Launch, tensors: Mapping[str, torch.Tensor],
-        numbers: Mapping[str, int | float],
+        self, launch: Launch, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> tuple[Launcher, tuple[Any, ...]]:
         """Return a launcher, and what it is called with besides the stream."""
         values = resolve(launch, tensors, numbers, self._device.torch_device)
-        codes = ["p" if isinstance(v, torch.Tensor) else "q" if isinstance(v, int) else "f"
+        codes = ["q" if isinstance(v, int) else "f" if isinstance(v, float) else "p"
                  for v in values]
         key = (launch.kernel, "".join(codes), launch.block, launch.smem_bytes)
         if key not in self._launchers:  # one serves the many buffer sets of a measurement
@@ -132,7 +134,7 @@ class CudaModule(Module):
                 kind = LaunchRefusedError if refused else LaunchError
                 raise kind(f"{error}\n  {describe(launch)}") from None
         launcher = self._launchers[key]
-        arguments = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values]
+        arguments = [v.data_ptr() if isinstance(v, torch.Tensor) else v or 0 for v in values]
         return launcher, (*launch.grid, *arguments)
 
 

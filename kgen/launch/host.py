@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,9 @@ from kgen.launch.sanitized import SanitizedModule
 from kgen.model.artifact import Artifact
 from kgen.model.plan import Launch, Plan
 from kgen.runtime.host import HostFault, HostFunction, HostModule, HostRefusal
+
+if TYPE_CHECKING:
+    from kgen.launch.base import Tensors
 
 
 class HostDevice(Device):
@@ -60,7 +63,7 @@ class HostLoaded(Module):
             raise LaunchError(f"{artifact.path} does not load: {error}") from None
 
     def bind(
-        self, plan: Plan, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int | float]
+        self, plan: Plan, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> Callable[[], None]:
         """See `Module`. The result returns when the work is done."""
         steps = [(launch, self._function(launch.kernel), self._arguments(launch, tensors, numbers))
@@ -69,7 +72,7 @@ class HostLoaded(Module):
         held = tuple(tensors.values())
         orders = itertools.cycle(device.orders)
 
-        def run(_held: tuple[torch.Tensor, ...] = held) -> None:
+        def run(_held: tuple[torch.Tensor | None, ...] = held) -> None:
             seed = next(orders)
             for launch, function, arguments in steps:
                 try:
@@ -98,13 +101,12 @@ class HostLoaded(Module):
             raise LaunchError(str(error)) from None
 
     def _arguments(
-        self, launch: Launch, tensors: Mapping[str, torch.Tensor],
-        numbers: Mapping[str, int | float],
+        self, launch: Launch, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> list[Any]:
         arguments: list[Any] = []
         for value in resolve(launch, tensors, numbers, self._device.torch_device):
-            if isinstance(value, torch.Tensor):
-                arguments.append(ctypes.c_void_p(value.data_ptr()))
+            if value is None or isinstance(value, torch.Tensor):
+                arguments.append(ctypes.c_void_p(value.data_ptr() if value is not None else None))
             elif isinstance(value, int):
                 arguments.append(ctypes.c_longlong(value))
             else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from kgen.launch.base import Module, resolve
 from kgen.model.artifact import Artifact
 from kgen.model.plan import Plan
 from kgen.runtime.host import BufferRef, HostFault, JobLaunch, run_job, write_job
+
+if TYPE_CHECKING:
+    from kgen.launch.base import Tensors
 
 RUN_TIMEOUT_S = 120.0
 
@@ -32,7 +35,7 @@ class SanitizedModule(Module):
         self._seed = seed
 
     def bind(
-        self, plan: Plan, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int | float]
+        self, plan: Plan, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> Callable[[], None]:
         """See `Module`. The result returns when the work is done."""
         launches = [x for x in plan.launches if not x.is_empty]
@@ -44,6 +47,8 @@ class SanitizedModule(Module):
                 if isinstance(value, torch.Tensor):
                     used.setdefault(value.data_ptr(), value)
                     args.append(BufferRef(list(used).index(value.data_ptr())))
+                elif value is None:
+                    args.append(ctypes.c_void_p(None))
                 elif isinstance(value, int):
                     args.append(ctypes.c_longlong(value))
                 else:

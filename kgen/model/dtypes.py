@@ -37,3 +37,12 @@ DTYPES: dict[str, DType] = {
         DType("bf16", 2, "kgen::bf16", "bfloat16", 7),
     )
 }
+
+# What a dtype field may choose besides: the tensors of that field are then absent. Not among
+# DTYPES, because nothing can be stored in it.
+ABSENT = DType("none", 0, "kgen::none", "", 0)
+
+
+def dtype_named(name: str) -> DType:
+    """Look up a dtype, or `none`."""
+    return ABSENT if name == ABSENT.name else DTYPES[name]

@@ -18,13 +18,14 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch with concrete numbers; `args` are names, bound to values by a caller."""
+    """One kernel launch with concrete numbers; `args` are names, bound to values by a caller, or
+    whole numbers."""
 
     kernel: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     smem_bytes: int
-    args: tuple[str, ...]
+    args: tuple[str | int, ...]
 
     @property
     def threads(self) -> int:
@@ -71,7 +72,11 @@ def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfil
         grid = _extents(spec.grid, env, variant, "grid", least=0, most=MAX_GRID)
         block = _extents(spec.block, env, variant, "block", least=1, most=(1024, 1024, 64))
         smem = _whole(spec.smem, env, variant, "smem")
-        launches.append(Launch(spec.kernel, grid, block, smem, spec.args))
+        args = tuple(
+            _whole(arg, env, variant, "argument") if isinstance(arg, Expr) else arg
+            for arg in spec.args
+        )
+        launches.append(Launch(spec.kernel, grid, block, smem, args))
     workspaces = tuple(
         Workspace(w.name, w.dtype, _whole(w.elements, env, variant, w.name))
         for w in variant.workspaces

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kgen.errors import ProblemError, suggest
 from kgen.model.digest import digest_of
-from kgen.model.dtypes import DTYPES, DType
-from kgen.model.signature import Signature
+from kgen.model.dtypes import DType, dtype_named
+from kgen.model.signature import Pass, Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,16 @@ class Problem:
 
     def dtype(self, field: str) -> DType:
         """Return the dtype that a field chose, or the fixed dtype of that name."""
-        return DTYPES[dict(self.dtypes).get(field, field)]
+        return dtype_named(dict(self.dtypes).get(field, field))
 
     def shape(self, dims: tuple[str, ...]) -> tuple[int, ...]:
         """Return the extents of several dims."""
         table = dict(self.dims)
         return tuple(table[name] for name in dims)
+
+    def present(self, pass_: Pass) -> Pass:
+        """A pass without the tensors that this problem leaves out."""
+        return pass_.present(dict(self.dtypes))
 
     @property
     def names(self) -> dict[str, int | str]:
@@ -41,7 +45,7 @@ class Problem:
         values: dict[str, int | str] = dict(self.dims)
         for field, name in self.dtypes:
             values[field] = name
-            values[field.replace("dtype", "itemsize")] = DTYPES[name].itemsize
+            values[field.replace("dtype", "itemsize")] = dtype_named(name).itemsize
         return values
 
     @property

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from kgen.errors import ProblemError, suggest
-from kgen.model.dtypes import DTYPES
+from kgen.model.dtypes import ABSENT, DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,9 @@ class DTypeField:
 
     Attributes:
         name: `dtype`, or `<tensor>_dtype`.
-        allowed: Names of dtypes, or names of earlier fields ("the same as").
-        default: A dtype, an earlier field's name, or None if the problem must say.
+        allowed: Names of dtypes, or names of earlier fields ("the same as"), or `none`: the
+            tensors of this field may be absent.
+        default: One of these, or None if the problem must say.
     """
 
     name: str
@@ -42,6 +44,11 @@ class DTypeField:
     def itemsize_name(self) -> str:
         """The name of this dtype's bytes per element in expressions: `itemsize`, `w_itemsize`."""
         return self.name.replace("dtype", "itemsize")
+
+    @property
+    def optional(self) -> bool:
+        """Whether tensors of this dtype may be absent."""
+        return ABSENT.name in self.allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +95,20 @@ class Pass:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Inputs, then outputs."""
+        """Inputs, then outputs; those that a problem leaves out among them."""
         return self.inputs + self.outputs
+
+    def present(self, dtypes: Mapping[str, str]) -> Pass:
+        """The pass without the tensors whose dtype is `none`.
+
+        Args:
+            dtypes: Dtype name of every field.
+        """
+
+        def there(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple(t for t in tensors if dtypes.get(t.dtype, t.dtype) != ABSENT.name)
+
+        return replace(self, inputs=there(self.inputs), outputs=there(self.outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +149,7 @@ class Signature:
             if value is None:
                 raise ProblemError(f"'{f.name}' is missing\n  allowed: {', '.join(f.allowed)}")
             value = chosen.get(value, value)
-            if value not in DTYPES:
+            if value not in DTYPES and value != ABSENT.name:
                 raise ProblemError(
                     f"unknown dtype '{value}' for '{f.name}'\n  {suggest(value, DTYPES)}"
                 )
@@ -144,11 +163,32 @@ class Signature:
 
     def dtype_combinations(self) -> list[dict[str, str]]:
         """All legal choices of the dtype fields, in declared order."""
-        combinations: list[dict[str, str]] = [{}]
+        found: list[dict[str, str]] = [{}]
         for f in self.dtypes:
             grown: list[dict[str, str]] = []
-            for chosen in combinations:
+            for chosen in found:
                 values = dict.fromkeys(chosen.get(a, a) for a in f.allowed)
                 grown.extend({**chosen, f.name: value} for value in values)
-            combinations = grown
-        return combinations
+            found = grown
+        return found
+
+    def dtype_pairs(self) -> list[dict[str, str]]:
+        """Few legal choices of the dtype fields, among which any two fields show every pair of
+        values that they can have together.
+
+        Optional tensors double the combinations each; what goes wrong with them goes wrong
+        between two fields. At each step the combination with the most new pairs is taken, the
+        first of equals.
+        """
+
+        def pairs(chosen: Mapping[str, str]) -> set[tuple[tuple[str, str], ...]]:
+            return set(combinations(chosen.items(), min(2, len(chosen))))
+
+        every = self.dtype_combinations()
+        missing = set().union(*map(pairs, every))
+        taken: list[dict[str, str]] = []
+        while missing:
+            best = max(every, key=lambda chosen: len(pairs(chosen) & missing))
+            missing -= pairs(best)
+            taken.append(best)
+        return taken

@@ -48,15 +48,16 @@ class LaunchSpec:
         grid: One to three expressions; if any is 0 the launch is skipped.
         block: One to three expressions.
         smem: Dynamic shared memory, bytes.
-        args: Names in the kernel's order: tensors, workspaces, dims, scalars,
-            `<tensor>_stride_<dim>`.
+        args: In the kernel's order: names of tensors, workspaces, dims, scalars,
+            `<tensor>_stride_<dim>`; or whole-number expressions, passed as `long long`. A tensor
+            that a problem leaves out is passed as a null pointer, its strides as 0.
     """
 
     kernel: str
     grid: tuple[Expr, ...]
     block: tuple[Expr, ...]
     smem: Expr
-    args: tuple[str, ...]
+    args: tuple[str | Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,19 +46,22 @@ class Operator:
             inputs have: float64 inputs make it the oracle, the problem's dtypes make it the
             eager baseline for the error bound, and float32 inputs tell loss of precision from
             loss of range. Outputs have the dtype of the inputs in the first and last case, and
-            of the declared outputs in the second.
+            of the declared outputs in the second. Tensors whose dtype is `none` are not among
+            the inputs; outputs that are not asked for may be returned all the same.
         make_inputs: (pass, problem, case, generator, device) -> inputs in the problem's dtypes.
         cases: Names of input cases beyond `normal`, adversarial ones among them.
         cost: (pass, problem) -> least work.
-        problems: Default problems (as text) for a GPU; the key `host` has the small ones.
+        problems: Default problems (as text) for a GPU, under `cuda`; the key `host` has the small
+            ones. A pass may have its own, under `cuda backward` and the like.
         peers: (pass) -> {name: callable(inputs, scalars) -> outputs}; what users run today,
             `eager` among them. Called in the tuning run, beside the winner.
         scale: (pass, float64 inputs, float64 outputs, scalars) -> per-output tensors,
             broadcastable to the outputs: the magnitude that an error is relative to. None:
             max(|y|, rms of y over its last dim).
         aliases: Other names for `--op`.
-        slab_dim: A dim along which the outputs are independent, so that the oracle can be
-            evaluated in slabs; None if there is none.
+        slab_dim: A dim along which the outputs that have it are independent, and over which the
+            others (a weight's gradient) are sums, so that the oracle can be evaluated in slabs;
+            None if there is none. The oracle adds the latter's scales in quadrature.
     """
 
     name: str
@@ -77,6 +80,11 @@ class Operator:
     ) = None
     aliases: tuple[str, ...] = ()
     slab_dim: str | None = None
+
+    def default_problems(self, pass_name: str, on_host: bool) -> tuple[str, ...]:
+        """The problems that a pass is tuned for unless told otherwise."""
+        device = "host" if on_host else "cuda"
+        return self.problems.get(f"{device} {pass_name}", self.problems[device])
 
     def scalars(self, pass_name: str) -> dict[str, float]:
         """Default values of a pass's scalars."""

@@ -1,4 +1,4 @@
-"""RMSNorm: scale each row to unit root mean square, times a weight."""
+"""RMSNorm: scale each row to unit root mean square, times a weight; with residual and gradients."""
 
 from __future__ import annotations
 
@@ -14,30 +14,73 @@ if TYPE_CHECKING:
     import torch
 
     Tensors = Mapping[str, torch.Tensor]
+    Peer = Callable[[Tensors, Mapping[str, float]], object]
 
 EPS = 1e-6
+
+_W = Tensor(
+    "w", ("N",), dtype="w_dtype", doc="dtype of x, or fp32; None for no weight, offset included."
+)
+_SCALARS = (
+    Scalar("eps", EPS, above=0.0, doc="Added to the mean square; > 0."),
+    Scalar("offset", 0.0, doc="Added to the weight: 1 where a model stores w - 1, as Gemma does."),
+)
+
+
+def _rows(name: str, doc: str, dtype: str = "dtype") -> Tensor:
+    """An input of M rows whose stride the caller chooses."""
+    return Tensor(
+        name, ("M", "N"), dtype=dtype, free_strides=("M",), flatten_leading=True, doc=doc
+    )
+
+
+def _result(name: str, doc: str, dtype: str = "dtype") -> Tensor:
+    """An output of M rows."""
+    return Tensor(name, ("M", "N"), dtype=dtype, flatten_leading=True, doc=doc)
+
+
+def _rstd(doc: str) -> Tensor:
+    """One number per row."""
+    return Tensor("rstd", ("M",), dtype="rstd_dtype", flatten_leading=True, doc=doc)
+
 
 SIGNATURE = Signature(
     dims=(Dim("M", "rows"), Dim("N", "columns", smallest=1)),
     dtypes=(
         DTypeField("dtype", ("fp32", "fp16", "bf16")),
-        DTypeField("w_dtype", ("dtype", "fp32"), default="dtype"),
+        DTypeField("w_dtype", ("dtype", "fp32", "none"), default="dtype"),
+        DTypeField("residual_dtype", ("none", "dtype"), default="none"),
+        DTypeField("rstd_dtype", ("none", "fp32"), default="none"),
     ),
     passes=(
         Pass(
             "forward",
             inputs=(
-                Tensor(
-                    "x",
-                    ("M", "N"),
-                    free_strides=("M",),
-                    flatten_leading=True,
-                    doc="fp32, fp16 or bf16; N contiguous, any row stride.",
-                ),
-                Tensor("w", ("N",), dtype="w_dtype", doc="dtype of x, or fp32."),
+                _rows("x", "fp32, fp16 or bf16; N contiguous, any row stride."),
+                _W,
+                _rows("residual", "dtype of x; added to x first.", "residual_dtype"),
             ),
-            outputs=(Tensor("y", ("M", "N"), flatten_leading=True, doc="dtype of x; contiguous."),),
-            scalars=(Scalar("eps", EPS, above=0.0, doc="Added to the mean square; > 0."),),
+            outputs=(
+                _result("y", "dtype of x; contiguous."),
+                _result("h", "x + residual, rounded to their dtype.", "residual_dtype"),
+                _rstd("fp32; 1 / sqrt(mean + eps) of each row, for the backward pass."),
+            ),
+            scalars=_SCALARS,
+        ),
+        Pass(
+            "backward",
+            inputs=(
+                _rows("dy", "gradient of y; dtype of x."),
+                _rows("x", "what was normalised: x, or h where there was a residual."),
+                _W,
+                _rstd("fp32, as the forward pass returns it; None to compute it again."),
+                _rows("dh", "gradient of h, added to dx.", "residual_dtype"),
+            ),
+            outputs=(
+                _result("dx", "gradient of x, and of the residual; dtype of x."),
+                Tensor("dw", ("N",), dtype="w_dtype", doc="gradient and dtype of w."),
+            ),
+            scalars=_SCALARS,
         ),
     ),
 )
@@ -46,19 +89,55 @@ SIGNATURE = Signature(
 def definition(
     pass_name: str, inputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """y[m, n] = x[m, n] * w[n] / sqrt(mean_n(x[m, n]^2) + eps)."""
-    x, w = inputs["x"], inputs["w"]
-    mean_square = x.square().mean(dim=-1, keepdim=True)
-    y = x * (mean_square + scalars["eps"]).rsqrt() * w
-    return {"y": y.to(x.dtype)}
+    """The formulas of the operator's `doc`, as written there."""
+    if pass_name == "backward":
+        return _gradients(inputs, scalars)
+    x = inputs["x"]
+    if "residual" in inputs:
+        x = x + inputs["residual"]
+    y = x * (x.square().mean(dim=-1, keepdim=True) + scalars["eps"]).rsqrt()
+    if "w" in inputs:
+        y = y * (scalars["offset"] + inputs["w"])
+    return {"y": y.to(x.dtype), "h": x, "rstd": _wide_rstd(x, scalars["eps"])}
+
+
+def _wide_rstd(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """1 / sqrt(mean + eps) of each row, in fp32 or wider, as models save it."""
+    import torch
+
+    wide = x if x.dtype == torch.float64 else x.float()
+    return (wide.square().mean(dim=-1) + eps).rsqrt()
+
+
+def _normalised(inputs: Tensors, scalars: Mapping[str, float]) -> tuple[torch.Tensor, ...]:
+    """(rstd as a column, xhat, g) of the backward pass."""
+    x, dy = inputs["x"], inputs["dy"]
+    if "rstd" in inputs:
+        rstd = inputs["rstd"].unsqueeze(-1)
+    else:
+        rstd = (x.square().mean(dim=-1, keepdim=True) + scalars["eps"]).rsqrt()
+    g = dy * (scalars["offset"] + inputs["w"]) if "w" in inputs else dy
+    return rstd, x * rstd, g
+
+
+def _gradients(inputs: Tensors, scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    rstd, xhat, g = _normalised(inputs, scalars)
+    dx = rstd * (g - xhat * (g * xhat).mean(dim=-1, keepdim=True))
+    if "dh" in inputs:
+        dx = dx + inputs["dh"]
+    found = {"dx": dx.to(inputs["x"].dtype)}
+    if "w" in inputs:
+        found["dw"] = (inputs["dy"] * xhat).sum(dim=0).to(inputs["w"].dtype)
+    return found
 
 
 def make_inputs(
     pass_name: str, problem: Problem, case: str, generator: torch.Generator, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Draw x and w; the case decides scale and special values.
+    """Draw the inputs; the case decides scale and special values of x.
 
-    `tiny` and `huge` scale x by 1e-4 and 1e4 (fp16: by 1e2, and w so that some of y overflows),
+    `tiny` and `huge` scale x by 1e-4 and 1e4 (fp16: by 1e2, and w so that some of y
+    overflows),
     `nonfinite` plants one NaN, one Inf and one -Inf in x, and in w a NaN of all ones (what a
     GPU's arithmetic makes; a careless rounding carries it over to 0), `zero_rows` zeroes every
     third row (eps alone keeps the result finite), and `offset` adds 100 to every element, so that
@@ -66,20 +145,19 @@ def make_inputs(
     """
     import torch
 
-    m, n = problem.shape(("M", "N"))
+    shape = problem.shape(("M", "N"))
+    m, n = shape
     x_dtype = getattr(torch, problem.dtype("dtype").torch)
-    w_dtype = getattr(torch, problem.dtype("w_dtype").torch)
-    # Drawn in x's own dtype: at 2^30 elements a detour through fp32 costs gigabytes.
-    x = torch.randn(m, n, generator=generator, device=device, dtype=x_dtype)
-    w = torch.randn(n, generator=generator, device=device, dtype=torch.float32) * 0.5 + 1.0
+
+    def rows() -> torch.Tensor:
+        # Drawn in x's own dtype: at 2^30 elements a detour through fp32 costs gigabytes.
+        return torch.randn(shape, generator=generator, device=device, dtype=x_dtype)
+
+    x = rows()
     if case == "tiny":
         x *= 1e-4
     elif case == "huge":
-        if problem.dtype("dtype").name == "fp16":
-            x *= 1e2
-            w *= 2e4
-        else:
-            x *= 1e4
+        x *= 1e2 if problem.dtype("dtype").name == "fp16" else 1e4
     elif case == "offset":
         x += 100.0
     elif case == "zero_rows":
@@ -88,66 +166,191 @@ def make_inputs(
         x[0, 0] = float("nan")
         x[m // 2, n // 2] = float("inf")
         x[m - 1, n - 1] = float("-inf")
-        if n > 2:  # its whole column is NaN: leave the others to tell of x
-            w[n // 3] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
-    return {"x": x, "w": w.to(w_dtype)}
+    inputs = {"x": x}
+    if problem.dtype("w_dtype").itemsize:
+        w = torch.randn(n, generator=generator, device=device, dtype=torch.float32) * 0.5 + 1.0
+        if pass_name == "forward":  # in a backward pass one NaN of w makes all of dx NaN
+            w = _hard_weight(w, case, problem)
+        inputs["w"] = w.to(getattr(torch, problem.dtype("w_dtype").torch))
+    if pass_name == "backward":
+        inputs["dy"] = rows()
+        if problem.dtype("rstd_dtype").itemsize:
+            inputs["rstd"] = _wide_rstd(x, EPS)
+    if problem.dtype("residual_dtype").itemsize:
+        added = "dh" if pass_name == "backward" else "residual"
+        inputs[added] = rows()
+        if case == "zero_rows":
+            inputs[added][::3] = 0.0
+    return inputs
+
+
+def _hard_weight(w: torch.Tensor, case: str, problem: Problem) -> torch.Tensor:
+    import torch
+
+    if case == "huge" and problem.dtype("dtype").name == "fp16":
+        return w * 2e4
+    if case == "nonfinite" and w.numel() > 2:  # its column is NaN: leave the others to tell of x
+        w[w.numel() // 3] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    return w
 
 
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """Errors are relative to the element itself: no cancellation happens after the sum."""
-    return {"y": outputs["y"].abs()}
+    """Forward errors are relative to the element: no cancellation happens after the sum. Gradients
+    cancel: dx is relative to its terms, and dw to the root of its terms' squares, the size of a
+    sum of independent ones.
+    """
+    if pass_name == "forward":
+        return {name: output.abs() for name, output in outputs.items()}
+    rstd, xhat, g = _normalised(inputs, scalars)
+    terms = g.abs() + xhat.abs() * (g * xhat).abs().mean(dim=-1, keepdim=True)
+    scales = {"dx": rstd * terms}
+    if "dh" in inputs:
+        scales["dx"] = scales["dx"] + inputs["dh"].abs()
+    if "w" in inputs:
+        scales["dw"] = (inputs["dy"] * xhat).square().sum(dim=0).sqrt()
+    return scales
 
 
 def cost(pass_name: str, problem: Problem) -> Cost:
-    """Read x and w, write y; a square, an add, and two multiplies per element."""
+    """Read and write each tensor once.
+
+    Operations per element. Forward: a square and an add, two multiplies. Backward: the same sum
+    unless rstd is given, dy * w, a multiply-add each for the row's sum and for dw, xhat, and four
+    for dx. One more for a residual or its gradient.
+    """
     m, n = problem.shape(("M", "N"))
-    itemsize = problem.dtype("dtype").itemsize
-    return Cost(bytes=2 * m * n * itemsize + n * problem.dtype("w_dtype").itemsize, flops=4 * m * n)
+    itemsize, w_itemsize = problem.dtype("dtype").itemsize, problem.dtype("w_dtype").itemsize
+    added, saved = (bool(problem.dtype(f).itemsize) for f in ("residual_dtype", "rstd_dtype"))
+    weighted = w_itemsize > 0
+    if pass_name == "forward":
+        tensors, weights = (4 if added else 2), w_itemsize
+        flops = 3 + weighted + added
+    else:
+        tensors, weights = (4 if added else 3), 2 * w_itemsize
+        flops = (0 if saved else 2) + 7 + 3 * weighted + added
+    moved = tensors * m * n * itemsize + n * weights + (4 * m if saved else 0)
+    return Cost(bytes=moved, flops=flops * m * n)
 
 
-def peers(pass_name: str) -> dict[str, Callable[[Tensors, Mapping[str, float]], object]]:
-    """F.rms_norm, torch.compile of the definition as a model would write it, and Liger's kernel
-    where it is installed."""
+def peers(pass_name: str) -> dict[str, Peer]:
+    """F.rms_norm, torch.compile of the definition as a model would write it, and Liger's kernels
+    where they are installed; a residual is added as a model without a fused kernel would.
+
+    Backward: the gradients of the same functions by autograd; the forward pass runs once per
+    input set, outside of what is timed, which starts with the third call.
+    """
     import torch
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
-    def eager(inputs: Tensors, scalars: Mapping[str, float]) -> object:
-        x, w = inputs["x"], inputs["w"]
-        return F.rms_norm(x, (x.shape[-1],), w.to(x.dtype), scalars["eps"])
+    def eager(
+        x: torch.Tensor,
+        w: torch.Tensor | None,
+        added: torch.Tensor | None,
+        eps: float,
+        offset: float,
+    ) -> object:
+        h = x if added is None else x + added
+        if w is not None:
+            w = (w + offset if offset else w).to(x.dtype)
+        y = F.rms_norm(h, (h.shape[-1],), w, eps)
+        return y if added is None else (y, h)
 
-    def model_code(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
-        x32 = x.float()
-        return (x32 * (x32.square().mean(-1, keepdim=True) + eps).rsqrt() * w.float()).to(x.dtype)
+    def model_code(
+        x: torch.Tensor,
+        w: torch.Tensor | None,
+        added: torch.Tensor | None,
+        eps: float,
+        offset: float,
+    ) -> object:
+        h = x if added is None else x + added
+        wide = h.float()
+        y = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+        if w is not None:
+            y = y * (offset + w.float())
+        return y.to(x.dtype) if added is None else (y.to(x.dtype), h)
 
     # Past a number of recompilations Dynamo gives up and runs a function eagerly, silently: with
     # many problems in one process, the "compiled" peer would be timed as eager.
     torch._dynamo.reset()
-    compiled = torch.compile(model_code, dynamic=False)
-
-    def compiled_peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
-        return compiled(inputs["x"], inputs["w"], scalars["eps"])
-
-    found: dict[str, Callable[[Tensors, Mapping[str, float]], object]] = {
+    functions: dict[str, Callable[..., object]] = {
         "eager": eager,
-        "torch.compile": compiled_peer,
+        "torch.compile": torch.compile(model_code, dynamic=False),
     }
     if torch.cuda.is_available() and importlib.util.find_spec("liger_kernel"):
-        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+        functions["liger"] = _liger
+    wrap = _differentiated if pass_name == "backward" else _applied
+    return {name: wrap(function) for name, function in functions.items()}
 
-        def liger(inputs: Tensors, scalars: Mapping[str, float]) -> object:
-            return LigerRMSNormFunction.apply(inputs["x"], inputs["w"], scalars["eps"])
 
-        found["liger"] = liger
-    return found
+def _liger(
+    x: torch.Tensor, w: torch.Tensor, added: torch.Tensor | None, eps: float, offset: float
+) -> object:
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
+    # Not in place: that would overwrite dy, which is timed again.
+    if added is None:
+        return LigerRMSNormFunction.apply(x, w, eps, offset, "llama", False)
+    return LigerFusedAddRMSNormFunction.apply(x, added, w, eps, offset, "llama", False)
+
+
+def _applied(function: Callable[..., object]) -> Peer:
+    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
+        return function(
+            inputs["x"], inputs.get("w"), inputs.get("residual"), scalars["eps"], scalars["offset"]
+        )
+
+    return peer
+
+
+def _differentiated(function: Callable[..., object]) -> Peer:
+    """A peer that computes the gradients of a function of x, w and a residual.
+
+    Where h has a gradient the function is given x as h and zeros as the residual.
+    """
+    import torch
+
+    # A compiled backward pass may otherwise reuse the saved tensors' memory, and run only once.
+    torch._functorch.config.donated_buffer = False
+    graphs: dict[int, tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]] = {}
+
+    def graph_of(
+        inputs: Tensors, scalars: Mapping[str, float]
+    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
+        key = inputs["x"].data_ptr()
+        if key not in graphs:
+            x = inputs["x"].detach().requires_grad_()
+            w = inputs["w"].detach().requires_grad_() if "w" in inputs else None
+            added = torch.zeros_like(x) if "dh" in inputs else None
+            with torch.enable_grad():
+                y = function(x, w, added, scalars["eps"], scalars["offset"])
+            outputs = y if isinstance(y, tuple) else (y,)
+            graphs[key] = (outputs, [x] if w is None else [x, w])
+        return graphs[key]
+
+    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
+        outputs, wanted = graph_of(inputs, scalars)
+        given = [inputs[name] for name in ("dy", "dh") if name in inputs]
+        return torch.autograd.grad(outputs, wanted, given, retain_graph=True)
+
+    return peer
+
+
+DOC = """\
+h = x + residual;  rstd[m] = 1 / sqrt(mean_n(h[m, n]^2) + eps)
+y[m, n] = h[m, n] * rstd[m] * (offset + w[n])
+
+Gradients, with xhat = x * rstd and g = dy * (offset + w):
+dx[m, n] = rstd[m] * (g[m, n] - xhat[m, n] * mean_n(g[m, n] * xhat[m, n])) + dh[m, n]
+dw[n] = sum_m dy[m, n] * xhat[m, n], always in the same order"""
 
 OPERATOR = Operator(
     name="rmsnorm",
     summary="Root-mean-square normalisation of rows, times a weight.",
     source="Zhang and Sennrich 2019, arXiv:1910.07467.",
-    doc="y[m, n] = x[m, n] * w[n] / sqrt(mean_n(x[m, n]^2) + eps)",
+    doc=DOC,
     signature=SIGNATURE,
     definition=definition,
     make_inputs=make_inputs,
@@ -164,11 +367,28 @@ OPERATOR = Operator(
             "M=1048576,N=128,dtype=bf16",
             "M=8191,N=5003,dtype=bf16",
             "M=262144,N=4096,dtype=fp32",
+            "M=32768,N=8192,dtype=bf16,rstd_dtype=fp32",
+            "M=64,N=4096,dtype=bf16,residual_dtype=bf16",
+            "M=32768,N=8192,dtype=bf16,residual_dtype=bf16",
+            "M=32768,N=8192,dtype=bf16,residual_dtype=bf16,rstd_dtype=fp32",
+            "M=8191,N=5003,dtype=bf16,residual_dtype=bf16",
+        ),
+        "cuda backward": (
+            "M=8192,N=4096,dtype=bf16",
+            "M=32768,N=8192,dtype=bf16",
+            "M=4096,N=32768,dtype=bf16",
+            "M=1048576,N=128,dtype=bf16",
+            "M=8191,N=5003,dtype=bf16",
+            "M=32768,N=4096,dtype=fp32",
+            "M=32768,N=8192,dtype=bf16,rstd_dtype=fp32",
+            "M=512,N=262144,dtype=bf16",
+            "M=32768,N=8192,dtype=bf16,residual_dtype=bf16,rstd_dtype=fp32",
         ),
         "host": (
             "M=256,N=1024,dtype=fp32",
             "M=1024,N=128,dtype=bf16",
             "M=61,N=509,dtype=fp16",
+            "M=64,N=256,dtype=bf16,residual_dtype=bf16,rstd_dtype=fp32",
         ),
     },
     peers=peers,

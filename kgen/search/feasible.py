@@ -194,12 +194,14 @@ class _Walk:
 
 
 def _tuning_call(pass_: Pass, problem: Problem) -> Mapping[str, int]:
-    """Pointers and strides of the tensors that a tune runs on: aligned and contiguous."""
+    """Pointers and strides of the tensors that a tune runs on: aligned and contiguous, or 0."""
     names: dict[str, int] = {}
+    present = problem.present(pass_).tensors
     for tensor in pass_.tensors:
         names[f"{tensor.name}_ptr"] = 0  # a multiple of everything
         shape = problem.shape(tensor.dims)
         for i, dim in enumerate(tensor.dims):
             if dim in tensor.free_strides:
-                names[f"{tensor.name}_stride_{dim}"] = math.prod(shape[i + 1 :])
+                contiguous = math.prod(shape[i + 1 :])
+                names[f"{tensor.name}_stride_{dim}"] = contiguous if tensor in present else 0
     return names

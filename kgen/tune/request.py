@@ -174,14 +174,18 @@ class ProblemResult:
 
 @dataclass(frozen=True)
 class SafeResult:
-    """The safe variant, verified for one combination of dtypes."""
+    """The safe variant, built for one combination of dtypes.
+
+    Attributes:
+        record: That it was verified; None for a combination that is not run (`verify_safe`).
+    """
 
     dtypes: Mapping[str, str]
     variant: Variant
     config: Config
     rendered: Rendered
     artifact: Artifact
-    record: Record
+    record: Record | None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,10 @@
-"""Verify the safe variant for every combination of dtypes: it answers what no table row does."""
+"""Certify the safe variant: it answers what no table row does.
+
+It is built for every combination of dtypes. On a GPU every one is certified, too, and those that
+show every pair of choices (`Signature.dtype_pairs`) have a host run. On the host, where running
+all would take longer than a tune, only the latter are certified: optional tensors double the
+combinations each, and a mistake that needs three particular choices at once is not looked for.
+"""
 
 from __future__ import annotations
 
@@ -21,61 +27,79 @@ SAFE_EXTENT = 67
 class _Claim:
     """The safe config for one combination of dtypes; what is known of it, or is being found out."""
 
-    dtypes: Mapping[str, str]
     problem: Problem
     rendered: Rendered
     artifact: Artifact
     key: str
-    known: Record | None
-    outcome: TrialOutcome | None
-    proof: Future[Proof] | None
+    known: Record | None = None
+    outcome: TrialOutcome | None = None
+    proof: Future[Proof] | None = None
+
+    @property
+    def dtypes(self) -> Mapping[str, str]:
+        """The combination."""
+        return dict(self.problem.dtypes)
 
 
 def verify_safe(session: Session, prover: HostProver) -> tuple[SafeResult, ...]:
-    """Build and certify the safe config for each dtype combination.
+    """Build the safe config for each dtype combination, and certify it.
 
     Raises:
         TuneError: If one does not build or is wrong: the library would have nothing to fall
             back on.
     """
-    signature = session.entry.operator.signature
-    # Host runs go on in the background, so all are started before the first is waited for.
-    claims = [_claim(session, prover, dtypes) for dtypes in signature.dtype_combinations()]
+    # Builds and host runs go on side by side, so all are started before the first is waited for.
+    claims = [_certified(session, prover, claim) for claim in _built(session)]
     return tuple(_settled(session, claim) for claim in claims)
 
 
-def _claim(session: Session, prover: HostProver, dtypes: Mapping[str, str]) -> _Claim:
+def _built(session: Session) -> list[_Claim]:
     signature = session.entry.operator.signature
     variant = session.entry.space.safe_variant(session.pass_name)
     config = variant.safe
     assert config is not None
     dims = tuple((d.name, max(SAFE_EXTENT, d.smallest)) for d in signature.dims)
-    problem = Problem(dims, tuple(dtypes.items()))
-    rendered = session.render(config, problem)
-    key = session.key(rendered, config, problem)
-    built = session.build(rendered).result()
-    if isinstance(built, BuildFailure):
-        raise TuneError(
-            f"{variant.where}: the safe variant does not compile for {dtypes}\n  "
-            f"{built.message}\n  source: {built.source_path}"
+    problems = [Problem(dims, tuple(d.items())) for d in signature.dtype_combinations()]
+    sources = [session.render(config, problem) for problem in problems]
+    builds = [session.build(rendered) for rendered in sources]
+    claims = []
+    for problem, rendered, build in zip(problems, sources, builds, strict=True):
+        built = build.result()
+        if isinstance(built, BuildFailure):
+            raise TuneError(
+                f"{variant.where}: the safe variant does not compile for {dict(problem.dtypes)}\n  "
+                f"{built.message}\n  source: {built.source_path}"
+            )
+        claims.append(
+            _Claim(problem, rendered, built, session.key(rendered, config, problem))
         )
+    return claims
+
+
+def _certified(session: Session, prover: HostProver, claim: _Claim) -> _Claim:
+    """Find the claim's certificate, or make it and start the host run."""
+    variant = session.entry.space.safe_variant(session.pass_name)
+    config = variant.safe
+    assert config is not None
+    shows_a_pair = claim.dtypes in session.entry.operator.signature.dtype_pairs()
+    if session.gpu.is_host and not shows_a_pair:
+        return claim
     known = next(
         (
             r
             for r in session.journal.read()
-            if r.key == key and r.fate is Fate.VERIFIED and r.evidence is not None
+            if r.key == claim.key and r.fate is Fate.VERIFIED and r.evidence is not None
         ),
         None,
     )
     if known is not None:
-        return _Claim(dtypes, problem, rendered, built, key, known, None, None)
-    outcome = session.run(
-        session.candidate(config, built), problem, level="certify", measure=False
-    )
+        return replace(claim, known=known)
+    candidate = session.candidate(config, claim.artifact)
+    outcome = session.run(candidate, claim.problem, level="certify", measure=False)
     proof = None
-    if outcome.fate is Fate.VERIFIED and not session.gpu.is_host:
-        proof = prover.start(rendered, variant, config, session.pass_name, problem)
-    return _Claim(dtypes, problem, rendered, built, key, None, outcome, proof)
+    if outcome.fate is Fate.VERIFIED and shows_a_pair and not session.gpu.is_host:
+        proof = prover.start(claim.rendered, variant, config, session.pass_name, claim.problem)
+    return replace(claim, outcome=outcome, proof=proof)
 
 
 def _settled(session: Session, claim: _Claim) -> SafeResult:
@@ -83,22 +107,28 @@ def _settled(session: Session, claim: _Claim) -> SafeResult:
     config = variant.safe
     assert config is not None
     record = claim.known
-    if record is None:
-        assert claim.outcome is not None
-        outcome = claim.outcome
+    outcome = claim.outcome
+    if outcome is not None:
         if outcome.evidence is not None:
-            proof = Proof(missing="it was certified on the host itself")
-            if claim.proof is not None:
-                proof = claim.proof.result()
-            outcome = replace(outcome, evidence=with_proof(outcome.evidence, proof))
-            if proof.fault:
-                outcome = replace(outcome, fate=Fate.WRONG, reason=proof.fault)
+            outcome = _with_host_run(session, claim, outcome)
         record = session.record(
             config, claim.problem, claim.rendered, claim.key, outcome, claim.artifact
         )
-    if record.fate is not Fate.VERIFIED:
+    if record is not None and record.fate is not Fate.VERIFIED:
         raise TuneError(
             f"{variant.where}: the safe variant is {record.fate} for {claim.problem}\n  "
             f"{record.reason}"
         )
     return SafeResult(claim.dtypes, variant, config, claim.rendered, claim.artifact, record)
+
+
+def _with_host_run(session: Session, claim: _Claim, outcome: TrialOutcome) -> TrialOutcome:
+    assert outcome.evidence is not None
+    if claim.proof is not None:
+        proof = claim.proof.result()
+    elif session.gpu.is_host:
+        proof = Proof(missing="it was certified on the host itself")
+    else:
+        proof = Proof(missing="other combinations of the same dtypes, two by two, have one")
+    outcome = replace(outcome, evidence=with_proof(outcome.evidence, proof))
+    return replace(outcome, fate=Fate.WRONG, reason=proof.fault) if proof.fault else outcome

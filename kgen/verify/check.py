@@ -176,6 +176,8 @@ class _Check:
         worst: dict[str, Tensor] = {}
         for slab, references in self._fixture.references(made):
             for t in self._fixture.pass_.outputs:
+                if t.name not in references:
+                    continue
                 y = slab.of(made.outputs[t.name].tensor, t.dims)
                 error = scaled_error(y, references[t.name], made.bounds[t.name].bound)
                 known = worst.get(t.name)
@@ -255,7 +257,11 @@ class _Check:
     def _explained(self, name: str) -> str:
         declared = next(t for t in self._fixture.pass_.outputs if t.name == name)
         made = self._made
-        parts = ((slab, references[name]) for slab, references in self._fixture.references(made))
+        parts = (
+            (slab, references[name])
+            for slab, references in self._fixture.references(made)
+            if name in references
+        )
         return explain(name, made.outputs[name].tensor, declared.dims, made.bounds[name], parts)
 
 

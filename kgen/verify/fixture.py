@@ -16,7 +16,7 @@ from kgen.model.signature import Tensor as Declared
 from kgen.operators.base import Operator
 from kgen.verify.buffers import Guarded, contiguous_strides, fingerprint, guarded
 from kgen.verify.cases import GPU_SIZES, HOST_SIZES, Case, Layout, Schedule, Sizes
-from kgen.verify.oracle import Bound, Oracle, Reference, Slab, combine, slabs, torch_dtype
+from kgen.verify.oracle import WHOLE, Bound, Oracle, Reference, Slab, combine, slabs, torch_dtype
 
 _HOST_CACHE_BYTES = 2 * 2**30
 _HOST_SLAB_BYTES = 256 * 2**20
@@ -62,7 +62,7 @@ class Fixture:
 
     Attributes:
         operator: The operator.
-        pass_: The pass.
+        pass_: The pass, with the tensors that the problem has.
         problem: At full size.
         device: Where kernels run.
         scalars: Values of the pass's scalars; a kernel must be bound with the same.
@@ -99,7 +99,7 @@ class Fixture:
             ProblemError: If the operator has no such pass.
         """
         self.operator = operator
-        self.pass_ = operator.signature.pass_named(pass_name)
+        self.pass_ = problem.present(operator.signature.pass_named(pass_name))
         self.problem = problem
         self.device = device
         self.scalars = dict(operator.scalars(pass_name) if scalars is None else scalars)
@@ -150,13 +150,17 @@ class Fixture:
         return sum(s.bytes for s in self._kept.values())
 
     def references(self, made: InputSet) -> Iterator[tuple[Slab, Mapping[str, Reference]]]:
-        """Yield the oracle's outputs slab by slab, kept or evaluated now."""
+        """Yield the oracle's outputs slab by slab, kept or evaluated now; those that are sums
+        over the slab dim come once, in the end.
+        """
         if made.cached is not None:
             yield from made.cached
             return
         inputs = {name: b.tensor for name, b in made.inputs.items()}
+        sums = self._oracle.sums(made.problem)
         for slab in slabs(self.operator, self.pass_, made.problem, self.slab_bytes):
-            yield slab, self._oracle.references(made.problem, inputs, slab)
+            yield slab, self._oracle.references(made.problem, inputs, slab, sums)
+        yield WHOLE, sums.references()
 
     def _make(self, case: Case) -> InputSet:
         problem = case.problem(self.problem)
@@ -231,12 +235,17 @@ class Fixture:
         kept: list[tuple[Slab, Mapping[str, Reference]]] = []
         if all(math.prod(problem.shape(t.dims)) == 0 for t in self.pass_.outputs):
             return losses, kept  # definitions need not stand reductions over nothing
+        sums = self._oracle.sums(problem)
         for slab in slabs(self.operator, self.pass_, problem, self.slab_bytes):
-            done = self._oracle.evaluate(problem, tensors, slab)
-            for name, (eager, ranged) in losses.items():
+            done = self._oracle.evaluate(problem, tensors, slab, sums)
+            for name in done.references:
+                eager, ranged = losses[name]
                 losses[name] = (max(eager, done.eager[name]), max(ranged, done.ranged[name]))
             if keep:
                 kept.append((slab, done.references))
+        losses |= sums.losses()
+        if keep:
+            kept.append((WHOLE, sums.references()))
         return losses, kept
 
     def _pool_bounds(self) -> dict[str, Bound]:
@@ -267,12 +276,16 @@ Admits = Callable[[Mapping[str, int | str], Mapping[str, Tensor]], bool]
 
 
 def guard_numbers(fixture: Fixture, made: InputSet) -> dict[str, int | str]:
-    """What a guard may ask for: the problem's names, and `<tensor>_stride_<dim>` in elements."""
+    """What a guard may ask for: the problem's names, and `<tensor>_stride_<dim>` in elements, 0
+    for a tensor that the problem leaves out.
+    """
     numbers = made.problem.names
-    for t in fixture.pass_.inputs:
-        strides = made.inputs[t.name].tensor.stride()
+    for t in fixture.operator.signature.pass_named(fixture.pass_.name).inputs:
         for dim in t.free_strides:
-            numbers[f"{t.name}_stride_{dim}"] = strides[t.dims.index(dim)]
+            present = t.name in made.inputs
+            numbers[f"{t.name}_stride_{dim}"] = (
+                made.inputs[t.name].tensor.stride(t.dims.index(dim)) if present else 0
+            )
     return numbers
 
 

@@ -38,6 +38,9 @@ class Slab:
         return tensor.narrow(dims.index(self.dim), self.start, self.length)
 
 
+WHOLE = Slab(None, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """What is allowed of |y - y64| / scale.
@@ -79,7 +82,7 @@ def slabs(operator: Operator, pass_: Pass, problem: Problem, budget_bytes: int) 
     """Cut the problem along the slab dim so that evaluating one slab takes about budget_bytes."""
     dim = operator.slab_dim
     if dim is None:
-        yield Slab(None, 0, 0)
+        yield WHOLE
         return
     extent = problem.dim(dim)
     sliced = sum(math.prod(problem.shape(t.dims)) for t in pass_.tensors if dim in t.dims)
@@ -121,7 +124,7 @@ class Evaluation:
     """One slab of one input set, evaluated.
 
     Attributes:
-        references: Per output.
+        references: Per output that has the slab dim.
         eager: Per output, the error of the definition in the problem's dtypes.
         ranged: Per output, what the same precision would lose with fp32's range.
     """
@@ -129,6 +132,44 @@ class Evaluation:
     references: dict[str, Reference]
     eager: dict[str, float]
     ranged: dict[str, float]
+
+
+class Sums:
+    """Outputs without the slab dim, which are sums over it, gathered slab by slab.
+
+    Errors of the slabs' sums add up to the error of the whole. Scales add in quadrature, as
+    independent errors do: a sum of magnitudes would grow so far beyond the sum itself that a bound
+    relative to it allows anything.
+    """
+
+    def __init__(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        """Start with nothing; `dtypes` has the outputs that are sums."""
+        self._dtypes = dtypes
+        self._parts: dict[str, list[Tensor]] = {}
+
+    def add(self, name: str, *parts: Tensor) -> None:
+        """Add a slab's float64 value and scale, and for `losses` its eager and fp32 values."""
+        new = [part.double() for part in parts]
+        if old := self._parts.get(name):
+            new = [a + b for a, b in zip(old, new, strict=True)]
+            new[1] = torch.hypot(old[1], parts[1].double())
+        self._parts[name] = new
+
+    def references(self) -> dict[str, Reference]:
+        """The oracle's values, once all slabs are in."""
+        return {
+            name: reference_of(parts[0], parts[1], self._dtypes[name])
+            for name, parts in self._parts.items()
+        }
+
+    def losses(self) -> dict[str, tuple[float, float]]:
+        """Per output (eager, fp32) losses of the definition, once all slabs are in."""
+        found: dict[str, tuple[float, float]] = {}
+        for name, (y64, scale, native, single) in self._parts.items():
+            dtype = self._dtypes[name]
+            usable = _usable_scale(y64, scale, dtype)
+            found[name] = (_loss(native, y64, usable, dtype), _loss(single, y64, usable, dtype))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +180,36 @@ class Oracle:
     pass_: Pass
     scalars: Mapping[str, float]
 
-    def references(
-        self, problem: Problem, inputs: Mapping[str, Tensor], slab: Slab
-    ) -> dict[str, Reference]:
-        """Evaluate the oracle on a slab."""
-        exact, scales = self._exact(inputs, slab)
-        return {
-            t.name: reference_of(exact[t.name], scales[t.name], self._dtype(problem, t.dtype))
-            for t in self.pass_.outputs
-        }
+    def sums(self, problem: Problem) -> Sums:
+        """What gathers the outputs that are sums over the slab dim."""
+        dim = self.operator.slab_dim
+        return Sums(
+            {
+                t.name: self._dtype(problem, t.dtype)
+                for t in self.pass_.outputs
+                if dim is not None and dim not in t.dims
+            }
+        )
 
-    def evaluate(self, problem: Problem, inputs: Mapping[str, Tensor], slab: Slab) -> Evaluation:
-        """Evaluate the oracle on a slab, and what the definition loses there.
+    def references(
+        self, problem: Problem, inputs: Mapping[str, Tensor], slab: Slab, sums: Sums
+    ) -> dict[str, Reference]:
+        """Evaluate the oracle on a slab; outputs without the slab dim go into `sums`."""
+        exact, scales = self._exact(inputs, slab)
+        found: dict[str, Reference] = {}
+        for t in self.pass_.outputs:
+            if self._is_sum(t.dims):
+                sums.add(t.name, exact[t.name], scales[t.name])
+            else:
+                dtype = self._dtype(problem, t.dtype)
+                found[t.name] = reference_of(exact[t.name], scales[t.name], dtype)
+        return found
+
+    def evaluate(
+        self, problem: Problem, inputs: Mapping[str, Tensor], slab: Slab, sums: Sums
+    ) -> Evaluation:
+        """Evaluate the oracle on a slab, and what the definition loses there; outputs without the
+        slab dim go into `sums`.
 
         Raises:
             VerifyError: If the definition does not return what the signature declares.
@@ -167,15 +226,22 @@ class Oracle:
         growth = coarsest / torch.finfo(torch.float32).eps
         for t in self.pass_.outputs:
             dtype = self._dtype(problem, t.dtype)
-            y64, scale = exact[t.name], _usable_scale(exact[t.name], scales[t.name], dtype)
             if native[t.name].dtype != dtype:
                 raise VerifyError(
                     f"{self.operator.name}: the definition returns '{t.name}' as "
                     f"{native[t.name].dtype}, the signature declares {dtype}\n"
                     "  end the definition with .to() of the declared output's dtype"
                 )
+            if self._is_sum(t.dims):
+                # The rounding of a slab's fp32 sum is not what coarser arithmetic would lose.
+                amplified = exact[t.name] + growth * (single[t.name].double() - exact[t.name])
+                sums.add(t.name, exact[t.name], scales[t.name], native[t.name], amplified)
+                continue
+            y64, scale = exact[t.name], _usable_scale(exact[t.name], scales[t.name], dtype)
             eager[t.name] = _loss(native[t.name], y64, scale, dtype)
-            ranged[t.name] = growth * _loss(single[t.name], y64, scale, dtype)
+            # fp32 may by luck round nothing; the coarsest dtype rounds an intermediate tensor once.
+            single_loss = _loss(single[t.name], y64, scale, dtype)
+            ranged[t.name] = growth * max(single_loss, torch.finfo(torch.float32).eps / 2)
             references[t.name] = reference_of(y64, scales[t.name], dtype)
         return Evaluation(references, eager, ranged)
 
@@ -191,15 +257,19 @@ class Oracle:
     def _define(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs = self.operator.definition(self.pass_.name, inputs, self.scalars)
         declared = {t.name for t in self.pass_.outputs}
-        if set(outputs) != declared:
+        whole = self.operator.signature.pass_named(self.pass_.name)
+        if not declared <= set(outputs) <= {t.name for t in whole.outputs}:
             raise VerifyError(
                 f"{self.operator.name}: the definition returns "
                 f"{sorted(outputs)}, the signature declares {sorted(declared)}"
             )
-        return outputs
+        return {name: outputs[name] for name in declared}
 
     def _slice(self, inputs: Mapping[str, Tensor], slab: Slab) -> dict[str, Tensor]:
         return {t.name: slab.of(inputs[t.name], t.dims) for t in self.pass_.inputs}
+
+    def _is_sum(self, dims: tuple[str, ...]) -> bool:
+        return self.operator.slab_dim is not None and self.operator.slab_dim not in dims
 
     @staticmethod
     def _dtype(problem: Problem, field: str) -> torch.dtype:

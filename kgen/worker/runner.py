@@ -209,9 +209,12 @@ class Runner:
         candidate = trial.candidate
         guards = [rule.condition for rule in candidate.variant.guards]
         fixed: dict[str, object] = {**self._gpu.names, **candidate.config.as_dict()}
+        pass_ = self._operator.signature.pass_named(trial.pass_name)
 
         def admits(numbers: Mapping[str, int | str], tensors: Mapping[str, torch.Tensor]) -> bool:
-            env = {**fixed, **numbers, **{f"{n}_ptr": t.data_ptr() for n, t in tensors.items()}}
+            pointers = dict.fromkeys((f"{t.name}_ptr" for t in pass_.tensors), 0)
+            pointers |= {f"{name}_ptr": t.data_ptr() for name, t in tensors.items()}
+            env = {**fixed, **numbers, **pointers}
             return all(guard(env) for guard in guards)
 
         def workspaces(problem: Problem) -> Sequence[Workspace]:
@@ -277,7 +280,13 @@ class Runner:
         plan = make_plan(
             candidate.variant, candidate.config, Problem(dims, problem.dtypes), self._gpu
         )
-        return module.bind(plan, tensors, numbers)
+        return module.bind(plan, {**self._absent(pass_name, problem), **tensors}, numbers)
+
+    def _absent(self, pass_name: str, problem: Problem) -> dict[str, None]:
+        """The tensors that a problem leaves out."""
+        pass_ = self._operator.signature.pass_named(pass_name)
+        present = problem.present(pass_).tensors
+        return {t.name: None for t in pass_.tensors if t not in present}
 
     def _numbers(
         self, pass_name: str, problem: Problem, tensors: Mapping[str, torch.Tensor]
@@ -289,11 +298,13 @@ class Runner:
             **dict(problem.dims),
         }
         for declared in pass_.tensors:
-            tensor = tensors[declared.name]
+            tensor = tensors.get(declared.name)
             for i, dim in enumerate(declared.dims):
-                numbers[dim] = tensor.shape[i]
+                if tensor is not None:
+                    numbers[dim] = tensor.shape[i]
                 if dim in declared.free_strides:
-                    numbers[f"{declared.name}_stride_{dim}"] = tensor.stride(i)
+                    stride = 0 if tensor is None else tensor.stride(i)
+                    numbers[f"{declared.name}_stride_{dim}"] = stride
         return numbers
 
     def _calls(
@@ -311,18 +322,19 @@ class Runner:
             )
             for w in plan.workspaces
         }
+        absent = self._absent(pass_name, problem)
         calls = []
         for tensors in self._buffer_sets(pass_name, problem):
             # All sets have the same extents and strides; there may be hundreds of them.
             numbers = numbers or self._numbers(pass_name, problem, tensors)
-            calls.append(module.bind(plan, {**tensors, **scratch}, numbers))
+            calls.append(module.bind(plan, {**absent, **tensors, **scratch}, numbers))
         return calls
 
     def _buffer_sets(self, pass_name: str, problem: Problem) -> list[Tensors]:
         """Inputs and outputs of the problem; for cold times in enough copies to overflow L2."""
         self._fixture_for(pass_name, problem)
         if not self._sets:
-            pass_ = self._operator.signature.pass_named(pass_name)
+            pass_ = problem.present(self._operator.signature.pass_named(pass_name))
             bytes_per_set = sum(
                 math.prod(problem.shape(t.dims)) * problem.dtype(t.dtype).itemsize
                 for t in pass_.tensors

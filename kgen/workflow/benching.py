@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ class BenchJob:
     Attributes:
         entry: The operator with its space and templates.
         passes: Passes, in order.
-        problems: Problems, in order.
+        problems: By pass, in order.
         gpu: Profile of the device.
         ordinal: CUDA device ordinal.
         compiler: Back end.
@@ -45,7 +45,7 @@ class BenchJob:
 
     entry: Entry
     passes: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    problems: Mapping[str, tuple[Problem, ...]]
     gpu: GpuProfile
     ordinal: int
     compiler: Compiler
@@ -110,7 +110,7 @@ def run_bench(job: BenchJob) -> BenchReport:
         sessions = [Session(job.entry, p, job.gpu, job.compiler, journal, worker) for p in passes]
         copy_gbps = sessions[0].probe()
         for session in sessions:
-            for problem in job.problems:
+            for problem in job.problems[session.pass_name]:
                 if job.ladder:
                     steps = [s for s in space.ladder if s.pass_name == session.pass_name]
                     ladders.append(climb(session, problem, steps, copy_gbps))

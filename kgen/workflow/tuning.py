@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class TuneJob:
 
     entry: Entry
     passes: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    problems: Mapping[str, tuple[Problem, ...]]  # by pass
     gpu: GpuProfile
     ordinal: int
     compiler: Compiler
@@ -57,7 +57,7 @@ def run_job(job: TuneJob) -> Iterator[tuple[TuneResult, Published]]:
             TuneRequest(
                 entry=job.entry,
                 pass_name=pass_name,
-                problems=job.problems,
+                problems=job.problems[pass_name],
                 gpu=job.gpu,
                 ordinal=job.ordinal,
                 compiler=job.compiler,

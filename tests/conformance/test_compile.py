@@ -27,7 +27,7 @@ def test_cross_compiles_without_spills(operator: str, gpu_name: str) -> None:
     for variant in entry.space.variants:
         pass_ = entry.operator.signature.pass_named(variant.pass_name)
         compiled = 0
-        for text in entry.operator.problems["cuda"]:
+        for text in entry.operator.default_problems(variant.pass_name, on_host=False):
             problem = parse_problem(text, entry.operator.signature)
             try:
                 configs = enumerate_feasible([variant], pass_, problem, gpu).configs

@@ -6,6 +6,8 @@ Parametrised over the catalogue: a new operator is covered by being there.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +21,7 @@ from kgen.model.problem import Problem
 from kgen.model.record import Fate
 from kgen.model.signature import Signature
 from kgen.model.space import RuleKind, Variant
+from kgen.operators.base import Operator
 from kgen.render import Renderer
 from kgen.search.feasible import enumerate_feasible, is_feasible, refusing_rule
 from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
@@ -40,12 +43,12 @@ def all_variants() -> list[tuple[str, str, str]]:
 
 
 def problems(signature: Signature) -> list[Problem]:
-    """All dtype combinations, over extents that rotate so that every extent is tried."""
+    """Every pair of dtypes, over extents that rotate so that every extent is tried."""
     found = []
-    for i, dtypes in enumerate(signature.dtype_combinations()):
-        for j in range(2):
+    for i, dtypes in enumerate(signature.dtype_pairs()):
+        for j in range(4):
             dims = tuple(
-                (d.name, max(EXTENTS[(i + 2 * j + k) % len(EXTENTS)], d.smallest))
+                (d.name, max(EXTENTS[(i + j + k) % len(EXTENTS)], d.smallest))
                 for k, d in enumerate(signature.dims)
             )
             found.append(Problem(dims, tuple(dtypes.items())))
@@ -91,7 +94,13 @@ def inefficient(
 
 
 def run_variant(
-    operator: str, pass_name: str, name: str, compiler_name: str, configs: int, at_most: int
+    operator: str,
+    pass_name: str,
+    name: str,
+    compiler_name: str,
+    configs: int,
+    at_most: int,
+    changed: Callable[[Operator], Operator] = lambda operator: operator,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     entry = open_catalogue().entry(operator)
     variant = entry.space.variant(pass_name, name)
@@ -99,17 +108,22 @@ def run_variant(
         (problem, config)
         for problem in problems(entry.operator.signature)
         for config in spread(variant, entry.operator.signature, problem, configs)
-    ][:at_most]
+    ]
     assert wanted, "no config of this variant is feasible for any problem of this suite"
-    return run_configs(entry, variant, compiler_name, wanted)
+    wanted = wanted[:: -(-len(wanted) // at_most)]  # of every problem some, not of some all
+    return run_configs(entry, variant, compiler_name, wanted, changed)
 
 
 def run_configs(
-    entry: Entry, variant: Variant, compiler_name: str, wanted: list[tuple[Problem, Config]]
+    entry: Entry,
+    variant: Variant,
+    compiler_name: str,
+    wanted: list[tuple[Problem, Config]],
+    changed: Callable[[Operator], Operator] = lambda operator: operator,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     operator, pass_name = entry.operator.name, variant.pass_name
     compiler = open_compiler(compiler_name, [include_dir()])
-    runner = Runner(entry.operator, Setup(operator, (), HOST, 0, seed=1))
+    runner = Runner(changed(entry.operator), Setup(operator, (), HOST, 0, seed=1))
     renderer = Renderer(include_dir())
     requests = [
         BuildRequest(renderer.render(operator, entry.templates, variant, config, problem), "host")
@@ -145,6 +159,23 @@ def test_what_efficiency_refuses_is_right_all_the_same(
     if not wanted:
         pytest.skip("no rule of efficiency refuses anything for the problems of this suite")
     for problem, config, outcome in run_configs(entry, variant, "host", wanted):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+def with_other_scalars(operator: Operator) -> Operator:
+    """The operator with half added to each scalar's default."""
+    passes = tuple(
+        replace(p, scalars=tuple(replace(s, default=s.default + 0.5) for s in p.scalars))
+        for p in operator.signature.passes
+    )
+    return replace(operator, signature=replace(operator.signature, passes=passes))
+
+
+@pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
+def test_takes_its_scalars_from_the_call(operator: str, pass_name: str, name: str) -> None:
+    for problem, config, outcome in run_variant(
+        operator, pass_name, name, "host", configs=1, at_most=3, changed=with_other_scalars
+    ):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
 

@@ -19,7 +19,7 @@ from kgen.emit import Emitted, SafeKernel, Winner, emit
 from kgen.model.artifact import Rendered
 from kgen.model.config import Config
 from kgen.model.digest import digest_of_text
-from kgen.model.dtypes import DTYPES
+from kgen.model.dtypes import dtype_named
 from kgen.model.expr import parse_expr
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import parse_problem
@@ -35,19 +35,29 @@ SOURCE = """\
 #include "kgen/types.cuh"
 
 extern "C" __global__ void rmsnorm_forward(
-    const {x}* x, const {w}* w, {x}* y, kgen::i64 M, {n_arg}kgen::i64 x_stride_M, float eps) {{
+    const {x}* x, const {w}* w, const {residual}* residual, {x}* y, {residual}* h, {rstd}* rstd,
+    kgen::i64 M, {n_arg}kgen::i64 x_stride_M, kgen::i64 residual_stride_M, float eps,
+    float offset) {{
     {n_const}
     const kgen::i64 m = kgen::i64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (m >= M) return;
     float squares = 0.0f;
     for (kgen::i64 n = 0; n < N; ++n) {{
-        const float value = kgen::to_float(x[m * x_stride_M + n]);
+        float value = kgen::to_float(x[m * x_stride_M + n]);
+        if (residual) {{
+            value += kgen::to_float(residual[m * residual_stride_M + n]);
+            h[m * N + n] = kgen::from_float<{residual}>(value);
+            value = kgen::to_float(h[m * N + n]);
+        }}
+        y[m * N + n] = kgen::from_float<{x}>(value);
         squares += value * value;
     }}
     const float scale = kgen::rsqrt(squares / N + eps);
-    for (kgen::i64 n = 0; n < N; ++n)
-        y[m * N + n] = kgen::from_float<{x}>(
-            kgen::to_float(x[m * x_stride_M + n]) * scale * kgen::to_float(w[n]));
+    if (rstd) rstd[m] = scale;
+    for (kgen::i64 n = 0; n < N; ++n) {{
+        const float value = kgen::to_float(y[m * N + n]) * scale;
+        y[m * N + n] = kgen::from_float<{x}>(w ? value * (offset + kgen::to_float(w[n])) : value);
+    }}
 }}
 KGEN_EXPORT(rmsnorm_forward);
 """
@@ -58,7 +68,8 @@ def _rule(text: str) -> Rule:
 
 
 def _variant(name: str, constants: tuple[str, ...], guards: tuple[str, ...]) -> Variant:
-    args = ("x", "w", "y", "M", *(() if constants else ("N",)), "x_stride_M", "eps")
+    args = ("x", "w", "residual", "y", "h", "rstd", "M", *(() if constants else ("N",)),
+            "x_stride_M", "residual_stride_M", "eps", "offset")
     safe = Config.of(name, {"threads": 32}) if not constants else None
     rules = ("threads <= max_threads_per_block", "N % vec == 0", "M >= 1") if constants else ()
     return Variant(
@@ -92,7 +103,8 @@ def profile(name: str) -> GpuProfile:
 
 def _rendered(dtypes: dict[str, str], n: int | None) -> Rendered:
     source = SOURCE.format(
-        x=DTYPES[dtypes["dtype"]].cuda, w=DTYPES[dtypes["w_dtype"]].cuda,
+        **{field.removesuffix("_dtype").replace("dtype", "x"): dtype_named(dtype).cuda
+           for field, dtype in dtypes.items()},
         n_arg="" if n else "kgen::i64 N, ", n_const=f"constexpr kgen::i64 N = {n};" if n else "",
     )
     return Rendered("rmsnorm/test", source, digest_of_text(source))

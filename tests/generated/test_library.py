@@ -23,7 +23,7 @@ def definition(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
 
 def check(kgen_ops: ModuleType, x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
     """Call the operator and compare with the oracle."""
-    y: Tensor = kgen_ops.rmsnorm(x, w, eps)
+    y: Tensor = kgen_ops.rmsnorm(x, w, eps=eps)
     assert y.shape == x.shape
     assert y.dtype == x.dtype
     assert y.is_contiguous()
@@ -147,8 +147,12 @@ X, W = torch.ones(8, 16), torch.ones(16)
         ((X, [1.0] * 16), TypeError, "w must be a tensor, not list"),
         ((torch.ones(16, 8).t(), W[:16]), ValueError, "dim N must be contiguous"),
         ((X, torch.ones(32)[::2]), ValueError, r"pass w\.contiguous\(\)"),
-        ((X, W, 0.0), ValueError, "eps = 0.0 must be greater than 0"),
-        ((X, W, float("nan")), ValueError, "eps = nan must be greater than 0"),
+        ((X, W, None, 0.0), ValueError, "eps = 0.0 must be greater than 0"),
+        ((X, W, None, float("nan")), ValueError, "eps = nan must be greater than 0"),
+        ((X, W, 1e-6), TypeError, "residual must be a tensor, not float"),
+        ((None, W), TypeError, "x must be a tensor, not NoneType"),
+        ((X, W, X[:4]), ValueError, r"residual has leading dims \(4,\), but x has \(8,\)"),
+        ((X, W, X.half()), TypeError, "residual_dtype = fp16 is not supported"),
         ((X, W.to("meta")), ValueError, "w is on meta, but x is on cpu"),
     ],
 )
@@ -158,6 +162,51 @@ def test_errors(
     with pytest.raises(error, match=message) as raised:
         kgen_ops.rmsnorm(*args)
     assert str(raised.value).startswith("rmsnorm: ")
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    """Compare an fp32 result with the oracle."""
+    torch.testing.assert_close(got.double(), want.double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (2, 3, 17), (16,)])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_optional_tensors(kgen_ops: ModuleType, shape: tuple[int, ...], calls: int) -> None:
+    x, w, residual = torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape)
+    ones = torch.ones(shape[-1])
+    for _ in range(calls):  # the second call takes the prepared launch
+        close(kgen_ops.rmsnorm(x), definition(x, ones))
+        offset = kgen_ops.rmsnorm(x, w, offset=1.0)
+        close(offset, definition(x, w + 1))
+        y, rstd = kgen_ops.rmsnorm(x, w, return_rstd=True)
+        close(y, definition(x, w))
+        assert rstd.shape == shape[:-1]
+        want = (x.double().square().mean(-1) + 1e-6).rsqrt()
+        close(rstd, want)
+        y, h = kgen_ops.rmsnorm(x, w, residual)
+        close(h, x + residual)
+        close(y, definition(x + residual, w))
+        found = kgen_ops.rmsnorm(x, residual=residual, return_rstd=True)
+        assert [t.shape for t in found] == [x.shape, x.shape, shape[:-1]]
+        close(found[0], definition(x + residual, ones))
+
+
+def test_optional_tensors_through_the_dispatcher(kgen_ops: ModuleType) -> None:
+    torch._dynamo.reset()
+    x, residual = torch.randn(8, 16), torch.randn(8, 16)
+
+    def block(x: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+        y, h, rstd = kgen_ops.rmsnorm(x * 2, W, residual, return_rstd=True)
+        return y + 1, h, rstd, kgen_ops.rmsnorm(h)
+
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, residual), block(x, residual))
+    with FakeTensorMode() as mode:
+        found = kgen_ops.rmsnorm(mode.from_tensor(X), None, mode.from_tensor(X), return_rstd=True)
+    assert [(t.shape, t.dtype) for t in found] == [
+        ((8, 16), torch.float32), ((8, 16), torch.float32), ((8,), torch.float32)]
+    torch.library.opcheck(torch.ops.kgen_ops.rmsnorm, (x, None, residual, 1e-5, 1.0, True),
+                          test_utils=("test_schema", "test_faketensor"))
 
 
 def test_gradients_are_refused_never_dropped(kgen_ops: ModuleType) -> None:
@@ -205,7 +254,7 @@ def test_meta_and_fake_tensors(kgen_ops: ModuleType) -> None:
 
 
 def test_opcheck(kgen_ops: ModuleType) -> None:
-    torch.library.opcheck(torch.ops.kgen_ops.rmsnorm, (torch.randn(8, 16), W, 1e-5),
+    torch.library.opcheck(torch.ops.kgen_ops.rmsnorm, (torch.randn(8, 16), W, None, 1e-5),
                           test_utils=("test_schema", "test_faketensor"))
 
 

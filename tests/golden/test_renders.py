@@ -36,7 +36,7 @@ def representative(operator: str, variant: Variant) -> Rendered:
     entry = open_catalogue().entry(operator)
     gpu = profile_named("h200")
     pass_ = entry.operator.signature.pass_named(variant.pass_name)
-    for text in entry.operator.problems["cuda"]:
+    for text in entry.operator.default_problems(variant.pass_name, on_host=False):
         problem = parse_problem(text, entry.operator.signature)
         try:
             configs = enumerate_feasible([variant], pass_, problem, gpu).configs

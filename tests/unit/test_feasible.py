@@ -113,7 +113,7 @@ def test_every_default_problem_has_a_space_on_every_gpu(operator: str, gpu: str)
     profile = profile_named(gpu)
     for pass_ in entry.operator.signature.passes:
         variants = entry.space.of_pass(pass_.name)
-        for text in entry.operator.problems["host" if profile.is_host else "cuda"]:
+        for text in entry.operator.default_problems(pass_.name, profile.is_host):
             problem = parse_problem(text, entry.operator.signature)
             found = enumerate_feasible(variants, pass_, problem, profile)
             assert len(found.configs) >= 20, f"{problem} on {gpu}: {len(found.configs)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
 from kgen.errors import ProblemError
@@ -11,15 +13,21 @@ from kgen.operators.rmsnorm import SIGNATURE
 
 def test_round_trip_and_defaults() -> None:
     problem = parse_problem("N=4096, M=8192,dtype=bf16", SIGNATURE)
-    assert str(problem) == "M=8192,N=4096,dtype=bf16,w_dtype=bf16"
+    assert str(problem) == (
+        "M=8192,N=4096,dtype=bf16,w_dtype=bf16,residual_dtype=none,rstd_dtype=none"
+    )
     assert parse_problem(str(problem), SIGNATURE) == problem
     assert problem.names == {
         "M": 8192,
         "N": 4096,
         "dtype": "bf16",
         "w_dtype": "bf16",
+        "residual_dtype": "none",
+        "rstd_dtype": "none",
         "itemsize": 2,
         "w_itemsize": 2,
+        "residual_itemsize": 0,
+        "rstd_itemsize": 0,
     }
 
 
@@ -45,11 +53,35 @@ def test_mistakes_are_named(text: str, part: str) -> None:
 
 
 def test_dtype_combinations_are_the_legal_ones() -> None:
-    pairs = [tuple(c.values()) for c in SIGNATURE.dtype_combinations()]
-    assert pairs == [
+    found = SIGNATURE.dtype_combinations()
+    pairs = dict.fromkeys((c["dtype"], c["w_dtype"]) for c in found)
+    assert list(pairs) == [
         ("fp32", "fp32"),
+        ("fp32", "none"),
         ("fp16", "fp16"),
         ("fp16", "fp32"),
+        ("fp16", "none"),
         ("bf16", "bf16"),
         ("bf16", "fp32"),
+        ("bf16", "none"),
     ]
+    assert len(found) == 4 * len(pairs)  # with and without a residual, and a saved rstd
+
+
+def test_few_combinations_show_every_pair() -> None:
+    chosen = SIGNATURE.dtype_pairs()
+    assert len(chosen) < len(SIGNATURE.dtype_combinations()) / 2
+    for first, second in combinations([f.name for f in SIGNATURE.dtypes], 2):
+        everything = {(c[first], c[second]) for c in SIGNATURE.dtype_combinations()}
+        assert {(c[first], c[second]) for c in chosen} == everything
+
+
+def test_a_problem_leaves_tensors_out() -> None:
+    forward, backward = SIGNATURE.passes
+    bare = parse_problem("M=2,N=3,dtype=bf16,w_dtype=none", SIGNATURE)
+    assert [t.name for t in bare.present(forward).tensors] == ["x", "y"]
+    assert [t.name for t in bare.present(backward).tensors] == ["dy", "x", "dx"]
+    assert bare.names["w_itemsize"] == 0
+    full = parse_problem("M=2,N=3,dtype=bf16,residual_dtype=bf16,rstd_dtype=fp32", SIGNATURE)
+    assert full.present(forward) == forward
+    assert full.names["residual_itemsize"] == 2

@@ -249,7 +249,7 @@ def test_explain_finds_the_worst_over_slabs() -> None:
 
 def test_slabs_cover_the_dim() -> None:
     problem = parse_problem("M=100,N=64,dtype=fp32", RMSNORM.signature)
-    pass_ = RMSNORM.signature.pass_named("forward")
+    pass_ = problem.present(RMSNORM.signature.pass_named("forward"))
     row = 2 * 64 * 8 * 10
     found = list(slabs(RMSNORM, pass_, problem, 33 * row))
     assert [(s.start, s.length) for s in found] == [(0, 33), (33, 33), (66, 33), (99, 1)]

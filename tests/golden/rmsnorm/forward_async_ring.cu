@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/rmsnorm/forward_async_ring.cu.jinja
 // config: async_ring(lanes_per_row=64, groups_per_block=1, vec=8, stages=2, resident_weight=false, min_blocks=4, store_cache=normal)
-// problem: N=4096, dtype=bf16, w_dtype=bf16
+// problem: N=4096, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
 // RMSNorm forward, persistent blocks fed by asynchronous copies: each group of threads keeps a ring
 // of rows on the way to shared memory, so that the bytes in flight cost no registers and a row's
 // loads were issued `kStages - 1` rows before its turn.
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
 rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
                 const W* __restrict__ w,  // [N]
                 T* __restrict__ y,        // [M, N]
-                kgen::i64 M, kgen::i64 x_stride_M, float eps) {
+                kgen::i64 M, kgen::i64 x_stride_M, float eps, float offset) {
     using RowSum = kgen::GroupSum<kLanes, kGroups>;
     __shared__ typename RowSum::Scratch scratch;
     RowSum row_sum(scratch);
@@ -144,7 +144,7 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
 #pragma unroll
                 for (int i = 0; i < kWeightVec; ++i) {
                     float& value = values[part * kWeightVec + i];
-                    value = value * scale * factors[i];
+                    value = value * scale * (offset + factors[i]);
                 }
             }
             kgen::store_vec<kStore>(target + step * kSweep, kgen::from_floats<T>(values));

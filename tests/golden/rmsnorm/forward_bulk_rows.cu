@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/rmsnorm/forward_bulk_rows.cu.jinja
 // config: bulk_rows(lanes_per_row=256, groups_per_block=1, rows_per_group=1, stages=4, store=direct, resident_weight=true, load_policy=evict_first, store_cache=normal, min_blocks=3)
-// problem: N=4096, dtype=bf16, w_dtype=bf16
+// problem: N=4096, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
 // RMSNorm forward, persistent blocks fed by the bulk copy engine: whole rows, and runs of rows,
 // move between global and shared memory as single copies that one elected thread asks for. The
 // bytes in flight cost no registers and no instructions, and DRAM sees few long bursts.
@@ -127,7 +127,7 @@ KGEN_DEVICE float sum_of_squares(const Vector (&held)[kSteps]) {
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-KGEN_DEVICE Vector scaled(const Vector& held, const Weight& weight, float scale) {
+KGEN_DEVICE Vector scaled(const Vector& held, const Weight& weight, float scale, float offset) {
     float values[kVec];
     kgen::to_floats(held, values);
 #pragma unroll
@@ -137,7 +137,7 @@ KGEN_DEVICE Vector scaled(const Vector& held, const Weight& weight, float scale)
 #pragma unroll
         for (int i = 0; i < kWeightVec; ++i) {
             float& value = values[part * kWeightVec + i];
-            value = value * scale * factors[i];
+            value = value * scale * (offset + factors[i]);
         }
     }
     return kgen::from_floats<T>(values);
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
 rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
                 const W* __restrict__ w,  // [N]
                 T* __restrict__ y,        // [M, N]
-                kgen::i64 M, kgen::i64 x_stride_M, float eps) {
+                kgen::i64 M, kgen::i64 x_stride_M, float eps, float offset) {
     using RowSums = kgen::GroupSum<kLanes, kGroups, kRows>;
     __shared__ typename RowSums::Scratch scratch;
     __shared__ kgen::Mbarrier barriers[kTeams][kStages];
@@ -260,7 +260,7 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
                 const int row = r * kTeamGroups + group;
                 if (row >= rows || !inside(step, first)) continue;
                 if constexpr (sizeof(T) == 2) kgen::forget(held[r][step], zero);
-                const Vector result = scaled(held[r][step], weight[step], scale[r]);
+                const Vector result = scaled(held[r][step], weight[step], scale[r], offset);
                 if constexpr (kStore == Store::direct) {
                     kgen::store_vec<kStoreCache>(target + (r * kTeamGroups * kN + step * kSweep),
                                                  result);

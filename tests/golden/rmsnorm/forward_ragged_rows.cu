@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/rmsnorm/forward_ragged_rows.cu.jinja
 // config: ragged_rows(lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, load_cache=normal, store_cache=streaming, min_blocks=5)
-// problem: N=5003, dtype=bf16, w_dtype=bf16
+// problem: N=5003, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
 // RMSNorm forward for rows that start at any element: persistent blocks move the aligned vectors
 // that lie whole inside a row, and a few threads one element more each: what is left at the ends.
 //
@@ -11,11 +11,14 @@
 #include "kgen/forget.cuh"
 #include "kgen/math.cuh"
 #include "kgen/memory.cuh"
+#include "kgen/rows.cuh"
 
 namespace {
 
 using T = kgen::bf16;
 using W = kgen::bf16;
+using Added = kgen::none;
+using Saved = kgen::none;
 
 constexpr int kN = 5003;
 constexpr int kLanes = 128;       // threads that share a row: a group
@@ -26,6 +29,7 @@ constexpr int kMinBlocks = 5;      // blocks per SM: sets the grid as well
 constexpr kgen::Cache kLoad = kgen::Cache::normal;
 constexpr kgen::Cache kStore = kgen::Cache::streaming;
 
+constexpr bool kWeighted = kgen::kPresent<W>;
 constexpr int kThreads = kLanes * kGroups;
 constexpr int kSweep = kLanes * kVec;               // elements a group moves per step
 constexpr int kSteps = (kN + kSweep - 1) / kSweep;  // vectors per thread and row
@@ -62,29 +66,36 @@ KGEN_DEVICE bool inside(int step, const Columns& own) {
     return (step + 1) * kSweep + 2 * kVec <= kN || step * kSweep + own.first < own.vectors_end;
 }
 
+template <class Source>
 struct Row {
-    Vector vector[kSteps];
-    T edge;
+    kgen::Vec<Source, kVec> vector[kSteps];
+    Source edge;
 };
 
-KGEN_DEVICE void load_row(Row& held, const T* x_row, bool exists, const Columns& own) {
+template <class Source>
+KGEN_DEVICE void load_row(Row<Source>& held, const Source* x_row, bool exists,
+                          const Columns& own) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-        held.vector[step] = Vector{};
+        held.vector[step] = kgen::Vec<Source, kVec>{};
         if (exists && inside(step, own))
             held.vector[step] = kgen::load_vec<kVec, kLoad>(x_row + own.first + step * kSweep);
     }
-    held.edge = T{};
+    held.edge = Source{};
     if (exists && own.edge < kN) held.edge = x_row[own.edge];
 }
 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
-rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
-                const W* __restrict__ w,  // [N]
-                T* __restrict__ y,        // [M, N]; its rows start at the head of x's rows
-                kgen::i64 M, kgen::i64 x_stride_M, float eps) {
+rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M apart
+                const W* __restrict__ w,             // [N] or null
+                const Added* __restrict__ residual,  // [M, N], rows residual_stride_M apart, or null
+                T* __restrict__ y,                   // [M, N]; all rows are aligned alike
+                Added* __restrict__ h,               // [M, N] or null
+                Saved* __restrict__ rstd,            // [M] or null
+                kgen::i64 M, kgen::i64 x_stride_M, kgen::i64 residual_stride_M, float eps,
+                float offset) {
     using RowSum = kgen::GroupSum<kLanes, kGroups>;
     __shared__ typename RowSum::Scratch scratch;
     RowSum row_sum(scratch);
@@ -99,25 +110,43 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
 
     // 1. The columns of this thread, their weight, and the first row.
     const Columns own = columns_of(lane, x + row * x_stride_M);
-    Row held;
+    Row<T> held;
     load_row(held, x + row * x_stride_M, row < M, own);
     Weight weight[kSteps];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
         for (int i = 0; i < kVec; ++i)
-            weight[step].data[i] = inside(step, own) ? w[own.first + step * kSweep + i] : W{};
+            weight[step].data[i] =
+                kWeighted && inside(step, own) ? w[own.first + step * kSweep + i] : W{};
     }
-    const float edge_weight = own.edge < kN ? kgen::to_float(w[own.edge]) : 0.0f;
+    const float edge_weight =
+        !kWeighted ? 1.0f : own.edge < kN ? offset + kgen::to_float(w[own.edge]) : 0.0f;
 
     // The condition is the same for the whole block, which meets in row_sum.
     for (; block_row < M; block_row += stride, row += stride) {
         // 2. Ask for the next row.
         const T* next_row = x + (row + stride) * x_stride_M;
-        Row next;
+        Row<T> next;
         if constexpr (kPrefetch) load_row(next, next_row, row + stride < M, own);
 
-        // 3. Mean square.
+        // 3. What is normalised is x + residual, rounded as it is stored.
+        if constexpr (kgen::kPresent<Added>) {
+            Row<Added> added;
+            load_row(added, residual + row * residual_stride_M, row < M, own);
+            Added* h_row = h + row * kN;
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+                held.vector[step] = kgen::add(held.vector[step], added.vector[step]);
+                if (row < M && inside(step, own))
+                    kgen::store_vec<kStore>(h_row + own.first + step * kSweep,
+                                            kgen::as<Added>(held.vector[step]));
+            }
+            held.edge = kgen::from_float<T>(kgen::to_float(held.edge) + kgen::to_float(added.edge));
+            if (row < M && own.edge < kN) h_row[own.edge] = held.edge;
+        }
+
+        // 4. Mean square.
         const float edge = kgen::to_float(held.edge);
         float sum[4] = {edge * edge};
 #pragma unroll
@@ -130,7 +159,10 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
         const float squares = row_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
         const float scale = kgen::rsqrt(squares * (1.0f / kN) + eps);
 
-        // 4. Scale and write.
+        // 5. Scale and write.
+        if constexpr (kgen::kPresent<Saved>) {
+            if (lane == 0 && row < M) rstd[row] = scale;
+        }
         if (row < M) {
             T* y_row = y + row * kN;
 #pragma unroll
@@ -142,14 +174,15 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
                 kgen::to_floats(held.vector[step], values);
 #pragma unroll
                 for (int i = 0; i < kVec; ++i)
-                    values[i] = values[i] * scale * kgen::to_float(weight[step].data[i]);
+                    values[i] = values[i] * scale *
+                                (kWeighted ? offset + kgen::to_float(weight[step].data[i]) : 1.0f);
                 kgen::store_vec<kStore>(y_row + own.first + step * kSweep,
                                         kgen::from_floats<T>(values));
             }
             if (own.edge < kN) y_row[own.edge] = kgen::from_float<T>(edge * scale * edge_weight);
         }
 
-        // 5. Move on.
+        // 6. Move on.
         if constexpr (kPrefetch) {
             held = next;
         } else {

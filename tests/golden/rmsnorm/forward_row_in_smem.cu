@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/rmsnorm/forward_row_in_smem.cu.jinja
 // config: row_in_smem(threads=256, vec=8, reduction=shuffle, copy=registers)
-// problem: N=4096, dtype=bf16, w_dtype=bf16
+// problem: N=4096, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
 // RMSNorm forward, a block per row, the row read once and kept in shared memory.
 #include "kgen/async.cuh"
 #include "kgen/block.cuh"
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
                 const W* __restrict__ w,  // [N]
                 T* __restrict__ y,        // [M, N]
-                kgen::i64 M, kgen::i64 x_stride_M, float eps) {
+                kgen::i64 M, kgen::i64 x_stride_M, float eps, float offset) {
     const kgen::i64 row = blockIdx.x;
     const T* x_row = x + row * x_stride_M;
     T* y_row = y + row * kN;
@@ -109,7 +109,7 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
 #pragma unroll
             for (int i = 0; i < kWeightVec; ++i) {
                 float& value = values[part * kWeightVec + i];
-                value = value * scale * factors[i];
+                value = value * scale * (offset + factors[i]);
             }
         }
         kgen::store_vec<kgen::Cache::streaming>(y_row + v * kVec, kgen::from_floats<T>(values));

@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/rmsnorm/forward_rows_in_registers.cu.jinja
 // config: rows_in_registers(lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, weight=early, persistent=false, prefetch=false, load_cache=normal, store_cache=streaming, min_blocks=1)
-// problem: N=4096, dtype=bf16, w_dtype=bf16
+// problem: N=4096, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
 // RMSNorm forward, rows held in registers: a group of threads reads `kRows` rows, all loads first,
 // and writes them scaled. Each row is read once, and `kRows` rows cost one barrier (none up to 32
 // threads per row). Persistent blocks walk over the rows: they can keep the weight, and ask for the
@@ -9,11 +9,14 @@
 #include "kgen/forget.cuh"
 #include "kgen/math.cuh"
 #include "kgen/memory.cuh"
+#include "kgen/rows.cuh"
 
 namespace {
 
 using T = kgen::bf16;
 using W = kgen::bf16;
+using Added = kgen::none;
+using Saved = kgen::none;
 
 // When w is read: with x, after the sum is known, or once per persistent block.
 enum class WeightLoad { early, late, resident };
@@ -30,6 +33,7 @@ constexpr kgen::Cache kLoad = kgen::Cache::normal;
 constexpr kgen::Cache kStore = kgen::Cache::streaming;
 constexpr int kMinBlocks = 1;        // blocks per SM that registers leave room for
 
+constexpr bool kWeighted = kgen::kPresent<W>;
 constexpr int kThreads = kLanes * kGroups;
 constexpr int kRowsPerBlock = kGroups * kRows;
 constexpr int kSweep = kLanes * kVec;               // elements a group moves per step
@@ -56,15 +60,16 @@ KGEN_DEVICE bool inside(int step, int first) {
 }
 
 // Rows row0, row0 + kGroups, ...: what a warp loads at once stays consecutive.
-KGEN_DEVICE void load_rows(Vector (&held)[kRows][kSteps], const T* x, kgen::i64 row0, kgen::i64 M,
-                           kgen::i64 x_stride_M, int first) {
+template <class Source>
+KGEN_DEVICE void load_rows(kgen::Vec<Source, kVec> (&held)[kRows][kSteps], const Source* x,
+                           kgen::i64 row0, kgen::i64 M, kgen::i64 x_stride_M, int first) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-        const T* source = x + (row0 + r * kGroups) * x_stride_M + first;
+        const Source* source = x + (row0 + r * kGroups) * x_stride_M + first;
         const bool exists = row0 + r * kGroups < M;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-            held[r][step] = Vector{};
+            held[r][step] = kgen::Vec<Source, kVec>{};
             if (exists && inside(step, first))
                 held[r][step] = kgen::load_vec<kVec, kLoad>(source + step * kSweep);
         }
@@ -73,7 +78,7 @@ KGEN_DEVICE void load_rows(Vector (&held)[kRows][kSteps], const T* x, kgen::i64 
 
 KGEN_DEVICE Weight load_weight(const W* w, int step, int first) {
     Weight weight{};
-    if (inside(step, first)) {
+    if (kWeighted && inside(step, first)) {
 #pragma unroll
         for (int part = 0; part < kWeightParts; ++part)
             weight.part[part] =
@@ -98,7 +103,7 @@ KGEN_DEVICE float sum_of_squares(const Vector (&held)[kSteps]) {
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-KGEN_DEVICE Vector scaled(const Vector& held, const Weight& weight, float scale) {
+KGEN_DEVICE Vector scaled(const Vector& held, const Weight& weight, float scale, float offset) {
     float values[kVec];
     kgen::to_floats(held, values);
 #pragma unroll
@@ -108,7 +113,7 @@ KGEN_DEVICE Vector scaled(const Vector& held, const Weight& weight, float scale)
 #pragma unroll
         for (int i = 0; i < kWeightVec; ++i) {
             float& value = values[part * kWeightVec + i];
-            value = value * scale * factors[i];
+            value = value * scale * (kWeighted ? offset + factors[i] : 1.0f);
         }
     }
     return kgen::from_floats<T>(values);
@@ -117,10 +122,14 @@ KGEN_DEVICE Vector scaled(const Vector& held, const Weight& weight, float scale)
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
-rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
-                const W* __restrict__ w,  // [N]
-                T* __restrict__ y,        // [M, N]
-                kgen::i64 M, kgen::i64 x_stride_M, float eps) {
+rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M apart
+                const W* __restrict__ w,             // [N] or null
+                const Added* __restrict__ residual,  // [M, N], rows residual_stride_M apart, or null
+                T* __restrict__ y,                   // [M, N]
+                Added* __restrict__ h,               // [M, N] or null
+                Saved* __restrict__ rstd,            // [M] or null
+                kgen::i64 M, kgen::i64 x_stride_M, kgen::i64 residual_stride_M, float eps,
+                float offset) {
     using RowSums = kgen::GroupSum<kLanes, kGroups, kRows>;
     __shared__ typename RowSums::Scratch scratch;
     RowSums row_sums(scratch);
@@ -150,14 +159,32 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
         } else {
             load_rows(held, x, block_row + group, M, x_stride_M, first);
         }
-        if constexpr (kWeightLoad == WeightLoad::early) {
+        kgen::Vec<Added, kVec> added[kRows][kSteps];
+        if constexpr (kgen::kPresent<Added>)
+            load_rows(added, residual, block_row + group, M, residual_stride_M, first);
+        if constexpr (kWeighted && kWeightLoad == WeightLoad::early) {
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) weight[step] = load_weight(w, step, first);
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) kgen::forget(weight[step], zero);
         }
 
-        // 2. Mean squares of all rows, behind one barrier.
+        // 2. What is normalised is x + residual, rounded as it is stored.
+        const kgen::i64 row0 = block_row + group;
+        if constexpr (kgen::kPresent<Added>) {
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+                for (int step = 0; step < kSteps; ++step) {
+                    if (row0 + r * kGroups >= M || !inside(step, first)) continue;
+                    held[r][step] = kgen::add(held[r][step], added[r][step]);
+                    kgen::store_vec<kStore>(h + (row0 + r * kGroups) * kN + first + step * kSweep,
+                                            kgen::as<Added>(held[r][step]));
+                }
+            }
+        }
+
+        // 3. Mean squares of all rows, behind one barrier.
         float scale[kRows];
 #pragma unroll
         for (int r = 0; r < kRows; ++r) scale[r] = sum_of_squares(held[r]);
@@ -165,28 +192,33 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
 #pragma unroll
         for (int r = 0; r < kRows; ++r) scale[r] = kgen::rsqrt(scale[r] * (1.0f / kN) + eps);
 
-        // 3. Scale and write. The address of a late weight depends on the sum, or on a result two
+        if constexpr (kgen::kPresent<Saved>) {
+#pragma unroll
+            for (int r = 0; r < kRows; ++r)
+                if (lane == 0 && row0 + r * kGroups < M) rstd[row0 + r * kGroups] = scale[r];
+        }
+
+        // 4. Scale and write. The address of a late weight depends on the sum, or on a result two
         // steps before: that keeps its loads down here, and few at a time, which saves registers.
         kgen::u32 earlier[2] = {kgen::bit_cast<kgen::u32>(scale[0]) & zero,
                                 kgen::bit_cast<kgen::u32>(scale[0]) & zero};
-        const kgen::i64 row0 = block_row + group;
         T* target = y + row0 * kN + first;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-            if constexpr (kWeightLoad == WeightLoad::late)
+            if constexpr (kWeighted && kWeightLoad == WeightLoad::late)
                 weight[step] = load_weight(w + earlier[step % 2], step, first);
             if constexpr (sizeof(W) == 2 && kPersistent) kgen::forget(weight[step], zero);
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
                 if (row0 + r * kGroups >= M || !inside(step, first)) continue;
                 if constexpr (sizeof(T) == 2) kgen::forget(held[r][step], zero);
-                const Vector result = scaled(held[r][step], weight[step], scale[r]);
+                const Vector result = scaled(held[r][step], weight[step], scale[r], offset);
                 kgen::store_vec<kStore>(target + (r * kGroups * kN + step * kSweep), result);
                 earlier[step % 2] = kgen::bit_cast<kgen::u32>(kgen::to_float(result[0])) & zero;
             }
         }
 
-        // 4. Move on.
+        // 5. Move on.
         if constexpr (!kPersistent) break;
         if constexpr (kPrefetch) {
 #pragma unroll

@@ -1,0 +1,376 @@
+"""The pieces of a generated public function: what its template prints for one pass.
+
+An input whose dtype field allows `none` may be left out, and is None in Python. An output of such a
+field is there if the input of the same field is; if no input has the field, a keyword
+`return_<output>` asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kgen.emit.binding import MAX_ALIGNMENT
+from kgen.emit.layout import fold, paragraph, quoted
+from kgen.errors import CatalogueError
+from kgen.model.dtypes import ABSENT, DTYPES
+from kgen.model.signature import Pass, Signature, Tensor
+from kgen.operators.base import Operator
+
+
+def function_name(operator: str, pass_name: str) -> str:
+    """The public function of a pass: `rmsnorm`, `rmsnorm_backward`."""
+    return operator if pass_name == "forward" else f"{operator}_{pass_name}"
+
+
+def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
+    """What `operator.py.jinja` needs to know of a pass.
+
+    Raises:
+        CatalogueError: If no Python function can be made of the pass's tensors.
+    """
+    optional = _Optional.of(operator, passed)
+    tensors = [t.name for t in passed.inputs]
+    scalars = [s.name for s in passed.scalars]
+    flags = optional.flags
+    function = function_name(operator.name, passed.name)
+    head = [
+        *(f"{t}: Tensor" + (" | None = None" if t in optional.inputs else "") for t in tensors),
+        *(f"{s.name}: float = {s.default}" for s in passed.scalars),
+        *(f"{flag}: bool = False" for flag in flags),
+    ]
+    first = tensors[0]
+    usual = [
+        *(f"{name}_ptr" for name in tensors if name not in optional.inputs),
+        *(f"{s.name} > {s.above}" for s in passed.scalars if s.above is not None),
+    ]
+    names = [*tensors, *scalars, *flags]
+    arguments = f"{_tuple(tensors)}, {_tuple(scalars)}" + (f", {_tuple(flags)}" if flags else "")
+    plain = {True: "PLAIN_OR_NONE", False: "PLAIN_TENSORS"}
+    indirect = [f"type({t}) not in {plain[t in optional.inputs]}" for t in tensors]
+    dispatcher = f"torch.ops.kgen_ops.{function}("
+    imports = {plain[t in optional.inputs] for t in tensors}
+    imports |= {"present", "unpacked"} if optional.outputs else set()
+    return {
+        "name": passed.name,
+        "constant": passed.name.upper(),
+        "function": function,
+        "imports": imports,
+        "flags": tuple(optional.flags.values()),
+        "inputs": [{"declaration": _declaration(t)} for t in passed.inputs],
+        "outputs": [{"declaration": _declaration(t)} for t in passed.outputs],
+        "scalars": passed.scalars,
+        "head": fold(f"def {function}(", head, f") -> {optional.result}:"),
+        "private_head": fold(f"def _{function}(", head, f") -> {optional.result}:"),
+        "fake_head": fold(f"def _fake_{function}(", head, f") -> {optional.result}:"),
+        "doc": _docstring(operator, passed, optional),
+        "through_dispatcher": (
+            fold(f"unpacked({dispatcher}", names, "))", 8) if optional.outputs
+            else fold(dispatcher, names, ")", 8)
+        ),
+        "indirect": _alternatives(["dispatch_modes()", "transforms()", *indirect], 4),
+        "wants_grad": _bracketed(_alternatives(
+            [f"({t} is not None and {t}.requires_grad)" if t in optional.inputs
+             else f"{t}.requires_grad" for t in tensors], 4)),
+        "tensors": _tuple(tensors),
+        "arguments": arguments,
+        "call_names": ", ".join(names),
+        "first": first,
+        "pointers": [line for t in tensors for line in _pointer(t, optional)],
+        "key": [_key(t, first, optional) for t in tensors] + ([", ".join(flags)] if flags else []),
+        "usual": f"({' and '.join(usual)})" if len(usual) > 1 else usual[0],
+        "allocations": [_prepared_allocation(o, passed, optional) for o in passed.outputs],
+        "allocator": "empty_like" if any(_carrier(o, passed) for o in passed.outputs) else "_",
+        "fake_body": _fake_body(passed, optional),
+        "run": fold("launch(", [
+            "stream(device_index)", *(f"{t}_ptr" for t in tensors),
+            *(f"0 if {o.name} is None else {o.name}.data_ptr()" if o.name in optional.outputs
+              else f"{o.name}.data_ptr()" for o in passed.outputs),
+            *scalars,
+        ], ")", 4),
+        "results": _results(passed, optional),
+        "bare": _bare(passed, optional),
+        "schema": _string(_schema(function, passed, optional)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Optional:
+    """Which tensors of a pass may be absent.
+
+    Attributes:
+        inputs: Names of such inputs.
+        outputs: Name of such an output -> the Python condition under which it is there.
+        flags: Keyword -> the dtype field that it decides.
+    """
+
+    inputs: frozenset[str]
+    outputs: dict[str, str]
+    flags: dict[str, str]
+    signature: Signature
+    result: str
+
+    @classmethod
+    def of(cls, operator: Operator, passed: Pass) -> _Optional:
+        """Find out.
+
+        Raises:
+            CatalogueError: If an argument with a default would come before one without.
+        """
+        fields = {f.name for f in operator.signature.dtypes if f.optional}
+        inputs = [t for t in passed.inputs if t.dtype in fields]
+        required = [t for t in passed.inputs if t.dtype not in fields]
+        if passed.inputs[: len(required)] != tuple(required):
+            raise CatalogueError(
+                f"{operator.name} {passed.name}: input '{inputs[0].name}' may be absent, but comes "
+                f"before one that may not\n  declare {', '.join(t.name for t in required)} first"
+            )
+        outputs: dict[str, str] = {}
+        flags: dict[str, str] = {}
+        for o in (o for o in passed.outputs if o.dtype in fields):
+            same = [t.name for t in inputs if t.dtype == o.dtype]
+            if same:
+                outputs[o.name] = f"{same[0]} is not None"
+            else:
+                outputs[o.name] = f"return_{o.name}"
+                flags[f"return_{o.name}"] = o.dtype
+        count = len(passed.outputs)
+        result = "Any" if outputs else "Tensor" if count == 1 else (
+            f"tuple[{', '.join(['Tensor'] * count)}]"
+        )
+        return cls(frozenset(t.name for t in inputs), outputs, flags, operator.signature, result)
+
+    def dtype_of(self, output: Tensor) -> str:
+        """The torch dtype, as text, of an output that a keyword asks for."""
+        (field,) = (f for f in self.signature.dtypes if f.name == output.dtype)
+        (name,) = (a for a in field.allowed if a != ABSENT.name)
+        return f"torch.{DTYPES[name].torch}"
+
+
+def _schema(function: str, passed: Pass, optional: _Optional) -> str:
+    arguments = [
+        *(f"Tensor? {t.name}=None" if t.name in optional.inputs else f"Tensor {t.name}"
+          for t in passed.inputs),
+        *(f"float {s.name}={s.default}" for s in passed.scalars),
+        *(f"bool {flag}=False" for flag in optional.flags),
+    ]
+    count = len(passed.outputs)
+    result = "Tensor[]" if optional.outputs else "Tensor" if count == 1 else (
+        f"({', '.join(['Tensor'] * count)})"
+    )
+    return f"{function}({', '.join(arguments)}) -> {result}"
+
+
+def _pointer(name: str, optional: _Optional) -> list[str]:
+    """Lines that fetch an input's address and, if it may be absent, what it is known by."""
+    if name not in optional.inputs:
+        return [f"{name}_ptr = {name}.data_ptr()"]
+    # A meta tensor looks like one on the CPU but for its null pointer.
+    key = [f"{name}.{attribute}" for attribute in ("shape", "stride()", "dtype", "get_device()")]
+    key.append(f"{name}_ptr & {MAX_ALIGNMENT - 1} if {name}_ptr else -1")
+    return [
+        f"if {name} is None:",
+        f"    {name}_ptr = 0",
+        f"    {name}_layout: Any = None",
+        "else:",
+        f"    {name}_ptr = {name}.data_ptr()",
+        "    " + fold(f"{name}_layout = (", key, ")", 8),
+    ]
+
+
+def _key(name: str, first: str, optional: _Optional) -> str:
+    if name in optional.inputs:
+        return f"{name}_layout"
+    device = "device_index" if name == first else f"{name}.get_device()"
+    return (f"{name}.shape, {name}.stride(), {name}.dtype, {device}, "
+            f"{name}_ptr & {MAX_ALIGNMENT - 1}")
+
+
+def _results(passed: Pass, optional: _Optional) -> str:
+    names = ", ".join(o.name for o in passed.outputs)
+    if not optional.outputs:
+        return names
+    if [o.name for o in passed.outputs[1:]] == list(optional.outputs):
+        rest = " and ".join(f"{name} is None" for name in optional.outputs)
+        return f"{passed.outputs[0].name} if {rest} else present({names})"
+    return f"present({names})"
+
+
+def _bare(passed: Pass, optional: _Optional) -> dict[str, str] | None:
+    """The way of a call that asks for none of several optional outputs: deciding about each of
+    them would cost it more than the launch's own Python.
+    """
+    first = passed.outputs[0]
+    if len(optional.outputs) < 2 or first.name in optional.outputs:
+        return None
+    absent = [c.replace("is not None", "is None") if c.endswith("is not None") else f"not {c}"
+              for c in optional.outputs.values()]
+    return {
+        "condition": " and ".join(absent),
+        "allocation": _prepared_allocation(first, passed, optional),
+        "run": fold("launch(", [
+            "stream(device_index)", *(f"{t.name}_ptr" for t in passed.inputs),
+            *(f"{o.name}.data_ptr()" if o.name not in optional.outputs else "0"
+              for o in passed.outputs),
+            *(s.name for s in passed.scalars),
+        ], ")", 8),
+        "result": first.name,
+    }
+
+
+def _declaration(tensor: Tensor) -> str:
+    parts = [quoted(tensor.name), quoted(tensor.dims)]
+    if tensor.dtype != "dtype":
+        parts.append(f"dtype={quoted(tensor.dtype)}")
+    if tensor.free_strides:
+        parts.append(f"free_strides={quoted(tensor.free_strides)}")
+    if tensor.flatten_leading:
+        parts.append("leading=True")
+    return fold("Argument(", parts, ")", 12)
+
+
+def _alternatives(conditions: Sequence[str], indent: int) -> str:
+    line = " or ".join(conditions)
+    if len(line) + indent + 24 <= 100:
+        return line
+    margin = f"\n{' ' * (indent + 4)}"
+    return f"({margin}{f'{margin}or '.join(conditions)}\n{' ' * indent})"
+
+
+def _bracketed(text: str) -> str:
+    return text if text.startswith("(\n") else f"({text})"
+
+
+def _tuple(names: Sequence[str] | dict[str, str]) -> str:
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def _string(text: str) -> str:
+    """A literal as an argument of its own line, in pieces if it is long."""
+    if len(text) <= 90:
+        return quoted(text)
+    pieces, line = [], ""
+    for word in text.split(" "):
+        if line and len(line) + len(word) > 86:
+            pieces.append(line)
+            line = ""
+        line += f"{word} "
+    pieces.append(line[:-1])
+    return "\n    ".join(map(quoted, pieces))
+
+
+def _carrier(output: Tensor, passed: Pass) -> str:
+    """The input that an output looks like, or an empty text."""
+    for t in passed.inputs:
+        same = (t.dims, t.dtype, t.flatten_leading)
+        if same == (output.dims, output.dtype, output.flatten_leading):
+            return t.name
+    return ""
+
+
+def _prepared_allocation(output: Tensor, passed: Pass, optional: _Optional) -> str:
+    carrier = _carrier(output, passed)
+    made = f"empty_like({carrier})" if carrier else _allocation(output, passed, optional)
+    return _assigned(output.name, made, optional)
+
+
+def _assigned(name: str, made: str, optional: _Optional) -> str:
+    condition = optional.outputs.get(name)
+    if condition is None:
+        return f"{name} = {made}"
+    line = f"{name} = {made} if {condition} else None"
+    return line if len(line) <= 96 and "\n" not in line else (
+        f"{name} = (\n        {made}\n        if {condition} else None\n    )"
+    )
+
+
+def _allocation(output: Tensor, passed: Pass, optional: _Optional) -> str:
+    """An expression that allocates an output, whatever the strides of the inputs."""
+    carrier = _carrier(output, passed)
+    if carrier:
+        return fold("torch.empty_like(",
+                    [carrier, "memory_format=torch.contiguous_format"], ")", 4)
+    shape = [_extent(output, index, passed) for index in range(len(output.dims))]
+    if output.dtype in DTYPES:
+        dtype = f"torch.{DTYPES[output.dtype].torch}"
+    elif f"return_{output.name}" in optional.flags:
+        dtype = optional.dtype_of(output)
+    else:
+        carriers = [t.name for t in passed.inputs if t.dtype == output.dtype]
+        if not carriers:
+            raise CatalogueError(f"output '{output.name}' has dtype field '{output.dtype}', which "
+                                 "no input has: the generated function could not know it")
+        dtype = f"{carriers[0]}.dtype"
+    first = passed.inputs[0].name
+    return fold("torch.empty(", [_tuple(shape), f"dtype={dtype}", f"device={first}.device"],
+                ")", 4)
+
+
+def _fake_body(passed: Pass, optional: _Optional) -> list[str]:
+    made = {o.name: _allocation(o, passed, optional) for o in passed.outputs}
+    if len(made) == 1 and not optional.outputs:
+        return [f"return {text}" for text in made.values()]
+    lines = [_assigned(name, text, optional) for name, text in made.items()]
+    return [*lines, f"return {_results(passed, optional)}"]
+
+
+def _extent(output: Tensor, index: int, passed: Pass) -> str:
+    """Where an extent of an output is found among the inputs."""
+    name = output.dims[index]
+    flat = output.flatten_leading and index == 0
+    for t in passed.inputs:
+        if name not in t.dims:
+            continue
+        axis = t.dims.index(name) - len(t.dims)
+        if t.flatten_leading and axis == -len(t.dims):
+            inner = len(t.dims) - 1
+            leading = f"{t.name}.shape[:-{inner}]" if inner else f"{t.name}.shape"
+            return f"*{leading}" if flat else f"{leading}.numel()"
+        return f"{t.name}.shape[{axis}]"
+    raise CatalogueError(f"output '{output.name}' has dim '{name}', which no input has")
+
+
+def _docstring(operator: Operator, passed: Pass, optional: _Optional) -> str:
+    summary = operator.summary if passed.name == "forward" else (
+        f"The {passed.name} pass: {operator.summary[0].lower()}{operator.summary[1:]}"
+    )
+    args = [(t.name, f"{_shape(t)}; {t.doc or t.dtype}") for t in passed.inputs]
+    for s in passed.scalars:
+        bounds = f" > {s.above:g}." if s.above is not None and "> " not in s.doc else ""
+        args.append((s.name, (s.doc or "A number.") + bounds))
+    args += [(flag, f"Whether {flag.removeprefix('return_')} is wanted.")
+             for flag in optional.flags]
+    lines = [summary, ""]
+    lines += [f"    {line}".rstrip() for line in operator.doc.splitlines()]
+    lines += ["", "    Args:"]
+    lines += [f"        {paragraph(f'{name}: {text}', 8, 4)}" for name, text in args]
+    lines += ["    Returns:"]
+    outputs = [f"{_shape(o)}; {o.doc or o.dtype}" for o in passed.outputs]
+    if len(outputs) > 1:
+        outputs = [f"{o.name}: {text}{_when(o.name, optional)}"
+                   for o, text in zip(passed.outputs, outputs, strict=True)]
+    lines += [f"        {paragraph(text, 8, 4)}" for text in outputs]
+    lines += [
+        "    Raises:",
+        "        ValueError: If shapes, strides, devices or scalars are not as said above.",
+        "        TypeError: If a dtype is not supported.",
+        "        NotImplementedError: If a gradient is wanted; the function records none.",
+        "        DispatchError: If the library has no kernel for the device.",
+    ]
+    if any(t.flatten_leading for t in passed.inputs):
+        lines += ["", "    " + paragraph(
+            "Leading dims are flattened without a copy where they share one stride; otherwise "
+            "the tensor is copied first.", 4)]
+    lines += ["", f"    Source: {paragraph(operator.source, 4)}"]
+    return "\n".join(lines)
+
+
+def _when(output: str, optional: _Optional) -> str:
+    condition = optional.outputs.get(output, "").removesuffix(" is not None")
+    return f" Only with {condition}." if condition else ""
+
+
+def _shape(tensor: Tensor) -> str:
+    inner = ("...", *tensor.dims[1:]) if tensor.flatten_leading else tensor.dims
+    return f"[{', '.join(inner)}]"
