@@ -200,7 +200,10 @@ class _SpoilingModule(Module):
         self._plan = plan
 
     def bind(
-        self, plan: Plan, tensors: Mapping[str, torch.Tensor | None], numbers: Mapping[str, int | float]
+        self,
+        plan: Plan,
+        tensors: Mapping[str, torch.Tensor | None],
+        numbers: Mapping[str, int | float],
     ) -> Callable[[], None]:
         return self._module.bind(spoiled_plan(plan, self._plan), tensors, numbers)
 
