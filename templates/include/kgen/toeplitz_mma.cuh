@@ -1,0 +1,593 @@
+// Triangular Toeplitz products, and the gradient of their taps, on tensor cores (sm_80).
+//
+// See toeplitz.cuh for the band. All of a block's rows and the band lie in shared memory, so that its
+// warps share nothing but reads and never wait for each other after staging.
+//
+// fp32 values are split into two TF32 numbers in registers, three products for one (3xTF32), summed
+// in chains of a few steps from zero: that keeps fp32's accuracy. 16-bit values that meet fp32 taps
+// are TF32 numbers as they are. 16-bit values with 16-bit taps multiply directly.
+#pragma once
+
+#include "mma.cuh"
+#include "toeplitz.cuh"
+
+namespace kgen {
+namespace detail {
+
+// What a warp multiplies: Tf32 for fp32 taps, Half for 16-bit ones.
+//
+// `Tile` is a fragment of A: eight rows of the matrix, and the eight that lie `apart` rows below. The
+// columns of a step are numbered so that a lane's are neighbours: kStep / 4 consecutive ones from
+// q * kStep / 4 on. `Column` is a fragment of B in the same numbering.
+template <class T>
+struct Tf32Engine {
+    static constexpr int kStep = 8;
+    static constexpr bool kSplitX = sizeof(T) == 4;
+    static constexpr int kPasses = kSplitX ? 3 : 2;
+
+    using Band = u32;  // two copies: the high parts of all elements, then the low parts
+    struct Tile {
+        u32 hi[4], lo[4];
+    };
+    struct Column {
+        u32 hi[2], lo[2];
+    };
+
+    static KGEN_DEVICE void put(Band* band, int copy, int index, float element) {
+        split_tf32(element, band[index], band[copy + index]);
+    }
+
+    // Where a lane finds its elements, given where they begin.
+    static KGEN_DEVICE const Band* origin(const Band* band, int, int start) { return band + start; }
+
+    static KGEN_DEVICE Tile load_tile(const Band* band, int copy, int apart) {
+        Tile tile;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            tile.hi[i] = band[i / 2 - i % 2 * apart];
+            tile.lo[i] = band[copy + i / 2 - i % 2 * apart];
+        }
+        return tile;
+    }
+
+    static KGEN_DEVICE Column load_column(const T* x) {
+        const Vec<T, 2> two = *reinterpret_cast<const Vec<T, 2>*>(x);
+        Column column = {};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if constexpr (kSplitX) {
+                split_tf32(two[i], column.hi[i], column.lo[i]);
+            } else {
+                column.hi[i] = bit_cast<u32>(to_float(two[i]));
+            }
+        }
+        return column;
+    }
+
+    // The passes in the order of their size, small first.
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&acc)[4], const Tile& tile, const Column& x) {
+        mma_tf32_16x8x8(acc, Pass == 0 ? tile.lo : tile.hi, Pass == 1 && kSplitX ? x.lo : x.hi);
+    }
+};
+
+template <class T>
+struct HalfEngine {
+    static constexpr int kStep = 16;
+    static constexpr int kPasses = 1;
+
+    using Band = T;  // two copies, the second one element ahead: pairs start at odd elements too
+    struct Tile {
+        u32 pair[4];
+    };
+    struct Column {
+        u32 pair[2];
+    };
+
+    static KGEN_DEVICE void put(Band* band, int copy, int index, T element) {
+        band[index] = element;
+        if (index > 0) band[copy + index - 1] = element;
+    }
+
+    static KGEN_DEVICE const Band* origin(const Band* band, int copy, int start) {
+        return band + start + (start % 2 != 0 ? copy - 1 : 0);
+    }
+
+    static KGEN_DEVICE Tile load_tile(const Band* band, int, int apart) {
+        Tile tile;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            tile.pair[i] = *reinterpret_cast<const u32*>(band + i / 2 * 2 - i % 2 * apart);
+        return tile;
+    }
+
+    static KGEN_DEVICE Column load_column(const T* x) {
+        const Vec<u32, 2> two = *reinterpret_cast<const Vec<u32, 2>*>(x);
+        return Column{{two[0], two[1]}};
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&acc)[4], const Tile& tile, const Column& x) {
+        mma_16x8x16<T>(acc, tile.pair, x.pair);
+    }
+};
+
+template <class T, class W>
+struct EngineOf {
+    using type = Tf32Engine<T>;
+};
+template <>
+struct EngineOf<fp16, fp16> {
+    using type = HalfEngine<fp16>;
+};
+template <>
+struct EngineOf<bf16, bf16> {
+    using type = HalfEngine<bf16>;
+};
+
+}  // namespace detail
+
+// y[b][row] = bias + sum over col of tap(|row - col|) * x[b][col]. A block has one channel and
+// 8 * Columns batch rows; a warp takes tiles of 16 * Tiles rows in pairs of equal work.
+//
+// Fragment p of a warp's tile has the rows 8 p .. and 8 (p + Tiles) .., so that it is, 8 columns on,
+// fragment p + 1 of before: a step of columns loads one new fragment, and `Tiles` of them are held.
+//
+// Chains: chunks that the tile's diagonal is cut into, Parts: blocks that share a channel's rows.
+// Promote: each chunk is a chain of its own (see mma.cuh).
+template <Triangle Side, class T, class W, int Tiles, int Columns, int Chains, bool Promote,
+          int Warps, int Parts>
+class ToeplitzMma {
+    using Engine = typename detail::EngineOf<T, W>::type;
+    using Band = typename Engine::Band;
+    using Tile = typename Engine::Tile;
+    using Column = typename Engine::Column;
+
+    static constexpr bool kLower = Side == Triangle::lower;
+    static constexpr int kRows = 16 * Tiles;
+    static constexpr int kStep = Engine::kStep;
+    static constexpr int kNew = kStep / 8;  // fragments that a step loads
+    static constexpr int kChunk = kRows / Chains;
+    static constexpr int kSteps = kChunk / kStep;
+    static constexpr int kThreads = Warps * kWarpSize;
+
+    static_assert(kChunk % kStep == 0 && kNew * kSteps % Tiles == 0,
+                  "a chunk is whole steps, after which the fragments are where they were");
+
+    using Sums = float[Tiles][Columns][4];
+
+public:
+    KGEN_DEVICE void operator()(const W* w, const T* x, T* y, i64 batch, i64 channels, int columns,
+                                float bias) {
+        const i64 block = blockIdx.x / Parts;
+        const int part = static_cast<int>(blockIdx.x % Parts);
+        const i64 channel = block % channels;
+        const i64 first = block / channels * (8 * Columns);
+        const int rows = static_cast<int>(min(batch - first, static_cast<i64>(8 * Columns)));
+        const i64 stride = channels * columns;
+        const i64 offset = first * stride + channel * columns;
+
+        // Shared memory: Band band[2][copy]; T xs[rows][x_stride]. Rows start 8 banks apart, so that
+        // the eight batch rows of a load meet no bank twice; the copies 16 banks.
+        columns_ = columns;
+        padded_ = (columns + kRows - 1) / kRows * kRows;
+        front_ = band_front<Side, kRows>(padded_);
+        x_stride_ = ((padded_ * static_cast<int>(sizeof(T)) + 127) / 128 * 128 + 32) /
+                    static_cast<int>(sizeof(T));
+        const int elements = padded_ + kRows;
+        copy_ = ((elements * static_cast<int>(sizeof(Band)) + 127) / 128 * 128 + 64) /
+                static_cast<int>(sizeof(Band));
+        band_ = dynamic_smem<Band>();
+        T* xs = reinterpret_cast<T*>(band_ + 2 * copy_);
+
+        // 1. Stage.
+        const W* taps = w + channel * columns;
+        stage_rows(xs, x_stride_, x + offset, stride, rows, columns, padded_, kThreads);
+        cp_async_commit();
+        bool tame = true;
+        for (int i = thread_rank(); i < elements; i += kThreads) {
+            const W element = band_element<Side>(taps, columns, front_, i);
+            Engine::put(band_, copy_, i, element);
+            tame = tame && is_tame(to_float(element));
+        }
+        cp_async_wait_all();
+        sync_block();
+        __shared__ int flags[Warps];
+        tame = tame && share_is_tame(xs, x_stride_, rows, padded_, kThreads);
+        if (!all_of_block<Warps>(tame, flags)) {
+            sum_plainly(taps, xs, rows, part, y + offset, stride, bias);
+            return;
+        }
+
+        const MmaLane lane = mma_lane();
+        tiles_ = Engine::origin(band_, copy_, front_ + kStep / 4 * lane.q - lane.g);
+#pragma unroll
+        for (int n = 0; n < Columns; ++n)  // a row that does not exist repeats the last one
+            rows_[n] = xs + min(8 * n + lane.g, rows - 1) * x_stride_ + kStep / 4 * lane.q;
+
+        // 2. Tiles of rows, this warp's pairs. If pairs are left over, another warp has them in the
+        // next block: a warp's number decides its scheduler.
+        const int warp = (thread_rank() / kWarpSize + static_cast<int>(block % Warps)) % Warps;
+        share_out<true>(padded_ / kRows, part * Warps + warp, Parts * Warps, [&](int tile) {
+            Sums sums = {};
+            const int row = tile * kRows;
+            sum_tile(sums, row);
+            store_tile(sums, row, rows, y + offset, stride, bias);
+        });
+    }
+
+private:
+    // Fragment `index`, counted in 8 columns minus 8 rows from (row, column).
+    KGEN_DEVICE Tile load_tile(int row, int column, int index) const {
+        return Engine::load_tile(tiles_ + column - row + 8 * index, copy_, 8 * Tiles);
+    }
+
+    static KGEN_DEVICE constexpr int slot(int index) { return (index + 4 * Tiles) % Tiles; }
+
+    // Multiply one chunk of columns. First < 0: all of it. Else it is the diagonal's, First steps
+    // from its begin, and what lies beyond the triangle is left out.
+    template <int First>
+    KGEN_DEVICE void chunk(Sums& acc, Tile (&tiles)[Tiles], int row, int column) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+            for (int i = 1 - kNew; i <= 0; ++i)
+                tiles[slot(kNew * step + i)] = load_tile(row, column, kNew * step + i);
+            Column x[Columns];
+#pragma unroll
+            for (int n = 0; n < Columns; ++n)
+                x[n] = Engine::load_column(rows_[n] + column + step * kStep);
+            if constexpr (Engine::kPasses >= 2) pass<First, 0>(acc, tiles, x, step);
+            if constexpr (Engine::kPasses >= 3) pass<First, 1>(acc, tiles, x, step);
+            pass<First, Engine::kPasses - 1>(acc, tiles, x, step);
+        }
+    }
+
+    template <int First, int Pass>
+    static KGEN_DEVICE void pass(Sums& acc, const Tile (&tiles)[Tiles], const Column (&x)[Columns],
+                                 int step) {
+#pragma unroll
+        for (int p = 0; p < Tiles; ++p) {
+            const int begin = kStep * (First + step);  // of the step's columns, from the diagonal
+            const bool beyond =
+                kLower ? begin > 8 * (p + Tiles) + 7 : begin + kStep - 1 < 8 * p;
+            if (First >= 0 && beyond) continue;
+#pragma unroll
+            for (int n = 0; n < Columns; ++n)
+                Engine::template multiply<Pass>(acc[p][n], tiles[slot(kNew * step - p)], x[n]);
+        }
+    }
+
+    // A chunk into the tile's sums, as a chain of its own if Promote.
+    template <int First>
+    KGEN_DEVICE void add_chunk(Sums& sums, Tile (&tiles)[Tiles], int row, int column) {
+        if constexpr (Promote) {
+            Sums chain = {};
+            chunk<First>(chain, tiles, row, column);
+#pragma unroll
+            for (int p = 0; p < Tiles; ++p)
+#pragma unroll
+                for (int n = 0; n < Columns; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) sums[p][n][i] += chain[p][n][i];
+        } else {
+            chunk<First>(sums, tiles, row, column);
+        }
+    }
+
+    template <int First>
+    KGEN_DEVICE void add_diagonal(Sums& sums, Tile (&tiles)[Tiles], int row) {
+        if constexpr (First * kStep < kRows) {
+            add_chunk<First>(sums, tiles, row, row + First * kStep);
+            add_diagonal<First + kSteps>(sums, tiles, row);
+        }
+    }
+
+    KGEN_DEVICE void sum_tile(Sums& sums, int row) {
+        Tile tiles[Tiles];
+        const int begin = kLower ? 0 : row;
+#pragma unroll
+        for (int i = 1 - Tiles; i <= -kNew; ++i) tiles[slot(i)] = load_tile(row, begin, i);
+        if constexpr (kLower) {
+#pragma unroll 1
+            for (int column = 0; column < row; column += kChunk)
+                add_chunk<-1>(sums, tiles, row, column);
+            add_diagonal<0>(sums, tiles, row);
+        } else {
+            add_diagonal<0>(sums, tiles, row);
+#pragma unroll 1
+            for (int column = row + kRows; column < padded_; column += kChunk)
+                add_chunk<-1>(sums, tiles, row, column);
+        }
+    }
+
+    KGEN_DEVICE void store_tile(const Sums& sums, int row, int rows, T* y, i64 stride, float bias) {
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int n = 0; n < Columns; ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int b = 8 * n + 2 * lane.q + i;
+                if (b >= rows) continue;
+                T* target = y + b * stride + row + lane.g;
+#pragma unroll
+                for (int p = 0; p < 2 * Tiles; ++p)
+                    if (row + lane.g + 8 * p < columns_)
+                        target[8 * p] =
+                            from_float<T>(sums[p % Tiles][n][p / Tiles * 2 + i] + bias);
+            }
+        }
+    }
+
+    // All outputs of a block whose x or w has NaN or Inf, one by one: no zero is multiplied.
+    KGEN_DEVICE void sum_plainly(const W* taps, const T* xs, int rows, int part, T* y, i64 stride,
+                                 float bias) {
+        for (int t = part * kThreads + thread_rank(); t < columns_; t += Parts * kThreads)
+#pragma unroll 1
+            for (int b = 0; b < rows; ++b)
+                y[b * stride + t] = from_float<T>(
+                    toeplitz_naive<Side>(taps, xs + b * x_stride_, t, columns_) + bias);
+    }
+
+    int columns_, padded_, front_, x_stride_, copy_;
+    Band* band_;
+    const Band* tiles_;  // this lane's elements at column - row = 0
+    const T* rows_[Columns];
+};
+
+namespace detail {
+
+// Fragments of sums over batch rows: A is 16 columns of g, B is 8 columns of x, kRows rows of each.
+template <class T>
+struct GradientEngine;
+
+template <>
+struct GradientEngine<float> {
+    static constexpr int kRows = 8;
+    static constexpr int kPasses = 3;
+    static constexpr int kStrideBytes = 32;  // modulo 128: rows 8 banks apart, see `load`
+
+    struct A {
+        u32 hi[4], lo[4];
+    };
+    struct B {
+        u32 hi[2], lo[2];
+    };
+
+    static KGEN_DEVICE A load_a(const float* g, int stride) {
+        const MmaLane lane = mma_lane();
+        const float* at = g + lane.q * stride + lane.g;
+        A a;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            split_tf32(at[i / 2 * 4 * stride + i % 2 * 8], a.hi[i], a.lo[i]);
+        return a;
+    }
+
+    // Two neighbouring tiles of columns.
+    static KGEN_DEVICE void load_b(const float* x, int stride, B& first, B& second) {
+        const MmaLane lane = mma_lane();
+        const float* at = x + lane.q * stride + lane.g;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            split_tf32(at[i * 4 * stride], first.hi[i], first.lo[i]);
+            split_tf32(at[i * 4 * stride + 8], second.hi[i], second.lo[i]);
+        }
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&acc)[4], const A& a, const B& b) {
+        mma_tf32_16x8x8(acc, Pass == 0 ? a.lo : a.hi, Pass == 1 ? b.lo : b.hi);
+    }
+};
+
+template <class T>
+struct HalfGradientEngine {
+    static constexpr int kRows = 16;
+    static constexpr int kPasses = 1;
+    static constexpr int kStrideBytes = 16;  // the eight rows of a matrix meet no bank twice
+
+    struct A {
+        u32 pair[4];
+    };
+    struct B {
+        u32 pair[2];
+    };
+
+    static KGEN_DEVICE A load_a(const T* g, int stride) {
+        const int matrix = lane_id() / 8, row = lane_id() % 8;
+        A a;
+        ldmatrix<4, true>(a.pair, g + (matrix / 2 * 8 + row) * stride + matrix % 2 * 8);
+        return a;
+    }
+
+    static KGEN_DEVICE void load_b(const T* x, int stride, B& first, B& second) {
+        const int matrix = lane_id() / 8, row = lane_id() % 8;
+        u32 pairs[4];
+        ldmatrix<4, true>(pairs, x + (matrix % 2 * 8 + row) * stride + matrix / 2 * 8);
+        first = B{{pairs[0], pairs[1]}};
+        second = B{{pairs[2], pairs[3]}};
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&acc)[4], const A& a, const B& b) {
+        mma_16x8x16<T>(acc, a.pair, b.pair);
+    }
+};
+
+template <>
+struct GradientEngine<fp16> : HalfGradientEngine<fp16> {};
+template <>
+struct GradientEngine<bf16> : HalfGradientEngine<bf16> {};
+
+}  // namespace detail
+
+// gw[columns - 1 - d] = sum over b and t of g[b][t] * x[b][t - d]. A block has one channel and all
+// batch rows, `Batch` of them in shared memory at a time.
+//
+// P[t][u] = sum over b of g[b][t] * x[b][u] is a product of matrices, summed along its diagonals.
+// Tiles of P (16 x 8) at one distance t - u have one accumulator between them, for all their t. A
+// warp holds `Group` distances in steps of 8 and walks down t: a fragment of x meets the first
+// distance at one tile of g, the third at the next, and stays in registers until it has met all.
+template <class T, class W, int Group, int Batch, int Warps>
+class TapGradientMma {
+    using Engine = detail::GradientEngine<T>;
+    using A = typename Engine::A;
+    using B = typename Engine::B;
+
+    static constexpr int kThreads = Warps * kWarpSize;
+    static constexpr int kParts = Batch / Engine::kRows;  // fragments that cover the batch rows
+    static constexpr int kUnroll = Group / 2;  // tiles of g until the window of x is renewed
+    static constexpr int kLine = 8 * Group + 16;  // sums by d of a group; the last one is not used
+    static constexpr int kTileStride = 9;         // of a tile in scratch
+    static constexpr bool kPromote = sizeof(T) == 4;
+
+    static_assert(Group % 2 == 0, "a tile of g is two tiles of x further");
+    static_assert(Batch % Engine::kRows == 0, "a fragment has 8 rows in fp32, 16 in 16 bits");
+
+    using Sums = float[Group][4];
+
+public:
+    KGEN_DEVICE void operator()(const T* g, const T* x, W* gw, i64 batch, i64 channels,
+                                int columns) {
+        const i64 channel = blockIdx.x;
+        const i64 stride = channels * columns;
+        tiles_ = (columns + 15) / 16;
+        const int padded = 16 * tiles_;
+        stride_ = ((padded * static_cast<int>(sizeof(T)) + 127) / 128 * 128 +
+                   Engine::kStrideBytes) /
+                  static_cast<int>(sizeof(T));
+        const int groups = (2 * tiles_ + Group - 1) / Group;
+
+        // Shared memory: T gs[Batch][stride]; T xs[Batch][stride]; float lines[groups][kLine];
+        // float scratch[Warps][16 * kTileStride].
+        gs_ = dynamic_smem<T>();
+        xs_ = gs_ + Batch * stride_;
+        lines_ = reinterpret_cast<float*>(xs_ + Batch * stride_);
+        const int warp = thread_rank() / kWarpSize;
+        scratch_ = lines_ + groups * kLine + warp * (16 * kTileStride);
+        for (int i = thread_rank(); i < groups * kLine; i += kThreads) lines_[i] = 0.0f;
+
+        g += channel * columns;
+        x += channel * columns;
+        bool tame = true;
+        for (i64 first = 0; first < batch; first += Batch) {
+            // 1. Stage; rows that do not exist are zeros.
+            sync_block();
+            const int rows = static_cast<int>(min(batch - first, static_cast<i64>(Batch)));
+            stage_rows(gs_, stride_, g + first * stride, stride, rows, columns, padded, kThreads);
+            stage_rows(xs_, stride_, x + first * stride, stride, rows, columns, padded, kThreads);
+            cp_async_commit();
+            for (int i = rows * stride_ + thread_rank(); i < Batch * stride_; i += kThreads) {
+                gs_[i] = from_float<T>(0.0f);
+                xs_[i] = from_float<T>(0.0f);
+            }
+            cp_async_wait_all();
+            sync_block();
+            tame = tame && share_is_tame(gs_, stride_, rows, padded, kThreads) &&
+                   share_is_tame(xs_, stride_, rows, padded, kThreads);
+
+            // 2. Groups of distances, this warp's pairs; left-over pairs rotate over the warps.
+            const int worker = (warp + static_cast<int>(channel % Warps)) % Warps;
+            share_out<true>(groups, worker, Warps, [&](int group) {
+                Sums sums = {};
+                sum_group(sums, group * kUnroll);
+                add_diagonals(sums, lines_ + group * kLine);
+            });
+        }
+
+        // 3. A distance belongs to at most two groups, the later one first.
+        __shared__ int flags[Warps];
+        tame = all_of_block<Warps>(tame, flags);
+        for (int d = thread_rank(); d < columns; d += kThreads) {
+            const int group = (d + 15) / (8 * Group), place = (d + 15) % (8 * Group);
+            float sum = group < groups ? lines_[group * kLine + place] : 0.0f;
+            if (group > 0 && place < 15) sum += lines_[(group - 1) * kLine + place + 8 * Group];
+            if (!tame)  // or a zero beyond the diagonal might have met a NaN
+                sum = tap_gradient_naive(g, x, batch, stride, columns, d);
+            gw[channel * columns + columns - 1 - d] = from_float<W>(sum);
+        }
+    }
+
+private:
+    // sums[i]: of tiles whose t - u is 16 * first_tile - 8 + 8 * i.
+    KGEN_DEVICE void sum_group(Sums& sums, int first_tile) {
+        B window[Group][kParts] = {};
+#pragma unroll 1
+        for (int tile = first_tile; tile < tiles_; tile += kUnroll) {
+            if constexpr (kPromote) {
+                Sums chain = {};
+                walk(chain, window, tile, first_tile);
+#pragma unroll
+                for (int i = 0; i < Group; ++i)
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) sums[i][j] += chain[i][j];
+            } else {
+                walk(sums, window, tile, first_tile);
+            }
+        }
+    }
+
+    // kUnroll tiles of g, after which the window is where it was.
+    KGEN_DEVICE void walk(Sums& acc, B (&window)[Group][kParts], int tile, int first_tile) {
+#pragma unroll
+        for (int ahead = 0; ahead < kUnroll; ++ahead) {
+            if (tile + ahead >= tiles_) break;
+            const T* g = gs_ + 16 * (tile + ahead);
+            const T* x = xs_ + 16 * (tile + ahead - first_tile);
+            A a[kParts];
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) {
+                const int rows = part * Engine::kRows * stride_;
+                a[part] = Engine::load_a(g + rows, stride_);
+                Engine::load_b(x + rows, stride_, window[2 * ahead][part],
+                               window[2 * ahead + 1][part]);
+            }
+            if constexpr (Engine::kPasses == 3) {
+                pass<0>(acc, a, window, ahead);
+                pass<1>(acc, a, window, ahead);
+            }
+            pass<Engine::kPasses - 1>(acc, a, window, ahead);
+        }
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void pass(Sums& acc, const A (&a)[kParts], const B (&window)[Group][kParts],
+                                 int ahead) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part)
+#pragma unroll
+            for (int i = 0; i < Group; ++i)
+                Engine::template multiply<Pass>(
+                    acc[i], a[part], window[(2 * ahead + 1 - i + Group) % Group][part]);
+    }
+
+    // Sum each tile along its diagonals into the group's line: line[8 i + j] is the distance
+    // t - u = 16 * first_tile - 8 + 8 * i + (j - 7). Always by the same warp, in the same order.
+    KGEN_DEVICE void add_diagonals(const Sums& sums, float* line) {
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int i = 0; i < Group; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                scratch_[(lane.g + j / 2 * 8) * kTileStride + 2 * lane.q + j % 2] = sums[i][j];
+            sync_warp();
+            const int d = lane_id() - 7;  // row - column in the tile, up to 15
+            if (d < 16) {
+                float sum = 0.0f;
+                for (int column = max(0, -d); column < min(8, 16 - d); ++column)
+                    sum += scratch_[(d + column) * kTileStride + column];
+                line[8 * i + lane_id()] += sum;
+            }
+            sync_warp();
+        }
+    }
+
+    int tiles_, stride_;
+    T* gs_;
+    T* xs_;
+    float* lines_;
+    float* scratch_;
+};
+
+}  // namespace kgen
