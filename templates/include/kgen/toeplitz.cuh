@@ -219,11 +219,11 @@ KGEN_DEVICE void toeplitz_tiles(const W* w, const T* x, T* y, i64 batch, i64 cha
     // 2. Sum and store.
     share_out<Balanced>(padded / Outputs, thread_rank(), Threads, [&](int group) {
         const int row = group * Outputs;
-        const float* diagonal = band + front - row;
+        const float* from_row = band + front - row;
         const int begin = Side == Triangle::lower ? 0 : row / 4 * 4;
         const int end = Side == Triangle::lower ? (row + Outputs + 3) / 4 * 4 : padded;
         float acc[Batch][Outputs] = {};
-        slide(acc, xs, padded, diagonal, begin, end);
+        slide(acc, xs, padded, from_row, begin, end);
 #pragma unroll
         for (int b = 0; b < Batch; ++b) {
             if (b >= rows) break;
@@ -233,7 +233,7 @@ KGEN_DEVICE void toeplitz_tiles(const W* w, const T* x, T* y, i64 batch, i64 cha
                 if (row + v >= columns) break;
                 float sum = acc[b][v];
                 if (!is_finite(sum))
-                    sum = toeplitz_exact<Side>(diagonal - v, xs + b * padded, row + v, columns);
+                    sum = toeplitz_exact<Side>(band + front, xs + b * padded, row + v, columns);
                 target[v] = from_float<T>(sum + bias);
             }
         }

@@ -440,7 +440,8 @@ class TapGradientMma {
     static constexpr int kUnroll = Group / 2;  // tiles of g until the window of x is renewed
     static constexpr int kLine = 8 * Group + 16;  // sums by d of a group; the last one is not used
     static constexpr int kTileStride = 9;         // of a tile in scratch
-    static constexpr bool kPromote = sizeof(T) == 4;
+    static constexpr int kScratch = 272;          // a tile, seven rows of zeros before and after it
+    static constexpr bool kPromote = sizeof(W) == 4;  // an fp32 gw, see mma.cuh
 
     static_assert(Group % 2 == 0, "a tile of g is two tiles of x further");
     static_assert(Batch % Engine::kRows == 0, "a fragment has 8 rows in fp32, 16 in 16 bits");
@@ -460,13 +461,14 @@ public:
         const int groups = (2 * tiles_ + Group - 1) / Group;
 
         // Shared memory: T gs[Batch][stride]; T xs[Batch][stride]; float lines[groups][kLine];
-        // float scratch[Warps][16 * kTileStride].
+        // float scratch[Warps][kScratch].
         gs_ = dynamic_smem<T>();
         xs_ = gs_ + Batch * stride_;
         lines_ = reinterpret_cast<float*>(xs_ + Batch * stride_);
         const int warp = thread_rank() / kWarpSize;
-        scratch_ = lines_ + groups * kLine + warp * (16 * kTileStride);
-        for (int i = thread_rank(); i < groups * kLine; i += kThreads) lines_[i] = 0.0f;
+        scratch_ = lines_ + groups * kLine + warp * kScratch;
+        for (int i = thread_rank(); i < groups * kLine + Warps * kScratch; i += kThreads)
+            lines_[i] = 0.0f;
 
         g += channel * columns;
         x += channel * columns;
@@ -570,13 +572,15 @@ private:
         for (int i = 0; i < Group; ++i) {
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                scratch_[(lane.g + j / 2 * 8) * kTileStride + 2 * lane.q + j % 2] = sums[i][j];
+                scratch_[(7 + lane.g + j / 2 * 8) * kTileStride + 2 * lane.q + j % 2] = sums[i][j];
             sync_warp();
-            const int d = lane_id() - 7;  // row - column in the tile, up to 15
-            if (d < 16) {
+            // Diagonal j begins j - 7 rows down; what it has outside of the tile is zeros.
+            if (lane_id() < 23) {
+                const float* diagonal = scratch_ + lane_id() * kTileStride;
                 float sum = 0.0f;
-                for (int column = max(0, -d); column < min(8, 16 - d); ++column)
-                    sum += scratch_[(d + column) * kTileStride + column];
+#pragma unroll
+                for (int column = 0; column < 8; ++column)
+                    sum += diagonal[column * (kTileStride + 1)];
                 line[8 * i + lane_id()] += sum;
             }
             sync_warp();
