@@ -177,7 +177,8 @@ def peers(pass_name: str) -> dict[str, Peer]:
     def fft_forward(w: torch.Tensor, k: torch.Tensor, eps: float) -> torch.Tensor:
         steps = k.shape[-1]
         product = _spectrum(w.flip(-1)) * _spectrum(k)
-        return (torch.fft.irfft(product, n=2 * steps)[..., :steps] + eps).to(k.dtype)
+        out: torch.Tensor = torch.fft.irfft(product, n=2 * steps)[..., :steps] + eps
+        return out.to(k.dtype)
 
     def fft_backward(
         gout: torch.Tensor, w: torch.Tensor, k: torch.Tensor
@@ -213,7 +214,8 @@ def _spectrum(x: torch.Tensor) -> torch.Tensor:
     """Transform with as many zeros again, so that the end does not wrap around; in fp32."""
     import torch
 
-    return torch.fft.rfft(x.float(), n=2 * x.shape[-1])
+    spectrum: torch.Tensor = torch.fft.rfft(x.float(), n=2 * x.shape[-1])
+    return spectrum
 
 
 OPERATOR = Operator(

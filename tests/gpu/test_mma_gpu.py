@@ -1,4 +1,4 @@
-"""Tensor-core products and matrix loads on a GPU: the layouts that the host layer was tested with."""
+"""Tensor-core products and matrix loads on a GPU, with the kernels that test the host layer."""
 
 from __future__ import annotations
 
