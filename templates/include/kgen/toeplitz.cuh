@@ -46,8 +46,8 @@ KGEN_DEVICE void stage_band(float* band, int elements, int front, const W* w, in
 
 // By the whole block: rows of `columns` values, zeros up to `padded`. 16 bytes at a time where all
 // rows allow it; `source` itself must be aligned to 16 bytes. Follow with cp_async_wait_all and a
-// barrier.
-template <class T>
+// barrier. Every `Block` values (a multiple of 16) are followed by a gap, left as it is.
+template <class T, int Block = 16, int Gap = 0>
 KGEN_DEVICE void stage_rows(T* target, int target_stride, const T* source, i64 source_stride,
                             int rows, int columns, int padded, int threads) {
     constexpr int kVec = 16 / static_cast<int>(sizeof(T));
@@ -58,14 +58,15 @@ KGEN_DEVICE void stage_rows(T* target, int target_stride, const T* source, i64 s
         T* to = target + row * target_stride;
         if (columns % kVec == 0) {
             for (int i = lane * kVec; i < columns; i += kWarpSize * kVec)
-                cp_async<16>(to + i, from + i);
+                cp_async<16>(to + i + i / Block * Gap, from + i);
         } else if (columns % kWord == 0) {
             for (int i = lane * kWord; i < columns; i += kWarpSize * kWord)
-                cp_async<4>(to + i, from + i);
+                cp_async<4>(to + i + i / Block * Gap, from + i);
         } else {
-            for (int i = lane; i < columns; i += kWarpSize) to[i] = from[i];
+            for (int i = lane; i < columns; i += kWarpSize) to[i + i / Block * Gap] = from[i];
         }
-        for (int i = columns + lane; i < padded; i += kWarpSize) to[i] = from_float<T>(0.0f);
+        for (int i = columns + lane; i < padded; i += kWarpSize)
+            to[i + i / Block * Gap] = from_float<T>(0.0f);
     }
 }
 
@@ -178,17 +179,22 @@ KGEN_DEVICE void share_out(int items, int worker, int workers, Work work) {
 
 // --- kernels' bodies that forward and backward share ----------------------------------------------
 
-// One output per thread, everything from global memory.
-template <Triangle Side, class T, class W>
-KGEN_DEVICE float toeplitz_naive(const W* w, const T* x, i64 row, i64 columns) {
-    const i64 begin = Side == Triangle::lower ? 0 : row;
-    const i64 end = Side == Triangle::lower ? row + 1 : columns;
+// One output, element by element; place(col) tells where x has a column.
+template <Triangle Side, class T, class W, class Index, class Place>
+KGEN_DEVICE float toeplitz_naive(const W* w, const T* x, Index row, Index columns, Place place) {
+    const Index begin = Side == Triangle::lower ? 0 : row;
+    const Index end = Side == Triangle::lower ? row + 1 : columns;
     float sum = 0.0f;
-    for (i64 col = begin; col < end; ++col) {
-        const i64 d = Side == Triangle::lower ? row - col : col - row;
-        sum = fma(to_float(w[columns - 1 - d]), to_float(x[col]), sum);
+    for (Index col = begin; col < end; ++col) {
+        const Index d = Side == Triangle::lower ? row - col : col - row;
+        sum = fma(to_float(w[columns - 1 - d]), to_float(x[place(col)]), sum);
     }
     return sum;
+}
+
+template <Triangle Side, class T, class W>
+KGEN_DEVICE float toeplitz_naive(const W* w, const T* x, i64 row, i64 columns) {
+    return toeplitz_naive<Side>(w, x, row, columns, [](i64 column) { return column; });
 }
 
 // A block per channel and group of batch rows: `Outputs` consecutive outputs of each of `Batch` rows

@@ -135,8 +135,12 @@ struct EngineOf<bf16, bf16> {
 //
 // Chains: chunks that the tile's diagonal is cut into, Parts: blocks that share a channel's rows.
 // Promote: each chunk is a chain of its own (see mma.cuh).
-template <Triangle Side, class T, class W, int Tiles, int Columns, int Chains, bool Promote,
-          int Warps, int Parts>
+//
+// Fold, for small batches: Fold neighbouring tiles of a batch row are as many columns of B. The matrix
+// being Toeplitz, a tile's product with x is the product of the tile `Fold` rows of tiles further
+// down with x moved by as much; x that is not there is zeros, before its begin or behind its end.
+template <Triangle Side, class T, class W, int Tiles, int Columns, int Fold, int Chains,
+          bool Promote, int Warps, int Parts>
 class ToeplitzMma {
     using Engine = typename detail::EngineOf<T, W>::type;
     using Band = typename Engine::Band;
@@ -150,7 +154,12 @@ class ToeplitzMma {
     static constexpr int kChunk = kRows / Chains;
     static constexpr int kSteps = kChunk / kStep;
     static constexpr int kThreads = Warps * kWarpSize;
+    static constexpr int kBatch = 8 * Columns / Fold;  // batch rows of a block
+    static constexpr int kSpan = Fold * kRows;         // outputs of a batch row that a warp sums
+    // Folded columns lie kRows apart: gaps keep their loads 8 banks apart, as batch rows are.
+    static constexpr int kGap = Fold > 1 ? 32 / static_cast<int>(sizeof(T)) : 0;
 
+    static_assert(8 % Fold == 0, "a fragment of B has 8 columns");
     static_assert(kChunk % kStep == 0 && kNew * kSteps % Tiles == 0,
                   "a chunk is whole steps, after which the fragments are where they were");
 
@@ -162,17 +171,18 @@ public:
         const i64 block = blockIdx.x / Parts;
         const int part = static_cast<int>(blockIdx.x % Parts);
         const i64 channel = block % channels;
-        const i64 first = block / channels * (8 * Columns);
-        const int rows = static_cast<int>(min(batch - first, static_cast<i64>(8 * Columns)));
+        const i64 first = block / channels * kBatch;
+        const int rows = static_cast<int>(min(batch - first, static_cast<i64>(kBatch)));
         const i64 stride = channels * columns;
         const i64 offset = first * stride + channel * columns;
 
         // Shared memory: Band band[2][copy]; T xs[rows][x_stride]. Rows start 8 banks apart, so that
         // the eight batch rows of a load meet no bank twice; the copies 16 banks.
         columns_ = columns;
-        padded_ = (columns + kRows - 1) / kRows * kRows;
+        padded_ = (columns + kSpan - 1) / kSpan * kSpan;
         front_ = band_front<Side, kRows>(padded_);
-        x_stride_ = ((padded_ * static_cast<int>(sizeof(T)) + 127) / 128 * 128 + 32) /
+        const int stored = place(padded_ + kSpan - kRows);  // with the zeros
+        x_stride_ = ((stored * static_cast<int>(sizeof(T)) + 127) / 128 * 128 + 32) /
                     static_cast<int>(sizeof(T));
         const int elements = padded_ + kRows;
         copy_ = ((elements * static_cast<int>(sizeof(Band)) + 127) / 128 * 128 + 64) /
@@ -182,7 +192,17 @@ public:
 
         // 1. Stage.
         const W* taps = w + channel * columns;
-        stage_rows(xs, x_stride_, x + offset, stride, rows, columns, padded_, kThreads);
+        T* begin = xs + (kLower ? place(kSpan - kRows) : 0);
+        if constexpr (Fold > 1) {
+            for (int row = 0; row < rows; ++row)
+                for (int i = thread_rank(); i < stored; i += kThreads) {
+                    const int from = i - static_cast<int>(begin - xs);
+                    if (from < 0 || from >= place(columns) || from % (kRows + kGap) >= kRows)
+                        xs[row * x_stride_ + i] = from_float<T>(0.0f);
+                }
+        }
+        stage_rows<T, kRows, kGap>(begin, x_stride_, x + offset, stride, rows, columns,
+                                   Fold > 1 ? columns : padded_, kThreads);
         cp_async_commit();
         bool tame = true;
         for (int i = thread_rank(); i < elements; i += kThreads) {
@@ -193,30 +213,36 @@ public:
         cp_async_wait_all();
         sync_block();
         __shared__ int flags[Warps];
-        tame = tame && share_is_tame(xs, x_stride_, rows, padded_, kThreads);
+        tame = tame && share_is_tame(xs, x_stride_, rows, stored, kThreads);
         if (!all_of_block<Warps>(tame, flags)) {
-            sum_plainly(taps, xs, rows, part, y + offset, stride, bias);
+            sum_plainly(taps, begin, rows, part, y + offset, stride, bias);
             return;
         }
 
         const MmaLane lane = mma_lane();
         tiles_ = Engine::origin(band_, copy_, front_ + kStep / 4 * lane.q - lane.g);
 #pragma unroll
-        for (int n = 0; n < Columns; ++n)  // a row that does not exist repeats the last one
-            rows_[n] = xs + min(8 * n + lane.g, rows - 1) * x_stride_ + kStep / 4 * lane.q;
+        for (int n = 0; n < Columns; ++n) {  // a row that does not exist repeats the last one
+            const int column = 8 * n + lane.g;
+            rows_[n] = xs + min(column / Fold, rows - 1) * x_stride_ +
+                       place(column % Fold * kRows) + kStep / 4 * lane.q;
+        }
 
         // 2. Tiles of rows, this warp's pairs. If pairs are left over, another warp has them in the
         // next block: a warp's number decides its scheduler.
         const int warp = (thread_rank() / kWarpSize + static_cast<int>(block % Warps)) % Warps;
-        share_out<true>(padded_ / kRows, part * Warps + warp, Parts * Warps, [&](int tile) {
+        share_out<true>(padded_ / kSpan, part * Warps + warp, Parts * Warps, [&](int tile) {
             Sums sums = {};
-            const int row = tile * kRows;
-            sum_tile(sums, row);
+            const int row = tile * kSpan;
+            sum_tile(sums, kLower ? row + kSpan - kRows : row);
             store_tile(sums, row, rows, y + offset, stride, bias);
         });
     }
 
 private:
+    // Where a step that is a multiple of 16 (or a count of steps) lies in a row in shared memory.
+    static KGEN_DEVICE constexpr int place(int step) { return step + step / kRows * kGap; }
+
     // Fragment `index`, counted in 8 columns minus 8 rows from (row, column).
     KGEN_DEVICE Tile load_tile(int row, int column, int index) const {
         return Engine::load_tile(tiles_ + column - row + 8 * index, copy_, 8 * Tiles);
@@ -236,7 +262,7 @@ private:
             Column x[Columns];
 #pragma unroll
             for (int n = 0; n < Columns; ++n)
-                x[n] = Engine::load_column(rows_[n] + column + step * kStep);
+                x[n] = Engine::load_column(rows_[n] + place(column) + step * kStep);
             if constexpr (Engine::kPasses >= 2) pass<First, 0>(acc, tiles, x, step);
             if constexpr (Engine::kPasses >= 3) pass<First, 1>(acc, tiles, x, step);
             pass<First, Engine::kPasses - 1>(acc, tiles, x, step);
@@ -307,12 +333,13 @@ private:
         for (int n = 0; n < Columns; ++n) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const int b = 8 * n + 2 * lane.q + i;
+                const int column = 8 * n + 2 * lane.q + i, b = column / Fold;
                 if (b >= rows) continue;
-                T* target = y + b * stride + row + lane.g;
+                const int t = row + column % Fold * kRows + lane.g;
+                T* target = y + b * stride + t;
 #pragma unroll
                 for (int p = 0; p < 2 * Tiles; ++p)
-                    if (row + lane.g + 8 * p < columns_)
+                    if (t + 8 * p < columns_)
                         target[8 * p] =
                             from_float<T>(sums[p % Tiles][n][p / Tiles * 2 + i] + bias);
             }
@@ -322,11 +349,12 @@ private:
     // All outputs of a block whose x or w has NaN or Inf, one by one: no zero is multiplied.
     KGEN_DEVICE void sum_plainly(const W* taps, const T* xs, int rows, int part, T* y, i64 stride,
                                  float bias) {
+        const auto column = [](int step) { return place(step); };
         for (int t = part * kThreads + thread_rank(); t < columns_; t += Parts * kThreads)
 #pragma unroll 1
             for (int b = 0; b < rows; ++b)
                 y[b * stride + t] = from_float<T>(
-                    toeplitz_naive<Side>(taps, xs + b * x_stride_, t, columns_) + bias);
+                    toeplitz_naive<Side>(taps, xs + b * x_stride_, t, columns_, column) + bias);
     }
 
     int columns_, padded_, front_, x_stride_, copy_;

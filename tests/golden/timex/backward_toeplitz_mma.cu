@@ -26,8 +26,8 @@ timex_backward_k(const T* __restrict__ gout,  // [B, C, T]
                  const W* __restrict__ w,     // [C, T]
                  T* __restrict__ gk,          // [B, C, T]
                  kgen::i64 B, kgen::i64 C, kgen::i64 columns) {
-    kgen::ToeplitzMma<kgen::Triangle::upper, T, W, kTiles, kColumns, kChains, kPromote, kWarps, 1>
-        multiply;
+    kgen::ToeplitzMma<kgen::Triangle::upper, T, W, kTiles, kColumns, 1, kChains, kPromote, kWarps,
+                      1> multiply;
     multiply(w, gout, gk, B, C, static_cast<int>(columns), 0.0f);
 }
 
