@@ -304,4 +304,96 @@ KGEN_DEVICE void tap_gradient_tiles(const T* g, const T* x, W* gw, i64 batch, i6
     }
 }
 
+// Rows of any length: a block has a channel, `Batch` batch rows and Threads * Outputs outputs, and
+// stages `Chunk` columns at a time. The longest blocks come first.
+template <Triangle Side, class T, class W, int Outputs, int Batch, int Chunk, int Threads>
+KGEN_DEVICE void toeplitz_chunks(const W* w, const T* x, T* y, i64 batch, i64 channels,
+                                 i64 columns, float bias) {
+    constexpr bool kLower = Side == Triangle::lower;
+    constexpr int kSpan = Threads * Outputs;
+    const i64 groups = ceil_div(batch, static_cast<i64>(Batch));
+    const i64 spans = ceil_div(columns, static_cast<i64>(kSpan));
+    const i64 block = blockIdx.x, channel = block % channels;
+    const i64 first = block / channels % groups * Batch, span = block / channels / groups;
+    const i64 begin_row = (kLower ? spans - 1 - span : span) * kSpan;
+    const i64 row = begin_row + thread_rank() * Outputs;
+    const i64 stride = channels * columns;
+    w += channel * columns;
+    x += first * stride + channel * columns;
+    y += first * stride + channel * columns;
+
+    // Shared memory: float xs[Batch][Chunk]; float band[kSpan + Chunk].
+    float* xs = dynamic_smem<float>();
+    float* band = xs + Batch * Chunk;
+    float acc[Batch][Outputs] = {};
+    const i64 end = kLower ? min(columns, begin_row + kSpan) : columns;
+    for (i64 column = kLower ? 0 : begin_row; column < end; column += Chunk) {
+        sync_block();
+        for (int i = thread_rank(); i < Batch * Chunk; i += Threads) {
+            const i64 b = i / Chunk, from = column + i % Chunk;
+            xs[i] = first + b < batch && from < columns ? to_float(x[b * stride + from]) : 0.0f;
+        }
+        for (int i = thread_rank(); i < kSpan + Chunk; i += Threads) {
+            const i64 across = column - begin_row - kSpan + i;  // column - row
+            const i64 d = kLower ? -across : across;
+            band[i] = d >= 0 && d < columns ? to_float(w[columns - 1 - d]) : 0.0f;
+        }
+        sync_block();
+        if (kLower ? column < row + Outputs : column + Chunk > row)
+            slide(acc, xs, Chunk, band + kSpan - thread_rank() * Outputs, 0, Chunk);
+    }
+#pragma unroll
+    for (int b = 0; b < Batch; ++b) {
+        if (first + b >= batch) break;
+#pragma unroll
+        for (int v = 0; v < Outputs; ++v) {
+            if (row + v >= columns) break;
+            float sum = acc[b][v];
+            if (!is_finite(sum)) sum = toeplitz_naive<Side>(w, x + b * stride, row + v, columns);
+            y[b * stride + row + v] = from_float<T>(sum + bias);
+        }
+    }
+}
+
+// The gradient of Threads * Taps taps of a channel, `Chunk` columns of one batch row at a time.
+template <class T, class W, int Taps, int Chunk, int Threads>
+KGEN_DEVICE void tap_gradient_chunks(const T* g, const T* x, W* gw, i64 batch, i64 channels,
+                                     i64 columns) {
+    constexpr int kSpan = Threads * Taps;
+    const i64 channel = blockIdx.x % channels;
+    const i64 begin_d = static_cast<i64>(blockIdx.x) / channels * kSpan;
+    const i64 d = begin_d + thread_rank() * Taps;
+    const i64 stride = channels * columns;
+    g += channel * columns;
+    x += channel * columns;
+
+    // Shared memory: float gs[Chunk]; float xs[kSpan + Chunk].
+    float* gs = dynamic_smem<float>();
+    float* xs = gs + Chunk;
+    float total[Taps] = {};
+    for (i64 b = 0; b < batch; ++b) {
+        float acc[1][Taps] = {};  // per row: one long chain would round off too much
+        for (i64 t = begin_d; t < columns; t += Chunk) {
+            sync_block();
+            for (int i = thread_rank(); i < Chunk; i += Threads)
+                gs[i] = t + i < columns ? to_float(g[b * stride + t + i]) : 0.0f;
+            for (int i = thread_rank(); i < kSpan + Chunk; i += Threads) {
+                const i64 u = t - begin_d - kSpan + i;
+                xs[i] = u >= 0 && u < columns ? to_float(x[b * stride + u]) : 0.0f;
+            }
+            sync_block();
+            if (t + Chunk > d) slide(acc, gs, 0, xs + kSpan - thread_rank() * Taps, 0, Chunk);
+        }
+#pragma unroll
+        for (int v = 0; v < Taps; ++v) total[v] += acc[0][v];
+    }
+#pragma unroll
+    for (int v = 0; v < Taps; ++v) {
+        if (d + v >= columns) break;
+        float sum = total[v];
+        if (!is_finite(sum)) sum = tap_gradient_naive(g, x, batch, stride, columns, d + v);
+        gw[channel * columns + columns - 1 - d - v] = from_float<W>(sum);
+    }
+}
+
 }  // namespace kgen
