@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/timex/backward_toeplitz_mma.cu.jinja
-// config: toeplitz_mma(warps=4, tiles=3, batch_tiles=4, chains=2, min_blocks=2, tap_group=6, tap_batch=16)
+// config: toeplitz_mma(warps=4, tiles=4, batch_tiles=2, chains=2, min_blocks=3, tap_group=8, tap_batch=16)
 // problem: dtype=fp32, w_dtype=fp32
 // timex backward on tensor cores. gk: per channel, an upper triangular Toeplitz matrix times the
 // batch's rows of gout. gw: the product of gout and k over the batch, summed along its diagonals.
@@ -11,13 +11,13 @@ using T = float;
 using W = float;
 
 constexpr int kWarps = 4;           // of both kernels' blocks
-constexpr int kTiles = 3;           // fragments of 16 outputs per warp
-constexpr int kColumns = 4;   // tiles of 8 batch rows per block of gk
+constexpr int kTiles = 4;           // fragments of 16 outputs per warp
+constexpr int kColumns = 2;   // tiles of 8 batch rows per block of gk
 constexpr int kChains = 2;         // per 16 * kTiles columns, see kPromote
 constexpr bool kPromote = sizeof(T) == 4;  // add chains of products outside of the tensor cores
-constexpr int kGroup = 6;       // distances, in steps of 8, that a warp sums at once
+constexpr int kGroup = 8;       // distances, in steps of 8, that a warp sums at once
 constexpr int kBatch = 16;       // batch rows of a block of gw in shared memory
-constexpr int kMinBlocks = 2;  // blocks of gk per SM that registers leave room for
+constexpr int kMinBlocks = 3;  // blocks of gk per SM that registers leave room for
 
 }  // namespace
 
