@@ -3,6 +3,7 @@
 // problem: dtype=fp32, w_dtype=fp32
 // timex backward on tensor cores. gk: per channel, an upper triangular Toeplitz matrix times the
 // batch's rows of gout. gw: the product of gout and k over the batch, summed along its diagonals.
+#include "kgen/tap_gradient_mma.cuh"
 #include "kgen/toeplitz_mma.cuh"
 
 namespace {
