@@ -1,0 +1,256 @@
+"""TimeX: causal depthwise convolution with a filter as long as the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from kgen.model.problem import Problem
+from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
+from kgen.operators.base import Cost, Operator
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = Mapping[str, torch.Tensor]
+    Peer = Callable[[Tensors, Mapping[str, float]], object]
+
+_W = Tensor("w", ("C", "T"), dtype="w_dtype", doc="dtype of k, or fp32; w[c, T-1] is tap 0.")
+_K = Tensor("k", ("B", "C", "T"), doc="fp32, fp16 or bf16; contiguous.")
+
+SIGNATURE = Signature(
+    dims=(Dim("B", "batch"), Dim("C", "channels"), Dim("T", "time steps")),
+    dtypes=(
+        DTypeField("dtype", ("fp32", "fp16", "bf16")),
+        DTypeField("w_dtype", ("dtype", "fp32"), default="dtype"),
+    ),
+    passes=(
+        Pass(
+            "forward",
+            inputs=(_W, _K),
+            outputs=(Tensor("out", ("B", "C", "T"), doc="dtype of k; contiguous."),),
+            scalars=(Scalar("eps", 0.0, doc="Added to every output."),),
+        ),
+        Pass(
+            "backward",
+            inputs=(Tensor("gout", ("B", "C", "T"), doc="Gradient of out; dtype of k."), _W, _K),
+            outputs=(
+                Tensor("gw", ("C", "T"), dtype="w_dtype", doc="dtype of w; summed over B."),
+                Tensor("gk", ("B", "C", "T"), doc="dtype of k; contiguous."),
+            ),
+        ),
+    ),
+)
+
+
+def definition(
+    pass_name: str, inputs: Tensors, scalars: Mapping[str, float]
+) -> dict[str, torch.Tensor]:
+    """out[b, c, t] = eps + sum over u <= t of w[c, T-1-(t-u)] * k[b, c, u], and its gradients.
+
+    Tap by tap (gw: step by step), so that no zero is ever multiplied by a NaN of a step that the
+    output does not depend on; 16-bit inputs are summed in fp32.
+    """
+    import torch
+
+    w, k = inputs["w"], inputs["k"]
+    sums = torch.promote_types(torch.promote_types(w.dtype, k.dtype), torch.float32)
+    if pass_name == "forward":
+        out = _causal(w.to(sums), k.to(sums)) + scalars["eps"]
+        return {"out": out.to(k.dtype)}
+    gout = inputs["gout"].to(sums)
+    gk = _causal(w.to(sums), gout.flip(-1)).flip(-1)
+    return {"gw": _correlate(gout, k.to(sums)).to(w.dtype), "gk": gk.to(k.dtype)}
+
+
+def _causal(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """y[b, c, t] = sum over d <= t of w[c, T-1-d] * x[b, c, t-d]."""
+    import torch
+
+    y = torch.zeros_like(x)
+    steps = x.shape[-1]
+    for d in range(steps):
+        y[..., d:].addcmul_(x[..., : steps - d], w[:, steps - 1 - d, None])
+    return y
+
+
+def _correlate(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """y[c, T-1-d] = sum over b and t >= d of g[b, c, t] * x[b, c, t-d]."""
+    steps = x.shape[-1]
+    y = x.new_zeros(x.shape[1:])
+    for t in range(steps):
+        y[:, steps - 1 - t :] += (g[:, :, t, None] * x[:, :, : t + 1]).sum(0)
+    return y
+
+
+def make_inputs(
+    pass_name: str, problem: Problem, case: str, generator: torch.Generator, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Draw w, k and gout; the case decides their scale, their shape in time and special values.
+
+    `tiny` and `huge` scale k and gout by 1e-4 and 1e4 (fp16: 1e2); `decaying` gives w a decay of
+    five decades and more, as trained filters have; `positive` makes everything positive, so that
+    a bias of the summation adds up; `alternating` makes neighbouring terms cancel; `impulse` leaves
+    one step of k and gout; `nonfinite` plants a NaN, an Inf and a -Inf, which may reach no step
+    that does not depend on them.
+    """
+    import torch
+
+    b, c, t = problem.shape(("B", "C", "T"))
+    dtype = getattr(torch, problem.dtype("dtype").torch)
+    w_dtype = getattr(torch, problem.dtype("w_dtype").torch)
+    # 16-bit outputs must stay within fp16's range, so w shrinks with the number of terms.
+    w = torch.randn(c, t, generator=generator, device=device) / max(t, 1) ** 0.5
+    names = ("k",) if pass_name == "forward" else ("k", "gout")
+    drawn = {
+        name: torch.randn(b, c, t, generator=generator, device=device, dtype=dtype)
+        for name in names
+    }
+    steps = torch.arange(t, device=device)
+    if case == "decaying":
+        w *= torch.exp((steps + 1 - t) * (12.0 / max(t, 1)))
+    elif case == "positive":
+        w = w.abs()
+    elif case == "alternating":
+        w = w.abs() * (1 - 2 * (steps % 2))
+    for x in drawn.values():
+        if case == "tiny":
+            x *= 1e-4
+        elif case == "huge":
+            x *= 1e4 if dtype != torch.float16 else 1e2
+        elif case in ("positive", "alternating"):
+            x.abs_()
+        elif case == "impulse":
+            x[..., : t // 3] = 0
+            x[..., t // 3 + 1 :] = 0
+        elif case == "nonfinite" and x.numel():
+            x[0, 0, t // 2] = float("nan")
+            x[b // 2, c // 2, t - 1] = float("inf")
+            x[b - 1, c - 1, t // 3] = float("-inf")
+    return {"w": w.to(w_dtype), **drawn}
+
+
+def scale(
+    pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
+) -> dict[str, torch.Tensor]:
+    """max(|y|, root of the sum of the terms' squares).
+
+    Roundings of terms are independent, so they add as squares do. The sum of the terms'
+    magnitudes would be larger by the root of their number, and would let 16-bit outputs be wrong by
+    as much.
+    """
+    squares = {name: x.square() for name, x in inputs.items()}
+    terms = definition(pass_name, squares, {"eps": scalars.get("eps", 0.0) ** 2})
+    return {name: y.abs().maximum(terms[name].sqrt()) for name, y in outputs.items()}
+
+
+def cost(pass_name: str, problem: Problem) -> Cost:
+    """Every tensor once; a multiply-add per pair u <= t, in each of the two gradients."""
+    b, c, t = problem.shape(("B", "C", "T"))
+    rows = b * c * t * problem.dtype("dtype").itemsize
+    taps = c * t * problem.dtype("w_dtype").itemsize
+    flops = b * c * t * (t + 1)
+    if pass_name == "forward":
+        return Cost(bytes=2 * rows + taps, flops=flops)
+    return Cost(bytes=3 * rows + 2 * taps, flops=2 * flops)
+
+
+def peers(pass_name: str) -> dict[str, Peer]:
+    """conv1d with a group per channel, as the operator's authors wrote it; the FFT, as long
+    convolutions are usually written; and the FFT compiled."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812 - torch's own custom
+
+    def eager_forward(inputs: Tensors, scalars: Mapping[str, float]) -> object:
+        w, k = inputs["w"].to(inputs["k"].dtype), inputs["k"]
+        steps, channels = k.shape[-1], k.shape[1]
+        return F.conv1d(F.pad(k, (steps - 1, 0)), w[:, None], groups=channels) + scalars["eps"]
+
+    def eager_backward(inputs: Tensors, scalars: Mapping[str, float]) -> object:
+        w = inputs["w"].detach().requires_grad_()
+        k = inputs["k"].detach().requires_grad_()
+        with torch.enable_grad():
+            out = eager_forward({"w": w, "k": k}, {"eps": 0.0})
+        assert isinstance(out, torch.Tensor)
+        return torch.autograd.grad(out, (w, k), inputs["gout"])
+
+    def fft_forward(w: torch.Tensor, k: torch.Tensor, eps: float) -> torch.Tensor:
+        steps = k.shape[-1]
+        product = _spectrum(w.flip(-1)) * _spectrum(k)
+        out: torch.Tensor = torch.fft.irfft(product, n=2 * steps)[..., :steps] + eps
+        return out.to(k.dtype)
+
+    def fft_backward(
+        gout: torch.Tensor, w: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        steps = k.shape[-1]
+        g = _spectrum(gout)
+        gk = torch.fft.irfft(g * _spectrum(w.flip(-1)).conj(), n=2 * steps)[..., :steps]
+        gw = torch.fft.irfft((g * _spectrum(k).conj()).sum(0), n=2 * steps)[..., :steps]
+        return gw.flip(-1).to(w.dtype), gk.to(k.dtype)
+
+    # See rmsnorm's peers: past a number of recompilations Dynamo silently runs a function eagerly.
+    torch._dynamo.reset()
+    if pass_name == "forward":
+        compiled = torch.compile(fft_forward, dynamic=False)
+        return {
+            "eager": eager_forward,
+            "fft": lambda inputs, scalars: fft_forward(inputs["w"], inputs["k"], scalars["eps"]),
+            "torch.compile": lambda inputs, scalars: compiled(
+                inputs["w"], inputs["k"], scalars["eps"]
+            ),
+        }
+    compiled_backward = torch.compile(fft_backward, dynamic=False)
+    return {
+        "eager": eager_backward,
+        "fft": lambda inputs, scalars: fft_backward(inputs["gout"], inputs["w"], inputs["k"]),
+        "torch.compile": lambda inputs, scalars: compiled_backward(
+            inputs["gout"], inputs["w"], inputs["k"]
+        ),
+    }
+
+
+def _spectrum(x: torch.Tensor) -> torch.Tensor:
+    """Transform with as many zeros again, so that the end does not wrap around; in fp32."""
+    import torch
+
+    spectrum: torch.Tensor = torch.fft.rfft(x.float(), n=2 * x.shape[-1])
+    return spectrum
+
+
+OPERATOR = Operator(
+    name="timex",
+    summary="Causal depthwise convolution with a filter as long as the sequence.",
+    source="B. Peng, RWKV-CUDA, depthwise_conv1d (`TimeX`), 2022.",
+    doc=(
+        "out[b, c, t] = eps + sum over u <= t of w[c, T-1-(t-u)] * k[b, c, u]\n\n"
+        "gk[b, c, u] = sum over t >= u of w[c, T-1-(t-u)] * gout[b, c, t]\n"
+        "gw[c, T-1-d] = sum over b and t >= d of gout[b, c, t] * k[b, c, t-d]"
+    ),
+    signature=SIGNATURE,
+    definition=definition,
+    make_inputs=make_inputs,
+    cases=("tiny", "huge", "decaying", "positive", "alternating", "impulse", "nonfinite"),
+    cost=cost,
+    problems={
+        "cuda": (
+            "B=32,C=768,T=768,dtype=fp32",
+            "B=8,C=2048,T=512,dtype=fp32",
+            "B=32,C=768,T=768,dtype=bf16",
+            "B=8,C=2048,T=512,dtype=bf16",
+            "B=1,C=768,T=1024,dtype=fp32",
+            "B=5,C=67,T=1000,dtype=fp32",
+            "B=2,C=768,T=4096,dtype=fp32",
+            "B=1,C=256,T=16384,dtype=fp32",
+        ),
+        "host": (
+            "B=8,C=4,T=64,dtype=fp32",
+            "B=3,C=5,T=50,dtype=bf16",
+            "B=17,C=2,T=161,dtype=fp32",
+        ),
+    },
+    peers=peers,
+    scale=scale,
+    aliases=("depthwise_conv1d",),
+    slab_dim="C",
+)
