@@ -15,6 +15,7 @@ import yaml
 from kgen.report import load_report
 
 TINY = "M=33,N=128,dtype=fp32"
+SOFTMAX = str(Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "softmax")
 JOURNAL = "generated/kgen_ops/rmsnorm/reports/host.trials.jsonl"
 
 
@@ -41,6 +42,8 @@ def tune(cwd: Path, *more: str, trials: int = 4) -> subprocess.CompletedProcess[
         "host",
         "--problem",
         TINY,
+        "--pass",
+        "forward",
         "--trials",
         str(trials),
         "--no-peers",
@@ -174,6 +177,8 @@ def tune_until_two_trials(folder: Path) -> subprocess.Popen[str]:
             "host",
             "--problem",
             TINY,
+            "--pass",
+            "forward",
             "--trials",
             "200",
             "--no-peers",
@@ -224,7 +229,10 @@ def test_a_killed_tune_resumes(tmp_path: Path) -> None:
 MISTAKES = [
     (["tune", "--op", "rmsnrom"], "did you mean 'rmsnorm'"),
     (["tune", "--op", "rmsnorm", "--gpu", "h20"], "did you mean 'h200'"),
-    (["tune", "--op", "rmsnorm", "--gpu", "host", "--pass", "backward"], "unknown pass"),
+    (
+        ["tune", "--op", "softmax", "--path", SOFTMAX, "--gpu", "host", "--pass", "backward"],
+        "unknown pass",
+    ),
     (
         ["tune", "--op", "rmsnorm", "--gpu", "host", "--problem", "M=1,K=2,dtype=fp32"],
         "unknown name 'K'",
@@ -313,6 +321,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
             "host",
             "--problem",
             TINY,
+            "--pass",
+            "forward",
             "--trials",
             "2",
             "--no-peers",
