@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kgen.errors import BenchError
-from kgen.measure.floor import floor_us
+from kgen.measure.floor import floor_us, rate_tflops
 from kgen.model.artifact import Artifact, BuildFailure
 from kgen.model.config import Config
 from kgen.model.problem import Problem
@@ -39,7 +39,7 @@ def certified(
 def least_us(session: Session, problem: Problem, copy_gbps: float) -> float:
     """Least time of a problem on this GPU, us."""
     cost = session.entry.operator.cost(session.pass_name, problem)
-    return floor_us(cost, copy_gbps, session.gpu.fp32_tflops)
+    return floor_us(cost, copy_gbps, rate_tflops(cost, session.gpu))
 
 
 def _refusal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kgen.model.gpu import GpuProfile
 from kgen.operators.base import Cost
 
 
@@ -21,6 +22,15 @@ def floor_us(cost: Cost, bandwidth_gbps: float, tflops: float) -> float:
     moving = cost.bytes / bandwidth_gbps / 1e3
     computing = cost.flops / tflops / 1e6 if tflops > 0 else 0.0
     return max(moving, computing)
+
+
+def rate_tflops(cost: Cost, gpu: GpuProfile) -> float:
+    """Return the peak rate of the fastest unit that can do a call's arithmetic at its accuracy.
+
+    The host's is not known: 0 leaves arithmetic out of a floor.
+    """
+    tensor_cores = {"fp32": 0.0, "3xtf32": gpu.tf32_tflops / 3, "half": gpu.half_tflops}[cost.unit]
+    return max(gpu.fp32_tflops, tensor_cores)
 
 
 def share(least_us: float, measured_us: float) -> float:

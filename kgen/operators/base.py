@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kgen.model.problem import Problem
 from kgen.model.signature import Signature
@@ -26,10 +26,14 @@ class Cost:
     Attributes:
         bytes: Device memory traffic with every input read once and every output written once.
         flops: Floating-point operations (a multiply-add counts 2).
+        unit: The fastest unit that can do them at the problem's accuracy: `fp32`, plain FMAs;
+            `3xtf32`, tensor cores with each product as three of TF32, which keeps fp32's accuracy;
+            `half`, tensor cores with fp16 or bf16 inputs.
     """
 
     bytes: int
     flops: int
+    unit: Literal["fp32", "3xtf32", "half"] = "fp32"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from kgen.assets import include_dir
-from kgen.measure.floor import floor_us
+from kgen.measure.floor import floor_us, rate_tflops
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
@@ -159,11 +159,12 @@ def _proofs_at_once() -> int:
 def problem_floor_us(
     operator: Operator, pass_name: str, problem: Problem, gpu: GpuProfile, copy_gbps: float
 ) -> float:
-    """Least time of a problem: bytes over measured copy bandwidth, operations over fp32 peak.
+    """Least time of a problem: bytes over measured copy bandwidth, operations over peak.
 
     The host's peak is not known, so bytes alone decide there.
     """
-    return floor_us(operator.cost(pass_name, problem), copy_gbps, gpu.fp32_tflops)
+    cost = operator.cost(pass_name, problem)
+    return floor_us(cost, copy_gbps, rate_tflops(cost, gpu))
 
 
 def _first_trials(

@@ -198,7 +198,13 @@ class _Loop:
     def _refill(self) -> bool:
         """Propose and start builds; False when there is nothing left to propose."""
         wanted = self.trials - sum(self.books.fates.values()) - len(self.flights)
-        late = self.deadline is not None and time.monotonic() >= self.deadline
+        # Out of time with nothing verified, a search goes on to its first result: a problem that
+        # comes late in a list would otherwise end the tune of all of them.
+        late = (
+            self.deadline is not None
+            and time.monotonic() >= self.deadline
+            and self.best_us is not None
+        )
         if late:
             for flight in list(self.flights):
                 if flight.trial is None or flight.trial.cancel():

@@ -222,7 +222,8 @@ class Oracle:
         eager: dict[str, float] = {}
         ranged: dict[str, float] = {}
         native = self._define(part)
-        single = self._define({name: t.float() for name, t in part.items()})
+        in_fp32 = all(t.dtype == torch.float32 for t in part.values())
+        single = native if in_fp32 else self._define({n: t.float() for n, t in part.items()})
         growth = coarsest / torch.finfo(torch.float32).eps
         for t in self.pass_.outputs:
             dtype = self._dtype(problem, t.dtype)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,19 +11,23 @@ import torch
 from kgen.errors import LaunchError, VerifyError
 from kgen.launch import Module, open_device
 from kgen.launch.host import HostDevice
-from kgen.measure.clocks import ClockState, clocks, driver_version
+from kgen.measure.clocks import clocks
 from kgen.measure.compare import Comparison, compare
 from kgen.measure.memory import cache_state, copy_bandwidth, sets_for
 from kgen.measure.timing import BUDGETS, measure
-from kgen.model.digest import digest_of_text
 from kgen.model.plan import Workspace, make_plan
 from kgen.model.problem import Problem
 from kgen.model.record import Evidence, Fate, Tried
 from kgen.operators.base import Operator
-from kgen.runtime import launcher
-from kgen.runtime.cache import Cache
 from kgen.runtime.launcher import provide_extension
 from kgen.verify import HOST_SIZES, LAUNCHES, Fixture, Verdict, verify
+from kgen.worker.facts import (
+    clock_texts,
+    device_facts,
+    extension_folder,
+    is_out_of_memory,
+    total_memory,
+)
 from kgen.worker.library import library_calls
 from kgen.worker.messages import (
     Candidate,
@@ -39,6 +40,7 @@ from kgen.worker.messages import (
     Trial,
     TrialOutcome,
 )
+from kgen.worker.peers import peer_calls
 
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[], None]
@@ -65,7 +67,7 @@ class Runner:
         self._memory_bytes = setup.memory_bytes
         if self._device.torch_device.type == "cuda":
             # A graph of a tiny kernel is hundreds of launches to capture.
-            provide_extension(_extension_folder())
+            provide_extension(extension_folder())
             if setup.memory_bytes is not None:
                 total = torch.cuda.mem_get_info(self._device.torch_device)[1]
                 share = min(1.0, setup.memory_bytes / total)
@@ -85,7 +87,7 @@ class Runner:
 
     def probe(self) -> ProbeOutcome:
         """Read the machine's facts and measure its copy bandwidth."""
-        facts = {"torch": str(torch.__version__), **_device_facts(self._device.torch_device)}
+        facts = {"torch": str(torch.__version__), **device_facts(self._device.torch_device)}
         return ProbeOutcome(facts, copy_bandwidth(self._device.torch_device))
 
     def peer_names(self, request: PeerNames) -> PeerNamesOutcome:
@@ -149,8 +151,10 @@ class Runner:
                     zip(modules, finals.candidates, strict=True)
                 )
             }
-            errors: dict[str, str] = {}
-            for name, peer in self._peers(finals, errors).items():
+            peers, errors = peer_calls(
+                self._operator, finals, self._sets, self._device.synchronize
+            )
+            for name, peer in peers.items():
                 entrants[f"peer {name}"] = peer
             if finals.library:
                 entrants[LIBRARY] = library_calls(
@@ -200,7 +204,7 @@ class Runner:
             slowed = {reason for state in (before, after) if state for reason in state.slowed_by}
             if not slowed:
                 break
-        texts = _clock_texts(after)
+        texts = clock_texts(after)
         if slowed:
             texts["slowed"] = ", ".join(sorted(slowed))
         return result, texts
@@ -236,7 +240,7 @@ class Runner:
                 launches=_launches(trial),
             )
         except (RuntimeError, MemoryError) as problem:
-            if not _is_out_of_memory(problem):
+            if not is_out_of_memory(problem):
                 raise
             # Workspaces were found to fit, so it is what every candidate needs.
             raise VerifyError(
@@ -251,7 +255,7 @@ class Runner:
         candidate = trial.candidate
         plan = make_plan(candidate.variant, candidate.config, trial.problem, self._gpu)
         wanted = sum(w.elements * trial.problem.dtype(w.dtype).itemsize for w in plan.workspaces)
-        there = _total_memory(self._device.torch_device)
+        there = total_memory(self._device.torch_device)
         if self._memory_bytes is not None:
             there = min(there, self._memory_bytes)
         if wanted <= there // 2:
@@ -359,28 +363,6 @@ class Runner:
                 self._sets.append(tensors)
         return self._sets
 
-    def _peers(self, finals: Finals, errors: dict[str, str]) -> dict[str, Sequence[Call]]:
-        """Calls of the wanted peers on the same buffer sets; those that fail are named."""
-        if finals.peers == ():  # not even made: torch.compile takes a while to load
-            return {}
-        scalars = self._operator.scalars(finals.pass_name)
-        working: dict[str, Sequence[Call]] = {}
-        # On a machine without a GPU, compiling a peer warns that it found no CUDA runtime.
-        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-        for name, peer in self._operator.peers(finals.pass_name).items():
-            if finals.peers is not None and name not in finals.peers:
-                continue
-            calls = [_peer_call(peer, tensors, scalars) for tensors in self._sets]
-            try:
-                for _ in range(3):  # a compiled peer compiles here, not while it is timed
-                    calls[0]()
-                self._device.synchronize()
-            except Exception as problem:  # a peer may fail in any way; it is reported, not hidden
-                errors[name] = f"{type(problem).__name__}: {problem}".splitlines()[0]
-                continue
-            working[name] = calls
-        return working
-
     def _occupancy(self, module: Module, candidate: Candidate, problem: Problem) -> float | None:
         plan = make_plan(candidate.variant, candidate.config, problem, self._gpu)
         launches = [x for x in plan.launches if not x.is_empty]
@@ -426,67 +408,8 @@ def _launches(trial: Trial) -> int:
     return len(trial.orders) if on_host else LAUNCHES[trial.level]
 
 
-def _is_out_of_memory(problem: Exception) -> bool:
-    """Of torch on either device; on the CPU it is an error like any other but for its text."""
-    kinds = (torch.OutOfMemoryError, MemoryError)
-    return isinstance(problem, kinds) or "can't allocate memory" in str(problem)
-
-
-def _total_memory(device: torch.device) -> int:
-    """Bytes of the device's memory; what torch has cached counts as there, because it gives it
-    back before an allocation fails."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _extension_folder() -> Path:
-    """Where this version's compiled launcher is kept."""
-    source = Path(launcher.__file__).with_name("_launch.c").read_text(encoding="utf-8")
-    folder = Cache().directory / "launcher" / digest_of_text(source)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _peer_call(
-    peer: Callable[[Mapping[str, torch.Tensor], Mapping[str, float]], object],
-    tensors: Tensors,
-    scalars: Mapping[str, float],
-) -> Call:
-    def call() -> None:
-        with torch.no_grad():
-            peer(tensors, scalars)
-
-    return call
-
-
 def _torch_dtype(problem: Problem, name: str) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, problem.dtype(name).torch)
     return dtype
 
 
-def _clock_texts(state: ClockState | None) -> dict[str, str]:
-    if state is None:
-        return {}
-    return {
-        "sm_mhz": f"{state.sm_mhz} of {state.sm_max_mhz}",
-        "memory_mhz": str(state.memory_mhz),
-        "temperature_c": str(state.temperature_c),
-        "power_w": f"{state.power_w:.0f}",
-        "throttle": ", ".join(state.throttle) or "none",
-    }
-
-
-def _device_facts(device: torch.device) -> dict[str, str]:
-    if device.type != "cuda":
-        return {
-            "device": platform.processor() or platform.machine(),
-            "threads": str(torch.get_num_threads()),
-        }
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "device": properties.name,
-        "sms": str(properties.multi_processor_count),
-        "cuda": str(torch.version.cuda),
-        "driver": driver_version(),
-    }

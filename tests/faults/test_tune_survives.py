@@ -1,5 +1,4 @@
-"""Planted faults among healthy configs, tuned for real on the host layer: each becomes the fate it
-is, none wins, and the healthy configs are found all the same."""
+"""What a tune does with what an earlier one left: records, study, templates that changed."""
 
 from __future__ import annotations
 
@@ -12,37 +11,19 @@ import pytest
 from kgen.assets import include_dir
 from kgen.build import Compiler, open_compiler
 from kgen.catalogue import open_catalogue, profile_named
-from kgen.errors import TuneError, VerifyError
+from kgen.errors import VerifyError
 from kgen.journal import Journal
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
-from kgen.tune import Progress, TuneRequest, TuneResult, tune
-from kgen.worker import handle
+from kgen.tune import Progress, TuneRequest, tune
 
 SOFTMAX = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "softmax"
 
 # What `${fault}` turns into, at a place where every thread passes.
 FAULTS = {
     "none": "",
-    "crash": "if (n == 7) *reinterpret_cast<volatile int*>(8) = 1;",
     "wrong": "if (row == 3 && n == 5) { y_row[n] = kgen::from_float<T>(0.5f); continue; }",
-    # Seen by no trial: of the sizes tried, only a certificate's have 63 rows.
-    "ragged": "if (gridDim.x == 63 && n == 1) continue;",
-    "unwritten": "if (row == 2 && n == 1) continue;",
-    "past_end": "if (row == 0 && n == 0) y_row[-1] = kgen::from_float<T>(0.0f);",
-    "divergent": "if (n == 0) kgen::sync_block();",
     "broken": "this is not C++;",
-    "endless": "while (largest == largest) { kgen::sync_warp(); }",
-}
-WANTED = {
-    "none": Fate.VERIFIED,
-    "crash": Fate.CRASHED,
-    "wrong": Fate.WRONG,
-    "unwritten": Fate.WRONG,
-    "past_end": Fate.WRONG,
-    "divergent": Fate.CRASHED,
-    "broken": Fate.BUILD_FAILED,
-    "endless": Fate.TIMED_OUT,
 }
 
 
@@ -83,8 +64,8 @@ def request(
     folder: Path,
     mine: Path,
     compiler: Compiler,
-    trials: int = 40,
     seen: list[Progress] | None = None,
+    time_s: float | None = None,
 ) -> TuneRequest:
     entry = open_catalogue([mine]).entry("softmax")
     return TuneRequest(
@@ -97,69 +78,12 @@ def request(
         journal=folder / "host.trials.jsonl",
         study=folder / "host.optuna.log",
         trials=40,
-        time_s=None,
+        time_s=time_s,
         seed=0,
         paths=(str(mine),),
         peers=False,
         on_progress=seen.append if seen is not None else lambda progress: None,
     )
-
-
-def fates(folder: Path) -> dict[str, set[Fate]]:
-    found: dict[str, set[Fate]] = {}
-    for record in Journal(folder / "host.trials.jsonl").read():
-        found.setdefault(str(record.config.as_dict()["fault"]), set()).add(record.fate)
-    return found
-
-
-def test_every_fault_gets_its_fate_and_none_wins(
-    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # An endless kernel must cost the test seconds, not the default's half minute; a healthy one on
-    # a loaded machine must still have time for its first input sets.
-    real = handle.WorkerHandle.__init__
-
-    def impatient(self: handle.WorkerHandle, setup: object, trial_timeout_s: float = 12.0) -> None:
-        real(self, setup, trial_timeout_s=12.0)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(handle.WorkerHandle, "__init__", impatient)
-    mine = plant(tmp_path, list(FAULTS))
-    result: TuneResult = tune(request(tmp_path, mine, compiler))
-    assert result.results[0].winner.config.as_dict()["fault"] == "none"
-    assert result.worker_restarts >= 3  # two crashes' worth of threads, and the endless ones
-    for fault, found in fates(tmp_path).items():
-        if fault == "ragged":  # verified by its trial, refused if it came to a certificate
-            assert found <= {Fate.VERIFIED, Fate.WRONG}
-        else:
-            assert found == {WANTED[fault]}, fault
-    records = list(Journal(tmp_path / "host.trials.jsonl").read())
-    divergent = next(r for r in records if r.config.as_dict()["fault"] == "divergent")
-    assert "barrier" in divergent.reason
-    crash = next(r for r in records if r.config.as_dict()["fault"] == "crash")
-    assert "SIGSEGV" in crash.reason
-    broken = next(r for r in records if r.config.as_dict()["fault"] == "broken")
-    assert "source:" in broken.reason
-
-
-@pytest.mark.parametrize("fault", ["wrong", "ragged"])
-def test_all_wrong_is_an_error_with_the_reason(
-    tmp_path: Path, compiler: Compiler, fault: str
-) -> None:
-    """At the latest its certificate stops a wrong kernel."""
-    mine = plant(tmp_path, ["none", fault])
-    space = mine / "search_spaces" / "softmax.yaml"
-    space.write_text(
-        space.read_text().replace(
-            "      launch:",
-            "      require:\n"
-            f"        - {{rule: fault == '{fault}' or N == 67, why: planted}}\n"
-            "      launch:",
-        )
-    )
-    with pytest.raises(TuneError) as caught:
-        tune(request(tmp_path, mine, compiler))
-    assert "elements" in str(caught.value)
-    assert "out of bound" in str(caught.value)
 
 
 def test_a_second_tune_repeats_nothing(tmp_path: Path, compiler: Compiler) -> None:
@@ -236,3 +160,10 @@ def test_a_faulty_operator_module_ends_the_tune(tmp_path: Path, compiler: Compil
     with pytest.raises(VerifyError, match="y"):
         tune(request(tmp_path, mine, compiler))
     assert list(Journal(tmp_path / "host.trials.jsonl").read()) == []
+
+
+def test_a_tune_out_of_time_still_ends_with_a_result(tmp_path: Path, compiler: Compiler) -> None:
+    """The problems that come late in a list must not find nothing and end the whole tune."""
+    mine = plant(tmp_path, ["none", "wrong"])
+    result = tune(request(tmp_path, mine, compiler, time_s=1e-3))
+    assert result.results[0].winner.config.as_dict()["fault"] == "none"

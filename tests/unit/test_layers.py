@@ -32,6 +32,8 @@ HEAVY = {"torch", "optuna", "jinja2", "numpy", "triton", "liger_kernel"}
 # Modules of ours that need a heavy package at their top: the worker's child runs the first (its
 # parent must not load torch), an opened study the second, an opened device the others.
 LATE = {
+    "kgen.worker.facts",
+    "kgen.worker.peers",
     "kgen.worker.runner",
     "kgen.search.sampler",
     "kgen.launch.cuda",

@@ -84,13 +84,15 @@ rmsnorm_backward_partial(const T* __restrict__ dy, const T* __restrict__ x,
     const kgen::i64 n = static_cast<kgen::i64>(blockIdx.x) * kThreads + threadIdx.x;
     if (n >= N) return;
     const kgen::i64 run = blockIdx.y;
-    float sum = 0.0f;
+    // Compensated: a plain sum of tens of thousands of rows loses more than fp32's bound allows,
+    // and this variant must be right for every M.
+    kgen::CompensatedSum sum;
 #pragma unroll 4
     for (kgen::i64 row = run; row < M; row += kSplit) {
         const float xhat = kgen::to_float(x[row * x_stride_M + n]) * row_rstd[row];
-        sum = kgen::fma(kgen::to_float(dy[row * dy_stride_M + n]), xhat, sum);
+        sum.add(kgen::to_float(dy[row * dy_stride_M + n]) * xhat);
     }
-    partial[run * N + n] = sum;
+    partial[run * N + n] = sum.value();
 }
 
 KGEN_EXPORT(rmsnorm_backward_partial);

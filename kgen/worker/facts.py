@@ -1,0 +1,65 @@
+"""What a worker can say of its machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from kgen.measure.clocks import ClockState, driver_version
+from kgen.model.digest import digest_of_text
+from kgen.runtime import launcher
+from kgen.runtime.cache import Cache
+
+
+def is_out_of_memory(problem: Exception) -> bool:
+    """Of torch on either device; on the CPU it is an error like any other but for its text."""
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(problem, kinds) or "can't allocate memory" in str(problem)
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of the device's memory; what torch has cached counts as there, because it gives it
+    back before an allocation fails."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def extension_folder() -> Path:
+    """Where this version's compiled launcher is kept."""
+    source = Path(launcher.__file__).with_name("_launch.c").read_text(encoding="utf-8")
+    folder = Cache().directory / "launcher" / digest_of_text(source)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def clock_texts(state: ClockState | None) -> dict[str, str]:
+    """The state of clocks, as a report tells it; empty where it cannot be read."""
+    if state is None:
+        return {}
+    return {
+        "sm_mhz": f"{state.sm_mhz} of {state.sm_max_mhz}",
+        "memory_mhz": str(state.memory_mhz),
+        "temperature_c": str(state.temperature_c),
+        "power_w": f"{state.power_w:.0f}",
+        "throttle": ", ".join(state.throttle) or "none",
+    }
+
+
+def device_facts(device: torch.device) -> dict[str, str]:
+    """What a report says of the machine."""
+    if device.type != "cuda":
+        return {
+            "device": platform.processor() or platform.machine(),
+            "threads": str(torch.get_num_threads()),
+        }
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "device": properties.name,
+        "sms": str(properties.multi_processor_count),
+        "cuda": str(torch.version.cuda),
+        "driver": driver_version(),
+    }
