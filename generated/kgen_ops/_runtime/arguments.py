@@ -22,6 +22,7 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.bfloat16: "bf16",
 }
 TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+ABSENT = "none"  # stands for the dtype of a tensor that a call leaves out
 
 
 class Dim(NamedTuple):
@@ -32,7 +33,9 @@ class Dim(NamedTuple):
 
 
 class DTypeField(NamedTuple):
-    """A dtype that the caller chooses; `allowed` may name an earlier field ("the same as")."""
+    """A dtype that the caller chooses; `allowed` may name an earlier field ("the same as"), or
+    `none`: the tensors of this field may be absent.
+    """
 
     name: str
     allowed: tuple[str, ...]
@@ -70,7 +73,11 @@ class Scalar(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What one pass of an operator takes and returns."""
+    """What one pass of an operator takes and returns.
+
+    `flags` are the dtype fields of outputs that a caller asks for by a keyword, because no input
+    tells.
+    """
 
     function: str
     dims: tuple[Dim, ...]
@@ -78,6 +85,7 @@ class Signature(NamedTuple):
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     scalars: tuple[Scalar, ...] = ()
+    flags: tuple[str, ...] = ()
 
 
 class Bound(NamedTuple):
@@ -86,8 +94,8 @@ class Bound(NamedTuple):
     Attributes:
         dims: Extent of every dim, in declared order.
         dtypes: Dtype name of every field, in declared order.
-        strides: (`x_stride_M`, elements) of every free stride.
-        shapes: Shape of every output.
+        strides: (`x_stride_M`, elements) of every free stride; 0 for an absent tensor.
+        shapes: Shape of every output; what an absent one would have, too.
         copies: Names of the inputs whose leading dims have no common stride.
     """
 
@@ -98,19 +106,28 @@ class Bound(NamedTuple):
     copies: tuple[str, ...]
 
 
-def bind(signature: Signature, tensors: Sequence[Tensor], scalars: Sequence[float]) -> Bound:
+def bind(
+    signature: Signature, tensors: Sequence[Tensor | None], scalars: Sequence[float],
+    flags: Sequence[bool] = (),
+) -> Bound:
     """Check the arguments of a call and name their extents, dtypes and strides.
 
+    Args:
+        signature: What they should be.
+        tensors: One per input; None for one that is left out.
+        scalars: One per scalar.
+        flags: Whether each of the signature's `flags` is wanted.
     Raises:
         TypeError: If an argument is no tensor or has a dtype that is not supported.
         ValueError: If shapes, devices, strides or scalars are not what the signature says.
     """
     check_tensors(signature, tensors)
-    _check_devices(signature, tensors)
-    dims, leading = _extents(signature, tensors)
-    dtypes = _dtypes(signature, tensors)
+    given = [(a, t) for a, t in zip(signature.inputs, tensors, strict=True) if t is not None]
+    _check_devices(signature, given)
+    dims, leading = _extents(signature, given)
+    dtypes = _dtypes(signature, tensors, flags)
     _check_scalars(signature, scalars)
-    strides, copies = _strides(signature, tensors, dims)
+    strides, copies = _strides(signature, given, dims)
     shapes = tuple(
         (*leading[output.dims[0]], *(dims[name] for name in output.dims[1:]))
         if output.leading and output.dims[0] in leading
@@ -121,12 +138,15 @@ def bind(signature: Signature, tensors: Sequence[Tensor], scalars: Sequence[floa
 
 
 def check_tensors(signature: Signature, tensors: Sequence[object]) -> None:
-    """Check that all inputs are tensors.
+    """Check that all inputs are tensors, or None where they may be absent.
 
     Raises:
         TypeError: If one is not.
     """
+    optional = {field.name for field in signature.dtypes if ABSENT in field.allowed}
     for argument, tensor in zip(signature.inputs, tensors, strict=True):
+        if tensor is None and argument.dtype in optional:
+            continue
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{signature.function}: {argument.name} must be a tensor, not "
                             f"{type(tensor).__name__}")
@@ -151,9 +171,12 @@ def complete_dtypes(signature: Signature, given: dict[str, str]) -> dict[str, st
     return chosen
 
 
-def _check_devices(signature: Signature, tensors: Sequence[Tensor]) -> None:
-    first = tensors[0].device
-    for argument, tensor in zip(signature.inputs, tensors, strict=True):
+Given = Sequence[tuple[Argument, Tensor]]
+
+
+def _check_devices(signature: Signature, given: Given) -> None:
+    first = given[0][1].device
+    for argument, tensor in given:
         if tensor.device != first:
             raise ValueError(
                 f"{signature.function}: {argument.name} is on {tensor.device}, but "
@@ -163,13 +186,13 @@ def _check_devices(signature: Signature, tensors: Sequence[Tensor]) -> None:
 
 
 def _extents(
-    signature: Signature, tensors: Sequence[Tensor]
+    signature: Signature, given: Given
 ) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
     """Return the extent of every dim, and the shape that each flattened dim stands for."""
     dims: dict[str, int] = {}
     leading: dict[str, tuple[int, ...]] = {}
     origin: dict[str, str] = {}
-    for argument, tensor in zip(signature.inputs, tensors, strict=True):
+    for argument, tensor in given:
         shape = tuple(tensor.shape)
         expected = len(argument.dims)
         if argument.leading and len(shape) >= expected - 1:
@@ -191,7 +214,7 @@ def _extents(
                 raise ValueError(
                     f"{signature.function}: {argument.name} has shape {shape}, so {name} = "
                     f"{extent}, but {origin[name]} says {name} = {dims[name]}; want "
-                    f"{', '.join(map(str, signature.inputs))}"
+                    f"{', '.join(str(argument) for argument, _ in given)}"
                 )
             origin.setdefault(name, argument.name)
     for dim in signature.dims:
@@ -201,9 +224,19 @@ def _extents(
     return {dim.name: dims[dim.name] for dim in signature.dims}, leading
 
 
-def _dtypes(signature: Signature, tensors: Sequence[Tensor]) -> dict[str, str]:
+def _dtypes(
+    signature: Signature, tensors: Sequence[Tensor | None], flags: Sequence[bool]
+) -> dict[str, str]:
     given: dict[str, str] = {}
+    for field, wanted_ in zip(signature.flags, flags, strict=True):
+        allowed = next(f.allowed for f in signature.dtypes if f.name == field)
+        given[field] = next(n for n in allowed if (n != ABSENT) == bool(wanted_))
     for argument, tensor in zip(signature.inputs, tensors, strict=True):
+        if tensor is None:
+            if given.setdefault(argument.dtype, ABSENT) != ABSENT:
+                raise ValueError(f"{signature.function}: {argument.name} is None, but another "
+                                 f"tensor of the same {argument.dtype} is given; pass both or none")
+            continue
         name = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype))
         fixed = argument.dtype in TORCH_DTYPES
         if name not in TORCH_DTYPES or (fixed and name != argument.dtype):
@@ -224,11 +257,11 @@ def _check_scalars(signature: Signature, scalars: Sequence[float]) -> None:
 
 
 def _strides(
-    signature: Signature, tensors: Sequence[Tensor], dims: dict[str, int]
+    signature: Signature, given: Given, dims: dict[str, int]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    strides: dict[str, int] = {}
+    strides = {f"{a.name}_stride_{name}": 0 for a in signature.inputs for name in a.free_strides}
     copies: list[str] = []
-    for argument, tensor in zip(signature.inputs, tensors, strict=True):
+    for argument, tensor in given:
         inner = len(argument.dims) - 1 if argument.leading else len(argument.dims)
         sizes, steps = tuple(tensor.shape), tuple(tensor.stride())
         outer = len(sizes) - inner

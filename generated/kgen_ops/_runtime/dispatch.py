@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .arguments import TORCH_DTYPES, Bound, Signature, bind, check_tensors, complete_dtypes
+from .arguments import (
+    ABSENT,
+    TORCH_DTYPES,
+    Bound,
+    Signature,
+    bind,
+    check_tensors,
+    complete_dtypes,
+)
 from .rows import Call, Gpu, Prepared, Row, Run, SafeRow
 from .streams import current_device, raw_stream, stream_getter
 
@@ -37,7 +45,7 @@ MAX_PREPARED = 8192
 # Tensor types that are served directly; any other (fake, functional, user subclass) goes through
 # PyTorch's dispatcher, which knows what to do with it.
 PLAIN_TENSORS = frozenset({Tensor, torch.nn.Parameter})
-
+PLAIN_OR_NONE = PLAIN_TENSORS | {type(None)}
 
 # The state that sends a call through PyTorch's dispatcher; C functions, 20 ns each.
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -110,59 +118,81 @@ class Pass:
         self._files: dict[tuple[str, str, int | None], KernelFile] = {}
         self._lock = threading.RLock()
 
-    def call(self, key: object, tensors: Sequence[Tensor], scalars: Sequence[float]) -> Any:
+    def call(
+        self, key: object, tensors: Sequence[Tensor | None], scalars: Sequence[float],
+        flags: Sequence[bool] = (),
+    ) -> Any:
         """Serve a call that the generated function found no launch for, and remember it.
 
+        Args:
+            key: What to remember the launch by.
+            tensors: One per input; None for one that is left out.
+            scalars: One per scalar.
+            flags: Whether each optional output that no input decides is wanted.
+        Returns:
+            The outputs that there are: one tensor, or a tuple.
         Raises:
             TypeError, ValueError: If the arguments are not what the signature says.
             DispatchError: If the library has no kernel for the device.
         """
-        if tensors[0].device.type == "meta":
-            return self.dispatched(tensors, scalars)
-        bound = bind(self.signature, tensors, scalars)
-        device = tensors[0].device
+        if isinstance(tensors[0], Tensor) and tensors[0].device.type == "meta":
+            return self.dispatched(tensors, scalars, flags)
+        bound = bind(self.signature, tensors, scalars, flags)
+        first = tensors[0]
+        assert first is not None  # bind has refused None
+        device = first.device
         outputs = self._allocate(bound, device)
-        if all(output.numel() == 0 for output in outputs):
-            return _unpacked(outputs)
+        found = unpacked([output for output in outputs if output is not None])
+        if all(output is None or output.numel() == 0 for output in outputs):
+            return found
         if bound.copies:
             tensors = [
-                tensor.contiguous() if argument.name in bound.copies else tensor
+                tensor.contiguous() if tensor is not None and argument.name in bound.copies
+                else tensor
                 for argument, tensor in zip(self.signature.inputs, tensors, strict=True)
             ]
-            bound = bind(self.signature, tensors, scalars)
+            bound = bind(self.signature, tensors, scalars, flags)
             key = None
         run = self._prepare(bound, tensors, device)
         if key is not None:
             if len(self.prepared) >= MAX_PREPARED:
                 self.prepared.clear()
             # Telling empty_like the format costs it 0.2 us; contiguous inputs need not.
-            plain = all(tensor.is_contiguous() for tensor in tensors)
+            plain = all(tensor is None or tensor.is_contiguous() for tensor in tensors)
             self.prepared[key] = Prepared(
                 run,
-                stream_getter(tensors[0].get_device()),
+                stream_getter(first.get_device()),
                 torch.empty_like if plain else _contiguous_like,
             )
-        pointers = (tensor.data_ptr() for tensor in (*tensors, *outputs))
-        run(raw_stream(tensors[0].get_device()), *pointers, *scalars)
-        return _unpacked(outputs)
+        pointers = (0 if t is None else t.data_ptr() for t in (*tensors, *outputs))
+        run(raw_stream(first.get_device()), *pointers, *scalars)
+        return found
 
-    def dispatched(self, tensors: Sequence[Tensor], scalars: Sequence[float]) -> Any:
+    def dispatched(
+        self, tensors: Sequence[Tensor | None], scalars: Sequence[float],
+        flags: Sequence[bool] = (),
+    ) -> Any:
         """Serve a call through PyTorch's dispatcher: fake tensors, subclasses, modes, transforms.
 
         Raises:
             TypeError: If an argument is no tensor.
         """
         check_tensors(self.signature, tensors)
-        return getattr(torch.ops.kgen_ops, self.signature.function)(*tensors, *scalars)
+        operator = getattr(torch.ops.kgen_ops, self.signature.function)
+        return unpacked(operator(*tensors, *scalars, *flags))
 
-    def refuse_grad(self, tensors: Sequence[Tensor]) -> None:
-        """Raise the error of a call that wants a gradient which was not generated."""
+    def refuse_grad(self, arguments: Sequence[object]) -> None:
+        """Raise the error of a call that wants a gradient which was not generated.
+
+        Args:
+            arguments: The inputs, and whatever follows them in the call.
+        """
         wanting = [argument.name
-                   for argument, tensor in zip(self.signature.inputs, tensors, strict=True)
-                   if tensor.requires_grad]
+                   for argument, tensor in zip(self.signature.inputs, arguments, strict=False)
+                   if isinstance(tensor, Tensor) and tensor.requires_grad]
         raise NotImplementedError(
             f"{self.signature.function}: {' and '.join(wanting)} requires grad, but no backward "
-            "kernel was generated for this operator; call it under torch.no_grad(), or pass "
+            "is recorded by this function; call it under torch.no_grad(), or pass "
             f"{wanting[0]}.detach() if the gradient is not wanted"
         )
 
@@ -203,8 +233,10 @@ class Pass:
             tuned_problem=_problem(signature, row.dims, row.dtypes),
         )
 
-    def _prepare(self, bound: Bound, tensors: Sequence[Tensor], device: torch.device) -> Run:
-        pointers = {f"{argument.name}_ptr": tensor.data_ptr() % ALIGNMENT
+    def _prepare(
+        self, bound: Bound, tensors: Sequence[Tensor | None], device: torch.device
+    ) -> Run:
+        pointers = {f"{argument.name}_ptr": 0 if tensor is None else tensor.data_ptr() % ALIGNMENT
                     for argument, tensor in zip(self.signature.inputs, tensors, strict=True)}
         # Outputs are fresh from PyTorch's allocators, which align to at least 64 bytes.
         pointers |= {f"{a.name}_ptr": 0 for a in self.signature.outputs}
@@ -220,7 +252,7 @@ class Pass:
             else:
                 run = choice.row.bind(file, call)
         if device.type == "cuda" and torch.cuda.device_count() > 1:
-            return _on_device(run, tensors[0].get_device())
+            return _on_device(run, device.index)
         return run
 
     def _choose(self, table: _Table, dims: tuple[int, ...], dtypes: tuple[str, ...],
@@ -302,20 +334,29 @@ class Pass:
             self._files[key] = KernelFile(folder.parent, folder / "kernels", stem, device)
         return self._files[key]
 
-    def _allocate(self, bound: Bound, device: torch.device) -> list[Tensor]:
-        return [
-            torch.empty(shape, device=device,
-                        dtype=TORCH_DTYPES[bound.dtypes.get(output.dtype, output.dtype)])
-            for shape, output in zip(bound.shapes, self.signature.outputs, strict=True)
-        ]
+    def _allocate(self, bound: Bound, device: torch.device) -> list[Tensor | None]:
+        outputs: list[Tensor | None] = []
+        for shape, output in zip(bound.shapes, self.signature.outputs, strict=True):
+            dtype = bound.dtypes.get(output.dtype, output.dtype)
+            outputs.append(None if dtype == ABSENT else
+                           torch.empty(shape, device=device, dtype=TORCH_DTYPES[dtype]))
+        return outputs
 
     @property
     def _operator(self) -> str:
         return self.package.rpartition(".")[2]
 
 
-def _unpacked(outputs: list[Tensor]) -> Any:
+def unpacked(outputs: Any) -> Any:
+    """Return one output as it is, several as a tuple."""
+    if isinstance(outputs, Tensor):
+        return outputs
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def present(*outputs: Tensor | None) -> Any:
+    """Return the outputs that there are: one as it is, several as a tuple."""
+    return unpacked([output for output in outputs if output is not None])
 
 
 def _contiguous_like(tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ def register(
     schema: str,
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
-    refuse_grad: Callable[[list[torch.Tensor]], None],
+    refuse_grad: Callable[[tuple[Any, ...]], None],
 ) -> Any:
     """Register `kgen_ops::<name>`; it lives as long as the returned `torch.library.Library`.
 
@@ -26,9 +26,11 @@ def register(
         schema: `rmsnorm(Tensor x, Tensor w, float eps=1e-6) -> Tensor`.
         implementation: For CUDA and CPU tensors.
         fake: Allocates the outputs without computing them.
-        refuse_grad: Called with the tensors of a call that wants a gradient; raises.
+        refuse_grad: Called with the arguments of a call that wants a gradient; raises.
     """
     name = schema.partition("(")[0]
+    if schema.endswith("-> Tensor[]"):  # some outputs are optional, which schemas do not know
+        implementation, fake = _listed(implementation), _listed(fake)
     library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(name, implementation, "CUDA")
@@ -36,11 +38,20 @@ def register(
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
 
     def without_gradient(*args: Any) -> Any:
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            refuse_grad(tensors)
+        if torch.is_grad_enabled() and any(
+            isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
+        ):
+            refuse_grad(args)
         with torch._C._AutoDispatchBelowAutograd():
             return getattr(torch.ops.kgen_ops, name)(*args)
 
     library.impl(name, without_gradient, "Autograd")
     return library
+
+
+def _listed(function: Callable[..., Any]) -> Callable[..., list[torch.Tensor]]:
+    def as_list(*args: Any) -> list[torch.Tensor]:
+        found = function(*args)
+        return [found] if isinstance(found, torch.Tensor) else list(found)
+
+    return as_list

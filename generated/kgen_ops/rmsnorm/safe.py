@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
+from .._runtime.arith import ceil_div
 from .._runtime.device import KernelFile
 from .._runtime.rows import Call, Run, SafeRow
 
@@ -16,44 +19,555 @@ def naive_1(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
     size_m = call.M
     size_n = call.N
     x_stride_m = call.x_stride_M
-    launch = file.launcher("rmsnorm_forward", "pppqqqf", block=(256, 1, 1), smem=0)
+    launch = file.launcher("rmsnorm_forward", "ppppppqqqqff", block=(256, 1, 1), smem=0)
     grid_x = min(size_m, 2147483647)
 
-    def run(stream: int, x: int, w: int, y: int, eps: float) -> None:
-        launch(stream, grid_x, 1, 1, x, w, y, size_m, size_n, x_stride_m, eps)
+    def run(
+        stream: int, x: int, w: int, residual: int, y: int, h: int, rstd: int, eps: float,
+        offset: float,
+    ) -> None:
+        launch(
+            stream, grid_x, 1, 1, x, w, residual, y, h, rstd, size_m, size_n, x_stride_m, 0, eps,
+            offset,
+        )
+
+    return run
+
+
+def naive_2(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=256)."""
+    size_m = call.M
+    size_n = call.N
+    x_stride_m = call.x_stride_M
+    residual_stride_m = call.residual_stride_M
+    launch = file.launcher("rmsnorm_forward", "ppppppqqqqff", block=(256, 1, 1), smem=0)
+    grid_x = min(size_m, 2147483647)
+
+    def run(
+        stream: int, x: int, w: int, residual: int, y: int, h: int, rstd: int, eps: float,
+        offset: float,
+    ) -> None:
+        launch(
+            stream, grid_x, 1, 1, x, w, residual, y, h, rstd, size_m, size_n, x_stride_m,
+            residual_stride_m, eps, offset,
+        )
+
+    return run
+
+
+def naive_3(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=256, split=32)."""
+    size_m = call.M
+    size_n = call.N
+    dy_stride_m = call.dy_stride_M
+    x_stride_m = call.x_stride_M
+    launch_1 = file.launcher("rmsnorm_backward_rows", "pppppppqqqqqff", block=(256, 1, 1), smem=0)
+    grid_1_x = min(size_m, 2147483647)
+    launch_2 = file.launcher("rmsnorm_backward_partial", "ppppqqqq", block=(256, 1, 1), smem=0)
+    grid_2_x = ceil_div(size_n, 256)
+    launch_3 = file.launcher("rmsnorm_backward_weight", "ppq", block=(256, 1, 1), smem=0)
+    grid_3_x = ceil_div(size_n, 256)
+
+    def run(
+        stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
+        offset: float,
+    ) -> None:
+        row_rstd = torch.empty(size_m, dtype=torch.float32, device=file.device)
+        partial = torch.empty(32 * size_n, dtype=torch.float32, device=file.device)
+        launch_1(
+            stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, row_rstd.data_ptr(), size_m, size_n,
+            dy_stride_m, x_stride_m, 0, eps, offset,
+        )
+        launch_2(
+            stream, grid_2_x, 32, 1, dy, x, row_rstd.data_ptr(), partial.data_ptr(), size_m, size_n,
+            dy_stride_m, x_stride_m,
+        )
+        launch_3(stream, grid_3_x, 1, 1, partial.data_ptr(), dw, size_n)
+
+    return run
+
+
+def naive_4(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=256, split=32)."""
+    size_m = call.M
+    size_n = call.N
+    dy_stride_m = call.dy_stride_M
+    x_stride_m = call.x_stride_M
+    dh_stride_m = call.dh_stride_M
+    launch_1 = file.launcher("rmsnorm_backward_rows", "pppppppqqqqqff", block=(256, 1, 1), smem=0)
+    grid_1_x = min(size_m, 2147483647)
+    launch_2 = file.launcher("rmsnorm_backward_partial", "ppppqqqq", block=(256, 1, 1), smem=0)
+    grid_2_x = ceil_div(size_n, 256)
+    launch_3 = file.launcher("rmsnorm_backward_weight", "ppq", block=(256, 1, 1), smem=0)
+    grid_3_x = ceil_div(size_n, 256)
+
+    def run(
+        stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
+        offset: float,
+    ) -> None:
+        row_rstd = torch.empty(size_m, dtype=torch.float32, device=file.device)
+        partial = torch.empty(32 * size_n, dtype=torch.float32, device=file.device)
+        launch_1(
+            stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, row_rstd.data_ptr(), size_m, size_n,
+            dy_stride_m, x_stride_m, dh_stride_m, eps, offset,
+        )
+        launch_2(
+            stream, grid_2_x, 32, 1, dy, x, row_rstd.data_ptr(), partial.data_ptr(), size_m, size_n,
+            dy_stride_m, x_stride_m,
+        )
+        launch_3(stream, grid_3_x, 1, 1, partial.data_ptr(), dw, size_n)
+
+    return run
+
+
+def naive_5(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=256, split=32)."""
+    size_m = call.M
+    size_n = call.N
+    dy_stride_m = call.dy_stride_M
+    x_stride_m = call.x_stride_M
+    launch_1 = file.launcher("rmsnorm_backward_rows", "pppppppqqqqqff", block=(256, 1, 1), smem=0)
+    grid_1_x = min(size_m, 2147483647)
+    launch_2 = file.launcher("rmsnorm_backward_partial", "ppppqqqq", block=(256, 1, 1), smem=0)
+    launch_3 = file.launcher("rmsnorm_backward_weight", "ppq", block=(256, 1, 1), smem=0)
+
+    def run(
+        stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
+        offset: float,
+    ) -> None:
+        row_rstd = torch.empty(0, dtype=torch.float32, device=file.device)
+        partial = torch.empty(0, dtype=torch.float32, device=file.device)
+        launch_1(
+            stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, row_rstd.data_ptr(), size_m, size_n,
+            dy_stride_m, x_stride_m, 0, eps, offset,
+        )
+        launch_2(
+            stream, 0, 32, 1, dy, x, row_rstd.data_ptr(), partial.data_ptr(), size_m, size_n,
+            dy_stride_m, x_stride_m,
+        )
+        launch_3(stream, 0, 1, 1, partial.data_ptr(), dw, size_n)
+
+    return run
+
+
+def naive_6(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=256, split=32)."""
+    size_m = call.M
+    size_n = call.N
+    dy_stride_m = call.dy_stride_M
+    x_stride_m = call.x_stride_M
+    dh_stride_m = call.dh_stride_M
+    launch_1 = file.launcher("rmsnorm_backward_rows", "pppppppqqqqqff", block=(256, 1, 1), smem=0)
+    grid_1_x = min(size_m, 2147483647)
+    launch_2 = file.launcher("rmsnorm_backward_partial", "ppppqqqq", block=(256, 1, 1), smem=0)
+    launch_3 = file.launcher("rmsnorm_backward_weight", "ppq", block=(256, 1, 1), smem=0)
+
+    def run(
+        stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
+        offset: float,
+    ) -> None:
+        row_rstd = torch.empty(0, dtype=torch.float32, device=file.device)
+        partial = torch.empty(0, dtype=torch.float32, device=file.device)
+        launch_1(
+            stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, row_rstd.data_ptr(), size_m, size_n,
+            dy_stride_m, x_stride_m, dh_stride_m, eps, offset,
+        )
+        launch_2(
+            stream, 0, 32, 1, dy, x, row_rstd.data_ptr(), partial.data_ptr(), size_m, size_n,
+            dy_stride_m, x_stride_m,
+        )
+        launch_3(stream, 0, 1, 1, partial.data_ptr(), dw, size_n)
 
     return run
 
 
 FORWARD = (
     SafeRow(
-        dtypes=("fp32", "fp32"),
-        kernel="9184e5a773e4",
+        dtypes=("fp32", "fp32", "none", "none"),
+        kernel="c37111736a89",
         config="naive(threads=256)",
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("fp16", "fp16"),
-        kernel="e0cd35907378",
+        dtypes=("fp32", "fp32", "none", "fp32"),
+        kernel="91c8aaf0d23a",
         config="naive(threads=256)",
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("fp16", "fp32"),
-        kernel="7365a58318bf",
+        dtypes=("fp32", "fp32", "fp32", "none"),
+        kernel="2f6981916ea3",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32"),
+        kernel="b80c6b31fd19",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "none", "none", "none"),
+        kernel="47b7ccfe2a55",
         config="naive(threads=256)",
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("bf16", "bf16"),
-        kernel="d2f73ad30e83",
+        dtypes=("fp32", "none", "none", "fp32"),
+        kernel="d57ee506e026",
         config="naive(threads=256)",
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32"),
-        kernel="a47d946c1a5d",
+        dtypes=("fp32", "none", "fp32", "none"),
+        kernel="555981ee2921",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "none", "fp32", "fp32"),
+        kernel="48f8ed099afb",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "none"),
+        kernel="a749f034bbe0",
         config="naive(threads=256)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32"),
+        kernel="ef82812a9b0e",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none"),
+        kernel="04ce6982b4b7",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32"),
+        kernel="a8c461138c13",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "none", "none"),
+        kernel="32544fbfac1b",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "none", "fp32"),
+        kernel="867828cf4b1b",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none"),
+        kernel="a37432f691dc",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32"),
+        kernel="29f6cee89285",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "none", "none", "none"),
+        kernel="e81611395b9a",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "none", "none", "fp32"),
+        kernel="766a5c33f019",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "none", "fp16", "none"),
+        kernel="28f2cfa73d80",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "none", "fp16", "fp32"),
+        kernel="ddde1501d900",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none"),
+        kernel="316156aa274b",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32"),
+        kernel="8199df6cc8f7",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none"),
+        kernel="276265b4700a",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32"),
+        kernel="45b6bce0caee",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "none", "none"),
+        kernel="8f022110497e",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "none", "fp32"),
+        kernel="42e1fe7edd43",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none"),
+        kernel="fad939c149c3",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32"),
+        kernel="f0e9c2af0a64",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "none", "none", "none"),
+        kernel="ed03a5ec5c41",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "none", "none", "fp32"),
+        kernel="679b298ef863",
+        config="naive(threads=256)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "none", "bf16", "none"),
+        kernel="b2723304996f",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "none", "bf16", "fp32"),
+        kernel="d185e4f17f01",
+        config="naive(threads=256)",
+        bind=naive_2,
+    ),
+)
+
+
+BACKWARD = (
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "none"),
+        kernel="9b5a4ce7d39a",
+        config="naive(threads=256, split=32)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32"),
+        kernel="9a26b4067447",
+        config="naive(threads=256, split=32)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none"),
+        kernel="d577ae140680",
+        config="naive(threads=256, split=32)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32"),
+        kernel="c5adf9cba4a8",
+        config="naive(threads=256, split=32)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "none", "none", "none"),
+        kernel="eea3326f5869",
+        config="naive(threads=256, split=32)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "none", "none", "fp32"),
+        kernel="61e1233c2bf8",
+        config="naive(threads=256, split=32)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "none", "fp32", "none"),
+        kernel="b8698f3edf9b",
+        config="naive(threads=256, split=32)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "none", "fp32", "fp32"),
+        kernel="c59b0ca1b527",
+        config="naive(threads=256, split=32)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "none"),
+        kernel="bc82887577d1",
+        config="naive(threads=256, split=32)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32"),
+        kernel="2407ff86e1bf",
+        config="naive(threads=256, split=32)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none"),
+        kernel="57e712b9ce9a",
+        config="naive(threads=256, split=32)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32"),
+        kernel="5fbb6dca7164",
+        config="naive(threads=256, split=32)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "none", "none"),
+        kernel="7fcf6ff00478",
+        config="naive(threads=256, split=32)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "none", "fp32"),
+        kernel="feb0309a5bb6",
+        config="naive(threads=256, split=32)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none"),
+        kernel="6111fe730497",
+        config="naive(threads=256, split=32)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32"),
+        kernel="ccca5d6ac1af",
+        config="naive(threads=256, split=32)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "none", "none", "none"),
+        kernel="dd906416f51f",
+        config="naive(threads=256, split=32)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "none", "none", "fp32"),
+        kernel="3e908ef1c16c",
+        config="naive(threads=256, split=32)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "none", "fp16", "none"),
+        kernel="0afa865bfd60",
+        config="naive(threads=256, split=32)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "none", "fp16", "fp32"),
+        kernel="8c170465d972",
+        config="naive(threads=256, split=32)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none"),
+        kernel="17eaf33710af",
+        config="naive(threads=256, split=32)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32"),
+        kernel="42445b7cc4d7",
+        config="naive(threads=256, split=32)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none"),
+        kernel="22e62f5175af",
+        config="naive(threads=256, split=32)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32"),
+        kernel="eab42c726802",
+        config="naive(threads=256, split=32)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "none", "none"),
+        kernel="b5c011ebd396",
+        config="naive(threads=256, split=32)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "none", "fp32"),
+        kernel="64193f3bd726",
+        config="naive(threads=256, split=32)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none"),
+        kernel="ef77e6f59a53",
+        config="naive(threads=256, split=32)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32"),
+        kernel="6b55a42ea6a8",
+        config="naive(threads=256, split=32)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "none", "none", "none"),
+        kernel="19b882183fbb",
+        config="naive(threads=256, split=32)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "none", "none", "fp32"),
+        kernel="03bbb7298219",
+        config="naive(threads=256, split=32)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "none", "bf16", "none"),
+        kernel="9b94e1af124c",
+        config="naive(threads=256, split=32)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "none", "bf16", "fp32"),
+        kernel="a688c782bd17",
+        config="naive(threads=256, split=32)",
+        bind=naive_6,
     ),
 )

@@ -111,4 +111,22 @@ KGEN_DEVICE float fast_div(float a, float b) {
 // 1 / (1 + e^-x); relative error about 4 ulp while the result is a normal number.
 KGEN_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
 
+// A sum that carries along what each addition rounded off (Kahan): its error does not grow with the
+// number of terms. NaN and Inf come out as of a plain sum.
+class CompensatedSum {
+public:
+    KGEN_DEVICE void add(float term) {
+        const float corrected = term - lost_;
+        const float next = sum_ + corrected;
+        const float lost = (next - sum_) - corrected;
+        lost_ = lost == lost ? lost : 0.0f;  // Inf - Inf
+        sum_ = next;
+    }
+    KGEN_DEVICE float value() const { return sum_; }
+
+private:
+    float sum_ = 0.0f;
+    float lost_ = 0.0f;
+};
+
 }  // namespace kgen

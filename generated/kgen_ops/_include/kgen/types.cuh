@@ -25,6 +25,20 @@ struct f32x2 {
     float x, y;
 };
 
+// The type of a tensor that a problem leaves out; its pointer is null. A kernel asks kPresent<T>.
+// A kernel is no template, so that the branch it does not take must compile: hence the conversions.
+struct none {
+    none() = default;
+    template <class Value>
+    KGEN_DEVICE none(const Value&) {}
+    KGEN_DEVICE operator float() const { return 0.0f; }
+};
+
+template <class T>
+constexpr bool kPresent = true;
+template <>
+constexpr bool kPresent<none> = false;
+
 namespace detail {
 
 KGEN_DEVICE float fp16_bits_to_float(u16 bits) {
@@ -83,6 +97,7 @@ KGEN_DEVICE u16 float_to_bf16_bits(float value) {
 }  // namespace detail
 
 KGEN_DEVICE float to_float(float value) { return value; }
+KGEN_DEVICE float to_float(none) { return 0.0f; }
 KGEN_DEVICE float to_float(fp16 value) { return detail::fp16_bits_to_float(value.bits); }
 KGEN_DEVICE float to_float(bf16 value) {
     return bit_cast<float>(static_cast<u32>(value.bits) << 16);
@@ -94,6 +109,10 @@ KGEN_DEVICE T from_float(float value);
 template <>
 KGEN_DEVICE float from_float<float>(float value) {
     return value;
+}
+template <>
+KGEN_DEVICE none from_float<none>(float) {
+    return none{};
 }
 template <>
 KGEN_DEVICE fp16 from_float<fp16>(float value) {
