@@ -51,7 +51,7 @@ class HostDevice(Device):
 
 
 class HostLoaded(Module):
-    """A shared object; stays loaded as long as the process."""
+    """A shared object; its code stays loaded as long as the process."""
 
     def __init__(self, artifact: Artifact, device: HostDevice) -> None:
         """Load the shared object; see `HostDevice.load`."""
@@ -92,7 +92,8 @@ class HostLoaded(Module):
         return 1
 
     def close(self) -> None:
-        """Nothing to do; see the class."""
+        """See `Module`; gives back the memory of the fibers."""
+        self._module.close()
 
     def _function(self, kernel: str) -> HostFunction:
         try:

@@ -4,6 +4,7 @@
 // system calls, about 230 ns) elsewhere or where KGEN_HOST_UCONTEXT is defined.
 #pragma once
 
+#include <errno.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -50,8 +51,15 @@ constexpr size_t kRootBytes = 8192;  // more than the frames below a kernel's
 constexpr size_t kStackBytes = 128 * 1024;
 #endif
 
-// Guarded stacks split a mapping in two each, and Linux allows a process 65530 mappings.
+// Without guard markers, guarded stacks split a mapping in two each, and Linux allows a process
+// 65530 mappings.
 constexpr u32 kMaxGuardedStacks = 24000;
+
+#if defined(__linux__)
+// MADV_GUARD_INSTALL (Linux 6.13) and MADV_POPULATE_READ (5.14), which older headers do not name.
+constexpr int kInstallGuard = 102;
+constexpr int kPopulateRead = 22;
+#endif
 
 using FiberMain = void (*)();
 
@@ -198,6 +206,10 @@ public:
         void* memory = mmap(nullptr, count * stride(), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) return false;
+#if defined(__linux__)
+        // A huge page would make sixteen stacks resident where each has touched a page or two.
+        (void)madvise(memory, count * stride(), MADV_NOHUGEPAGE);
+#endif
         memory_ = static_cast<char*>(memory);
         capacity_ = count;
         return true;
@@ -210,8 +222,7 @@ public:
             free_.pop_back();
         } else {
             index = guarded_++;
-            // Refused only when the process is out of mappings; the stack works without.
-            (void)mprotect(memory_ + index * stride(), page_, PROT_NONE);
+            guard(index);
         }
         low = memory_ + index * stride() + page_;
 #if defined(KGEN_ASAN)
@@ -233,6 +244,26 @@ public:
 private:
     size_t stride() const { return kStackBytes + page_; }
 
+    // Take away access to the page below stack `index`.
+    void guard(u32 index) {
+        char* page = memory_ + index * stride();
+        if (index == 0 || markers_) markers_ = install_marker(page, index == 0);
+        // Refused only when the process is out of mappings; the stack works without.
+        if (!markers_) (void)mprotect(page, page_, PROT_NONE);
+    }
+
+    // False where the system has no guard markers, which leave the mapping in one piece.
+    bool install_marker(char* page, bool check) const {
+#if defined(__linux__)
+        if (madvise(page, page_, kInstallGuard) != 0) return false;
+        // Emulators take any advice without following it; a page that can be read is no guard.
+        return !check || (madvise(page, page_, kPopulateRead) != 0 && errno == EFAULT);
+#else
+        (void)page, (void)check;
+        return false;
+#endif
+    }
+
     void release() {
         if (memory_) munmap(memory_, capacity_ * stride());
         memory_ = nullptr;
@@ -244,6 +275,7 @@ private:
     size_t page_ = 0;
     u32 capacity_ = 0;
     u32 guarded_ = 0;  // stacks handed out at least once
+    bool markers_ = false;
     std::vector<u32> free_;
 };
 

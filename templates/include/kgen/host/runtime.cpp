@@ -28,7 +28,7 @@ __thread ThreadView* current_thread = nullptr;
 
 namespace {
 
-// Workers outlive a launch, for their stacks.
+// Workers outlive a launch, for their stacks, until the module is closed.
 class IdleWorkers {
 public:
     std::unique_ptr<Worker> take() {
@@ -42,6 +42,13 @@ public:
     void give(std::unique_ptr<Worker> worker) {
         std::lock_guard<std::mutex> hold(lock_);
         idle_.push_back(std::move(worker));
+    }
+
+    // Workers in the midst of a launch are not idle.
+    void release() {
+        std::vector<std::unique_ptr<Worker>> unused;
+        std::lock_guard<std::mutex> hold(lock_);
+        idle_.swap(unused);
     }
 
 private:
@@ -200,6 +207,12 @@ int run(const Launch* launch, Invoke invoke, AnyKernel kernel, void** args) {
     for (std::thread& helper : helpers) helper.join();
     if (!job.fault_message.empty()) return report(*launch, kFault, job.fault_message);
     return kDone;
+}
+
+// Give the stacks back to the system; a later launch makes new ones. Exported here and declared
+// nowhere: no kernel calls it, only `HostModule.close` in kgen/runtime/host.py.
+extern "C" __attribute__((visibility("default"))) void kgen_host_release_stacks() {
+    idle_workers.release();
 }
 
 }  // namespace host
