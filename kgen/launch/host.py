@@ -51,7 +51,7 @@ class HostDevice(Device):
 
 
 class HostLoaded(Module):
-    """A shared object; stays loaded as long as the process."""
+    """A shared object; unloaded when it is closed."""
 
     def __init__(self, artifact: Artifact, device: HostDevice) -> None:
         """Load the shared object; see `HostDevice.load`."""
@@ -92,7 +92,8 @@ class HostLoaded(Module):
         return 1
 
     def close(self) -> None:
-        """Nothing to do; see the class."""
+        """Unload it: what it was bound to must not be called again."""
+        self._module.close()
 
     def _function(self, kernel: str) -> HostFunction:
         try:

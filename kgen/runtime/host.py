@@ -14,6 +14,7 @@ Host timings are timings of the host; they say nothing about a GPU.
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
 import signal
@@ -190,7 +191,7 @@ def _extents(name: str, extents: Sequence[int]) -> tuple[int, int, int]:
 
 
 class HostModule:
-    """A shared object made by `compile_module_command`; stays loaded as long as the process."""
+    """A shared object made by `compile_module_command`; stays loaded until it is closed."""
 
     def __init__(self, path: StrPath) -> None:
         """Load the module.
@@ -215,6 +216,14 @@ class HostModule:
                 f"  a source exports one with KGEN_EXPORT({name}); at its end"
             ) from None
         return HostFunction(name, entry)
+
+    def close(self) -> None:
+        """Unload it; no function of it may be called again.
+
+        A module that has run keeps the stacks of its threads. Their guard pages are thousands of
+        mappings, of which Linux allows a process 65530: a few dozen modules, and no more load.
+        """
+        _ctypes.dlclose(self._library._handle)
 
 
 class HostFunction:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,11 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    return not running(pid)
 
 
 def children_of(pid: int) -> set[int]:
@@ -240,7 +246,7 @@ def test_an_idle_process_that_died_is_no_failed_build(opened: Open) -> None:
         [pid] = compiler.children.pids()
         os.kill(pid, signal.SIGKILL)
         if number == 5:  # else it may still hold its pipes, and look as if it waited
-            wait_until(lambda pid=pid: not running(pid))
+            wait_until(partial(gone, pid))
         assert isinstance(compiler.build([healthy(compiler, number)])[0], Artifact)
         assert pid not in compiler.children.pids()
 
