@@ -128,7 +128,8 @@ class _Child:
                 raise _LateError
             for file, _ in ready.poll(1000 * min(left_s, 3600)):
                 if file == answers:
-                    chunk = os.read(answers, 1 << 20)
+                    # No more than this message: the next may follow at once.
+                    chunk = os.read(answers, min(1 << 20, wanted - len(answer)))
                     if not chunk:
                         raise _EndedError
                     answer += chunk
@@ -208,10 +209,30 @@ class Children:
         message = nvrtc_child.packed(
             {"name": job.name, "arch": job.arch, "include_dirs": job.include_dirs},
             job.source.encode())
-        child = self._take()
+        while True:
+            start = time.perf_counter()
+            child, was_idle = self._take()
+            try:
+                child.ask(message, self._limits.timeout_s)  # says that it has begun
+            except _EndedError:
+                end = self._end(child)
+                if not was_idle:
+                    return Failed(f"nvrtc: {self._cause(end)}", time.perf_counter() - start)
+                # It died while nobody used it, which says nothing of this source.
+            except _LateError:
+                self._end(child)
+                return Failed(f"nvrtc: {self._limits.too_slow}", time.perf_counter() - start)
+            except BaseException:
+                self._end(child)
+                raise
+            else:
+                return self._finish(child)
+
+    def _finish(self, child: _Child) -> Compiled | Failed:
+        """Wait for what a child that has begun makes of its source."""
         start = time.perf_counter()
         try:
-            header, cubin = child.ask(message, self._limits.timeout_s)
+            header, cubin = child.ask(b"", self._limits.timeout_s)
         except _LateError:
             self._end(child)
             return Failed(f"nvrtc: {self._limits.too_slow}", time.perf_counter() - start)
@@ -246,13 +267,14 @@ class Children:
         for child in idle:
             self._end(child, check=False)
 
-    def _take(self) -> _Child:
+    def _take(self) -> tuple[_Child, bool]:
+        """A child that can compile, and whether it was idle until now."""
         with self._lock:
             self._check()
             while self._idle:
                 child = self._idle.pop()
                 if child.waits():
-                    return child
+                    return child, True
                 self._all.discard(child)
                 child.end()
             # Under the lock, so that `close` sees every child; a start takes a millisecond.
@@ -269,7 +291,7 @@ class Children:
         except BaseException:
             self._end(child, check=False)
             raise
-        return child
+        return child, False
 
     def _give_back(self, child: _Child) -> None:
         with self._lock:

@@ -5,9 +5,11 @@ Run by path, by `kgen.build.children`, with nothing but the standard library and
 `kgen.build.nvrtc_child` would load all of `kgen.build`.
 
 Both ways a message is its length in 8 bytes, little-endian, then a line of JSON, then bytes. First
-this process says that it is ready, or why not. Then each request gets one answer:
+this process says that it is ready, or why not. Then each request gets two answers, the first of
+which tells a process that died idle from one that died of the source:
 
     {"name": "rmsnorm/x.cu", "arch": "sm_90a", "include_dirs": [...]} source
+    {"kind": "begun"}
     {"kind": "compiled", "log": "...", "seconds": 0.1, "peak_bytes": 1} cubin
 """
 
@@ -65,6 +67,7 @@ def main(library: str, memory_bytes: int) -> None:
                     "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10})
     while length := requests.read(LENGTH.size):
         header, source = unpacked(requests.read(LENGTH.unpack(length)[0]))
+        _send(answers, {"kind": "begun"})
         answer, cubin = _compile(compiler, header, source.decode())
         answer["peak_bytes"] = _peak_bytes()
         _send(answers, answer, cubin)

@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--trials",
         type=_positive,
         metavar="N",
-        help="trials per problem, at most (default: 160; 24 on the host)",
+        help="trials per problem, at most (default: 160; 12 on the host)",
     )
     tune.add_argument(
         "--time",
@@ -199,7 +199,7 @@ def _add_measure_check(check: argparse.ArgumentParser) -> None:
         "--trials",
         type=_positive,
         metavar="N",
-        help="trials per problem and tune, at most (default: 160; 24 on the host)",
+        help="trials per problem and tune, at most (default: 160; 12 on the host)",
     )
     check.add_argument(
         "--runs",

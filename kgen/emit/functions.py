@@ -126,15 +126,12 @@ class _Optional:
                 f"{operator.name} {passed.name}: input '{inputs[0].name}' may be absent, but comes "
                 f"before one that may not\n  declare {', '.join(t.name for t in required)} first"
             )
+        asked_for = operator.signature.asked_for(passed)
+        flags = {f"return_{o.name}": o.dtype for o in asked_for}
         outputs: dict[str, str] = {}
-        flags: dict[str, str] = {}
         for o in (o for o in passed.outputs if o.dtype in fields):
             same = [t.name for t in inputs if t.dtype == o.dtype]
-            if same:
-                outputs[o.name] = f"{same[0]} is not None"
-            else:
-                outputs[o.name] = f"return_{o.name}"
-                flags[f"return_{o.name}"] = o.dtype
+            outputs[o.name] = f"return_{o.name}" if o in asked_for else f"{same[0]} is not None"
         count = len(passed.outputs)
         result = "Any" if outputs else "Tensor" if count == 1 else (
             f"tuple[{', '.join(['Tensor'] * count)}]"

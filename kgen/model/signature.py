@@ -132,6 +132,16 @@ class Signature:
             f"unknown pass '{name}'\n  {suggest(name, [p.name for p in self.passes])}"
         )
 
+    def asked_for(self, pass_: Pass) -> tuple[Tensor, ...]:
+        """Outputs that a caller of a pass must ask for: they may be absent, and no input of the
+        same dtype field tells whether they are wanted.
+
+        Args:
+            pass_: As declared, with the tensors that a problem may leave out.
+        """
+        optional = {f.name for f in self.dtypes if f.optional} - {t.dtype for t in pass_.inputs}
+        return tuple(o for o in pass_.outputs if o.dtype in optional)
+
     @property
     def field_names(self) -> tuple[str, ...]:
         """Dims, then dtype fields."""

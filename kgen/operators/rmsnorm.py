@@ -385,10 +385,8 @@ OPERATOR = Operator(
             "M=32768,N=8192,dtype=bf16,residual_dtype=bf16,rstd_dtype=fp32",
         ),
         "host": (
-            "M=256,N=1024,dtype=fp32",
-            "M=1024,N=128,dtype=bf16",
-            "M=61,N=509,dtype=fp16",
-            "M=64,N=256,dtype=bf16,residual_dtype=bf16,rstd_dtype=fp32",
+            "M=64,N=256,dtype=fp32",
+            "M=61,N=509,dtype=bf16,residual_dtype=bf16,rstd_dtype=fp32",
         ),
     },
     peers=peers,

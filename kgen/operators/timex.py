@@ -252,7 +252,6 @@ OPERATOR = Operator(
         "host": (
             "B=8,C=4,T=64,dtype=fp32",
             "B=3,C=5,T=50,dtype=bf16",
-            "B=17,C=2,T=161,dtype=fp32",
         ),
     },
     peers=peers,

@@ -55,7 +55,7 @@ def tune(request: TuneRequest) -> TuneResult:
     )
     with (
         WorkerHandle(setup, request.limits.trial_s) as worker,
-        HostProver(setup, include_dir(), _proofs_at_once()) as prover,
+        HostProver(setup, include_dir(), _proofs_at_once(request.gpu)) as prover,
     ):
         session = Session(
             entry,
@@ -151,9 +151,11 @@ def _tune_problem(
     )
 
 
-def _proofs_at_once() -> int:
-    """Host runs beside the search: a few where there are cores for them."""
-    return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
+def _proofs_at_once(gpu: GpuProfile) -> int:
+    """Host runs beside the search: a few where there are cores for them. On the host they come
+    after it, when nothing is timed any more."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(4, cores if gpu.is_host else cores // 4))
 
 
 def problem_floor_us(

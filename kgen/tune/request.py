@@ -174,7 +174,7 @@ class ProblemResult:
 
 @dataclass(frozen=True)
 class SafeResult:
-    """The safe variant, built for one combination of dtypes.
+    """The safe variant for one combination of dtypes.
 
     Attributes:
         record: That it was verified; None for a combination that is not run (`verify_safe`).
@@ -184,7 +184,6 @@ class SafeResult:
     variant: Variant
     config: Config
     rendered: Rendered
-    artifact: Artifact
     record: Record | None
 
 

@@ -1,8 +1,8 @@
 """Certify the safe variant: it answers what no table row does.
 
-It is built for every combination of dtypes. On a GPU every one is certified, too, and those that
-show every pair of choices (`Signature.dtype_pairs`) have a host run. On the host, where running
-all would take longer than a tune, only the latter are certified: optional tensors double the
+On a GPU it is built and certified for every combination of dtypes, and those that show every pair
+of choices (`Signature.dtype_pairs`) have a host run. On the host, where building and running all
+would take longer than a tune, only the latter are built and certified: optional tensors double the
 combinations each, and a mistake that needs three particular choices at once is not looked for.
 """
 
@@ -29,7 +29,7 @@ class _Claim:
 
     problem: Problem
     rendered: Rendered
-    artifact: Artifact
+    artifact: Artifact | None
     key: str
     known: Record | None = None
     outcome: TrialOutcome | None = None
@@ -42,7 +42,7 @@ class _Claim:
 
 
 def verify_safe(session: Session, prover: HostProver) -> tuple[SafeResult, ...]:
-    """Build the safe config for each dtype combination, and certify it.
+    """Build the safe config for each dtype combination that is certified, and certify it.
 
     Raises:
         TuneError: If one does not build or is wrong: the library would have nothing to fall
@@ -61,10 +61,14 @@ def _built(session: Session) -> list[_Claim]:
     dims = tuple((d.name, max(SAFE_EXTENT, d.smallest)) for d in signature.dims)
     problems = [Problem(dims, tuple(d.items())) for d in signature.dtype_combinations()]
     sources = [session.render(config, problem) for problem in problems]
-    builds = [session.build(rendered) for rendered in sources]
+    shown = signature.dtype_pairs() if session.gpu.is_host else signature.dtype_combinations()
+    builds = [
+        session.build(rendered) if dict(problem.dtypes) in shown else None
+        for problem, rendered in zip(problems, sources, strict=True)
+    ]
     claims = []
     for problem, rendered, build in zip(problems, sources, builds, strict=True):
-        built = build.result()
+        built = build.result() if build is not None else None
         if isinstance(built, BuildFailure):
             raise TuneError(
                 f"{variant.where}: the safe variant does not compile for {dict(problem.dtypes)}\n  "
@@ -82,7 +86,7 @@ def _certified(session: Session, prover: HostProver, claim: _Claim) -> _Claim:
     config = variant.safe
     assert config is not None
     shows_a_pair = claim.dtypes in session.entry.operator.signature.dtype_pairs()
-    if session.gpu.is_host and not shows_a_pair:
+    if claim.artifact is None:
         return claim
     known = next(
         (
@@ -119,7 +123,7 @@ def _settled(session: Session, claim: _Claim) -> SafeResult:
             f"{variant.where}: the safe variant is {record.fate} for {claim.problem}\n  "
             f"{record.reason}"
         )
-    return SafeResult(claim.dtypes, variant, config, claim.rendered, claim.artifact, record)
+    return SafeResult(claim.dtypes, variant, config, claim.rendered, record)
 
 
 def _with_host_run(session: Session, claim: _Claim, outcome: TrialOutcome) -> TrialOutcome:

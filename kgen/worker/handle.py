@@ -61,6 +61,9 @@ class WorkerHandle:
         self._wants_spare = spare
         self._child: Child | None = None
         self._spare: Child | None = None
+        self._newest: Child | None = None  # ready or not
+        self._aborted = False
+        self._lock = threading.Lock()  # of what `abort` needs
         self._starts = 0
         self._burials: list[threading.Thread] = []
         self.replacement_s: list[float] = []
@@ -151,6 +154,14 @@ class WorkerHandle:
                 f"timing the finalists of {finals.problem} failed: {problem}"
             ) from None
 
+    def abort(self) -> None:
+        """Kill the worker whatever it does, and start no other. From any thread: whoever waits for
+        an answer gets an error, or a trial that crashed. `close` it all the same."""
+        with self._lock:
+            self._aborted = True
+            if self._newest is not None:
+                self._newest.kill()
+
     def close(self) -> None:
         """End the worker: politely, then by force."""
         children = [child for child in (self._child, self._spare) if child is not None]
@@ -192,7 +203,7 @@ class WorkerHandle:
         started = time.monotonic()
         failures: list[str] = []
         while len(failures) < MAX_RESTARTS_IN_A_ROW:
-            child, self._spare = self._spare or Child(self._setup), None
+            child = self._next_child()
             self._starts += 1
             try:
                 child.pipe.send("go")
@@ -217,6 +228,14 @@ class WorkerHandle:
             f"the worker process died {len(failures)} times at its start\n  last: "
             f"{failures[-1]}\n  see 'kgen doctor'"
         )
+
+    def _next_child(self) -> Child:
+        with self._lock:
+            if self._aborted:
+                raise WorkerError(f"the worker for {self._setup.gpu.name} was aborted")
+            child, self._spare = self._spare or Child(self._setup), None
+            self._newest = child
+            return child
 
     def _reap(self, child: Child) -> str:
         self._child = None

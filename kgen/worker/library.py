@@ -30,14 +30,22 @@ def library_calls(
         folder: Where the package `kgen_ops` lies.
         operator: The operator.
         pass_name: `forward` or `backward`.
-        sets: Tensors by name; the pass's inputs are taken.
+        sets: Tensors by name, without those that the problem leaves out. Inputs are passed on;
+            outputs that must be asked for are.
     Raises:
         LaunchError: If the library cannot be imported from there, or lacks the function.
     """
     function = _function(folder, operator.name, pass_name)
     declared = operator.signature.pass_named(pass_name)
-    scalars = [operator.scalars(pass_name)[s.name] for s in declared.scalars]
-    return [_call(function, [*(t[i.name] for i in declared.inputs), *scalars]) for t in sets]
+    asked_for = operator.signature.asked_for(declared)
+    scalars = operator.scalars(pass_name)
+    calls = []
+    for tensors in sets:
+        inputs = {i.name: tensors[i.name] for i in declared.inputs if i.name in tensors}
+        wanted = {f"return_{o.name}": True for o in asked_for if o.name in tensors}
+        # By name: an input that the problem leaves out may stand between two that it has.
+        calls.append(_call(function, {**inputs, **scalars, **wanted}))
+    return calls
 
 
 def _function(folder: Path, operator: str, pass_name: str) -> Callable[..., object]:
@@ -62,12 +70,14 @@ def _function(folder: Path, operator: str, pass_name: str) -> Callable[..., obje
     return function
 
 
-def _call(function: Callable[..., object], arguments: Sequence[object]) -> Callable[[], None]:
+def _call(
+    function: Callable[..., object], arguments: Mapping[str, object]
+) -> Callable[[], None]:
     outputs: list[object] = []
 
     def call() -> None:
         with torch.no_grad():
-            result = function(*arguments)
+            result = function(**arguments)
         outputs[:] = [result]  # frees those of this set's last call, now that the new ones exist
 
     return call

@@ -9,6 +9,7 @@ AddressSanitizer watches every access. So winners are run there too, at small si
 from __future__ import annotations
 
 import queue
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from types import TracebackType
 
 from kgen.build import Compiler, open_compiler
 from kgen.build.host import ARCH
-from kgen.errors import ToolchainError
+from kgen.errors import ToolchainError, WorkerError
 from kgen.model.artifact import BuildFailure, BuildRequest, Rendered
 from kgen.model.config import Config
 from kgen.model.problem import Problem
@@ -80,6 +81,8 @@ class HostProver:
         self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="kgen-proof")
         self._idle: queue.SimpleQueue[WorkerHandle] = queue.SimpleQueue()
         self._workers: list[WorkerHandle] = []
+        self._closed = False
+        self._lock = threading.Lock()  # of the two above
 
     def __enter__(self) -> HostProver:
         return self
@@ -105,12 +108,17 @@ class HostProver:
         return self._pool.submit(self._prove, claim)
 
     def close(self) -> None:
-        """Drop what waits and end the workers."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        for worker in self._workers:
-            worker.close()
+        """Drop what waits and end what runs: Ctrl-C need not wait for a sanitized build."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._closed = True
         for compiler in self._compilers.values():
             compiler.close()
+        for worker in self._workers:
+            worker.abort()
+        self._pool.shutdown(wait=True)
+        for worker in self._workers:
+            worker.close()
 
     def _prove(self, claim: _Claim) -> Proof:
         if self._missing:
@@ -143,8 +151,11 @@ class HostProver:
         try:
             worker = self._idle.get_nowait()
         except queue.Empty:
-            worker = WorkerHandle(self._setup, TIMEOUT_S, spare=False)
-            self._workers.append(worker)
+            with self._lock:
+                if self._closed:
+                    raise WorkerError("the host run was dropped: its tune has ended") from None
+                worker = WorkerHandle(self._setup, TIMEOUT_S, spare=False)
+                self._workers.append(worker)
         try:
             return worker.trial(trial)
         finally:

@@ -17,7 +17,7 @@ from kgen.workflow.publish import Published, publish
 
 # The host searches a small space for its own default; a GPU's trial takes milliseconds.
 DEFAULT_TRIALS = 160
-DEFAULT_HOST_TRIALS = 24
+DEFAULT_HOST_TRIALS = 12
 
 
 @dataclass(frozen=True)

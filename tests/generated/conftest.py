@@ -181,3 +181,5 @@ def kgen_ops(
         patch.syspath_prepend(str(library_folder))
         assert "kgen_ops" not in sys.modules, "only one library fits into a process"
         yield importlib.import_module("kgen_ops")
+    for name in [name for name in sys.modules if name.split(".")[0] == "kgen_ops"]:
+        del sys.modules[name]
