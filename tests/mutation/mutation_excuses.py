@@ -43,6 +43,7 @@ _ONE_TILE_ROW = "a tile is one row, and a tile that exists has it"
 _NOT_STORED = "what lies behind the last row is computed, but never leaves the block"
 _NAN_STAYS = "a NaN in x makes the row's scale NaN, so the product is NaN all the same"
 _SAME_ORDER = "rows that the loop of eight loads leaves out, the next loop adds, in the same order"
+_WHOLE_SWEEPS = "N is a multiple of 32, and a piece is whole sweeps of the block: there is no tail"
 _ONE_TEAM = "the block is one team"
 _ONE_GROUP = "the block is one group"
 _ONCE = "each scratch is used by one call per launch"
@@ -61,14 +62,21 @@ _UNFENCED = (
 EXCUSES = (
     # loops and guards
     Excuse("*", "tighten bound", "first < [kN => kN - 1]", _VECTORS),
-    Excuse("two_reads", "tighten bound", "column < [kN => kN - 1]", _VECTORS),
+    Excuse("*two_*", "tighten bound", "column < [kN => kN - 1]", _VECTORS),
+    Excuse("back_two_passes", "tighten bound", "column >= [kN => kN - 1]", _VECTORS),
     Excuse("*", "tighten bound", "[own.vectors_end => own.vectors_end - 1]", _VECTORS),
     Excuse("*", "tighten bound", "[<= => <] kN ||", _SHORTCUT),
     Excuse("*", "loosen bound", "for (; block_row [< => <=] M", _NO_ROW),
     Excuse("*", "loosen bound", "for (; block_row < [M => M + 1]", _NO_ROW),
-    Excuse("two_reads", "loosen bound", "int tile = 0; tile [< => <=] kTiles", _NO_ROW),
-    Excuse("two_reads", "loosen bound", "int tile = 0; tile < [kTiles => kTiles + 1]", _NO_ROW),
+    Excuse("*two_*", "loosen bound", "int tile = 0; tile [< => <=] kTiles", _NO_ROW),
+    Excuse("*two_*", "loosen bound", "int tile = 0; tile < [kTiles => kTiles + 1]", _NO_ROW),
+    Excuse("back_two_passes", "loosen bound", "row0 [< => <=] M", _NO_ROW),
+    Excuse("back_two_passes", "loosen bound", "row0 < [M => M + 1]", _NO_ROW),
+    Excuse("back_bulk", "loosen bound", "kN", _WHOLE_SWEEPS),
+    Excuse("back_bulk", "drop guard", "[ && n < kN => ]", _WHOLE_SWEEPS),
+    Excuse("back_bulk", "drop guard", "[inside(step) => true]", _WHOLE_SWEEPS),
     Excuse("bulk_block", "drop guard", "[kgen::min<kgen::i64>(kTileRows", _ONE_TILE_ROW),
+    Excuse("bulk_block", "drop guard", "if ([row >= rows || => ]", _ONE_TILE_ROW),
     Excuse("bulk_*", "loosen bound", "if (row [< => <=] rows", _NOT_STORED),
     Excuse("bulk_*", "drop guard", "if ([row < rows && => ]", _NOT_STORED),
     Excuse("bulk_warps", "loosen bound", "if (row [>= => >] rows", _NOT_STORED),
@@ -94,9 +102,9 @@ EXCUSES = (
            "a row of one piece never goes on in the ring's first stage"),
     Excuse("softmax", "drop barrier", "[sync_block(); => ;] #2$", _ONCE),
     # launches
-    Excuse("naive", "wrong row", "[row += gridDim.x => row += gridDim.x + 1]",
+    Excuse("*naive", "wrong row", "[row += gridDim.x => row += gridDim.x + 1]",
            "up to 2^31 - 1 rows there is a block per row, and no second turn"),
-    Excuse("naive", "wrong launch", "one block more", _NO_ROW),
+    Excuse("*naive", "wrong launch", "one block more", _NO_ROW),
     Excuse("registers_*", "wrong launch", "one block more", _NO_ROW),
     Excuse("ring*", "wrong launch", "one block more", _NO_ROW),
     Excuse("bulk_*", "wrong launch", "one block more", _NO_ROW),
@@ -106,8 +114,11 @@ EXCUSES = (
     Excuse("*", "drop special values", "[value * scale => (value", _NAN_STAYS),
     Excuse("softmax", "drop special values", "kgen/warp.cuh",
            "a NaN that the maximum drops still makes its own exponential and the sum NaN"),
+    Excuse("two_reads", "forget an addend or a result", "[rstd[row] = scale;",
+           "nobody asks for rstd"),
     Excuse("back_registers", "drop special values", "? [kgen::fma(x_edge, x_edge,",
            "whole vectors cover the row, so x_edge is always zero"),
+    Excuse("back_bulk", "drop special values", "[kgen::fma(values[i], values[i],", _RSTD_GIVEN),
     Excuse("back_ragged", "drop special values", "[kgen::fma(values[i], values[i],", _RSTD_GIVEN),
     Excuse("back_ragged", "round the accumulator", "squares[i % 2])", _RSTD_GIVEN),
     Excuse("bulk_direct", "round the result", "", "bf16's definition rounds there as well"),
@@ -121,6 +132,12 @@ EXCUSES = (
     Excuse("bulk_[wd]*", "drop barrier", "constexpr (kTeamIsWarp) [kgen::sync_warp(); => ;]",
            "the shuffles before it make the lanes meet; what is lost is the order of their memory "
            "accesses, which one fiber after another always keeps", Fate.UNSEEN),
+    Excuse("back_bulk", "drop barrier", "[kgen::sync_warp(); => ;]$",
+           "a lane would have to fall a piece behind its warp's first one, and the host layer's "
+           "orders are fair: each thread has its turn before any has a second", Fate.UNSEEN),
+    Excuse("back_registers", "wrong row", "[row += kAhead * RowLanes =>",
+           "of 120 blocks' sums the loop takes one turn; 129 would show it, as many as an H200 has",
+           Fate.UNSEEN),
     Excuse("bulk_*", "drop fence or commit", "[kgen::mbarrier_init_fence();", _UNFENCED,
            Fate.UNSEEN),
 )  # fmt: skip
