@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from mutants import Mutant
 from mutation_operators import Mechanism
-from mutation_subjects import HOST, PASS, Subject
+from mutation_subjects import Subject
 
 from kgen.assets import include_dir
 from kgen.build import Compiler, open_compiler
@@ -156,7 +156,7 @@ def _build_unmutated(subject: Subject) -> Artifact:
 def _certified(subject: Subject) -> tuple[Runner, str]:
     """A runner whose input sets are made, and why the unmutated kernel is refused, if it is."""
     torch.set_num_threads(1)  # a fork takes no other thread along
-    runner = Runner(subject.entry.operator, Setup(subject.operator, (), HOST, 0, seed=1))
+    runner = Runner(subject.entry.operator, Setup(subject.operator, (), subject.host, 0, seed=1))
     return runner, _trial(runner, subject, _build_unmutated(subject), "")
 
 
@@ -169,7 +169,7 @@ def _trial(runner: Runner, subject: Subject, artifact: Artifact, plan: str) -> s
     name = "host-asan" if artifact.kind == "exe" else "host"
     runner._device = _SpoilingDevice(plan)
     trial = Trial(
-        pass_name=PASS,
+        pass_name=subject.pass_name,
         problem=subject.problem,
         candidate=Candidate(subject.space, subject.config, artifact),
         level="host",

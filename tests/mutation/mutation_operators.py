@@ -68,7 +68,9 @@ def _drop(pattern: str) -> Edit:
     return Edit(pattern, ";")
 
 
-_INSIDE = r"\binside\((?:step, first|step, own|column)\)"
+_INSIDE = r"\binside\((?:step, first|step, own|column|step)\)"
+_EXTENT = r"(?:M|N|kN|kVectors|kPieceVectors|kTiles|kAhead|RowLanes|columns|rows(?:\.M)?)\b"
+_ZERO = r"(?:Vector|T|Source|kgen::Vec<Source, kVec>)\{\}"
 
 OPERATORS = (
     MutationOperator(
@@ -93,6 +95,8 @@ OPERATORS = (
             Edit(r"bulk_wait_read<1>", "bulk_wait_read<2>"),
             Edit(r"(?<=wait\(full\[stage\], )parity\)", "parity ^ 1)"),
             Edit(r"parity \^= 1;", "parity ^= 0;"),
+            Edit(r"first_parity \^ \(wraps \? 1u : 0u\)", "first_parity"),
+            Edit(r"\bolder / kStages % 2", "(older / kStages + 1) % 2"),
         ),
         frozenset({M.NUMBERS, M.DIFFERS, M.FAULT}),
     ),
@@ -103,6 +107,7 @@ OPERATORS = (
             _drop(r"\bkgen::mbarrier_init_fence\(\);"),
             _drop(r"\bkgen::cp_async_commit\(\);"),
             _drop(r"\bkgen::bulk_commit\(\);"),
+            _drop(r"\bkgen::mbarrier_arrive\([^;]*\);"),
         ),
         frozenset({M.NUMBERS, M.DIFFERS, M.FAULT}),
     ),
@@ -113,8 +118,8 @@ OPERATORS = (
     MutationOperator(
         "loosen bound",
         (
-            Edit(r"(?<= )<(?= (?:M|N|kN|kVectors|own\.vectors_end|rows|kTiles)\b)", "<="),
-            Edit(r"(?<= )>=(?= (?:M|rows)\b)", ">"),
+            Edit(rf"(?<= )<(?= (?:own\.vectors_end\b|{_EXTENT}))", "<="),
+            Edit(rf"(?<= )>=(?= {_EXTENT})", ">"),
             Edit(r"(?<= < )(?:M|N|kN|kVectors|kTiles)\b(?! [-/])", r"\g<0> + 1"),
         ),
         ANY_WRONG | {M.ASAN},
@@ -122,10 +127,9 @@ OPERATORS = (
     MutationOperator(
         "tighten bound",
         (
-            Edit(r"(?<= < )(?:M|N|kN|kVectors|own\.vectors_end|rows|kTiles)\b(?! [-/])",
-                 r"\g<0> - 1"),
+            Edit(rf"(?<= < )(?:own\.vectors_end\b|{_EXTENT})(?! [-/])", r"\g<0> - 1"),
             Edit(r"(?<= )<=(?= kN\b)", "<"),
-            Edit(r"(?<= >= )(?:M|rows)\b", r"\g<0> - 1"),
+            Edit(rf"(?<= >= ){_EXTENT}", r"\g<0> - 1"),
         ),
     ),
     MutationOperator(
@@ -137,7 +141,10 @@ OPERATORS = (
             Edit(r"\brow >= rows \|\| ", ""),
             Edit(r"\brow0 \+ r \* kGroups >= M \|\| ", ""),
             Edit(r"\bif \(row < M\)", "if (true)"),
-            Edit(r"\bif \(row0 >= M\) return;", ";"),
+            Edit(r"\bif \((?:row0 >= M|row >= rows\.M)\) return;", ";"),
+            Edit(r"\bif \((?:column >= kN|n >= N|row >= M)\) (?:return|continue);", ";"),
+            Edit(r"\bif \(column < columns\)", "if (true)"),
+            Edit(r"(?<=threadIdx\.x < 32) && n < kN\b", ""),
             Edit(r"\bown\.edge < kN\b", "true"),
             Edit(r"kgen::min<kgen::i64>\(kTileRows, M - row0\)", "kTileRows"),
             Edit(r"kN % kTile == 0 \|\| column < kN", "true"),
@@ -156,6 +163,10 @@ OPERATORS = (
             Edit(
                 rf"({_INSIDE}) \? (kgen::load_vec<[^>]*>\([^)]*\)) : Vector\{{\}};",
                 r"\2; if (!\1) held[u] = Vector{};",
+            ),
+            Edit(
+                r"(\w+\[u\]) = column < kN \? (kgen::load_vec<[^>]*>\([^)]*\)) : Vector\{\};",
+                r"\1 = \2; if (column >= kN) \1 = Vector{};",
             ),
         ),
         frozenset({M.ASAN, M.FAULT, M.CRASH}),
@@ -177,7 +188,9 @@ OPERATORS = (
     MutationOperator(
         "wrong row stride",
         (
-            Edit(r"\* x_stride_M", "* {columns}"),
+            Edit(r"\* (?:x|dy|dh|residual)_stride_M", "* {columns}"),
+            Edit(r"(?<=row \* )rows\.(?:x|dy|dh)_stride\b", "{columns}"),
+            Edit(r"(\bdx(?: \+ |\[)row \* )k?N\b", r"\1x_stride_M"),
             Edit(r"x_stride_M == kN\b", "true"),
             Edit(r"(?<=T\* y_row = y \+ row \* )k?N\b", "x_stride_M"),
             Edit(r"(T\* target = y \+ [^;]*\* )kN\b", r"\1x_stride_M"),
@@ -191,7 +204,7 @@ OPERATORS = (
             Edit(r"(?<=threadIdx\.x )%(?= kLanes)", "/"),
             Edit(r"(?<=threadIdx\.x\) )%(?= kLanes)", "/"),
             Edit(r"\bw \+ step \* kSweep", "w + step * kLanes"),
-            Edit(r"\bfactors\[i\](?=;)", "factors[kWeightVec - 1 - i]"),
+            Edit(r"(?<=offset \+ )factors\[i\]", "factors[kWeightVec - 1 - i]"),
             Edit(r"weight\[step\]\.data\[i\]\)", "weight[step].data[kVec - 1 - i])"),
             Edit(r"\bw\[n\]", "w[0]"),
             Edit(r"\bslot \+ step \* kThreads", "slot + step"),
@@ -204,6 +217,11 @@ OPERATORS = (
             Edit(r"scratch_\.partial\[half_\] \+ rank / ThreadsPerGroup[^;]*;",
                  "scratch_.partial[half_];"),
             Edit(r"(?<=\bout\[2 \* i \+ 1\] = pair\.)y", "x"),
+            Edit(r"\bpiece \* kPiece \+ ", ""),
+            Edit(r"\bheld\.vectors\[1\]", "held.vectors[0]"),
+            Edit(r"\bsums\[first\]\[lane\] = sum;", "sums[0][lane] = sum;"),
+            Edit(r"\bpartial\[run \* N \+ n\]", "partial[n]"),
+            Edit(r"\bknown\[2 \* row \+ 1\]", "known[2 * row]"),
         ),
     ),
     MutationOperator(
@@ -230,16 +248,20 @@ OPERATORS = (
          Edit(r"squares = kgen::fma\(value, value, squares\);",
               "squares = kgen::to_float(kgen::from_float<kgen::bf16>"
               "(kgen::fma(value, value, squares)));"),
+         Edit(r"= (kgen::fma\(g\[i\], values\[i\], gx\[i % 2\]\));",
+              r"= kgen::to_float(kgen::from_float<kgen::fp16>(\1));"),
          Edit(r"\bsum \+= (kgen::exp\([^;]*\));",
               r"sum = kgen::to_float(kgen::from_float<kgen::fp16>(sum + \1));")),
         frozenset({M.NUMBERS}),
     ),
     MutationOperator(
         "round the result",
-        (Edit(r"\bvalue = value \* scale \* factors\[i\];",
-              "value = kgen::to_float(kgen::from_float<kgen::bf16>(value * scale)) * factors[i];"),
-         Edit(r"(?<=from_float<T>\()kgen::to_float\(x_row\[n\]\) \* scale",
-              "kgen::to_float(kgen::from_float<kgen::fp16>(kgen::to_float(x_row[n]) * scale))")),
+        (Edit(r"(?<=\bvalue = )value \* scale(?= \* \()",
+              "kgen::to_float(kgen::from_float<kgen::bf16>(value * scale))"),
+         Edit(r"(?<=\bresult = )kgen::to_float\(value\) \* scale(?=;)",
+              "kgen::to_float(kgen::from_float<kgen::fp16>(kgen::to_float(value) * scale))"),
+         Edit(r"(?<=\bmean = )sums\[\d\] \* scale (?:\* \(1\.0f / kN\)|/ columns)(?=;)",
+              r"kgen::to_float(kgen::from_float<kgen::bf16>(\g<0>))")),
         frozenset({M.NUMBERS}),
     ),
     MutationOperator(
@@ -267,11 +289,16 @@ OPERATORS = (
             Edit(r"\bfloat sum\[(\w+)\] = \{\};", r"float sum[\1];"),
             Edit(r"\{edge \* edge\};", "{};"),
             Edit(r"= -kgen::infinity\(\);", "= 0.0f;"),
-            Edit(r"\bheld\[r\]\[step\] = Vector\{\};", ";"),
-            Edit(r"\bheld\.vector\[step\] = Vector\{\};", ";"),
-            Edit(r"\bheld\.edge = T\{\};", ";"),
-            Edit(r"(?<=mbarrier_init\(full\[stage\], )1\);", "2);"),
-            Edit(r"kgen::mbarrier_init\(full\[stage\], 1\);", ";"),
+            # Not left out, which may by chance be zero, but another value.
+            Edit(rf"\b(held\[r\]\[step\]|held\.(?:vector|x|dy)\[step\]) = {_ZERO};",
+                 r"for (auto& part : \1.data) part = kgen::from_float<T>(__builtin_inff());"),
+            Edit(rf"\b(held\.(?:x_|dy_)?edge) = {_ZERO};",
+                 r"\1 = kgen::from_float<T>(__builtin_inff());"),
+            Edit(r"\b(float (?:sums|gx|squares|sum_dw)(?:\[\w+\])+) = \{\};", r"\1 = {1.0f};"),
+            Edit(r"\bfloat (total|edge_dw) = 0\.0f;", r"float \1 = 1.0f;"),
+            Edit(r"(mbarrier_init\((?:ring\.)?full\[stage\], )1\);", r"\g<1>2);"),
+            Edit(r"kgen::mbarrier_init\((?:ring\.)?full\[stage\], 1\);", ";"),
+            Edit(r"(?<=mbarrier_init\(ring\.empty\[stage\], )kWarps\);", "kWarps + 1);"),
         ),
     ),
     MutationOperator(
@@ -279,7 +306,9 @@ OPERATORS = (
         (
             _drop(r"\bheld\[r\]\[step\] = next\[r\]\[step\];"),
             _drop(r"\bheld = next;"),
-            _drop(r"\bload_row\(held, next_row, [^;]*;"),
+            _drop(r"\bload_row\(held, (?:next_row|rows, row \+ stride), [^;]*;"),
+            _drop(r"\bfirst_stage -= kStages;"),
+            _drop(r"\bfirst_number \+= kPieces;"),
             _drop(r"\bhalf_ \^= 1;"),
             _drop(r"\bstage = stage == kStages - 1 [^;]*;"),
             _drop(r"\+\+finished;"),
@@ -304,6 +333,10 @@ OPERATORS = (
             Edit(r"static_cast<kgen::i64>\(blockIdx\.x\)", "static_cast<kgen::i64>(0)"),
             Edit(r"static_cast<kgen::i64>\(gridDim\.x\)", "static_cast<kgen::i64>(gridDim.x + 1)"),
             Edit(r"\brow \+= gridDim\.x\b", "row += gridDim.x + 1"),
+            Edit(r"\b(row0? \+= (?:kSplit|RowLanes|kAhead \* RowLanes|kUnroll \* kSplits))\b",
+                 r"\1 + 1"),
+            Edit(r"= blockIdx\.y;", "= 0;"),
+            Edit(r"(?<=blockIdx\.x \+ number / )kPieces", "kStages"),
             Edit(r"\btile = kBackward \? kTiles - 1 - step : step;", "tile = 0;"),
         ),
     ),
@@ -313,6 +346,9 @@ OPERATORS = (
             Edit(r"(?<=T\* y_row = )y(?= \+)", "const_cast<T*>(x)"),
             Edit(r"(?<=T\* target = )y(?= \+)", "const_cast<T*>(x)"),
             Edit(r"(?<=y_row\[n\] = )", "const_cast<T*>(x_row)[n] = "),
+            Edit(r"(?<=T\* dx_row = )dx(?= \+)|(?<=store_vec<kStore>\()dx(?= \+)",
+                 "const_cast<T*>(x)"),
+            Edit(r"(?<=dx\[row \* N \+ n\] = )", "const_cast<T*>(dy_row)[n] = "),
         ),
         frozenset({M.INPUT, M.FAULT, M.CRASH, M.DIFFERS, M.NUMBERS, M.CANARY}),
     ),
@@ -324,10 +360,35 @@ OPERATORS = (
                  r"kgen::fma(\1 != \1 ? 0.0f : \1, \1 != \1 ? 0.0f : \1,"),
             Edit(r"kgen::fma\((\w+(?:\[i\])?), \1,",
                  r"kgen::fma(kgen::min(\1, 1e18f), kgen::min(\1, 1e18f),"),
-            Edit(r"\bvalue \* scale \* factors\[i\]",
-                 "(value != value ? 0.0f : value) * scale * factors[i]"),
+            Edit(r"\bvalue \* scale(?= \* \()", "(value != value ? 0.0f : value) * scale"),
         ),
         frozenset({M.NUMBERS}),
+    ),
+    MutationOperator(
+        "wrong gradient",
+        (
+            Edit(r"kgen::fma\(-xhat, mean", "kgen::fma(xhat, mean"),
+            Edit(r"(?<=-xhat, )mean(?:\[u\])?(?=,)", "0.0f"),
+            Edit(r"kgen::fma\(gradients\[i\], xhat, sum_dw[^;]*\);", "gradients[i] * xhat;"),
+            Edit(r"kgen::fma\(gradients\[i\](?=, xhat, sum_dw\[(?:piece|step))",
+                 "kgen::fma(g[i]"),
+            Edit(r"(?<=\bmean = sums\[\d\] \* )scale\b", "1.0f"),
+            Edit(r"(?<=g\[at\] = )kWeighted \? [^:;]* : ", ""),
+            _drop(r"\bvalues\[i\] \+= added\[i\];"),
+            _drop(r"\b(?:result|sum|sums\[\w\]) \+= [^;]*;"),
+            _drop(r"\bsum\.add\([^;]*;"),
+            Edit(r": sum \+ sum_dw\[step\]\[i\];", ": sum_dw[step][i];"),
+        ),
+    ),
+    MutationOperator(
+        "forget an addend or a result",
+        (
+            _drop(r"\bheld\[r\]\[step\] = kgen::add\([^;]*;"),
+            _drop(r"\bheld\.(?:vector\[step\]|edge) = kgen::(?:add|from_float<T>)\([^;]*;"),
+            Edit(r"\brstd\[row(?: \+ r \* kGroups)?\] = scale(?:\[r\])?;", ";"),
+            Edit(r"\bh\[row \* N \+ n\] = value;", ";"),
+            Edit(r"(?<=\bscale = )rstd\[row\];", "rstd[0];"),
+        ),
     ),
     MutationOperator(
         "wrong launch", (), ANY_WRONG,

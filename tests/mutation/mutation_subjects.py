@@ -12,13 +12,11 @@ from kgen.catalogue import open_catalogue, profile_named
 from kgen.catalogue.catalogue import Entry
 from kgen.model.artifact import Rendered
 from kgen.model.config import Config, Value
+from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem, parse_problem
 from kgen.model.space import Variant
 from kgen.render import Renderer
 
-# Two multiprocessors, so that persistent blocks have another one beside them.
-HOST = replace(profile_named("host"), sm_count=2)
-PASS = "forward"
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "softmax"
 
 
@@ -33,6 +31,8 @@ class Subject:
         values: The config.
         dims: The problem, as `--problem` takes it; small, and ragged wherever the variant allows.
         headers: Device headers to mutate as well; each is mutated through one or two subjects.
+        pass_name: Which pass of the operator.
+        sm_count: Multiprocessors, which set the number of persistent blocks.
     """
 
     name: str
@@ -41,6 +41,13 @@ class Subject:
     values: Mapping[str, Value] = field(hash=False)
     dims: str
     headers: tuple[str, ...] = ()
+    pass_name: str = "forward"
+    sm_count: int = 2  # multiprocessors: persistent blocks have at least another one beside them
+
+    @property
+    def host(self) -> GpuProfile:
+        """The device it runs on."""
+        return replace(profile_named("host"), sm_count=self.sm_count)
 
     @property
     def config(self) -> Config:
@@ -55,7 +62,7 @@ class Subject:
     @property
     def space(self) -> Variant:
         """The variant's part of the search space."""
-        return self.entry.space.variant(PASS, self.variant)
+        return self.entry.space.variant(self.pass_name, self.variant)
 
     @property
     def problem(self) -> Problem:
@@ -75,18 +82,20 @@ def _catalogue_entry(operator: str) -> Entry:
     return open_catalogue([TUTORIAL]).entry(operator)
 
 
+_ALL_OPTIONS = "dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32"
 _PLAIN: dict[str, Value] = {"store_cache": "normal", "min_blocks": 1}
 _REGISTERS: dict[str, Value] = {"vec": 4, "load_cache": "normal", **_PLAIN}
 _BULK: dict[str, Value] = {"stages": 3, "load_policy": "normal", **_PLAIN}
 
 # An odd number of rows, and of columns no multiple of a group's sweep or of 32: every tail is run.
 SUBJECTS = (
-    Subject("naive", "rmsnorm", "naive", {"threads": 64}, "M=37,N=203,dtype=fp32"),
+    Subject("naive", "rmsnorm", "naive", {"threads": 64},
+            f"M=37,N=203,{_ALL_OPTIONS}"),
     Subject(
         "registers_once", "rmsnorm", "rows_in_registers",
         {"lanes_per_row": 16, "groups_per_block": 4, "rows_per_group": 2, "weight": "late",
          "persistent": False, "prefetch": False, **_REGISTERS},
-        "M=69,N=200,dtype=fp32", ("kgen/warp.cuh", "kgen/memory.cuh"),
+        f"M=69,N=200,{_ALL_OPTIONS}", ("kgen/warp.cuh", "kgen/memory.cuh"),
     ),
     Subject(
         "registers_prefetch", "rmsnorm", "rows_in_registers",
@@ -142,9 +151,44 @@ SUBJECTS = (
     ),
     Subject(
         "ragged", "rmsnorm", "ragged_rows",
-        {"lanes_per_row": 32, "groups_per_block": 2, "vec": 4, "prefetch": True,
+        {"lanes_per_row": 32, "groups_per_block": 2, "vec": 4, "prefetch": False,
          "load_cache": "normal", "store_cache": "normal", "min_blocks": 1},
-        "M=37,N=203,dtype=fp32",
+        f"M=37,N=203,{_ALL_OPTIONS}",
+    ),
+    # So many blocks that column_sum's loop of eight loads is run, and in some of its lanes only.
+    Subject(
+        "back_registers", "rmsnorm", "rows_in_registers",
+        {"lanes_per_row": 32, "groups_per_block": 1, "vec": 4, "resident_weight": False,
+         "prefetch": False, "load_cache": "normal", **_PLAIN},
+        "M=300,N=100,dtype=fp32", ("kgen/columns.cuh",), "backward", sm_count=120,
+    ),
+    Subject(
+        "back_ragged", "rmsnorm", "rows_in_registers",
+        {"lanes_per_row": 32, "groups_per_block": 2, "vec": 4, "resident_weight": True,
+         "prefetch": True, "load_cache": "normal", **_PLAIN},
+        f"M=37,N=203,{_ALL_OPTIONS}", (), "backward",
+    ),
+    Subject(
+        "back_bulk", "rmsnorm", "bulk_rows",
+        {"threads": 64, "pieces": 2, "stages": 3, "weight": "registers", "load_policy": "normal",
+         **_PLAIN},
+        f"M=37,N=512,{_ALL_OPTIONS}", (), "backward",
+    ),
+    Subject(
+        "back_bulk_warps", "rmsnorm", "bulk_rows",
+        {"threads": 64, "pieces": 1, "stages": 3, "weight": "shared", "load_policy": "normal",
+         **_PLAIN},
+        "M=37,N=392,dtype=bf16", (), "backward",
+    ),
+    Subject(
+        "back_two_passes", "rmsnorm", "two_passes",
+        {"row_threads": 128, "tile_threads": 64, "vec": 4, "unroll": 2, "splits": 4,
+         "load_cache": "normal", "store_cache": "normal"},
+        "M=37,N=200,dtype=fp32", (), "backward",
+    ),
+    Subject(
+        "back_naive", "rmsnorm", "naive", {"threads": 64, "split": 8},
+        "M=37,N=203,dtype=fp32,residual_dtype=fp32", (), "backward",
     ),
     Subject(
         "softmax", "softmax", "block_per_row", {"threads": 64}, "M=37,N=203,dtype=fp32",

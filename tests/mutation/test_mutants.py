@@ -15,7 +15,7 @@ from mutants import SAME_CODE, Mutant, mutants
 from mutation_excuses import EXCUSES
 from mutation_harness import mechanism_of, passes_unmutated, refused, same_code
 from mutation_operators import OPERATORS, Fate
-from mutation_subjects import HOST, PASS, SUBJECTS, Subject
+from mutation_subjects import SUBJECTS, Subject
 from mutation_table import documented
 
 from kgen.search.feasible import is_feasible
@@ -25,8 +25,8 @@ MUTANTS = mutants()
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 def test_unmutated_passes(subject: Subject) -> None:
-    pass_ = subject.entry.operator.signature.pass_named(PASS)
-    assert is_feasible(subject.space, subject.config, pass_, subject.problem, HOST)
+    pass_ = subject.entry.operator.signature.pass_named(subject.pass_name)
+    assert is_feasible(subject.space, subject.config, pass_, subject.problem, subject.host)
     assert passes_unmutated(subject) == ""
 
 
