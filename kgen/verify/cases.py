@@ -85,6 +85,9 @@ class Sizes:
 GPU_SIZES = Sizes(small=64 * 2**20, quick=4 * 2**20, pool=4 * 2**20)
 HOST_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19)
 """A kernel on the host layer handles a few million elements per second."""
+PROOF_SIZES = Sizes(small=2**16, quick=2**14, pool=2**19)
+"""Of a certificate's host run: dozens of sets, some under AddressSanitizer, of operators whose work
+may grow with the square of a dim (timex: 27 sets of HOST_SIZES took over two minutes)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from kgen.model.problem import Problem
 from kgen.model.record import Evidence, Fate, Tried
 from kgen.operators.base import Operator
 from kgen.runtime.launcher import provide_extension
-from kgen.verify import HOST_SIZES, LAUNCHES, Fixture, Verdict, verify
+from kgen.verify import LAUNCHES, PROOF_SIZES, Fixture, Verdict, verify
 from kgen.worker.facts import (
     clock_texts,
     device_facts,
@@ -387,7 +387,7 @@ class Runner:
                 problem,
                 self._device.torch_device,
                 seed=wanted[2],
-                sizes=HOST_SIZES if small else None,
+                sizes=PROOF_SIZES if small else None,
             )
             self._current = wanted
         return self._fixture
