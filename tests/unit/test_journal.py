@@ -12,7 +12,16 @@ import pytest
 from kgen.errors import StorageError
 from kgen.journal import Journal, record_from_dict, record_to_dict
 from kgen.model.config import Config
-from kgen.model.record import Fate, OutputAccuracy, Record, Resources, Timing
+from kgen.model.record import (
+    Evidence,
+    Fate,
+    HostRun,
+    OutputAccuracy,
+    Record,
+    Resources,
+    Timing,
+    Tried,
+)
 
 RECORD = Record(
     key="abc",
@@ -34,6 +43,22 @@ RECORD = Record(
 def test_round_trip() -> None:
     text = json.dumps(record_to_dict(RECORD))
     assert record_from_dict(json.loads(text)) == RECORD
+
+
+def test_a_certificate_keeps_its_evidence() -> None:
+    """All that `kgen verify --record` needs to try the same inputs again."""
+    evidence = Evidence(
+        seed=7,
+        tried=(Tried("normal M=65", 11), Tried("normal", 12)),
+        skipped=("normal M=65 odd strides",),
+        launches=4,
+        bitwise=False,
+        host=(HostRun("host g++ 12", (0, 1, 2, 3), (Tried("huge M=2", 13),)),),
+        host_missing="host-asan: no answer within 120 s",
+    )
+    accuracy = (OutputAccuracy("y", 1e-7, 4e-7, 2e-7, 1.5e-7),)
+    record = replace(RECORD, evidence=evidence, accuracy=accuracy)
+    assert record_from_dict(json.loads(json.dumps(record_to_dict(record)))) == record
 
 
 def test_append_and_read(tmp_path: Path) -> None:
