@@ -17,7 +17,7 @@ from types import TracebackType
 
 from kgen.build import Compiler, open_compiler
 from kgen.build.host import ARCH
-from kgen.errors import ToolchainError, WorkerError
+from kgen.errors import ToolchainError, VerifyError, WorkerError
 from kgen.model.artifact import BuildFailure, BuildRequest, Rendered
 from kgen.model.config import Config
 from kgen.model.problem import Problem
@@ -70,7 +70,8 @@ class HostProver:
             include: Folder of the device library.
             jobs: Proofs at once.
         """
-        self._setup = replace(setup, on_host=True)
+        # The limit on device memory is of the GPU; here it would be of a process that loads torch.
+        self._setup = replace(setup, on_host=True, memory_bytes=None)
         self._compilers: dict[str, Compiler] = {}
         self._missing = ""
         try:
@@ -141,8 +142,12 @@ class HostProver:
                 measure=False,
                 orders=orders,
             )
-            compiler = self._compilers[name]
-            proof = _add(proof, f"{name} {compiler.version}", orders, self._run(trial))
+            where = f"{name} {self._compilers[name].version}"
+            try:
+                outcome = self._run(trial)
+            except (WorkerError, VerifyError) as problem:  # of the host; the kernel is not to blame
+                return replace(proof, missing=f"on the host, {where}: {problem}")
+            proof = _add(proof, where, orders, outcome)
             if proof.fault or proof.missing:
                 break
         return proof
