@@ -75,19 +75,22 @@ class Sizes:
         small: Hard and ragged sets.
         quick: The set that every trial starts with.
         pool: Ordinary inputs that the definition alone runs on.
+        flops: Arithmetic of a small set, at most; None: whatever its bytes ask for.
     """
 
     small: int
     quick: int
     pool: int
+    flops: int | None = None
 
 
 GPU_SIZES = Sizes(small=64 * 2**20, quick=4 * 2**20, pool=4 * 2**20)
 HOST_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19)
 """A kernel on the host layer handles a few million elements per second."""
-PROOF_SIZES = Sizes(small=2**16, quick=2**14, pool=2**19)
+PROOF_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19, flops=2**20)
 """Of a certificate's host run: dozens of sets, some under AddressSanitizer, of operators whose work
-may grow with the square of a dim (timex: 27 sets of HOST_SIZES took over two minutes)."""
+may grow with the square of a dim (timex: 27 sets of HOST_SIZES took over two minutes). Fewer bytes
+would not do: a persistent block must come round, or what it keeps too long goes unseen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,10 @@ class Schedule:
         ]
         # A dim compiled in may make even one row of some sets large; the quick one always stays.
         return cases[:1] + [
-            case for case in cases[1:] if self._bytes(dict(case.dims)) <= 4 * self.sizes.small
+            case
+            for case in cases[1:]
+            if self._bytes(dict(case.dims)) <= 4 * self.sizes.small
+            and not self._is_too_much_work(dict(case.dims), 4)
         ]
 
     def whole(self) -> Case:
@@ -198,7 +204,7 @@ class Schedule:
             fits = max(1, budget // max(self._row_bytes(slab), 1))
             dims[slab] = min(rows, fits)
         smallest = {dim.name: max(1, dim.smallest) for dim in self.operator.signature.dims}
-        while self._bytes(dims) > budget:
+        while self._bytes(dims) > budget or self._is_too_much_work(dims):
             extents = {**dict(self.problem.dims), **dims}
             free = [n for n, e in extents.items() if n not in constants and e > smallest[n]]
             if not free:
@@ -209,6 +215,12 @@ class Schedule:
 
     def _row_bytes(self, slab: str) -> int:
         return self._bytes({slab: 1})
+
+    def _is_too_much_work(self, dims: dict[str, int], times: int = 1) -> bool:
+        if self.sizes.flops is None:
+            return False
+        cost = self.operator.cost(self.pass_.name, with_dims(self.problem, dims))
+        return cost.flops > times * self.sizes.flops
 
     def _bytes(self, dims: dict[str, int]) -> int:
         return tensor_bytes(self.pass_, with_dims(self.problem, dims))

@@ -164,9 +164,12 @@ class WorkerHandle:
 
     def close(self) -> None:
         """End the worker: politely, then by force."""
-        children = [child for child in (self._child, self._spare) if child is not None]
+        child, spare = self._child, self._spare
         self._child = self._spare = None
-        for child in children:
+        if spare is not None:  # it holds nothing, and may still be loading its modules
+            spare.kill()
+            spare.reap()
+        if child is not None:
             child.dismiss()
         for burial in self._burials:
             burial.join()

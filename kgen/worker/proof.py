@@ -30,7 +30,7 @@ from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
 # NaN, and must give the same bits in every order; the sanitized one has red zones around
 # everything, and starts a process for each launch.
 RUNS = (("host", (0, 1, 2, 3)), ("host-asan", (0,)))
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
