@@ -316,6 +316,9 @@ class Children:
         memory_bytes = self._limits.memory_bytes
         if ran_out_of_memory(end.words) or end.peak_bytes > _NEAR_THE_LIMIT * memory_bytes:
             return self._limits.too_big
+        if end.status == -signal.SIGSEGV and not end.peak_bytes:  # a compiler may not ask whether
+            perhaps = f"; if for want of memory, it {self._limits.too_big}"  # it got what it wanted
+            return f"{end.how}{perhaps}\n{end.words}".strip()
         return f"{end.how}\n{end.words}".strip()
 
 
