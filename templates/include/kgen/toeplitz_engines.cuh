@@ -1,0 +1,217 @@
+// What a warp multiplies in products with Toeplitz matrices on tensor cores (sm_80): fragments of the
+// matrix out of a band in shared memory, and fragments of the other factor.
+//
+// A `Piece` is 8 columns of a fragment of A: eight rows of the matrix, and the eight that lie `apart`
+// rows below. The matrix being Toeplitz, a piece serves fragments 8 rows further down with columns
+// 8 further on, too. `Column` is a fragment of B: kStep columns of eight rows of x.
+//
+// put() writes an element of the band, origin() is where a lane finds its own elements, given where
+// they begin. Bands have kCopies copies of `copy` elements each.
+#pragma once
+
+#include "memory.cuh"
+#include "mma.cuh"
+#include "split_half.cuh"
+
+namespace kgen {
+namespace detail {
+
+// fp32 taps as two TF32 numbers; x in fp32 as two as well, in 16 bits as it is. The columns of a step
+// are numbered so that a lane's two are neighbours.
+template <class T>
+struct Tf32Engine {
+    static constexpr int kStep = 8;
+    static constexpr bool kSplitX = sizeof(T) == 4;
+    static constexpr int kPasses = kSplitX ? 3 : 2;
+    static constexpr bool kSmall = false;
+    static constexpr int kCopies = 2;  // high parts, low parts
+
+    using Band = u32;
+    struct Piece {
+        u32 hi[4], lo[4];
+    };
+    struct Column {
+        u32 hi[2], lo[2];
+    };
+
+    static KGEN_DEVICE void put(Band* band, int copy, int index, float element) {
+        split_tf32(element, band[index], band[copy + index]);
+    }
+
+    static KGEN_DEVICE const Band* origin(const Band* band, int, int start) {
+        return band + start + 2 * mma_lane().q;
+    }
+
+    static KGEN_DEVICE Piece load_piece(const Band* band, int copy, int apart) {
+        Piece piece;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            piece.hi[i] = band[i / 2 - i % 2 * apart];
+            piece.lo[i] = band[copy + i / 2 - i % 2 * apart];
+        }
+        return piece;
+    }
+
+    static KGEN_DEVICE Column load_column(const T* x) {
+        const Vec<T, 2> two = *reinterpret_cast<const Vec<T, 2>*>(x + 2 * mma_lane().q);
+        Column column = {};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if constexpr (kSplitX) {
+                split_tf32(two[i], column.hi[i], column.lo[i]);
+            } else {
+                column.hi[i] = bit_cast<u32>(to_float(two[i]));
+            }
+        }
+        return column;
+    }
+
+    // The passes in the order of their size, small first.
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&acc)[4], float (&)[4], const Piece* pieces,
+                                     const Column& x) {
+        mma_tf32_16x8x8(acc, Pass == 0 ? pieces->lo : pieces->hi,
+                        Pass == 1 && kSplitX ? x.lo : x.hi);
+    }
+};
+
+// 16-bit values as they are. Bands have a second copy, one element ahead: pairs start at odd elements
+// too.
+template <class T>
+struct HalfEngine {
+    static constexpr int kStep = 16;
+    static constexpr int kPasses = 1;
+    static constexpr bool kSmall = false;
+    static constexpr int kCopies = 2;
+
+    using Band = T;
+    struct Piece {
+        u32 pair[2];
+    };
+    struct Column {
+        u32 pair[2];
+    };
+
+    static KGEN_DEVICE void put(Band* band, int copy, int index, T element) {
+        band[index] = element;
+        if (index > 0) band[copy + index - 1] = element;
+    }
+
+    static KGEN_DEVICE const Band* origin(const Band* band, int copy, int start) {
+        return band + start + (start % 2 != 0 ? copy - 1 : 0) + 2 * mma_lane().q;
+    }
+
+    static KGEN_DEVICE Piece load_piece(const Band* band, int, int apart) {
+        Piece piece;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            piece.pair[i] = *reinterpret_cast<const u32*>(band - i * apart);
+        return piece;
+    }
+
+    static KGEN_DEVICE Column load_column(const T* x) {
+        const u32* at = reinterpret_cast<const u32*>(x) + mma_lane().q;
+        return Column{{at[0], at[4]}};
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&acc)[4], float (&)[4], const Piece* pieces,
+                                     const Column& x) {
+        const u32 a[4] = {pieces[0].pair[0], pieces[0].pair[1], pieces[1].pair[0],
+                          pieces[1].pair[1]};
+        mma_16x8x16<T>(acc, a, x.pair);
+    }
+};
+
+// fp32 values as pairs of fp16 (split_half.cuh). x has been split in place, 16 columns at a time: for
+// each q, the pairs 2q.. and 2q + 8.. of hi, then of lo.
+struct SplitEngine {
+    static constexpr int kStep = 16;
+    static constexpr int kPasses = 3;
+    static constexpr bool kSmall = true;  // the sum of what is 2^11 times smaller
+    static constexpr int kCopies = 4;     // hi and hi one element ahead, lo and lo one ahead
+
+    using Band = fp16;
+    struct Piece {
+        u32 hi[2], lo[2];
+    };
+    struct Column {
+        u32 hi[2], lo[2];
+    };
+
+    static KGEN_DEVICE void put(Band* band, int copy, int index, float element) {
+        u32 hi, lo;
+        split_half(element, 0.0f, hi, lo);
+        HalfEngine<fp16>::put(band, copy, index, fp16{static_cast<u16>(hi)});
+        HalfEngine<fp16>::put(band + 2 * copy, copy, index, fp16{static_cast<u16>(lo)});
+    }
+
+    static KGEN_DEVICE const Band* origin(const Band* band, int copy, int start) {
+        return HalfEngine<fp16>::origin(band, copy, start);
+    }
+
+    static KGEN_DEVICE Piece load_piece(const Band* band, int copy, int apart) {
+        Piece piece;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            piece.hi[i] = *reinterpret_cast<const u32*>(band - i * apart);
+            piece.lo[i] = *reinterpret_cast<const u32*>(band + 2 * copy - i * apart);
+        }
+        return piece;
+    }
+
+    static KGEN_DEVICE Column load_column(const float* x) {
+        const Vec<u32, 4> four = reinterpret_cast<const Vec<u32, 4>*>(x)[mma_lane().q];
+        return Column{{four[0], four[1]}, {four[2], four[3]}};
+    }
+
+    // Split a row of `columns` (a multiple of 16) numbers where they lie; by a whole warp.
+    static KGEN_DEVICE void split_row(float* row, int columns, float scale) {
+        for (int first = 0; first < columns / 4; first += kWarpSize) {
+            const int place = first + lane_id(), q = place % 4;
+            float* group = row + place / 4 * 16;
+            Vec<float, 2> early = {}, late = {};
+            if (place < columns / 4) {
+                early = *reinterpret_cast<const Vec<float, 2>*>(group + 2 * q);
+                late = *reinterpret_cast<const Vec<float, 2>*>(group + 2 * q + 8);
+            }
+            sync_warp();  // all four lanes of a group have read
+            if (place < columns / 4) {
+                Vec<u32, 4> split;
+                split_half(early[0] * scale, early[1] * scale, split[0], split[2]);
+                split_half(late[0] * scale, late[1] * scale, split[1], split[3]);
+                *reinterpret_cast<Vec<u32, 4>*>(group + 4 * q) = split;
+            }
+        }
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&acc)[4], float (&small)[4], const Piece* pieces,
+                                     const Column& x) {
+        const Piece &first = pieces[0], &second = pieces[1];
+        const u32 hi[4] = {first.hi[0], first.hi[1], second.hi[0], second.hi[1]};
+        const u32 lo[4] = {first.lo[0], first.lo[1], second.lo[0], second.lo[1]};
+        mma_16x8x16<fp16>(Pass == 2 ? acc : small, Pass == 0 ? lo : hi, Pass == 1 ? x.lo : x.hi);
+    }
+};
+
+// For x in T and taps in W, where nothing is too far apart for SplitEngine.
+template <class T, class W>
+struct EngineOf {
+    using type = Tf32Engine<T>;
+};
+template <>
+struct EngineOf<float, float> {
+    using type = SplitEngine;
+};
+template <>
+struct EngineOf<fp16, fp16> {
+    using type = HalfEngine<fp16>;
+};
+template <>
+struct EngineOf<bf16, bf16> {
+    using type = HalfEngine<bf16>;
+};
+
+}  // namespace detail
+}  // namespace kgen
