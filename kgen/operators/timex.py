@@ -111,12 +111,12 @@ def _causal_by_tiles(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """`_causal`, a matrix product for each gap between tiles; see `_SIDE`."""
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
-    batch, steps = x.shape[0], x.shape[-1]
+    batch, channels, steps = x.shape
     tiles = -(-steps // _SIDE)
     # What is added behind the end reaches only outputs behind the end.
     x_tiles = _tiled(F.pad(x, (0, tiles * _SIDE - steps)))
-    own = _causal_by_taps(w[:, -_SIDE:], x_tiles.flatten(1, 2).transpose(0, 1))
-    y_tiles = own.transpose(0, 1).unflatten(1, (tiles, batch)).contiguous()
+    own = _causal_by_taps(w[:, -_SIDE:], _singly(x_tiles))
+    y_tiles = own.transpose(0, 1).reshape(channels, tiles, batch, _SIDE).contiguous()
     taps = F.pad(w.flip(-1), (0, tiles * _SIDE - steps))  # taps[c, d]
     for gap in range(1, tiles):
         middle = gap * _SIDE
@@ -134,9 +134,8 @@ def _correlate_by_tiles(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     # Zeros behind the end would meet a NaN of x here, so the steps of no whole tile come singly.
     y = _correlate_by_steps(g, x, first=whole).flip(-1)  # y[c, d] from here on
     g_tiles, x_tiles = _tiled(g[..., :whole]), _tiled(x[..., :whole])
-    y[:, :_SIDE] += _correlate_by_steps(
-        *(z.flatten(1, 2).transpose(0, 1) for z in (g_tiles, x_tiles))
-    ).flip(-1)
+    own = _correlate_by_steps(_singly(g_tiles), _singly(x_tiles))
+    y[:, :_SIDE] += own.flip(-1)
     for gap in range(1, tiles):
         middle = gap * _SIDE
         # [c, u, t] of two tiles, which belongs to tap middle + t - u
@@ -148,7 +147,13 @@ def _correlate_by_tiles(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def _tiled(x: torch.Tensor) -> torch.Tensor:
     """[B, C, tiles * _SIDE] -> [C, tiles, B, _SIDE], contiguous, so that a run of tiles is a
     matrix."""
-    return x.unflatten(-1, (-1, _SIDE)).permute(1, 2, 0, 3).contiguous()
+    batch, channels, steps = x.shape
+    return x.reshape(batch, channels, steps // _SIDE, _SIDE).permute(1, 2, 0, 3).contiguous()
+
+
+def _singly(tiles: torch.Tensor) -> torch.Tensor:
+    """The tiles of `_tiled` as a batch of short sequences, [tiles * B, C, _SIDE]."""
+    return tiles.flatten(1, 2).transpose(0, 1)
 
 
 def _antidiagonals(squares: torch.Tensor) -> torch.Tensor:
@@ -158,9 +163,9 @@ def _antidiagonals(squares: torch.Tensor) -> torch.Tensor:
     """
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
-    side = squares.shape[-1]
+    channels, side, _ = squares.shape
     skewed = F.pad(squares, (0, side)).flatten(1)[:, : side * (2 * side - 1)]
-    return skewed.unflatten(1, (side, 2 * side - 1)).sum(1)
+    return skewed.reshape(channels, side, 2 * side - 1).sum(1)
 
 
 def make_inputs(
