@@ -48,8 +48,9 @@ def definition(
 ) -> dict[str, torch.Tensor]:
     """out[b, c, t] = eps + sum over u <= t of w[c, T-1-(t-u)] * k[b, c, u], and its gradients.
 
-    Tap by tap (gw: step by step), so that no zero is ever multiplied by a NaN of a step that the
-    output does not depend on; 16-bit inputs are summed in fp32.
+    No zero is ever multiplied by a NaN of a step that the output does not depend on. 16-bit inputs
+    are summed in fp32, and fp32 sums add one term after the other, as a kernel does: what they
+    lose is what kernels are allowed. The order of float64 sums matters to nobody.
     """
     import torch
 
@@ -67,6 +68,22 @@ def _causal(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """y[b, c, t] = sum over d <= t of w[c, T-1-d] * x[b, c, t-d]."""
     import torch
 
+    by_tiles = x.dtype == torch.float64 and x.shape[-1] > _SIDE
+    return _causal_by_tiles(w, x) if by_tiles else _causal_by_taps(w, x)
+
+
+def _correlate(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """y[c, T-1-d] = sum over b and t >= d of g[b, c, t] * x[b, c, t-d]."""
+    import torch
+
+    by_tiles = x.dtype == torch.float64 and x.shape[-1] > _SIDE
+    return _correlate_by_tiles(g, x) if by_tiles else _correlate_by_steps(g, x)
+
+
+def _causal_by_taps(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """`_causal`, a pass over memory for each tap."""
+    import torch
+
     y = torch.zeros_like(x)
     steps = x.shape[-1]
     for d in range(steps):
@@ -74,13 +91,81 @@ def _causal(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def _correlate(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """y[c, T-1-d] = sum over b and t >= d of g[b, c, t] * x[b, c, t-d]."""
+def _correlate_by_steps(g: torch.Tensor, x: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """`_correlate`, a pass over memory for each step t >= first."""
     steps = x.shape[-1]
     y = x.new_zeros(x.shape[1:])
-    for t in range(steps):
+    for t in range(first, steps):
         y[:, steps - 1 - t :] += (g[:, :, t, None] * x[:, :, : t + 1]).sum(0)
     return y
+
+
+# Time is cut into tiles of _SIDE steps. Where a tile of outputs lies `gap` > 0 tiles after one of
+# inputs, every output depends on every input, so the two meet in a matrix product without zeros;
+# all pairs of one gap share a matrix of taps. Within a tile (gap 0) it goes tap by tap. That is
+# about _SIDE + T / _SIDE passes over memory instead of T.
+_SIDE = 32
+
+
+def _causal_by_tiles(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """`_causal`, a matrix product for each gap between tiles; see `_SIDE`."""
+    import torch.nn.functional as F  # noqa: N812 - torch's own custom
+
+    batch, channels, steps = x.shape
+    tiles = -(-steps // _SIDE)
+    # What is added behind the end reaches only outputs behind the end.
+    x_tiles = _tiled(F.pad(x, (0, tiles * _SIDE - steps)))
+    own = _causal_by_taps(w[:, -_SIDE:], _singly(x_tiles))
+    y_tiles = own.transpose(0, 1).reshape(channels, tiles, batch, _SIDE).contiguous()
+    taps = F.pad(w.flip(-1), (0, tiles * _SIDE - steps))  # taps[c, d]
+    for gap in range(1, tiles):
+        middle = gap * _SIDE
+        # [c, u, t] of two tiles: taps[c, middle + t - u]
+        between = taps[:, middle - _SIDE + 1 : middle + _SIDE].unfold(-1, _SIDE, 1).flip(1)
+        y_tiles[:, gap:].flatten(1, 2).baddbmm_(x_tiles[:, : tiles - gap].flatten(1, 2), between)
+    return y_tiles.permute(2, 0, 1, 3).flatten(2)[..., :steps]
+
+
+def _correlate_by_tiles(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """`_correlate`, a matrix product for each gap between tiles; see `_SIDE`."""
+    steps = x.shape[-1]
+    tiles = steps // _SIDE
+    whole = tiles * _SIDE
+    # Zeros behind the end would meet a NaN of x here, so the steps of no whole tile come singly.
+    y = _correlate_by_steps(g, x, first=whole).flip(-1)  # y[c, d] from here on
+    g_tiles, x_tiles = _tiled(g[..., :whole]), _tiled(x[..., :whole])
+    own = _correlate_by_steps(_singly(g_tiles), _singly(x_tiles))
+    y[:, :_SIDE] += own.flip(-1)
+    for gap in range(1, tiles):
+        middle = gap * _SIDE
+        # [c, u, t] of two tiles, which belongs to tap middle + t - u
+        products = x_tiles[:, : tiles - gap].flatten(1, 2).mT @ g_tiles[:, gap:].flatten(1, 2)
+        y[:, middle - _SIDE + 1 : middle + _SIDE] += _antidiagonals(products.flip(1))
+    return y.flip(-1)
+
+
+def _tiled(x: torch.Tensor) -> torch.Tensor:
+    """[B, C, tiles * _SIDE] -> [C, tiles, B, _SIDE], contiguous, so that a run of tiles is a
+    matrix."""
+    batch, channels, steps = x.shape
+    return x.reshape(batch, channels, steps // _SIDE, _SIDE).permute(1, 2, 0, 3).contiguous()
+
+
+def _singly(tiles: torch.Tensor) -> torch.Tensor:
+    """The tiles of `_tiled` as a batch of short sequences, [tiles * B, C, _SIDE]."""
+    return tiles.flatten(1, 2).transpose(0, 1)
+
+
+def _antidiagonals(squares: torch.Tensor) -> torch.Tensor:
+    """[C, S, S] -> [C, 2 S - 1]: sums of the elements with i + j = 0, 1 .. 2 S - 2.
+
+    Rows of 2 S, read as rows of 2 S - 1, move by one each: row i begins in column i.
+    """
+    import torch.nn.functional as F  # noqa: N812 - torch's own custom
+
+    channels, side, _ = squares.shape
+    skewed = F.pad(squares, (0, side)).flatten(1)[:, : side * (2 * side - 1)]
+    return skewed.reshape(channels, side, 2 * side - 1).sum(1)
 
 
 def make_inputs(
