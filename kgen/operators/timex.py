@@ -176,7 +176,8 @@ def make_inputs(
     `tiny` and `huge` scale k and gout by 1e-4 and 1e4 (fp16: 1e2); `decaying` gives w a decay of
     five decades and more, as trained filters have; `positive` makes everything positive, so that
     a bias of the summation adds up; `alternating` makes neighbouring terms cancel; `impulse` leaves
-    one step of k and gout; `nonfinite` plants a NaN, an Inf and a -Inf, which may reach no step
+    one step of k and gout; `spread` scales neighbouring steps, and batch rows, by powers of two far
+    apart; `nonfinite` plants a NaN, an Inf and a -Inf, which may reach no step
     that does not depend on them.
     """
     import torch
@@ -208,6 +209,10 @@ def make_inputs(
         elif case == "impulse":
             x[..., : t // 3] = 0
             x[..., t // 3 + 1 :] = 0
+        elif case == "spread":
+            reach = 40 if dtype == torch.float32 else 5  # 16 bits: within the range of fp16
+            exponents = torch.randint(-reach, 1, (t,), generator=generator, device=device)
+            x *= torch.exp2(exponents - torch.arange(b, device=device)[:, None, None] % 3 * 4.0)
         elif case == "nonfinite" and x.numel():
             x[0, 0, t // 2] = float("nan")
             x[b // 2, c // 2, t - 1] = float("inf")
@@ -322,7 +327,7 @@ OPERATOR = Operator(
     signature=SIGNATURE,
     definition=definition,
     make_inputs=make_inputs,
-    cases=("tiny", "huge", "decaying", "positive", "alternating", "impulse", "nonfinite"),
+    cases=("tiny", "huge", "decaying", "positive", "alternating", "impulse", "spread", "nonfinite"),
     cost=cost,
     problems={
         "cuda": (
