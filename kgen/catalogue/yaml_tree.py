@@ -10,7 +10,7 @@ import yaml
 
 from kgen.errors import SpaceError, UserError, suggest
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times as fast
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times as fast
 Scalar = int | float | bool | str | None
 
 
@@ -132,7 +132,7 @@ def read_yaml(path: Path, error: type[UserError] = SpaceError, shown_as: str = "
     except (OSError, UnicodeDecodeError) as problem:
         raise error(f"{name}: cannot be read: {problem}") from None
     try:
-        node = yaml.compose(text, Loader=_LOADER)
+        node = yaml.compose(text, Loader=LOADER)
     except yaml.MarkedYAMLError as problem:
         line = problem.problem_mark.line + 1 if problem.problem_mark else 1
         raise error(f"{name}:{line}: not valid YAML: {problem.problem}") from None

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from kgen.catalogue.yaml_tree import LOADER
 from kgen.emit.binding import LaunchText, PlanText, WorkspaceText
 from kgen.errors import RecordError
 from kgen.model.config import Value
@@ -201,7 +202,7 @@ def _plain(data: Any) -> Any:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.load(path.read_text(), Loader=LOADER)
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as problem:
         raise _damaged(path, problem) from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:

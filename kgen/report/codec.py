@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from kgen.catalogue.yaml_tree import LOADER
 from kgen.errors import RecordError, suggest
 from kgen.model.record import Fate
 from kgen.report.model import SCHEMA, Report
@@ -67,7 +68,7 @@ def decode_as(kind: type[_T], text: str, where: str, schema: int, again: str) ->
         RecordError: If the text is no YAML or deviates from the dataclass.
     """
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=LOADER)
     except yaml.YAMLError as problem:
         raise RecordError(f"{where}: not YAML: {problem}") from None
     if not isinstance(node, yaml.MappingNode):
@@ -182,7 +183,7 @@ class _Reader:
 
     def _scalar(self, kinds: tuple[Any, ...], node: yaml.Node, path: str) -> Any:
         if isinstance(node, yaml.ScalarNode):
-            value = yaml.safe_load(yaml.serialize(node))
+            value = yaml.SafeLoader("").construct_object(node)
             if type(value) in kinds:
                 return value
             if float in kinds and type(value) is int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 
 from kgen.assets import include_dir
+from kgen.errors import KgenError
 from kgen.measure.floor import floor_us, rate_tflops
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
@@ -16,20 +16,21 @@ from kgen.operators.base import Operator
 from kgen.render import check_template
 from kgen.search.feasible import Feasible, enumerate_feasible
 from kgen.tune.finals import play_finals
-from kgen.tune.request import ProblemResult, Progress, TuneRequest, TuneResult
+from kgen.tune.request import ProblemResult, Progress, SafeResult, TuneRequest, TuneResult
 from kgen.tune.safe import verify_safe
 from kgen.tune.search_loop import Books, search_problem
-from kgen.tune.settle import settle, start_proof
-from kgen.worker import HostProver, Proof, Session, Setup, WorkerHandle
+from kgen.tune.settle import Settlements
+from kgen.worker import HostProver, Session, Setup, WorkerHandle
 
 
 def tune(request: TuneRequest) -> TuneResult:
     """Tune one pass of one operator for several problems on one GPU.
 
-    Every trial is in the journal when this returns or raises; the same request resumes.
+    Every trial is in the journal when this returns or raises; the same request resumes. What is
+    settled goes to `request.on_settled` at once, so a tune that dies leaves the problems before.
 
     Raises:
-        TuneError: If a problem ends with no verified config.
+        TuneError: If a problem ends with no verified config, or the safe variant is not right.
         WorkerError: If the device cannot be used.
         EmptySpaceError, TemplateError, StorageError: As named.
     """
@@ -67,40 +68,63 @@ def tune(request: TuneRequest) -> TuneResult:
             request.l2,
         )
         copy_gbps = session.probe()
+        safe: tuple[SafeResult, ...] = ()
+
+        def result_of(results: tuple[ProblemResult, ...]) -> TuneResult:
+            return TuneResult(
+                request,
+                dict(session.environment),
+                copy_gbps,
+                results,
+                safe,
+                worker.restarts,
+                time.monotonic() - started,
+            )
+
+        def on_settled(settled: tuple[ProblemResult, ...]) -> None:
+            if len(settled) < len(spaces):  # all of them are what this returns
+                request.on_settled(result_of(settled))
+
+        settlements = Settlements(session, prover, on_settled)
         searching = time.monotonic()
         results: list[ProblemResult] = []
-        proofs: list[Future[Proof]] = []
-        for index, (problem, feasible) in enumerate(zip(request.problems, spaces, strict=True)):
-            deadline = None
-            if request.time_s is not None:  # what earlier problems left over goes to the rest
-                left = searching + request.time_s - time.monotonic()
-                deadline = time.monotonic() + max(0.0, left) / (len(spaces) - index)
-            results.append(
-                _tune_problem(
-                    session, request, problem, feasible, index, deadline, results, copy_gbps
+        try:
+            for index, (problem, feasible) in enumerate(zip(request.problems, spaces, strict=True)):
+                deadline = None
+                if request.time_s is not None:  # what earlier problems left over goes to the rest
+                    left = searching + request.time_s - time.monotonic()
+                    deadline = time.monotonic() + max(0.0, left) / (len(spaces) - index)
+                results.append(
+                    _tune_problem(
+                        session,
+                        request,
+                        problem,
+                        feasible,
+                        index,
+                        deadline,
+                        results,
+                        copy_gbps,
+                        settlements.collect,
+                    )
                 )
-            )
-            if not request.gpu.is_host:  # there it would disturb what is timed
-                proofs.append(start_proof(session, prover, results[-1]))
-        _say(request, "", len(results), "safe", Books(), None, None)
-        safe = verify_safe(session, prover)
+                interlude = time.monotonic()
+                settlements.add(results[-1])
+                if not safe:  # before anything is published: rows need something to fall back on
+                    _say(request, "", index + 1, "safe", Books(), None, None)
+                    safe = verify_safe(session, prover)
+                if request.gpu.is_host:  # beside the next search it would disturb what is timed
+                    _say(request, "", index + 1, "host runs", Books(), None, None)
+                    settlements.collect(wait=True)
+                searching += time.monotonic() - interlude  # the time limit is the searches' alone
+        except KgenError:
+            if safe:  # the problems before the one that failed are not lost with it
+                _say(request, "", len(results), "host runs", Books(), None, None)
+                settlements.collect(wait=True)
+            raise
         _say(request, "", len(results), "host runs", Books(), None, None)
-        if request.gpu.is_host:
-            proofs = [start_proof(session, prover, result) for result in results]
-        results = [
-            settle(session, prover, result, proof)
-            for result, proof in zip(results, proofs, strict=True)
-        ]
+        settled = settlements.finish()
         _say(request, "", len(results), "done", Books(), None, None)
-        return TuneResult(
-            request,
-            dict(session.environment),
-            copy_gbps,
-            tuple(results),
-            safe,
-            worker.restarts,
-            time.monotonic() - started,
-        )
+        return result_of(settled)
 
 
 def _tune_problem(
@@ -112,6 +136,7 @@ def _tune_problem(
     deadline: float | None,
     earlier: Sequence[ProblemResult],
     copy_gbps: float,
+    between_trials: Callable[[], None],
 ) -> ProblemResult:
     floor = problem_floor_us(
         request.entry.operator, request.pass_name, problem, request.gpu, copy_gbps
@@ -120,6 +145,7 @@ def _tune_problem(
 
     def on_trial(books: Books) -> None:
         _say(request, str(problem), index + 1, "search", books, floor, deadline)
+        between_trials()
 
     books = search_problem(
         session,

@@ -49,8 +49,8 @@ class Progress:
     seconds_left: float | None
 
 
-def _silent(progress: Progress) -> None:
-    """Ignore progress."""
+def _silent(said: object) -> None:
+    """Ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,9 @@ class TuneRequest:
         peers: Whether to time the operator's peers beside the winner.
         l2: `cold` or `warm`: what L2 holds while a kernel is timed.
         on_progress: Called after every trial and stage.
+        on_settled: Called with the result so far, each time that another problem's winner is
+            settled and not all are: with the safe variant and the settled problems alone, in their
+            order. The whole is what `tune` returns.
         limits: Of a trial.
         retry: Try again what earlier tunes saw crash or run out of time; without it, such configs
             are quarantined as long as they render to the same code.
@@ -107,6 +110,7 @@ class TuneRequest:
     peers: bool = True
     l2: str = COLD
     on_progress: Callable[[Progress], None] = _silent
+    on_settled: Callable[[TuneResult], None] = _silent
     limits: Limits = field(default_factory=Limits)
     retry: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -11,72 +12,126 @@ from kgen.tune.request import Finalist, ProblemResult
 from kgen.worker import HostProver, Proof, Session, TrialOutcome, with_proof
 
 
-def start_proof(
-    session: Session, prover: HostProver, result: ProblemResult
-) -> Future[Proof]:
-    """Start the host run of a problem's winner, in the background of the next search."""
-    return _start(session, prover, result, result.winner)
+class Settlements:
+    """The problems of a tune after their finals, each on its way through its winner's host run.
 
-
-def settle(
-    session: Session, prover: HostProver, result: ProblemResult, proof: Future[Proof]
-) -> ProblemResult:
-    """Wait for the winner's host run, and record it; a refused winner gives way to the next.
-
-    Raises:
-        TuneError: If every finalist is refused.
+    Attributes:
+        settled: Those with a proven winner, in the order of the tune.
     """
-    refused: list[str] = []
-    fates, reasons = dict(result.fates), dict(result.reasons)
-    for place, finalist in enumerate(result.finalists):
-        found = proof.result() if place == 0 else _start(session, prover, result, finalist).result()
-        settled = _record(session, result, finalist, found)
-        if not found.fault:
-            return replace(
-                result,
-                finalists=(settled, *result.finalists[place + 1 :]),
-                fates=fates,
-                reasons=reasons,
-            )
-        refused.append(f"{finalist.config.label}: {found.fault}")
+
+    def __init__(
+        self,
+        session: Session,
+        prover: HostProver,
+        on_settled: Callable[[tuple[ProblemResult, ...]], None],
+    ) -> None:
+        """Start with none.
+
+        Args:
+            session: Where certificates are written down.
+            prover: Makes the host runs.
+            on_settled: Called with `settled` whenever it has grown.
+        """
+        self._session, self._prover, self._on_settled = session, prover, on_settled
+        self._all: list[_Settlement] = []
+
+    @property
+    def settled(self) -> tuple[ProblemResult, ...]:
+        return tuple(s.result for s in self._all if s.is_settled)
+
+    def add(self, result: ProblemResult) -> None:
+        """Start the host run of a problem's winner, in the background."""
+        self._all.append(_Settlement(self._session, self._prover, result))
+
+    def collect(self, wait: bool = False) -> None:
+        """Settle the problems whose host run is done; with `wait`, all."""
+        for settlement in self._all:
+            if settlement.advance(wait):
+                self._on_settled(self.settled)
+
+    def finish(self) -> tuple[ProblemResult, ...]:
+        """Settle all, and return them.
+
+        Raises:
+            TuneError: If every finalist of a problem is refused; the others are settled.
+        """
+        self.collect(wait=True)
+        failures = [s.failure for s in self._all if not s.is_settled]
+        if failures:
+            raise TuneError("\n".join(failures) + "\n  the same command goes on with the others")
+        return self.settled
+
+
+class _Settlement:
+    """One problem: the finalist whose host run is under way, until one of them is not refused."""
+
+    def __init__(self, session: Session, prover: HostProver, result: ProblemResult) -> None:
+        self.result = result
+        self.is_settled = False
+        self._session, self._prover = session, prover
+        self._waiting = list(result.finalists)
+        self._refused: list[str] = []
+        self._proof: Future[Proof] | None = self._start()
+
+    def advance(self, wait: bool) -> bool:
+        """Use what is known of the host run; whether this settled the problem."""
+        while self._proof is not None and (wait or self._proof.done()):
+            finalist = self._waiting.pop(0)
+            proof = self._proof.result()
+            recorded = self._record(finalist, proof)
+            if not proof.fault:
+                self._proof, self.is_settled = None, True
+                self.result = replace(self.result, finalists=(recorded, *self._waiting))
+                return True
+            self._refuse(finalist, proof.fault)
+            self._proof = self._start() if self._waiting else None
+        return False
+
+    @property
+    def failure(self) -> str:
+        """Why no finalist is left."""
+        return (
+            f"{self._session.entry.operator.name} {self._session.pass_name} {self.result.problem} "
+            f"on {self._session.gpu.name}: every finalist was refused by its host run\n  "
+            + "\n  ".join(self._refused)
+        )
+
+    def _start(self) -> Future[Proof]:
+        next_best = self._waiting[0]
+        return self._prover.start(
+            next_best.rendered,
+            next_best.variant,
+            next_best.config,
+            self._session.pass_name,
+            self.result.problem,
+        )
+
+    def _refuse(self, finalist: Finalist, fault: str) -> None:
+        """Book the finalist as wrong."""
+        self._refused.append(f"{finalist.config.label}: {fault}")
+        fates, reasons = dict(self.result.fates), dict(self.result.reasons)
         fates[Fate.VERIFIED] = fates.get(Fate.VERIFIED, 0) - 1
         fates[Fate.WRONG] = fates.get(Fate.WRONG, 0) + 1
-        headline = f"{Fate.WRONG}: {found.fault.splitlines()[0]}"
+        headline = f"{Fate.WRONG}: {fault.splitlines()[0]}"
         reasons[headline] = reasons.get(headline, 0) + 1
-    raise TuneError(
-        f"{session.entry.operator.name} {session.pass_name} {result.problem} on "
-        f"{session.gpu.name}: every finalist was refused by its host run\n  "
-        + "\n  ".join(refused)
-        + "\n  the same command goes on with the others"
-    )
+        self.result = replace(self.result, fates=fates, reasons=reasons)
 
-
-def _start(
-    session: Session, prover: HostProver, result: ProblemResult, finalist: Finalist
-) -> Future[Proof]:
-    return prover.start(
-        finalist.rendered, finalist.variant, finalist.config, session.pass_name, result.problem
-    )
-
-
-def _record(
-    session: Session, result: ProblemResult, finalist: Finalist, proof: Proof
-) -> Finalist:
-    """Write the certificate down, now with its host runs."""
-    certificate = finalist.record
-    assert certificate.evidence is not None
-    record = session.record(
-        finalist.config,
-        result.problem,
-        finalist.rendered,
-        certificate.key,
-        TrialOutcome(
-            fate=Fate.WRONG if proof.fault else Fate.VERIFIED,
-            reason=proof.fault,
-            timing=None if proof.fault else certificate.timing,
-            accuracy=certificate.accuracy,
-            evidence=with_proof(certificate.evidence, proof),
-        ),
-        finalist.artifact,
-    )
-    return replace(finalist, record=record)
+    def _record(self, finalist: Finalist, proof: Proof) -> Finalist:
+        """Write the certificate down, now with its host runs."""
+        certificate = finalist.record
+        assert certificate.evidence is not None
+        record = self._session.record(
+            finalist.config,
+            self.result.problem,
+            finalist.rendered,
+            certificate.key,
+            TrialOutcome(
+                fate=Fate.WRONG if proof.fault else Fate.VERIFIED,
+                reason=proof.fault,
+                timing=None if proof.fault else certificate.timing,
+                accuracy=certificate.accuracy,
+                evidence=with_proof(certificate.evidence, proof),
+            ),
+            finalist.artifact,
+        )
+        return replace(finalist, record=record)

@@ -47,6 +47,9 @@ class Published:
 def publish(result: TuneResult, out: Path, reports: Path) -> Published:
     """Emit the winners into the library under `out`, and merge the report.
 
+    A result may hold some of its request's problems: rows and reports of others stay. Publishing
+    more and more of a result leaves the same bytes as publishing the whole.
+
     Raises:
         StorageError: If something cannot be written; what stood there before stays whole.
     """

@@ -1,4 +1,4 @@
-"""The whole of `kgen tune`: every pass in turn, each published as soon as it is tuned."""
+"""The whole of `kgen tune`: every pass in turn, each problem published as soon as it is settled."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class TuneJob:
 
 
 def run_job(job: TuneJob) -> Iterator[tuple[TuneResult, Published]]:
-    """Tune and publish pass after pass.
+    """Tune pass after pass; publish after each problem, and yield after each pass.
+
+    A tune that dies leaves a library with the problems before; the rest of its rows, and of its
+    report, are as they were.
 
     Raises:
         StorageError: If the output folder cannot be written; found out before anything runs.
@@ -52,6 +55,10 @@ def run_job(job: TuneJob) -> Iterator[tuple[TuneResult, Published]]:
     """
     _check_writable(job.reports)
     default = DEFAULT_HOST_TRIALS if job.gpu.is_host else DEFAULT_TRIALS
+
+    def on_settled(so_far: TuneResult) -> None:
+        publish(so_far, job.out, job.reports)
+
     for pass_name in job.passes:
         result = tune(
             TuneRequest(
@@ -70,6 +77,7 @@ def run_job(job: TuneJob) -> Iterator[tuple[TuneResult, Published]]:
                 peers=job.peers,
                 l2=job.l2,
                 on_progress=job.on_progress,
+                on_settled=on_settled,
                 limits=job.limits,
                 retry=job.retry,
             )

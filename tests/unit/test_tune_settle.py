@@ -1,0 +1,161 @@
+"""Winners wait for their host runs beside the search; who is refused gives way."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+
+from kgen.catalogue import open_catalogue, profile_named
+from kgen.errors import TuneError
+from kgen.model.artifact import Artifact, Rendered
+from kgen.model.config import Config
+from kgen.model.plan import Plan
+from kgen.model.problem import Problem
+from kgen.model.record import Evidence, Fate, Record, Timing
+from kgen.tune.request import Finalist, ProblemResult
+from kgen.tune.settle import Settlements
+from kgen.worker import HostProver, Proof, Session, TrialOutcome
+
+ENTRY = open_catalogue().entry("rmsnorm")
+VARIANT = ENTRY.space.of_pass("forward")[0]
+TIMING = Timing(1.0, 1.0, 1.0, 1, "")
+
+
+class FakeProver:
+    """Host runs that end when the test says so; by config."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Future[Proof]] = {}
+
+    def start(
+        self, rendered: Rendered, variant: object, config: Config, *_: object
+    ) -> Future[Proof]:
+        assert rendered.digest not in self.runs, "a host run was started twice"
+        self.runs[rendered.digest] = Future()
+        return self.runs[rendered.digest]
+
+    def end(self, name: str, fault: str = "") -> None:
+        self.runs[name].set_result(Proof(fault=fault))
+
+
+class FakeSession:
+    """Keeps what is written down."""
+
+    entry = ENTRY
+    pass_name = "forward"
+    gpu = profile_named("h200")
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, Fate]] = []
+
+    def record(
+        self,
+        config: Config,
+        problem: Problem,
+        rendered: Rendered,
+        key: str,
+        outcome: TrialOutcome,
+        artifact: Artifact,
+    ) -> Record:
+        self.written.append((rendered.digest, outcome.fate))
+        return certificate(rendered.digest, config)
+
+
+def certificate(name: str, config: Config) -> Record:
+    evidence = Evidence(0, (), (), 4, True)
+    return Record(
+        name, "rmsnorm", "forward", "", "h200", config, Fate.VERIFIED, evidence=evidence
+    )
+
+
+def problem(name: str, finalists: int = 2) -> ProblemResult:
+    """A problem `a` whose finalists are `a0`, `a1`, best first."""
+    found = []
+    for i in range(finalists):
+        config = Config.of(VARIANT.name, {"place": i})
+        rendered = Rendered("", "", f"{name}{i}")
+        artifact = Artifact("cubin", "", "", (), 0.0)
+        record = certificate(rendered.digest, config)
+        found.append(
+            Finalist(VARIANT, config, Plan((), ()), rendered, artifact, record, TIMING, None)
+        )
+    return ProblemResult(
+        problem=Problem((("M", ord(name)),), ()),
+        finalists=tuple(found),
+        peers={},
+        peer_errors={},
+        clocks={},
+        space_size=2,
+        feasible=2,
+        refusals=(),
+        fates={Fate.VERIFIED: finalists},
+        reasons={},
+        floor_us=1.0,
+        search_s=0.0,
+        compile_s=0.0,
+        new_trials=0,
+    )
+
+
+@pytest.fixture
+def made() -> tuple[Settlements, FakeProver, FakeSession, list[list[str]]]:
+    prover, session = FakeProver(), FakeSession()
+    said: list[list[str]] = []
+
+    def on_settled(settled: tuple[ProblemResult, ...]) -> None:
+        said.append([r.winner.rendered.digest for r in settled])
+
+    settlements = Settlements(
+        cast("Session", cast("Any", session)), cast("HostProver", cast("Any", prover)), on_settled
+    )
+    return settlements, prover, session, said
+
+
+Made = tuple[Settlements, FakeProver, FakeSession, list[list[str]]]
+
+
+def test_what_is_proven_is_settled_without_waiting_for_the_rest(made: Made) -> None:
+    settlements, prover, session, said = made
+    settlements.add(problem("a"))
+    settlements.add(problem("b"))
+    settlements.collect()
+    assert said == []
+    prover.end("b0")
+    settlements.collect()
+    settlements.collect()
+    assert said == [["b0"]]
+    prover.end("a0")
+    assert [r.winner.rendered.digest for r in settlements.finish()] == ["a0", "b0"]
+    assert said == [["b0"], ["a0", "b0"]], "in the order of the tune"
+    assert session.written == [("b0", Fate.VERIFIED), ("a0", Fate.VERIFIED)]
+
+
+def test_a_refused_winner_gives_way_while_the_search_goes_on(made: Made) -> None:
+    settlements, prover, session, said = made
+    settlements.add(problem("a"))
+    prover.end("a0", "a race\n  on the host")
+    settlements.collect()  # must not wait for the next one's host run
+    assert said == []
+    assert set(prover.runs) == {"a0", "a1"}
+    prover.end("a1")
+    settlements.collect()
+    (result,) = settlements.settled
+    assert [f.rendered.digest for f in result.finalists] == ["a1"]
+    assert result.fates == {Fate.VERIFIED: 1, Fate.WRONG: 1}
+    assert result.reasons == {"wrong: a race": 1}
+    assert session.written == [("a0", Fate.WRONG), ("a1", Fate.VERIFIED)]
+
+
+def test_a_problem_without_a_finalist_fails_after_the_others_are_settled(made: Made) -> None:
+    settlements, prover, _, said = made
+    settlements.add(problem("a", finalists=1))
+    settlements.add(problem("b"))
+    prover.end("a0", "a race")
+    settlements.collect()
+    prover.end("b0")
+    with pytest.raises(TuneError, match="every finalist was refused by its host run") as caught:
+        settlements.finish()
+    assert "a race" in str(caught.value)
+    assert said == [["b0"]]
