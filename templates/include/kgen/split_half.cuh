@@ -19,6 +19,7 @@
 #pragma once
 
 #include "math.cuh"
+#include "memory.cuh"
 #include "warp.cuh"
 
 namespace kgen {
@@ -50,6 +51,19 @@ public:
         const float size = abs(x);
         largest_ = Max::apply(size, largest_);
         if (size > 0.0f && size < smallest_) smallest_ = size;
+    }
+
+    // A row of `columns` values (whole vectors of 16 bytes) in shared memory, this lane's share.
+    template <class T>
+    KGEN_DEVICE void add_row(const T* row, int columns) {
+        constexpr int kVec = 16 / static_cast<int>(sizeof(T));
+#pragma unroll 4
+        for (int i = lane_id() * kVec; i < columns; i += kWarpSize * kVec) {
+            float values[kVec];
+            to_floats(*reinterpret_cast<const Vec<T, kVec>*>(row + i), values);
+#pragma unroll
+            for (int j = 0; j < kVec; ++j) add(values[j]);
+        }
     }
 
     // Over all lanes of the warp.

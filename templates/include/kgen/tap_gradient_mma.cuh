@@ -370,8 +370,7 @@ private:
         const int warp = thread_rank() / kWarpSize;
         Magnitudes mine;
         for (int row = warp; row < rows; row += Warps)
-            for (int i = lane_id(); i < padded; i += kWarpSize)
-                mine.add(to_float(values[row * stride_ + i]));
+            mine.add_row(values + row * stride_, padded);
         mine.combine();
         if (lane_id() == 0) {
             found[which][0][warp] = mine.largest();

@@ -5,8 +5,8 @@
 // rows below. The matrix being Toeplitz, a piece serves fragments 8 rows further down with columns
 // 8 further on, too. `Column` is a fragment of B: kStep columns of eight rows of x.
 //
-// put() writes an element of the band, origin() is where a lane finds its own elements, given where
-// they begin. Bands have kCopies copies of `copy` elements each.
+// put() writes two elements of the band, given the next one, too; origin() is where a lane finds its own
+// elements, given where they begin. Bands have kCopies copies of `copy` elements each.
 #pragma once
 
 #include "memory.cuh"
@@ -34,8 +34,9 @@ struct Tf32Engine {
         u32 hi[2], lo[2];
     };
 
-    static KGEN_DEVICE void put(Band* band, int copy, int index, float element) {
-        split_tf32(element, band[index], band[copy + index]);
+    static KGEN_DEVICE void put(Band* band, int copy, int index, float first, float second, float) {
+        split_tf32(first, band[index], band[copy + index]);
+        split_tf32(second, band[index + 1], band[copy + index + 1]);
     }
 
     static KGEN_DEVICE const Band* origin(const Band* band, int, int start) {
@@ -92,9 +93,10 @@ struct HalfEngine {
         u32 pair[2];
     };
 
-    static KGEN_DEVICE void put(Band* band, int copy, int index, T element) {
-        band[index] = element;
-        if (index > 0) band[copy + index - 1] = element;
+    static KGEN_DEVICE void put(Band* band, int copy, int index, float first, float second,
+                                float third) {
+        *reinterpret_cast<u32*>(band + index) = pack2<T>(first, second);
+        *reinterpret_cast<u32*>(band + copy + index) = pack2<T>(second, third);
     }
 
     static KGEN_DEVICE const Band* origin(const Band* band, int copy, int start) {
@@ -139,11 +141,11 @@ struct SplitEngine {
         u32 hi[2], lo[2];
     };
 
-    static KGEN_DEVICE void put(Band* band, int copy, int index, float element) {
-        u32 hi, lo;
-        split_half(element, 0.0f, hi, lo);
-        HalfEngine<fp16>::put(band, copy, index, fp16{static_cast<u16>(hi)});
-        HalfEngine<fp16>::put(band + 2 * copy, copy, index, fp16{static_cast<u16>(lo)});
+    static KGEN_DEVICE void put(Band* band, int copy, int index, float first, float second,
+                                float third) {
+        const auto word = [=](int which) { return reinterpret_cast<u32*>(band + which * copy + index); };
+        split_half(first, second, *word(0), *word(2));
+        split_half(second, third, *word(1), *word(3));
     }
 
     static KGEN_DEVICE const Band* origin(const Band* band, int copy, int start) {

@@ -237,6 +237,7 @@ public:
 
         stage(x, stored);
         Magnitudes of_taps;
+#pragma unroll 8
         for (int i = lane_id(); i < columns; i += kWarpSize) of_taps.add(to_float(taps_[i]));
         of_taps.combine();
         cp_async_wait_all();
@@ -249,8 +250,7 @@ public:
         int fate = fate_of(of_taps);
         for (int row = warp; row < rows_; row += Warps) {
             Magnitudes of_row;
-            for (int i = lane_id(); i < stored; i += kWarpSize)
-                of_row.add(to_float(xs_[row * x_stride_ + i]));
+            of_row.add_row(xs_ + row * x_stride_, stored);
             of_row.combine();
             fate = min(fate, fate_of(of_row));
             if (lane_id() == 0) exponents[row] = of_row.exponent();
@@ -300,14 +300,13 @@ private:
         Band* band = dynamic_smem<Band>();
         const int copy = ((elements * static_cast<int>(sizeof(Band)) + 127) / 128 * 128 + 64) /
                          static_cast<int>(sizeof(Band));
-        for (int i = thread_rank(); i < elements; i += kThreads) {
-            const W element = band_element<Side>(taps_, columns_, front_, i);
-            if constexpr (Engine::kSmall) {
-                Engine::put(band, copy, i, to_float(element) * power_of_two(taps_exponent));
-            } else {
-                Engine::put(band, copy, i, element);
-            }
-        }
+        const float scale = Engine::kSmall ? power_of_two(taps_exponent) : 1.0f;
+        const auto element = [&](int i) {
+            return to_float(band_element<Side>(taps_, columns_, front_, i)) * scale;
+        };
+#pragma unroll 2
+        for (int i = 2 * thread_rank(); i < elements; i += 2 * kThreads)  // elements are even
+            Engine::put(band, copy, i, element(i), element(i + 1), element(i + 2));
         sync_block();
 
         // If pairs are left over, another warp has them in the next block: a warp's number decides
