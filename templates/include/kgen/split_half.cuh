@@ -18,7 +18,6 @@
 // Cores while surpassing the FP32 theoretical peak performance, 2022.
 #pragma once
 
-#include "math.cuh"
 #include "memory.cuh"
 #include "warp.cuh"
 
@@ -36,21 +35,16 @@ KGEN_DEVICE float scale_by(float x, int exponent) {
     return x * power_of_two(half) * power_of_two(exponent - half);
 }
 
-// What decides how a group of numbers is split.
+// What decides how a group of numbers is split: the largest and the smallest magnitude but 0.
+//
+// As integers the bits of magnitudes are in their order, NaN beyond Inf beyond all others, so that no NaN
+// gets lost; less 1, 0 is beyond all.
 class Magnitudes {
-    struct Least {
-        static KGEN_DEVICE float apply(float a, float b) { return a < b ? a : b; }
-    };
-
 public:
-    Magnitudes() = default;
-    KGEN_DEVICE Magnitudes(float largest, float smallest)
-        : largest_(largest), smallest_(smallest) {}
-
     KGEN_DEVICE void add(float x) {
-        const float size = abs(x);
-        largest_ = Max::apply(size, largest_);
-        if (size > 0.0f && size < smallest_) smallest_ = size;
+        const u32 size = bit_cast<u32>(x) & 0x7fffffffu;
+        largest_ = max(largest_, size);
+        smallest_less_1_ = min(smallest_less_1_, size - 1);
     }
 
     // A row of `columns` values (whole vectors of 16 bytes) in shared memory, this lane's share.
@@ -66,39 +60,51 @@ public:
         }
     }
 
+    KGEN_DEVICE void add(const Magnitudes& other) {
+        largest_ = max(largest_, other.largest_);
+        smallest_less_1_ = min(smallest_less_1_, other.smallest_less_1_);
+    }
+
     // Over all lanes of the warp.
     KGEN_DEVICE void combine() {
-        largest_ = lanes_max<kWarpSize>(largest_);
-        smallest_ = lanes_reduce<kWarpSize, Least>(smallest_);
+#pragma unroll
+        for (int bits = kWarpSize / 2; bits > 0; bits /= 2) {
+            largest_ = max(largest_, shfl_xor(largest_, bits));
+            smallest_less_1_ = min(smallest_less_1_, shfl_xor(smallest_less_1_, bits));
+        }
     }
 
-    // Over several, each combined already.
-    KGEN_DEVICE void add(const Magnitudes& other) {
-        largest_ = Max::apply(other.largest_, largest_);
-        smallest_ = Least::apply(other.smallest_, smallest_);
+    // As two words, to show to other warps.
+    KGEN_DEVICE void write(u32 (&words)[2]) const {
+        words[0] = largest_;
+        words[1] = smallest_less_1_;
     }
-
-    KGEN_DEVICE float largest() const { return largest_; }
-    KGEN_DEVICE float smallest() const { return smallest_; }  // of those that are not 0
+    static KGEN_DEVICE Magnitudes read(const u32 (&words)[2]) {
+        Magnitudes read;
+        read.largest_ = words[0];
+        read.smallest_less_1_ = words[1];
+        return read;
+    }
 
     // No NaN, no Inf, nothing that rounds to Inf with fewer bits.
-    KGEN_DEVICE bool tame() const { return largest_ < 1.7014118e38f; }
+    KGEN_DEVICE bool tame() const { return largest_ < 0x7f000000u; }
 
-    // The e of this file's head: -114 .. 126.
+    // The e of this file's head: -113 .. 126.
     KGEN_DEVICE int exponent() const {
-        if (!(largest_ > 0.0f)) return 0;
-        const int of_largest = static_cast<int>(bit_cast<u32>(largest_) >> 23) - 127;
-        return 13 - of_largest < 126 ? 13 - of_largest : 126;
+        if (largest_ == 0) return 0;
+        return min(13 - (static_cast<int>(largest_ >> 23) - 127), 126);
     }
 
-    // Whether pairs of fp16 keep all of them.
+    // Whether pairs of fp16 keep all of them: none is below 2^-16 once scaled.
     KGEN_DEVICE bool splits() const {
-        return tame() && smallest_ * power_of_two(exponent()) >= 1.52587890625e-5f;  // 2^-16
+        if (largest_ == 0) return true;
+        return tame() &&
+               bit_cast<float>(smallest_less_1_ + 1) * power_of_two(exponent()) >= 1.52587890625e-5f;
     }
 
 private:
-    float largest_ = 0.0f;
-    float smallest_ = infinity();
+    u32 largest_ = 0;
+    u32 smallest_less_1_ = 0xffffffffu;
 };
 
 // The pairs of two numbers that are scaled already, as hi and lo of the first in the low halves.

@@ -366,20 +366,17 @@ public:
 private:
     // Of what is staged, for all threads; a block barrier. `which` call it is between two others.
     KGEN_DEVICE Magnitudes magnitudes(const T* values, int rows, int padded, int which) const {
-        __shared__ float found[2][2][Warps];
+        __shared__ u32 found[2][Warps][2];
         const int warp = thread_rank() / kWarpSize;
         Magnitudes mine;
         for (int row = warp; row < rows; row += Warps)
             mine.add_row(values + row * stride_, padded);
         mine.combine();
-        if (lane_id() == 0) {
-            found[which][0][warp] = mine.largest();
-            found[which][1][warp] = mine.smallest();
-        }
+        if (lane_id() == 0) mine.write(found[which][warp]);
         sync_block();
         Magnitudes all;
 #pragma unroll
-        for (int i = 0; i < Warps; ++i) all.add(Magnitudes(found[which][0][i], found[which][1][i]));
+        for (int i = 0; i < Warps; ++i) all.add(Magnitudes::read(found[which][i]));
         return all;
     }
 

@@ -1,9 +1,9 @@
 // What a warp multiplies in products with Toeplitz matrices on tensor cores (sm_80): fragments of the
 // matrix out of a band in shared memory, and fragments of the other factor.
 //
-// A `Piece` is 8 columns of a fragment of A: eight rows of the matrix, and the eight that lie `apart`
-// rows below. The matrix being Toeplitz, a piece serves fragments 8 rows further down with columns
-// 8 further on, too. `Column` is a fragment of B: kStep columns of eight rows of x.
+// `Tile` is a fragment of A: eight rows of the matrix, and the eight that lie `apart` rows below;
+// `Column` is one of B, of eight rows of x. The kStep columns of a fragment are numbered so that a
+// lane's are neighbours: kStep / 4 consecutive ones from q * kStep / 4 on.
 //
 // put() writes two elements of the band, given the next one, too; origin() is where a lane finds its own
 // elements, given where they begin. Bands have kCopies copies of `copy` elements each.
@@ -16,8 +16,7 @@
 namespace kgen {
 namespace detail {
 
-// fp32 taps as two TF32 numbers; x in fp32 as two as well, in 16 bits as it is. The columns of a step
-// are numbered so that a lane's two are neighbours.
+// fp32 taps as two TF32 numbers; x in fp32 as two as well, in 16 bits as it is.
 template <class T>
 struct Tf32Engine {
     static constexpr int kStep = 8;
@@ -27,7 +26,7 @@ struct Tf32Engine {
     static constexpr int kCopies = 2;  // high parts, low parts
 
     using Band = u32;
-    struct Piece {
+    struct Tile {
         u32 hi[4], lo[4];
     };
     struct Column {
@@ -43,14 +42,14 @@ struct Tf32Engine {
         return band + start + 2 * mma_lane().q;
     }
 
-    static KGEN_DEVICE Piece load_piece(const Band* band, int copy, int apart) {
-        Piece piece;
+    static KGEN_DEVICE Tile load_tile(const Band* band, int copy, int apart) {
+        Tile tile;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            piece.hi[i] = band[i / 2 - i % 2 * apart];
-            piece.lo[i] = band[copy + i / 2 - i % 2 * apart];
+            tile.hi[i] = band[i / 2 - i % 2 * apart];
+            tile.lo[i] = band[copy + i / 2 - i % 2 * apart];
         }
-        return piece;
+        return tile;
     }
 
     static KGEN_DEVICE Column load_column(const T* x) {
@@ -69,10 +68,9 @@ struct Tf32Engine {
 
     // The passes in the order of their size, small first.
     template <int Pass>
-    static KGEN_DEVICE void multiply(float (&acc)[4], float (&)[4], const Piece* pieces,
+    static KGEN_DEVICE void multiply(float (&acc)[4], float (&)[4], const Tile& tile,
                                      const Column& x) {
-        mma_tf32_16x8x8(acc, Pass == 0 ? pieces->lo : pieces->hi,
-                        Pass == 1 && kSplitX ? x.lo : x.hi);
+        mma_tf32_16x8x8(acc, Pass == 0 ? tile.lo : tile.hi, Pass == 1 && kSplitX ? x.lo : x.hi);
     }
 };
 
@@ -86,8 +84,8 @@ struct HalfEngine {
     static constexpr int kCopies = 2;
 
     using Band = T;
-    struct Piece {
-        u32 pair[2];
+    struct Tile {
+        u32 pair[4];
     };
     struct Column {
         u32 pair[2];
@@ -100,33 +98,34 @@ struct HalfEngine {
     }
 
     static KGEN_DEVICE const Band* origin(const Band* band, int copy, int start) {
-        return band + start + (start % 2 != 0 ? copy - 1 : 0) + 2 * mma_lane().q;
+        return band + start + (start % 2 != 0 ? copy - 1 : 0) + 4 * mma_lane().q;
     }
 
-    static KGEN_DEVICE Piece load_piece(const Band* band, int, int apart) {
-        Piece piece;
+    static KGEN_DEVICE Tile load_tile(const Band* band, int, int apart) {
+        Tile tile;
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-            piece.pair[i] = *reinterpret_cast<const u32*>(band - i * apart);
-        return piece;
+        for (int i = 0; i < 4; ++i) tile.pair[i] = load_pair(band + i / 2 * 2 - i % 2 * apart);
+        return tile;
+    }
+
+    static KGEN_DEVICE u32 load_pair(const Band* band) {
+        return *reinterpret_cast<const u32*>(band);
     }
 
     static KGEN_DEVICE Column load_column(const T* x) {
-        const u32* at = reinterpret_cast<const u32*>(x) + mma_lane().q;
-        return Column{{at[0], at[4]}};
+        const Vec<u32, 2> two = reinterpret_cast<const Vec<u32, 2>*>(x)[mma_lane().q];
+        return Column{{two[0], two[1]}};
     }
 
     template <int Pass>
-    static KGEN_DEVICE void multiply(float (&acc)[4], float (&)[4], const Piece* pieces,
+    static KGEN_DEVICE void multiply(float (&acc)[4], float (&)[4], const Tile& tile,
                                      const Column& x) {
-        const u32 a[4] = {pieces[0].pair[0], pieces[0].pair[1], pieces[1].pair[0],
-                          pieces[1].pair[1]};
-        mma_16x8x16<T>(acc, a, x.pair);
+        mma_16x8x16<T>(acc, tile.pair, x.pair);
     }
 };
 
-// fp32 values as pairs of fp16 (split_half.cuh). x has been split in place, 16 columns at a time: for
-// each q, the pairs 2q.. and 2q + 8.. of hi, then of lo.
+// fp32 values as pairs of fp16 (split_half.cuh). x has been split in place, four columns at a time:
+// four hi, then four lo.
 struct SplitEngine {
     static constexpr int kStep = 16;
     static constexpr int kPasses = 3;
@@ -134,8 +133,8 @@ struct SplitEngine {
     static constexpr int kCopies = 4;     // hi and hi one element ahead, lo and lo one ahead
 
     using Band = fp16;
-    struct Piece {
-        u32 hi[2], lo[2];
+    struct Tile {
+        u32 hi[4], lo[4];
     };
     struct Column {
         u32 hi[2], lo[2];
@@ -152,14 +151,15 @@ struct SplitEngine {
         return HalfEngine<fp16>::origin(band, copy, start);
     }
 
-    static KGEN_DEVICE Piece load_piece(const Band* band, int copy, int apart) {
-        Piece piece;
+    static KGEN_DEVICE Tile load_tile(const Band* band, int copy, int apart) {
+        Tile tile;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            piece.hi[i] = *reinterpret_cast<const u32*>(band - i * apart);
-            piece.lo[i] = *reinterpret_cast<const u32*>(band + 2 * copy - i * apart);
+        for (int i = 0; i < 4; ++i) {
+            const Band* pair = band + i / 2 * 2 - i % 2 * apart;
+            tile.hi[i] = HalfEngine<fp16>::load_pair(pair);
+            tile.lo[i] = HalfEngine<fp16>::load_pair(pair + 2 * copy);
         }
-        return piece;
+        return tile;
     }
 
     static KGEN_DEVICE Column load_column(const float* x) {
@@ -167,33 +167,23 @@ struct SplitEngine {
         return Column{{four[0], four[1]}, {four[2], four[3]}};
     }
 
-    // Split a row of `columns` (a multiple of 16) numbers where they lie; by a whole warp.
+    // Split a row of `columns` (a multiple of 4) numbers where they lie; by a whole warp.
     static KGEN_DEVICE void split_row(float* row, int columns, float scale) {
-        for (int first = 0; first < columns / 4; first += kWarpSize) {
-            const int place = first + lane_id(), q = place % 4;
-            float* group = row + place / 4 * 16;
-            Vec<float, 2> early = {}, late = {};
-            if (place < columns / 4) {
-                early = *reinterpret_cast<const Vec<float, 2>*>(group + 2 * q);
-                late = *reinterpret_cast<const Vec<float, 2>*>(group + 2 * q + 8);
-            }
-            sync_warp();  // all four lanes of a group have read
-            if (place < columns / 4) {
-                Vec<u32, 4> split;
-                split_half(early[0] * scale, early[1] * scale, split[0], split[2]);
-                split_half(late[0] * scale, late[1] * scale, split[1], split[3]);
-                *reinterpret_cast<Vec<u32, 4>*>(group + 4 * q) = split;
-            }
+#pragma unroll 4
+        for (int i = 4 * lane_id(); i < columns; i += 4 * kWarpSize) {
+            const Vec<float, 4> x = *reinterpret_cast<const Vec<float, 4>*>(row + i);
+            Vec<u32, 4> split;
+            split_half(x[0] * scale, x[1] * scale, split[0], split[2]);
+            split_half(x[2] * scale, x[3] * scale, split[1], split[3]);
+            *reinterpret_cast<Vec<u32, 4>*>(row + i) = split;
         }
     }
 
     template <int Pass>
-    static KGEN_DEVICE void multiply(float (&acc)[4], float (&small)[4], const Piece* pieces,
+    static KGEN_DEVICE void multiply(float (&acc)[4], float (&small)[4], const Tile& tile,
                                      const Column& x) {
-        const Piece &first = pieces[0], &second = pieces[1];
-        const u32 hi[4] = {first.hi[0], first.hi[1], second.hi[0], second.hi[1]};
-        const u32 lo[4] = {first.lo[0], first.lo[1], second.lo[0], second.lo[1]};
-        mma_16x8x16<fp16>(Pass == 2 ? acc : small, Pass == 0 ? lo : hi, Pass == 1 ? x.lo : x.hi);
+        mma_16x8x16<fp16>(Pass == 2 ? acc : small, Pass == 0 ? tile.lo : tile.hi,
+                          Pass == 1 ? x.lo : x.hi);
     }
 };
 

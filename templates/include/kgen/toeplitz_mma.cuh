@@ -17,30 +17,28 @@ namespace detail {
 
 // The tiles of rows that one warp sums, of what a block has staged.
 //
-// Fragment p of a tile has the rows 8 p .. and 8 (p + Tiles) .., so that its pieces are, 8 columns on,
-// those of fragment p + 1: a step of columns loads kNew new pieces, Tiles - 1 are kept.
+// Fragment p of a warp's tile has the rows 8 p .. and 8 (p + Tiles) .., so that it is, 8 columns on,
+// fragment p + 1 of before: a step of columns loads kNew new fragments, and `Tiles` of them are held.
 template <class Engine, Triangle Side, class X, int Tiles, int Columns, int Fold, int Gap,
           int Chains, bool Promote>
 class ToeplitzWarp {
     using Band = typename Engine::Band;
-    using Piece = typename Engine::Piece;
+    using Tile = typename Engine::Tile;
     using Column = typename Engine::Column;
 
     static constexpr bool kLower = Side == Triangle::lower;
     static constexpr int kRows = 16 * Tiles;
     static constexpr int kStep = Engine::kStep;
-    static constexpr int kNew = kStep / 8;  // pieces that a step loads
+    static constexpr int kNew = kStep / 8;  // fragments that a step loads
     static constexpr int kChunk = kRows / Chains;
     static constexpr int kSteps = kChunk / kStep;
-    static constexpr int kKept = Tiles - 1;
 
-    static_assert(kChunk % kStep == 0, "a chunk is whole steps");
+    static_assert(kChunk % kStep == 0 && kNew * kSteps % Tiles == 0,
+                  "a chunk is whole steps, after which the fragments are where they were");
 
-    using Tile = float[Tiles][Columns][4];
-    using Window = Piece[kKept + kNew * kSteps];  // of a chunk; the first kKept are from before
-
+    using Main = float[Tiles][Columns][4];
     struct Sums {
-        Tile main;
+        Main main;
         float small[Engine::kSmall ? Tiles : 1][Engine::kSmall ? Columns : 1][4];
     };
 
@@ -84,37 +82,34 @@ private:
     // Where a step that is a multiple of 16 (or a count of steps) lies in a row in shared memory.
     static KGEN_DEVICE constexpr int place(int step) { return step + step / kRows * Gap; }
 
-    // Piece `index`, counted in 8 columns minus 8 rows from (row, column).
-    KGEN_DEVICE Piece load_piece(int row, int column, int index) const {
-        return Engine::load_piece(band_ + column - row + 8 * index, copy_, 8 * Tiles);
+    // Fragment `index`, counted in 8 columns minus 8 rows from (row, column).
+    KGEN_DEVICE Tile load_tile(int row, int column, int index) const {
+        return Engine::load_tile(band_ + column - row + 8 * index, copy_, 8 * Tiles);
     }
+
+    static KGEN_DEVICE constexpr int slot(int index) { return (index + 4 * Tiles) % Tiles; }
 
     // Multiply one chunk of columns. First < 0: all of it. Else it is the diagonal's, First steps
     // from its begin, and what lies beyond the triangle is left out.
     template <int First, class Small>
-    KGEN_DEVICE void chunk(Tile& acc, Small& small, Piece (&kept)[Tiles], int row, int column) {
-        Window window;
-#pragma unroll
-        for (int i = 0; i < kKept; ++i) window[i] = kept[i];
+    KGEN_DEVICE void chunk(Main& acc, Small& small, Tile (&tiles)[Tiles], int row, int column) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-            for (int i = 0; i < kNew; ++i)
-                window[kKept + kNew * step + i] = load_piece(row, column, kNew * step + i);
+            for (int i = 1 - kNew; i <= 0; ++i)
+                tiles[slot(kNew * step + i)] = load_tile(row, column, kNew * step + i);
             Column x[Columns];
 #pragma unroll
             for (int n = 0; n < Columns; ++n)
                 x[n] = Engine::load_column(rows_[n] + place(column) + step * kStep);
-            if constexpr (Engine::kPasses >= 2) pass<First, 0>(acc, small, window, x, step);
-            if constexpr (Engine::kPasses >= 3) pass<First, 1>(acc, small, window, x, step);
-            pass<First, Engine::kPasses - 1>(acc, small, window, x, step);
+            if constexpr (Engine::kPasses >= 2) pass<First, 0>(acc, small, tiles, x, step);
+            if constexpr (Engine::kPasses >= 3) pass<First, 1>(acc, small, tiles, x, step);
+            pass<First, Engine::kPasses - 1>(acc, small, tiles, x, step);
         }
-#pragma unroll
-        for (int i = 0; i < kKept; ++i) kept[i] = window[kNew * kSteps + i];
     }
 
     template <int First, int Pass, class Small>
-    static KGEN_DEVICE void pass(Tile& acc, Small& small, const Window& window,
+    static KGEN_DEVICE void pass(Main& acc, Small& small, const Tile (&tiles)[Tiles],
                                  const Column (&x)[Columns], int step) {
 #pragma unroll
         for (int p = 0; p < Tiles; ++p) {
@@ -126,16 +121,16 @@ private:
             for (int n = 0; n < Columns; ++n)
                 Engine::template multiply<Pass>(
                     acc[p][n], small[Engine::kSmall ? p : 0][Engine::kSmall ? n : 0],
-                    window + kKept + kNew * step - p, x[n]);
+                    tiles[slot(kNew * step - p)], x[n]);
         }
     }
 
     // A chunk into the tile's sums, as a chain of its own if Promote.
     template <int First>
-    KGEN_DEVICE void add_chunk(Sums& sums, Piece (&kept)[Tiles], int row, int column) {
+    KGEN_DEVICE void add_chunk(Sums& sums, Tile (&tiles)[Tiles], int row, int column) {
         if constexpr (Promote) {
-            Tile chain = {};
-            chunk<First>(chain, sums.small, kept, row, column);
+            Main chain = {};
+            chunk<First>(chain, sums.small, tiles, row, column);
 #pragma unroll
             for (int p = 0; p < Tiles; ++p)
 #pragma unroll
@@ -143,33 +138,33 @@ private:
 #pragma unroll
                     for (int i = 0; i < 4; ++i) sums.main[p][n][i] += chain[p][n][i];
         } else {
-            chunk<First>(sums.main, sums.small, kept, row, column);
+            chunk<First>(sums.main, sums.small, tiles, row, column);
         }
     }
 
     template <int First>
-    KGEN_DEVICE void add_diagonal(Sums& sums, Piece (&kept)[Tiles], int row) {
+    KGEN_DEVICE void add_diagonal(Sums& sums, Tile (&tiles)[Tiles], int row) {
         if constexpr (First * kStep < kRows) {
-            add_chunk<First>(sums, kept, row, row + First * kStep);
-            add_diagonal<First + kSteps>(sums, kept, row);
+            add_chunk<First>(sums, tiles, row, row + First * kStep);
+            add_diagonal<First + kSteps>(sums, tiles, row);
         }
     }
 
     KGEN_DEVICE void sum_tile(Sums& sums, int row) {
-        Piece kept[Tiles];  // Tiles - 1 of them, which may be none
+        Tile tiles[Tiles];
         const int begin = kLower ? 0 : row;
 #pragma unroll
-        for (int i = 0; i < kKept; ++i) kept[i] = load_piece(row, begin, i - kKept);
+        for (int i = 1 - Tiles; i <= -kNew; ++i) tiles[slot(i)] = load_tile(row, begin, i);
         if constexpr (kLower) {
 #pragma unroll 1
             for (int column = 0; column < row; column += kChunk)
-                add_chunk<-1>(sums, kept, row, column);
-            add_diagonal<0>(sums, kept, row);
+                add_chunk<-1>(sums, tiles, row, column);
+            add_diagonal<0>(sums, tiles, row);
         } else {
-            add_diagonal<0>(sums, kept, row);
+            add_diagonal<0>(sums, tiles, row);
 #pragma unroll 1
             for (int column = row + kRows; column < padded_; column += kChunk)
-                add_chunk<-1>(sums, kept, row, column);
+                add_chunk<-1>(sums, tiles, row, column);
         }
     }
 
@@ -202,7 +197,7 @@ class ToeplitzMma {
     static constexpr int kSpan = Fold * kRows;         // outputs of a batch row that a warp sums
     // The eight rows of x that a fragment of B takes lie so that their loads meet no bank twice:
     // kSkew bytes apart, modulo 128. Where they are tiles of one batch row, gaps see to it.
-    static constexpr int kSkew = sizeof(T) == 4 ? 64 : 16;
+    static constexpr int kSkew = sizeof(T) == 4 ? 64 : 32;
     static constexpr int kGap =
         Fold == 1 || (sizeof(T) == 4 && Tiles % 2 != 0) ? 0 : kSkew / static_cast<int>(sizeof(T));
 
