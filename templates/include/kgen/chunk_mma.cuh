@@ -14,9 +14,13 @@
 //   fp32, Product tf32   one product of operands rounded to TF32
 //   fp32                 two TF32 numbers each and three products (3xTF32), in short chains from
 //                        zero (see mma.cuh)
-//   bf16                 directly; the state and the scores are rounded to bf16 as operands
+//   bf16                 directly; the state is rounded to bf16 as an operand
 //   fp16                 scores and update directly; the state and the scores as TF32, because fp16
 //                        has no room for sums
+//
+// Scores are always two numbers, high and low, of the operands' type. A score is a sum whose terms
+// may all have one sign (queries and keys of feature maps do) while v has both: rounded once, it
+// would err by more than everything else together.
 //
 // None of them makes finite what is not: NaN or Inf in an operand gives NaN or Inf in every product
 // it is part of. (So a row of outputs that is finite was made of finite inputs.) The opposite does
@@ -115,15 +119,6 @@ struct Tf32Operands {
         return b;
     }
 
-    // The scores' tile transposed: it meets a_columns, so k is in the order of its columns.
-    static KGEN_DEVICE B b_scores(const float* tile, int stride) {
-        const MmaLane lane = mma_lane();
-        B b;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) put(b, i, tile[lane.g * stride + lane.q + 4 * i]);
-        return b;
-    }
-
     // One tile of accumulators, their columns as k.
     template <class Tiles>
     static KGEN_DEVICE A of_sums(const Tiles& sums, int tile) {
@@ -192,8 +187,6 @@ struct HalfOperands {
         return b;
     }
 
-    static KGEN_DEVICE B b_scores(const T* tile, int stride) { return b_rows(tile, stride); }
-
     // Two neighbouring tiles of accumulators are one fragment.
     template <class Tiles>
     static KGEN_DEVICE A of_sums(const Tiles& sums, int tile) {
@@ -210,7 +203,7 @@ struct HalfOperands {
     }
 };
 
-// fp16 in shared memory, scores and state in fp32: TF32 holds fp16 as it is.
+// fp16 in shared memory, the state in fp32: TF32 holds fp16 as it is.
 struct WideOperands : Tf32Operands<false> {
     static KGEN_DEVICE B exact(u32 pair) {
         const f32x2 two = unpack2<fp16>(pair);
@@ -221,14 +214,63 @@ struct WideOperands : Tf32Operands<false> {
         const MmaLane lane = mma_lane();
         return exact(*reinterpret_cast<const u32*>(tile + lane.g * stride + 2 * lane.q));
     }
+};
 
-    // k = q, q + 4 are columns 2q, 2q + 1, as in the fragments that `of_pairs` makes.
-    static KGEN_DEVICE B b_scores(const float* tile, int stride) {
-        return Tf32Operands<false>::b_rows(tile, stride);
+// P V with one product for the high parts of the scores and one for the low parts, their sum
+// straight into the outputs. `Score` is what scores are stored as, in kPlanes tiles; rows of a tile
+// have kOffset values more than the chunk has steps.
+template <class T>
+struct ScoreOperands {  // fp32, TF32: k in the order of a_columns
+    using A = Tf32Operands<false>::A;
+    using Score = float;
+    static constexpr int kStep = 8, kPasses = 2, kPlanes = 1, kOffset = 4;
+
+    struct B {
+        u32 hi[2], lo[2];
+    };
+
+    static KGEN_DEVICE void put(B& b, int i, float x) {
+        b.hi[i] = bit_cast<u32>(x) & 0xffffe000u;
+        b.lo[i] = bit_cast<u32>(x - bit_cast<float>(b.hi[i]));
+    }
+
+    static KGEN_DEVICE void store(float* tile, int, const float (&two)[2]) {
+        *reinterpret_cast<Vec<float, 2>*>(tile) = {{two[0], two[1]}};
+    }
+
+    static KGEN_DEVICE B b_scores(const float* tile, int stride, int) {
+        const MmaLane lane = mma_lane();
+        B b;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) put(b, i, tile[lane.g * stride + lane.q + 4 * i]);
+        return b;
+    }
+
+    static KGEN_DEVICE const A& of_values(const A& values, int) { return values; }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
+        mma_tf32_16x8x8(sums, a.hi, Pass == 0 ? b.lo : b.hi);
+    }
+};
+
+template <>
+struct ScoreOperands<fp16> : ScoreOperands<float> {
+    static constexpr int kOffset = 8;
+
+    // k = q, q + 4 are columns 2q, 2q + 1, as in what `of_values` makes.
+    static KGEN_DEVICE B b_scores(const float* tile, int stride, int) {
+        const MmaLane lane = mma_lane();
+        const Vec<float, 2> two =
+            *reinterpret_cast<const Vec<float, 2>*>(tile + lane.g * stride + 2 * lane.q);
+        B b;
+        put(b, 0, two[0]);
+        put(b, 1, two[1]);
+        return b;
     }
 
     // Step `step` (0 or 1) of the two that a fragment of 16 bits holds.
-    static KGEN_DEVICE A of_pairs(const HalfOperands<fp16>::A& from, int step) {
+    static KGEN_DEVICE A of_values(const HalfOperands<fp16>::A& from, int step) {
         A a;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -240,41 +282,86 @@ struct WideOperands : Tf32Operands<false> {
     }
 };
 
-// Which operands each product takes.
-//   Steps: scores and update, straight from shared memory;  Sums: of the state and of the scores
-//   Score: what scores are stored as;  kStateTiles: tiles of the state in one fragment
+template <>
+struct ScoreOperands<bf16> {
+    using A = HalfOperands<bf16>::A;
+    using Score = bf16;
+    static constexpr int kStep = 16, kPasses = 2, kPlanes = 2, kOffset = 8;
+
+    struct B {
+        HalfOperands<bf16>::B hi, lo;
+    };
+
+    static KGEN_DEVICE void store(bf16* tile, int plane, const float (&two)[2]) {
+        const u32 hi = pack2<bf16>(two[0], two[1]);
+        const f32x2 back = unpack2<bf16>(hi);
+        *reinterpret_cast<u32*>(tile) = hi;
+        *reinterpret_cast<u32*>(tile + plane) = pack2<bf16>(two[0] - back.x, two[1] - back.y);
+    }
+
+    static KGEN_DEVICE B b_scores(const bf16* tile, int stride, int plane) {
+        return B{HalfOperands<bf16>::b_rows(tile, stride),
+                 HalfOperands<bf16>::b_rows(tile + plane, stride)};
+    }
+
+    static KGEN_DEVICE const A& of_values(const A& values, int) { return values; }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
+        HalfOperands<bf16>::multiply<0>(sums, a, Pass == 0 ? b.lo : b.hi);
+    }
+};
+
+// 3xTF32, in chains.
+struct SplitScoreOperands : Tf32Operands<true> {
+    using Score = float;
+    static constexpr int kPlanes = 1, kOffset = 4;
+
+    static KGEN_DEVICE void store(float* tile, int plane, const float (&two)[2]) {
+        ScoreOperands<float>::store(tile, plane, two);
+    }
+
+    static KGEN_DEVICE B b_scores(const float* tile, int stride, int) {
+        const MmaLane lane = mma_lane();
+        B b;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) put(b, i, tile[lane.g * stride + lane.q + 4 * i]);
+        return b;
+    }
+
+    static KGEN_DEVICE const A& of_values(const A& values, int) { return values; }
+};
+
+// Which operands each product takes: Steps for scores and update, straight from shared memory; Carry
+// for the state, Inside for the scores.
 template <class T, class Product>
 struct ChunkProducts {
     static_assert(sizeof(T) == 4, "there are fp32 (Product fp32 or tf32), fp16 and bf16");
-    using Steps = Tf32Operands<sizeof(Product) == sizeof(float)>;
-    using Sums = Steps;
-    using Score = float;
-    static constexpr int kScoreOffset = 4;  // of rows of scores from 32 banks
-    static KGEN_DEVICE const typename Steps::A& inside(const typename Steps::A& values, int) {
-        return values;
-    }
+    using Steps = Tf32Operands<false>;
+    using Carry = Steps;
+    using Inside = ScoreOperands<T>;
+};
+template <>
+struct ChunkProducts<float, float> {
+    using Steps = Tf32Operands<true>;
+    using Carry = Steps;
+    using Inside = SplitScoreOperands;
 };
 template <>
 struct ChunkProducts<bf16, bf16> {
     using Steps = HalfOperands<bf16>;
-    using Sums = Steps;
-    using Score = bf16;
-    static constexpr int kScoreOffset = 4;
-    static KGEN_DEVICE const Steps::A& inside(const Steps::A& values, int) { return values; }
+    using Carry = Steps;
+    using Inside = ScoreOperands<bf16>;
 };
 template <>
 struct ChunkProducts<fp16, fp16> {
     using Steps = HalfOperands<fp16>;
-    using Sums = WideOperands;
-    using Score = float;
-    static constexpr int kScoreOffset = 8;
-    static KGEN_DEVICE Sums::A inside(const Steps::A& values, int step) {
-        return WideOperands::of_pairs(values, step);
-    }
+    using Carry = WideOperands;
+    using Inside = ScoreOperands<fp16>;
 };
 
 // sums[m][first + n] += a[m][k] * b[n][k], summed over the k of `Count` steps, for the (n, k) that
-// `load(n, k, b)` says are there. With several passes: a chain of its own, added at the end.
+// `load(n, k, b)` says are there. With three passes (3xTF32): a chain of its own, added at the end.
 template <class Operands, int MTiles, int Group, int Count, int Tiles, class Load>
 KGEN_DEVICE void multiply_group(float (&sums)[MTiles][Tiles][4], int first,
                                 const typename Operands::A (&a)[MTiles][Count], Load load) {
@@ -296,8 +383,9 @@ KGEN_DEVICE void multiply_group(float (&sums)[MTiles][Tiles][4], int first,
                         Operands::template multiply<decltype(number)::kValue>(
                             target[m][offset + n], a[m][k], b[n][k]);
     };
-    if constexpr (Operands::kPasses == 1) {
+    if constexpr (Operands::kPasses < 3) {
         pass(sums, Constant<0>{}, first);
+        if constexpr (Operands::kPasses == 2) pass(sums, Constant<1>{}, first);
     } else {
         float chain[MTiles][Group][4] = {};
         pass(chain, Constant<0>{}, 0);

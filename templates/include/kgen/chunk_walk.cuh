@@ -62,11 +62,12 @@ template <class T, class Product, int Keys, int Values, int Chunk, int MTiles, i
 class ChunkWalk {
     using Products = ChunkProducts<T, Product>;
     using Steps = typename Products::Steps;
-    using Sums = typename Products::Sums;
-    using Score = typename Products::Score;
+    using Carry = typename Products::Carry;
+    using Inside = typename Products::Inside;
+    using Score = typename Inside::Score;
 
     static constexpr int kWarps = MWarps * KeyWarps;
-    static constexpr int kStateTiles = Sums::kStep / 8;  // in one fragment
+    static constexpr int kStateTiles = Carry::kStep / 8;  // in one fragment
     static constexpr int kUnit = max(8 * KeyWarps * kStateTiles, Steps::kStep);
     static constexpr int kPadded = (Keys + kUnit - 1) / kUnit * kUnit;
     static constexpr int kTiles = kPadded / (8 * KeyWarps);  // of 8 keys, per warp
@@ -79,9 +80,12 @@ class ChunkWalk {
     static constexpr int kKeyStride = chunk_row_stride<T>(kPadded);
     static constexpr int kSliceValues = 16 * MTiles * MWarps;
     static constexpr int kValueStride = chunk_row_stride<T>(kSliceValues);
-    static constexpr int kScoreStride = Chunk + Products::kScoreOffset;
+    static constexpr int kScoreStride = Chunk + Inside::kOffset;
+    static constexpr int kPlane = Chunk * kScoreStride;
+    static constexpr int kScores = Inside::kPlanes * kPlane;
     static constexpr int kKeyTile = Chunk * kKeyStride;
     static constexpr int kStage = 2 * kKeyTile + Chunk * kValueStride;
+    static constexpr int kRowSums = Normalised ? Chunk * kStepTiles : 0;
     static constexpr int kExchange = (KeyWarps - 1) * kSliceValues * Chunk;  // floats
 
     static_assert(KeyWarps == 1 || KeyWarps == 2 || KeyWarps == 4, "1, 2 or 4 warps share keys");
@@ -99,20 +103,21 @@ public:
     static constexpr int kSlice = kSliceValues;  // value features of a block
     static constexpr int kSmemBytes =
         max(Stages * kStage * static_cast<int>(sizeof(T)) +
-                2 * Chunk * kScoreStride * static_cast<int>(sizeof(Score)) + 8 * kExchange +
-                (KeySums ? 8 * (kPadded + Chunk) : 0),
+                2 * kScores * static_cast<int>(sizeof(Score)) + 8 * kExchange +
+                (KeySums ? 8 * (kPadded + Chunk + kRowSums) : 0),
             4 * (Keys * kSlice + Keys + 4));
 
     KGEN_DEVICE ChunkWalk(const WalkRows<T>& rows, const WalkStates& states)
         : rows_(rows), states_(states) {
         // Shared memory: T ring[Stages][a, b: Chunk x kKeyStride; v: Chunk x kValueStride];
-        // Score scores[2][Chunk][kScoreStride]; float exchange[2][kExchange];
-        // float key_sums[2][kPadded], norms[2][Chunk].
+        // Score scores[2][planes][Chunk][kScoreStride]; float exchange[2][kExchange];
+        // float key_sums[2][kPadded], norms[2][Chunk], row_sums[2][kStepTiles][Chunk].
         ring_ = dynamic_smem<T>();
         scores_ = reinterpret_cast<Score*>(ring_ + Stages * kStage);
-        exchange_ = reinterpret_cast<float*>(scores_ + 2 * Chunk * kScoreStride);
+        exchange_ = reinterpret_cast<float*>(scores_ + 2 * kScores);
         key_sums_ = exchange_ + 2 * kExchange;
         norms_ = key_sums_ + 2 * kPadded;
+        row_sums_ = norms_ + 2 * Chunk;
         chunks_ = static_cast<int>((max(rows.end - rows.first, i64{0}) + Chunk - 1) / Chunk);
         const int warp = thread_rank() / kWarpSize;
         key_warp_ = warp / MWarps;
@@ -149,7 +154,7 @@ public:
             Outputs sums = {};
             const T* tile = ring_ + chunk % Stages * kStage;
             carry(sums, state, tile);
-            update<true>(sums, state, tile, scores_ + chunk % 2 * Chunk * kScoreStride);
+            update<true>(sums, state, tile, scores_ + chunk % 2 * kScores);
 
             // 3. Keep those of the steps that this warp finishes; hand out the others.
             hand_out(own, sums, chunk % 2);
@@ -245,7 +250,7 @@ private:
         constexpr int kSteps = kPadded / Steps::kStep;
         const T* a = ring_ + chunk % Stages * kStage;
         const T* b = a + kKeyTile;
-        Score* out = scores_ + chunk % 2 * Chunk * kScoreStride;
+        Score* out = scores_ + chunk % 2 * kScores;
         const MmaLane lane = mma_lane();
 #pragma unroll 1
         for (int tile = thread_rank() / kWarpSize; tile < kAll; tile += kWarps) {
@@ -280,8 +285,12 @@ private:
                 for (int i = 0; i < 2; ++i)
                     two[i] = s + i <= t ? sums[0][0][2 * half + i] + sums[0][1][2 * half + i]
                                         : 0.0f;
-                *reinterpret_cast<Vec<Score, 2>*>(out + t * kScoreStride + s) =
-                    from_floats<Score>(two);
+                Inside::store(out + t * kScoreStride + s, kPlane, two);
+                if constexpr (Normalised) {
+                    const float sum = lanes_sum<4>(two[0] + two[1]);
+                    if (lane.q == 0)
+                        row_sums_[chunk % 2 * kRowSums + column / 8 * Chunk + t] = sum;
+                }
             }
         }
     }
@@ -291,20 +300,20 @@ private:
         constexpr int kSteps = kTiles / kStateTiles;
 #pragma unroll
         for (int step = 0; step < kSteps; step += kDeep) {
-            typename Sums::A s[MTiles][kDeep];
+            typename Carry::A s[MTiles][kDeep];
 #pragma unroll
             for (int m = 0; m < MTiles; ++m)
 #pragma unroll
                 for (int k = 0; k < kDeep; ++k)
                     if (step + k < kSteps)
-                        s[m][k] = Sums::of_sums(state[m], (step + k) * kStateTiles);
+                        s[m][k] = Carry::of_sums(state[m], (step + k) * kStateTiles);
 #pragma unroll
             for (int n = 0; n < kStepTiles; n += kGroup)
-                multiply_group<Sums, MTiles, kGroup, kDeep>(
-                    sums, n, s, [&](int i, int k, typename Sums::B& to) {
+                multiply_group<Carry, MTiles, kGroup, kDeep>(
+                    sums, n, s, [&](int i, int k, typename Carry::B& to) {
                         if (step + k >= kSteps) return false;
-                        to = Sums::b_rows(a + 8 * (n + i) * kKeyStride + keys0_ +
-                                              (step + k) * Sums::kStep,
+                        to = Carry::b_rows(a + 8 * (n + i) * kKeyStride + keys0_ +
+                                              (step + k) * Carry::kStep,
                                           kKeyStride);
                         return true;
                     });
@@ -313,10 +322,10 @@ private:
 
     // S += B^T V over the chunk, and O += P V: each part of V is read once for both. Warps that share
     // value features take turns with the steps of P V.
-    template <bool Inside>
+    template <bool WithOutputs>
     KGEN_DEVICE void update(Outputs& sums, State& state, const T* tile, const Score* p) {
         constexpr int kSteps = Chunk / Steps::kStep;
-        constexpr int kHalves = Steps::kStep / Sums::kStep;  // steps of P V per step of the update
+        constexpr int kHalves = Steps::kStep / Inside::kStep;  // steps of P V per step of the update
         const T* b = tile + kKeyTile + keys0_;
         const T* v = tile + 2 * kKeyTile + values0_;
 #pragma unroll
@@ -339,14 +348,14 @@ private:
                             b + (step + k) * Steps::kStep * kKeyStride + 8 * (n + i), kKeyStride);
                         return true;
                     });
-            if constexpr (Inside) {
+            if constexpr (WithOutputs) {
 #pragma unroll
                 for (int k = 0; k < kDeep; ++k)
 #pragma unroll
                     for (int half = 0; half < kHalves; ++half)
                         if (step + k < kSteps && is_mine((step + k) * kHalves + half))
                             look_inside(sums, values, k, half,
-                                        ((step + k) * kHalves + half) * Sums::kStep, p);
+                                        ((step + k) * kHalves + half) * Inside::kStep, p);
             }
         }
     }
@@ -360,15 +369,16 @@ private:
     KGEN_DEVICE void look_inside(Outputs& sums,
                                  const typename Steps::A (&values)[MTiles][kDeep], int k,
                                  int half, int column, const Score* p) {
-        typename Sums::A one[MTiles][1];
+        typename Inside::A one[MTiles][1];
 #pragma unroll
-        for (int m = 0; m < MTiles; ++m) one[m][0] = Products::inside(values[m][k], half);
+        for (int m = 0; m < MTiles; ++m) one[m][0] = Inside::of_values(values[m][k], half);
 #pragma unroll
         for (int n = 0; n < kStepTiles; n += kGroup)
-            multiply_group<Sums, MTiles, kGroup, 1>(
-                sums, n, one, [&](int i, int, typename Sums::B& to) {
+            multiply_group<Inside, MTiles, kGroup, 1>(
+                sums, n, one, [&](int i, int, typename Inside::B& to) {
                     if (column > 8 * (n + i) + 7 || n + i >= kStepTiles) return false;
-                    to = Sums::b_scores(p + 8 * (n + i) * kScoreStride + column, kScoreStride);
+                    to = Inside::b_scores(p + 8 * (n + i) * kScoreStride + column, kScoreStride,
+                                          kPlane);
                     return true;
                 });
     }
@@ -464,14 +474,15 @@ private:
         const T* b = a + kKeyTile;
         const float* z = key_sums_ + chunk % 2 * kPadded;
         if constexpr (Normalised) {
-            const Score* p = scores_ + chunk % 2 * Chunk * kScoreStride;
+            const float* row_sums = row_sums_ + chunk % 2 * kRowSums;
             const int lane = lane_id() % 8;
 #pragma unroll 1
             for (int step = thread_rank() / 8; step < Chunk; step += kThreads / 8) {
                 float sum = 0.0f;
                 for (int key = lane; key < Keys; key += 8)
                     sum = fma(to_float(a[step * kKeyStride + key]), z[key], sum);
-                for (int s = lane; s <= step; s += 8) sum += to_float(p[step * kScoreStride + s]);
+                for (int column = lane; 8 * column <= step; column += 8)
+                    sum += row_sums[column * Chunk + step];
                 sum = fma(rows_.out_factor, lanes_sum<8>(sum, warp_mask<8>()), states_.eps);
                 const i64 t = rows_.first + static_cast<i64>(chunk) * Chunk + step;
                 if (lane == 0) {  // steps that do not exist must not look like a division by zero
@@ -618,6 +629,7 @@ private:
     float* exchange_;
     float* key_sums_;
     float* norms_;
+    float* row_sums_;
     int chunks_;
     int key_warp_, values0_, keys0_;
 };
