@@ -48,7 +48,8 @@ struct WalkStates {
     i64 end_key_stride, end_value_stride;
     float end_factor;
     float* end_key_sum;
-    float* norm;  // [steps]
+    const float* bias;  // of out, one per value feature, from the slice's first one on; or null
+    float* norm;        // [steps]
     float eps;
 };
 
@@ -426,6 +427,7 @@ private:
 #pragma unroll
             for (int m = 0; m < MTiles; ++m) {
                 float(&four)[4] = own[m][tile];
+                const int value = values0_ + 16 * m + lane.g;
                 if constexpr (KeyWarps > 1) {
 #pragma unroll
                     for (int from = 0; from < KeyWarps - 1; ++from) {
@@ -437,9 +439,10 @@ private:
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     four[i] *= factor[i % 2];
+                    if (states_.bias != nullptr) four[i] += bias(value + i / 2 * 8);
                     poison = fma(four[i], 0.0f, poison);
                 }
-                store_outputs(four, first + step, values0_ + 16 * m + lane.g);
+                store_outputs(four, first + step, value);
             }
         }
     }
@@ -497,6 +500,10 @@ private:
                 sum += to_float(b[step * kKeyStride + key]);
             key_sums_[(chunk + 1) % 2 * kPadded + key] = z[key] + sum;
         }
+    }
+
+    KGEN_DEVICE float bias(int value) const {
+        return states_.bias != nullptr && value < rows_.values ? states_.bias[value] : 0.0f;
     }
 
     KGEN_DEVICE float first_state(int key, int value) const {
@@ -611,7 +618,8 @@ private:
                     if constexpr (WithOutputs) sum = fma(to_float(a[key]), s, sum);
                 }
                 if constexpr (WithOutputs)
-                    rows_.out.at(t)[value] = from_float<T>(sum * rows_.out_factor / divisor);
+                    rows_.out.at(t)[value] =
+                        from_float<T>(sum * rows_.out_factor / divisor + bias(value));
             }
         }
         sync_block();
