@@ -76,6 +76,7 @@ class ChunkWalk {
     static constexpr int kOwn = kStepTiles / KeyWarps;       // tiles of outputs a warp finishes
     static constexpr int kDeep = 4;  // steps of the sum whose fragments are held at once, at most
     static constexpr int kGroup = Steps::kPasses == 1 ? 4 : 2;  // sums in flight at once
+    static constexpr bool kPaired = sizeof(T) == 2 && Values % 2 == 0;  // two outputs, one store
     static constexpr bool kLate = KeyWarps > 1 || Normalised;   // outputs wait for a barrier
 
     static constexpr int kKeyStride = chunk_row_stride<T>(kPadded);
@@ -96,6 +97,7 @@ class ChunkWalk {
                   "a copy would reach into the next row");
     static_assert(Stages >= 3, "two chunks are in use while others are on the way");
 
+    using KeyCopier = ChunkCopier<T, Chunk, Keys, CopyBytes, kWarps * kWarpSize>;
     using State = float[MTiles][kTiles][4];
     using Outputs = float[MTiles][kStepTiles][4];
 
@@ -109,7 +111,11 @@ public:
             4 * (Keys * kSlice + Keys + 4));
 
     KGEN_DEVICE ChunkWalk(const WalkRows<T>& rows, const WalkStates& states)
-        : rows_(rows), states_(states) {
+        : rows_(rows),
+          states_(states),
+          copy_a_(rows.a, rows.first, Keys),
+          copy_b_(rows.b, rows.first, Keys),
+          copy_v_(rows.v, rows.first, rows.values) {
         // Shared memory: T ring[Stages][a, b: Chunk x kKeyStride; v: Chunk x kValueStride];
         // Score scores[2][planes][Chunk][kScoreStride]; float exchange[2][kExchange];
         // float key_sums[2][kPadded], norms[2][Chunk], row_sums[2][kStepTiles][Chunk].
@@ -119,11 +125,19 @@ public:
         key_sums_ = exchange_ + 2 * kExchange;
         norms_ = key_sums_ + 2 * kPadded;
         row_sums_ = norms_ + 2 * Chunk;
-        chunks_ = static_cast<int>((max(rows.end - rows.first, i64{0}) + Chunk - 1) / Chunk);
+        const i64 steps = max(rows.end - rows.first, i64{0});
+        whole_ = static_cast<int>(steps / Chunk);
+        last_ = static_cast<int>(steps % Chunk);
+        chunks_ = whole_ + (last_ > 0 ? 1 : 0);
         const int warp = thread_rank() / kWarpSize;
         key_warp_ = warp / MWarps;
         values0_ = warp % MWarps * 16 * MTiles;
         keys0_ = key_warp_ * 8 * kTiles;
+        staged_ = stage_slot_ = 0;
+        const MmaLane lane = mma_lane();
+        const int swap = kPaired ? lane.g % 2 : 0;  // see store_outputs
+        out_ = rows.out.at(rows.first + 8 * key_warp_ * kOwn + 2 * lane.q + swap) + values0_ +
+                   lane.g - swap;
     }
 
     // Outputs of the segment, and the state behind it.
@@ -146,7 +160,7 @@ public:
             cp_async_wait<Stages - 3>();
             sync_block();
             // 1. Chunk + 1 and the scores of `chunk` are there for all, and chunk - 1 is free.
-            stage<true>(chunk + Stages - 1);
+            stage<true>();
             if (kLate && chunk > 0) finish(own, chunk - 1, poison);
             if (chunk + 1 < chunks_) scores(chunk + 1);
             if constexpr (KeySums) add_keys(chunk);
@@ -184,7 +198,7 @@ public:
         for (int chunk = 0; chunk < chunks_; ++chunk) {
             cp_async_wait<Stages - 2>();
             sync_block();
-            stage<false>(chunk + Stages - 1);
+            stage<false>();
             const T* tile = ring_ + chunk % Stages * kStage;
             Outputs none_of_them;
             update<false>(none_of_them, state, tile, nullptr);
@@ -213,23 +227,28 @@ public:
     }
 
 private:
-    // Start the copies of a chunk into its place in the ring, and close their group; of a chunk that
-    // does not exist, close the group alone.
+    // Start the copies of the next chunk into its place in the ring, and close their group; behind the
+    // last chunk, close the group alone.
     template <bool WithA>
-    KGEN_DEVICE void stage(int chunk) {
-        if (chunk < chunks_) {
-            T* tile = ring_ + chunk % Stages * kStage;
-            const i64 first = rows_.first + static_cast<i64>(chunk) * Chunk;
-            if constexpr (WithA)
-                stage_steps<Chunk, Keys, CopyBytes, kThreads>(tile, kKeyStride, rows_.a, first,
-                                                             rows_.end, Keys);
-            stage_steps<Chunk, Keys, CopyBytes, kThreads>(tile + kKeyTile, kKeyStride, rows_.b,
-                                                         first, rows_.end, Keys);
-            stage_steps<Chunk, kSlice, CopyBytes, kThreads>(tile + 2 * kKeyTile, kValueStride,
-                                                             rows_.v, first, rows_.end,
-                                                             rows_.values);
+    KGEN_DEVICE void stage() {
+        if (staged_ < chunks_) {
+            T* tile = ring_ + stage_slot_ * kStage;
+            if (staged_ < whole_) {
+                stage_chunk<WithA, true>(tile, Chunk);
+            } else {
+                stage_chunk<WithA, false>(tile, last_);
+            }
+            stage_slot_ = stage_slot_ == Stages - 1 ? 0 : stage_slot_ + 1;
+            ++staged_;
         }
         cp_async_commit();
+    }
+
+    template <bool WithA, bool Whole>
+    KGEN_DEVICE void stage_chunk(T* tile, int left) {
+        if constexpr (WithA) copy_a_.template start<Whole>(tile, kKeyStride, left);
+        copy_b_.template start<Whole>(tile + kKeyTile, kKeyStride, left);
+        copy_v_.template start<Whole>(tile + 2 * kKeyTile, kValueStride, left);
     }
 
     // Start the first chunks. Features that do not exist are zeros for good.
@@ -241,7 +260,7 @@ private:
             sync_block();
         }
 #pragma unroll
-        for (int chunk = 0; chunk < Stages - 1; ++chunk) stage<WithA>(chunk);
+        for (int chunk = 0; chunk < Stages - 1; ++chunk) stage<WithA>();
     }
 
     // P = A B^T of a chunk, tiles of 16 x 8 shared out over the warps; those beyond the diagonal are
@@ -411,10 +430,9 @@ private:
         }
     }
 
-    // Add what other warps have, scale, write.
+    // Add what other warps have, scale, write. Chunk after chunk.
     KGEN_DEVICE void finish(float (&own)[MTiles][kOwn][4], int chunk, float& poison) {
         const MmaLane lane = mma_lane();
-        const i64 first = rows_.first + static_cast<i64>(chunk) * Chunk;
 #pragma unroll
         for (int tile = 0; tile < kOwn; ++tile) {
             const int step = 8 * (key_warp_ * kOwn + tile) + 2 * lane.q;
@@ -427,7 +445,6 @@ private:
 #pragma unroll
             for (int m = 0; m < MTiles; ++m) {
                 float(&four)[4] = own[m][tile];
-                const int value = values0_ + 16 * m + lane.g;
                 if constexpr (KeyWarps > 1) {
 #pragma unroll
                     for (int from = 0; from < KeyWarps - 1; ++from) {
@@ -439,35 +456,53 @@ private:
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     four[i] *= factor[i % 2];
-                    if (states_.bias != nullptr) four[i] += bias(value + i / 2 * 8);
+                    if (states_.bias != nullptr)
+                        four[i] += bias(values0_ + 16 * m + lane.g + i / 2 * 8);
                     poison = fma(four[i], 0.0f, poison);
                 }
-                store_outputs(four, first + step, value);
             }
         }
+        if (chunk < whole_ && rows_.values == kSlice) {
+            store_outputs<true>(own, Chunk);
+        } else {
+            store_outputs<false>(own, chunk < whole_ ? Chunk : last_);
+        }
+        out_ += Chunk * rows_.out.stride;
     }
 
-    // Outputs (step, value), (step + 1, value) and the same of value + 8. What a warp writes at once
-    // are runs of 8 features; of 16 bits in pairs, for which neighbouring lanes swap a step.
-    KGEN_DEVICE void store_outputs(const float (&four)[4], i64 step, int value) {
-        if constexpr (sizeof(T) == 2 && Values % 2 == 0) {
-            const bool odd = value % 2 != 0;
-            const i64 mine = step + (odd ? 1 : 0);
+    // What a warp writes at once are runs of 8 features; of 16 bits in pairs, for which neighbouring
+    // lanes swap a step: the even one then has two features of the first, the odd one of the second.
+    template <bool Whole>
+    KGEN_DEVICE void store_outputs(const float (&own)[MTiles][kOwn][4], int left) {
+        const MmaLane lane = mma_lane();
+        const i64 stride = rows_.out.stride;
+        const bool odd = lane.g % 2 != 0;
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float early = four[2 * half], late = four[2 * half + 1];
-                const float kept = odd ? late : early;
-                const float got = shfl_xor(odd ? early : late, 4);
-                const int at = value - (odd ? 1 : 0) + 8 * half;
-                if (mine < rows_.end && at < rows_.values)
-                    *reinterpret_cast<u32*>(rows_.out.at(mine) + at) =
-                        odd ? pack2<T>(got, kept) : pack2<T>(kept, got);
+        for (int tile = 0; tile < kOwn; ++tile) {
+            T* target = out_ + 8 * tile * stride;
+            const int step = 8 * (key_warp_ * kOwn + tile) + 2 * lane.q;
+#pragma unroll
+            for (int m = 0; m < MTiles; ++m) {
+                const float(&four)[4] = own[m][tile];
+                const int value = values0_ + 16 * m + lane.g;
+                if constexpr (kPaired) {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const float early = four[2 * half], late = four[2 * half + 1];
+                        const float kept = odd ? late : early;
+                        const float got = shfl_xor(odd ? early : late, 4);
+                        const int at = 16 * m + 8 * half;
+                        if (Whole || (step + odd < left && value - odd + 8 * half < rows_.values))
+                            *reinterpret_cast<u32*>(target + at) =
+                                odd ? pack2<T>(got, kept) : pack2<T>(kept, got);
+                    }
+                } else {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        if (Whole || (step + i % 2 < left && value + i / 2 * 8 < rows_.values))
+                            target[i % 2 * stride + 16 * m + i / 2 * 8] = from_float<T>(four[i]);
+                }
             }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (step + i % 2 < rows_.end && value + i / 2 * 8 < rows_.values)
-                    rows_.out.at(step + i % 2)[value + i / 2 * 8] = from_float<T>(four[i]);
         }
     }
 
@@ -632,13 +667,17 @@ private:
 
     const WalkRows<T>& rows_;
     const WalkStates& states_;
+    KeyCopier copy_a_, copy_b_;
+    ChunkCopier<T, Chunk, kSliceValues, CopyBytes, kWarps * kWarpSize> copy_v_;
     T* ring_;
+    T* out_;  // of this lane: its first output of the next chunk that is finished
     Score* scores_;
     float* exchange_;
     float* key_sums_;
     float* norms_;
     float* row_sums_;
-    int chunks_;
+    int chunks_, whole_, last_;  // chunks, those with all steps, steps of the one that has not
+    int staged_, stage_slot_;
     int key_warp_, values0_, keys0_;
 };
 
