@@ -29,7 +29,12 @@ def rate_tflops(cost: Cost, gpu: GpuProfile) -> float:
 
     The host's is not known: 0 leaves arithmetic out of a floor.
     """
-    tensor_cores = {"fp32": 0.0, "3xtf32": gpu.tf32_tflops / 3, "half": gpu.half_tflops}[cost.unit]
+    tensor_cores = {
+        "fp32": 0.0,
+        "3xtf32": gpu.tf32_tflops / 3,
+        "tf32": gpu.tf32_tflops,
+        "half": gpu.half_tflops,
+    }[cost.unit]
     return max(gpu.fp32_tflops, tensor_cores)
 
 

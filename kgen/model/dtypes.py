@@ -15,6 +15,9 @@ class DType:
         cuda: C++ type in rendered kernels.
         torch: Attribute of the torch module: `bfloat16`.
         mantissa_bits: Stored fraction bits; one ulp at 1.0 is 2**-mantissa_bits.
+        rounds: Name of the dtype whose values these are when rounded; empty for a dtype that
+            tensors are stored in. A field that no tensor has may choose such a dtype, to say how
+            the operands of matrix products may be rounded.
     """
 
     name: str
@@ -22,6 +25,7 @@ class DType:
     cuda: str
     torch: str
     mantissa_bits: int
+    rounds: str = ""
 
     @property
     def eps(self) -> float:
@@ -35,6 +39,7 @@ DTYPES: dict[str, DType] = {
         DType("fp32", 4, "float", "float32", 23),
         DType("fp16", 2, "kgen::fp16", "float16", 10),
         DType("bf16", 2, "kgen::bf16", "bfloat16", 7),
+        DType("tf32", 4, "kgen::tf32", "float32", 10, rounds="fp32"),
     )
 }
 

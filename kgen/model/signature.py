@@ -32,7 +32,8 @@ class DTypeField:
     Attributes:
         name: `dtype`, or `<tensor>_dtype`.
         allowed: Names of dtypes, or names of earlier fields ("the same as"), or `none`: the
-            tensors of this field may be absent.
+            tensors of this field may be absent. A dtype that only rounds another one (`tf32`)
+            is for fields that no tensor has; it may be chosen where the other may be, too.
         default: One of these, or None if the problem must say.
     """
 
@@ -61,7 +62,10 @@ class Tensor:
             tensor that a user passes (`flatten_leading`).
         dtype: A `DTypeField` name or a fixed dtype.
         free_strides: Dims whose stride the caller chooses; kernels may take it as
-            `<tensor>_stride_<dim>` (in elements). All other dims are contiguous.
+            `<tensor>_stride_<dim>` (in elements). All other dims are contiguous. An output has
+            them only with `layout_of`.
+        layout_of: An input of the same dims and dtype. The output is allocated without gaps,
+            its dims in the same order in memory as that input's. Empty: contiguous.
         flatten_leading: Whether a user may pass any number of leading dims for dims[0].
         doc: One line for the generated docstring.
     """
@@ -71,6 +75,7 @@ class Tensor:
     dtype: str = "dtype"
     free_strides: tuple[str, ...] = ()
     flatten_leading: bool = False
+    layout_of: str = ""
     doc: str = ""
 
 
@@ -142,6 +147,11 @@ class Signature:
         optional = {f.name for f in self.dtypes if f.optional} - {t.dtype for t in pass_.inputs}
         return tuple(o for o in pass_.outputs if o.dtype in optional)
 
+    def rounding_fields(self) -> tuple[DTypeField, ...]:
+        """Fields that no tensor has: they say how a problem's products may be rounded."""
+        used = {t.dtype for p in self.passes for t in p.tensors}
+        return tuple(f for f in self.dtypes if f.name not in used)
+
     @property
     def field_names(self) -> tuple[str, ...]:
         """Dims, then dtype fields."""
@@ -163,7 +173,7 @@ class Signature:
                 raise ProblemError(
                     f"unknown dtype '{value}' for '{f.name}'\n  {suggest(value, DTYPES)}"
                 )
-            allowed = [chosen.get(a, a) for a in f.allowed]
+            allowed = _resolved(f, chosen)
             if value not in allowed:
                 raise ProblemError(
                     f"'{f.name}={value}' is not supported\n  allowed here: {', '.join(allowed)}"
@@ -177,8 +187,7 @@ class Signature:
         for f in self.dtypes:
             grown: list[dict[str, str]] = []
             for chosen in found:
-                values = dict.fromkeys(chosen.get(a, a) for a in f.allowed)
-                grown.extend({**chosen, f.name: value} for value in values)
+                grown.extend({**chosen, f.name: value} for value in _resolved(f, chosen))
             found = grown
         return found
 
@@ -202,3 +211,10 @@ class Signature:
             missing -= pairs(best)
             taken.append(best)
         return taken
+
+
+def _resolved(field: DTypeField, chosen: Mapping[str, str]) -> list[str]:
+    """Dtype names that a field may have beside what earlier fields chose."""
+    names = dict.fromkeys(chosen.get(a, a) for a in field.allowed)
+    rounds = {n: DTYPES[n].rounds for n in names if n in DTYPES}
+    return [n for n in names if not rounds.get(n) or rounds[n] in names]

@@ -28,12 +28,13 @@ class Cost:
         flops: Floating-point operations (a multiply-add counts 2).
         unit: The fastest unit that can do them at the problem's accuracy: `fp32`, plain FMAs;
             `3xtf32`, tensor cores with each product as three of TF32, which keeps fp32's accuracy;
+            `tf32`, tensor cores with fp32 inputs rounded to TF32;
             `half`, tensor cores with fp16 or bf16 inputs.
     """
 
     bytes: int
     flops: int
-    unit: Literal["fp32", "3xtf32", "half"] = "fp32"
+    unit: Literal["fp32", "3xtf32", "tf32", "half"] = "fp32"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Operator:
             eager baseline for the error bound, and float32 inputs tell loss of precision from
             loss of range. Outputs have the dtype of the inputs in the first and last case, and
             of the declared outputs in the second. Tensors whose dtype is `none` are not among
-            the inputs; outputs that are not asked for may be returned all the same.
+            the inputs; outputs that are not asked for may be returned all the same. Beside the
+            scalars it is told which outputs a caller asked for (`arguments`).
         make_inputs: (pass, problem, case, generator, device) -> inputs in the problem's dtypes.
         cases: Names of input cases beyond `normal`, adversarial ones among them.
         cost: (pass, problem) -> least work.
@@ -89,6 +91,15 @@ class Operator:
         """The problems that a pass is tuned for unless told otherwise."""
         device = "host" if on_host else "cuda"
         return self.problems.get(f"{device} {pass_name}", self.problems[device])
+
+    def arguments(self, pass_name: str, problem: Problem) -> dict[str, float]:
+        """What a call gives besides tensors: the scalars, and for each output that must be asked
+        for, `return_<output>`: 1 if it is, else 0.
+        """
+        declared = self.signature.pass_named(pass_name)
+        there = problem.present(declared).outputs
+        asked = self.signature.asked_for(declared)
+        return self.scalars(pass_name) | {f"return_{o.name}": float(o in there) for o in asked}
 
     def scalars(self, pass_name: str) -> dict[str, float]:
         """Default values of a pass's scalars."""

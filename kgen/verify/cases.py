@@ -18,7 +18,7 @@ QUICK = 65
 RAGGED = (0, 1, 2, 63, 64, 65)
 """64, too: where the extent is a whole number of tiles, a loop may go round once too often."""
 
-Layout = Literal["contiguous", "strided", "odd strides"]
+Layout = Literal["contiguous", "strided", "odd strides", "permuted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Case:
         name: `normal`, or one of the operator's cases.
         dims: Extents that differ from the problem's.
         layout: Strides of the inputs that may have them: none, 16 bytes more than contiguous
-            (a vector load stays aligned), or one element more.
+            (a vector load stays aligned), one element more, or with the last two of the dims
+            whose strides are free changing places in memory.
         seed: Of the generator.
         fresh: Whether the seed is a trial's own, so that keeping the set is no use.
     """
@@ -179,6 +180,8 @@ class Schedule:
         hard = [self._case(name, dims) for name in self.operator.cases]
         if any(t.free_strides for t in self.pass_.inputs):
             hard += [self._case(NORMAL, dims, "strided"), self._case(NORMAL, dims, "odd strides")]
+        if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
+            hard.append(self._case(NORMAL, dims, "permuted"))
         return hard
 
     def _ragged(self, constants: Collection[str]) -> Iterator[Case]:

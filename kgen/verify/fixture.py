@@ -14,9 +14,20 @@ from kgen.errors import VerifyError
 from kgen.model.problem import Problem
 from kgen.model.signature import Tensor as Declared
 from kgen.operators.base import Operator
+from kgen.runtime.layout import dense_strides
 from kgen.verify.buffers import Guarded, contiguous_strides, fingerprint, guarded
 from kgen.verify.cases import GPU_SIZES, HOST_SIZES, Case, Layout, Schedule, Sizes
-from kgen.verify.oracle import WHOLE, Bound, Oracle, Reference, Slab, combine, slabs, torch_dtype
+from kgen.verify.oracle import (
+    WHOLE,
+    Bound,
+    Oracle,
+    Reference,
+    Slab,
+    combine,
+    rounding_of,
+    slabs,
+    torch_dtype,
+)
 
 _HOST_CACHE_BYTES = 2 * 2**30
 _HOST_SLAB_BYTES = 256 * 2**20
@@ -111,7 +122,9 @@ class Fixture:
             sizes or (GPU_SIZES if device.type == "cuda" else HOST_SIZES),
         )
         self.cache_bytes, self.slab_bytes = _limits(device, cache_bytes, slab_bytes)
-        self._oracle = Oracle(operator, self.pass_, self.scalars)
+        self._rounding = rounding_of(operator, problem)
+        asked = operator.arguments(pass_name, problem)
+        self._oracle = Oracle(operator, self.pass_, asked | self.scalars)
         self._pool: dict[str, Bound] | None = None
         self._kept: OrderedDict[Case, InputSet] = OrderedDict()
         self._trials = 0
@@ -185,7 +198,10 @@ class Fixture:
         bounds, cached = self._evaluate(case, problem, inputs, keep)
         outputs = {
             t.name: guarded(
-                problem.shape(t.dims), torch_dtype(problem.dtype(t.dtype).torch), self.device
+                problem.shape(t.dims),
+                torch_dtype(problem.dtype(t.dtype).torch),
+                self.device,
+                _output_strides(t, inputs),
             )
             for t in self.pass_.outputs
         }
@@ -212,7 +228,9 @@ class Fixture:
     def _guard(self, declared: Declared, value: Tensor, layout: Layout) -> Guarded:
         shape = tuple(value.shape)
         strides = contiguous_strides(shape)
-        if layout != "contiguous" and declared.free_strides:
+        if layout == "permuted":
+            strides = _permuted(declared, shape)
+        elif layout != "contiguous" and declared.free_strides:
             pad = 1 if layout == "odd strides" else max(1, 16 // value.element_size())
             strides = _padded(declared, shape, pad)
         buffer = guarded(shape, value.dtype, self.device, strides)
@@ -225,7 +243,9 @@ class Fixture:
         pool = self._pool_bounds()
         tensors = {name: b.tensor for name, b in inputs.items()}
         losses, kept = self._losses(problem, tensors, keep)
-        bounds = combine(losses, pool, self.pass_, problem, self._name(case, problem))
+        bounds = combine(
+            losses, pool, self.pass_, problem, self._name(case, problem), self._rounding
+        )
         return bounds, tuple(kept) if keep else None
 
     def _losses(
@@ -259,7 +279,8 @@ class Fixture:
             for case in self.schedule.pool():
                 problem = case.problem(self.problem)
                 losses, _ = self._losses(problem, self._draw(case, problem), keep=False)
-                pool = combine(losses, pool, self.pass_, problem, self._name(case, problem))
+                what = self._name(case, problem)
+                pool = combine(losses, pool, self.pass_, problem, what, self._rounding)
             self._pool = pool
         return self._pool
 
@@ -280,11 +301,11 @@ def guard_numbers(fixture: Fixture, made: InputSet) -> dict[str, int | str]:
     for a tensor that the problem leaves out.
     """
     numbers = made.problem.names
-    for t in fixture.operator.signature.pass_named(fixture.pass_.name).inputs:
+    tensors = made.tensors
+    for t in fixture.operator.signature.pass_named(fixture.pass_.name).tensors:
         for dim in t.free_strides:
-            present = t.name in made.inputs
             numbers[f"{t.name}_stride_{dim}"] = (
-                made.inputs[t.name].tensor.stride(t.dims.index(dim)) if present else 0
+                tensors[t.name].stride(t.dims.index(dim)) if t.name in tensors else 0
             )
     return numbers
 
@@ -299,6 +320,26 @@ def _padded(declared: Declared, shape: tuple[int, ...], pad: int) -> tuple[int, 
         strides.append(step)
         step *= max(extent, 1)
     return tuple(reversed(strides))
+
+
+def _permuted(declared: Declared, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides without gaps, the last two dims of free strides having changed places in memory."""
+    order = list(range(len(shape)))
+    free = [i for i, dim in enumerate(declared.dims) if dim in declared.free_strides]
+    if len(free) > 1:
+        order[free[-2]], order[free[-1]] = order[free[-1]], order[free[-2]]
+    dense = contiguous_strides(tuple(shape[axis] for axis in order))
+    return tuple(dense[order.index(axis)] for axis in range(len(shape)))
+
+
+def _output_strides(
+    declared: Declared, inputs: Mapping[str, Guarded]
+) -> tuple[int, ...] | None:
+    """Strides of an output that takes an input's layout; None: contiguous."""
+    if not declared.layout_of:
+        return None
+    like = inputs[declared.layout_of].tensor
+    return dense_strides(like.shape, like.stride())
 
 
 def _limits(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kgen.errors import VerifyError
+from kgen.model.dtypes import DType
 from kgen.model.problem import Problem
 from kgen.model.signature import Pass
 from kgen.operators.base import Operator
@@ -99,6 +100,37 @@ def floor_of(dtype: torch.dtype) -> float:
     of fp32 for the arithmetic before it (hardware's rsqrt, exp and division err by up to two).
     """
     return torch.finfo(dtype).eps + 4 * torch.finfo(torch.float32).eps
+
+
+def rounding_of(operator: Operator, problem: Problem) -> DType | None:
+    """Return the dtype that a problem lets its products' operands be rounded to, if any.
+
+    That is a field that no tensor has, with a dtype that only rounds another one.
+    """
+    chosen = [problem.dtype(f.name) for f in operator.signature.rounding_fields()]
+    return max((d for d in chosen if d.rounds), key=lambda d: d.eps, default=None)
+
+
+def round_mantissa(x: Tensor, bits: int) -> Tensor:
+    """Round fp32 to `bits` stored fraction bits, ties away from zero, as tensor cores' TF32 is.
+
+    NaN and Inf are kept; a magnitude near the end of the range may become Inf.
+    """
+    dropped = 23 - bits
+    words = x.view(torch.int32)
+    rounded = (words + (1 << (dropped - 1))) & -(1 << dropped)
+    return torch.where(x.isfinite(), rounded.view(torch.float32), x)
+
+
+def _rounded(inputs: Mapping[str, Tensor], to: DType | None) -> Mapping[str, Tensor]:
+    """Round the inputs of the dtype that `to` rounds; None: as they are."""
+    if to is None:
+        return inputs
+    stored = torch_dtype(to.torch)
+    return {
+        name: round_mantissa(t.contiguous(), to.mantissa_bits) if t.dtype == stored else t
+        for name, t in inputs.items()
+    }
 
 
 def smallest_scale(dtype: torch.dtype) -> float:
@@ -221,9 +253,16 @@ class Oracle:
         references: dict[str, Reference] = {}
         eager: dict[str, float] = {}
         ranged: dict[str, float] = {}
-        native = self._define(part)
+        rounded = rounding_of(self.operator, problem)
+        if rounded is not None:
+            coarsest = max(coarsest, rounded.eps)
+        native = self._define(_rounded(part, rounded))
         in_fp32 = all(t.dtype == torch.float32 for t in part.values())
-        single = native if in_fp32 else self._define({n: t.float() for n, t in part.items()})
+        single = (
+            native
+            if in_fp32 and rounded is None
+            else self._define({n: t.float() for n, t in part.items()})
+        )
         growth = coarsest / torch.finfo(torch.float32).eps
         for t in self.pass_.outputs:
             dtype = self._dtype(problem, t.dtype)
@@ -327,6 +366,7 @@ def combine(
     pass_: Pass,
     problem: Problem,
     what: str,
+    rounding: DType | None = None,
 ) -> dict[str, Bound]:
     """Turn the losses of an input set, with those of the pool, into bounds.
 
@@ -336,6 +376,7 @@ def combine(
         pass_: Declares the outputs.
         problem: Gives their dtypes.
         what: Names the inputs in an error.
+        rounding: What operands of products may be rounded to; its ulp is added to the floor.
     Raises:
         VerifyError: If the bound would be so wide that it says nothing.
     """
@@ -346,6 +387,7 @@ def combine(
         if t.name in pool:
             loss = max(loss, pool[t.name].loss)
         bound = 2 * loss + floor_of(torch_dtype(problem.dtype(t.dtype).torch))
+        bound += rounding.eps if rounding is not None else 0.0
         if not bound <= LARGEST_BOUND:
             raise VerifyError(
                 f"{what}: the definition itself loses {loss:.3g} of the scale of '{t.name}'\n"

@@ -34,7 +34,7 @@ def peer_calls(
     working: dict[str, Sequence[Call]] = {}
     if finals.peers == ():  # not even made: torch.compile takes a while to load
         return working, errors
-    scalars = operator.scalars(finals.pass_name)
+    scalars = operator.arguments(finals.pass_name, finals.problem)
     # On a machine without a GPU, compiling a peer warns that it found no CUDA runtime.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     for name, peer in operator.peers(finals.pass_name).items():

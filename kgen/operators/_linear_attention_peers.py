@@ -1,0 +1,168 @@
+"""What users of linear attention run today: chunks in PyTorch, compiled, and FLA's kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = Mapping[str, torch.Tensor]
+    Peer = Callable[[Tensors, Mapping[str, float]], object]
+
+CHUNK = 64
+_FORWARD = ("q", "k", "v", "initial_state", "initial_key_sum")
+
+
+def peers(pass_name: str) -> dict[str, Peer]:
+    """Chunks of 64 steps in plain PyTorch, the same compiled, and FLA's kernels where they are
+    installed. Those know no norm and no key sum: they are left out of such problems.
+
+    Backward: the gradients of the same functions by autograd; the forward pass runs once per
+    input set, outside of what is timed, which starts with the third call.
+    """
+    import torch
+
+    # See rmsnorm's peers: past a number of recompilations Dynamo silently runs a function eagerly.
+    torch._dynamo.reset()
+    functions: dict[str, Callable[..., object]] = {
+        "eager": _chunked,
+        "torch.compile": torch.compile(_chunked, dynamic=False),
+    }
+    if torch.cuda.is_available() and importlib.util.find_spec("fla"):
+        functions["fla_chunk"] = _fla_chunk
+        functions["fla_fused_chunk"] = _fla_fused_chunk
+        functions["fla_fused_recurrent"] = _fla_fused_recurrent
+    wrap = _differentiated if pass_name == "backward" else _applied
+    return {name: wrap(function) for name, function in functions.items()}
+
+
+def _chunked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state: torch.Tensor | None,
+    keys: torch.Tensor | None,
+    scale: float,
+    eps: float,
+    normalised: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs of steps within a chunk as a masked matrix product, earlier chunks through their
+    states. Returns the output and the final state.
+    """
+    import torch
+    import torch.nn.functional as F  # noqa: N812 - torch's own custom
+
+    b, h, steps, e = q.shape
+    m = v.shape[-1]
+    if normalised or keys is not None:  # the norm is the output for one more value of ones
+        v = torch.cat([v, v.new_ones(b, h, steps, 1)], dim=-1)
+        if state is not None or keys is not None:
+            given = state if state is not None else torch.zeros(b, h, e, m, device=q.device)
+            sums = keys if keys is not None else torch.zeros(b, h, e, device=q.device)
+            state = torch.cat([given, sums[..., None]], dim=-1)
+    chunk = min(CHUNK, steps)
+    pad = -steps % chunk
+    qc, kc, vc = (F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk)) for x in (q, k, v))
+    products = (kc.transpose(-1, -2) @ vc).float().cumsum(2)
+    before = F.pad(products[:, :, :-1], (0, 0, 0, 0, 1, 0))
+    final = products[:, :, -1]
+    if state is not None:
+        before, final = before + state[:, :, None], final + state
+    pairs = (qc @ kc.transpose(-1, -2)).tril()
+    out = (qc @ before.to(q.dtype) + pairs @ vc).flatten(2, 3)[:, :, :steps] * scale
+    if normalised:
+        out = out[..., :m] / (out[..., m:] + eps)
+    return out[..., :m], final[..., :m]
+
+
+def _fla_chunk(*arguments: object) -> object:
+    from fla.ops.linear_attn import chunk_linear_attn
+
+    return _fla(chunk_linear_attn, *arguments)
+
+
+def _fla_fused_chunk(*arguments: object) -> object:
+    from fla.ops.linear_attn import fused_chunk_linear_attn
+
+    return _fla(fused_chunk_linear_attn, *arguments)
+
+
+def _fla_fused_recurrent(*arguments: object) -> object:
+    from fla.ops.linear_attn import fused_recurrent_linear_attn
+
+    return _fla(fused_recurrent_linear_attn, *arguments)
+
+
+def _fla(
+    function: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state: torch.Tensor | None,
+    keys: torch.Tensor | None,
+    scale: float,
+    eps: float,
+    normalised: bool,
+) -> object:
+    """FLA takes [B, T, H, features]: a view of what kgen takes, as its users have it."""
+    if normalised or keys is not None:
+        raise NotImplementedError("FLA normalises outside of its kernels and knows no key sum")
+    out, final = function(
+        *(x.transpose(1, 2) for x in (q, k, v)),
+        scale=scale,
+        initial_state=state,
+        output_final_state=state is not None,
+        normalize=False,
+    )
+    return (out.transpose(1, 2), final) if final is not None else (out.transpose(1, 2),)
+
+
+def _arguments(inputs: Tensors, scalars: Mapping[str, float], normalised: bool) -> tuple[object, ...]:
+    return (
+        *(inputs.get(name) for name in _FORWARD),
+        scalars["scale"],
+        scalars.get("eps", 0.0),
+        normalised,
+    )
+
+
+def _applied(function: Callable[..., object]) -> Peer:
+    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
+        return function(*_arguments(inputs, scalars, bool(scalars.get("return_norm"))))
+
+    return peer
+
+
+def _differentiated(function: Callable[..., object]) -> Peer:
+    """A peer that computes the gradients of a function of q, k, v and the initial state."""
+    import torch
+
+    # A compiled backward pass may otherwise reuse the saved tensors' memory, and run only once.
+    torch._functorch.config.donated_buffer = False
+    graphs: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+
+    def graph_of(
+        inputs: Tensors, scalars: Mapping[str, float]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        key = inputs["q"].data_ptr()
+        if key not in graphs:
+            leaves = {n: inputs[n].detach().requires_grad_() for n in _FORWARD if n in inputs}
+            with torch.enable_grad():
+                made = function(*_arguments(leaves, scalars, "norm" in inputs))
+            assert isinstance(made, tuple)
+            graphs[key] = (list(made), list(leaves.values()))
+        return graphs[key]
+
+    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
+        outputs, wanted = graph_of(inputs, scalars)
+        given = [inputs["gout"]]
+        if "gfinal_state" in inputs:
+            given.append(inputs["gfinal_state"])
+        return torch.autograd.grad(
+            outputs[: len(given)], wanted, given, retain_graph=True, allow_unused=True
+        )
+
+    return peer
