@@ -120,7 +120,9 @@ def _fla(
     return (out.transpose(1, 2), final) if final is not None else (out.transpose(1, 2),)
 
 
-def _arguments(inputs: Tensors, scalars: Mapping[str, float], normalised: bool) -> tuple[object, ...]:
+def _arguments(
+    inputs: Tensors, scalars: Mapping[str, float], normalised: bool
+) -> tuple[object, ...]:
     return (
         *(inputs.get(name) for name in _FORWARD),
         scalars["scale"],

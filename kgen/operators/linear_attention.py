@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from kgen.model.problem import Problem
 from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
-from kgen.operators.base import Cost, Operator
 from kgen.operators._linear_attention_peers import peers
+from kgen.operators.base import Cost, Operator
 
 if TYPE_CHECKING:
     import torch
@@ -367,7 +367,7 @@ _DECODE = "initial_state_dtype=fp32,final_state_dtype=fp32"
 
 OPERATOR = Operator(
     name="linear_attention",
-    summary="Causal dot product: attention without softmax, linear in the number of steps.",
+    summary="Causal dot product: attention without softmax, in linear time.",
     source="Katharopoulos, Vyas, Pappas and Fleuret 2020, arXiv:2006.16236.",
     doc=DOC,
     signature=SIGNATURE,
