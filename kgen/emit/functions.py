@@ -2,8 +2,8 @@
 
 An input whose dtype field allows `none` may be left out, and is None in Python. An output of such a
 field is there if the input of the same field is; if no input has the field, a keyword
-`return_<output>` asks for it. A dtype field that no tensor has, and that allows to round products, is
-decided by a keyword `allow_<dtype>`.
+`return_<output>` asks for it. A dtype field that no tensor has says how products may be rounded; a
+keyword `allow_<dtype>` decides it.
 """
 
 from __future__ import annotations

@@ -248,9 +248,9 @@ def make_inputs(
     as feature maps make them: else it would pass through zero. `tiny` and `huge` scale v and gout
     by 1e-4 and 1e4 (fp16: 1e2); `positive` makes everything positive, so that a bias of the
     summation adds up; `alternating` gives v and gout a sign that changes at every step;
-    `nonfinite` plants a NaN in q (with states, only there: in k), v and gout and in a forward pass
-    an Inf in k, which may reach no step that does not depend on them. More of Inf is not planted:
-    whether Inf - Inf occurs depends on the order of summation.
+    `nonfinite` plants a NaN in q, v and gout, and in k an Inf (backward: a NaN), which may reach no
+    step that does not depend on them. Inf elsewhere is not planted: whether Inf - Inf occurs would
+    depend on the order of summation, which differs from algorithm to algorithm.
     """
     import torch
     import torch.nn.functional as F  # noqa: N812 - torch's own custom

@@ -266,8 +266,9 @@ def _dtypes(
             raise TypeError(f"{signature.function}: {argument.name} is {name}, but another tensor "
                             f"of the same {argument.dtype} is {given[argument.dtype]}")
     plain = complete_dtypes(signature, given)
-    for field in rounded:  # has no effect beside dtypes that nothing rounds
-        given |= {field.name: n for n in _allowed(field, plain) if n in ROUNDS}
+    for field in rounded:  # of no effect beside dtypes that nothing rounds
+        given[field.name] = next((n for n in _allowed(field, plain) if n in ROUNDS),
+                                 plain[field.name])
     return complete_dtypes(signature, given) if rounded else plain
 
 
