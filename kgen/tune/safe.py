@@ -2,9 +2,10 @@
 
 On a GPU it is built and certified for the combinations of dtypes that show every pair of choices
 (`Signature.dtype_pairs`), which have a host run, too, and once for every source that none of those
-has: a template may ask at run time which tensors are there. On the host, where building and running all
-would take longer than a tune, only the latter are built and certified: optional tensors double the
-combinations each, and a mistake that needs three particular choices at once is not looked for.
+has: a template may ask at run time which tensors are there. On the host, where building and running
+these would take longer than a tune, only the former are built and certified: optional tensors
+double the combinations each, and a mistake that needs three particular choices at once is not
+looked for.
 """
 
 from __future__ import annotations
