@@ -96,7 +96,7 @@ private:
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-            for (int i = 1 - kNew; i <= 0; ++i)
+            for (int i = max(1 - kNew, 1 - Tiles); i <= 0; ++i)
                 tiles[slot(kNew * step + i)] = load_tile(row, column, kNew * step + i);
             Column x[Columns];
 #pragma unroll
