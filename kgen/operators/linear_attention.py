@@ -122,121 +122,138 @@ SIGNATURE = Signature(
 def definition(
     pass_name: str, inputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """The recurrences of the operator's `doc`, step by step, in fp32 or wider.
+    """The recurrences of the operator's `doc`, in fp32 or wider.
 
     A step sees no later one, so that no mask multiplies a zero by a NaN; and no [T, T] matrix is
-    ever there.
+    ever there. fp32 sums add one step after the other, as a kernel does: what they lose is what
+    kernels are allowed. The order of float64 sums matters to nobody.
     """
-    if pass_name == "forward":
-        return _forward(inputs, scalars)
-    return _backward(inputs, scalars["scale"])
+    wide = {name: _widened(x) for name, x in inputs.items()}
+    found = _forward(wide, scalars) if pass_name == "forward" else _backward(wide, scalars["scale"])
+    like = {"out": "v", "gq": "q", "gk": "k", "gv": "v"}
+    return {n: y.to(inputs[like[n]].dtype) if n in like else y for n, y in found.items()}
 
 
-def _wide_steps(inputs: Tensors, name: str) -> list[torch.Tensor]:
-    """A tensor's steps in fp32 or wider, each [B, H, features]."""
+def _widened(x: torch.Tensor) -> torch.Tensor:
     import torch
 
-    x = inputs[name]
-    return list(x.to(torch.promote_types(x.dtype, torch.float32)).unbind(2))
-
-
-def _start(inputs: Tensors, name: str, like: torch.Tensor, features: int) -> torch.Tensor:
-    """A given state [B, H, E, M], or zeros."""
-    b, h = like.shape[:2]
-    state = inputs.get(name)
-    return _zeros(like, b, h, like.shape[-1], features) if state is None else state
-
-
-def _zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
-    import torch
-
-    wide = torch.promote_types(like.dtype, torch.float32)
-    return torch.zeros(shape, dtype=wide, device=like.device)
-
-
-def _stacked(steps: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """[B, H, T, features] of a list of steps, in the dtype and shape of `like`."""
-    import torch
-
-    return torch.stack(steps, dim=2).to(like.dtype) if steps else torch.zeros_like(like)
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _forward(inputs: Tensors, scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:
-    import torch
-
-    k, v = inputs["k"], inputs["v"]
-    state = _start(inputs, "initial_state", k, v.shape[-1])
-    keys = inputs.get("initial_key_sum")
-    keys = _zeros(k, *k.shape[:2], k.shape[-1]) if keys is None else keys
-    outs, norms = [], []
-    for q_t, k_t, v_t in zip(*(_wide_steps(inputs, n) for n in "qkv"), strict=True):
-        state = torch.addcmul(state, k_t[..., None], v_t[..., None, :])
-        keys = keys + k_t
-        out = (q_t[..., None, :] @ state).squeeze(-2) * scalars["scale"]
-        norm = (q_t * keys).sum(-1) * scalars["scale"] + scalars["eps"]
-        outs.append(out / norm[..., None] if scalars.get("return_norm") else out)
-        norms.append(norm)
-    return {
-        "out": _stacked(outs, v),
-        "final_state": state,
-        "final_key_sum": keys,
-        "norm": torch.stack(norms, dim=2) if norms else _zeros(k, *k.shape[:3]),
-    }
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    out, state = _walk(q, k, v, inputs.get("initial_state"))
+    keys, last_keys = _running_sum(k, inputs.get("initial_key_sum"))
+    out = out * scalars["scale"]
+    norm = (q * keys).sum(-1) * scalars["scale"] + scalars["eps"]
+    if scalars.get("return_norm"):
+        out = out / norm[..., None]
+    return {"out": out, "final_state": state, "final_key_sum": last_keys, "norm": norm}
 
 
 def _backward(inputs: Tensors, scale: float) -> dict[str, torch.Tensor]:
-    """One walk forward in time for gq, one backward for the others.
+    """One walk forward in time for gq, two backward for the others.
 
     The norm is one more column of v, of ones: its gradient one more column of gout.
     """
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    g = inputs["gout"] * scale
+    if "norm" in inputs:
+        norm = inputs["norm"][..., None]
+        g_norm = -scale * inputs["gout_dot_out"][..., None] / norm
+        g = g / norm
+    start, end = inputs.get("initial_state"), inputs.get("gfinal_state")
+    gq, _ = _walk(g, v, k, None if start is None else start.mT)
+    gk, _ = _walk_back(v, g, q, None if end is None else end.mT)
+    gv, gstate = _walk_back(k, q, g, end)
+    gkeys = inputs.get("gfinal_key_sum")
+    if "norm" in inputs:
+        keys, _ = _running_sum(k, inputs.get("initial_key_sum"))
+        gq = gq + keys * g_norm
+        from_end, gkeys = _running_sum((q * g_norm).flip(2), gkeys)
+        gk = gk + from_end.flip(2)
+    elif gkeys is not None:
+        gk = gk + gkeys[:, :, None]
+    else:
+        gkeys = k.new_zeros(k.shape[0], k.shape[1], k.shape[-1])
+    return {"gq": gq, "gk": gk, "gv": gv, "ginitial_state": gstate, "ginitial_key_sum": gkeys}
+
+
+def _walk(
+    a: torch.Tensor, b: torch.Tensor, v: torch.Tensor, start: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, S_T) of S_t = S_{t-1} + b_t v_t^T and out_t = a_t S_t."""
     import torch
 
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    q_steps, k_steps, v_steps = (_wide_steps(inputs, n) for n in "qkv")
-    g_steps = [g * scale for g in _wide_steps(inputs, "gout")]
-    nothing = _zeros(k, *k.shape[:2], 1)
-    n_steps = [nothing] * len(g_steps)
-    if "norm" in inputs:
-        g_steps = [g / n[..., None] for g, n in zip(g_steps, inputs["norm"].unbind(2), strict=True)]
-        n_steps = [
-            -scale * dot / n
-            for dot, n in zip(
-                inputs["gout_dot_out"][..., None].unbind(2),
-                inputs["norm"][..., None].unbind(2),
-                strict=True,
-            )
-        ]
-    state = _start(inputs, "initial_state", k, v.shape[-1])
-    keys = inputs.get("initial_key_sum")
-    keys = _zeros(k, *k.shape[:2], k.shape[-1]) if keys is None else keys
-    gq = []
-    for k_t, v_t, g_t, n_t in zip(k_steps, v_steps, g_steps, n_steps, strict=True):
-        state = torch.addcmul(state, k_t[..., None], v_t[..., None, :])
-        gq_t = (state @ g_t[..., None]).squeeze(-1)
-        if "norm" in inputs:
-            keys = keys + k_t
-            gq_t = torch.addcmul(gq_t, keys, n_t)
-        gq.append(gq_t)
+    if start is None:
+        start = b.new_zeros(*b.shape[:2], b.shape[-1], v.shape[-1])
+    if a.shape[2] == 0:
+        return v, start
+    if a.dtype == torch.float64 and a.shape[2] > _CHUNK:
+        return _walk_by_chunks(a, b, v, start)
+    state, out = start, []
+    for a_t, b_t, v_t in zip(a.unbind(2), b.unbind(2), v.unbind(2), strict=True):
+        state = torch.addcmul(state, b_t[..., None], v_t[..., None, :])
+        out.append((a_t[..., None, :] @ state).squeeze(-2))
+    return torch.stack(out, dim=2), state
 
-    gstate = _start(inputs, "gfinal_state", k, v.shape[-1])
-    gkeys = inputs.get("gfinal_key_sum")
-    gkeys = _zeros(k, *k.shape[:2], k.shape[-1]) if gkeys is None else gkeys
-    gk, gv = [], []
-    for q_t, k_t, v_t, g_t, n_t in reversed(
-        list(zip(q_steps, k_steps, v_steps, g_steps, n_steps, strict=True))
-    ):
-        gstate = torch.addcmul(gstate, q_t[..., None], g_t[..., None, :])
-        if "norm" in inputs:
-            gkeys = torch.addcmul(gkeys, q_t, n_t)
-        gk.append((gstate @ v_t[..., None]).squeeze(-1) + gkeys)
-        gv.append((k_t[..., None, :] @ gstate).squeeze(-2))
-    return {
-        "gq": _stacked(gq, q),
-        "gk": _stacked(gk[::-1], k),
-        "gv": _stacked(gv[::-1], v),
-        "ginitial_state": gstate,
-        "ginitial_key_sum": gkeys,
-    }
+
+# Steps that are taken one after the other, in all chunks at once; about the root of a usual T.
+_CHUNK = 64
+
+
+def _walk_by_chunks(
+    a: torch.Tensor, b: torch.Tensor, v: torch.Tensor, start: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_walk`, of every chunk from zero, with the chunks' sums of those before it added."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812 - torch's own custom
+
+    steps = a.shape[2]
+    behind = -steps % _CHUNK  # steps that nothing depends on
+    chunks = [_in_chunks(F.pad(x, (0, 0, 0, behind))) for x in (a, b, v)]
+    inside = torch.zeros_like(start)[:, :, None].repeat(1, 1, chunks[0].shape[2], 1, 1)
+    out = []
+    for a_t, b_t, v_t in zip(*(x.unbind(3) for x in chunks), strict=True):
+        inside.addcmul_(b_t[..., None], v_t[..., None, :])
+        out.append((a_t[..., None, :] @ inside).squeeze(-2))
+    after = start[:, :, None] + inside.cumsum(2)
+    before = torch.cat([start[:, :, None], after[:, :, :-1]], dim=2)
+    found = torch.stack(out, dim=3) + chunks[0] @ before
+    return found.flatten(2, 3)[:, :, :steps], after[:, :, -1]
+
+
+def _in_chunks(x: torch.Tensor) -> torch.Tensor:
+    """[B, H, chunks, _CHUNK, features] of whole chunks."""
+    return x.view(*x.shape[:2], -1, _CHUNK, x.shape[-1])
+
+
+def _walk_back(
+    a: torch.Tensor, b: torch.Tensor, v: torch.Tensor, end: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_walk` from the last step to the first."""
+    out, state = _walk(a.flip(2), b.flip(2), v.flip(2), end)
+    return out.flip(2), state
+
+
+def _running_sum(
+    x: torch.Tensor, start: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(z_1 .. z_T, z_T) of z_t = z_{t-1} + x_t, one after the other in fp32."""
+    import torch
+
+    if start is None:
+        start = x.new_zeros(x.shape[0], x.shape[1], x.shape[-1])
+    if x.shape[2] == 0:
+        return x, start
+    if x.dtype == torch.float64:
+        sums = start[:, :, None] + x.cumsum(2)
+        return sums, sums[:, :, -1]
+    total, found = start, []
+    for x_t in x.unbind(2):
+        total = total + x_t
+        found.append(total)
+    return torch.stack(found, dim=2), total
 
 
 def make_inputs(

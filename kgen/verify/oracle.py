@@ -172,10 +172,14 @@ class Sums:
     Errors of the slabs' sums add up to the error of the whole. Scales add in quadrature, as
     independent errors do: a sum of magnitudes would grow so far beyond the sum itself that a bound
     relative to it allows anything.
+
+    Attributes:
+        names: The outputs.
     """
 
     def __init__(self, dtypes: Mapping[str, torch.dtype]) -> None:
         """Start with nothing; `dtypes` has the outputs that are sums."""
+        self.names = tuple(dtypes)
         self._dtypes = dtypes
         self._parts: dict[str, list[Tensor]] = {}
 
