@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from kgen.model.plan import Workspace
 from kgen.model.problem import Problem, parse_problem
 from kgen.operators.rmsnorm import EPS, OPERATOR
 from kgen.verify import Fixture, Level, Verdict, verify
+from kgen.verify.cases import Case
 
 CPU = torch.device("cpu")
 Tensors = Mapping[str, Tensor]
@@ -422,3 +424,26 @@ def test_run_time_columns_are_varied() -> None:
 def test_hardly_any_rows(m: int) -> None:
     assert run(honest, f"M={m},N=64,dtype=bf16").ok
     assert run(honest, f"M={m},N=64,dtype=bf16", "trial").ok
+
+
+def test_a_trials_own_sets_cost_the_definition_in_the_problems_dtypes_once() -> None:
+    dtypes: list[torch.dtype] = []
+
+    def counting(name: str, inputs: Tensors, scalars: Mapping[str, float]) -> dict[str, Tensor]:
+        dtypes.append(inputs["x"].dtype)
+        return OPERATOR.definition(name, inputs, scalars)
+
+    operator = replace(OPERATOR, definition=counting)
+    problem = parse_problem("M=9,N=32,dtype=bf16", OPERATOR.signature)
+    fixture = Fixture(operator, "forward", problem, CPU)
+    first, second = (
+        fixture.input_set(Case("normal", (), "contiguous", seed, fresh=True)) for seed in (1, 2)
+    )
+    before = len(dtypes)
+    assert torch.bfloat16 in dtypes
+    assert not torch.equal(first.tensors["x"], second.tensors["x"])
+    exact = {n: y for _, found in fixture.references(second) for n, y in found.items()}
+    assert torch.allclose(exact["y"].high, normalised(second.tensors), rtol=1e-5)
+    third = fixture.input_set(Case("normal", (), "contiguous", 3, fresh=True))
+    assert third.bounds == second.bounds == first.bounds
+    assert set(dtypes[before:]) == {torch.float64}
