@@ -148,8 +148,9 @@ class _PassReader:
         for item in _items(tree):
             entries = item.fields(required=["name", "dtype", "elements"])
             dtype = entries["dtype"].text()
-            if dtype not in DTYPES or DTYPES[dtype].rounds:
-                raise entries["dtype"].fail(f"unknown dtype '{dtype}'\n  {suggest(dtype, [n for n in DTYPES if not DTYPES[n].rounds])}")
+            stored = [name for name, d in DTYPES.items() if not d.rounds]
+            if dtype not in stored:
+                raise entries["dtype"].fail(f"unknown dtype '{dtype}'\n  {suggest(dtype, stored)}")
             name = entries["name"].text()
             if name in (*self.tensors, *self.dims, *self.scalars):
                 raise entries["name"].fail(f"'{name}' already names an argument")

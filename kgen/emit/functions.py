@@ -2,20 +2,21 @@
 
 An input whose dtype field allows `none` may be left out, and is None in Python. An output of such a
 field is there if the input of the same field is; if no input has the field, a keyword
-`return_<output>` asks for it.
+`return_<output>` asks for it. A dtype field that no tensor has says how products may be rounded; a
+keyword `allow_<dtype>` decides it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kgen.emit.binding import MAX_ALIGNMENT
-from kgen.emit.layout import fold, paragraph, quoted
+from kgen.emit.layout import WIDTH, fold, paragraph, quoted
 from kgen.errors import CatalogueError
 from kgen.model.dtypes import ABSENT, DTYPES
-from kgen.model.signature import Pass, Signature, Tensor
+from kgen.model.signature import DTypeField, Pass, Signature, Tensor
 from kgen.operators.base import Operator
 
 
@@ -46,7 +47,7 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         *(f"{s.name} > {s.above}" for s in passed.scalars if s.above is not None),
     ]
     names = [*tensors, *scalars, *flags]
-    arguments = f"{_tuple(tensors)}, {_tuple(scalars)}" + (f", {_tuple(flags)}" if flags else "")
+    groups = [tensors, scalars, *([list(flags)] if flags else [])]
     plain = {True: "PLAIN_OR_NONE", False: "PLAIN_TENSORS"}
     indirect = [f"type({t}) not in {plain[t in optional.inputs]}" for t in tensors]
     dispatcher = f"torch.ops.kgen_ops.{function}("
@@ -73,9 +74,10 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         "wants_grad": _bracketed(_alternatives(
             [f"({t} is not None and {t}.requires_grad)" if t in optional.inputs
              else f"{t}.requires_grad" for t in tensors], 4)),
-        "tensors": _tuple(tensors),
-        "arguments": arguments,
-        "call_names": ", ".join(names),
+        "refuse_grad": _call("refuse_grad", passed, [tensors]),
+        "dispatched": _call("dispatched", passed, groups),
+        "call": _call("call", passed, ["layout", *groups]),
+        "direct": fold(f"_{function}(", names, ")", 4),
         "first": first,
         "pointers": [line for t in tensors for line in _pointer(t, optional)],
         "key": [_key(t, first, optional) for t in tensors] + ([", ".join(flags)] if flags else []),
@@ -91,6 +93,7 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         ], ")", 4),
         "results": _results(passed, optional),
         "bare": _bare(passed, optional),
+        "any_layout": any(o.layout_of for o in passed.outputs),
         "schema": _string(_schema(function, passed, optional)),
     }
 
@@ -103,11 +106,13 @@ class _Optional:
         inputs: Names of such inputs.
         outputs: Name of such an output -> the Python condition under which it is there.
         flags: Keyword -> the dtype field that it decides.
+        described: Keyword -> what it says, for the docstring.
     """
 
     inputs: frozenset[str]
     outputs: dict[str, str]
     flags: dict[str, str]
+    described: dict[str, str]
     signature: Signature
     result: str
 
@@ -128,6 +133,14 @@ class _Optional:
             )
         asked_for = operator.signature.asked_for(passed)
         flags = {f"return_{o.name}": o.dtype for o in asked_for}
+        described = {f"return_{o.name}": f"Whether {o.name} is wanted." for o in asked_for}
+        for f in operator.signature.rounding_fields():
+            rounding = _rounding(operator, f)
+            flags[f"allow_{rounding}"] = f.name
+            described[f"allow_{rounding}"] = (
+                f"Whether {DTYPES[rounding].rounds} operands of products may be rounded to "
+                f"{rounding.upper()}; of no effect on other dtypes."
+            )
         outputs: dict[str, str] = {}
         for o in (o for o in passed.outputs if o.dtype in fields):
             same = [t.name for t in inputs if t.dtype == o.dtype]
@@ -136,13 +149,25 @@ class _Optional:
         result = "Any" if outputs else "Tensor" if count == 1 else (
             f"tuple[{', '.join(['Tensor'] * count)}]"
         )
-        return cls(frozenset(t.name for t in inputs), outputs, flags, operator.signature, result)
+        return cls(frozenset(t.name for t in inputs), outputs, flags, described,
+                   operator.signature, result)
 
     def dtype_of(self, output: Tensor) -> str:
         """The torch dtype, as text, of an output that a keyword asks for."""
         (field,) = (f for f in self.signature.dtypes if f.name == output.dtype)
         (name,) = (a for a in field.allowed if a != ABSENT.name)
         return f"torch.{DTYPES[name].torch}"
+
+
+def _rounding(operator: Operator, field: DTypeField) -> str:
+    """The one dtype that a field without tensors may round products to."""
+    found = [a for a in field.allowed if a in DTYPES and DTYPES[a].rounds]
+    if len(found) != 1:
+        raise CatalogueError(
+            f"{operator.name}: no tensor has dtype field '{field.name}', and it does not choose "
+            f"one dtype to round products to\n  allowed there: {', '.join(field.allowed)}"
+        )
+    return found[0]
 
 
 def _schema(function: str, passed: Pass, optional: _Optional) -> str:
@@ -190,29 +215,31 @@ def _results(passed: Pass, optional: _Optional) -> str:
         return names
     if [o.name for o in passed.outputs[1:]] == list(optional.outputs):
         rest = " and ".join(f"{name} is None" for name in optional.outputs)
-        return f"{passed.outputs[0].name} if {rest} else present({names})"
+        line = f"{passed.outputs[0].name} if {rest} else present({names})"
+        if len(line) <= 88:
+            return line
     return f"present({names})"
 
 
-def _bare(passed: Pass, optional: _Optional) -> dict[str, str] | None:
+def _bare(passed: Pass, optional: _Optional) -> dict[str, Any] | None:
     """The way of a call that asks for none of several optional outputs: deciding about each of
     them would cost it more than the launch's own Python.
     """
-    first = passed.outputs[0]
-    if len(optional.outputs) < 2 or first.name in optional.outputs:
+    always = [o for o in passed.outputs if o.name not in optional.outputs]
+    if len(optional.outputs) < 2 or not always:
         return None
     absent = [c.replace("is not None", "is None") if c.endswith("is not None") else f"not {c}"
               for c in optional.outputs.values()]
     return {
         "condition": " and ".join(absent),
-        "allocation": _prepared_allocation(first, passed, optional),
+        "allocations": [_prepared_allocation(o, passed, optional) for o in always],
         "run": fold("launch(", [
             "stream(device_index)", *(f"{t.name}_ptr" for t in passed.inputs),
             *(f"{o.name}.data_ptr()" if o.name not in optional.outputs else "0"
               for o in passed.outputs),
             *(s.name for s in passed.scalars),
         ], ")", 8),
-        "result": first.name,
+        "result": ", ".join(o.name for o in always),
     }
 
 
@@ -224,6 +251,8 @@ def _declaration(tensor: Tensor) -> str:
         parts.append(f"free_strides={quoted(tensor.free_strides)}")
     if tensor.flatten_leading:
         parts.append("leading=True")
+    if tensor.layout_of:
+        parts.append(f"layout_of={quoted(tensor.layout_of)}")
     return fold("Argument(", parts, ")", 12)
 
 
@@ -259,7 +288,12 @@ def _string(text: str) -> str:
 
 def _carrier(output: Tensor, passed: Pass) -> str:
     """The input that an output looks like, or an empty text."""
+    if output.layout_of:
+        return output.layout_of
+    mixed = any(o.layout_of for o in passed.outputs)  # their allocator keeps strides
     for t in passed.inputs:
+        if mixed and t.free_strides:
+            continue
         same = (t.dims, t.dtype, t.flatten_leading)
         if same == (output.dims, output.dtype, output.flatten_leading):
             return t.name
@@ -268,26 +302,41 @@ def _carrier(output: Tensor, passed: Pass) -> str:
 
 def _prepared_allocation(output: Tensor, passed: Pass, optional: _Optional) -> str:
     carrier = _carrier(output, passed)
-    made = f"empty_like({carrier})" if carrier else _allocation(output, passed, optional)
-    return _assigned(output.name, made, optional)
+    return _assigned(output.name, optional, lambda indent: (
+        f"empty_like({carrier})" if carrier else _allocation(output, passed, optional, indent)
+    ))
 
 
-def _assigned(name: str, made: str, optional: _Optional) -> str:
+def _assigned(name: str, optional: _Optional, made: Callable[[int], str]) -> str:
     condition = optional.outputs.get(name)
     if condition is None:
-        return f"{name} = {made}"
-    line = f"{name} = {made} if {condition} else None"
-    return line if len(line) <= 96 and "\n" not in line else (
-        f"{name} = (\n        {made}\n        if {condition} else None\n    )"
-    )
+        return f"{name} = {made(4)}"
+    line = f"{name} = {made(4)} if {condition} else None"
+    if len(line) <= 96 and "\n" not in line:
+        return line
+    return f"{name} = (\n        {made(8)}\n        if {condition} else None\n    )"
 
 
-def _allocation(output: Tensor, passed: Pass, optional: _Optional) -> str:
+def _call(method: str, passed: Pass, groups: Sequence[str | list[str]]) -> str:
+    """A call of a method of the pass's object with names and tuples of names."""
+    head, items = f"{passed.name.upper()}.{method}(", [
+        g if isinstance(g, str) else _tuple(g) for g in groups
+    ]
+    if len(head) + sum(len(item) + 2 for item in items) + 16 <= WIDTH:
+        return f"{head}{', '.join(items)})"
+    lines = [g if isinstance(g, str) else _tuple(g) if len(_tuple(g)) + 13 <= WIDTH
+             else fold("(", g, ")", 12) for g in groups]
+    return "\n".join([head, *(f"            {line}," for line in lines), "        )"])
+
+
+def _allocation(output: Tensor, passed: Pass, optional: _Optional, indent: int = 4) -> str:
     """An expression that allocates an output, whatever the strides of the inputs."""
     carrier = _carrier(output, passed)
+    if output.layout_of:
+        return f"dense_like({carrier})"
     if carrier:
         return fold("torch.empty_like(",
-                    [carrier, "memory_format=torch.contiguous_format"], ")", 4)
+                    [carrier, "memory_format=torch.contiguous_format"], ")", indent)
     shape = [_extent(output, index, passed) for index in range(len(output.dims))]
     if output.dtype in DTYPES:
         dtype = f"torch.{DTYPES[output.dtype].torch}"
@@ -301,14 +350,19 @@ def _allocation(output: Tensor, passed: Pass, optional: _Optional) -> str:
         dtype = f"{carriers[0]}.dtype"
     first = passed.inputs[0].name
     return fold("torch.empty(", [_tuple(shape), f"dtype={dtype}", f"device={first}.device"],
-                ")", 4)
+                ")", indent)
 
 
 def _fake_body(passed: Pass, optional: _Optional) -> list[str]:
-    made = {o.name: _allocation(o, passed, optional) for o in passed.outputs}
-    if len(made) == 1 and not optional.outputs:
-        return [f"return {text}" for text in made.values()]
-    lines = [_assigned(name, text, optional) for name, text in made.items()]
+    if len(passed.outputs) == 1 and not optional.outputs:
+        return [f"return {_allocation(o, passed, optional)}" for o in passed.outputs]
+
+    def assigned(output: Tensor) -> str:
+        return _assigned(output.name, optional, lambda indent: _allocation(
+            output, passed, optional, indent
+        ))
+
+    lines = [assigned(o) for o in passed.outputs]
     return [*lines, f"return {_results(passed, optional)}"]
 
 
@@ -336,8 +390,7 @@ def _docstring(operator: Operator, passed: Pass, optional: _Optional) -> str:
     for s in passed.scalars:
         bounds = f" > {s.above:g}." if s.above is not None and "> " not in s.doc else ""
         args.append((s.name, (s.doc or "A number.") + bounds))
-    args += [(flag, f"Whether {flag.removeprefix('return_')} is wanted.")
-             for flag in optional.flags]
+    args += optional.described.items()
     lines = [summary, ""]
     lines += [f"    {line}".rstrip() for line in operator.doc.splitlines()]
     lines += ["", "    Args:"]

@@ -23,8 +23,9 @@ from kgen.operators.base import Operator
 
 _LIBRARY_NAMES = frozenset({"explain", "DispatchError", "Explanation", "torch"})
 # Locals and imports of the generated functions, which an argument must not hide.
-_LOCAL_NAMES = frozenset({"call", "device_index", "empty_like", "facts", "file", "launch", "layout",
-                          "prepared", "present", "run", "stream", "torch", "unpacked"})
+_LOCAL_NAMES = frozenset({"call", "dense_like", "device_index", "empty_like", "facts", "file",
+                          "launch", "layout", "prepared", "present", "run", "stream", "torch",
+                          "unpacked"})
 
 
 def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
@@ -36,6 +37,7 @@ def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
         "operator.py.jinja", operator=operator.name, summary=operator.summary, passes=passes,
         dims=signature.dims, dtypes=signature.dtypes,
         any_scalar=any(p["scalars"] for p in passes),
+        any_layout=any(p["any_layout"] for p in passes),
         imports=sorted({"Pass", "dispatch_modes", "transforms", *(n for p in passes
                                                                   for n in p["imports"])},
                        key=_isort_key),

@@ -32,9 +32,11 @@ def peers(pass_name: str) -> dict[str, Peer]:
         "torch.compile": torch.compile(_chunked, dynamic=False),
     }
     if torch.cuda.is_available() and importlib.util.find_spec("fla"):
-        functions["fla_chunk"] = _fla_chunk
-        functions["fla_fused_chunk"] = _fla_fused_chunk
-        functions["fla_fused_recurrent"] = _fla_fused_recurrent
+        functions |= {
+            "fla_chunk": _fla("chunk_linear_attn"),
+            "fla_fused_chunk": _fla("fused_chunk_linear_attn"),
+            "fla_fused_recurrent": _fla("fused_recurrent_linear_attn"),
+        }
     wrap = _differentiated if pass_name == "backward" else _applied
     return {name: wrap(function) for name, function in functions.items()}
 
@@ -65,7 +67,10 @@ def _chunked(
             state = torch.cat([given, sums[..., None]], dim=-1)
     chunk = min(CHUNK, steps)
     pad = -steps % chunk
-    qc, kc, vc = (F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk)) for x in (q, k, v))
+    qc, kc, vc = (
+        F.pad(x, (0, 0, 0, pad)).reshape(b, h, -1, chunk, x.shape[-1])
+        for x in (q, k, v)
+    )
     products = (kc.transpose(-1, -2) @ vc).float().cumsum(2)
     before = F.pad(products[:, :, :-1], (0, 0, 0, 0, 1, 0))
     final = products[:, :, -1]
@@ -78,49 +83,38 @@ def _chunked(
     return out[..., :m], final[..., :m]
 
 
-def _fla_chunk(*arguments: object) -> object:
-    from fla.ops.linear_attn import chunk_linear_attn
+def _fla(name: str) -> Callable[..., object]:
+    """One of FLA's functions as a peer; they take a view, [B, T, H, features]."""
 
-    return _fla(chunk_linear_attn, *arguments)
+    def call(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: torch.Tensor | None,
+        keys: torch.Tensor | None,
+        scale: float,
+        eps: float,
+        normalised: bool,
+    ) -> object:
+        from fla.ops import linear_attn
 
+        if normalised or keys is not None:
+            raise NotImplementedError("FLA normalises outside of its kernels and knows no key sum")
+        out, final = getattr(linear_attn, name)(
+            *(x.transpose(1, 2) for x in (q, k, v)),
+            scale=scale,
+            initial_state=state,
+            output_final_state=state is not None,
+            normalize=False,
+        )
+        return (out.transpose(1, 2), final) if final is not None else (out.transpose(1, 2),)
 
-def _fla_fused_chunk(*arguments: object) -> object:
-    from fla.ops.linear_attn import fused_chunk_linear_attn
-
-    return _fla(fused_chunk_linear_attn, *arguments)
-
-
-def _fla_fused_recurrent(*arguments: object) -> object:
-    from fla.ops.linear_attn import fused_recurrent_linear_attn
-
-    return _fla(fused_recurrent_linear_attn, *arguments)
-
-
-def _fla(
-    function: Callable[..., tuple[torch.Tensor, torch.Tensor]],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    state: torch.Tensor | None,
-    keys: torch.Tensor | None,
-    scale: float,
-    eps: float,
-    normalised: bool,
-) -> object:
-    """FLA takes [B, T, H, features]: a view of what kgen takes, as its users have it."""
-    if normalised or keys is not None:
-        raise NotImplementedError("FLA normalises outside of its kernels and knows no key sum")
-    out, final = function(
-        *(x.transpose(1, 2) for x in (q, k, v)),
-        scale=scale,
-        initial_state=state,
-        output_final_state=state is not None,
-        normalize=False,
-    )
-    return (out.transpose(1, 2), final) if final is not None else (out.transpose(1, 2),)
+    return call
 
 
-def _arguments(inputs: Tensors, scalars: Mapping[str, float], normalised: bool) -> tuple[object, ...]:
+def _arguments(
+    inputs: Tensors, scalars: Mapping[str, float], normalised: bool
+) -> tuple[object, ...]:
     return (
         *(inputs.get(name) for name in _FORWARD),
         scalars["scale"],

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from kgen.model.problem import Problem
 from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
-from kgen.operators.base import Cost, Operator
 from kgen.operators._linear_attention_peers import peers
+from kgen.operators.base import Cost, Operator
 
 if TYPE_CHECKING:
     import torch
@@ -248,9 +248,9 @@ def make_inputs(
     as feature maps make them: else it would pass through zero. `tiny` and `huge` scale v and gout
     by 1e-4 and 1e4 (fp16: 1e2); `positive` makes everything positive, so that a bias of the
     summation adds up; `alternating` gives v and gout a sign that changes at every step;
-    `nonfinite` plants a NaN in q (with states, only there: in k), v and gout and in a forward pass
-    an Inf in k, which may reach no step that does not depend on them. More of Inf is not planted:
-    whether Inf - Inf occurs depends on the order of summation.
+    `nonfinite` plants a NaN in q, v and gout, and in k an Inf (backward: a NaN), which may reach no
+    step that does not depend on them. Inf elsewhere is not planted: whether Inf - Inf occurs would
+    depend on the order of summation, which differs from algorithm to algorithm.
     """
     import torch
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
@@ -367,7 +367,7 @@ _DECODE = "initial_state_dtype=fp32,final_state_dtype=fp32"
 
 OPERATOR = Operator(
     name="linear_attention",
-    summary="Causal dot product: attention without softmax, linear in the number of steps.",
+    summary="Causal dot product: attention without softmax, in linear time.",
     source="Katharopoulos, Vyas, Pappas and Fleuret 2020, arXiv:2006.16236.",
     doc=DOC,
     signature=SIGNATURE,

@@ -47,6 +47,7 @@ class Renderer:
         self._include_dir = include_dir
         self._environment = _environment()
         self._templates: dict[Path, jinja2.Template] = {}
+        self._names: dict[Path, set[str]] = {}
         self._headers: dict[str, tuple[str, ...]] = {}
 
     def render(
@@ -69,7 +70,11 @@ class Renderer:
             raise TemplateError(f"{path}: {problem_.message}") from None
         name = f"{operator}/{variant.pass_name}_{variant.name}"
         constants = ", ".join(f"{dim}={problem.dim(dim)}" for dim in variant.constants)
-        dtypes = ", ".join(f"{field}={value}" for field, value in problem.dtypes)
+        # A safe variant serves all combinations of dtypes: those that differ in nothing that its
+        # template uses share a kernel. The others' heads name the problem that they are for.
+        every = {field for field, _ in problem.dtypes}
+        used = every if variant.safe is None else self._free_names(path)
+        dtypes = ", ".join(f"{field}={value}" for field, value in problem.dtypes if field in used)
         head = (
             f"// Rendered by kgen from templates/{operator}/{variant.template}\n"
             f"// config: {config.label}\n"
@@ -84,6 +89,11 @@ class Renderer:
         if path not in self._templates:
             self._templates[path] = _parse(self._environment, path)
         return self._templates[path]
+
+    def _free_names(self, path: Path) -> set[str]:
+        if path not in self._names:
+            self._names[path] = free_names(path)
+        return self._names[path]
 
     def _included(self, source: str, path: Path) -> tuple[str, ...]:
         """Texts of all kgen headers that a source includes, transitively, in a fixed order."""

@@ -1,14 +1,16 @@
 """Certify the safe variant: it answers what no table row does.
 
-On a GPU it is built and certified for every combination of dtypes, and those that show every pair
-of choices (`Signature.dtype_pairs`) have a host run. On the host, where building and running all
-would take longer than a tune, only the latter are built and certified: optional tensors double the
-combinations each, and a mistake that needs three particular choices at once is not looked for.
+On a GPU it is built and certified for the combinations of dtypes that show every pair of choices
+(`Signature.dtype_pairs`), which have a host run, too, and once for every source that none of those
+has: a template may ask at run time which tensors are there. On the host, where building and running
+these would take longer than a tune, only the former are built and certified: optional tensors
+double the combinations each, and a mistake that needs three particular choices at once is not
+looked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -16,11 +18,15 @@ from kgen.errors import TuneError
 from kgen.model.artifact import Artifact, BuildFailure, Rendered
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
+from kgen.model.signature import Signature
 from kgen.tune.request import SafeResult
 from kgen.worker import HostProver, Proof, Session, TrialOutcome, with_proof
 
-# Small, and ragged in every power of two: the safe variant is judged on correctness alone.
+# Small, and ragged in every power of two: the safe variant is judged on correctness alone. Of an
+# operator with many dims the first are smaller still: work grows with the product.
 SAFE_EXTENT = 67
+FEW = 3
+RAGGED_DIMS = 3
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,16 @@ def _built(session: Session) -> list[_Claim]:
     variant = session.entry.space.safe_variant(session.pass_name)
     config = variant.safe
     assert config is not None
-    dims = tuple((d.name, max(SAFE_EXTENT, d.smallest)) for d in signature.dims)
+    few = len(signature.dims) - RAGGED_DIMS
+    dims = tuple(
+        (d.name, max(FEW if i < few else SAFE_EXTENT, d.smallest))
+        for i, d in enumerate(signature.dims)
+    )
     problems = [Problem(dims, tuple(d.items())) for d in signature.dtype_combinations()]
     sources = [session.render(config, problem) for problem in problems]
-    shown = signature.dtype_pairs() if session.gpu.is_host else signature.dtype_combinations()
+    shown = _shown(signature, problems, sources, every_source=not session.gpu.is_host)
     builds = [
-        session.build(rendered) if dict(problem.dtypes) in shown else None
+        session.build(rendered) if problem in shown else None
         for problem, rendered in zip(problems, sources, strict=True)
     ]
     claims = []
@@ -78,6 +88,27 @@ def _built(session: Session) -> list[_Claim]:
             _Claim(problem, rendered, built, session.key(rendered, config, problem))
         )
     return claims
+
+
+def _shown(
+    signature: Signature,
+    problems: Sequence[Problem],
+    sources: Sequence[Rendered],
+    *,
+    every_source: bool,
+) -> list[Problem]:
+    """The combinations to certify: those that show every pair of choices, and if so wanted the
+    first of every source that none of these has.
+    """
+    pairs = signature.dtype_pairs()
+    shown = [problem for problem in problems if dict(problem.dtypes) in pairs]
+    if every_source:
+        seen = {s.digest for p, s in zip(problems, sources, strict=True) if p in shown}
+        for problem, source in zip(problems, sources, strict=True):
+            if source.digest not in seen:
+                seen.add(source.digest)
+                shown.append(problem)
+    return shown
 
 
 def _certified(session: Session, prover: HostProver, claim: _Claim) -> _Claim:
