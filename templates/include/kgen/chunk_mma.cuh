@@ -72,6 +72,7 @@ struct Tf32Operands {
             split_tf32_finite(x, fragment.hi[i], fragment.lo[i]);
         } else {
             fragment.hi[i] = near_tf32(x);
+            fragment.lo[0] = 0;
         }
     }
 
@@ -271,7 +272,7 @@ struct ScoreOperands<fp16> : ScoreOperands<float> {
 
     // Step `step` (0 or 1) of the two that a fragment of 16 bits holds.
     static KGEN_DEVICE A of_values(const HalfOperands<fp16>::A& from, int step) {
-        A a;
+        A a = {};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const f32x2 two = unpack2<fp16>(from.pair[i + 2 * step]);
