@@ -44,12 +44,6 @@ KGEN_DEVICE void split_tf32_finite(float x, u32& hi, u32& lo) {
     lo = bit_cast<u32>(x - bit_cast<float>(hi));
 }
 
-// A number as a type, for generic lambdas.
-template <int Value>
-struct Constant {
-    static constexpr int kValue = Value;
-};
-
 // Operands of one pass or three in TF32, from fp32 in shared memory. A step is 8 of the sum's k.
 //
 // `_rows` sums over the columns of a tile: k = q, q + 4 of a fragment are columns 2q, 2q + 1, which
@@ -361,6 +355,22 @@ struct ChunkProducts<fp16, fp16> {
     using Inside = ScoreOperands<fp16>;
 };
 
+// One pass of multiply_group: targets[m][offset + n] += a[m][k] * b[n][k] where there[n][k].
+template <class Operands, int Pass, int MTiles, int Group, int Count, int Tiles>
+KGEN_DEVICE void multiply_pass(float (&targets)[MTiles][Tiles][4], int offset,
+                               const typename Operands::A (&a)[MTiles][Count],
+                               const typename Operands::B (&b)[Group][Count],
+                               const bool (&there)[Group][Count]) {
+#pragma unroll
+    for (int k = 0; k < Count; ++k)
+#pragma unroll
+        for (int n = 0; n < Group; ++n)
+#pragma unroll
+            for (int m = 0; m < MTiles; ++m)
+                if (there[n][k])
+                    Operands::template multiply<Pass>(targets[m][offset + n], a[m][k], b[n][k]);
+}
+
 // sums[m][first + n] += a[m][k] * b[n][k], summed over the k of `Count` steps, for the (n, k) that
 // `load(n, k, b)` says are there. With three passes (3xTF32): a chain of its own, added at the end.
 template <class Operands, int MTiles, int Group, int Count, int Tiles, class Load>
@@ -373,25 +383,14 @@ KGEN_DEVICE void multiply_group(float (&sums)[MTiles][Tiles][4], int first,
 #pragma unroll
         for (int k = 0; k < Count; ++k) there[n][k] = first + n < Tiles && load(n, k, b[n][k]);
 
-    const auto pass = [&](auto& target, auto number, int offset) {
-#pragma unroll
-        for (int k = 0; k < Count; ++k)
-#pragma unroll
-            for (int n = 0; n < Group; ++n)
-#pragma unroll
-                for (int m = 0; m < MTiles; ++m)
-                    if (there[n][k])
-                        Operands::template multiply<decltype(number)::kValue>(
-                            target[m][offset + n], a[m][k], b[n][k]);
-    };
     if constexpr (Operands::kPasses < 3) {
-        pass(sums, Constant<0>{}, first);
-        if constexpr (Operands::kPasses == 2) pass(sums, Constant<1>{}, first);
+        multiply_pass<Operands, 0>(sums, first, a, b, there);
+        if constexpr (Operands::kPasses == 2) multiply_pass<Operands, 1>(sums, first, a, b, there);
     } else {
         float chain[MTiles][Group][4] = {};
-        pass(chain, Constant<0>{}, 0);
-        pass(chain, Constant<1>{}, 0);
-        pass(chain, Constant<2>{}, 0);
+        multiply_pass<Operands, 0>(chain, 0, a, b, there);
+        multiply_pass<Operands, 1>(chain, 0, a, b, there);
+        multiply_pass<Operands, 2>(chain, 0, a, b, there);
 #pragma unroll
         for (int m = 0; m < MTiles; ++m)
 #pragma unroll
