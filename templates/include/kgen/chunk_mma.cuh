@@ -66,6 +66,7 @@ struct Tf32Operands {
             split_tf32_finite(x, fragment.hi[i], fragment.lo[i]);
         } else {
             fragment.hi[i] = near_tf32(x);
+            fragment.lo[0] = 0;
         }
     }
 
@@ -265,7 +266,7 @@ struct ScoreOperands<fp16> : ScoreOperands<float> {
 
     // Step `step` (0 or 1) of the two that a fragment of 16 bits holds.
     static KGEN_DEVICE A of_values(const HalfOperands<fp16>::A& from, int step) {
-        A a;
+        A a = {};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const f32x2 two = unpack2<fp16>(from.pair[i + 2 * step]);
@@ -354,9 +355,9 @@ struct ChunkProducts<fp16, fp16> {
     using Inside = ScoreOperands<fp16>;
 };
 
-// One pass of multiply_group, for the (n, k) that are there.
+// One pass of multiply_group: targets[m][offset + n] += a[m][k] * b[n][k] where there[n][k].
 template <class Operands, int Pass, int MTiles, int Group, int Count, int Tiles>
-KGEN_DEVICE void multiply_pass(float (&sums)[MTiles][Tiles][4], int first,
+KGEN_DEVICE void multiply_pass(float (&targets)[MTiles][Tiles][4], int offset,
                                const typename Operands::A (&a)[MTiles][Count],
                                const typename Operands::B (&b)[Group][Count],
                                const bool (&there)[Group][Count]) {
@@ -367,7 +368,7 @@ KGEN_DEVICE void multiply_pass(float (&sums)[MTiles][Tiles][4], int first,
 #pragma unroll
             for (int m = 0; m < MTiles; ++m)
                 if (there[n][k])
-                    Operands::template multiply<Pass>(sums[m][first + n], a[m][k], b[n][k]);
+                    Operands::template multiply<Pass>(targets[m][offset + n], a[m][k], b[n][k]);
 }
 
 // sums[m][first + n] += a[m][k] * b[n][k], summed over the k of `Count` steps, for the (n, k) that
@@ -384,8 +385,7 @@ KGEN_DEVICE void multiply_group(float (&sums)[MTiles][Tiles][4], int first,
 
     if constexpr (Operands::kPasses < 3) {
         multiply_pass<Operands, 0>(sums, first, a, b, there);
-        if constexpr (Operands::kPasses == 2)
-            multiply_pass<Operands, 1>(sums, first, a, b, there);
+        if constexpr (Operands::kPasses == 2) multiply_pass<Operands, 1>(sums, first, a, b, there);
     } else {
         float chain[MTiles][Group][4] = {};
         multiply_pass<Operands, 0>(chain, 0, a, b, there);

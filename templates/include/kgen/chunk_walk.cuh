@@ -135,7 +135,7 @@ public:
         keys0_ = key_warp_ * 8 * kTiles;
         staged_ = stage_slot_ = 0;
         const MmaLane lane = mma_lane();
-        const int swap = kPaired ? lane.g % 2 : 0;  // see store_outputs
+        const int swap = kPaired ? lane.g % 2 : 0;  // see pair_up
         out_ = rows.out.at(rows.first + 8 * key_warp_ * kOwn + 2 * lane.q + swap) + values0_ +
                    lane.g - swap;
     }
@@ -462,6 +462,7 @@ private:
                 }
             }
         }
+        if constexpr (kPaired) pair_up(own);
         if (chunk < whole_ && rows_.values == kSlice) {
             store_outputs<true>(own, Chunk);
         } else {
@@ -472,30 +473,42 @@ private:
 
     // What a warp writes at once are runs of 8 features; of 16 bits in pairs, for which neighbouring
     // lanes swap a step: the even one then has two features of the first, the odd one of the second.
+    KGEN_DEVICE void pair_up(float (&own)[MTiles][kOwn][4]) const {
+        const bool odd = mma_lane().g % 2 != 0;
+#pragma unroll
+        for (int tile = 0; tile < kOwn; ++tile)
+#pragma unroll
+            for (int m = 0; m < MTiles; ++m)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    float& early = own[m][tile][2 * half];
+                    float& late = own[m][tile][2 * half + 1];
+                    const float got = shfl_xor(odd ? early : late, 4);
+                    const float first = odd ? got : early, second = odd ? late : got;
+                    early = first;
+                    late = second;
+                }
+    }
+
     template <bool Whole>
-    KGEN_DEVICE void store_outputs(const float (&own)[MTiles][kOwn][4], int left) {
+    KGEN_DEVICE void store_outputs(const float (&own)[MTiles][kOwn][4], int left) const {
         const MmaLane lane = mma_lane();
         const i64 stride = rows_.out.stride;
-        const bool odd = lane.g % 2 != 0;
+        const int swap = kPaired ? lane.g % 2 : 0;
 #pragma unroll
         for (int tile = 0; tile < kOwn; ++tile) {
             T* target = out_ + 8 * tile * stride;
-            const int step = 8 * (key_warp_ * kOwn + tile) + 2 * lane.q;
+            const int step = 8 * (key_warp_ * kOwn + tile) + 2 * lane.q + swap;
 #pragma unroll
             for (int m = 0; m < MTiles; ++m) {
                 const float(&four)[4] = own[m][tile];
-                const int value = values0_ + 16 * m + lane.g;
+                const int value = values0_ + 16 * m + lane.g - swap;
                 if constexpr (kPaired) {
 #pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        const float early = four[2 * half], late = four[2 * half + 1];
-                        const float kept = odd ? late : early;
-                        const float got = shfl_xor(odd ? early : late, 4);
-                        const int at = 16 * m + 8 * half;
-                        if (Whole || (step + odd < left && value - odd + 8 * half < rows_.values))
-                            *reinterpret_cast<u32*>(target + at) =
-                                odd ? pack2<T>(got, kept) : pack2<T>(kept, got);
-                    }
+                    for (int half = 0; half < 2; ++half)
+                        if (Whole || (step < left && value + 8 * half < rows_.values))
+                            *reinterpret_cast<u32*>(target + 16 * m + 8 * half) =
+                                pack2<T>(four[2 * half], four[2 * half + 1]);
                 } else {
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
