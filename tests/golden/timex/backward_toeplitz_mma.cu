@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/timex/backward_toeplitz_mma.cu.jinja
-// config: toeplitz_mma(warps=4, tiles=3, batch_tiles=2, fold=1, chains=1, min_blocks=3, tap_group=6, tap_batch=16, tap_warps=4)
+// config: toeplitz_mma(warps=4, tiles=3, batch_tiles=2, fold=1, chains=1, min_blocks=3, tap_group=8, tap_batch=16, tap_warps=6)
 // problem: dtype=fp32, w_dtype=fp32
 // timex backward on tensor cores. gk: per channel, an upper triangular Toeplitz matrix times the
 // batch's rows of gout. gw: the product of gout and k over the batch, summed along its diagonals.
@@ -17,9 +17,9 @@ constexpr int kColumns = 2;   // tiles of 8 columns per block of gk: batch rows 
 constexpr int kFold = 1;             // ... times neighbouring tiles of outputs
 constexpr int kChains = 1;         // per 16 * kTiles columns, see kPromote
 constexpr bool kPromote = sizeof(T) == 4;  // add chains of products outside of the tensor cores
-constexpr int kGroup = 6;       // distances, in steps of 8, that a warp sums at once
+constexpr int kGroup = 8;       // distances, in steps of 8, that a warp sums at once
 constexpr int kBatch = 16;       // batch rows of a block of gw in shared memory
-constexpr int kTapWarps = 4;    // per block of gw
+constexpr int kTapWarps = 6;    // per block of gw
 constexpr int kMinBlocks = 3;  // blocks of gk per SM that registers leave room for
 
 }  // namespace
