@@ -74,8 +74,8 @@ class ChunkWalk {
     static constexpr int kTiles = kPadded / (8 * KeyWarps);  // of 8 keys, per warp
     static constexpr int kStepTiles = Chunk / 8;             // of 8 steps
     static constexpr int kOwn = kStepTiles / KeyWarps;       // tiles of outputs a warp finishes
-    static constexpr int kDeep = 4;  // steps of the sum whose fragments are held at once, at most
-    static constexpr int kGroup = Steps::kPasses == 1 ? 4 : 2;  // sums in flight at once
+    static constexpr int kDeep = 4;  // steps of a sum whose fragments are held at once, at most
+    static constexpr int kGroup = Steps::kPasses == 1 ? 4 : 1;  // sums whose operands B are held
     static constexpr bool kPaired = sizeof(T) == 2 && Values % 2 == 0;  // two outputs, one store
     static constexpr bool kLate = KeyWarps > 1 || Normalised;   // outputs wait for a barrier
 
