@@ -5,7 +5,8 @@ alignment. The generated function of an operator looks it up and calls it; whate
 find, or cannot serve at speed, comes here.
 
 The ladder: the very problem that was tuned; else the nearest tuned problem whose compiled-in
-dims and dtypes are the call's and whose conditions hold; else the operator's safe variant. The
+dims and dtypes are the call's and whose conditions hold (where products may be rounded: else one
+that does not round them); else the operator's safe variant. The
 table is the device's own, else that of a GPU of the same architecture. Nothing ever falls back
 to eager PyTorch.
 """
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from .arguments import (
     ABSENT,
+    ROUNDS,
     TORCH_DTYPES,
     Bound,
     Signature,
@@ -254,16 +256,14 @@ class Pass:
 
     def _choose(self, table: _Table, dims: tuple[int, ...], dtypes: tuple[str, ...],
                 call: Call) -> Choice:
-        best: Row | None = None
-        least = inf
-        for row in table.rows:
-            if row.dtypes != dtypes or not self._same_constants(row, dims):
-                continue
-            far = sum(abs(log(max(a, 1) / max(b, 1))) for a, b in zip(dims, row.dims, strict=True))
-            if far < least and row.fits(call):
-                best, least = row, far
+        best = self._nearest(table, dims, dtypes, call)
         if best is not None:
             return Choice("exact" if best.dims == dims else "nearest", best)
+        # Products that may be rounded need not be.
+        plain = tuple(ROUNDS.get(name, name) for name in dtypes)
+        best = self._nearest(table, dims, plain, call) if plain != dtypes else None
+        if best is not None:
+            return Choice("nearest", best)
         safe: Sequence[SafeRow] = getattr(
             importlib.import_module(f"{self.package}.safe"), self.name.upper(), ()
         )
@@ -275,6 +275,18 @@ class Pass:
             f"{self.signature.function}: the library has no kernel for {problem}\n"
             f"  run: kgen tune --op {self._operator} --problem {problem}"
         )
+
+    def _nearest(self, table: _Table, dims: tuple[int, ...], dtypes: tuple[str, ...],
+                 call: Call) -> Row | None:
+        best: Row | None = None
+        least = inf
+        for row in table.rows:
+            if row.dtypes != dtypes or not self._same_constants(row, dims):
+                continue
+            far = sum(abs(log(max(a, 1) / max(b, 1))) for a, b in zip(dims, row.dims, strict=True))
+            if far < least and row.fits(call):
+                best, least = row, far
+        return best
 
     def _same_constants(self, row: Row, dims: tuple[int, ...]) -> bool:
         return all(

@@ -32,7 +32,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """A library with the safe kernels of two combinations per dtype, and one row."""
     entry, host = open_catalogue().entry("linear_attention"), profile_named("host")
     renderer = Renderer(include_dir())
-    safe, winners = [], []
+    safe: list[SafeKernel] = []
+    winners: list[Winner] = []
     for passed in OPERATOR.signature.passes:
         variant = entry.space.safe_variant(passed.name)
         assert variant.safe is not None
@@ -45,13 +46,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
                 "linear_attention", entry.templates, variant, variant.safe, problem
             )
             safe.append(SafeKernel(OPERATOR, passed.name, dtypes, variant, variant.safe, rendered))
-        record = Record(
-            key=problem.digest, operator="linear_attention", pass_name=passed.name,
-            problem=str(problem), gpu="host", config=variant.safe, fate=Fate.VERIFIED,
-            timing=Timing(10.0, 9.0, 11.0, 50, "test"), when="2026-01-01T00:00:00Z",
-        )
-        winners.append(Winner(OPERATOR, passed.name, problem, host, variant, variant.safe, rendered,
-                              None, "host", record))
+            if any(w.pass_name == passed.name for w in winners):
+                continue
+            record = Record(
+                key=problem.digest, operator="linear_attention", pass_name=passed.name,
+                problem=str(problem), gpu="host", config=variant.safe, fate=Fate.VERIFIED,
+                timing=Timing(10.0, 9.0, 11.0, 50, "test"), when="2026-01-01T00:00:00Z",
+            )
+            winners.append(Winner(OPERATOR, passed.name, problem, host, variant, variant.safe,
+                                  rendered, None, "host", record))
     folder = tmp_path_factory.mktemp("library")
     emit(folder, winners, safe, include_dir())
     with pytest.MonkeyPatch.context() as patch:
@@ -133,6 +136,18 @@ def test_tf32_may_be_allowed(library: ModuleType, dtype: torch.dtype) -> None:
     q, k, v = (tensor("BHTE", n, dtype) for n in (E, E, M))
     plain = library.linear_attention(q, k, v)
     assert library.linear_attention(q, k, v, allow_tf32=True).equal(plain)  # the naive kernel's
+
+
+def test_without_a_row_for_rounded_products_an_exact_one_serves(library: ModuleType) -> None:
+    """The one row is of fp32."""
+    dims = {"B": 64, "H": 64, "T": 64, "E": 64, "M": 64}
+    steps = {
+        dtypes: library.explain(
+            "linear_attention", **dims, dtype=dtypes[0], product_dtype=dtypes[1], device="cpu"
+        ).step
+        for dtypes in (("fp32", "fp32"), ("fp32", "tf32"), ("bf16", "bf16"))
+    }
+    assert list(steps.values()) == ["exact", "nearest", "safe"]
 
 
 @pytest.mark.parametrize("steps", [0, 1])
