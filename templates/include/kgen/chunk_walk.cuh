@@ -18,40 +18,13 @@
 
 #include "block.cuh"
 #include "chunk_mma.cuh"
+#include "chunk_place.cuh"
+#include "chunk_plain.cuh"
 #include "chunk_stage.cuh"
+#include "chunk_write.cuh"
 #include "math.cuh"
 
 namespace kgen {
-
-// What a walk reads and writes. Of v and out, the slice's features alone.
-template <class T>
-struct WalkRows {
-    StepRows<const T> a, b, v;
-    StepRows<T> out;
-    i64 first, end;      // steps of the segment
-    int values;          // features of the slice that exist
-    float out_factor;    // of out
-    float value_factor;  // of v, if the walk is Scaled
-};
-
-// The state before a walk and behind it, in fp32; null pointers are states that are zero, or that
-// nobody asks for. `state[key * key_stride + value * value_stride]`, from the slice's first value on.
-struct WalkStates {
-    const float* state;
-    i64 key_stride, value_stride;
-    const float* key_sum;
-    const float* parts;  // sums of the segments before this one: `count` of [Keys][Values]
-    const float* key_parts;  // `count` of [Keys]
-    int count;
-    i64 part_stride;     // values between two parts; a part is [Keys][Values]
-    float* end;
-    i64 end_key_stride, end_value_stride;
-    float end_factor;
-    float* end_key_sum;
-    const float* bias;  // of out, one per value feature, from the slice's first one on; or null
-    float* norm;        // [steps]
-    float eps;
-};
 
 // Chunk: steps of a chunk; MTiles, MWarps: fragments of 16 value features per warp, and warps side by
 // side; KeyWarps: warps that share those features' keys, whose sums meet in shared memory; Stages:
@@ -74,9 +47,8 @@ class ChunkWalk {
     static constexpr int kTiles = kPadded / (8 * KeyWarps);  // of 8 keys, per warp
     static constexpr int kStepTiles = Chunk / 8;             // of 8 steps
     static constexpr int kOwn = kStepTiles / KeyWarps;       // tiles of outputs a warp finishes
-    static constexpr int kDeep = 4;  // steps of the sum whose fragments are held at once, at most
-    static constexpr int kGroup = Steps::kPasses == 1 ? 4 : 2;  // sums in flight at once
-    static constexpr bool kPaired = sizeof(T) == 2 && Values % 2 == 0;  // two outputs, one store
+    static constexpr int kDeep = 4;  // steps of a sum whose fragments are held at once, at most
+    static constexpr int kGroup = Steps::kPasses == 1 ? 4 : 1;  // sums whose operands B are held
     static constexpr bool kLate = KeyWarps > 1 || Normalised;   // outputs wait for a barrier
 
     static constexpr int kKeyStride = chunk_row_stride<T>(kPadded);
@@ -108,7 +80,7 @@ public:
         max(Stages * kStage * static_cast<int>(sizeof(T)) +
                 2 * kScores * static_cast<int>(sizeof(Score)) + 8 * kExchange +
                 (KeySums ? 8 * (kPadded + Chunk + kRowSums) : 0),
-            4 * (Keys * kSlice + Keys + 4));
+            plain_walk_bytes(Keys, kSlice));
 
     KGEN_DEVICE ChunkWalk(const WalkRows<T>& rows, const WalkStates& states)
         : rows_(rows),
@@ -134,10 +106,7 @@ public:
         values0_ = warp % MWarps * 16 * MTiles;
         keys0_ = key_warp_ * 8 * kTiles;
         staged_ = stage_slot_ = 0;
-        const MmaLane lane = mma_lane();
-        const int swap = kPaired ? lane.g % 2 : 0;  // see pair_up
-        out_ = rows.out.at(rows.first + 8 * key_warp_ * kOwn + 2 * lane.q + swap) + values0_ +
-                   lane.g - swap;
+        writer_.begin(rows.out, rows.first, 8 * key_warp_ * kOwn, values0_);
     }
 
     // Outputs of the segment, and the state behind it.
@@ -147,7 +116,7 @@ public:
         fill_ring<true>();
         if constexpr (KeySums) {
             for (int key = thread_rank(); key < kPadded; key += kThreads)
-                key_sums_[key] = key < Keys ? first_key_sum(key) : 0.0f;
+                key_sums_[key] = key < Keys ? states_.first_key_sum(key, Keys) : 0.0f;
         }
         cp_async_wait<Stages - 2>();
         sync_block();
@@ -186,7 +155,9 @@ public:
                 for (int key = thread_rank(); key < Keys; key += kThreads)
                     states_.end_key_sum[key] = key_sums_[chunks_ % 2 * kPadded + key];
         }
-        if (block_has(poison)) walk_plainly<true>();
+        if (block_has(poison))
+            walk_plainly<T, Keys, Values, kSlice, kThreads, KeySums, Normalised, Scaled, true>(
+                rows_, states_);
     }
 
     // The segment's sum of b v^T alone, and its key sum.
@@ -223,7 +194,9 @@ public:
                     states_.end_key_sum[key] = key_sum[i];
             }
         }
-        if (block_has(poison)) walk_plainly<false>();
+        if (block_has(poison))
+            walk_plainly<T, Keys, Values, kSlice, kThreads, KeySums, Normalised, Scaled, false>(
+                rows_, states_);
     }
 
 private:
@@ -456,67 +429,15 @@ private:
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     four[i] *= factor[i % 2];
-                    if (states_.bias != nullptr)
-                        four[i] += bias(values0_ + 16 * m + lane.g + i / 2 * 8);
+                    if (states_.bias != nullptr) {
+                        const int value = values0_ + 16 * m + lane.g + i / 2 * 8;
+                        if (value < rows_.values) four[i] += states_.bias[value];
+                    }
                     poison = fma(four[i], 0.0f, poison);
                 }
             }
         }
-        if constexpr (kPaired) pair_up(own);
-        if (chunk < whole_ && rows_.values == kSlice) {
-            store_outputs<true>(own, Chunk);
-        } else {
-            store_outputs<false>(own, chunk < whole_ ? Chunk : last_);
-        }
-        out_ += Chunk * rows_.out.stride;
-    }
-
-    // What a warp writes at once are runs of 8 features; of 16 bits in pairs, for which neighbouring
-    // lanes swap a step: the even one then has two features of the first, the odd one of the second.
-    KGEN_DEVICE void pair_up(float (&own)[MTiles][kOwn][4]) const {
-        const bool odd = mma_lane().g % 2 != 0;
-#pragma unroll
-        for (int tile = 0; tile < kOwn; ++tile)
-#pragma unroll
-            for (int m = 0; m < MTiles; ++m)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    float& early = own[m][tile][2 * half];
-                    float& late = own[m][tile][2 * half + 1];
-                    const float got = shfl_xor(odd ? early : late, 4);
-                    const float first = odd ? got : early, second = odd ? late : got;
-                    early = first;
-                    late = second;
-                }
-    }
-
-    template <bool Whole>
-    KGEN_DEVICE void store_outputs(const float (&own)[MTiles][kOwn][4], int left) const {
-        const MmaLane lane = mma_lane();
-        const i64 stride = rows_.out.stride;
-        const int swap = kPaired ? lane.g % 2 : 0;
-#pragma unroll
-        for (int tile = 0; tile < kOwn; ++tile) {
-            T* target = out_ + 8 * tile * stride;
-            const int step = 8 * (key_warp_ * kOwn + tile) + 2 * lane.q + swap;
-#pragma unroll
-            for (int m = 0; m < MTiles; ++m) {
-                const float(&four)[4] = own[m][tile];
-                const int value = values0_ + 16 * m + lane.g - swap;
-                if constexpr (kPaired) {
-#pragma unroll
-                    for (int half = 0; half < 2; ++half)
-                        if (Whole || (step < left && value + 8 * half < rows_.values))
-                            *reinterpret_cast<u32*>(target + 16 * m + 8 * half) =
-                                pack2<T>(four[2 * half], four[2 * half + 1]);
-                } else {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        if (Whole || (step + i % 2 < left && value + i / 2 * 8 < rows_.values))
-                            target[i % 2 * stride + 16 * m + i / 2 * 8] = from_float<T>(four[i]);
-                }
-            }
-        }
+        writer_.write(own, chunk < whole_ ? Chunk : last_, rows_.values);
     }
 
     // z and the norms of a chunk: eight lanes per step.
@@ -550,25 +471,6 @@ private:
         }
     }
 
-    KGEN_DEVICE float bias(int value) const {
-        return states_.bias != nullptr && value < rows_.values ? states_.bias[value] : 0.0f;
-    }
-
-    KGEN_DEVICE float first_state(int key, int value) const {
-        float sum = 0.0f;
-        if (states_.state != nullptr)
-            sum = states_.state[key * states_.key_stride + value * states_.value_stride];
-        for (int i = 0; i < states_.count; ++i)
-            sum += states_.parts[i * states_.part_stride + static_cast<i64>(key) * Values + value];
-        return sum;
-    }
-
-    KGEN_DEVICE float first_key_sum(int key) const {
-        float sum = states_.key_sum != nullptr ? states_.key_sum[key] : 0.0f;
-        for (int i = 0; i < states_.count; ++i) sum += states_.key_parts[i * Keys + key];
-        return sum;
-    }
-
     // body(element of the accumulators, key, value) for those of this lane that exist.
     template <class Body>
     KGEN_DEVICE void for_state(Body body) const {
@@ -594,19 +496,15 @@ private:
                 for (int i = 0; i < 4; ++i) state[m][tile][i] = 0.0f;
         if (states_.state == nullptr && states_.count == 0) return;
         for_state([&](int m, int tile, int i, int key, int value) {
-            state[m][tile][i] = first_state(key, value);
+            state[m][tile][i] = states_.first(key, value, Values);
         });
     }
 
     KGEN_DEVICE void store_state(const State& state, float factor, float& poison) const {
         for_state([&](int m, int tile, int i, int key, int value) {
             poison = fma(state[m][tile][i], 0.0f, poison);
-            store_end(key, value, state[m][tile][i] * factor);
+            states_.store_end(key, value, state[m][tile][i] * factor);
         });
-    }
-
-    KGEN_DEVICE void store_end(int key, int value, float x) const {
-        states_.end[key * states_.end_key_stride + value * states_.end_value_stride] = x;
     }
 
     // Whether any thread's is not zero.
@@ -621,69 +519,12 @@ private:
         return found;
     }
 
-    // All of it once more, step by step as the recurrence is written, so that NaN and Inf reach what
-    // depends on them and nothing else. A thread has value features of its own.
-    template <bool WithOutputs>
-    KGEN_DEVICE void walk_plainly() {
-        float* state = dynamic_smem<float>();  // [Keys][kSlice]
-        float* key_sum = state + Keys * kSlice;
-        float* norm = key_sum + Keys;
-        const int rank = thread_rank();
-        sync_block();
-        for (int i = rank; i < Keys * kSlice; i += kThreads)
-            state[i] = WithOutputs && i % kSlice < rows_.values
-                           ? first_state(i / kSlice, i % kSlice)
-                           : 0.0f;
-        if constexpr (KeySums && WithOutputs)
-            for (int key = rank; key < Keys; key += kThreads) key_sum[key] = first_key_sum(key);
-        sync_block();
-#pragma unroll 1
-        for (i64 t = rows_.first; t < rows_.end; ++t) {
-            const T* a = rows_.a.at(t);
-            const T* b = rows_.b.at(t);
-            float divisor = 1.0f;
-            if constexpr (KeySums && WithOutputs) {
-                for (int key = rank; key < Keys; key += kThreads) key_sum[key] += to_float(b[key]);
-                sync_block();
-                if (Normalised && rank == 0) {
-                    float sum = 0.0f;
-                    for (int key = 0; key < Keys; ++key)
-                        sum = fma(to_float(a[key]), key_sum[key], sum);
-                    *norm = fma(rows_.out_factor, sum, states_.eps);
-                    if (states_.norm != nullptr) states_.norm[t] = *norm;
-                }
-                sync_block();
-                if constexpr (Normalised) divisor = *norm;
-            }
-            for (int value = rank; value < rows_.values; value += kThreads) {
-                float v = to_float(rows_.v.at(t)[value]);
-                if constexpr (Scaled) v *= rows_.value_factor;
-                float sum = 0.0f;
-#pragma unroll 1
-                for (int key = 0; key < Keys; ++key) {
-                    float& s = state[key * kSlice + value];
-                    s = fma(to_float(b[key]), v, s);
-                    if constexpr (WithOutputs) sum = fma(to_float(a[key]), s, sum);
-                }
-                if constexpr (WithOutputs)
-                    rows_.out.at(t)[value] =
-                        from_float<T>(sum * rows_.out_factor / divisor + bias(value));
-            }
-        }
-        sync_block();
-        if (states_.end != nullptr)
-            for (int i = rank; i < Keys * kSlice; i += kThreads)
-                if (i % kSlice < rows_.values)
-                    store_end(i / kSlice, i % kSlice,
-                              state[i] * (WithOutputs ? states_.end_factor : 1.0f));
-    }
-
     const WalkRows<T>& rows_;
     const WalkStates& states_;
     KeyCopier copy_a_, copy_b_;
     ChunkCopier<T, Chunk, kSliceValues, CopyBytes, kWarps * kWarpSize> copy_v_;
     T* ring_;
-    T* out_;  // of this lane: its first output of the next chunk that is finished
+    ChunkWriter<T, Chunk, MTiles, kOwn, kSliceValues, Values % 2 == 0> writer_;
     Score* scores_;
     float* exchange_;
     float* key_sums_;

@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/linear_attention/backward_chunked.cu.jinja
-// config: chunked(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, segments=1, min_blocks=3)
+// config: chunked(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, segments=1, min_blocks=2)
 // problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention backward on tensor cores. Each gradient is a walk like the forward pass's: gq of
 // gout, v, k, and backwards in time gk of v, gout, q and gv of k, q, gout. The walks of a head are
@@ -26,7 +26,7 @@ constexpr int kKeyWarps = 1;      // warps that share these features' keys
 constexpr int kStages = 4;           // chunks in shared memory
 constexpr int kCopy = 16;               // bytes that one copy moves
 constexpr int kSegments = 1;       // blocks in a row along the steps
-constexpr int kMinBlocks = 3;    // blocks per SM that registers leave room for
+constexpr int kMinBlocks = 2;    // blocks per SM that registers leave room for
 
 static_assert(!kgen::kPresent<kgen::none>, "these walks know no norm");
 
@@ -86,21 +86,23 @@ KGEN_DEVICE kgen::WalkRows<T> rows_of(const Task& task, const Sources& from,
     return rows;
 }
 
+template <class Walk, bool WithOutputs>
+KGEN_DEVICE void run_as(const kgen::WalkRows<T>& rows, const kgen::WalkStates& states) {
+    if constexpr (WithOutputs) {
+        Walk(rows, states).walk();
+    } else {
+        Walk(rows, states).sum();
+    }
+}
+
 // One body for all walks of one shape: what runs on an SM at the same time is then the same code.
 template <bool WithOutputs>
 KGEN_DEVICE void run(const Task& task, const kgen::WalkRows<T>& rows,
                      const kgen::WalkStates& states) {
-    const auto with = [&](auto walk) {
-        if constexpr (WithOutputs) {
-            walk.walk();
-        } else {
-            walk.sum();
-        }
-    };
     if (kE == kM || !task.is(Gradient::of_v)) {
-        with(KeyWalk(rows, states));
+        run_as<KeyWalk, WithOutputs>(rows, states);
     } else {
-        with(ValueWalk(rows, states));
+        run_as<ValueWalk, WithOutputs>(rows, states);
     }
 }
 
