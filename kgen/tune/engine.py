@@ -16,8 +16,8 @@ from kgen.operators.base import Operator
 from kgen.render import check_template
 from kgen.search.feasible import Feasible, enumerate_feasible
 from kgen.tune.finals import play_finals
-from kgen.tune.request import ProblemResult, Progress, SafeResult, TuneRequest, TuneResult
-from kgen.tune.safe import verify_safe
+from kgen.tune.request import ProblemResult, Progress, TuneRequest, TuneResult
+from kgen.tune.safe import SafeCertificates
 from kgen.tune.search_loop import Books, search_problem
 from kgen.tune.settle import Settlements
 from kgen.worker import HostProver, Session, Setup, WorkerHandle
@@ -68,22 +68,23 @@ def tune(request: TuneRequest) -> TuneResult:
             request.l2,
         )
         copy_gbps = session.probe()
-        safe: tuple[SafeResult, ...] = ()
+        safe: SafeCertificates | None = None
 
-        def result_of(results: tuple[ProblemResult, ...]) -> TuneResult:
+        def result_of(results: tuple[ProblemResult, ...], safe: SafeCertificates) -> TuneResult:
             return TuneResult(
                 request,
                 dict(session.environment),
                 copy_gbps,
                 results,
-                safe,
+                safe.results(),
                 worker.restarts,
                 time.monotonic() - started,
             )
 
         def on_settled(settled: tuple[ProblemResult, ...]) -> None:
-            if len(settled) < len(spaces):  # all of them are what this returns
-                request.on_settled(result_of(settled))
+            # Rows need something to fall back on. All of them are what this returns.
+            if safe is not None and safe.done and len(settled) < len(spaces):
+                request.on_settled(result_of(settled, safe))
 
         settlements = Settlements(session, prover, on_settled)
         searching = time.monotonic()
@@ -109,22 +110,25 @@ def tune(request: TuneRequest) -> TuneResult:
                 )
                 interlude = time.monotonic()
                 settlements.add(results[-1])
-                if not safe:  # before anything is published: rows need something to fall back on
+                if safe is None:
                     _say(request, "", index + 1, "safe", Books(), None, None)
-                    safe = verify_safe(session, prover)
+                    safe = SafeCertificates(session, prover)
                 if request.gpu.is_host:  # beside the next search it would disturb what is timed
                     _say(request, "", index + 1, "host runs", Books(), None, None)
                     settlements.collect(wait=True)
                 searching += time.monotonic() - interlude  # the time limit is the searches' alone
         except KgenError:
-            if safe:  # the problems before the one that failed are not lost with it
+            if safe is not None:  # the problems before the one that failed are not lost with it
                 _say(request, "", len(results), "host runs", Books(), None, None)
+                safe.results()
                 settlements.collect(wait=True)
             raise
         _say(request, "", len(results), "host runs", Books(), None, None)
+        assert safe is not None  # there is a problem at least
+        safe.results()
         settled = settlements.finish()
         _say(request, "", len(results), "done", Books(), None, None)
-        return result_of(settled)
+        return result_of(settled, safe)
 
 
 def _tune_problem(

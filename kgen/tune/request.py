@@ -181,7 +181,7 @@ class SafeResult:
     """The safe variant for one combination of dtypes.
 
     Attributes:
-        record: That it was verified; None for a combination that is not run (`verify_safe`).
+        record: That it was verified; None for a combination that is not run (`SafeCertificates`).
     """
 
     dtypes: Mapping[str, str]

@@ -47,16 +47,36 @@ class _Claim:
         return dict(self.problem.dtypes)
 
 
-def verify_safe(session: Session, prover: HostProver) -> tuple[SafeResult, ...]:
-    """Build the safe config for each dtype combination that is certified, and certify it.
-
-    Raises:
-        TuneError: If one does not build or is wrong: the library would have nothing to fall
-            back on.
+class SafeCertificates:
+    """The safe config for each dtype combination that is certified: run on the device at once,
+    their host runs behind what the tune does next.
     """
-    # Builds and host runs go on side by side, so all are started before the first is waited for.
-    claims = [_certified(session, prover, claim) for claim in _built(session)]
-    return tuple(_settled(session, claim) for claim in claims)
+
+    def __init__(self, session: Session, prover: HostProver) -> None:
+        """Build and run all, and start the host runs.
+
+        Raises:
+            TuneError: If one does not build: the library would have nothing to fall back on.
+        """
+        # Builds and host runs go on side by side, so all start before the first is waited for.
+        self._session = session
+        self._claims = [_certified(session, prover, claim) for claim in _built(session)]
+        self._results: tuple[SafeResult, ...] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether `results` would not wait."""
+        return all(claim.proof is None or claim.proof.done() for claim in self._claims)
+
+    def results(self) -> tuple[SafeResult, ...]:
+        """Wait for the host runs, and write the certificates down.
+
+        Raises:
+            TuneError: If one is wrong.
+        """
+        if self._results is None:
+            self._results = tuple(_settled(self._session, claim) for claim in self._claims)
+        return self._results
 
 
 def _built(session: Session) -> list[_Claim]:
