@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 from kgen.assets import include_dir
+from kgen.catalogue import open_catalogue
 from kgen.emit import Emitted, SafeKernel, Winner, emit
 from kgen.model.artifact import Rendered
 from kgen.model.config import Config
@@ -22,11 +23,12 @@ from kgen.model.digest import digest_of_text
 from kgen.model.dtypes import dtype_named
 from kgen.model.expr import parse_expr
 from kgen.model.gpu import GpuProfile
-from kgen.model.problem import parse_problem
+from kgen.model.problem import Problem, parse_problem
 from kgen.model.record import Fate, Record, Timing
 from kgen.model.space import LaunchSpec, Param, Rule, Variant
 from kgen.operators.base import Operator
 from kgen.operators.rmsnorm import OPERATOR
+from kgen.render import Renderer
 from kgen.runtime import nvrtc
 
 SOURCE = """\
@@ -138,6 +140,49 @@ def safe_kernels() -> list[SafeKernel]:
             for dtypes in OPERATOR.signature.dtype_combinations()]
 
 
+def real_kernels(
+    name: str, wanted: Callable[[dict[str, str]], bool]
+) -> tuple[list[Winner], list[SafeKernel]]:
+    """An operator's own safe kernels for the dtype combinations that are wanted, and for each pass
+    a row for the first of them.
+    """
+    entry, host = open_catalogue().entry(name), profile("host")
+    operator, renderer = entry.operator, Renderer(include_dir())
+    safe: list[SafeKernel] = []
+    winners: list[Winner] = []
+    for passed in operator.signature.passes:
+        variant = entry.space.safe_variant(passed.name)
+        assert variant.safe is not None
+        for dtypes in filter(wanted, operator.signature.dtype_combinations()):
+            problem = Problem(tuple((d.name, 64) for d in operator.signature.dims),
+                              tuple(dtypes.items()))
+            rendered = renderer.render(name, entry.templates, variant, variant.safe, problem)
+            safe.append(SafeKernel(operator, passed.name, dtypes, variant, variant.safe, rendered))
+            if any(w.pass_name == passed.name for w in winners):
+                continue
+            record = Record(
+                key=problem.digest, operator=name, pass_name=passed.name, problem=str(problem),
+                gpu="host", config=variant.safe, fate=Fate.VERIFIED,
+                timing=Timing(10.0, 9.0, 11.0, 50, "test"), when="2026-01-01T00:00:00Z",
+            )
+            winners.append(Winner(operator, passed.name, problem, host, variant, variant.safe,
+                                  rendered, None, "host", record))
+    return winners, safe
+
+
+def _all_or_none(fields: Sequence[str]) -> Callable[[dict[str, str]], bool]:
+    """Of the combinations those where all of these optional tensors are there, or none is."""
+    return lambda dtypes: len({dtypes[f"{name}_dtype"] for name in fields}) == 1
+
+
+# Operators whose own safe kernels the library has, too.
+REAL = {
+    "linear_attention": _all_or_none(
+        ("initial_state", "initial_key_sum", "final_state", "final_key_sum", "norm")
+    ),
+}
+
+
 EmitInto = Callable[[Path, Sequence[Winner]], Emitted]
 
 
@@ -161,13 +206,17 @@ def operator() -> Operator:
 
 @pytest.fixture(scope="session")
 def library_folder(tmp_path_factory: pytest.TempPathFactory, emit_into: EmitInto) -> Path:
-    """A library tuned for the host."""
+    """A library tuned for the host: rmsnorm with the kernels above, others with their own. One for
+    all tests, because only one fits into a process.
+    """
     folder = tmp_path_factory.mktemp("library")
     emit_into(folder, [
         winner("M=8,N=16,dtype=fp32", threads=32),
         winner("M=512,N=16,dtype=fp32", threads=64),
         winner("M=8,N=32,dtype=bf16,w_dtype=fp32"),
     ])
+    for name, wanted in REAL.items():
+        emit(folder, *real_kernels(name, wanted), include_dir())
     return folder
 
 

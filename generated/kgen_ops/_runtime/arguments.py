@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .layout import dense_strides
+
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float32: "fp32",
     torch.float16: "fp16",
@@ -23,6 +25,8 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 }
 TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 ABSENT = "none"  # stands for the dtype of a tensor that a call leaves out
+# What fp32 operands of products may be rounded to, where the caller allows it.
+ROUNDS: dict[str, str] = {"tf32": "fp32"}
 
 
 class Dim(NamedTuple):
@@ -51,6 +55,7 @@ class Argument(NamedTuple):
         dtype: A dtype field's name, or a fixed dtype.
         free_strides: Dims whose stride the caller chooses; all others are contiguous.
         leading: Whether dims[0] stands for any number of leading dims.
+        layout_of: Of a result: the argument whose order of dims in memory it takes.
     """
 
     name: str
@@ -58,6 +63,7 @@ class Argument(NamedTuple):
     dtype: str = "dtype"
     free_strides: tuple[str, ...] = ()
     leading: bool = False
+    layout_of: str = ""
 
     def __str__(self) -> str:
         inner = ("...", *self.dims[1:]) if self.leading else self.dims
@@ -75,8 +81,8 @@ class Scalar(NamedTuple):
 class Signature(NamedTuple):
     """What one pass of an operator takes and returns.
 
-    `flags` are the dtype fields of outputs that a caller asks for by a keyword, because no input
-    tells.
+    `flags` are the dtype fields that a caller decides by a keyword, because no input tells: of
+    outputs that may be absent, and of products whose operands may be rounded.
     """
 
     function: str
@@ -96,6 +102,7 @@ class Bound(NamedTuple):
         dtypes: Dtype name of every field, in declared order.
         strides: (`x_stride_M`, elements) of every free stride; 0 for an absent tensor.
         shapes: Shape of every output; what an absent one would have, too.
+        layouts: Strides of every output that takes an argument's layout; None for the others.
         copies: Names of the inputs whose leading dims have no common stride.
     """
 
@@ -103,6 +110,7 @@ class Bound(NamedTuple):
     dtypes: dict[str, str]
     strides: dict[str, int]
     shapes: tuple[tuple[int, ...], ...]
+    layouts: tuple[tuple[int, ...] | None, ...]
     copies: tuple[str, ...]
 
 
@@ -116,7 +124,7 @@ def bind(
         signature: What they should be.
         tensors: One per input; None for one that is left out.
         scalars: One per scalar.
-        flags: Whether each of the signature's `flags` is wanted.
+        flags: Whether each of the signature's `flags` is wanted, or allowed.
     Raises:
         TypeError: If an argument is no tensor or has a dtype that is not supported.
         ValueError: If shapes, devices, strides or scalars are not what the signature says.
@@ -134,7 +142,8 @@ def bind(
         else tuple(dims[name] for name in output.dims)
         for output in signature.outputs
     )
-    return Bound(dims, dtypes, strides, shapes, copies)
+    layouts = _layouts(signature, given, dtypes, strides)
+    return Bound(dims, dtypes, strides, shapes, layouts, copies)
 
 
 def check_tensors(signature: Signature, tensors: Sequence[object]) -> None:
@@ -160,7 +169,7 @@ def complete_dtypes(signature: Signature, given: dict[str, str]) -> dict[str, st
     """
     chosen: dict[str, str] = {}
     for field in signature.dtypes:
-        allowed = tuple(dict.fromkeys(chosen.get(name, name) for name in field.allowed))
+        allowed = _allowed(field, chosen)
         default = chosen.get(field.default, field.default) if field.default else None
         value = given.get(field.name, default)
         if value not in allowed:
@@ -169,6 +178,12 @@ def complete_dtypes(signature: Signature, given: dict[str, str]) -> dict[str, st
                             f"  allowed here: {', '.join(allowed)}")
         chosen[field.name] = value
     return chosen
+
+
+def _allowed(field: DTypeField, chosen: dict[str, str]) -> tuple[str, ...]:
+    """Dtype names that a field may have beside what earlier fields chose."""
+    names = dict.fromkeys(chosen.get(name, name) for name in field.allowed)
+    return tuple(name for name in names if ROUNDS.get(name, name) in names)
 
 
 Given = Sequence[tuple[Argument, Tensor]]
@@ -228,9 +243,13 @@ def _dtypes(
     signature: Signature, tensors: Sequence[Tensor | None], flags: Sequence[bool]
 ) -> dict[str, str]:
     given: dict[str, str] = {}
-    for field, wanted_ in zip(signature.flags, flags, strict=True):
-        allowed = next(f.allowed for f in signature.dtypes if f.name == field)
-        given[field] = next(n for n in allowed if (n != ABSENT) == bool(wanted_))
+    rounded: list[DTypeField] = []
+    for name_, wanted_ in zip(signature.flags, flags, strict=True):
+        field = next(f for f in signature.dtypes if f.name == name_)
+        if ABSENT in field.allowed:
+            given[field.name] = next(n for n in field.allowed if (n != ABSENT) == bool(wanted_))
+        elif wanted_:
+            rounded.append(field)
     for argument, tensor in zip(signature.inputs, tensors, strict=True):
         if tensor is None:
             if given.setdefault(argument.dtype, ABSENT) != ABSENT:
@@ -246,7 +265,11 @@ def _dtypes(
         if not fixed and given.setdefault(argument.dtype, name) != name:
             raise TypeError(f"{signature.function}: {argument.name} is {name}, but another tensor "
                             f"of the same {argument.dtype} is {given[argument.dtype]}")
-    return complete_dtypes(signature, given)
+    plain = complete_dtypes(signature, given)
+    for field in rounded:  # of no effect beside dtypes that nothing rounds
+        given[field.name] = next((n for n in _allowed(field, plain) if n in ROUNDS),
+                                 plain[field.name])
+    return complete_dtypes(signature, given) if rounded else plain
 
 
 def _check_scalars(signature: Signature, scalars: Sequence[float]) -> None:
@@ -288,6 +311,26 @@ def _strides(
             if free:
                 strides[f"{argument.name}_stride_{argument.dims[0]}"] = stride
     return strides, tuple(copies)
+
+
+def _layouts(
+    signature: Signature, given: Given, dtypes: dict[str, str], strides: dict[str, int]
+) -> tuple[tuple[int, ...] | None, ...]:
+    """Strides of the outputs that take an argument's layout; those that are free go into `strides`.
+    """
+    tensors = {argument.name: tensor for argument, tensor in given}
+    layouts: list[tuple[int, ...] | None] = []
+    for output in signature.outputs:
+        strides |= {f"{output.name}_stride_{name}": 0 for name in output.free_strides}
+        if not output.layout_of or dtypes.get(output.dtype) == ABSENT:
+            layouts.append(None)
+            continue
+        like = tensors[output.layout_of]
+        dense = dense_strides(like.shape, like.stride())
+        layouts.append(dense)
+        for name in output.free_strides:
+            strides[f"{output.name}_stride_{name}"] = dense[output.dims.index(name)]
+    return tuple(layouts)
 
 
 def _common_stride(

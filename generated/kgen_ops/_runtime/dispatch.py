@@ -5,7 +5,8 @@ alignment. The generated function of an operator looks it up and calls it; whate
 find, or cannot serve at speed, comes here.
 
 The ladder: the very problem that was tuned; else the nearest tuned problem whose compiled-in
-dims and dtypes are the call's and whose conditions hold; else the operator's safe variant. The
+dims and dtypes are the call's and whose conditions hold (where products may be rounded: else one
+that does not round them); else the operator's safe variant. The
 table is the device's own, else that of a GPU of the same architecture. Nothing ever falls back
 to eager PyTorch.
 """
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from .arguments import (
     ABSENT,
+    ROUNDS,
     TORCH_DTYPES,
     Bound,
     Signature,
@@ -31,6 +33,7 @@ from .arguments import (
     check_tensors,
     complete_dtypes,
 )
+from .layout import dense_like
 from .rows import Call, Gpu, Prepared, Row, Run, SafeRow
 from .streams import current_device, raw_stream, stream_getter
 
@@ -157,12 +160,8 @@ class Pass:
         if key is not None:
             if len(self.prepared) >= MAX_PREPARED:
                 self.prepared.clear()
-            # Telling empty_like the format costs it 0.2 us; contiguous inputs need not.
-            plain = all(tensor is None or tensor.is_contiguous() for tensor in tensors)
             self.prepared[key] = Prepared(
-                run,
-                stream_getter(first.get_device()),
-                torch.empty_like if plain else _contiguous_like,
+                run, stream_getter(first.get_device()), self._allocator(bound, tensors)
             )
         pointers = (0 if t is None else t.data_ptr() for t in (*tensors, *outputs))
         run(raw_stream(first.get_device()), *pointers, *scalars)
@@ -257,16 +256,14 @@ class Pass:
 
     def _choose(self, table: _Table, dims: tuple[int, ...], dtypes: tuple[str, ...],
                 call: Call) -> Choice:
-        best: Row | None = None
-        least = inf
-        for row in table.rows:
-            if row.dtypes != dtypes or not self._same_constants(row, dims):
-                continue
-            far = sum(abs(log(max(a, 1) / max(b, 1))) for a, b in zip(dims, row.dims, strict=True))
-            if far < least and row.fits(call):
-                best, least = row, far
+        best = self._nearest(table, dims, dtypes, call)
         if best is not None:
             return Choice("exact" if best.dims == dims else "nearest", best)
+        # Products that may be rounded need not be.
+        plain = tuple(ROUNDS.get(name, name) for name in dtypes)
+        best = self._nearest(table, dims, plain, call) if plain != dtypes else None
+        if best is not None:
+            return Choice("nearest", best)
         safe: Sequence[SafeRow] = getattr(
             importlib.import_module(f"{self.package}.safe"), self.name.upper(), ()
         )
@@ -278,6 +275,18 @@ class Pass:
             f"{self.signature.function}: the library has no kernel for {problem}\n"
             f"  run: kgen tune --op {self._operator} --problem {problem}"
         )
+
+    def _nearest(self, table: _Table, dims: tuple[int, ...], dtypes: tuple[str, ...],
+                 call: Call) -> Row | None:
+        best: Row | None = None
+        least = inf
+        for row in table.rows:
+            if row.dtypes != dtypes or not self._same_constants(row, dims):
+                continue
+            far = sum(abs(log(max(a, 1) / max(b, 1))) for a, b in zip(dims, row.dims, strict=True))
+            if far < least and row.fits(call):
+                best, least = row, far
+        return best
 
     def _same_constants(self, row: Row, dims: tuple[int, ...]) -> bool:
         return all(
@@ -334,12 +343,35 @@ class Pass:
             self._files[key] = KernelFile(folder.parent, folder / "kernels", stem, device)
         return self._files[key]
 
+    def _allocator(
+        self, bound: Bound, tensors: Sequence[Tensor | None]
+    ) -> Callable[[Tensor], Tensor]:
+        """What allocates outputs like inputs, as fast as these inputs allow."""
+        given = {a.name: t for a, t in zip(self.signature.inputs, tensors, strict=True)}
+        if any(bound.layouts):
+            for output, layout in zip(self.signature.outputs, bound.layouts, strict=True):
+                like = given.get(output.layout_of)
+                if like is not None and torch.empty_like(like).stride() != layout:
+                    return dense_like
+            return torch.empty_like
+        # Telling empty_like the format costs it 0.2 us; contiguous inputs need not.
+        plain = all(tensor is None or tensor.is_contiguous() for tensor in given.values())
+        return torch.empty_like if plain else _contiguous_like
+
     def _allocate(self, bound: Bound, device: torch.device) -> list[Tensor | None]:
         outputs: list[Tensor | None] = []
-        for shape, output in zip(bound.shapes, self.signature.outputs, strict=True):
+        for shape, layout, output in zip(
+            bound.shapes, bound.layouts, self.signature.outputs, strict=True
+        ):
             dtype = bound.dtypes.get(output.dtype, output.dtype)
-            outputs.append(None if dtype == ABSENT else
-                           torch.empty(shape, device=device, dtype=TORCH_DTYPES[dtype]))
+            if dtype == ABSENT:
+                outputs.append(None)
+            elif layout is None:
+                outputs.append(torch.empty(shape, device=device, dtype=TORCH_DTYPES[dtype]))
+            else:
+                outputs.append(torch.empty_strided(
+                    shape, layout, device=device, dtype=TORCH_DTYPES[dtype]
+                ))
         return outputs
 
     @property
@@ -378,7 +410,7 @@ def _on_device(run: Run, device: int) -> Run:
 
 def _contiguous_strides(signature: Signature, dims: Mapping[str, int]) -> dict[str, int]:
     strides: dict[str, int] = {}
-    for argument in signature.inputs:
+    for argument in (*signature.inputs, *signature.outputs):
         step = 1
         for name in reversed(argument.dims):
             if name in argument.free_strides:

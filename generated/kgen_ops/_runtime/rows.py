@@ -19,7 +19,7 @@ class Prepared(NamedTuple):
     Attributes:
         launch: Launches the kernels.
         stream: Gives torch's current stream of a device.
-        empty_like: Allocates a contiguous tensor like an input.
+        empty_like: Allocates a tensor like an input: contiguous, or with its order of dims.
     """
 
     launch: Run

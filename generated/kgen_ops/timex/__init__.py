@@ -110,3 +110,105 @@ _library_forward = register(
     _fake_timex,
     FORWARD.refuse_grad,
 )
+
+BACKWARD = Pass(
+    package=__name__,
+    name="backward",
+    signature=Signature(
+        function="timex_backward",
+        dims=(
+            Dim("B"),
+            Dim("C"),
+            Dim("T"),
+        ),
+        dtypes=(
+            DTypeField("dtype", ("fp32", "fp16", "bf16")),
+            DTypeField("w_dtype", ("dtype", "fp32"), default="dtype"),
+        ),
+        inputs=(
+            Argument("gout", ("B", "C", "T")),
+            Argument("w", ("C", "T"), dtype="w_dtype"),
+            Argument("k", ("B", "C", "T")),
+        ),
+        outputs=(
+            Argument("gw", ("C", "T"), dtype="w_dtype"),
+            Argument("gk", ("B", "C", "T")),
+        ),
+    ),
+)
+_prepared_backward = BACKWARD.prepared.get
+
+
+def timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The backward pass: causal depthwise convolution with a filter as long as the sequence.
+
+    out[b, c, t] = eps + sum over u <= t of w[c, T-1-(t-u)] * k[b, c, u]
+
+    gk[b, c, u] = sum over t >= u of w[c, T-1-(t-u)] * gout[b, c, t]
+    gw[c, T-1-d] = sum over b and t >= d of gout[b, c, t] * k[b, c, t-d]
+
+    Args:
+        gout: [B, C, T]; Gradient of out; dtype of k.
+        w: [C, T]; dtype of k, or fp32; w[c, T-1] is tap 0.
+        k: [B, C, T]; fp32, fp16 or bf16; contiguous.
+    Returns:
+        gw: [C, T]; dtype of w; summed over B.
+        gk: [B, C, T]; dtype of k; contiguous.
+    Raises:
+        ValueError: If shapes, strides, devices or scalars are not as said above.
+        TypeError: If a dtype is not supported.
+        NotImplementedError: If a gradient is wanted; the function records none.
+        DispatchError: If the library has no kernel for the device.
+
+    Source: B. Peng, RWKV-CUDA, depthwise_conv1d (`TimeX`), 2022.
+    """
+    if _is_compiling():
+        return torch.ops.kgen_ops.timex_backward(gout, w, k)
+    if (
+        dispatch_modes()
+        or transforms()
+        or type(gout) not in PLAIN_TENSORS
+        or type(w) not in PLAIN_TENSORS
+        or type(k) not in PLAIN_TENSORS
+    ):
+        return BACKWARD.dispatched((gout, w, k), ())
+    if _is_grad_enabled() and (gout.requires_grad or w.requires_grad or k.requires_grad):
+        BACKWARD.refuse_grad((gout, w, k))
+    return _timex_backward(gout, w, k)
+
+
+def _timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Launch the kernel that was prepared for such arguments, or prepare one."""
+    gout_ptr = gout.data_ptr()
+    w_ptr = w.data_ptr()
+    k_ptr = k.data_ptr()
+    device_index = gout.get_device()
+    # All that a launch was chosen by: layout, dtype, device, alignment.
+    layout = (
+        gout.shape, gout.stride(), gout.dtype, device_index, gout_ptr & 31,
+        w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31,
+        k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
+    )
+    prepared = _prepared_backward(layout)
+    if prepared is None or not (gout_ptr and w_ptr and k_ptr):
+        return BACKWARD.call(layout, (gout, w, k), ())
+    launch, stream, empty_like = prepared
+    gw = empty_like(w)
+    gk = empty_like(gout)
+    launch(stream(device_index), gout_ptr, w_ptr, k_ptr, gw.data_ptr(), gk.data_ptr())
+    return gw, gk
+
+
+def _fake_timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate the results without computing them."""
+    gw = torch.empty_like(w, memory_format=torch.contiguous_format)
+    gk = torch.empty_like(gout, memory_format=torch.contiguous_format)
+    return gw, gk
+
+
+_library_backward = register(
+    "timex_backward(Tensor gout, Tensor w, Tensor k) -> (Tensor, Tensor)",
+    _timex_backward,
+    _fake_timex_backward,
+    BACKWARD.refuse_grad,
+)

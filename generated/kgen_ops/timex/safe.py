@@ -26,35 +26,86 @@ def naive_1(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
     return run
 
 
+def naive_2(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=128)."""
+    size_b = call.B
+    size_c = call.C
+    size_t = call.T
+    launch_1 = file.launcher("timex_backward_k", "pppqqq", block=(128, 1, 1), smem=0)
+    grid_1_x = min(ceil_div(size_b * size_c * size_t, 128), 2147483647)
+    launch_2 = file.launcher("timex_backward_w", "pppqqq", block=(128, 1, 1), smem=0)
+    grid_2_x = min(ceil_div(size_c * size_t, 128), 2147483647)
+
+    def run(stream: int, gout: int, w: int, k: int, gw: int, gk: int) -> None:
+        launch_1(stream, grid_1_x, 1, 1, gout, w, gk, size_b, size_c, size_t)
+        launch_2(stream, grid_2_x, 1, 1, gout, k, gw, size_b, size_c, size_t)
+
+    return run
+
+
 FORWARD = (
     SafeRow(
         dtypes=("fp32", "fp32"),
-        kernel="d5a80202d74d",
+        kernel="d0016540074d",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp16"),
-        kernel="70560b99ba73",
+        kernel="2bcb6f2acca5",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp32"),
-        kernel="c6d7735015fe",
+        kernel="695d1d321467",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "bf16"),
-        kernel="0a7873835e57",
+        kernel="e66b2de4e6b8",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "fp32"),
-        kernel="ee98c0be7396",
+        kernel="f337f9c5fc84",
         config="naive(threads=128)",
         bind=naive_1,
+    ),
+)
+
+
+BACKWARD = (
+    SafeRow(
+        dtypes=("fp32", "fp32"),
+        kernel="910f504fa15c",
+        config="naive(threads=128)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16"),
+        kernel="20b73f7079e5",
+        config="naive(threads=128)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32"),
+        kernel="4b8138321cec",
+        config="naive(threads=128)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16"),
+        kernel="a429e40c79d5",
+        config="naive(threads=128)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32"),
+        kernel="085cdf45a920",
+        config="naive(threads=128)",
+        bind=naive_2,
     ),
 )

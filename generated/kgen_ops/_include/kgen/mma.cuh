@@ -29,6 +29,9 @@
 
 namespace kgen {
 
+// Names the choice of products whose fp32 operands may be rounded to TF32. Nothing is stored in it.
+struct tf32 {};
+
 // Templates for one reason: the assertion then fails where a function is used, not where this
 // header is included.
 #define KGEN_NEEDS_MMA(Arch, Least, What) static_assert(Arch == 0 || Arch >= Least, What)

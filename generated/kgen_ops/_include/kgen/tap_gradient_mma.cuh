@@ -1,24 +1,24 @@
 // The gradient of the taps of a Toeplitz product on tensor cores (sm_80).
 //
-// fp32 values are split into two TF32 numbers in registers, three products for one (3xTF32); 16-bit
-// values multiply directly. Chains of products are short wherever the result is fp32 (see mma.cuh).
+// fp32 values are split into two fp16 numbers each, once, in shared memory, three products for one;
+// where they lie too far apart for fp16's exponent, into two TF32 numbers in registers, at half the
+// speed. 16-bit values multiply directly. Chains of products are short wherever the result is fp32
+// (see mma.cuh).
 #pragma once
 
 #include "mma.cuh"
+#include "split_half.cuh"
 #include "toeplitz.cuh"
 
 namespace kgen {
 namespace detail {
 
 // Fragments of sums over batch rows: A is 16 columns of g, B is 8 columns of x, kRows rows of each.
-template <class T>
-struct GradientEngine;
-
-template <>
-struct GradientEngine<float> {
+// load_b brings two neighbouring tiles of columns.
+struct Tf32GradientEngine {
     static constexpr int kRows = 8;
     static constexpr int kPasses = 3;
-    static constexpr int kStrideBytes = 32;  // modulo 128: rows 8 banks apart, see `load`
+    static constexpr bool kSmall = false;
 
     struct A {
         u32 hi[4], lo[4];
@@ -37,7 +37,6 @@ struct GradientEngine<float> {
         return a;
     }
 
-    // Two neighbouring tiles of columns.
     static KGEN_DEVICE void load_b(const float* x, int stride, B& first, B& second) {
         const MmaLane lane = mma_lane();
         const float* at = x + lane.q * stride + lane.g;
@@ -49,8 +48,78 @@ struct GradientEngine<float> {
     }
 
     template <int Pass>
-    static KGEN_DEVICE void multiply(float (&acc)[4], const A& a, const B& b) {
+    static KGEN_DEVICE void multiply(float (&acc)[4], float (&)[4], const A& a, const B& b) {
         mma_tf32_16x8x8(acc, Pass == 0 ? a.lo : a.hi, Pass == 1 ? b.lo : b.hi);
+    }
+};
+
+// 16 columns of 16 rows, and two tiles of 8, as they lie in memory; `at(row, column)` is where eight
+// neighbours of a row begin.
+template <class At>
+KGEN_DEVICE void load_gradient_a(u32 (&pairs)[4], At at) {
+    const int matrix = lane_id() / 8, row = lane_id() % 8;
+    ldmatrix<4, true>(pairs, at(matrix / 2 * 8 + row, matrix % 2 * 8));
+}
+
+template <class At>
+KGEN_DEVICE void load_gradient_b(u32 (&first)[2], u32 (&second)[2], At at) {
+    const int matrix = lane_id() / 8, row = lane_id() % 8;
+    u32 pairs[4];
+    ldmatrix<4, true>(pairs, at(matrix % 2 * 8 + row, matrix / 2 * 8));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        first[i] = pairs[i];
+        second[i] = pairs[2 + i];
+    }
+}
+
+// fp32 as pairs of fp16, split in place: of eight neighbours hi, then lo.
+struct SplitGradientEngine {
+    static constexpr int kRows = 16;
+    static constexpr int kPasses = 3;
+    static constexpr bool kSmall = true;  // the sum of what is 2^11 times smaller
+
+    struct A {
+        u32 hi[4], lo[4];
+    };
+    struct B {
+        u32 hi[2], lo[2];
+    };
+
+    static KGEN_DEVICE A load_a(const float* g, int stride) {
+        A a;
+        load_gradient_a(a.hi, [=](int row, int column) { return g + row * stride + column; });
+        load_gradient_a(a.lo, [=](int row, int column) { return g + row * stride + column + 4; });
+        return a;
+    }
+
+    static KGEN_DEVICE void load_b(const float* x, int stride, B& first, B& second) {
+        load_gradient_b(first.hi, second.hi,
+                        [=](int row, int column) { return x + row * stride + column; });
+        load_gradient_b(first.lo, second.lo,
+                        [=](int row, int column) { return x + row * stride + column + 4; });
+    }
+
+    // Split a row of `columns` (a multiple of 8) numbers where they lie; by a whole warp.
+    static KGEN_DEVICE void split_row(float* row, int columns, float scale) {
+        for (int i = lane_id() * 8; i < columns; i += kWarpSize * 8) {
+            const Vec<float, 4> early = *reinterpret_cast<const Vec<float, 4>*>(row + i);
+            const Vec<float, 4> late = *reinterpret_cast<const Vec<float, 4>*>(row + i + 4);
+            Vec<u32, 4> hi, lo;
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                split_half(early[2 * j] * scale, early[2 * j + 1] * scale, hi[j], lo[j]);
+                split_half(late[2 * j] * scale, late[2 * j + 1] * scale, hi[2 + j], lo[2 + j]);
+            }
+            *reinterpret_cast<Vec<u32, 4>*>(row + i) = hi;
+            *reinterpret_cast<Vec<u32, 4>*>(row + i + 4) = lo;
+        }
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&acc)[4], float (&small)[4], const A& a, const B& b) {
+        mma_16x8x16<fp16>(Pass == 2 ? acc : small, Pass == 0 ? a.lo : a.hi,
+                          Pass == 1 ? b.lo : b.hi);
     }
 };
 
@@ -58,7 +127,7 @@ template <class T>
 struct HalfGradientEngine {
     static constexpr int kRows = 16;
     static constexpr int kPasses = 1;
-    static constexpr int kStrideBytes = 16;  // the eight rows of a matrix meet no bank twice
+    static constexpr bool kSmall = false;
 
     struct A {
         u32 pair[4];
@@ -68,30 +137,142 @@ struct HalfGradientEngine {
     };
 
     static KGEN_DEVICE A load_a(const T* g, int stride) {
-        const int matrix = lane_id() / 8, row = lane_id() % 8;
         A a;
-        ldmatrix<4, true>(a.pair, g + (matrix / 2 * 8 + row) * stride + matrix % 2 * 8);
+        load_gradient_a(a.pair, [=](int row, int column) { return g + row * stride + column; });
         return a;
     }
 
     static KGEN_DEVICE void load_b(const T* x, int stride, B& first, B& second) {
-        const int matrix = lane_id() / 8, row = lane_id() % 8;
-        u32 pairs[4];
-        ldmatrix<4, true>(pairs, x + (matrix % 2 * 8 + row) * stride + matrix / 2 * 8);
-        first = B{{pairs[0], pairs[1]}};
-        second = B{{pairs[2], pairs[3]}};
+        load_gradient_b(first.pair, second.pair,
+                        [=](int row, int column) { return x + row * stride + column; });
     }
 
     template <int Pass>
-    static KGEN_DEVICE void multiply(float (&acc)[4], const A& a, const B& b) {
+    static KGEN_DEVICE void multiply(float (&acc)[4], float (&)[4], const A& a, const B& b) {
         mma_16x8x16<T>(acc, a.pair, b.pair);
     }
 };
 
+template <class T>
+struct GradientEngineOf {
+    using type = HalfGradientEngine<T>;
+};
 template <>
-struct GradientEngine<fp16> : HalfGradientEngine<fp16> {};
-template <>
-struct GradientEngine<bf16> : HalfGradientEngine<bf16> {};
+struct GradientEngineOf<float> {
+    using type = SplitGradientEngine;
+};
+
+// The groups of distances that one warp sums, of what a block has staged.
+template <class Engine, class T, int Group, int Batch, bool Promote>
+class TapGradientWarp {
+    using A = typename Engine::A;
+    using B = typename Engine::B;
+
+    static constexpr int kParts = Batch / Engine::kRows;  // fragments that cover the batch rows
+    static constexpr int kUnroll = Group / 2;  // tiles of g until the window of x is renewed
+    static constexpr int kTileStride = 9;      // of a tile in scratch
+
+    static_assert(Group % 2 == 0, "a tile of g is two tiles of x further");
+    static_assert(Batch % Engine::kRows == 0, "fragments have 8 or 16 rows");
+
+    using Main = float[Group][4];
+    struct Sums {
+        Main main;
+        float small[Engine::kSmall ? Group : 1][4];
+    };
+
+public:
+    KGEN_DEVICE TapGradientWarp(const T* gs, const T* xs, int stride, int tiles)
+        : gs_(gs), xs_(xs), stride_(stride), tiles_(tiles) {}
+
+    // Add the group's sums, times 2^exponent, to its line: line[8 i + j] is the distance
+    // t - u = 16 * first_tile - 8 + 8 * i + (j - 7). Always by the same warp, in the same order.
+    KGEN_DEVICE void operator()(int first_tile, int exponent, float* line, float* scratch) {
+        Sums sums = {};
+        sum_group(sums, first_tile);
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int i = 0; i < Group; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float sum = sums.main[i][j];
+                if constexpr (Engine::kSmall) sum = fma(sums.small[i][j], 1.0f / 2048, sum);
+                scratch[(7 + lane.g + j / 2 * 8) * kTileStride + 2 * lane.q + j % 2] = sum;
+            }
+            sync_warp();
+            // Diagonal j begins j - 7 rows down; what it has outside of the tile is zeros.
+            if (lane_id() < 23) {
+                const float* diagonal = scratch + lane_id() * kTileStride;
+                float sum = 0.0f;
+#pragma unroll
+                for (int column = 0; column < 8; ++column)
+                    sum += diagonal[column * (kTileStride + 1)];
+                line[8 * i + lane_id()] += Engine::kSmall ? scale_by(sum, exponent) : sum;
+            }
+            sync_warp();
+        }
+    }
+
+private:
+    // main[i], small[i]: of tiles whose t - u is 16 * first_tile - 8 + 8 * i.
+    KGEN_DEVICE void sum_group(Sums& sums, int first_tile) {
+        B window[Group][kParts] = {};
+#pragma unroll 1
+        for (int tile = first_tile; tile < tiles_; tile += kUnroll) {
+            if constexpr (Promote) {
+                Main chain = {};
+                walk(chain, sums.small, window, tile, first_tile);
+#pragma unroll
+                for (int i = 0; i < Group; ++i)
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) sums.main[i][j] += chain[i][j];
+            } else {
+                walk(sums.main, sums.small, window, tile, first_tile);
+            }
+        }
+    }
+
+    // kUnroll tiles of g, after which the window is where it was.
+    template <class Small>
+    KGEN_DEVICE void walk(Main& acc, Small& small, B (&window)[Group][kParts], int tile,
+                          int first_tile) {
+#pragma unroll
+        for (int ahead = 0; ahead < kUnroll; ++ahead) {
+            if (tile + ahead >= tiles_) break;
+            const T* g = gs_ + 16 * (tile + ahead);
+            const T* x = xs_ + 16 * (tile + ahead - first_tile);
+            A a[kParts];
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) {
+                const int rows = part * Engine::kRows * stride_;
+                a[part] = Engine::load_a(g + rows, stride_);
+                Engine::load_b(x + rows, stride_, window[2 * ahead][part],
+                               window[2 * ahead + 1][part]);
+            }
+            if constexpr (Engine::kPasses == 3) {
+                pass<0>(acc, small, a, window, ahead);
+                pass<1>(acc, small, a, window, ahead);
+            }
+            pass<Engine::kPasses - 1>(acc, small, a, window, ahead);
+        }
+    }
+
+    template <int Pass, class Small>
+    static KGEN_DEVICE void pass(Main& acc, Small& small, const A (&a)[kParts],
+                                 const B (&window)[Group][kParts], int ahead) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part)
+#pragma unroll
+            for (int i = 0; i < Group; ++i)
+                Engine::template multiply<Pass>(
+                    acc[i], small[Engine::kSmall ? i : 0], a[part],
+                    window[(2 * ahead + 1 - i + Group) % Group][part]);
+    }
+
+    const T* gs_;
+    const T* xs_;
+    int stride_, tiles_;
+};
 
 }  // namespace detail
 
@@ -104,22 +285,13 @@ struct GradientEngine<bf16> : HalfGradientEngine<bf16> {};
 // distance at one tile of g, the third at the next, and stays in registers until it has met all.
 template <class T, class W, int Group, int Batch, int Warps>
 class TapGradientMma {
-    using Engine = detail::GradientEngine<T>;
-    using A = typename Engine::A;
-    using B = typename Engine::B;
+    using Best = typename detail::GradientEngineOf<T>::type;
+    static constexpr bool kSplit = Best::kSmall;
 
     static constexpr int kThreads = Warps * kWarpSize;
-    static constexpr int kParts = Batch / Engine::kRows;  // fragments that cover the batch rows
-    static constexpr int kUnroll = Group / 2;  // tiles of g until the window of x is renewed
     static constexpr int kLine = 8 * Group + 16;  // sums by d of a group; the last one is not used
-    static constexpr int kTileStride = 9;         // of a tile in scratch
     static constexpr int kScratch = 272;          // a tile, seven rows of zeros before and after it
     static constexpr bool kPromote = sizeof(W) == 4;  // an fp32 gw, see mma.cuh
-
-    static_assert(Group % 2 == 0, "a tile of g is two tiles of x further");
-    static_assert(Batch % Engine::kRows == 0, "a fragment has 8 rows in fp32, 16 in 16 bits");
-
-    using Sums = float[Group][4];
 
 public:
     KGEN_DEVICE void operator()(const T* g, const T* x, W* gw, i64 batch, i64 channels,
@@ -128,19 +300,17 @@ public:
         const i64 stride = channels * columns;
         tiles_ = (columns + 15) / 16;
         const int padded = 16 * tiles_;
-        stride_ = ((padded * static_cast<int>(sizeof(T)) + 127) / 128 * 128 +
-                   Engine::kStrideBytes) /
+        // The eight rows of a matrix meet no bank twice.
+        stride_ = ((padded * static_cast<int>(sizeof(T)) + 127) / 128 * 128 + 16) /
                   static_cast<int>(sizeof(T));
-        const int groups = (2 * tiles_ + Group - 1) / Group;
+        groups_ = (2 * tiles_ + Group - 1) / Group;
 
         // Shared memory: T gs[Batch][stride]; T xs[Batch][stride]; float lines[groups][kLine];
         // float scratch[Warps][kScratch].
         gs_ = dynamic_smem<T>();
         xs_ = gs_ + Batch * stride_;
         lines_ = reinterpret_cast<float*>(xs_ + Batch * stride_);
-        const int warp = thread_rank() / kWarpSize;
-        scratch_ = lines_ + groups * kLine + warp * kScratch;
-        for (int i = thread_rank(); i < groups * kLine + Warps * kScratch; i += kThreads)
+        for (int i = thread_rank(); i < groups_ * kLine + Warps * kScratch; i += kThreads)
             lines_[i] = 0.0f;
 
         g += channel * columns;
@@ -159,24 +329,33 @@ public:
             }
             cp_async_wait_all();
             sync_block();
-            tame = tame && share_is_tame(gs_, stride_, rows, padded, kThreads) &&
-                   share_is_tame(xs_, stride_, rows, padded, kThreads);
 
-            // 2. Groups of distances, this warp's pairs; left-over pairs rotate over the warps.
-            const int worker = (warp + static_cast<int>(channel % Warps)) % Warps;
-            share_out<true>(groups, worker, Warps, [&](int group) {
-                Sums sums = {};
-                sum_group(sums, group * kUnroll);
-                add_diagonals(sums, lines_ + group * kLine);
-            });
+            // 2. Groups of distances.
+            const Magnitudes of_g = magnitudes(gs_, rows, padded, 0);
+            const Magnitudes of_x = magnitudes(xs_, rows, padded, 1);
+            tame = tame && of_g.tame() && of_x.tame();
+            if (!tame) break;  // all threads know the same
+            if constexpr (!kSplit) {
+                sum_groups<Best, Batch>(channel, 0, 0);
+            } else if (of_g.splits() && of_x.splits()) {
+                for (int row = thread_rank() / kWarpSize; row < rows; row += Warps) {
+                    Best::split_row(gs_ + row * stride_, padded, power_of_two(of_g.exponent()));
+                    Best::split_row(xs_ + row * stride_, padded, power_of_two(of_x.exponent()));
+                }
+                sync_block();
+                sum_groups<Best, Batch>(channel, 0, -(of_g.exponent() + of_x.exponent()));
+            } else {  // eight rows at a time, not to need more registers than the usual way does
+#pragma unroll 1
+                for (int row = 0; row < rows; row += 8)
+                    sum_groups<detail::Tf32GradientEngine, 8>(channel, row, 0);
+            }
         }
 
         // 3. A distance belongs to at most two groups, the later one first.
-        __shared__ int flags[Warps];
-        tame = all_of_block<Warps>(tame, flags);
+        sync_block();
         for (int d = thread_rank(); d < columns; d += kThreads) {
             const int group = (d + 15) / (8 * Group), place = (d + 15) % (8 * Group);
-            float sum = group < groups ? lines_[group * kLine + place] : 0.0f;
+            float sum = group < groups_ ? lines_[group * kLine + place] : 0.0f;
             if (group > 0 && place < 15) sum += lines_[(group - 1) * kLine + place + 8 * Group];
             if (!tame)  // or a zero beyond the diagonal might have met a NaN
                 sum = tap_gradient_naive(g, x, batch, stride, columns, d);
@@ -185,86 +364,40 @@ public:
     }
 
 private:
-    // sums[i]: of tiles whose t - u is 16 * first_tile - 8 + 8 * i.
-    KGEN_DEVICE void sum_group(Sums& sums, int first_tile) {
-        B window[Group][kParts] = {};
-#pragma unroll 1
-        for (int tile = first_tile; tile < tiles_; tile += kUnroll) {
-            if constexpr (kPromote) {
-                Sums chain = {};
-                walk(chain, window, tile, first_tile);
+    // Of what is staged, for all threads; a block barrier. `which` call it is between two others.
+    KGEN_DEVICE Magnitudes magnitudes(const T* values, int rows, int padded, int which) const {
+        __shared__ u32 found[2][Warps][2];
+        const int warp = thread_rank() / kWarpSize;
+        Magnitudes mine;
+        for (int row = warp; row < rows; row += Warps)
+            mine.add_row(values + row * stride_, padded);
+        mine.combine();
+        if (lane_id() == 0) mine.write(found[which][warp]);
+        sync_block();
+        Magnitudes all;
 #pragma unroll
-                for (int i = 0; i < Group; ++i)
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) sums[i][j] += chain[i][j];
-            } else {
-                walk(sums, window, tile, first_tile);
-            }
-        }
+        for (int i = 0; i < Warps; ++i) all.add(Magnitudes::read(found[which][i]));
+        return all;
     }
 
-    // kUnroll tiles of g, after which the window is where it was.
-    KGEN_DEVICE void walk(Sums& acc, B (&window)[Group][kParts], int tile, int first_tile) {
-#pragma unroll
-        for (int ahead = 0; ahead < kUnroll; ++ahead) {
-            if (tile + ahead >= tiles_) break;
-            const T* g = gs_ + 16 * (tile + ahead);
-            const T* x = xs_ + 16 * (tile + ahead - first_tile);
-            A a[kParts];
-#pragma unroll
-            for (int part = 0; part < kParts; ++part) {
-                const int rows = part * Engine::kRows * stride_;
-                a[part] = Engine::load_a(g + rows, stride_);
-                Engine::load_b(x + rows, stride_, window[2 * ahead][part],
-                               window[2 * ahead + 1][part]);
-            }
-            if constexpr (Engine::kPasses == 3) {
-                pass<0>(acc, a, window, ahead);
-                pass<1>(acc, a, window, ahead);
-            }
-            pass<Engine::kPasses - 1>(acc, a, window, ahead);
-        }
+    // This warp's pairs of groups, `Rows` batch rows from `row` on; left-over pairs rotate over the
+    // warps.
+    template <class Engine, int Rows>
+    KGEN_DEVICE void sum_groups(i64 channel, int row, int exponent) {
+        const int warp = thread_rank() / kWarpSize;
+        const int worker = (warp + static_cast<int>(channel % Warps)) % Warps;
+        float* scratch = lines_ + groups_ * kLine + warp * kScratch;
+        detail::TapGradientWarp<Engine, T, Group, Rows, kPromote> sum(
+            gs_ + row * stride_, xs_ + row * stride_, stride_, tiles_);
+        share_out<true>(groups_, worker, Warps, [&](int group) {
+            sum(group * (Group / 2), exponent, lines_ + group * kLine, scratch);
+        });
     }
 
-    template <int Pass>
-    static KGEN_DEVICE void pass(Sums& acc, const A (&a)[kParts], const B (&window)[Group][kParts],
-                                 int ahead) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part)
-#pragma unroll
-            for (int i = 0; i < Group; ++i)
-                Engine::template multiply<Pass>(
-                    acc[i], a[part], window[(2 * ahead + 1 - i + Group) % Group][part]);
-    }
-
-    // Sum each tile along its diagonals into the group's line: line[8 i + j] is the distance
-    // t - u = 16 * first_tile - 8 + 8 * i + (j - 7). Always by the same warp, in the same order.
-    KGEN_DEVICE void add_diagonals(const Sums& sums, float* line) {
-        const MmaLane lane = mma_lane();
-#pragma unroll
-        for (int i = 0; i < Group; ++i) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-                scratch_[(7 + lane.g + j / 2 * 8) * kTileStride + 2 * lane.q + j % 2] = sums[i][j];
-            sync_warp();
-            // Diagonal j begins j - 7 rows down; what it has outside of the tile is zeros.
-            if (lane_id() < 23) {
-                const float* diagonal = scratch_ + lane_id() * kTileStride;
-                float sum = 0.0f;
-#pragma unroll
-                for (int column = 0; column < 8; ++column)
-                    sum += diagonal[column * (kTileStride + 1)];
-                line[8 * i + lane_id()] += sum;
-            }
-            sync_warp();
-        }
-    }
-
-    int tiles_, stride_;
+    int tiles_, stride_, groups_;
     T* gs_;
     T* xs_;
     float* lines_;
-    float* scratch_;
 };
 
 }  // namespace kgen

@@ -82,36 +82,16 @@ KGEN_DEVICE void stage_floats(float* target, int target_stride, const T* source,
     }
 }
 
-// No NaN, no Inf, nothing that rounds to Inf with fewer bits: fit to be split and multiplied.
-KGEN_DEVICE bool is_tame(float x) { return abs(x) < 1.7014118e38f; }
-
-// Whether this thread's share of rows in shared memory is.
-template <class T>
-KGEN_DEVICE bool share_is_tame(const T* rows, int stride, int count, int columns, int threads) {
-    constexpr int kVec = 16 / static_cast<int>(sizeof(T));
-    bool tame = true;
-    for (int row = 0; row < count; ++row) {
-        for (int i = thread_rank() * kVec; i < columns; i += threads * kVec) {
-            float values[kVec];
-            to_floats(*reinterpret_cast<const Vec<T, kVec>*>(rows + row * stride + i), values);
-#pragma unroll
-            for (int j = 0; j < kVec; ++j) tame = tame && is_tame(values[j]);
-        }
-    }
-    return tame;
-}
-
-// Whether `mine` holds in all threads; a block barrier. `flags` has an entry per warp, and belongs
-// to this call until the next barrier.
+// The least of what the threads bring; a block barrier. `values` has an entry per warp, and belongs
+// to this call until the next barrier. All lanes of a warp bring the same.
 template <int Warps>
-KGEN_DEVICE bool all_of_block(bool mine, int* flags) {
-    const bool of_warp = all(mine);
-    if (lane_id() == 0) flags[thread_rank() / kWarpSize] = of_warp;
+KGEN_DEVICE int least_of_block(int mine, int* values) {
+    if (lane_id() == 0) values[thread_rank() / kWarpSize] = mine;
     sync_block();
-    bool result = true;
+    int least = values[0];
 #pragma unroll
-    for (int i = 0; i < Warps; ++i) result = result && flags[i] != 0;
-    return result;
+    for (int i = 1; i < Warps; ++i) least = min(least, values[i]);
+    return least;
 }
 
 // One output, within the triangle: no zero of the band is touched.

@@ -1,4 +1,4 @@
-// digest: d5a80202d74d
+// digest: d0016540074d
 // Rendered by kgen from templates/timex/forward_naive.cu.jinja
 // config: naive(threads=128)
 // problem: dtype=fp32, w_dtype=fp32

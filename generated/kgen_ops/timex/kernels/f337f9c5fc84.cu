@@ -1,13 +1,13 @@
-// digest: c6d7735015fe
+// digest: f337f9c5fc84
 // Rendered by kgen from templates/timex/forward_naive.cu.jinja
 // config: naive(threads=128)
-// problem: dtype=fp16, w_dtype=fp32
+// problem: dtype=bf16, w_dtype=fp32
 // timex forward, an output per thread, everything from global memory. Any shape.
 #include "kgen/toeplitz.cuh"
 
 namespace {
 
-using T = kgen::fp16;
+using T = kgen::bf16;
 using W = float;
 
 constexpr int kThreads = 128;

@@ -1,14 +1,14 @@
-// digest: 0a7873835e57
+// digest: 695d1d321467
 // Rendered by kgen from templates/timex/forward_naive.cu.jinja
 // config: naive(threads=128)
-// problem: dtype=bf16, w_dtype=bf16
+// problem: dtype=fp16, w_dtype=fp32
 // timex forward, an output per thread, everything from global memory. Any shape.
 #include "kgen/toeplitz.cuh"
 
 namespace {
 
-using T = kgen::bf16;
-using W = kgen::bf16;
+using T = kgen::fp16;
+using W = float;
 
 constexpr int kThreads = 128;
 

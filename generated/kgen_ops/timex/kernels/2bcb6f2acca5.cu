@@ -1,14 +1,14 @@
-// digest: ee98c0be7396
+// digest: 2bcb6f2acca5
 // Rendered by kgen from templates/timex/forward_naive.cu.jinja
 // config: naive(threads=128)
-// problem: dtype=bf16, w_dtype=fp32
+// problem: dtype=fp16, w_dtype=fp16
 // timex forward, an output per thread, everything from global memory. Any shape.
 #include "kgen/toeplitz.cuh"
 
 namespace {
 
-using T = kgen::bf16;
-using W = float;
+using T = kgen::fp16;
+using W = kgen::fp16;
 
 constexpr int kThreads = 128;
 

@@ -1,14 +1,14 @@
-// digest: 70560b99ba73
+// digest: e66b2de4e6b8
 // Rendered by kgen from templates/timex/forward_naive.cu.jinja
 // config: naive(threads=128)
-// problem: dtype=fp16, w_dtype=fp16
+// problem: dtype=bf16, w_dtype=bf16
 // timex forward, an output per thread, everything from global memory. Any shape.
 #include "kgen/toeplitz.cuh"
 
 namespace {
 
-using T = kgen::fp16;
-using W = kgen::fp16;
+using T = kgen::bf16;
+using W = kgen::bf16;
 
 constexpr int kThreads = 128;
 

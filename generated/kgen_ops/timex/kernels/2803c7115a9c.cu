@@ -1,9 +1,9 @@
-// digest: 86bdd611b941
+// digest: 2803c7115a9c
 // Rendered by kgen from templates/timex/forward_toeplitz_mma.cu.jinja
-// config: toeplitz_mma(warps=4, tiles=6, batch_tiles=1, fold=1, chains=2, parts=1, min_blocks=3)
+// config: toeplitz_mma(warps=4, tiles=3, batch_tiles=2, fold=1, chains=1, parts=1, min_blocks=3)
 // problem: dtype=fp32, w_dtype=fp32
 // timex forward on tensor cores: per channel, a lower triangular Toeplitz matrix [T x T] times the
-// batch's rows [T x B]. fp32 as 3xTF32 in short chains, 16 bits directly.
+// batch's rows [T x B]. fp32 as pairs of fp16 in short chains, 16 bits directly.
 #include "kgen/toeplitz_mma.cuh"
 
 namespace {
@@ -12,10 +12,10 @@ using T = float;
 using W = float;
 
 constexpr int kWarps = 4;
-constexpr int kTiles = 6;           // fragments of 16 outputs per warp
-constexpr int kColumns = 1;   // tiles of 8 columns per block: batch rows ...
+constexpr int kTiles = 3;           // fragments of 16 outputs per warp
+constexpr int kColumns = 2;   // tiles of 8 columns per block: batch rows ...
 constexpr int kFold = 1;             // ... times neighbouring tiles of outputs
-constexpr int kChains = 2;         // per 16 * kTiles columns, see kPromote
+constexpr int kChains = 1;         // per 16 * kTiles columns, see kPromote
 constexpr int kParts = 1;           // blocks per channel and batch tile
 constexpr int kMinBlocks = 3;  // blocks per SM that registers leave room for
 constexpr bool kPromote = sizeof(T) == 4;  // add chains of products outside of the tensor cores

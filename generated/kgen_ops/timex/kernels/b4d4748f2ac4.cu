@@ -1,18 +1,18 @@
-// digest: 65e51a105dff
+// digest: b4d4748f2ac4
 // Rendered by kgen from templates/timex/forward_toeplitz_mma.cu.jinja
-// config: toeplitz_mma(warps=3, tiles=8, batch_tiles=1, fold=1, chains=1, parts=1, min_blocks=3)
-// problem: dtype=bf16, w_dtype=bf16
+// config: toeplitz_mma(warps=2, tiles=4, batch_tiles=1, fold=1, chains=1, parts=1, min_blocks=3)
+// problem: dtype=fp32, w_dtype=fp32
 // timex forward on tensor cores: per channel, a lower triangular Toeplitz matrix [T x T] times the
-// batch's rows [T x B]. fp32 as 3xTF32 in short chains, 16 bits directly.
+// batch's rows [T x B]. fp32 as pairs of fp16 in short chains, 16 bits directly.
 #include "kgen/toeplitz_mma.cuh"
 
 namespace {
 
-using T = kgen::bf16;
-using W = kgen::bf16;
+using T = float;
+using W = float;
 
-constexpr int kWarps = 3;
-constexpr int kTiles = 8;           // fragments of 16 outputs per warp
+constexpr int kWarps = 2;
+constexpr int kTiles = 4;           // fragments of 16 outputs per warp
 constexpr int kColumns = 1;   // tiles of 8 columns per block: batch rows ...
 constexpr int kFold = 1;             // ... times neighbouring tiles of outputs
 constexpr int kChains = 1;         // per 16 * kTiles columns, see kPromote

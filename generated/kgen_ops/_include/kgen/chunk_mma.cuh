@@ -1,0 +1,404 @@
+// The four products of a chunk of a linear recurrence, on tensor cores (sm_80).
+//
+//     state      S += B^T V        B [steps x keys], V [steps x values]: outer products, summed
+//     carried    O  = A S          A [steps x keys]: what a chunk reads of the steps before it
+//     scores     P  = A B^T        [steps x steps], causal: zero where the column is the later one
+//     inside     O += P V          what it reads of its own steps
+//
+// A warp owns 16 * MTiles value features of S and O, both transposed: S^T and O^T are accumulators
+// whose rows are value features. S^T never leaves its registers: with its columns (key features)
+// as the sum's k, an accumulator is an operand A of O^T = S^T A^T as it stands. V^T is the other
+// operand A, read once for the update and the inner product; all else are operands B.
+//
+// How values are multiplied (class Products<T, Product>):
+//   fp32, Product tf32   one product of operands rounded to TF32
+//   fp32                 two TF32 numbers each and three products (3xTF32), in short chains from
+//                        zero (see mma.cuh)
+//   bf16                 directly; the state is rounded to bf16 as an operand
+//   fp16                 scores and update directly; the state and the scores as TF32, because fp16
+//                        has no room for sums
+//
+// Scores are always two numbers, high and low, of the operands' type. A score is a sum whose terms
+// may all have one sign (queries and keys of feature maps do) while v has both: rounded once, it
+// would err by more than everything else together.
+//
+// None of them makes finite what is not: NaN or Inf in an operand gives NaN or Inf in every product
+// it is part of. (So a row of outputs that is finite was made of finite inputs.) The opposite does
+// not hold: the zeros beyond the diagonal, and 3xTF32's low parts, make NaN where there was none.
+#pragma once
+
+#include "memory.cuh"
+#include "mma.cuh"
+
+namespace kgen {
+
+// x(1 + 0.7 * 2^-11), whose low 13 bits the product then cuts off: rounding to TF32 by one
+// multiplication. It errs by -0.65 to 0.7 ulp where to_tf32 errs by half of one; over all mantissas the
+// mean error is about zero, TF32 numbers are kept, and so are NaN and Inf.
+KGEN_DEVICE u32 near_tf32(float x) { return bit_cast<u32>(x * 1.00034180f); }
+
+// x = hi + lo + e with |e| <= 2^-21 |x|, of either sign. Unlike split_tf32 it leaves the low bits of
+// lo to be cut off, which saves an addition, and lo is NaN where x is not finite.
+KGEN_DEVICE void split_tf32_finite(float x, u32& hi, u32& lo) {
+    hi = (bit_cast<u32>(x) + 0x1000u) & 0xffffe000u;
+    lo = bit_cast<u32>(x - bit_cast<float>(hi));
+}
+
+// Operands of one pass or three in TF32, from fp32 in shared memory. A step is 8 of the sum's k.
+//
+// `_rows` sums over the columns of a tile: k = q, q + 4 of a fragment are columns 2q, 2q + 1, which
+// one load gets; that is how an accumulator has them, too. `_columns` sums over rows, in their order.
+template <bool Split>
+struct Tf32Operands {
+    static constexpr int kStep = 8;
+    static constexpr int kPasses = Split ? 3 : 1;
+
+    struct A {
+        u32 hi[4], lo[Split ? 4 : 1];
+    };
+    struct B {
+        u32 hi[2], lo[Split ? 2 : 1];
+    };
+
+    template <class Fragment>
+    static KGEN_DEVICE void put(Fragment& fragment, int i, float x) {
+        if constexpr (Split) {
+            split_tf32_finite(x, fragment.hi[i], fragment.lo[i]);
+        } else {
+            fragment.hi[i] = near_tf32(x);
+            fragment.lo[0] = 0;
+        }
+    }
+
+    static KGEN_DEVICE A a_rows(const float* tile, int stride) {
+        const MmaLane lane = mma_lane();
+        A a;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Vec<float, 2> two = *reinterpret_cast<const Vec<float, 2>*>(
+                tile + (lane.g + 8 * half) * stride + 2 * lane.q);
+            put(a, half, two[0]);
+            put(a, half + 2, two[1]);
+        }
+        return a;
+    }
+
+    static KGEN_DEVICE B b_rows(const float* tile, int stride) {
+        const MmaLane lane = mma_lane();
+        const Vec<float, 2> two =
+            *reinterpret_cast<const Vec<float, 2>*>(tile + lane.g * stride + 2 * lane.q);
+        B b;
+        put(b, 0, two[0]);
+        put(b, 1, two[1]);
+        return b;
+    }
+
+    // `factor` multiplies the values if Scaled.
+    template <bool Scaled>
+    static KGEN_DEVICE A a_columns(const float* tile, int stride, float factor) {
+        const MmaLane lane = mma_lane();
+        A a;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float x = tile[(lane.q + i / 2 * 4) * stride + lane.g + i % 2 * 8];
+            put(a, i, Scaled ? x * factor : x);
+        }
+        return a;
+    }
+
+    static KGEN_DEVICE B b_columns(const float* tile, int stride) {
+        const MmaLane lane = mma_lane();
+        B b;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) put(b, i, tile[(lane.q + 4 * i) * stride + lane.g]);
+        return b;
+    }
+
+    // One tile of accumulators, their columns as k.
+    template <class Tiles>
+    static KGEN_DEVICE A of_sums(const Tiles& sums, int tile) {
+        A a;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) put(a, i, sums[tile][i % 2 * 2 + i / 2]);
+        return a;
+    }
+
+    // Passes in the order of their size, small first.
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
+        if constexpr (Split) {
+            mma_tf32_16x8x8(sums, Pass == 0 ? a.lo : a.hi, Pass == 1 ? b.lo : b.hi);
+        } else {
+            mma_tf32_16x8x8(sums, a.hi, b.hi);
+        }
+    }
+};
+
+// Operands of 16 bits, from shared memory by ldmatrix. A step is 16 of the sum's k, in order.
+template <class T>
+struct HalfOperands {
+    static constexpr int kStep = 16;
+    static constexpr int kPasses = 1;
+
+    struct A {
+        u32 pair[4];
+    };
+    struct B {
+        u32 pair[2];
+    };
+
+    static KGEN_DEVICE A a_rows(const T* tile, int stride) {
+        const int lane = lane_id();
+        A a;
+        ldmatrix<4>(a.pair, tile + lane % 16 * stride + lane / 16 * 8);
+        return a;
+    }
+
+    static KGEN_DEVICE B b_rows(const T* tile, int stride) {
+        const int lane = lane_id();
+        B b;
+        ldmatrix<2>(b.pair, tile + lane % 8 * stride + lane / 8 % 2 * 8);
+        return b;
+    }
+
+    template <bool Scaled>
+    static KGEN_DEVICE A a_columns(const T* tile, int stride, float factor) {
+        const int lane = lane_id();
+        A a;
+        ldmatrix<4, true>(a.pair, tile + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8);
+        if constexpr (Scaled) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const f32x2 two = unpack2<T>(a.pair[i]);
+                a.pair[i] = pack2<T>(two.x * factor, two.y * factor);
+            }
+        }
+        return a;
+    }
+
+    static KGEN_DEVICE B b_columns(const T* tile, int stride) {
+        B b;
+        ldmatrix<2, true>(b.pair, tile + lane_id() % 16 * stride);
+        return b;
+    }
+
+    // Two neighbouring tiles of accumulators are one fragment.
+    template <class Tiles>
+    static KGEN_DEVICE A of_sums(const Tiles& sums, int tile) {
+        A a;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            a.pair[i] = pack2<T>(sums[tile + i / 2][i % 2 * 2], sums[tile + i / 2][i % 2 * 2 + 1]);
+        return a;
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
+        mma_16x8x16<T>(sums, a.pair, b.pair);
+    }
+};
+
+// fp16 in shared memory, the state in fp32: TF32 holds fp16 as it is.
+struct WideOperands : Tf32Operands<false> {
+    static KGEN_DEVICE B exact(u32 pair) {
+        const f32x2 two = unpack2<fp16>(pair);
+        return B{{bit_cast<u32>(two.x), bit_cast<u32>(two.y)}, {}};
+    }
+
+    static KGEN_DEVICE B b_rows(const fp16* tile, int stride) {
+        const MmaLane lane = mma_lane();
+        return exact(*reinterpret_cast<const u32*>(tile + lane.g * stride + 2 * lane.q));
+    }
+};
+
+// P V with one product for the high parts of the scores and one for the low parts, their sum
+// straight into the outputs. `Score` is what scores are stored as, in kPlanes tiles; rows of a tile
+// have kOffset values more than the chunk has steps.
+template <class T>
+struct ScoreOperands {  // fp32, TF32: k in the order of a_columns
+    using A = Tf32Operands<false>::A;
+    using Score = float;
+    static constexpr int kStep = 8, kPasses = 2, kPlanes = 1, kOffset = 4;
+
+    struct B {
+        u32 hi[2], lo[2];
+    };
+
+    static KGEN_DEVICE void put(B& b, int i, float x) {
+        b.hi[i] = bit_cast<u32>(x) & 0xffffe000u;
+        b.lo[i] = bit_cast<u32>(x - bit_cast<float>(b.hi[i]));
+    }
+
+    static KGEN_DEVICE void store(float* tile, int, const float (&two)[2]) {
+        *reinterpret_cast<Vec<float, 2>*>(tile) = {{two[0], two[1]}};
+    }
+
+    static KGEN_DEVICE B b_scores(const float* tile, int stride, int) {
+        const MmaLane lane = mma_lane();
+        B b;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) put(b, i, tile[lane.g * stride + lane.q + 4 * i]);
+        return b;
+    }
+
+    static KGEN_DEVICE const A& of_values(const A& values, int) { return values; }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
+        mma_tf32_16x8x8(sums, a.hi, Pass == 0 ? b.lo : b.hi);
+    }
+};
+
+template <>
+struct ScoreOperands<fp16> : ScoreOperands<float> {
+    static constexpr int kOffset = 8;
+
+    // k = q, q + 4 are columns 2q, 2q + 1, as in what `of_values` makes.
+    static KGEN_DEVICE B b_scores(const float* tile, int stride, int) {
+        const MmaLane lane = mma_lane();
+        const Vec<float, 2> two =
+            *reinterpret_cast<const Vec<float, 2>*>(tile + lane.g * stride + 2 * lane.q);
+        B b;
+        put(b, 0, two[0]);
+        put(b, 1, two[1]);
+        return b;
+    }
+
+    // Step `step` (0 or 1) of the two that a fragment of 16 bits holds.
+    static KGEN_DEVICE A of_values(const HalfOperands<fp16>::A& from, int step) {
+        A a = {};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const f32x2 two = unpack2<fp16>(from.pair[i + 2 * step]);
+            a.hi[i] = bit_cast<u32>(two.x);
+            a.hi[i + 2] = bit_cast<u32>(two.y);
+        }
+        return a;
+    }
+};
+
+template <>
+struct ScoreOperands<bf16> {
+    using A = HalfOperands<bf16>::A;
+    using Score = bf16;
+    static constexpr int kStep = 16, kPasses = 2, kPlanes = 2, kOffset = 8;
+
+    struct B {
+        HalfOperands<bf16>::B hi, lo;
+    };
+
+    static KGEN_DEVICE void store(bf16* tile, int plane, const float (&two)[2]) {
+        const u32 hi = pack2<bf16>(two[0], two[1]);
+        const f32x2 back = unpack2<bf16>(hi);
+        *reinterpret_cast<u32*>(tile) = hi;
+        *reinterpret_cast<u32*>(tile + plane) = pack2<bf16>(two[0] - back.x, two[1] - back.y);
+    }
+
+    static KGEN_DEVICE B b_scores(const bf16* tile, int stride, int plane) {
+        return B{HalfOperands<bf16>::b_rows(tile, stride),
+                 HalfOperands<bf16>::b_rows(tile + plane, stride)};
+    }
+
+    static KGEN_DEVICE const A& of_values(const A& values, int) { return values; }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
+        HalfOperands<bf16>::multiply<0>(sums, a, Pass == 0 ? b.lo : b.hi);
+    }
+};
+
+// 3xTF32, in chains.
+struct SplitScoreOperands : Tf32Operands<true> {
+    using Score = float;
+    static constexpr int kPlanes = 1, kOffset = 4;
+
+    static KGEN_DEVICE void store(float* tile, int plane, const float (&two)[2]) {
+        ScoreOperands<float>::store(tile, plane, two);
+    }
+
+    static KGEN_DEVICE B b_scores(const float* tile, int stride, int) {
+        const MmaLane lane = mma_lane();
+        B b;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) put(b, i, tile[lane.g * stride + lane.q + 4 * i]);
+        return b;
+    }
+
+    static KGEN_DEVICE const A& of_values(const A& values, int) { return values; }
+};
+
+// Which operands each product takes: Steps for scores and update, straight from shared memory; Carry
+// for the state, Inside for the scores.
+template <class T, class Product>
+struct ChunkProducts {
+    static_assert(sizeof(T) == 4, "there are fp32 (Product fp32 or tf32), fp16 and bf16");
+    using Steps = Tf32Operands<false>;
+    using Carry = Steps;
+    using Inside = ScoreOperands<T>;
+};
+template <>
+struct ChunkProducts<float, float> {
+    using Steps = Tf32Operands<true>;
+    using Carry = Steps;
+    using Inside = SplitScoreOperands;
+};
+template <>
+struct ChunkProducts<bf16, bf16> {
+    using Steps = HalfOperands<bf16>;
+    using Carry = Steps;
+    using Inside = ScoreOperands<bf16>;
+};
+template <>
+struct ChunkProducts<fp16, fp16> {
+    using Steps = HalfOperands<fp16>;
+    using Carry = WideOperands;
+    using Inside = ScoreOperands<fp16>;
+};
+
+// One pass of multiply_group: targets[m][offset + n] += a[m][k] * b[n][k] where there[n][k].
+template <class Operands, int Pass, int MTiles, int Group, int Count, int Tiles>
+KGEN_DEVICE void multiply_pass(float (&targets)[MTiles][Tiles][4], int offset,
+                               const typename Operands::A (&a)[MTiles][Count],
+                               const typename Operands::B (&b)[Group][Count],
+                               const bool (&there)[Group][Count]) {
+#pragma unroll
+    for (int k = 0; k < Count; ++k)
+#pragma unroll
+        for (int n = 0; n < Group; ++n)
+#pragma unroll
+            for (int m = 0; m < MTiles; ++m)
+                if (there[n][k])
+                    Operands::template multiply<Pass>(targets[m][offset + n], a[m][k], b[n][k]);
+}
+
+// sums[m][first + n] += a[m][k] * b[n][k], summed over the k of `Count` steps, for the (n, k) that
+// `load(n, k, b)` says are there. With three passes (3xTF32): a chain of its own, added at the end.
+template <class Operands, int MTiles, int Group, int Count, int Tiles, class Load>
+KGEN_DEVICE void multiply_group(float (&sums)[MTiles][Tiles][4], int first,
+                                const typename Operands::A (&a)[MTiles][Count], Load load) {
+    typename Operands::B b[Group][Count];
+    bool there[Group][Count];
+#pragma unroll
+    for (int n = 0; n < Group; ++n)
+#pragma unroll
+        for (int k = 0; k < Count; ++k) there[n][k] = first + n < Tiles && load(n, k, b[n][k]);
+
+    if constexpr (Operands::kPasses < 3) {
+        multiply_pass<Operands, 0>(sums, first, a, b, there);
+        if constexpr (Operands::kPasses == 2) multiply_pass<Operands, 1>(sums, first, a, b, there);
+    } else {
+        float chain[MTiles][Group][4] = {};
+        multiply_pass<Operands, 0>(chain, 0, a, b, there);
+        multiply_pass<Operands, 1>(chain, 0, a, b, there);
+        multiply_pass<Operands, 2>(chain, 0, a, b, there);
+#pragma unroll
+        for (int m = 0; m < MTiles; ++m)
+#pragma unroll
+            for (int n = 0; n < Group; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (first + n < Tiles) sums[m][first + n][i] += chain[m][n][i];
+    }
+}
+
+}  // namespace kgen
