@@ -94,6 +94,10 @@ may grow with the square of a dim (timex: 27 sets of HOST_SIZES took over two mi
 would not do: a persistent block must come round, or what it keeps too long goes unseen."""
 
 
+_POOL_WORK = 16
+"""Arithmetic of a pool's set, in small sets': nothing but the definition runs on it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Chooses cases for one problem.
@@ -165,11 +169,14 @@ class Schedule:
     def pool(self) -> list[Case]:
         """Ordinary inputs of enough elements that their largest error is a settled number.
 
-        The definition alone runs on them, so the slab dim may have any extent.
+        The definition alone runs on them, so the slab dim may have any extent; and every dim,
+        where all sets are small.
         """
         dims: tuple[tuple[str, int], ...] = ()
         slab = self.operator.slab_dim
-        if slab is not None:
+        if self.sizes.flops is not None:
+            dims = self._reduced(4096, self.sizes.pool, (), times=_POOL_WORK)
+        elif slab is not None:
             row = max(self._row_bytes(slab), 1)
             dims = ((slab, max(1, min(4096, self.sizes.pool // row))),)
         return [Case(NORMAL, dims, "contiguous", seed_of(self.seed, "pool", i)) for i in range(3)]
@@ -198,7 +205,7 @@ class Schedule:
                     yield self._case(NORMAL, tuple(dims.items()))
 
     def _reduced(
-        self, rows: int, budget: int, constants: Collection[str]
+        self, rows: int, budget: int, constants: Collection[str], times: int = 1
     ) -> tuple[tuple[str, int], ...]:
         """Few rows of the slab dim; where that is not enough, less of the other run-time dims."""
         slab = self.operator.slab_dim
@@ -207,7 +214,7 @@ class Schedule:
             fits = max(1, budget // max(self._row_bytes(slab), 1))
             dims[slab] = min(rows, fits)
         smallest = {dim.name: max(1, dim.smallest) for dim in self.operator.signature.dims}
-        while self._bytes(dims) > budget or self._is_too_much_work(dims):
+        while self._bytes(dims) > budget or self._is_too_much_work(dims, times):
             extents = {**dict(self.problem.dims), **dims}
             free = [n for n, e in extents.items() if n not in constants and e > smallest[n]]
             if not free:
