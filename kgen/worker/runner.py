@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -48,6 +49,22 @@ Call = Callable[[], None]
 FINAL_ROUNDS = 41
 FINAL_BUDGET_MS = 800.0  # of all finalists and peers together
 LIBRARY = "library"  # the entrant's name; finalists have numbers, peers the prefix `peer`
+
+
+@contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """Oracles on the CPU are many operations on small tensors. On several threads each waits for
+    all of them to wake up: beside another busy process that took 15 times as long.
+    """
+    if device.type != "cpu":
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Runner:
@@ -112,7 +129,8 @@ class Runner:
             self._device.orders = trial.orders
         module = self._device.load(trial.candidate.artifact)
         try:
-            verdict = self._verify(fixture, module, trial)
+            with _one_thread(self._device.torch_device):
+                verdict = self._verify(fixture, module, trial)
             evidence = None if trial.level == "trial" else _evidence(trial, seed, verdict)
             if not verdict.ok:
                 return TrialOutcome(

@@ -112,8 +112,9 @@ def run_variant(
         for config in spread(variant, entry.operator.signature, problem, configs)
     ]
     assert wanted, "no config of this variant is feasible for any problem of this suite"
-    if len(entry.operator.signature.dims) > 2:  # each has more sets to be certified on, too
-        at_most = -(-at_most // 3)
+    dims = len(entry.operator.signature.dims)
+    if dims > 2:  # each has more sets to be certified on, too
+        at_most = -(-at_most // dims)
     wanted = wanted[:: -(-len(wanted) // at_most)]  # of every problem some, not of some all
     return run_configs(entry, variant, compiler_name, wanted, changed)
 
