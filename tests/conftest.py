@@ -1,6 +1,6 @@
 """For all tests: torch computes on one thread.
 
-Its tensors are small here. On several threads, which are as many in each of pytest's processes, most
+Its tensors are small here. On several threads, as many in each of pytest's processes, most
 of the time goes into waiting for each other. Set before torch is imported; children inherit it.
 """
 

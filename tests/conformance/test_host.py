@@ -31,7 +31,8 @@ HOST = profile_named("host")
 H200 = profile_named("h200")
 # Extents per dim, chosen to be ragged, tiny, and a power of two; each problem takes one column.
 EXTENTS = (64, 67, 1, 256)
-SMALLER_EXTENTS = (16, 67, 1, 5)  # of operators with more than two dims, whose products add up
+SMALLER_EXTENTS = (16, 67, 1, 5)  # of operators with three dims, whose products add up
+SMALLEST_EXTENTS = (3, 35, 1, 8)  # of operators with more
 
 
 def all_variants() -> list[tuple[str, str, str]]:
@@ -46,14 +47,15 @@ def all_variants() -> list[tuple[str, str, str]]:
 def problems(signature: Signature) -> list[Problem]:
     """Every pair of dtypes, over extents that rotate so that every extent is tried."""
     found = []
-    extents = EXTENTS if len(signature.dims) <= 2 else SMALLER_EXTENTS
+    dims = len(signature.dims)
+    extents = EXTENTS if dims <= 2 else SMALLER_EXTENTS if dims == 3 else SMALLEST_EXTENTS
     for i, dtypes in enumerate(signature.dtype_pairs()):
         for j in range(len(extents)):
-            dims = tuple(
+            shape = tuple(
                 (d.name, max(extents[(i + j + k) % len(extents)], d.smallest))
                 for k, d in enumerate(signature.dims)
             )
-            found.append(Problem(dims, tuple(dtypes.items())))
+            found.append(Problem(shape, tuple(dtypes.items())))
     return found
 
 
