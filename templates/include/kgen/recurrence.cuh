@@ -19,7 +19,12 @@
 //     walk_in_batches     a block's steps through shared memory, S as StateTile in registers
 //     StepScan            many steps at once: a scan over time, for few heads
 //
-// A decay would multiply S where StateTile::step adds to it; a bonus is one more term of y there.
+// With a decay the output reads S before the step that it belongs to, whose own term is a bonus that
+// callers add (wkv.cuh):
+//
+//     y_i = S_{i-1}^T p_i,   S_i = D_i S_{i-1} + a_i c_i^T
+//
+// A diagonal D is of the rows or, where S is transposed, of the columns.
 #pragma once
 
 #include "async.cuh"
@@ -37,23 +42,34 @@ KGEN_DEVICE i64 time_of(i64 i, i64 steps) {
     return W == Walk::forward ? i : steps - 1 - i;
 }
 
+// The decay of a recurrence that has none.
+struct NoDecay {
+    static constexpr bool kDecays = false;
+};
+
 // Walk one column of S that lies in memory, `pitch` floats from row to row.
 //
 // p and a are the first step's rows, p_stride and a_stride elements from step to step; column(t)
-// gives c_t, and result(t, y) takes y_t.
-template <Walk W, class P, class A, class Column, class Result>
+// gives c_t and is asked before S changes, result(t, y) takes y_t, decay(t, r) gives D_t's row r.
+template <Walk W, class P, class A, class Column, class Result, class Decay = NoDecay>
 KGEN_DEVICE void walk_in_memory(float* state, i64 pitch, i64 rows, i64 steps, const P* p,
                                 i64 p_stride, const A* a, i64 a_stride, Column column,
-                                Result result) {
+                                Result result, Decay decay = {}) {
     for (i64 i = 0; i < steps; ++i) {
         const i64 t = time_of<W>(i, steps);
         const float c = column(t);
         float y = 0.0f;
 #pragma unroll 4
         for (i64 r = 0; r < rows; ++r) {
-            const float s = fma(to_float(a[t * a_stride + r]), c, state[r * pitch]);
-            state[r * pitch] = s;
-            y = fma(to_float(p[t * p_stride + r]), s, y);
+            float s = state[r * pitch];
+            if constexpr (Decay::kDecays) {
+                y = fma(to_float(p[t * p_stride + r]), s, y);
+                state[r * pitch] = fma(decay(t, r), s, to_float(a[t * a_stride + r]) * c);
+            } else {
+                s = fma(to_float(a[t * a_stride + r]), c, s);
+                state[r * pitch] = s;
+                y = fma(to_float(p[t * p_stride + r]), s, y);
+            }
         }
         result(t, y);
     }

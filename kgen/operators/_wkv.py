@@ -1,0 +1,324 @@
+"""What wkv5 and wkv6 share: everything but w, which one has per head, the other per step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from kgen.model.problem import Problem
+from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
+from kgen.operators._wkv_definition import definition
+from kgen.operators._wkv_peers import peers
+from kgen.operators.base import Cost, Operator
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = Mapping[str, torch.Tensor]
+
+_STATE = ("B", "H", "K", "V")
+_STEP = ("B", "T", "H")
+_ANY_LAYOUT = "the last dim contiguous, any strides of B, T and H."
+
+CASES = (
+    "tiny", "huge", "positive", "alternating", "extreme_decay", "no_decay", "mixed", "nonfinite",
+)
+STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
+
+# Of the difference that stands for a derivative by w; T times it is small, its square above 1e-16.
+_STEP_OF_W = 1e-5
+# What an exp may err by, 2 ulp, of the 5 ulp that any error may have.
+_EXP_SHARE = 0.4
+
+
+def _rows(name: str, features: str, doc: str, dtype: str = "dtype", layout_of: str = "") -> Tensor:
+    """One row of features per step; the caller chooses the strides of B, T and H."""
+    return Tensor(
+        name, (*_STEP, features), dtype, free_strides=_STEP, layout_of=layout_of, doc=doc
+    )
+
+
+def signature(per_step: bool) -> Signature:
+    """Dims, dtypes and passes.
+
+    Args:
+        per_step: Whether every step has a decay of its own (wkv6) or every head (wkv5).
+    """
+    log_decay = "log decay, at most 0; -inf forgets everything."
+    if per_step:
+        w = _rows("w", "K", f"dtype of r, or fp32; {log_decay}", "w_dtype")
+        gw = _rows("gw", "K", "dtype and layout of w.", "w_dtype", layout_of="w")
+    else:
+        w = Tensor("w", ("H", "K"), "w_dtype", doc=f"dtype of r, or fp32; {log_decay}")
+        gw = Tensor("gw", ("H", "K"), "w_dtype", doc="dtype of w.")
+    inputs = (
+        _rows("r", "K", f"fp32, fp16 or bf16; {_ANY_LAYOUT}"),
+        _rows("k", "K", "dtype of r."),
+        _rows("v", "V", "dtype of r."),
+        w,
+        Tensor("u", ("H", "K"), "u_dtype", doc="dtype of r, or fp32; the bonus of a step's own."),
+        Tensor(
+            "initial_state", _STATE, "initial_state_dtype",
+            doc="fp32; S before the first step; None: 0.",
+        ),
+    )
+    return Signature(
+        dims=(
+            Dim("B", "batch"),
+            Dim("T", "time steps"),
+            Dim("H", "heads"),
+            Dim("K", "key features", smallest=1),
+            Dim("V", "value features", smallest=1),
+        ),
+        dtypes=(
+            DTypeField("dtype", ("fp32", "fp16", "bf16")),
+            DTypeField("w_dtype", ("dtype", "fp32"), default="fp32"),
+            DTypeField("u_dtype", ("dtype", "fp32"), default="dtype"),
+            DTypeField("initial_state_dtype", ("none", "fp32"), default="none"),
+            DTypeField("final_state_dtype", ("none", "fp32"), default="none"),
+        ),
+        passes=(
+            Pass(
+                "forward",
+                inputs=inputs,
+                outputs=(
+                    _rows("y", "V", "dtype and layout of v.", layout_of="v"),
+                    Tensor(
+                        "final_state", _STATE, "final_state_dtype",
+                        doc="fp32; S after the last step.",
+                    ),
+                ),
+                scalars=(Scalar("scale", 1.0, doc="Factor of y; often 1 or K ** -0.5."),),
+            ),
+            Pass(
+                "backward",
+                inputs=(
+                    _rows("gy", "V", f"gradient of y; dtype of r; {_ANY_LAYOUT}"),
+                    *inputs,
+                    Tensor(
+                        "gfinal_state", _STATE, "final_state_dtype",
+                        doc="fp32; gradient of final_state.",
+                    ),
+                ),
+                outputs=(
+                    _rows("gr", "K", "dtype and layout of r.", layout_of="r"),
+                    _rows("gk", "K", "dtype and layout of k.", layout_of="k"),
+                    _rows("gv", "V", "dtype and layout of v.", layout_of="v"),
+                    gw,
+                    Tensor("gu", ("H", "K"), "u_dtype", doc="dtype of u."),
+                    Tensor(
+                        "ginitial_state", _STATE, "initial_state_dtype",
+                        doc="fp32; gradient of initial_state.",
+                    ),
+                ),
+                scalars=(Scalar("scale", 1.0, doc="As in the forward pass."),),
+            ),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Draws the inputs of a pass.
+
+    Attributes:
+        per_step: Whether w is [B, T, H, K] or [H, K].
+    """
+
+    per_step: bool
+
+    def __call__(
+        self,
+        pass_name: str,
+        problem: Problem,
+        case: str,
+        generator: torch.Generator,
+        device: torch.device,
+    ) -> dict[str, torch.Tensor]:
+        """Draw; the case decides scale, signs, decays and special values.
+
+        r and k shrink as T grows, so that sums over T stay within fp16 without a decay. Decays are
+        of the range that models have, 0.07 to 0.998 per step. `extreme_decay` has those from 1
+        over exp(-exp(2)) down to exactly 0, `no_decay` 1 alone, `mixed` both between ordinary
+        ones. `tiny`, `huge`, `positive` and `alternating` are as in linear_attention.
+        `nonfinite` plants NaN in r, k, v, gy and in wkv6 in w; forward, k's is an Inf of the last
+        step: whether an earlier one meets a decay that rounded to 0 would depend on the algorithm.
+        """
+        import torch
+
+        b, t, h, k, v = problem.shape(("B", "T", "H", "K", "V"))
+        dtype = getattr(torch, problem.dtype("dtype").torch)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device=device)
+
+        drawn: dict[str, torch.Tensor] = {}
+        for name in ("r", "k"):
+            x = draw(b, t, h, k)
+            drawn[name] = (x.abs() if case == "positive" else x) / max(t, 1) ** 0.25
+        sign = 1 - 2 * (torch.arange(t, device=device) % 2).view(t, 1, 1)
+        for name in ("v",) if pass_name == "forward" else ("v", "gy"):
+            x = draw(b, t, h, v)
+            if case in ("positive", "alternating"):
+                x = x.abs()
+            if case == "alternating":
+                x = x * sign
+            elif case == "tiny":
+                x = x * 1e-4
+            elif case == "huge":
+                x = x * (1e2 if dtype == torch.float16 else 1e4)
+            drawn[name] = x
+        if case == "nonfinite" and b * h * t:
+            nan = float("nan")
+            drawn["r"][b // 2, t - 1, h // 2, k - 1] = nan
+            drawn["v"][0, t // 2, 0, v // 2] = nan
+            if pass_name == "forward":
+                drawn["k"][b - 1, t - 1, h - 1, k // 2] = float("inf")
+            else:
+                drawn["k"][b - 1, t // 3, h - 1, k // 2] = nan
+                drawn["gy"][0, t // 3, h - 1, 0] = nan
+        drawn = {name: x.to(dtype) for name, x in drawn.items()}
+
+        u = draw(h, k)
+        shape = (b, t, h, k) if self.per_step else (h, k)
+        w = _log_decays(case, shape, generator, device)
+        if case == "nonfinite" and self.per_step and b * h * t:
+            w[b // 2, t // 4, 0, 0] = float("nan")
+        drawn["w"] = w.to(getattr(torch, problem.dtype("w_dtype").torch))
+        drawn["u"] = (u.abs() if case == "positive" else u).to(
+            getattr(torch, problem.dtype("u_dtype").torch)
+        )
+        wide = {"initial_state": "initial_state_dtype"}
+        if pass_name == "backward":
+            wide["gfinal_state"] = "final_state_dtype"
+        for name, field in wide.items():
+            if problem.dtype(field).itemsize:
+                drawn[name] = draw(b, h, k, v)
+        return drawn
+
+
+def _log_decays(
+    case: str, shape: tuple[int, ...], generator: torch.Generator, device: torch.device
+) -> torch.Tensor:
+    import torch
+
+    uniform = torch.rand(shape, generator=generator, device=device)
+    ordinary = -torch.exp(7 * uniform - 6)
+    choice = torch.randint(0, 12, shape, generator=generator, device=device)
+    extreme = torch.tensor(
+        [0.0, -1e-3, -1.0, -7.389, -7.389, -20.0, -50.0, -50.0, -90.0, -1e4, float("-inf"), 0.0],
+        device=device,
+    )[choice]
+    if case == "no_decay":
+        return torch.zeros_like(ordinary)
+    if case == "extreme_decay":
+        return extreme
+    return torch.where(choice % 2 == 0, ordinary, extreme) if case == "mixed" else ordinary
+
+
+def scale(
+    pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
+) -> dict[str, torch.Tensor]:
+    """max(|y|, root of the sum of the terms' squares), as in linear_attention: the definition of
+    squares, whose decays are squares too.
+
+    wkv5's decay errs the same way at every step: a term that it has reached n times may err by n
+    such errors. The sum of n^2 * term^2 is the second derivative by w.
+    """
+    squares = {n: 2 * x if n == "w" else x.square() for n, x in inputs.items()}
+
+    def terms(shift: float) -> dict[str, torch.Tensor]:
+        shifted = squares | {"w": squares["w"] + shift}
+        return definition(pass_name, shifted, {name: x**2 for name, x in scalars.items()})
+
+    squared = terms(0.0)
+    if squares["w"].ndim == 2:
+        above, below = terms(_STEP_OF_W), terms(-_STEP_OF_W)
+        for name, term in squared.items():
+            reached = (above[name] + below[name] - 2 * term) / _STEP_OF_W**2
+            squared[name] = term + _EXP_SHARE**2 * reached.clamp_min(0.0)
+    return {name: y.abs().maximum(squared[name].sqrt()) for name, y in outputs.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LeastWork:
+    """The least work of a call.
+
+    Attributes:
+        signature: Whose tensors are moved.
+    """
+
+    signature: Signature
+
+    def __call__(self, pass_name: str, problem: Problem) -> Cost:
+        """Every tensor once; of the known forms the one with the fewest multiply-adds.
+
+        Per head and step the chunked form, whose decays are of rows and of chunks, has 2 * K * V
+        (forward) and 5 * K * V (backward), as linear attention; a few steps without states
+        are fewer as products of pairs.
+        """
+        moved = 0
+        for tensor in problem.present(self.signature.pass_named(pass_name)).tensors:
+            elements = problem.dtype(tensor.dtype).itemsize
+            for extent in problem.shape(tensor.dims):
+                elements *= extent
+            moved += elements
+        b, t, h, k, v = problem.shape(("B", "T", "H", "K", "V"))
+        forward = pass_name == "forward"
+        adds = (2 if forward else 5) * t * k * v
+        states = ("initial_state_dtype", "final_state_dtype")
+        if not any(problem.dtype(field).itemsize for field in states):
+            pairs = t * (t + 1) // 2
+            adds = min(adds, pairs * (k + v if forward else 3 * k + 2 * v))
+        unit: Literal["3xtf32", "half"] = (
+            "3xtf32" if problem.dtype("dtype").name == "fp32" else "half"
+        )
+        return Cost(bytes=moved, flops=2 * b * h * adds, unit=unit)
+
+
+def doc(per_step: bool) -> str:
+    """Formula and gradients, for the generated docstring."""
+    w = "w_t" if per_step else "w"
+    gw = (
+        "gw_t = exp(w_t) * sum_v S_{t-1} * G_t"
+        if per_step
+        else "gw = exp(w) * sum over b, t and v of S_{t-1} * G_t"
+    )
+    return f"""\
+y_t = scale * r_t (S_{{t-1}} + diag(u) k_t v_t^T)
+S_t = diag(exp({w})) S_{{t-1}} + k_t v_t^T;  S_0 as given, else 0
+
+Gradients, with g = scale * gy and n_t = v_t . g_t:
+gr_t = S_{{t-1}} g_t + n_t u k_t
+G_{{t-1}} = diag(exp({w})) G_t + r_t g_t^T;  G_T the gradient of the final state, else 0
+gk_t = G_t v_t + n_t u r_t,  gv_t = k_t G_t + (sum_k r u k) g_t
+{gw},  gu = sum over b and t of n_t r_t k_t"""
+
+
+def operator(
+    name: str,
+    summary: str,
+    source: str,
+    per_step: bool,
+    problems: Mapping[str, tuple[str, ...]],
+    aliases: tuple[str, ...],
+) -> Operator:
+    """Put an operator together."""
+    declared = signature(per_step)
+    return Operator(
+        name=name,
+        summary=summary,
+        source=source,
+        doc=doc(per_step),
+        signature=declared,
+        definition=definition,
+        make_inputs=Inputs(per_step),
+        cases=CASES,
+        cost=LeastWork(declared),
+        problems=problems,
+        peers=peers,
+        scale=scale,
+        aliases=aliases,
+        slab_dim="B",
+    )

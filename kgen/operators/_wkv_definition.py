@@ -1,0 +1,233 @@
+"""The recurrence of RWKV-5 and RWKV-6 and its gradients, in plain torch.
+
+Here steps are the dim before the features, [B, H, T, features], as matrix products want them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = Mapping[str, torch.Tensor]
+    Steps = tuple[torch.Tensor, ...]
+
+# Steps that are taken one after the other, in all chunks at once; about the root of a usual T.
+_CHUNK = 64
+# Elements of the states of all steps that a float64 gradient keeps at a time.
+_KEPT = 1 << 27
+
+
+def definition(
+    pass_name: str, inputs: Tensors, scalars: Mapping[str, float]
+) -> dict[str, torch.Tensor]:
+    """The recurrence of the operators' `doc`, in fp32 or wider; w is [B, T, H, K] or [H, K].
+
+    fp32 takes one step after the other, as a kernel does: what that loses is what kernels are
+    allowed. float64 takes the steps of all chunks side by side, each from its own start: no
+    exponent is ever positive, so that it is exact for decays of 0 and of 1.
+    """
+    import torch
+
+    wide = {n: x.to(torch.promote_types(x.dtype, torch.float32)) for n, x in inputs.items()}
+    rows = ("r", "k", "v", "gy")
+    steps = {n: x.transpose(1, 2) for n, x in wide.items() if n in rows}
+    decay = wide["w"].exp()
+    per_step = decay.ndim == 4
+    steps["decay"] = (
+        decay.transpose(1, 2) if per_step else decay[:, None].expand(steps["k"].shape)
+    )
+    u = wide["u"][:, None]
+    if pass_name == "forward":
+        found = _forward(steps, u, wide.get("initial_state"), scalars["scale"])
+    else:
+        found = _backward(
+            steps, u, wide.get("initial_state"), wide.get("gfinal_state"), scalars["scale"]
+        )
+        found["gu"] = _sum_of_steps(found["gu"]).sum(0)
+        if not per_step:
+            found["gw"] = _sum_of_steps(found["gw"]).sum(0)
+    like = {"y": "v", "gr": "r", "gk": "k", "gv": "v", "gw": "w", "gu": "u"}
+    for name, source in like.items():
+        if name in found:
+            y = found[name]
+            y = y.transpose(1, 2) if y.ndim == 4 else y
+            found[name] = y.to(inputs[source].dtype)
+    return found
+
+
+def _forward(
+    x: Tensors, u: torch.Tensor, start: torch.Tensor | None, scale: float
+) -> dict[str, torch.Tensor]:
+    import torch
+
+    r, k, v, decay = x["r"], x["k"], x["v"], x["decay"]
+    state = _state_or_zero(k, v, start)
+    if v.dtype == torch.float64 and v.shape[2] > _CHUNK:
+        r_c, k_c, v_c = (_in_chunks(y) for y in (r, k, v))
+        decay_c = _in_chunks(decay, 1.0)  # which keeps the state
+        starts = _starts(k_c, v_c, decay_c, state)
+        read, _ = _walk(r_c, k_c, v_c, decay_c, starts[:, :, :-1])
+        read, state = read.flatten(2, 3)[:, :, : v.shape[2]], starts[:, :, -1]
+    else:
+        read, state = _walk(r, k, v, decay, state)
+    return {
+        "y": scale * (read + (r * u * k).sum(-1, keepdim=True) * v),
+        "final_state": state,
+    }
+
+
+def _backward(
+    x: Tensors,
+    u: torch.Tensor,
+    start: torch.Tensor | None,
+    end: torch.Tensor | None,
+    scale: float,
+) -> dict[str, torch.Tensor]:
+    """Gradients; those of w and u per step."""
+    import torch
+
+    r, k, v, decay, g = x["r"], x["k"], x["v"], x["decay"], x["gy"] * scale
+    state, gstate = _state_or_zero(k, v, start), _state_or_zero(k, v, end)
+    back = _back_by_chunks if v.dtype == torch.float64 else _back_one_by_one
+    if v.shape[2]:
+        gr, gk, gv, gw, gstate = back((r, k, v, decay, g), state, gstate)
+    else:
+        gr, gk, gv, gw = r, k, v, decay
+    bonus = (v * g).sum(-1, keepdim=True)
+    return {
+        "gr": gr + u * k * bonus,
+        "gk": gk + u * r * bonus,
+        "gv": gv + (r * u * k).sum(-1, keepdim=True) * g,
+        "gw": gw,
+        "gu": r * k * bonus,
+        "ginitial_state": gstate,
+    }
+
+
+def _state_or_zero(
+    k: torch.Tensor, v: torch.Tensor, given: torch.Tensor | None
+) -> torch.Tensor:
+    return k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1]) if given is None else given
+
+
+def _walk(
+    r: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(r_t S_{t-1} of every step, S_T) of S_t = diag(decay_t) S_{t-1} + k_t v_t^T."""
+    import torch
+
+    if v.shape[-2] == 0:
+        return v, state
+    read = []
+    for r_t, k_t, v_t, d_t in zip(*(x.unbind(-2) for x in (r, k, v, decay)), strict=True):
+        read.append((r_t[..., None, :] @ state).squeeze(-2))
+        state = torch.addcmul(d_t[..., None] * state, k_t[..., None], v_t[..., None, :])
+    return torch.stack(read, dim=-2), state
+
+
+def _walk_back(
+    x: Steps, state: torch.Tensor, gstate: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """(gr, gk, gv, gw, gradient of the state before) without the bonus, from the state before the
+    first step and the gradient of the one after the last. Keeps the states of all steps.
+    """
+    import torch
+
+    by_step = list(zip(*(part.unbind(-2) for part in x), strict=True))
+    states = []
+    for _, k_t, v_t, d_t, _ in by_step:
+        states.append(state)
+        state = torch.addcmul(d_t[..., None] * state, k_t[..., None], v_t[..., None, :])
+    found: list[tuple[torch.Tensor, ...]] = []
+    for before, (r_t, k_t, v_t, d_t, g_t) in zip(reversed(states), reversed(by_step), strict=True):
+        found.append((
+            (before @ g_t[..., None]).squeeze(-1),
+            (gstate @ v_t[..., None]).squeeze(-1),
+            (k_t[..., None, :] @ gstate).squeeze(-2),
+            d_t * (before * gstate).sum(-1),
+        ))
+        gstate = torch.addcmul(d_t[..., None] * gstate, r_t[..., None], g_t[..., None, :])
+    gradients = (torch.stack(steps[::-1], dim=-2) for steps in zip(*found, strict=True))
+    return (*gradients, gstate)
+
+
+def _back_one_by_one(
+    x: Steps, state: torch.Tensor, gstate: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """`_walk_back`, from kept states of every 64th step."""
+    import torch
+
+    chunks = list(zip(*(torch.split(part, _CHUNK, dim=2) for part in x), strict=True))
+    starts = [state]
+    for r, k, v, decay, _ in chunks[:-1]:
+        starts.append(_walk(r, k, v, decay, starts[-1])[1])
+    found = []
+    for start, chunk in zip(reversed(starts), reversed(chunks), strict=True):
+        *gradients, gstate = _walk_back(chunk, start, gstate)
+        found.append(gradients)
+    whole = (torch.cat(parts[::-1], dim=2) for parts in zip(*found, strict=True))
+    return (*whole, gstate)
+
+
+def _back_by_chunks(
+    x: Steps, state: torch.Tensor, gstate: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """`_walk_back` of all chunks side by side, as many as `_KEPT` allows."""
+    import torch
+
+    steps = x[0].shape[2]
+    pads = (0.0, 0.0, 0.0, 1.0, 0.0)  # a decay of 1 keeps the state
+    chunks = [_in_chunks(part, pad) for part, pad in zip(x, pads, strict=True)]
+    r, k, v, decay, g = chunks
+    starts = _starts(k, v, decay, state)[:, :, :-1]
+    ends = _starts(r.flip(2, 3), g.flip(2, 3), decay.flip(2, 3), gstate)
+    flat = [part.flatten(0, 2) for part in (*chunks, starts, ends[:, :, :-1].flip(2))]
+    size = max(1, _KEPT // (_CHUNK * starts.shape[-1] * starts.shape[-2]))
+    found = []
+    for i in range(0, max(flat[0].shape[0], 1), size):
+        group = [part[i : i + size] for part in flat]
+        found.append(_walk_back(tuple(group[:5]), group[5], group[6])[:4])
+    whole = (
+        torch.cat(parts).view(*r.shape[:4], parts[0].shape[-1]).flatten(2, 3)[:, :, :steps]
+        for parts in zip(*found, strict=True)
+    )
+    return (*whole, ends[:, :, -1])
+
+
+def _starts(
+    k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, start: torch.Tensor
+) -> torch.Tensor:
+    """States before every chunk, and after the last: [B, H, chunks + 1, K, V]."""
+    import torch
+
+    inside = torch.zeros_like(start)[:, :, None].expand(-1, -1, k.shape[2], -1, -1)
+    for k_t, v_t, d_t in zip(*(x.unbind(3) for x in (k, v, decay)), strict=True):
+        inside = torch.addcmul(d_t[..., None] * inside, k_t[..., None], v_t[..., None, :])
+    kept = decay.prod(3)
+    states = [start]
+    for i in range(k.shape[2]):
+        states.append(kept[:, :, i, :, None] * states[-1] + inside[:, :, i])
+    return torch.stack(states, dim=2)
+
+
+def _in_chunks(x: torch.Tensor, pad: float = 0.0) -> torch.Tensor:
+    """[B, H, chunks, _CHUNK, features] of whole chunks."""
+    import torch.nn.functional as F  # noqa: N812 - torch's own custom
+
+    x = F.pad(x, (0, 0, 0, -x.shape[2] % _CHUNK), value=pad)
+    return x.reshape(*x.shape[:2], x.shape[2] // _CHUNK, _CHUNK, x.shape[-1])
+
+
+def _sum_of_steps(x: torch.Tensor) -> torch.Tensor:
+    """[B, H, features], in fp32 one step after the other."""
+    import torch
+
+    if x.dtype == torch.float64 or x.shape[2] == 0:
+        return x.sum(2)
+    total = torch.zeros_like(x[:, :, 0])
+    for x_t in x.unbind(2):
+        total = total + x_t
+    return total

@@ -1,0 +1,189 @@
+"""What users of RWKV run today: PyTorch step by step or in chunks, compiled, and FLA's kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = Mapping[str, torch.Tensor]
+    Peer = Callable[[Tensors, Mapping[str, float]], object]
+    Function = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+
+_FORWARD = ("r", "k", "v", "w", "u", "initial_state")
+_FEW = 16  # steps up to which no chunks are made
+_CHUNK = 16
+
+
+def peers(pass_name: str) -> dict[str, Peer]:
+    """Plain PyTorch, the same compiled, and FLA's two kernels where they are installed.
+
+    FLA has RWKV-6 alone: the decay of RWKV-5 is expanded to all steps, outside of its kernels but
+    inside of what is timed. Backward: the gradients of the same functions by autograd; the
+    forward pass runs once per input set, outside of what is timed, which starts with the third
+    call.
+    """
+    import torch
+
+    # See rmsnorm's peers: past a number of recompilations Dynamo silently runs a function eagerly.
+    torch._dynamo.reset()
+    functions: dict[str, Function] = {
+        "eager": _plain,
+        "torch.compile": torch.compile(_plain, dynamic=False),
+    }
+    if torch.cuda.is_available() and importlib.util.find_spec("fla"):
+        functions |= {
+            "fla_chunk": _fla("chunk_rwkv6"),
+            "fla_fused_recurrent": _fla("fused_recurrent_rwkv6"),
+        }
+    wrap = _differentiated if pass_name == "backward" else _applied
+    return {name: wrap(function) for name, function in functions.items()}
+
+
+def _plain(
+    r: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    u: torch.Tensor,
+    state: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns y and the final state."""
+    dtype = v.dtype
+    r, k, v, w = (x.float().transpose(1, 2) if x.ndim == 4 else x.float() for x in (r, k, v, w))
+    if w.ndim == 2:
+        w = w[:, None].expand(k.shape)
+    if state is None:
+        state = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
+    walk = _by_steps if v.shape[2] <= _FEW else _by_chunks
+    y, state = walk(r * scale, k, v, w, u.float()[:, None], state)
+    return y.transpose(1, 2).to(dtype), state
+
+
+def _by_steps(
+    r: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    u: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    decay, bonus, out = w.exp(), u[:, 0, :, None], []
+    for t in range(v.shape[2]):
+        product = k[:, :, t, :, None] * v[:, :, t, None]
+        out.append((r[:, :, t, None] @ (state + bonus * product)).squeeze(2))
+        state = decay[:, :, t, :, None] * state + product
+    return torch.stack(out, dim=2) if out else v, state
+
+
+def _by_chunks(
+    r: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    u: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs of steps within a chunk directly, no exponent above 0; earlier chunks by the state."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812 - torch's own custom
+
+    b, h, steps, _ = v.shape
+    pad = -steps % _CHUNK
+    r, k, v, w = (
+        F.pad(x, (0, 0, 0, pad)).reshape(b, h, -1, _CHUNK, x.shape[-1]) for x in (r, k, v, w)
+    )
+    w = w.clamp_min(-100.0)  # -inf would subtract from itself
+    after = w.cumsum(3)
+    before = after - w
+    earlier = torch.ones(_CHUNK, _CHUNK, dtype=torch.bool, device=v.device).tril(-1)[..., None]
+    apart = before[..., :, None, :] - after[..., None, :, :]
+    decays = apart.masked_fill(~earlier, float("-inf")).exp()
+    pairs = (r[..., :, None, :] * decays * k[..., None, :, :]).sum(-1)
+    pairs = pairs + torch.diag_embed((r * u[:, None] * k).sum(-1))
+    last = after[..., -1:, :]
+    added = (k * (last - after).exp()).transpose(-1, -2) @ v
+    kept = last.exp().transpose(-1, -2)
+    states = []
+    for i in range(v.shape[2]):
+        states.append(state)
+        state = kept[:, :, i] * state + added[:, :, i]
+    y = pairs @ v + (r * before.exp()) @ torch.stack(states, dim=2)
+    return y.flatten(2, 3)[:, :, :steps], state
+
+
+def _fla(name: str) -> Function:
+    """One of FLA's functions as a peer; its layout and its log decay are the same."""
+
+    def call(
+        r: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        w: torch.Tensor,
+        u: torch.Tensor,
+        state: torch.Tensor | None,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from fla.ops import rwkv6
+
+        made: tuple[torch.Tensor, torch.Tensor | None] = getattr(rwkv6, name)(
+            r,
+            k,
+            v,
+            w.expand(k.shape) if w.ndim == 2 else w,
+            u,
+            scale=scale,
+            initial_state=state,
+            output_final_state=state is not None,
+        )
+        return made
+
+    return call
+
+
+def _arguments(inputs: Tensors, scalars: Mapping[str, float]) -> tuple[object, ...]:
+    return (*(inputs.get(name) for name in _FORWARD), scalars["scale"])
+
+
+def _applied(function: Function) -> Peer:
+    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
+        return function(*_arguments(inputs, scalars))
+
+    return peer
+
+
+def _differentiated(function: Function) -> Peer:
+    """A peer that computes the gradients of a function of the forward pass's inputs."""
+    import torch
+
+    # A compiled backward pass may otherwise reuse the saved tensors' memory, and run only once.
+    torch._functorch.config.donated_buffer = False
+    graphs: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+
+    def graph_of(
+        inputs: Tensors, scalars: Mapping[str, float]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        key = inputs["r"].data_ptr()
+        if key not in graphs:
+            leaves = {n: inputs[n].detach().requires_grad_() for n in _FORWARD if n in inputs}
+            with torch.enable_grad():
+                made = function(*_arguments(leaves, scalars))
+            graphs[key] = ([x for x in made if x is not None], list(leaves.values()))
+        return graphs[key]
+
+    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
+        outputs, wanted = graph_of(inputs, scalars)
+        given = [inputs["gy"]]
+        if "gfinal_state" in inputs:
+            given.append(inputs["gfinal_state"])
+        return torch.autograd.grad(
+            outputs[: len(given)], wanted, given, retain_graph=True, allow_unused=True
+        )
+
+    return peer

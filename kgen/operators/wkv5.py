@@ -1,0 +1,27 @@
+"""RWKV-5: linear attention with a bonus, and a decay per head and key feature."""
+
+from __future__ import annotations
+
+from kgen.operators._wkv import STATES, operator
+
+_TRAINED = (
+    "B=8,T=4096,H=32,K=64,V=64,dtype=bf16",
+    "B=8,T=512,H=64,K=64,V=64,dtype=bf16",
+)
+
+OPERATOR = operator(
+    name="wkv5",
+    summary="RWKV-5 time mixing: a matrix state with a decay per feature, and a bonus.",
+    source="Peng et al. 2024, arXiv:2404.05892.",
+    per_step=False,
+    problems={
+        "cuda": (*_TRAINED, f"B=128,T=1,H=32,K=64,V=64,dtype=bf16,{STATES}"),
+        "cuda backward": _TRAINED,
+        "host": (
+            "B=1,T=33,H=2,K=16,V=16,dtype=fp32",
+            f"B=1,T=20,H=1,K=9,V=5,dtype=bf16,{STATES}",
+        ),
+    },
+    aliases=("rwkv5",),
+)
+SIGNATURE = OPERATOR.signature

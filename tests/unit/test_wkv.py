@@ -1,0 +1,156 @@
+"""The definition of wkv5 and wkv6: the formula, its gradients, exact decays, its peers."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from kgen.model.problem import Problem, parse_problem
+from kgen.operators import wkv5, wkv6
+from kgen.operators._wkv import STATES
+from kgen.operators._wkv_definition import definition
+from kgen.operators._wkv_peers import peers
+from kgen.operators.base import Operator
+
+OPERATORS = {"wkv5": wkv5.OPERATOR, "wkv6": wkv6.OPERATOR}
+each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+NAMES = ("r", "k", "v", "w", "u", "initial_state")
+
+
+def problem(of: Operator, dims: str = "B=2,T=7,H=2,K=3,V=4", states: bool = True) -> Problem:
+    return parse_problem(f"{dims},dtype=fp32" + f",{STATES}" * states, of.signature)
+
+
+def inputs(of: Operator, case: str, at: Problem, pass_name: str = "backward") -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    made = of.make_inputs(pass_name, at, case, generator, torch.device("cpu"))
+    return {name: x.double() for name, x in made.items()}
+
+
+def by_the_formula(x: dict[str, Tensor], scale: float) -> tuple[Tensor, Tensor]:
+    """The recurrence, literally, one step after the other."""
+    r, k, v, w, u = (x[name] for name in NAMES[:5])
+    state = x.get("initial_state", k.new_zeros(k.shape[0], k.shape[2], k.shape[3], v.shape[3]))
+    out = []
+    for t in range(k.shape[1]):
+        term = k[:, t, :, :, None] * v[:, t, :, None, :]
+        now = state + u[None, :, :, None] * term
+        out.append(scale * (r[:, t, :, :, None] * now).sum(2))
+        w_t = w if w.ndim == 2 else w[:, t]
+        state = w_t.exp()[..., None] * state + term
+    return torch.stack(out, dim=1), state
+
+
+@each_operator
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("steps", [1, 7, 64, 150])
+@pytest.mark.parametrize("case", ["normal", "extreme_decay", "no_decay", "mixed"])
+def test_it_is_the_formula_and_its_gradient(
+    operator: Operator, case: str, steps: int, states: bool
+) -> None:
+    at = problem(operator, f"B=2,T={steps},H=2,K=3,V=4", states)
+    given = inputs(operator, case, at)
+    leaves = {name: given[name].clone().requires_grad_() for name in NAMES if name in given}
+    y, state = by_the_formula(leaves, 0.5)
+    forward = definition("forward", given, {"scale": 0.5})
+    torch.testing.assert_close(forward["y"], y)
+    torch.testing.assert_close(forward["final_state"], state)
+    loss = (y * given["gy"]).sum()
+    if states:
+        loss = loss + (state * given["gfinal_state"]).sum()
+    want = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    backward = definition("backward", given, {"scale": 0.5})
+    single = definition("backward", {n: x.float() for n, x in given.items()}, {"scale": 0.5})
+    for name, gradient in zip(leaves, want, strict=True):
+        torch.testing.assert_close(backward[f"g{name}"], gradient, rtol=1e-10, atol=1e-10)
+        assert single[f"g{name}"].dtype == torch.float32
+        torch.testing.assert_close(single[f"g{name}"].double(), gradient, rtol=1e-3, atol=1e-3)
+
+
+@each_operator
+def test_a_decay_of_zero_forgets_and_a_small_one_keeps_its_accuracy(operator: Operator) -> None:
+    at = problem(operator, "B=1,T=130,H=1,K=2,V=2")
+    given = inputs(operator, "normal", at)
+    given["w"][..., 0] = -torch.inf
+    given["w"][..., 1] = -50.0
+    backward = definition("backward", given, {"scale": 1.0})
+    assert (backward["gw"][..., 0] == 0).all()
+    small = backward["gw"][..., 1].abs() / torch.tensor(-50.0).double().exp()
+    assert 1e-3 < small.max() < 1e4
+    forward = definition("forward", given, {"scale": 1.0})
+    want = given["k"][:, -1, :, 0, None] * given["v"][:, -1]
+    assert forward["final_state"][:, :, 0].equal(want)
+
+
+@each_operator
+@pytest.mark.parametrize("name", ["r", "k", "v", "gy"])
+def test_nan_reaches_only_the_steps_that_depend_on_it(operator: Operator, name: str) -> None:
+    at = problem(operator)
+    given = inputs(operator, "normal", at)
+    given[name][0, 4, 0] = torch.nan
+    backward = definition("backward", given, {"scale": 1.0})
+    if name != "gy":
+        y = definition("forward", given, {"scale": 1.0})["y"]
+        assert y[0, :4].isfinite().all()
+        assert y[1:].isfinite().all()
+        assert y[0, 4, 0].isnan().all()
+    assert backward["gr"][0, :4].isfinite().all()
+    assert backward["gk"][0, 5:].isfinite().all()
+    assert backward["gv"][0, 5:].isfinite().all()
+    assert any(x.isnan().any() for x in backward.values())
+
+
+@pytest.mark.parametrize(
+    ("operator", "case", "pass_name"),
+    list(product(OPERATORS.values(), wkv6.OPERATOR.cases, ("forward", "backward"))),
+)
+def test_scale_is_the_magnitude_of_what_is_summed(
+    operator: Operator, case: str, pass_name: str
+) -> None:
+    at = problem(operator)
+    given = inputs(operator, case, at, pass_name)
+    outputs = definition(pass_name, given, {"scale": 0.5})
+    assert operator.scale is not None
+    magnitude = operator.scale(pass_name, given, outputs, {"scale": 0.5})
+    magnitudes = {name: x if name == "w" else x.abs() for name, x in given.items()}
+    terms = definition(pass_name, magnitudes, {"scale": 0.5})
+    for name, output in outputs.items():
+        finite = output.isfinite() & magnitude[name].isfinite()
+        assert finite.any() or case == "nonfinite"
+        assert (magnitude[name] >= output.abs())[finite].all()
+        reached = 1 + at.dim("T") if operator is wkv5.OPERATOR else 1  # times, by a decay's error
+        assert (magnitude[name] <= terms[name] * (1 + 1e-9) * reached)[finite].all()
+
+
+def test_cost_is_of_the_cheapest_form() -> None:
+    six, five = wkv6.OPERATOR, wkv5.OPERATOR
+    dims = "B=8,T=4096,H=32,K=64,V=64"
+    rows = 8 * 4096 * 32 * 64 * 4
+    assert six.cost("forward", problem(six, dims, False)).flops == 2 * 8 * 32 * 4096 * 2 * 64 * 64
+    assert six.cost("forward", problem(six, dims, False)).bytes == 5 * rows + 32 * 64 * 4
+    assert five.cost("forward", problem(five, dims, False)).bytes == 4 * rows + 2 * 32 * 64 * 4
+    assert six.cost("backward", problem(six, dims, False)).bytes == 9 * rows + 2 * 32 * 64 * 4
+    assert six.cost("backward", problem(six, dims, False)).unit == "3xtf32"
+
+
+@each_operator
+@pytest.mark.parametrize("steps", [1, 50])
+def test_the_eager_peer_computes_the_same(operator: Operator, steps: int) -> None:
+    at = problem(operator, f"B=2,T={steps},H=2,K=3,V=4")
+    for case in ("normal", "mixed"):
+        given = {name: x.float() for name, x in inputs(operator, case, at).items()}
+        made = peers("forward")["eager"](given, {"scale": 0.5})
+        assert isinstance(made, tuple)
+        want = definition("forward", given, {"scale": 0.5})
+        torch.testing.assert_close(made[0], want["y"], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(made[1], want["final_state"], rtol=1e-4, atol=1e-4)
+        gradients = peers("backward")["eager"](given, {"scale": 0.5})
+        assert isinstance(gradients, tuple)
+        wanted = definition("backward", given, {"scale": 0.5})
+        for name, gradient in zip(NAMES, gradients, strict=True):
+            if case == "mixed" and name == "w":
+                continue  # the peer clamps w
+            torch.testing.assert_close(gradient, wanted[f"g{name}"], rtol=1e-3, atol=1e-3)
