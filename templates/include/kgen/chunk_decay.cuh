@@ -33,15 +33,17 @@ namespace kgen {
 
 // S += B^T V with V of 16 bits and B in fp32, both as TF32. Of 16 steps the even ones are one
 // product, the odd ones another: k = q, q + 4 are steps 2q, 2q + 8, or the ones behind them.
-template <class T>
+// Split: B is two TF32 numbers, so that S is as good as fp32's.
+template <class T, bool Split>
 struct MixedOperands {
-    static constexpr int kStep = 16, kPasses = 1;
+    static constexpr int kStep = 16, kPasses = Split ? 2 : 1;
+    static constexpr bool kChained = Split;
 
     struct A {
         u32 even[4], odd[4];
     };
     struct B {
-        u32 even[2], odd[2];
+        typename Tf32Operands<Split>::B even, odd;
     };
 
     template <bool Scaled>
@@ -63,35 +65,45 @@ struct MixedOperands {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const float* row = tile + (2 * lane.q + 8 * i) * stride + lane.g;
-            b.even[i] = near_tf32(row[0]);
-            b.odd[i] = near_tf32(row[stride]);
+            Tf32Operands<Split>::put(b.even, i, row[0]);
+            Tf32Operands<Split>::put(b.odd, i, row[stride]);
         }
         return b;
     }
 
     template <int Pass>
     static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
-        mma_tf32_16x8x8(sums, a.even, b.even);
-        mma_tf32_16x8x8(sums, a.odd, b.odd);
+        if constexpr (Split && Pass == 0) {
+            mma_tf32_16x8x8(sums, a.even, b.even.lo);
+            mma_tf32_16x8x8(sums, a.odd, b.odd.lo);
+        } else {
+            mma_tf32_16x8x8(sums, a.even, b.even.hi);
+            mma_tf32_16x8x8(sums, a.odd, b.odd.hi);
+        }
     }
 };
 
-// Operands of a walk: Scorer for the scores, Updater for the state, the others as in ChunkProducts.
+// Operands of a walk: Scorer for the scores, Updater for the state, the others as in ChunkProducts. With
+// decays, Product fp32 of 16-bit tensors is for a state that somebody asks for in fp32.
 template <class T, class Product, bool Decays>
 struct WalkProducts : ChunkProducts<T, Product> {
     using Scorer = typename ChunkProducts<T, Product>::Steps;
     using Updater = Scorer;
 };
-template <class T>
+template <class T, bool Split>
 struct MixedProducts : ChunkProducts<T, T> {
     using Carry = Tf32Operands<false>;
     using Scorer = Tf32Operands<false>;
-    using Updater = MixedOperands<T>;
+    using Updater = MixedOperands<T, Split>;
 };
 template <>
-struct WalkProducts<fp16, fp16, true> : MixedProducts<fp16> {};
+struct WalkProducts<fp16, fp16, true> : MixedProducts<fp16, false> {};
 template <>
-struct WalkProducts<bf16, bf16, true> : MixedProducts<bf16> {};
+struct WalkProducts<bf16, bf16, true> : MixedProducts<bf16, false> {};
+template <>
+struct WalkProducts<fp16, float, true> : MixedProducts<fp16, true> {};
+template <>
+struct WalkProducts<bf16, float, true> : MixedProducts<bf16, true> {};
 
 // Sum each of `Count` values over the warp's lanes: a lane gets the sum of values[lane * Count / 32].
 template <int Count, int Bit = kWarpSize / 2, int Size>
@@ -119,11 +131,11 @@ class ChunkDecay;
 
 template <class T, int Keys, int Padded, int Chunk, int Warps, int Stages, int CopyBytes,
           bool Precise>
-class ChunkDecay<NoDecay, T, Keys, Padded, Chunk, Warps, Stages, CopyBytes, Precise> {
+class ChunkDecay<NoDecayRows, T, Keys, Padded, Chunk, Warps, Stages, CopyBytes, Precise> {
 public:
     static constexpr int kStride = chunk_row_stride<T>(Padded), kUpdateStride = kStride;
     static constexpr int kSmemBytes = 0;
-    KGEN_DEVICE ChunkDecay(const NoDecay&, i64) {}
+    KGEN_DEVICE ChunkDecay(const NoDecayRows&, i64) {}
 };
 
 template <class W, class U, class T, int Keys, int Padded, int Chunk, int Warps, int Stages,

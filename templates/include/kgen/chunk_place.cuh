@@ -25,12 +25,12 @@ struct DecayRows {
 };
 
 // A walk whose state does not decay.
-struct NoDecay {};
+struct NoDecayRows {};
 
 template <class Decay>
 constexpr bool kDecays = true;
 template <>
-constexpr bool kDecays<NoDecay> = false;
+constexpr bool kDecays<NoDecayRows> = false;
 
 // The state before a walk and behind it, in fp32; null pointers are states that are zero, or that
 // nobody asks for. `state[key * key_stride + value * value_stride]`, from the slice's first value on.

@@ -30,11 +30,11 @@ namespace kgen {
 // Chunk: steps of a chunk; MTiles, MWarps: fragments of 16 value features per warp, and warps side by
 // side; KeyWarps: warps that share those features' keys, whose sums meet in shared memory; Stages:
 // chunks in shared memory; CopyBytes: of one copy, of which pointers and strides are multiples. KeySums: z_t = z_{t-1} + b_t is there; Normalised: out is divided by
-// out_factor * a_t z_t + eps. Scaled: v is multiplied by value_factor. Decay: NoDecay, or DecayRows, where
+// out_factor * a_t z_t + eps. Scaled: v is multiplied by value_factor. Decay: NoDecayRows, or DecayRows, where
 // a step reads the state before it and itself by the bonus.
 template <class T, class Product, int Keys, int Values, int Chunk, int MTiles, int MWarps,
           int KeyWarps, int Stages, int CopyBytes, bool KeySums = false, bool Normalised = false,
-          bool Scaled = false, class Decay = NoDecay>
+          bool Scaled = false, class Decay = NoDecayRows>
 class ChunkWalk {
     static constexpr bool kDecaying = kDecays<Decay>;
     using Products = WalkProducts<T, Product, kDecaying>;
@@ -58,13 +58,14 @@ class ChunkWalk {
 
     // Rows a and b as they came, or with their decays, are kFactorStride apart.
     using Factors = ChunkDecay<Decay, T, Keys, kPadded, Chunk, kWarps, Stages, CopyBytes,
-                               Scorer::kPasses == 3>;
+                               Updater::kPasses != 1>;
     static constexpr int kKeyStride = chunk_row_stride<T>(kPadded);
     static constexpr int kSliceValues = 16 * MTiles * MWarps;
     static constexpr int kValueStride = chunk_row_stride<T>(kSliceValues);
     static constexpr int kScoreStride = Chunk + Inside::kOffset;
     static constexpr int kPlane = Chunk * kScoreStride;
     static constexpr int kScores = Inside::kPlanes * kPlane;
+    static constexpr int kAllScores = (kDecaying ? 1 : 2) * kScores;  // of as many chunks
     static constexpr int kKeyTile = Chunk * kKeyStride;
     static constexpr int kStage = 2 * kKeyTile + Chunk * kValueStride;
     static constexpr int kFactorStride = Factors::kStride, kUpdateStride = Factors::kUpdateStride;
@@ -88,7 +89,7 @@ public:
     static constexpr int kSlice = kSliceValues;  // value features of a block
     static constexpr int kSmemBytes =
         max(Stages * kStage * static_cast<int>(sizeof(T)) +
-                2 * kScores * static_cast<int>(sizeof(Score)) + 8 * kExchange +
+                kAllScores * static_cast<int>(sizeof(Score)) + 8 * kExchange +
                 (KeySums ? 8 * (kPadded + Chunk + kRowSums) : 0) + Factors::kSmemBytes,
             plain_walk_bytes(Keys, kSlice));
 
@@ -102,12 +103,12 @@ public:
           copy_b_(rows.b, rows.first, Keys),
           copy_v_(rows.v, rows.first, rows.values) {
         // Shared memory: T ring[Stages][a, b: Chunk x kKeyStride; v: Chunk x kValueStride];
-        // Score scores[2][planes][Chunk][kScoreStride]; float exchange[2][kExchange];
+        // Score scores[2, or 1 with decays][planes][Chunk][kScoreStride]; float exchange[2][kExchange];
         // float key_sums[2][kPadded], norms[2][Chunk], row_sums[2][kStepTiles][Chunk]; or what
         // decays need.
         ring_ = dynamic_smem<T>();
         scores_ = reinterpret_cast<Score*>(ring_ + Stages * kStage);
-        exchange_ = reinterpret_cast<float*>(scores_ + 2 * kScores);
+        exchange_ = reinterpret_cast<float*>(scores_ + kAllScores);
         key_sums_ = exchange_ + 2 * kExchange;
         norms_ = key_sums_ + 2 * kPadded;
         row_sums_ = norms_ + 2 * Chunk;

@@ -62,5 +62,7 @@ WALK(walk_fp32, float, float, float, 16, 2, 16);
 WALK(walk_tf32, float, kgen::tf32, float, 32, 1, 4);
 WALK(walk_fp16, kgen::fp16, kgen::fp16, float, 32, 2, 8);
 WALK(walk_bf16, kgen::bf16, kgen::bf16, kgen::bf16, 16, 1, 2);
+WALK(walk_fp16_state, kgen::fp16, float, kgen::fp16, 16, 2, 8);
+WALK(walk_bf16_state, kgen::bf16, float, float, 32, 1, 4);
 
 #endif
