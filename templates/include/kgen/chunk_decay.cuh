@@ -145,7 +145,8 @@ class ChunkDecay<DecayRows<W, U>, T, Keys, Padded, Chunk, Warps, Stages, CopyByt
     static constexpr int kGroups = (Padded + kWarpSize - 1) / kWarpSize;  // of keys, one per lane
     static constexpr int kUnits = 2 * kGroups;                            // a half of the steps each
     static constexpr int kThreads = Warps * kWarpSize;
-    static constexpr int kStage = Chunk * Padded;  // log decays of a chunk
+    static constexpr int kRowStride = chunk_row_stride<T>(Padded);  // of the ring's rows a and b
+    static constexpr int kStage = Chunk * Padded;                   // log decays of a chunk
     static constexpr int kCopy = max(CopyBytes, static_cast<int>(sizeof(W)));
     static constexpr float kMildest = 60.0f;  // e^60 is no trouble to fp32
 
@@ -197,13 +198,18 @@ public:
         copy_.template start<Whole>(ring_ + slot * kStage, Padded, left);
     }
 
-    // Make everything that the chunk in `slot` needs, from its rows a and b, `stride` elements
-    // apart. By the whole block: a barrier before it and one behind.
-    KGEN_DEVICE void factor(int slot, const T* a, const T* b, int stride) {
+    // Make everything that the chunk in `slot` needs, from its rows a and b. By the whole block: a
+    // barrier before it and one behind.
+    KGEN_DEVICE void factor(int slot, const T* a, const T* b) {
         const W* w = ring_ + slot * kStage;
 #pragma unroll 1
-        for (int unit = thread_rank() / kWarpSize; unit < kUnits; unit += Warps)
-            factor_half(unit, w, a, b, stride);
+        for (int unit = thread_rank() / kWarpSize; unit < kUnits; unit += Warps) {
+            if (unit % 2 == 0) {
+                factor_half<false>(unit, w, a, b);
+            } else {
+                factor_half<true>(unit, w, a, b);
+            }
+        }
     }
 
     KGEN_DEVICE const float* score_a() const { return score_a_; }
@@ -233,8 +239,8 @@ public:
     // The scores of the chunk in `slot` with running products: eight columns per warp at a time, four
     // lanes per column, each with keys of its own.
     template <class Inside>
-    KGEN_DEVICE void exact_scores(int slot, const T* a, const T* b, int stride,
-                                  typename Inside::Score* out, int out_stride, int plane) const {
+    KGEN_DEVICE void exact_scores(int slot, const T* a, const T* b, typename Inside::Score* out,
+                                  int out_stride, int plane) const {
         const W* w = ring_ + slot * kStage;
         const MmaLane lane = mma_lane();
 #pragma unroll 1
@@ -243,7 +249,7 @@ public:
             float decayed[Padded / 4];
 #pragma unroll
             for (int i = 0; i < Padded / 4; ++i)
-                decayed[i] = to_float(b[s * stride + key_of(i, lane.q)]);
+                decayed[i] = to_float(b[s * kRowStride + key_of(i, lane.q)]);
 #pragma unroll 1
             for (int t = tile / 2 * 16; t < Chunk; ++t) {
                 float sum = 0.0f;
@@ -251,7 +257,7 @@ public:
 #pragma unroll
                     for (int i = 0; i < Padded / 4; ++i) {
                         const int key = key_of(i, lane.q);
-                        sum = fma(to_float(a[t * stride + key]), decayed[i], sum);
+                        sum = fma(to_float(a[t * kRowStride + key]), decayed[i], sum);
                         decayed[i] *= exp(to_float(w[t * Padded + key]));
                     }
                 }
@@ -273,53 +279,55 @@ private:
         return Precise ? exp(to_float(w)) : fast_exp(to_float(w));
     }
 
-    // One key per lane, half of the steps. Outwards, from the middle of the chunk to its end or its
-    // beginning, the tensor that meets a step's decay later (a behind the middle, b before it) is x.
-    KGEN_DEVICE void factor_half(int unit, const W* w, const T* a, const T* b, int stride) {
-        const bool behind = unit % 2 != 0;
+    // One key per lane, half of the steps: those behind the middle of the chunk, or before it. Outwards,
+    // from the middle to the chunk's end or its beginning, x is the tensor that meets a step's decay
+    // later: a behind the middle, b before it.
+    template <bool Behind>
+    KGEN_DEVICE void factor_half(int unit, const W* w, const T* a, const T* b) {
+        constexpr int kFirst = Behind ? kHalf : kHalf - 1, kNext = Behind ? 1 : -1;
+        constexpr int kStrideX = Behind ? kStride : kUpdateStride;
+        constexpr int kStrideY = Behind ? kUpdateStride : kStride;
         const int key = unit / 2 * kWarpSize + lane_id();
-        const bool there = key < Padded;
+        const bool there = Padded % kWarpSize == 0 || key < Padded;
         const int column = there ? key : Padded - 1;
-        const int first = behind ? kHalf : kHalf - 1, next = behind ? 1 : -1;
-        const T* x_rows = (behind ? a : b) + column;
-        const T* y_rows = (behind ? b : a) + column;
-        float* x_score = (behind ? score_a_ : score_b_) + column;
-        float* y_score = (behind ? score_b_ : score_a_) + column;
-        float* x_far = (behind ? carried_ : update_) + column;
-        float* y_far = (behind ? update_ : carried_) + column;
-        const int x_stride = behind ? kStride : kUpdateStride;
-        const int y_stride = behind ? kUpdateStride : kStride;
+        const T* x_rows = (Behind ? a : b) + column;
+        const T* y_rows = (Behind ? b : a) + column;
+        float* x_score = (Behind ? score_a_ : score_b_) + column;
+        float* y_score = (Behind ? score_b_ : score_a_) + column;
+        float* x_far = (Behind ? carried_ : update_) + column;
+        float* y_far = (Behind ? update_ : carried_) + column;
+        w += column;
 
-        // 1. Of each half, all decays.
+        // 1. All decays of each half.
         float own = 0.0f, other = 0.0f;
         float decays[kHalf];
 #pragma unroll
         for (int i = 0; i < kHalf; ++i) {
-            const W log_decay = w[(first + i * next) * Padded + column];
+            const W log_decay = w[(kFirst + i * kNext) * Padded];
             own += to_float(log_decay);
             decays[i] = decay_of(log_decay);
-            other += to_float(w[(first - next - i * next) * Padded + column]);
+            other += to_float(w[(kFirst - kNext - i * kNext) * Padded]);
         }
         const bool mild = kgen::all(abs(own) <= kMildest && abs(other) <= kMildest);
         if (lane_id() == 0) mild_[unit] = mild ? 1 : 0;
         const float beyond = exp(other);
-        if (!behind && there) all_[key] = exp(own + other);
+        if (!Behind && there) all_[key] = exp(own + other);
 
-        // 2. Outwards: x, y of the scores and x of the state.
+        // 2. Outwards: x and y of the scores, x of the state.
         const float u = there ? u_[column] : 0.0f;
         float bonus[kHalf];
         float product = 1.0f;
 #pragma unroll
         for (int i = 0; i < kHalf; ++i) {
-            const int t = first + i * next;
-            const float x = to_float(x_rows[t * stride]), y = to_float(y_rows[t * stride]);
+            const int t = kFirst + i * kNext;
+            const float x = to_float(x_rows[t * kRowStride]), y = to_float(y_rows[t * kRowStride]);
             bonus[i] = x * u * y;
             const float near = x * product;
             product *= decays[i];
             if (there) {
                 x_score[t * kStride] = near;
-                x_far[t * x_stride] = near * beyond;
-                y_score[t * kStride] = fast_div(y, product);
+                x_far[t * kStrideX] = near * beyond;
+                y_score[t * kStride] = y * fast_reciprocal(product);
             }
         }
 
@@ -327,14 +335,15 @@ private:
         product = 1.0f;
 #pragma unroll
         for (int i = kHalf - 1; i >= 0; --i) {
-            const int t = first + i * next;
-            if (there) y_far[t * y_stride] = to_float(y_rows[t * stride]) * product;
+            const int t = kFirst + i * kNext;
+            if (there) y_far[t * kStrideY] = to_float(y_rows[t * kRowStride]) * product;
             product *= decays[i];
         }
 
         const float sum = fold_lanes<kHalf>(bonus);
-        if (lane_id() % (kWarpSize / kHalf) == 0)
-            bonus_[unit / 2 * Chunk + first + lane_id() / (kWarpSize / kHalf) * next] = sum;
+        constexpr int kLanes = kWarpSize / kHalf;  // that have the same sum
+        if (lane_id() % kLanes == 0)
+            bonus_[unit / 2 * Chunk + kFirst + lane_id() / kLanes * kNext] = sum;
     }
 
     const U* row_u_;

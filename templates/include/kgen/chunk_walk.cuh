@@ -267,7 +267,7 @@ private:
     KGEN_DEVICE void factor(int chunk) {
         const int slot = chunk % Stages;
         const T* a = ring_ + slot * kStage;
-        factors_.factor(slot, a, a + kKeyTile, kKeyStride);
+        factors_.factor(slot, a, a + kKeyTile);
     }
 
     KGEN_DEVICE void decay_state(State& state) const {
@@ -330,8 +330,8 @@ private:
         Score* out = scores_ + (kDecaying ? 0 : chunk % 2) * kScores;
         if constexpr (kDecaying) {
             if (!factors_.is_mild()) {
-                factors_.template exact_scores<Inside>(chunk % Stages, raw, raw + kKeyTile,
-                                                       kKeyStride, out, kScoreStride, kPlane);
+                factors_.template exact_scores<Inside>(chunk % Stages, raw, raw + kKeyTile, out,
+                                                       kScoreStride, kPlane);
                 return;
             }
         }
