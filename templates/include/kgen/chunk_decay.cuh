@@ -31,9 +31,30 @@
 
 namespace kgen {
 
+// Operands from fp32 that was multiplied by kNearTf32 when it was stored; of_sums rounds.
+struct RoundedOperands : Tf32Operands<false> {
+    static KGEN_DEVICE A a_rows(const float* tile, int stride) {
+        A a = {};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const B two = b_rows(tile + 8 * half * stride, stride);
+            a.hi[half] = two.hi[0];
+            a.hi[half + 2] = two.hi[1];
+        }
+        return a;
+    }
+
+    static KGEN_DEVICE B b_rows(const float* tile, int stride) {
+        const MmaLane lane = mma_lane();
+        const Vec<float, 2> two =
+            *reinterpret_cast<const Vec<float, 2>*>(tile + lane.g * stride + 2 * lane.q);
+        return B{{bit_cast<u32>(two[0]), bit_cast<u32>(two[1])}, {}};
+    }
+};
+
 // S += B^T V with V of 16 bits and B in fp32, both as TF32. Of 16 steps the even ones are one
 // product, the odd ones another: k = q, q + 4 are steps 2q, 2q + 8, or the ones behind them.
-// Split: B is two TF32 numbers, so that S is as good as fp32's.
+// Split: B is two TF32 numbers, so that S is as good as fp32's; else it was rounded when it was stored.
 template <class T, bool Split>
 struct MixedOperands {
     static constexpr int kStep = 16, kPasses = Split ? 2 : 1;
@@ -65,8 +86,13 @@ struct MixedOperands {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const float* row = tile + (2 * lane.q + 8 * i) * stride + lane.g;
-            Tf32Operands<Split>::put(b.even, i, row[0]);
-            Tf32Operands<Split>::put(b.odd, i, row[stride]);
+            if constexpr (Split) {
+                Tf32Operands<true>::put(b.even, i, row[0]);
+                Tf32Operands<true>::put(b.odd, i, row[stride]);
+            } else {
+                b.even.hi[i] = bit_cast<u32>(row[0]);
+                b.odd.hi[i] = bit_cast<u32>(row[stride]);
+            }
         }
         return b;
     }
@@ -92,8 +118,8 @@ struct WalkProducts : ChunkProducts<T, Product> {
 };
 template <class T, bool Split>
 struct MixedProducts : ChunkProducts<T, T> {
-    using Carry = Tf32Operands<false>;
-    using Scorer = Tf32Operands<false>;
+    using Carry = RoundedOperands;
+    using Scorer = RoundedOperands;
     using Updater = MixedOperands<T, Split>;
 };
 template <>
@@ -148,6 +174,9 @@ class ChunkDecay<DecayRows<W, U>, T, Keys, Padded, Chunk, Warps, Stages, CopyByt
     static constexpr int kRowStride = chunk_row_stride<T>(Padded);  // of the ring's rows a and b
     static constexpr int kStage = Chunk * Padded;                   // log decays of a chunk
     static constexpr int kCopy = max(CopyBytes, static_cast<int>(sizeof(W)));
+    // What rows for the products are multiplied by, and those for the state, unless Precise.
+    static constexpr float kRound = sizeof(T) == 2 ? kNearTf32 : 1.0f;
+    static constexpr float kRoundUpdate = Precise ? 1.0f : kRound;
     static constexpr float kMildest = 60.0f;  // e^60 is no trouble to fp32
 
     static_assert(Chunk == 16 || Chunk == 32, "a thread keeps the decays of half a chunk");
@@ -310,7 +339,7 @@ private:
         }
         const bool mild = kgen::all(abs(own) <= kMildest && abs(other) <= kMildest);
         if (lane_id() == 0) mild_[unit] = mild ? 1 : 0;
-        const float beyond = exp(other);
+        const float beyond = exp(other) * (Behind ? kRound : kRoundUpdate);
         if (!Behind && there) all_[key] = exp(own + other);
 
         // 2. Outwards: x and y of the scores, x of the state.
@@ -325,14 +354,14 @@ private:
             const float near = x * product;
             product *= decays[i];
             if (there) {
-                x_score[t * kStride] = near;
+                x_score[t * kStride] = near * kRound;
                 x_far[t * kStrideX] = near * beyond;
-                y_score[t * kStride] = y * fast_reciprocal(product);
+                y_score[t * kStride] = y * fast_reciprocal(product) * kRound;
             }
         }
 
         // 3. Inwards: y of the state.
-        product = 1.0f;
+        product = Behind ? kRoundUpdate : kRound;
 #pragma unroll
         for (int i = kHalf - 1; i >= 0; --i) {
             const int t = kFirst + i * kNext;

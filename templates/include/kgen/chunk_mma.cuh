@@ -35,7 +35,8 @@ namespace kgen {
 // x(1 + 0.7 * 2^-11), whose low 13 bits the product then cuts off: rounding to TF32 by one
 // multiplication. It errs by -0.65 to 0.7 ulp where to_tf32 errs by half of one; over all mantissas the
 // mean error is about zero, TF32 numbers are kept, and so are NaN and Inf.
-KGEN_DEVICE u32 near_tf32(float x) { return bit_cast<u32>(x * 1.00034180f); }
+constexpr float kNearTf32 = 1.00034180f;
+KGEN_DEVICE u32 near_tf32(float x) { return bit_cast<u32>(x * kNearTf32); }
 
 // x = hi + lo + e with |e| <= 2^-21 |x|, of either sign. Unlike split_tf32 it leaves the low bits of
 // lo to be cut off, which saves an addition, and lo is NaN where x is not finite.
