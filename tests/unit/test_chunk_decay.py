@@ -74,7 +74,7 @@ class Rows:
 
 
 def integers(steps: int, kind: str, decays: str) -> Rows:
-    """-1, 0 and 1 with decays of 0 or 1: every sum is exact, in every type that a walk rounds to."""
+    """-1, 0 and 1 with decays of 0 or 1: every sum is exact, in all types that walks round to."""
     generator = torch.Generator().manual_seed(steps)
     a, b, v = (torch.randint(-1, 2, (steps, n), generator=generator) for n in (KEYS, KEYS, VALUES))
     w = torch.zeros(steps, KEYS)
