@@ -159,6 +159,7 @@ template <class T, int Keys, int Padded, int Chunk, int Warps, int Stages, int C
           bool Precise>
 class ChunkDecay<NoDecayRows, T, Keys, Padded, Chunk, Warps, Stages, CopyBytes, Precise> {
 public:
+    using Row = T;  // what rows for the products consist of
     static constexpr int kStride = chunk_row_stride<T>(Padded), kUpdateStride = kStride;
     static constexpr int kSmemBytes = 0;
     KGEN_DEVICE ChunkDecay(const NoDecayRows&, i64) {}
@@ -183,6 +184,8 @@ class ChunkDecay<DecayRows<W, U>, T, Keys, Padded, Chunk, Warps, Stages, CopyByt
     static_assert(Keys * sizeof(W) % kCopy == 0, "a copy would reach into the next row");
 
 public:
+    using Row = float;
+
     // Elements between two rows of what is factored; b' is read by columns, of even rows if T has
     // 16 bits.
     static constexpr int kStride = chunk_row_stride<float>(Padded);

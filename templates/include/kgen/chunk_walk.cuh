@@ -80,6 +80,7 @@ class ChunkWalk {
     static_assert(!kDecaying || (!KeySums && !Normalised), "key sums do not decay");
     static_assert(Stages >= 3, "two chunks are in use while others are on the way");
 
+    using Row = typename Factors::Row;
     using KeyCopier = ChunkCopier<T, Chunk, Keys, CopyBytes, kWarps * kWarpSize>;
     using State = float[MTiles][kTiles][4];
     using Outputs = float[MTiles][kStepTiles][4];
@@ -326,17 +327,22 @@ private:
     KGEN_DEVICE void scores(int chunk) {
         constexpr int kRowTiles = Chunk / 16, kAll = kRowTiles * (kRowTiles + 1);
         constexpr int kSteps = kPadded / Scorer::kStep;
-        const T* raw = ring_ + chunk % Stages * kStage;
+        const T* tile_a = ring_ + chunk % Stages * kStage;
+        const T* tile_b = tile_a + kKeyTile;
+        const Row *a, *b;
         Score* out = scores_ + (kDecaying ? 0 : chunk % 2) * kScores;
         if constexpr (kDecaying) {
             if (!factors_.is_mild()) {
-                factors_.template exact_scores<Inside>(chunk % Stages, raw, raw + kKeyTile, out,
+                factors_.template exact_scores<Inside>(chunk % Stages, tile_a, tile_b, out,
                                                        kScoreStride, kPlane);
                 return;
             }
+            a = factors_.score_a();
+            b = factors_.score_b();
+        } else {
+            a = tile_a;
+            b = tile_b;
         }
-        const auto* a = score_a(raw);
-        const auto* b = score_b(raw);
         const MmaLane lane = mma_lane();
 #pragma unroll 1
         for (int tile = thread_rank() / kWarpSize; tile < kAll; tile += kWarps) {
@@ -385,24 +391,7 @@ private:
         }
     }
 
-    // Rows a and b as the scores take them, of the chunk whose tile is `raw`.
-    KGEN_DEVICE auto score_a([[maybe_unused]] const T* raw) const {
-        if constexpr (kDecaying) {
-            return factors_.score_a();
-        } else {
-            return raw;
-        }
-    }
-    KGEN_DEVICE auto score_b([[maybe_unused]] const T* raw) const {
-        if constexpr (kDecaying) {
-            return factors_.score_b();
-        } else {
-            return raw + kKeyTile;
-        }
-    }
-
     // O += A S for all steps of the chunk, over this warp's keys.
-    template <class Row>
     KGEN_DEVICE void carry(Outputs& sums, const State& state, const Row* a) {
         constexpr int kSteps = kTiles / kStateTiles;
 #pragma unroll
@@ -433,7 +422,12 @@ private:
     KGEN_DEVICE void update(Outputs& sums, State& state, const T* tile, const Score* p) {
         constexpr int kSteps = Chunk / Updater::kStep;
         constexpr int kHalves = Updater::kStep / Inside::kStep;  // steps of P V per step of the update
-        const auto* b = update_rows(tile) + keys0_;
+        const Row* b;
+        if constexpr (kDecaying) {
+            b = factors_.update() + keys0_;
+        } else {
+            b = tile + kKeyTile + keys0_;
+        }
         const T* v = tile + 2 * kKeyTile + values0_;
 #pragma unroll
         for (int step = 0; step < kSteps; step += kDeep) {
@@ -465,15 +459,6 @@ private:
                             look_inside(sums, values, k, half,
                                         ((step + k) * kHalves + half) * Inside::kStep, p);
             }
-        }
-    }
-
-    // Rows b as the update takes them.
-    KGEN_DEVICE auto update_rows([[maybe_unused]] const T* tile) const {
-        if constexpr (kDecaying) {
-            return factors_.update();
-        } else {
-            return tile + kKeyTile;
         }
     }
 
