@@ -1,13 +1,13 @@
 // Decays and a bonus for the walk of chunk_walk.cuh.
 //
-//     out_t = factor * a_t (S_{t-1} + diag(u) b_t v_t^T)          S_t = diag(exp(w_t)) S_{t-1} + b_t v_t^T
+//     out_t = factor * a_t (S_{t-1} + diag(u) b_t v_t^T)     S_t = diag(exp(w_t)) S_{t-1} + b_t v_t^T
 //
 // w are log decays, at most 0 and perhaps -inf. With d_t = exp(w_t), and products over steps of one
 // chunk, the four products of chunk_mma.cuh become
 //
 //     carried    A' S      a'_t = a_t * (d of the steps before t)
 //     state      S = diag(all d) S + B'^T V,   b'_t = b_t * (d of the steps after t)
-//     scores     P_ts = sum_k a_t b_s (d of the steps between s and t);  on the diagonal, sum_k a_t u b_t
+//     scores     P_ts = sum_k a_t b_s (d of the steps between s and t), P_tt = sum_k a_t u b_t
 //     inside     P V, as without decays
 //
 // Scores are a product again if each factor stands for its distance from the middle of the chunk:

@@ -29,9 +29,10 @@ namespace kgen {
 
 // Chunk: steps of a chunk; MTiles, MWarps: fragments of 16 value features per warp, and warps side by
 // side; KeyWarps: warps that share those features' keys, whose sums meet in shared memory; Stages:
-// chunks in shared memory; CopyBytes: of one copy, of which pointers and strides are multiples. KeySums: z_t = z_{t-1} + b_t is there; Normalised: out is divided by
-// out_factor * a_t z_t + eps. Scaled: v is multiplied by value_factor. Decay: NoDecayRows, or DecayRows, where
-// a step reads the state before it and itself by the bonus.
+// chunks in shared memory; CopyBytes: of one copy, of which pointers and strides are multiples.
+// KeySums: z_t = z_{t-1} + b_t is there; Normalised: out is divided by out_factor * a_t z_t + eps.
+// Scaled: v is multiplied by value_factor. Decay: NoDecayRows, or DecayRows, where a step reads the
+// state before it, and itself by the bonus.
 template <class T, class Product, int Keys, int Values, int Chunk, int MTiles, int MWarps,
           int KeyWarps, int Stages, int CopyBytes, bool KeySums = false, bool Normalised = false,
           bool Scaled = false, class Decay = NoDecayRows>
