@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Steps that are taken one after the other, in all chunks at once; about the root of a usual T.
 _CHUNK = 64
 # Elements of the states of all steps that a float64 gradient keeps at a time.
-_KEPT = 1 << 27
+_KEPT = 1 << 26
 
 
 def definition(
@@ -136,22 +136,33 @@ def _walk_back(
     """
     import torch
 
-    by_step = list(zip(*(part.unbind(-2) for part in x), strict=True))
+    r, k, v, decay, g = x
+    before, after = _states(k, v, decay, state)[0], []
+    by_step = list(zip(*(part.unbind(-2) for part in (r, decay, g)), strict=True))
+    for r_t, d_t, g_t in reversed(by_step):
+        after.append(gstate)
+        gstate = torch.addcmul(d_t[..., None] * gstate, r_t[..., None], g_t[..., None, :])
+    gradients = torch.stack(after[::-1], dim=-3)
+    return (
+        (before @ g[..., None]).squeeze(-1),
+        (gradients @ v[..., None]).squeeze(-1),
+        (k[..., None, :] @ gradients).squeeze(-2),
+        decay * (before * gradients).sum(-1),
+        gstate,
+    )
+
+
+def _states(
+    k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(S_{t-1} of every step, S_T)."""
+    import torch
+
     states = []
-    for _, k_t, v_t, d_t, _ in by_step:
+    for k_t, v_t, d_t in zip(*(x.unbind(-2) for x in (k, v, decay)), strict=True):
         states.append(state)
         state = torch.addcmul(d_t[..., None] * state, k_t[..., None], v_t[..., None, :])
-    found: list[tuple[torch.Tensor, ...]] = []
-    for before, (r_t, k_t, v_t, d_t, g_t) in zip(reversed(states), reversed(by_step), strict=True):
-        found.append((
-            (before @ g_t[..., None]).squeeze(-1),
-            (gstate @ v_t[..., None]).squeeze(-1),
-            (k_t[..., None, :] @ gstate).squeeze(-2),
-            d_t * (before * gstate).sum(-1),
-        ))
-        gstate = torch.addcmul(d_t[..., None] * gstate, r_t[..., None], g_t[..., None, :])
-    gradients = (torch.stack(steps[::-1], dim=-2) for steps in zip(*found, strict=True))
-    return (*gradients, gstate)
+    return torch.stack(states, dim=-3), state
 
 
 def _back_one_by_one(
@@ -162,8 +173,8 @@ def _back_one_by_one(
 
     chunks = list(zip(*(torch.split(part, _CHUNK, dim=2) for part in x), strict=True))
     starts = [state]
-    for r, k, v, decay, _ in chunks[:-1]:
-        starts.append(_walk(r, k, v, decay, starts[-1])[1])
+    for _, k, v, decay, _ in chunks[:-1]:
+        starts.append(_states(k, v, decay, starts[-1])[1])
     found = []
     for start, chunk in zip(reversed(starts), reversed(chunks), strict=True):
         *gradients, gstate = _walk_back(chunk, start, gstate)

@@ -16,7 +16,7 @@
 // column are summed. Three ways to walk:
 //
 //     walk_in_memory      a column per thread, in memory; any shape
-//     walk_in_batches     a block's steps through shared memory, S as StateTile in registers
+//     in_batches          a block's steps through shared memory, S as StateTile in registers
 //     StepScan            many steps at once: a scan over time, for few heads
 //
 // With a decay the output reads S before the step that it belongs to, whose own term is a bonus that

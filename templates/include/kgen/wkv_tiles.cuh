@@ -256,12 +256,14 @@ KGEN_DEVICE void forward_by_head(i64 steps, i64 H, Rows<const T> r, Rows<const T
     constexpr int kSlices = ceil_div(V, Config::kColumns);
     const i64 head = blockIdx.x / kSlices, b = head / H, h = head % H;
     const int first = static_cast<int>(blockIdx.x % kSlices) * Config::kColumns;
-    const TileWalk<Config, Walk::forward, K, true> walk{
+    using Values = TileWalk<Config, Walk::forward, K, true>;
+    using Tile = typename Values::State;
+    const Values walk{
         {first, V}, steps, steps_of(r, b, h), steps_of(k, b, h), steps_of(v, b, h),
         steps_of(w, b, h), u + h * K, 1.0f, scale};
     walk(initial_state ? initial_state + head * K * V : nullptr, V, 1,
          final_state ? final_state + head * K * V : nullptr, y.head(b, h).first, y.of_t,
-         [](i64, const auto&) {});
+         [](i64, Tile&) {});
 }
 
 // gr, forward in time, which keeps states for KeyGradients, and gv with the gradient of the initial
@@ -282,12 +284,13 @@ KGEN_DEVICE void backward_by_head(i64 steps, i64 H, Rows<const T> gy, Rows<const
     const i64 state = head * K * V;
 
     if (item < kSlicesK) {
-        const TileWalk<Config, Walk::forward, V, false> walk{
+        using OfR = TileWalk<Config, Walk::forward, V, false>;
+        const OfR walk{
             {item * Config::kColumns, K}, steps, steps_g, steps_v, steps_k,
             steps_of(w, b, h), u + h * K, 1.0f, scale};
         float* kept_here = kept + head * kept_states<kKeep>(steps) * K * V;
         walk(initial_state ? initial_state + state : nullptr, 1, V, nullptr,
-             gr.head(b, h).first, gr.of_t, [&](i64 t, auto& tile) {
+             gr.head(b, h).first, gr.of_t, [&](i64 t, typename OfR::State& tile) {
                  const i64 index = kept_index<kKeep>(t, steps);
                  if (index < 0) return;
                  tile.store(
@@ -295,12 +298,13 @@ KGEN_DEVICE void backward_by_head(i64 steps, i64 H, Rows<const T> gy, Rows<const
                      [&](int x) { return walk.slice.column(x); });
              });
     } else {
-        const TileWalk<Config, Walk::backward, K, true> walk{
+        using OfV = TileWalk<Config, Walk::backward, K, true>;
+        const OfV walk{
             {(item - kSlicesK) * Config::kColumns, V}, steps, steps_k, steps_r, steps_g,
             steps_of(w, b, h), u + h * K, scale, 1.0f};
         walk(gfinal_state ? gfinal_state + state : nullptr, V, 1,
              ginitial_state ? ginitial_state + state : nullptr, gv.head(b, h).first, gv.of_t,
-             [](i64, const auto&) {});
+             [](i64, typename OfV::State&) {});
     }
 }
 
