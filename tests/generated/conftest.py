@@ -175,8 +175,17 @@ def _all_or_none(fields: Sequence[str]) -> Callable[[dict[str, str]], bool]:
     return lambda dtypes: len({dtypes[f"{name}_dtype"] for name in fields}) == 1
 
 
+def _one_dtype(dtypes: dict[str, str]) -> bool:
+    """fp32 without states and with, bf16 without: three of wkv's combinations."""
+    states = {dtypes["initial_state_dtype"], dtypes["final_state_dtype"]}
+    kinds = {dtypes["dtype"], dtypes["w_dtype"], dtypes["u_dtype"]}
+    return len(states) == 1 and (kinds == {"fp32"} or (kinds == {"bf16"} and states == {"none"}))
+
+
 # Operators whose own safe kernels the library has, too.
 REAL = {
+    "wkv5": _one_dtype,
+    "wkv6": _one_dtype,
     "linear_attention": _all_or_none(
         ("initial_state", "initial_key_sum", "final_state", "final_key_sum", "norm")
     ),

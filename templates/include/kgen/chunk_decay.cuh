@@ -31,6 +31,17 @@
 
 namespace kgen {
 
+// 1 / x within 1 ulp for x whose reciprocal is a normal number; subnormal inputs and results are 0.
+KGEN_DEVICE float fast_reciprocal(float x) {
+#if KGEN_HOST
+    return 1.0f / x;
+#else
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#endif
+}
+
 // Operands from fp32 that was multiplied by kNearTf32 when it was stored; of_sums rounds.
 struct RoundedOperands : Tf32Operands<false> {
     static KGEN_DEVICE A a_rows(const float* tile, int stride) {

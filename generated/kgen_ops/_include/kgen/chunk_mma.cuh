@@ -35,7 +35,8 @@ namespace kgen {
 // x(1 + 0.7 * 2^-11), whose low 13 bits the product then cuts off: rounding to TF32 by one
 // multiplication. It errs by -0.65 to 0.7 ulp where to_tf32 errs by half of one; over all mantissas the
 // mean error is about zero, TF32 numbers are kept, and so are NaN and Inf.
-KGEN_DEVICE u32 near_tf32(float x) { return bit_cast<u32>(x * 1.00034180f); }
+constexpr float kNearTf32 = 1.00034180f;
+KGEN_DEVICE u32 near_tf32(float x) { return bit_cast<u32>(x * kNearTf32); }
 
 // x = hi + lo + e with |e| <= 2^-21 |x|, of either sign. Unlike split_tf32 it leaves the low bits of
 // lo to be cut off, which saves an addition, and lo is NaN where x is not finite.
@@ -52,6 +53,7 @@ template <bool Split>
 struct Tf32Operands {
     static constexpr int kStep = 8;
     static constexpr int kPasses = Split ? 3 : 1;
+    static constexpr bool kChained = Split;
 
     struct A {
         u32 hi[4], lo[Split ? 4 : 1];
@@ -139,6 +141,7 @@ template <class T>
 struct HalfOperands {
     static constexpr int kStep = 16;
     static constexpr int kPasses = 1;
+    static constexpr bool kChained = false;
 
     struct A {
         u32 pair[4];
@@ -219,6 +222,7 @@ struct ScoreOperands {  // fp32, TF32: k in the order of a_columns
     using A = Tf32Operands<false>::A;
     using Score = float;
     static constexpr int kStep = 8, kPasses = 2, kPlanes = 1, kOffset = 4;
+    static constexpr bool kChained = false;
 
     struct B {
         u32 hi[2], lo[2];
@@ -282,6 +286,7 @@ struct ScoreOperands<bf16> {
     using A = HalfOperands<bf16>::A;
     using Score = bf16;
     static constexpr int kStep = 16, kPasses = 2, kPlanes = 2, kOffset = 8;
+    static constexpr bool kChained = false;
 
     struct B {
         HalfOperands<bf16>::B hi, lo;
@@ -372,7 +377,7 @@ KGEN_DEVICE void multiply_pass(float (&targets)[MTiles][Tiles][4], int offset,
 }
 
 // sums[m][first + n] += a[m][k] * b[n][k], summed over the k of `Count` steps, for the (n, k) that
-// `load(n, k, b)` says are there. With three passes (3xTF32): a chain of its own, added at the end.
+// `load(n, k, b)` says are there. If Chained (as good as fp32): a chain of its own, added at the end.
 template <class Operands, int MTiles, int Group, int Count, int Tiles, class Load>
 KGEN_DEVICE void multiply_group(float (&sums)[MTiles][Tiles][4], int first,
                                 const typename Operands::A (&a)[MTiles][Count], Load load) {
@@ -383,14 +388,14 @@ KGEN_DEVICE void multiply_group(float (&sums)[MTiles][Tiles][4], int first,
 #pragma unroll
         for (int k = 0; k < Count; ++k) there[n][k] = first + n < Tiles && load(n, k, b[n][k]);
 
-    if constexpr (Operands::kPasses < 3) {
+    if constexpr (!Operands::kChained) {
         multiply_pass<Operands, 0>(sums, first, a, b, there);
         if constexpr (Operands::kPasses == 2) multiply_pass<Operands, 1>(sums, first, a, b, there);
     } else {
         float chain[MTiles][Group][4] = {};
         multiply_pass<Operands, 0>(chain, 0, a, b, there);
         multiply_pass<Operands, 1>(chain, 0, a, b, there);
-        multiply_pass<Operands, 2>(chain, 0, a, b, there);
+        if constexpr (Operands::kPasses == 3) multiply_pass<Operands, 2>(chain, 0, a, b, there);
 #pragma unroll
         for (int m = 0; m < MTiles; ++m)
 #pragma unroll

@@ -16,6 +16,22 @@ struct WalkRows {
     float value_factor;  // of v, if the walk is Scaled
 };
 
+// The log decays of a walk's state, a row of keys per step, and the bonus: see chunk_decay.cuh. A stride
+// of 0 is a decay that is the same at all steps.
+template <class W, class U>
+struct DecayRows {
+    StepRows<const W> w;
+    const U* u;  // [Keys], or null: not needed
+};
+
+// A walk whose state does not decay.
+struct NoDecayRows {};
+
+template <class Decay>
+constexpr bool kDecays = true;
+template <>
+constexpr bool kDecays<NoDecayRows> = false;
+
 // The state before a walk and behind it, in fp32; null pointers are states that are zero, or that
 // nobody asks for. `state[key * key_stride + value * value_stride]`, from the slice's first value on.
 struct WalkStates {
@@ -23,7 +39,7 @@ struct WalkStates {
     i64 key_stride, value_stride;
     const float* key_sum;
     const float* parts;  // sums of the segments before this one: `count` of [Keys][Values]
-    const float* key_parts;  // `count` of [Keys]
+    const float* key_parts;  // `count` of [Keys]; of a walk that decays, products of the decays
     int count;
     i64 part_stride;     // values between two parts; a part is [Keys][Values]
     float* end;
@@ -34,11 +50,14 @@ struct WalkStates {
     float* norm;        // [steps]
     float eps;
 
-    // The state before the walk; `values` is the tensor's extent, not the slice's.
-    KGEN_DEVICE float first(int key, int value, int values) const {
+    // The state before the walk; `keys` and `values` are the tensor's extents, not the slice's.
+    template <bool Decays>
+    KGEN_DEVICE float first(int key, int value, int keys, int values) const {
         float sum = state != nullptr ? state[key * key_stride + value * value_stride] : 0.0f;
-        for (int i = 0; i < count; ++i)
+        for (int i = 0; i < count; ++i) {
+            if constexpr (Decays) sum *= key_parts[i * keys + key];
             sum += parts[i * part_stride + static_cast<i64>(key) * values + value];
+        }
         return sum;
     }
 

@@ -15,8 +15,9 @@ KGEN_DEVICE constexpr int plain_walk_bytes(int keys, int slice) {
 // All of a block's walk, or of its sum without outputs: NaN and Inf reach what depends on them and
 // nothing else. A thread has value features of its own. Begins with a block barrier.
 template <class T, int Keys, int Values, int Slice, int Threads, bool KeySums, bool Normalised,
-          bool Scaled, bool WithOutputs>
-KGEN_DEVICE void walk_plainly(const WalkRows<T>& rows, const WalkStates& states) {
+          bool Scaled, bool WithOutputs, class Decay>
+KGEN_DEVICE void walk_plainly(const WalkRows<T>& rows, const WalkStates& states,
+                              const Decay& decay) {
     // Shared memory: float state[Keys][Slice], key_sum[Keys], norm.
     float* state = dynamic_smem<float>();
     float* key_sum = state + Keys * Slice;
@@ -26,7 +27,7 @@ KGEN_DEVICE void walk_plainly(const WalkRows<T>& rows, const WalkStates& states)
     for (int i = rank; i < Keys * Slice; i += Threads) {
         const int key = i / Slice, value = i % Slice;
         const bool there = WithOutputs && value < rows.values;
-        state[i] = there ? states.first(key, value, Values) : 0.0f;
+        state[i] = there ? states.template first<kDecays<Decay>>(key, value, Keys, Values) : 0.0f;
     }
     if constexpr (KeySums && WithOutputs)
         for (int key = rank; key < Keys; key += Threads)
@@ -57,8 +58,15 @@ KGEN_DEVICE void walk_plainly(const WalkRows<T>& rows, const WalkStates& states)
 #pragma unroll 1
             for (int key = 0; key < Keys; ++key) {
                 float& s = state[key * Slice + value];
-                s = fma(to_float(b[key]), v, s);
-                if constexpr (WithOutputs) sum = fma(to_float(a[key]), s, sum);
+                if constexpr (kDecays<Decay>) {
+                    const float product = to_float(b[key]) * v;
+                    if constexpr (WithOutputs)
+                        sum = fma(to_float(a[key]), fma(to_float(decay.u[key]), product, s), sum);
+                    s = fma(exp(to_float(decay.w.at(t)[key])), s, product);
+                } else {
+                    s = fma(to_float(b[key]), v, s);
+                    if constexpr (WithOutputs) sum = fma(to_float(a[key]), s, sum);
+                }
             }
             if constexpr (WithOutputs) {
                 const float bias = states.bias != nullptr ? states.bias[value] : 0.0f;

@@ -7,16 +7,17 @@
 // `Values` are the features of a and b, and of v and out.
 //
 // A block walks one sequence, or a segment of one, for a slice of the value features. See
-// chunk_mma.cuh for the products. A decay of the state would multiply S between two chunks, and rows
-// of a, b and the scores within one: the places are `update` and `scores`.
+// chunk_mma.cuh for the products, and chunk_decay.cuh for a state that decays.
 //
 // Each chunk costs one barrier. Between two of them a warp does, for chunk c: carried and inner
 // products and the update; the scores of chunk c + 1, which the next barrier shows to all; and the
 // outputs of chunk c - 1, where other warps have part of the sums. Warps thus need not wait for
-// scores, and drift apart by as much as two of these pieces.
+// scores, and drift apart by as much as two of these pieces. With decays a chunk costs two barriers:
+// rows are factored between one and the other, and all products but the inner one come behind it.
 #pragma once
 
 #include "block.cuh"
+#include "chunk_decay.cuh"
 #include "chunk_mma.cuh"
 #include "chunk_place.cuh"
 #include "chunk_plain.cuh"
@@ -28,21 +29,26 @@ namespace kgen {
 
 // Chunk: steps of a chunk; MTiles, MWarps: fragments of 16 value features per warp, and warps side by
 // side; KeyWarps: warps that share those features' keys, whose sums meet in shared memory; Stages:
-// chunks in shared memory; CopyBytes: of one copy, of which pointers and strides are multiples. KeySums: z_t = z_{t-1} + b_t is there; Normalised: out is divided by
-// out_factor * a_t z_t + eps. Scaled: v is multiplied by value_factor.
+// chunks in shared memory; CopyBytes: of one copy, of which pointers and strides are multiples.
+// KeySums: z_t = z_{t-1} + b_t is there; Normalised: out is divided by out_factor * a_t z_t + eps.
+// Scaled: v is multiplied by value_factor. Decay: NoDecayRows, or DecayRows, where a step reads the
+// state before it, and itself by the bonus.
 template <class T, class Product, int Keys, int Values, int Chunk, int MTiles, int MWarps,
           int KeyWarps, int Stages, int CopyBytes, bool KeySums = false, bool Normalised = false,
-          bool Scaled = false>
+          bool Scaled = false, class Decay = NoDecayRows>
 class ChunkWalk {
-    using Products = ChunkProducts<T, Product>;
+    static constexpr bool kDecaying = kDecays<Decay>;
+    using Products = WalkProducts<T, Product, kDecaying>;
     using Steps = typename Products::Steps;
+    using Scorer = typename Products::Scorer;
+    using Updater = typename Products::Updater;
     using Carry = typename Products::Carry;
     using Inside = typename Products::Inside;
     using Score = typename Inside::Score;
 
     static constexpr int kWarps = MWarps * KeyWarps;
     static constexpr int kStateTiles = Carry::kStep / 8;  // in one fragment
-    static constexpr int kUnit = max(8 * KeyWarps * kStateTiles, Steps::kStep);
+    static constexpr int kUnit = max(8 * KeyWarps * kStateTiles, Scorer::kStep);
     static constexpr int kPadded = (Keys + kUnit - 1) / kUnit * kUnit;
     static constexpr int kTiles = kPadded / (8 * KeyWarps);  // of 8 keys, per warp
     static constexpr int kStepTiles = Chunk / 8;             // of 8 steps
@@ -51,14 +57,19 @@ class ChunkWalk {
     static constexpr int kGroup = Steps::kPasses == 1 ? 4 : 1;  // sums whose operands B are held
     static constexpr bool kLate = KeyWarps > 1 || Normalised;   // outputs wait for a barrier
 
+    // Rows a and b as they came, or with their decays, are kFactorStride apart.
+    using Factors = ChunkDecay<Decay, T, Keys, kPadded, Chunk, kWarps, Stages, CopyBytes,
+                               Updater::kPasses != 1>;
     static constexpr int kKeyStride = chunk_row_stride<T>(kPadded);
     static constexpr int kSliceValues = 16 * MTiles * MWarps;
     static constexpr int kValueStride = chunk_row_stride<T>(kSliceValues);
     static constexpr int kScoreStride = Chunk + Inside::kOffset;
     static constexpr int kPlane = Chunk * kScoreStride;
     static constexpr int kScores = Inside::kPlanes * kPlane;
+    static constexpr int kAllScores = (kDecaying ? 1 : 2) * kScores;  // of as many chunks
     static constexpr int kKeyTile = Chunk * kKeyStride;
     static constexpr int kStage = 2 * kKeyTile + Chunk * kValueStride;
+    static constexpr int kFactorStride = Factors::kStride, kUpdateStride = Factors::kUpdateStride;
     static constexpr int kRowSums = Normalised ? Chunk * kStepTiles : 0;
     static constexpr int kExchange = (KeyWarps - 1) * kSliceValues * Chunk;  // floats
 
@@ -67,8 +78,10 @@ class ChunkWalk {
                   "a chunk is whole fragments, and every warp finishes some of its steps");
     static_assert(Keys * sizeof(T) % CopyBytes == 0 && Values * sizeof(T) % CopyBytes == 0,
                   "a copy would reach into the next row");
+    static_assert(!kDecaying || (!KeySums && !Normalised), "key sums do not decay");
     static_assert(Stages >= 3, "two chunks are in use while others are on the way");
 
+    using Row = typename Factors::Row;
     using KeyCopier = ChunkCopier<T, Chunk, Keys, CopyBytes, kWarps * kWarpSize>;
     using State = float[MTiles][kTiles][4];
     using Outputs = float[MTiles][kStepTiles][4];
@@ -78,25 +91,30 @@ public:
     static constexpr int kSlice = kSliceValues;  // value features of a block
     static constexpr int kSmemBytes =
         max(Stages * kStage * static_cast<int>(sizeof(T)) +
-                2 * kScores * static_cast<int>(sizeof(Score)) + 8 * kExchange +
-                (KeySums ? 8 * (kPadded + Chunk + kRowSums) : 0),
+                kAllScores * static_cast<int>(sizeof(Score)) + 8 * kExchange +
+                (KeySums ? 8 * (kPadded + Chunk + kRowSums) : 0) + Factors::kSmemBytes,
             plain_walk_bytes(Keys, kSlice));
 
-    KGEN_DEVICE ChunkWalk(const WalkRows<T>& rows, const WalkStates& states)
+    KGEN_DEVICE ChunkWalk(const WalkRows<T>& rows, const WalkStates& states,
+                          const Decay& decay = {})
         : rows_(rows),
           states_(states),
+          decay_(decay),
+          factors_(decay, rows.first),
           copy_a_(rows.a, rows.first, Keys),
           copy_b_(rows.b, rows.first, Keys),
           copy_v_(rows.v, rows.first, rows.values) {
         // Shared memory: T ring[Stages][a, b: Chunk x kKeyStride; v: Chunk x kValueStride];
-        // Score scores[2][planes][Chunk][kScoreStride]; float exchange[2][kExchange];
-        // float key_sums[2][kPadded], norms[2][Chunk], row_sums[2][kStepTiles][Chunk].
+        // Score scores[2, or 1 with decays][planes][Chunk][kScoreStride]; float exchange[2][kExchange];
+        // float key_sums[2][kPadded], norms[2][Chunk], row_sums[2][kStepTiles][Chunk]; or what
+        // decays need.
         ring_ = dynamic_smem<T>();
         scores_ = reinterpret_cast<Score*>(ring_ + Stages * kStage);
-        exchange_ = reinterpret_cast<float*>(scores_ + 2 * kScores);
+        exchange_ = reinterpret_cast<float*>(scores_ + kAllScores);
         key_sums_ = exchange_ + 2 * kExchange;
         norms_ = key_sums_ + 2 * kPadded;
         row_sums_ = norms_ + 2 * Chunk;
+        if constexpr (kDecaying) factors_.begin(exchange_ + 2 * kExchange);
         const i64 steps = max(rows.end - rows.first, i64{0});
         whole_ = static_cast<int>(steps / Chunk);
         last_ = static_cast<int>(steps % Chunk);
@@ -122,6 +140,80 @@ public:
         sync_block();
         float poison = 0.0f;  // becomes NaN once an output is not finite
         float own[MTiles][kOwn][4] = {};
+        if constexpr (kDecaying) {
+            walk_decaying(state, own, poison);
+        } else {
+            walk_chunks(state, own, poison);
+        }
+        cp_async_wait_all();
+        if constexpr (kLate) {
+            sync_block();
+            if (chunks_ > 0) finish(own, chunks_ - 1, poison);
+        }
+        if (states_.end != nullptr) store_state(state, states_.end_factor, poison);
+        if constexpr (KeySums) {
+            if (states_.end_key_sum != nullptr)
+                for (int key = thread_rank(); key < Keys; key += kThreads)
+                    states_.end_key_sum[key] = key_sums_[chunks_ % 2 * kPadded + key];
+        }
+        if (block_has(poison))
+            walk_plainly<T, Keys, Values, kSlice, kThreads, KeySums, Normalised, Scaled, true>(
+                rows_, states_, decay_);
+    }
+
+    // The segment's sum of b v^T alone, and its key sum, or its product of decays.
+    KGEN_DEVICE void sum() {
+        State state = {};
+        fill_ring<false>();
+        float key_sum[(Keys + kThreads - 1) / kThreads] = {};
+        if constexpr (kDecaying)
+            for (float& product : key_sum) product = 1.0f;
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks_; ++chunk) {
+            cp_async_wait<Stages - 2>();
+            sync_block();
+            stage<false>();
+            const T* tile = ring_ + chunk % Stages * kStage;
+            if constexpr (kDecaying) {
+                factor(chunk);
+                sync_block();
+                decay_state(state);
+#pragma unroll
+                for (int i = 0; i < (Keys + kThreads - 1) / kThreads; ++i) {
+                    const int key = thread_rank() + i * kThreads;
+                    if (key < Keys) key_sum[i] *= *factors_.all(key);
+                }
+            }
+            Outputs none_of_them;
+            update<false>(none_of_them, state, tile, nullptr);
+            if constexpr (KeySums) {
+#pragma unroll
+                for (int i = 0; i < (Keys + kThreads - 1) / kThreads; ++i) {
+                    const int key = thread_rank() + i * kThreads;
+                    if (key < Keys)
+                        for (int step = 0; step < Chunk; ++step)
+                            key_sum[i] += to_float(tile[kKeyTile + step * kKeyStride + key]);
+                }
+            }
+        }
+        cp_async_wait_all();
+        float poison = 0.0f;
+        store_state(state, 1.0f, poison);
+        if constexpr (KeySums || kDecaying) {
+#pragma unroll
+            for (int i = 0; i < (Keys + kThreads - 1) / kThreads; ++i) {
+                const int key = thread_rank() + i * kThreads;
+                if (key < Keys && states_.end_key_sum != nullptr)
+                    states_.end_key_sum[key] = key_sum[i];
+            }
+        }
+        if (block_has(poison))
+            walk_plainly<T, Keys, Values, kSlice, kThreads, KeySums, Normalised, Scaled, false>(
+                rows_, states_, decay_);
+    }
+
+private:
+    KGEN_DEVICE void walk_chunks(State& state, float (&own)[MTiles][kOwn][4], float& poison) {
         if (chunks_ > 0) scores(0);
 
 #pragma unroll 1
@@ -144,62 +236,55 @@ public:
             hand_out(own, sums, chunk % 2);
             if constexpr (!kLate) finish(own, chunk, poison);
         }
-        cp_async_wait_all();
-        if constexpr (kLate) {
-            sync_block();
-            if (chunks_ > 0) finish(own, chunks_ - 1, poison);
-        }
-        if (states_.end != nullptr) store_state(state, states_.end_factor, poison);
-        if constexpr (KeySums) {
-            if (states_.end_key_sum != nullptr)
-                for (int key = thread_rank(); key < Keys; key += kThreads)
-                    states_.end_key_sum[key] = key_sums_[chunks_ % 2 * kPadded + key];
-        }
-        if (block_has(poison))
-            walk_plainly<T, Keys, Values, kSlice, kThreads, KeySums, Normalised, Scaled, true>(
-                rows_, states_);
     }
 
-    // The segment's sum of b v^T alone, and its key sum.
-    KGEN_DEVICE void sum() {
-        State state = {};
-        fill_ring<false>();
-        float key_sum[(Keys + kThreads - 1) / kThreads] = {};
+    // A chunk is factored while the one before it is finished; then come its scores, which wait for the
+    // next barrier to be multiplied with v.
+    KGEN_DEVICE void walk_decaying(State& state, float (&own)[MTiles][kOwn][4], float& poison) {
+        if (chunks_ > 0) factor(0);
+
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks_; ++chunk) {
+            sync_block();
+            // 1. The factors of `chunk` are there for all, and chunk - 1 is free.
+            stage<true>();
+            if (kLate && chunk > 0) finish(own, chunk - 1, poison);
+            const T* tile = ring_ + chunk % Stages * kStage;
+            scores(chunk);
+            Outputs sums = {};
+            carry(sums, state, factors_.carried());
+            decay_state(state);
+            update<false>(sums, state, tile, nullptr);
             cp_async_wait<Stages - 2>();
             sync_block();
-            stage<false>();
-            const T* tile = ring_ + chunk % Stages * kStage;
-            Outputs none_of_them;
-            update<false>(none_of_them, state, tile, nullptr);
-            if constexpr (KeySums) {
-#pragma unroll
-                for (int i = 0; i < (Keys + kThreads - 1) / kThreads; ++i) {
-                    const int key = thread_rank() + i * kThreads;
-                    if (key < Keys)
-                        for (int step = 0; step < Chunk; ++step)
-                            key_sum[i] += to_float(tile[kKeyTile + step * kKeyStride + key]);
-                }
-            }
+
+            // 2. Scores of `chunk` and all of chunk + 1 are there, and the factors are free.
+            inside(sums, tile, scores_);
+            hand_out(own, sums, chunk % 2);
+            if constexpr (!kLate) finish(own, chunk, poison);
+            if (chunk + 1 < chunks_) factor(chunk + 1);
         }
-        cp_async_wait_all();
-        float poison = 0.0f;
-        store_state(state, 1.0f, poison);
-        if constexpr (KeySums) {
-#pragma unroll
-            for (int i = 0; i < (Keys + kThreads - 1) / kThreads; ++i) {
-                const int key = thread_rank() + i * kThreads;
-                if (key < Keys && states_.end_key_sum != nullptr)
-                    states_.end_key_sum[key] = key_sum[i];
-            }
-        }
-        if (block_has(poison))
-            walk_plainly<T, Keys, Values, kSlice, kThreads, KeySums, Normalised, Scaled, false>(
-                rows_, states_);
     }
 
-private:
+    KGEN_DEVICE void factor(int chunk) {
+        const int slot = chunk % Stages;
+        const T* a = ring_ + slot * kStage;
+        factors_.factor(slot, a, a + kKeyTile);
+    }
+
+    KGEN_DEVICE void decay_state(State& state) const {
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+            const Vec<float, 2> two = *reinterpret_cast<const Vec<float, 2>*>(
+                factors_.all(keys0_ + 8 * tile + 2 * lane.q));
+#pragma unroll
+            for (int m = 0; m < MTiles; ++m)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) state[m][tile][i] *= two[i % 2];
+        }
+    }
+
     // Start the copies of the next chunk into its place in the ring, and close their group; behind the
     // last chunk, close the group alone.
     template <bool WithA>
@@ -208,8 +293,10 @@ private:
             T* tile = ring_ + stage_slot_ * kStage;
             if (staged_ < whole_) {
                 stage_chunk<WithA, true>(tile, Chunk);
+                if constexpr (kDecaying) factors_.template start<true>(stage_slot_, Chunk);
             } else {
                 stage_chunk<WithA, false>(tile, last_);
+                if constexpr (kDecaying) factors_.template start<false>(stage_slot_, last_);
             }
             stage_slot_ = stage_slot_ == Stages - 1 ? 0 : stage_slot_ + 1;
             ++staged_;
@@ -240,10 +327,23 @@ private:
     // not even written.
     KGEN_DEVICE void scores(int chunk) {
         constexpr int kRowTiles = Chunk / 16, kAll = kRowTiles * (kRowTiles + 1);
-        constexpr int kSteps = kPadded / Steps::kStep;
-        const T* a = ring_ + chunk % Stages * kStage;
-        const T* b = a + kKeyTile;
-        Score* out = scores_ + chunk % 2 * kScores;
+        constexpr int kSteps = kPadded / Scorer::kStep;
+        const T* tile_a = ring_ + chunk % Stages * kStage;
+        const T* tile_b = tile_a + kKeyTile;
+        const Row *a, *b;
+        Score* out = scores_ + (kDecaying ? 0 : chunk % 2) * kScores;
+        if constexpr (kDecaying) {
+            if (!factors_.is_mild()) {
+                factors_.template exact_scores<Inside>(chunk % Stages, tile_a, tile_b, out,
+                                                       kScoreStride, kPlane);
+                return;
+            }
+            a = factors_.score_a();
+            b = factors_.score_b();
+        } else {
+            a = tile_a;
+            b = tile_b;
+        }
         const MmaLane lane = mma_lane();
 #pragma unroll 1
         for (int tile = thread_rank() / kWarpSize; tile < kAll; tile += kWarps) {
@@ -256,17 +356,17 @@ private:
             float sums[1][2][4] = {};
 #pragma unroll
             for (int step = 0; step < kSteps; step += kDeep) {
-                typename Steps::A rows[1][kDeep];
+                typename Scorer::A rows[1][kDeep];
 #pragma unroll
                 for (int k = 0; k < kDeep; ++k)
                     if (step + k < kSteps)
-                        rows[0][k] = Steps::a_rows(
-                            a + row * kKeyStride + (step + k) * Steps::kStep, kKeyStride);
-                multiply_group<Steps, 1, 2, kDeep>(
-                    sums, 0, rows, [&](int n, int k, typename Steps::B& to) {
+                        rows[0][k] = Scorer::a_rows(
+                            a + row * kFactorStride + (step + k) * Scorer::kStep, kFactorStride);
+                multiply_group<Scorer, 1, 2, kDeep>(
+                    sums, 0, rows, [&](int n, int k, typename Scorer::B& to) {
                         if (step + k >= kSteps || k % 2 != n) return false;
-                        to = Steps::b_rows(b + column * kKeyStride + (step + k) * Steps::kStep,
-                                           kKeyStride);
+                        to = Scorer::b_rows(b + column * kFactorStride + (step + k) * Scorer::kStep,
+                                           kFactorStride);
                         return true;
                     });
             }
@@ -278,6 +378,10 @@ private:
                 for (int i = 0; i < 2; ++i)
                     two[i] = s + i <= t ? sums[0][0][2 * half + i] + sums[0][1][2 * half + i]
                                         : 0.0f;
+                if constexpr (kDecaying) {  // a step reads itself by the bonus
+                    if (s == t) two[0] = factors_.bonus(t);
+                    if (s + 1 == t) two[1] = factors_.bonus(t);
+                }
                 Inside::store(out + t * kScoreStride + s, kPlane, two);
                 if constexpr (Normalised) {
                     const float sum = lanes_sum<4>(two[0] + two[1]);
@@ -289,7 +393,7 @@ private:
     }
 
     // O += A S for all steps of the chunk, over this warp's keys.
-    KGEN_DEVICE void carry(Outputs& sums, const State& state, const T* a) {
+    KGEN_DEVICE void carry(Outputs& sums, const State& state, const Row* a) {
         constexpr int kSteps = kTiles / kStateTiles;
 #pragma unroll
         for (int step = 0; step < kSteps; step += kDeep) {
@@ -305,9 +409,9 @@ private:
                 multiply_group<Carry, MTiles, kGroup, kDeep>(
                     sums, n, s, [&](int i, int k, typename Carry::B& to) {
                         if (step + k >= kSteps) return false;
-                        to = Carry::b_rows(a + 8 * (n + i) * kKeyStride + keys0_ +
+                        to = Carry::b_rows(a + 8 * (n + i) * kFactorStride + keys0_ +
                                               (step + k) * Carry::kStep,
-                                          kKeyStride);
+                                          kFactorStride);
                         return true;
                     });
         }
@@ -317,28 +421,34 @@ private:
     // value features take turns with the steps of P V.
     template <bool WithOutputs>
     KGEN_DEVICE void update(Outputs& sums, State& state, const T* tile, const Score* p) {
-        constexpr int kSteps = Chunk / Steps::kStep;
-        constexpr int kHalves = Steps::kStep / Inside::kStep;  // steps of P V per step of the update
-        const T* b = tile + kKeyTile + keys0_;
+        constexpr int kSteps = Chunk / Updater::kStep;
+        constexpr int kHalves = Updater::kStep / Inside::kStep;  // steps of P V per step of the update
+        const Row* b;
+        if constexpr (kDecaying) {
+            b = factors_.update() + keys0_;
+        } else {
+            b = tile + kKeyTile + keys0_;
+        }
         const T* v = tile + 2 * kKeyTile + values0_;
 #pragma unroll
         for (int step = 0; step < kSteps; step += kDeep) {
-            typename Steps::A values[MTiles][kDeep];
+            typename Updater::A values[MTiles][kDeep];
 #pragma unroll
             for (int m = 0; m < MTiles; ++m)
 #pragma unroll
                 for (int k = 0; k < kDeep; ++k)
                     if (step + k < kSteps)
-                        values[m][k] = Steps::template a_columns<Scaled>(
-                            v + (step + k) * Steps::kStep * kValueStride + 16 * m, kValueStride,
+                        values[m][k] = Updater::template a_columns<Scaled>(
+                            v + (step + k) * Updater::kStep * kValueStride + 16 * m, kValueStride,
                             rows_.value_factor);
 #pragma unroll
             for (int n = 0; n < kTiles; n += kGroup)
-                multiply_group<Steps, MTiles, kGroup, kDeep>(
-                    state, n, values, [&](int i, int k, typename Steps::B& to) {
+                multiply_group<Updater, MTiles, kGroup, kDeep>(
+                    state, n, values, [&](int i, int k, typename Updater::B& to) {
                         if (step + k >= kSteps || n + i >= kTiles) return false;
-                        to = Steps::b_columns(
-                            b + (step + k) * Steps::kStep * kKeyStride + 8 * (n + i), kKeyStride);
+                        to = Updater::b_columns(
+                            b + (step + k) * Updater::kStep * kUpdateStride + 8 * (n + i),
+                            kUpdateStride);
                         return true;
                     });
             if constexpr (WithOutputs) {
@@ -350,6 +460,26 @@ private:
                             look_inside(sums, values, k, half,
                                         ((step + k) * kHalves + half) * Inside::kStep, p);
             }
+        }
+    }
+
+    // O += P V alone.
+    KGEN_DEVICE void inside(Outputs& sums, const T* tile, const Score* p) {
+        constexpr int kSteps = Chunk / Steps::kStep;
+        constexpr int kHalves = Steps::kStep / Inside::kStep;
+        const T* v = tile + 2 * kKeyTile + values0_;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            typename Steps::A values[MTiles][kDeep];
+#pragma unroll
+            for (int m = 0; m < MTiles; ++m)
+                values[m][0] = Steps::template a_columns<Scaled>(
+                    v + step * Steps::kStep * kValueStride + 16 * m, kValueStride,
+                    rows_.value_factor);
+#pragma unroll
+            for (int half = 0; half < kHalves; ++half)
+                if (is_mine(step * kHalves + half))
+                    look_inside(sums, values, 0, half, (step * kHalves + half) * Inside::kStep, p);
         }
     }
 
@@ -496,7 +626,7 @@ private:
                 for (int i = 0; i < 4; ++i) state[m][tile][i] = 0.0f;
         if (states_.state == nullptr && states_.count == 0) return;
         for_state([&](int m, int tile, int i, int key, int value) {
-            state[m][tile][i] = states_.first(key, value, Values);
+            state[m][tile][i] = states_.template first<kDecaying>(key, value, Keys, Values);
         });
     }
 
@@ -521,6 +651,8 @@ private:
 
     const WalkRows<T>& rows_;
     const WalkStates& states_;
+    const Decay decay_;
+    Factors factors_;
     KeyCopier copy_a_, copy_b_;
     ChunkCopier<T, Chunk, kSliceValues, CopyBytes, kWarps * kWarpSize> copy_v_;
     T* ring_;

@@ -16,10 +16,15 @@
 // column are summed. Three ways to walk:
 //
 //     walk_in_memory      a column per thread, in memory; any shape
-//     walk_in_batches     a block's steps through shared memory, S as StateTile in registers
+//     in_batches          a block's steps through shared memory, S as StateTile in registers
 //     StepScan            many steps at once: a scan over time, for few heads
 //
-// A decay would multiply S where StateTile::step adds to it; a bonus is one more term of y there.
+// With a decay the output reads S before the step that it belongs to, whose own term is a bonus that
+// callers add (wkv.cuh):
+//
+//     y_i = S_{i-1}^T p_i,   S_i = D_i S_{i-1} + a_i c_i^T
+//
+// A diagonal D is of the rows or, where S is transposed, of the columns.
 #pragma once
 
 #include "async.cuh"
@@ -37,23 +42,34 @@ KGEN_DEVICE i64 time_of(i64 i, i64 steps) {
     return W == Walk::forward ? i : steps - 1 - i;
 }
 
+// The decay of a recurrence that has none.
+struct NoDecay {
+    static constexpr bool kDecays = false;
+};
+
 // Walk one column of S that lies in memory, `pitch` floats from row to row.
 //
 // p and a are the first step's rows, p_stride and a_stride elements from step to step; column(t)
-// gives c_t, and result(t, y) takes y_t.
-template <Walk W, class P, class A, class Column, class Result>
+// gives c_t and is asked before S changes, result(t, y) takes y_t, decay(t, r) gives D_t's row r.
+template <Walk W, class P, class A, class Column, class Result, class Decay = NoDecay>
 KGEN_DEVICE void walk_in_memory(float* state, i64 pitch, i64 rows, i64 steps, const P* p,
                                 i64 p_stride, const A* a, i64 a_stride, Column column,
-                                Result result) {
+                                Result result, Decay decay = {}) {
     for (i64 i = 0; i < steps; ++i) {
         const i64 t = time_of<W>(i, steps);
         const float c = column(t);
         float y = 0.0f;
 #pragma unroll 4
         for (i64 r = 0; r < rows; ++r) {
-            const float s = fma(to_float(a[t * a_stride + r]), c, state[r * pitch]);
-            state[r * pitch] = s;
-            y = fma(to_float(p[t * p_stride + r]), s, y);
+            float s = state[r * pitch];
+            if constexpr (Decay::kDecays) {
+                y = fma(to_float(p[t * p_stride + r]), s, y);
+                state[r * pitch] = fma(decay(t, r), s, to_float(a[t * a_stride + r]) * c);
+            } else {
+                s = fma(to_float(a[t * a_stride + r]), c, s);
+                state[r * pitch] = s;
+                y = fma(to_float(p[t * p_stride + r]), s, y);
+            }
         }
         result(t, y);
     }
@@ -66,10 +82,10 @@ KGEN_DEVICE void walk_in_memory(float* state, i64 pitch, i64 rows, i64 steps, co
 template <int Rows, int Split, int Tile>
 class StateTile {
     static_assert(is_power_of_two(Split) && Split <= kWarpSize, "lanes of one warp share a column");
-    static constexpr int kRuns = ceil_div(Rows, 4 * Split);
     static constexpr bool kRagged = Rows % (4 * Split) != 0;
 
 public:
+    static constexpr int kRuns = ceil_div(Rows, 4 * Split);  // of a lane
     // Elements between two steps' rows in shared memory: whole runs, and whole 16 bytes.
     static constexpr int kPitch = ceil_div(kRuns * 4 * Split, 8) * 8;
 
@@ -91,35 +107,48 @@ public:
 
     // S += a c^T, y = S^T p, for all columns of the tile; every lane of a group gets its y.
     // a and p lie in shared memory, kPitch elements of which those beyond Rows are zero.
-    template <class T>
-    KGEN_DEVICE void step(const T* a, const T* p, const float (&c)[Tile], float (&y)[Tile]) {
+    //
+    // With a decay: y = S^T p, S = D S + a c^T; decay(run, factors) gives D of a run.
+    template <class T, class Decay = NoDecay>
+    KGEN_DEVICE void step(const T* a, const T* p, const float (&c)[Tile], float (&y)[Tile],
+                          const Decay& decay = {}) {
         float sums[2][Tile] = {};  // two chains per column
 #pragma unroll
         for (int run = 0; run < kRuns; ++run) {
-            float from_a[4], from_p[4];
+            float from_a[4], from_p[4], factors[4][Tile];
             to_floats(*reinterpret_cast<const Vec<T, 4>*>(a + first_row(run)), from_a);
             to_floats(*reinterpret_cast<const Vec<T, 4>*>(p + first_row(run)), from_p);
+            if constexpr (Decay::kDecays) decay(run, factors);
 #pragma unroll
             for (int j = 0; j < 4; ++j)
 #pragma unroll
                 for (int x = 0; x < Tile; ++x) {
-                    float s = fma(from_a[j], c[x], state_[run][j][x]);
+                    float s = state_[run][j][x];
+                    float& sum = sums[j % 2][x];
+                    if constexpr (Decay::kDecays) {
+                        sum = fma(from_p[j], s, sum);
+                        s = fma(factors[j][x], s, from_a[j] * c[x]);
+                    } else {
+                        s = fma(from_a[j], c[x], s);
+                    }
                     if (!exists(run, j)) s = 0.0f;  // 0 times an Inf of c
+                    if constexpr (!Decay::kDecays) sum = fma(from_p[j], s, sum);
                     state_[run][j][x] = s;
-                    sums[j % 2][x] = fma(from_p[j], s, sums[j % 2][x]);
                 }
         }
 #pragma unroll
         for (int x = 0; x < Tile; ++x) y[x] = lanes_sum<Split>(sums[0][x] + sums[1][x]);
     }
 
-private:
+    // The first of the four rows of a lane's run.
     static KGEN_DEVICE int first_row(int run) {
         return (run * Split + thread_rank() % Split) * 4;
     }
     static KGEN_DEVICE bool exists(int run, int j) {
         return !kRagged || run < kRuns - 1 || first_row(run) + j < Rows;
     }
+
+private:
     template <class Visit>
     KGEN_DEVICE void each(Visit visit) {
 #pragma unroll
@@ -141,12 +170,64 @@ struct Steps {
     i64 stride;
 };
 
-// How a block brings its steps to shared memory: `Tokens` of them per barrier, `Stages` - 1 batches
-// ahead, `Vec` elements per copy (asynchronous from 4 bytes on). RowPitch of p and a, Columns of c.
+// Bring rows of `Tokens` steps of a walk to shared memory, Pitch elements apart, by asynchronous copies
+// of Vec elements (from 4 bytes on). What lies beyond `width` or the last step is zero.
+template <Walk W, int Threads, int Tokens, int Pitch, int Vec, class T>
+KGEN_DEVICE void copy_steps(T* target, Steps<T> source, int width, i64 begin, i64 steps) {
+    static_assert(Pitch % 8 == 0, "rows start at whole 16 bytes");
+    static_assert(sizeof(T) * Vec <= 16, "one copy moves at most 16 bytes");
+    constexpr int kPieces = Pitch / Vec;
+    for (int piece = thread_rank(); piece < Tokens * kPieces; piece += Threads) {
+        const int token = piece / kPieces, column = piece % kPieces * Vec;
+        const bool inside = begin + token < steps && column < width;
+        const T* from = source.first;
+        if (inside) from += time_of<W>(begin + token, steps) * source.stride + column;
+        T* to = target + token * Pitch + column;
+        if constexpr (sizeof(T) * Vec >= 4) {
+            cp_async_or_zero<sizeof(T) * Vec>(to, from, inside);
+        } else {
+            for (int j = 0; j < Vec; ++j) to[j] = inside ? from[j] : from_float<T>(0.0f);
+        }
+    }
+}
+
+// A block's walk in batches of `Tokens` steps, brought `Stages` - 1 batches ahead.
+//
+// stage(begin, slot) issues the copies of the batch whose first step is the walk's begin-th; once they
+// are there for all threads, use(begin, there, slot) is called with the number of its steps.
+template <int Tokens, int Stages, class Stage, class Use>
+KGEN_DEVICE void in_batches(i64 steps, Stage stage, Use use) {
+    static_assert(Stages >= 1, "the batch in use needs a place");
+    const i64 batches = ceil_div(steps, static_cast<i64>(Tokens));
+    const auto issue = [&](i64 batch) {
+        stage(batch * Tokens, static_cast<int>(batch % Stages));
+    };
+    for (i64 batch = 0; batch < Stages - 1; ++batch) {
+        if (batch < batches) issue(batch);
+        cp_async_commit();
+    }
+    for (i64 batch = 0; batch < batches; ++batch) {
+        if constexpr (Stages == 1) {
+            if (batch > 0) sync_block();  // everybody is done with the last one
+            issue(batch);
+            cp_async_commit();
+            cp_async_wait<0>();
+            sync_block();
+        } else {
+            cp_async_wait<Stages - 2>();
+            sync_block();  // the batch is there, and everybody is done with the one before
+            if (batch + Stages - 1 < batches) issue(batch + Stages - 1);
+            cp_async_commit();
+        }
+        const i64 begin = batch * Tokens;
+        const int there = steps - begin < Tokens ? static_cast<int>(steps - begin) : Tokens;
+        use(begin, there, static_cast<int>(batch % Stages));
+    }
+}
+
+// How a block brings p, a (RowPitch) and c (Columns) of its steps to shared memory.
 template <class T, int Threads, int RowPitch, int Columns, int Tokens, int Stages, int Vec>
 class StepRing {
-    static_assert(RowPitch % 8 == 0 && Columns % 8 == 0, "rows start at whole 16 bytes");
-    static_assert(Stages >= 1 && sizeof(T) * Vec <= 16, "one copy moves at most 16 bytes");
     static constexpr int kBatch = Tokens * (2 * RowPitch + Columns);
 
 public:
@@ -162,66 +243,28 @@ public:
                                  Steps<T> c, Factors factors, Body body) {
         T* shared = dynamic_smem<T>();
         f32x2* shared_factors = reinterpret_cast<f32x2*>(shared + Stages * kBatch);
-        const i64 batches = ceil_div(steps, static_cast<i64>(Tokens));
-
-        const auto stage = [&](i64 batch) {
-            const int slot = static_cast<int>(batch % Stages);
-            T* target = shared + slot * kBatch;
-            const i64 begin = batch * Tokens;
-            copy<W, RowPitch>(target, p, rows, begin, steps);
-            copy<W, RowPitch>(target + Tokens * RowPitch, a, rows, begin, steps);
-            copy<W, Columns>(target + 2 * Tokens * RowPitch, c, columns, begin, steps);
-            for (int i = thread_rank(); i < Tokens && begin + i < steps; i += Threads)
-                shared_factors[slot * Tokens + i] = factors(time_of<W>(begin + i, steps));
-        };
-
-        for (i64 batch = 0; batch < Stages - 1; ++batch) {
-            if (batch < batches) stage(batch);
-            cp_async_commit();
-        }
-        for (i64 batch = 0; batch < batches; ++batch) {
-            if constexpr (Stages == 1) {
-                if (batch > 0) sync_block();  // everybody is done with the last one
-                stage(batch);
-                cp_async_commit();
-                cp_async_wait<0>();
-                sync_block();
-            } else {
-                cp_async_wait<Stages - 2>();
-                sync_block();  // the batch is there, and everybody is done with the one before
-                if (batch + Stages - 1 < batches) stage(batch + Stages - 1);
-                cp_async_commit();
-            }
-            const int slot = static_cast<int>(batch % Stages);
-            const T* rows_p = shared + slot * kBatch;
-            const T* rows_a = rows_p + Tokens * RowPitch;
-            const T* rows_c = rows_a + Tokens * RowPitch;
-            const i64 begin = batch * Tokens;
-            const int there =
-                steps - begin < Tokens ? static_cast<int>(steps - begin) : Tokens;
+        in_batches<Tokens, Stages>(
+            steps,
+            [&](i64 begin, int slot) {
+                T* target = shared + slot * kBatch;
+                copy_steps<W, Threads, Tokens, RowPitch, Vec>(target, p, rows, begin, steps);
+                target += Tokens * RowPitch;
+                copy_steps<W, Threads, Tokens, RowPitch, Vec>(target, a, rows, begin, steps);
+                target += Tokens * RowPitch;
+                copy_steps<W, Threads, Tokens, Columns, Vec>(target, c, columns, begin, steps);
+                for (int i = thread_rank(); i < Tokens && begin + i < steps; i += Threads)
+                    shared_factors[slot * Tokens + i] = factors(time_of<W>(begin + i, steps));
+            },
+            [&](i64 begin, int there, int slot) {
+                const T* rows_p = shared + slot * kBatch;
+                const T* rows_a = rows_p + Tokens * RowPitch;
+                const T* rows_c = rows_a + Tokens * RowPitch;
 #pragma unroll 1
-            for (int i = 0; i < there; ++i)
-                body(time_of<W>(begin + i, steps), rows_p + i * RowPitch, rows_a + i * RowPitch,
-                     rows_c + i * Columns, shared_factors[slot * Tokens + i]);
-        }
-    }
-
-private:
-    template <Walk W, int Pitch>
-    static KGEN_DEVICE void copy(T* target, Steps<T> source, int width, i64 begin, i64 steps) {
-        constexpr int kPieces = Pitch / Vec;
-        for (int piece = thread_rank(); piece < Tokens * kPieces; piece += Threads) {
-            const int token = piece / kPieces, column = piece % kPieces * Vec;
-            const bool inside = begin + token < steps && column < width;
-            const T* from = source.first;
-            if (inside) from += time_of<W>(begin + token, steps) * source.stride + column;
-            T* to = target + token * Pitch + column;
-            if constexpr (sizeof(T) * Vec >= 4) {
-                cp_async_or_zero<sizeof(T) * Vec>(to, from, inside);
-            } else {
-                for (int j = 0; j < Vec; ++j) to[j] = inside ? from[j] : from_float<T>(0.0f);
-            }
-        }
+                for (int i = 0; i < there; ++i)
+                    body(time_of<W>(begin + i, steps), rows_p + i * RowPitch,
+                         rows_a + i * RowPitch, rows_c + i * Columns,
+                         shared_factors[slot * Tokens + i]);
+            });
     }
 };
 
