@@ -43,7 +43,7 @@ struct KeyGradients {
         float gradient[kRows], before[kKeep][kRows];
         load(gradient, gfinal_state, key * Values, 1);
         const float fixed = Config::kPerStep || !used ? 1.0f : exp(to_float(w.first[key]));
-        float gu = 0.0f;
+        CompensatedSum gu;
         in_batches<kKeep, kStages>(
             steps, [&](i64 begin, int slot) { stage(shared + slot * kBatchBytes, begin); },
             [&](i64 begin, int there, int slot) {
@@ -100,10 +100,10 @@ struct KeyGradients {
                     if (used && slice.lane() == i % Config::kKeySplit)
                         of_k(t, fma(products[i], bonus * query, read));
                     of_w(t, d * inner, used && slice.lane() == i % Config::kKeySplit);
-                    gu = fma(products[i], query * to_float(keys_k[i * kKeys + place]), gu);
+                    gu.add(products[i] * query * to_float(keys_k[i * kKeys + place]));
                 }
             });
-        if (used && slice.lane() == 0) of_u(gu);
+        if (used && slice.lane() == 0) of_u(gu.value());
     }
 
 private:

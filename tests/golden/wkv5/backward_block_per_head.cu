@@ -91,17 +91,17 @@ wkv5_backward_keys(const Value* __restrict__ gy,             // [B, T, H, V]
                    i64 v_stride_H, i64 gk_stride_B, i64 gk_stride_T,
                    i64 gk_stride_H, float scale) {
     constexpr int kSlices = kgen::ceil_div(kK, Config::kKeys);
-    float gw = 0.0f;  // of the thread's key
+    kgen::CompensatedSum gw;  // of the thread's key
     kgen::wkv::key_gradients<Config, kK, kV, Value, W, U>(
         T, H, {gy, gy_stride_B, gy_stride_T, gy_stride_H}, {r, r_stride_B, r_stride_T, r_stride_H},
         {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
         kgen::wkv::of_every_step(w, kK), u, kInitialState ? initial_state : nullptr,
         kFinalState ? gfinal_state : nullptr, kept, {gk, gk_stride_B, gk_stride_T, gk_stride_H},
-        gu_parts, scale, [&](i64, i64, int, float value, bool) { gw += value; });
+        gu_parts, scale, [&](i64, i64, int, float value, bool) { gw.add(value); });
     const int key = static_cast<int>(blockIdx.x % kSlices) * Config::kKeys +
                     static_cast<int>(threadIdx.x) / Config::kKeySplit;
     if (key < kK && threadIdx.x % Config::kKeySplit == 0)
-        gw_parts[blockIdx.x / kSlices * kK + key] = gw;
+        gw_parts[blockIdx.x / kSlices * kK + key] = gw.value();
 }
 
 KGEN_EXPORT(wkv5_backward_keys);

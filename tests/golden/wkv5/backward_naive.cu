@@ -63,7 +63,7 @@ wkv5_backward_k(const Value* __restrict__ gy,             // [B, T, H, V]
                 i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
                 i64 gr_stride_B, i64 gr_stride_T, i64 gr_stride_H,
                 i64 gk_stride_B, i64 gk_stride_T, i64 gk_stride_H, float scale) {
-    float gw = 0.0f;  // of the thread's key
+    kgen::CompensatedSum gw;  // of the thread's key
     kgen::wkv::backward_k_in_memory<kThreads, kChunk, Value, W, U>(
         {B, T, H, K, V}, {gy, gy_stride_B, gy_stride_T, gy_stride_H},
         {r, r_stride_B, r_stride_T, r_stride_H}, {k, k_stride_B, k_stride_T, k_stride_H},
@@ -71,9 +71,9 @@ wkv5_backward_k(const Value* __restrict__ gy,             // [B, T, H, V]
         initial_state, gfinal_state, {gr, gr_stride_B, gr_stride_T, gr_stride_H},
         {gk, gk_stride_B, gk_stride_T, gk_stride_H}, gu_parts, {states, gradients, kept,
          chunk_states},
-        scale, [&](i64, i64, i64, float value) { gw += value; });
+        scale, [&](i64, i64, i64, float value) { gw.add(value); });
     const i64 column = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
-    if (column < B * H * K) gw_parts[column] = gw;
+    if (column < B * H * K) gw_parts[column] = gw.value();
 }
 
 KGEN_EXPORT(wkv5_backward_k);

@@ -12,6 +12,7 @@
 // few steps. (The published difference of running sums over all of T cancels.)
 #pragma once
 
+#include "math.cuh"
 #include "recurrence.cuh"
 
 namespace kgen::wkv {
@@ -179,7 +180,7 @@ KGEN_DEVICE void backward_k_in_memory(Extents n, Rows<const T> gy, Rows<const T>
     // 2. Backward in time, chunk by chunk.
     for (i64 i = 0; i < n.V; ++i)
         gradient[i * n.K] = gfinal_state ? gfinal_state[(head * n.K + key) * n.V + i] : 0.0f;
-    float gu = 0.0f;
+    CompensatedSum gu;
     for (i64 c = chunks - 1; c >= 0; --c) {
         const i64 begin = c * Chunk, end = min(begin + Chunk, n.T);
         for (i64 i = 0; i < n.V; ++i) {
@@ -201,10 +202,10 @@ KGEN_DEVICE void backward_k_in_memory(Extents n, Rows<const T> gy, Rows<const T>
             }
             gk_h.at(t)[key] = from_float<T>(fma(product, bonus * query, read));
             of_w(t, head, key, decay * inner);
-            gu = fma(product, query * k_h(t, key), gu);
+            gu.add(product * query * k_h(t, key));
         }
     }
-    gu_parts[column] = gu;
+    gu_parts[column] = gu.value();
 }
 
 // Sums over the batch, always in the same order; a thread of the grid per feature.
@@ -212,9 +213,9 @@ template <int Threads, class T>
 KGEN_DEVICE void sum_batch(const float* parts, i64 B, i64 features, T* sums) {
     const i64 feature = static_cast<i64>(blockIdx.x) * Threads + threadIdx.x;
     if (feature >= features) return;
-    float sum = 0.0f;
-    for (i64 b = 0; b < B; ++b) sum += parts[b * features + feature];
-    sums[feature] = from_float<T>(sum);
+    CompensatedSum sum;  // a plain one would lose more than the definition's, which is a tree
+    for (i64 b = 0; b < B; ++b) sum.add(parts[b * features + feature]);
+    sums[feature] = from_float<T>(sum.value());
 }
 
 }  // namespace kgen::wkv
