@@ -106,7 +106,11 @@ def test_a_refused_winner_gives_way_to_the_healthy_best(tmp_path: Path, device: 
     """The faulty config does less work, so it is in the finals, and first as often as not."""
     mine = plant(tmp_path, ["none", "reads_past_end"])
     compiler = compiler_for(device)
-    result = tune(request(tmp_path, mine, compiler, device))
+    try:
+        result = tune(request(tmp_path, mine, compiler, device))
+    except TuneError as problem:  # on a busy machine the faulty one may be in the finals alone
+        assert "the same command goes on with the others" in str(problem)
+        result = tune(request(tmp_path, mine, compiler, device))
     compiler.close()
     winner = result.results[0].winner
     assert winner.config.as_dict()["fault"] == "none"

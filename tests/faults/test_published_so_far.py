@@ -64,7 +64,10 @@ def files(out: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(out)): path.read_bytes()
         for path in out.rglob("*")
-        if path.is_file() and "trials" not in path.name and "optuna" not in path.name
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and "trials" not in path.name
+        and "optuna" not in path.name
     }
 
 
