@@ -81,10 +81,12 @@ def tune(request: TuneRequest) -> TuneResult:
                 time.monotonic() - started,
             )
 
-        def on_settled(settled: tuple[ProblemResult, ...]) -> None:
-            # Rows need something to fall back on. All of them are what this returns.
-            if safe is not None and safe.done and len(settled) < len(spaces):
+        def on_settled(settled: tuple[ProblemResult, ...]) -> bool:
+            if safe is None or not safe.done:  # rows need something to fall back on
+                return False
+            if len(settled) < len(spaces):  # all of them are what this returns
                 request.on_settled(result_of(settled, safe))
+            return True
 
         settlements = Settlements(session, prover, on_settled)
         searching = time.monotonic()

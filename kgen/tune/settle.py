@@ -23,16 +23,18 @@ class Settlements:
         self,
         session: Session,
         prover: HostProver,
-        on_settled: Callable[[tuple[ProblemResult, ...]], None],
+        on_settled: Callable[[tuple[ProblemResult, ...]], bool],
     ) -> None:
         """Start with none.
 
         Args:
             session: Where certificates are written down.
             prover: Makes the host runs.
-            on_settled: Called with `settled` whenever it has grown.
+            on_settled: Called with `settled` once it has grown, and again until it says that it
+                could use it.
         """
         self._session, self._prover, self._on_settled = session, prover, on_settled
+        self._told = 0  # how many settled problems `on_settled` has used
         self._all: list[_Settlement] = []
 
     @property
@@ -46,8 +48,10 @@ class Settlements:
     def collect(self, wait: bool = False) -> None:
         """Settle the problems whose host run is done; with `wait`, all."""
         for settlement in self._all:
-            if settlement.advance(wait):
-                self._on_settled(self.settled)
+            settlement.advance(wait)
+            settled = self.settled
+            if len(settled) > self._told and self._on_settled(settled):
+                self._told = len(settled)
 
     def finish(self) -> tuple[ProblemResult, ...]:
         """Settle all, and return them.
@@ -73,8 +77,8 @@ class _Settlement:
         self._refused: list[str] = []
         self._proof: Future[Proof] | None = self._start()
 
-    def advance(self, wait: bool) -> bool:
-        """Use what is known of the host run; whether this settled the problem."""
+    def advance(self, wait: bool) -> None:
+        """Use what is known of the host run."""
         while self._proof is not None and (wait or self._proof.done()):
             finalist = self._waiting.pop(0)
             proof = self._proof.result()
@@ -82,10 +86,9 @@ class _Settlement:
             if not proof.fault:
                 self._proof, self.is_settled = None, True
                 self.result = replace(self.result, finalists=(recorded, *self._waiting))
-                return True
+                return
             self._refuse(finalist, proof.fault)
             self._proof = self._start() if self._waiting else None
-        return False
 
     @property
     def failure(self) -> str:

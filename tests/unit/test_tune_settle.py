@@ -104,8 +104,9 @@ def made() -> tuple[Settlements, FakeProver, FakeSession, list[list[str]]]:
     prover, session = FakeProver(), FakeSession()
     said: list[list[str]] = []
 
-    def on_settled(settled: tuple[ProblemResult, ...]) -> None:
+    def on_settled(settled: tuple[ProblemResult, ...]) -> bool:
         said.append([r.winner.rendered.digest for r in settled])
+        return True
 
     settlements = Settlements(
         cast("Session", cast("Any", session)), cast("HostProver", cast("Any", prover)), on_settled
@@ -159,3 +160,25 @@ def test_a_problem_without_a_finalist_fails_after_the_others_are_settled(made: M
         settlements.finish()
     assert "a race" in str(caught.value)
     assert said == [["b0"]]
+
+
+def test_what_could_not_be_used_yet_is_offered_again(made: Made) -> None:
+    _, prover, session, _ = made
+    offered: list[int] = []
+    ready = False
+
+    def on_settled(settled: tuple[ProblemResult, ...]) -> bool:
+        offered.append(len(settled))
+        return ready
+
+    settlements = Settlements(
+        cast("Session", cast("Any", session)), cast("HostProver", cast("Any", prover)), on_settled
+    )
+    settlements.add(problem("a"))
+    prover.end("a0")
+    settlements.collect()
+    assert offered == [1]
+    ready = True  # nothing new is settled, and it is used all the same
+    settlements.collect()
+    settlements.collect()
+    assert offered == [1, 1]
