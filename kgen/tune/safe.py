@@ -18,7 +18,6 @@ from kgen.errors import TuneError
 from kgen.model.artifact import Artifact, BuildFailure, Rendered
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
-from kgen.model.signature import Signature
 from kgen.tune.request import SafeResult
 from kgen.worker import HostProver, Proof, Session, TrialOutcome, with_proof
 
@@ -37,6 +36,7 @@ class _Claim:
     rendered: Rendered
     artifact: Artifact | None
     key: str
+    shows_a_pair: bool
     known: Record | None = None
     outcome: TrialOutcome | None = None
     proof: Future[Proof] | None = None
@@ -91,7 +91,8 @@ def _built(session: Session) -> list[_Claim]:
     )
     problems = [Problem(dims, tuple(d.items())) for d in signature.dtype_combinations()]
     sources = [session.render(config, problem) for problem in problems]
-    shown = _shown(signature, problems, sources, every_source=not session.gpu.is_host)
+    pairs = signature.dtype_pairs()
+    shown = _shown(pairs, problems, sources, every_source=not session.gpu.is_host)
     builds = [
         session.build(rendered) if problem in shown else None
         for problem, rendered in zip(problems, sources, strict=True)
@@ -105,13 +106,19 @@ def _built(session: Session) -> list[_Claim]:
                 f"{built.message}\n  source: {built.source_path}"
             )
         claims.append(
-            _Claim(problem, rendered, built, session.key(rendered, config, problem))
+            _Claim(
+                problem,
+                rendered,
+                built,
+                session.key(rendered, config, problem),
+                dict(problem.dtypes) in pairs,
+            )
         )
     return claims
 
 
 def _shown(
-    signature: Signature,
+    pairs: Sequence[Mapping[str, str]],
     problems: Sequence[Problem],
     sources: Sequence[Rendered],
     *,
@@ -120,7 +127,6 @@ def _shown(
     """The combinations to certify: those that show every pair of choices, and if so wanted the
     first of every source that none of these has.
     """
-    pairs = signature.dtype_pairs()
     shown = [problem for problem in problems if dict(problem.dtypes) in pairs]
     if every_source:
         seen = {s.digest for p, s in zip(problems, sources, strict=True) if p in shown}
@@ -136,7 +142,6 @@ def _certified(session: Session, prover: HostProver, claim: _Claim) -> _Claim:
     variant = session.entry.space.safe_variant(session.pass_name)
     config = variant.safe
     assert config is not None
-    shows_a_pair = claim.dtypes in session.entry.operator.signature.dtype_pairs()
     if claim.artifact is None:
         return claim
     known = next(
@@ -152,7 +157,7 @@ def _certified(session: Session, prover: HostProver, claim: _Claim) -> _Claim:
     candidate = session.candidate(config, claim.artifact)
     outcome = session.run(candidate, claim.problem, level="certify", measure=False)
     proof = None
-    if outcome.fate is Fate.VERIFIED and shows_a_pair and not session.gpu.is_host:
+    if outcome.fate is Fate.VERIFIED and claim.shows_a_pair and not session.gpu.is_host:
         proof = prover.start(claim.rendered, variant, config, session.pass_name, claim.problem)
     return replace(claim, outcome=outcome, proof=proof)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -18,15 +18,6 @@ from kgen.verify.cases import Case
 CPU = torch.device("cpu")
 Tensors = Mapping[str, Tensor]
 Kernel = Callable[[Tensors], None]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors on several threads wait for each other, badly so on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def fixture_for(text: str) -> Fixture:
