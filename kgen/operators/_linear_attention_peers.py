@@ -38,7 +38,27 @@ def peers(pass_name: str) -> dict[str, Peer]:
             "fla_fused_recurrent": _fla("fused_recurrent_linear_attn"),
         }
     wrap = _differentiated if pass_name == "backward" else _applied
-    return {name: wrap(function) for name, function in functions.items()}
+    made = {name: wrap(function) for name, function in functions.items()}
+    return {n: _by_steps(peer) if n.startswith("fla_") else peer for n, peer in made.items()}
+
+
+def _by_steps(peer: Peer) -> Peer:
+    """The peer with its rows in the layout it wants, [B, T, H, features]: it would otherwise copy
+    them at each call. Copied once per input set, outside of what is timed.
+    """
+    rows = ("q", "k", "v", "gout")
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+
+    def call(inputs: Tensors, scalars: Mapping[str, float]) -> object:
+        key = inputs["q"].data_ptr()
+        if key not in kept:
+            kept[key] = {
+                name: x.transpose(1, 2).contiguous().transpose(1, 2) if name in rows else x
+                for name, x in inputs.items()
+            }
+        return peer(kept[key], scalars)
+
+    return call
 
 
 def _chunked(
