@@ -68,6 +68,8 @@ class Operator:
         slab_dim: A dim along which the outputs that have it are independent, and over which the
             others (a weight's gradient) are sums, so that the oracle can be evaluated in slabs;
             None if there is none. The oracle adds the latter's scales in quadrature.
+        parallel_dims: Others along which a kernel does the same over again (heads). Small sets
+            have few of them, rather than few steps of what the kernel does in turn.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Operator:
     ) = None
     aliases: tuple[str, ...] = ()
     slab_dim: str | None = None
+    parallel_dims: tuple[str, ...] = ()
 
     def default_problems(self, pass_name: str, on_host: bool) -> tuple[str, ...]:
         """The problems that a pass is tuned for unless told otherwise."""

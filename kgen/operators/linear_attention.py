@@ -424,4 +424,5 @@ OPERATOR = Operator(
     scale=scale,
     aliases=("lmha", "causal_dot_product"),
     slab_dim="B",
+    parallel_dims=("H",),
 )

@@ -15,6 +15,8 @@ from kgen.operators.base import Operator
 NORMAL = "normal"
 REDUCED = 257
 QUICK = 65
+FEW = 2
+"""Of a dim along which a kernel repeats itself, before other dims are made shorter."""
 RAGGED = (0, 1, 2, 63, 64, 65)
 """64, too: where the extent is a whole number of tiles, a loop may go round once too often."""
 
@@ -219,7 +221,8 @@ class Schedule:
             free = [n for n, e in extents.items() if n not in constants and e > smallest[n]]
             if not free:
                 break
-            largest = max(free, key=lambda name: extents[name])
+            repeated = [n for n in free if n in self.operator.parallel_dims and extents[n] > FEW]
+            largest = max(repeated or free, key=lambda name: extents[name])
             dims[largest] = max(smallest[largest], extents[largest] // 2)
         return tuple(dims.items())
 
