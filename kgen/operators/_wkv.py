@@ -322,4 +322,5 @@ def operator(
         aliases=aliases,
         slab_dim="B",
         parallel_dims=("H",),
+        serial_dims=("T",),
     )

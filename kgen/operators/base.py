@@ -70,6 +70,8 @@ class Operator:
             None if there is none. The oracle adds the latter's scales in quadrature.
         parallel_dims: Others along which a kernel does the same over again (heads). Small sets
             have few of them, rather than few steps of what the kernel does in turn.
+        serial_dims: Those that the definition in fp32 walks along step by step (time): every step
+            is a few launches, so that small sets are short.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Operator:
     aliases: tuple[str, ...] = ()
     slab_dim: str | None = None
     parallel_dims: tuple[str, ...] = ()
+    serial_dims: tuple[str, ...] = ()
 
     def default_problems(self, pass_name: str, on_host: bool) -> tuple[str, ...]:
         """The problems that a pass is tuned for unless told otherwise."""

@@ -425,4 +425,5 @@ OPERATOR = Operator(
     aliases=("lmha", "causal_dot_product"),
     slab_dim="B",
     parallel_dims=("H",),
+    serial_dims=("T",),
 )

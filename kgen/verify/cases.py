@@ -17,6 +17,8 @@ REDUCED = 257
 QUICK = 65
 FEW = 2
 """Of a dim along which a kernel repeats itself, before other dims are made shorter."""
+SHORT = 321
+"""Steps of a small set along a dim that the definition walks: a few chunks, and one step more."""
 RAGGED = (0, 1, 2, 63, 64, 65)
 """64, too: where the extent is a whole number of tiles, a loop may go round once too often."""
 
@@ -169,7 +171,8 @@ class Schedule:
         return self._case(NORMAL, ())
 
     def pool(self) -> list[Case]:
-        """Ordinary inputs of enough elements that their largest error is a settled number.
+        """Ordinary inputs of enough elements that their largest error is a settled number: three
+        sets, or one where a row of the slab dim is as many.
 
         The definition alone runs on them, so the slab dim may have any extent; and every dim,
         where all sets are small.
@@ -181,7 +184,10 @@ class Schedule:
         elif slab is not None:
             row = max(self._row_bytes(slab), 1)
             dims = ((slab, max(1, min(4096, self.sizes.pool // row))),)
-        return [Case(NORMAL, dims, "contiguous", seed_of(self.seed, "pool", i)) for i in range(3)]
+        draws = 1 if self._bytes(dict(dims)) > 3 * self.sizes.pool else 3
+        return [
+            Case(NORMAL, dims, "contiguous", seed_of(self.seed, "pool", i)) for i in range(draws)
+        ]
 
     def _hard(self, constants: Collection[str]) -> list[Case]:
         """The operator's own cases and strided inputs, with few rows if they may be few."""
@@ -209,9 +215,15 @@ class Schedule:
     def _reduced(
         self, rows: int, budget: int, constants: Collection[str], times: int = 1
     ) -> tuple[tuple[str, int], ...]:
-        """Few rows of the slab dim; where that is not enough, less of the other run-time dims."""
+        """Few rows of the slab dim, few steps; where that is not enough, less of the other run-time
+        dims.
+        """
         slab = self.operator.slab_dim
-        dims: dict[str, int] = {}
+        dims = {
+            name: SHORT
+            for name in self.operator.serial_dims
+            if name not in constants and self.problem.dim(name) > SHORT
+        }
         if slab is not None and slab not in constants:
             fits = max(1, budget // max(self._row_bytes(slab), 1))
             dims[slab] = min(rows, fits)
