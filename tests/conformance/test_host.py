@@ -38,8 +38,8 @@ SMALLEST_EXTENTS = (3, 35, 1, 8)  # of operators with more
 # thousand blocks, each with a few steps of a short sum: the arithmetic is bounded instead. Blocks
 # there are independent, so a thousand show what all would.
 FEW_FLOPS, FEWER_FLOPS = 2**17, 2**15
-# By rank and shuffled; both must give the same bits.
-ORDERS = (0, 1)
+# Of threads: by rank, and shuffled. Where both are run they must give the same bits.
+BY_RANK, SHUFFLED = 0, 1
 
 
 def all_variants() -> list[tuple[str, str, str]]:
@@ -111,6 +111,7 @@ def run_variant(
     compiler_name: str,
     configs: int,
     at_most: int,
+    orders: tuple[int, ...],
     changed: Callable[[Operator], Operator] = lambda operator: operator,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     entry = open_catalogue().entry(operator)
@@ -125,7 +126,7 @@ def run_variant(
     if dims > 2:  # each has more sets to be certified on, too
         at_most = -(-at_most // dims)
     wanted = wanted[:: -(-len(wanted) // at_most)]  # of every problem some, not of some all
-    return run_configs(entry, variant, compiler_name, wanted, changed)
+    return run_configs(entry, variant, compiler_name, wanted, orders, changed)
 
 
 def run_configs(
@@ -133,11 +134,11 @@ def run_configs(
     variant: Variant,
     compiler_name: str,
     wanted: list[tuple[Problem, Config]],
+    orders: tuple[int, ...],
     changed: Callable[[Operator], Operator] = lambda operator: operator,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     operator, pass_name = entry.operator.name, variant.pass_name
     compiler = open_compiler(compiler_name, [include_dir()])
-    orders = ORDERS if compiler_name == "host" else ORDERS[:1]  # sanitized, a launch is a process
     dims = len(entry.operator.signature.dims)
     flops = None if dims <= 2 else FEW_FLOPS if dims == 3 else FEWER_FLOPS
     sizes = replace(HOST_SIZES, flops=flops)
@@ -161,7 +162,8 @@ def run_configs(
 
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
 def test_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> None:
-    outcomes = run_variant(operator, pass_name, name, "host", configs=3, at_most=30)
+    orders = (BY_RANK, SHUFFLED)
+    outcomes = run_variant(operator, pass_name, name, "host", 3, at_most=30, orders=orders)
     for problem, config, outcome in outcomes:
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
         assert outcome.evidence is not None
@@ -178,7 +180,7 @@ def test_what_efficiency_refuses_is_right_all_the_same(
     wanted = inefficient(variant, entry.operator.signature, count=4)
     if not wanted:
         pytest.skip("no rule of efficiency refuses anything for the problems of this suite")
-    for problem, config, outcome in run_configs(entry, variant, "host", wanted):
+    for problem, config, outcome in run_configs(entry, variant, "host", wanted, (SHUFFLED,)):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
 
@@ -193,15 +195,16 @@ def with_other_scalars(operator: Operator) -> Operator:
 
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
 def test_takes_its_scalars_from_the_call(operator: str, pass_name: str, name: str) -> None:
-    for problem, config, outcome in run_variant(
-        operator, pass_name, name, "host", configs=1, at_most=3, changed=with_other_scalars
-    ):
+    outcomes = run_variant(
+        operator, pass_name, name, "host", 1, 3, orders=(BY_RANK,), changed=with_other_scalars
+    )
+    for problem, config, outcome in outcomes:
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
 
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
 def test_stays_inside_its_buffers(operator: str, pass_name: str, name: str) -> None:
     """Under AddressSanitizer; fewer configs, because each launch is a process."""
-    outcomes = run_variant(operator, pass_name, name, "host-asan", configs=1, at_most=2)
+    outcomes = run_variant(operator, pass_name, name, "host-asan", 1, 2, orders=(BY_RANK,))
     for problem, config, outcome in outcomes:
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
