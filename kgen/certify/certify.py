@@ -139,6 +139,7 @@ class Checker:
             candidate=self.session.candidate(config, artifact),
             level="host",
             measure=False,
+            orders=(0,),  # one launch: a tool sees no more in a second
         )
         for tool in TOOLS:
             found = sanitizer.check(self.setup, trial, tool)

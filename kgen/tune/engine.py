@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from kgen.assets import include_dir
 from kgen.errors import KgenError
-from kgen.measure.floor import floor_us, rate_tflops
-from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
-from kgen.operators.base import Operator
 from kgen.render import check_template
 from kgen.search.feasible import Feasible, enumerate_feasible
-from kgen.tune.finals import play_finals
-from kgen.tune.request import ProblemResult, Progress, TuneRequest, TuneResult
+from kgen.tune.display import say_stage
+from kgen.tune.problem import tune_problem
+from kgen.tune.request import ProblemResult, TuneRequest, TuneResult
 from kgen.tune.safe import SafeCertificates
-from kgen.tune.search_loop import Books, search_problem
 from kgen.tune.settle import Settlements
 from kgen.worker import HostProver, Session, Setup, WorkerHandle
 
@@ -35,18 +34,31 @@ def tune(request: TuneRequest) -> TuneResult:
         EmptySpaceError, TemplateError, StorageError: As named.
     """
     started = time.monotonic()
-    entry = request.entry
-    pass_ = entry.operator.signature.pass_named(request.pass_name)
-    variants = entry.space.of_pass(request.pass_name)
-    for variant in variants:
-        check_template(entry.templates / variant.template, variant, entry.operator.signature)
-    # All spaces are enumerated first: an empty one is the user's to mend, before any work.
-    spaces = [enumerate_feasible(variants, pass_, p, request.gpu) for p in request.problems]
+    spaces = _checked_spaces(request)
     if not request.journal.exists():
         # The study is a view of the journal; alone it would name configs done that nobody knows.
         request.study.unlink(missing_ok=True)
+    with _opened(request) as (session, prover):
+        return _Tune(request, spaces, session, prover, started).run()
+
+
+def _checked_spaces(request: TuneRequest) -> list[Feasible]:
+    """The feasible configs of each problem. All are enumerated before any work: a broken template
+    or an empty space is the user's to mend.
+    """
+    entry = request.entry
+    variants = entry.space.of_pass(request.pass_name)
+    for variant in variants:
+        check_template(entry.templates / variant.template, variant, entry.operator.signature)
+    pass_ = entry.operator.signature.pass_named(request.pass_name)
+    return [enumerate_feasible(variants, pass_, p, request.gpu) for p in request.problems]
+
+
+@contextmanager
+def _opened(request: TuneRequest) -> Iterator[tuple[Session, HostProver]]:
+    """The worker's session and the prover; both end with the block."""
     setup = Setup(
-        entry.operator.name,
+        request.entry.operator.name,
         request.paths,
         request.gpu,
         request.ordinal,
@@ -59,7 +71,7 @@ def tune(request: TuneRequest) -> TuneResult:
         HostProver(setup, include_dir(), _proofs_at_once(request.gpu)) as prover,
     ):
         session = Session(
-            entry,
+            request.entry,
             request.pass_name,
             request.gpu,
             request.compiler,
@@ -67,120 +79,7 @@ def tune(request: TuneRequest) -> TuneResult:
             worker,
             request.l2,
         )
-        copy_gbps = session.probe()
-        safe: SafeCertificates | None = None
-
-        def result_of(results: tuple[ProblemResult, ...], safe: SafeCertificates) -> TuneResult:
-            return TuneResult(
-                request,
-                dict(session.environment),
-                copy_gbps,
-                results,
-                safe.results(),
-                worker.restarts,
-                time.monotonic() - started,
-            )
-
-        def on_settled(settled: tuple[ProblemResult, ...]) -> bool:
-            if safe is None or not safe.done:  # rows need something to fall back on
-                return False
-            if len(settled) < len(spaces):  # all of them are what this returns
-                request.on_settled(result_of(settled, safe))
-            return True
-
-        settlements = Settlements(session, prover, on_settled)
-        searching = time.monotonic()
-        results: list[ProblemResult] = []
-        try:
-            for index, (problem, feasible) in enumerate(zip(request.problems, spaces, strict=True)):
-                deadline = None
-                if request.time_s is not None:  # what earlier problems left over goes to the rest
-                    left = searching + request.time_s - time.monotonic()
-                    deadline = time.monotonic() + max(0.0, left) / (len(spaces) - index)
-                results.append(
-                    _tune_problem(
-                        session,
-                        request,
-                        problem,
-                        feasible,
-                        index,
-                        deadline,
-                        results,
-                        copy_gbps,
-                        settlements.collect,
-                    )
-                )
-                interlude = time.monotonic()
-                settlements.add(results[-1])
-                if safe is None:
-                    _say(request, "", index + 1, "safe", Books(), None, None)
-                    safe = SafeCertificates(session, prover)
-                if request.gpu.is_host:  # beside the next search it would disturb what is timed
-                    _say(request, "", index + 1, "host runs", Books(), None, None)
-                    settlements.collect(wait=True)
-                searching += time.monotonic() - interlude  # the time limit is the searches' alone
-        except KgenError:
-            if safe is not None:  # the problems before the one that failed are not lost with it
-                _say(request, "", len(results), "host runs", Books(), None, None)
-                safe.results()
-                settlements.collect(wait=True)
-            raise
-        _say(request, "", len(results), "host runs", Books(), None, None)
-        assert safe is not None  # there is a problem at least
-        safe.results()
-        settled = settlements.finish()
-        _say(request, "", len(results), "done", Books(), None, None)
-        return result_of(settled, safe)
-
-
-def _tune_problem(
-    session: Session,
-    request: TuneRequest,
-    problem: Problem,
-    feasible: Feasible,
-    index: int,
-    deadline: float | None,
-    earlier: Sequence[ProblemResult],
-    copy_gbps: float,
-    between_trials: Callable[[], None],
-) -> ProblemResult:
-    floor = problem_floor_us(
-        request.entry.operator, request.pass_name, problem, request.gpu, copy_gbps
-    )
-    started = time.monotonic()
-
-    def on_trial(books: Books) -> None:
-        _say(request, str(problem), index + 1, "search", books, floor, deadline)
-        between_trials()
-
-    books = search_problem(
-        session,
-        request,
-        problem,
-        feasible,
-        _first_trials(session, feasible, earlier),
-        deadline,
-        on_trial,
-    )
-    search_s = time.monotonic() - started
-    _say(request, str(problem), index + 1, "finals", books, floor, None)
-    finalists, outcome = play_finals(session, problem, books, request.peers)
-    return ProblemResult(
-        problem=problem,
-        finalists=finalists,
-        peers=outcome.peers,
-        peer_errors=outcome.peer_errors,
-        clocks=outcome.clocks,
-        space_size=feasible.size,
-        feasible=len(feasible.configs),
-        refusals=feasible.refusals,
-        fates=dict(books.fates),
-        reasons=dict(books.reasons),
-        floor_us=floor,
-        search_s=search_s,
-        compile_s=books.compile_s,
-        new_trials=books.new_trials,
-    )
+        yield session, prover
 
 
 def _proofs_at_once(gpu: GpuProfile) -> int:
@@ -190,56 +89,112 @@ def _proofs_at_once(gpu: GpuProfile) -> int:
     return max(1, min(4, cores if gpu.is_host else cores // 4))
 
 
-def problem_floor_us(
-    operator: Operator, pass_name: str, problem: Problem, gpu: GpuProfile, copy_gbps: float
-) -> float:
-    """Least time of a problem: bytes over measured copy bandwidth, operations over peak.
+class _Tune:
+    """A tune under way: its tools, and how far it is."""
 
-    The host's peak is not known, so bytes alone decide there.
-    """
-    cost = operator.cost(pass_name, problem)
-    return floor_us(cost, copy_gbps, rate_tflops(cost, gpu))
+    def __init__(
+        self,
+        request: TuneRequest,
+        spaces: Sequence[Feasible],
+        session: Session,
+        prover: HostProver,
+        started: float,
+    ) -> None:
+        self._request, self._spaces, self._started = request, spaces, started
+        self._session, self._prover = session, prover
+        self._copy_gbps = session.probe()
+        self._searched_s = 0.0
+        self._results: list[ProblemResult] = []
+        self._safe: SafeCertificates | None = None
+        self._settlements = Settlements(session, prover, self._publish)
 
+    def run(self) -> TuneResult:
+        """Tune all problems, and wait until they are settled."""
+        try:
+            for place in range(len(self._spaces)):
+                self._tune_next(place)
+        except KgenError:
+            if self._safe is not None:  # the problems before the one that failed are not lost
+                self._collect_all(self._safe)
+            raise
+        assert self._safe is not None  # there is a problem at least
+        self._collect_all(self._safe)
+        settled = self._settlements.finish(self._play_again)
+        self._say("done")
+        return self._result(settled, self._safe)
 
-def _first_trials(
-    session: Session, feasible: Feasible, earlier: Sequence[ProblemResult]
-) -> list[Config]:
-    """Winners of the problems tuned before (nearest last problem first), then the author's guesses.
+    def _tune_next(self, place: int) -> None:
+        """Tune one problem, start its winner's host run and, after the first, the safe variant's.
 
-    Another shape's winner is a good first trial and a bad answer: copying one between GPUs costs
-    up to 1.5 x, so it is tried, not trusted.
-    """
-    allowed = set(feasible.configs)
-    guesses = [r.winner.config for r in reversed(earlier)]
-    for variant in session.entry.space.of_pass(session.pass_name):
-        guesses += variant.first
-        guesses += [variant.safe] if variant.safe else []
-    return [c for c in dict.fromkeys(guesses) if c in allowed]
+        What earlier problems left over of the time limit goes to those that are left.
+        """
+        problem = self._request.problems[place]
+        result = self._tune_problem(problem, place, share=len(self._spaces) - place)
+        self._results.append(result)
+        self._settlements.add(result)
+        if self._safe is None:
+            self._say("safe")
+            self._safe = SafeCertificates(self._session, self._prover)
+        if self._request.gpu.is_host:  # beside the next search it would disturb what is timed
+            self._say("host runs")
+            self._settlements.collect(wait=True)
 
+    def _play_again(self, refused: ProblemResult) -> ProblemResult:
+        """Tune a problem whose finalists were all refused, without them."""
+        place = self._request.problems.index(refused.problem)
+        result = self._tune_problem(refused.problem, place, share=1, again=True)
+        self._say("host runs")
+        return result
 
-def _say(
-    request: TuneRequest,
-    problem: str,
-    index: int,
-    stage: str,
-    books: Books,
-    floor: float | None,
-    deadline: float | None,
-) -> None:
-    ranking = books.ranking()
-    best_us = books.best_us
-    request.on_progress(
-        Progress(
-            problem=problem,
-            index=index,
-            count=len(request.problems),
-            stage=stage,
-            trials=sum(books.fates.values()),
-            wanted=request.trials,
-            fates=dict(books.fates),
-            best_us=best_us,
-            best=ranking[0].config.label if ranking else "",
-            share=floor / best_us if floor and best_us else None,
-            seconds_left=None if deadline is None else max(0.0, deadline - time.monotonic()),
+    def _tune_problem(
+        self, problem: Problem, place: int, share: int, again: bool = False
+    ) -> ProblemResult:
+        """Tune a problem with its share of the time that is left."""
+        request = self._request
+        started = time.monotonic()
+        deadline = None
+        if request.time_s is not None:  # of the searches and finals alone
+            deadline = started + max(0.0, request.time_s - self._searched_s) / share
+        result = tune_problem(
+            self._session,
+            # What crashed was tried again already.
+            replace(request, retry=False) if again else request,
+            problem,
+            self._spaces[place],
+            self._results[:place],
+            self._copy_gbps,
+            deadline,
+            self._settlements.collect,
         )
-    )
+        self._searched_s += time.monotonic() - started
+        return result
+
+    def _collect_all(self, safe: SafeCertificates) -> None:
+        """Wait for all host runs that are under way."""
+        self._say("host runs")
+        safe.results()
+        self._settlements.collect(wait=True)
+
+    def _publish(self, settled: tuple[ProblemResult, ...]) -> bool:
+        """Hand over what is settled; whether that was possible."""
+        if self._safe is None or not self._safe.done:  # rows need something to fall back on
+            return False
+        if len(settled) < len(self._spaces):  # all of them are what `run` returns
+            self._request.on_settled(self._result(settled, self._safe))
+        return True
+
+    def _result(
+        self, results: tuple[ProblemResult, ...], safe: SafeCertificates
+    ) -> TuneResult:
+        return TuneResult(
+            self._request,
+            dict(self._session.environment),
+            self._copy_gbps,
+            results,
+            safe.results(),
+            self._session.worker.restarts,
+            time.monotonic() - self._started,
+        )
+
+    def _say(self, stage: str) -> None:
+        say_stage(self._request, len(self._results), stage)

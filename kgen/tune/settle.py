@@ -53,21 +53,40 @@ class Settlements:
             if len(settled) > self._told and self._on_settled(settled):
                 self._told = len(settled)
 
-    def finish(self) -> tuple[ProblemResult, ...]:
+    def finish(
+        self, play_again: Callable[[ProblemResult], ProblemResult]
+    ) -> tuple[ProblemResult, ...]:
         """Settle all, and return them.
 
+        Args:
+            play_again: Returns a problem's result with finalists that nobody has refused yet, or
+                raises TuneError if there are none. Called for problems that have lost all theirs.
         Raises:
-            TuneError: If every finalist of a problem is refused; the others are settled.
+            TuneError: If nobody is left for a problem; the others are settled.
         """
         self.collect(wait=True)
+        # One after the other: on the host, finals would be disturbed by another's host run.
+        for settlement in self._all:
+            while settlement.is_refused:
+                try:
+                    again = play_again(settlement.result)
+                except TuneError:
+                    break  # its failure says what was refused, and why
+                settlement.go_on(again)
+                self.collect(wait=True)
         failures = [s.failure for s in self._all if not s.is_settled]
         if failures:
-            raise TuneError("\n".join(failures) + "\n  the same command goes on with the others")
+            raise TuneError("\n".join(failures))
         return self.settled
 
 
 class _Settlement:
-    """One problem: the finalist whose host run is under way, until one of them is not refused."""
+    """One problem: the finalist whose host run is under way, until one of them is not refused.
+
+    Attributes:
+        result: With the finalists that are left, once there is a winner.
+        is_settled: Whether there is a winner.
+    """
 
     def __init__(self, session: Session, prover: HostProver, result: ProblemResult) -> None:
         self.result = result
@@ -91,12 +110,32 @@ class _Settlement:
             self._proof = self._start() if self._waiting else None
 
     @property
+    def is_refused(self) -> bool:
+        """Whether no finalist is left."""
+        return self._proof is None and not self.is_settled
+
+    def go_on(self, again: ProblemResult) -> None:
+        """Start over with the finalists of another round, which cost what it did on top."""
+        before = self.result
+        self.result = replace(
+            again,
+            search_s=before.search_s + again.search_s,
+            compile_s=before.compile_s + again.compile_s,
+            new_trials=before.new_trials + again.new_trials,
+        )
+        self._waiting = list(again.finalists)
+        self._proof = self._start()
+
+    @property
     def failure(self) -> str:
-        """Why no finalist is left."""
+        """Why nobody is left."""
         return (
             f"{self._session.entry.operator.name} {self._session.pass_name} {self.result.problem} "
-            f"on {self._session.gpu.name}: every finalist was refused by its host run\n  "
+            f"on {self._session.gpu.name}: every finalist was refused by its host run, and no "
+            "other config was verified\n  "
             + "\n  ".join(self._refused)
+            + "\n  next: mend the variant, or ask for more --trials"
+            f"\n  trials: {self._session.journal.path}"
         )
 
     def _start(self) -> Future[Proof]:

@@ -1,11 +1,12 @@
 """No timing without a verdict: prove a kernel right against its operator's float64 oracle."""
 
-from kgen.verify.cases import PROOF_SIZES, Case
+from kgen.verify.cases import HOST_SIZES, PROOF_SIZES, Case, Sizes
 from kgen.verify.check import LAUNCHES, Bind, Level, Workspaces, no_workspaces, verify
 from kgen.verify.fixture import Admits, Fixture, InputSet, guard_numbers
 from kgen.verify.verdict import Verdict
 
 __all__ = [
+    "HOST_SIZES",
     "LAUNCHES",
     "PROOF_SIZES",
     "Admits",
@@ -14,6 +15,7 @@ __all__ = [
     "Fixture",
     "InputSet",
     "Level",
+    "Sizes",
     "Verdict",
     "Workspaces",
     "guard_numbers",

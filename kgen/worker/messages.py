@@ -86,8 +86,8 @@ class Trial:
         level: Which inputs to verify with: the quick set of a trial, all of a certificate, or
             the small ones of a host run.
         measure: Whether to time it at all.
-        orders: On the host, seeds of the orders in which a block's threads run, launch after
-            launch; 0: by rank. As many launches as orders are made of a host run.
+        orders: On the host, seeds of the orders in which a block's threads run, one launch each;
+            0: by rank. None: by rank, and as many launches as the level asks for.
         seeds: (fixture's, of the fresh inputs), to check an earlier verdict again; None: the
             worker's own.
     """
@@ -98,7 +98,7 @@ class Trial:
     give_up_above_us: float | None = None
     level: Level = "trial"
     measure: bool = True
-    orders: tuple[int, ...] = (0,)
+    orders: tuple[int, ...] = ()
     seeds: tuple[int, int] | None = None
 
 

@@ -21,7 +21,7 @@ from kgen.model.problem import Problem
 from kgen.model.record import Evidence, Fate, Tried
 from kgen.operators.base import Operator
 from kgen.runtime.launcher import provide_extension
-from kgen.verify import LAUNCHES, PROOF_SIZES, Fixture, Verdict, verify
+from kgen.verify import LAUNCHES, PROOF_SIZES, Fixture, Sizes, Verdict, verify
 from kgen.worker.facts import (
     clock_texts,
     device_facts,
@@ -70,13 +70,18 @@ def _one_thread(device: torch.device) -> Iterator[None]:
 class Runner:
     """The worker's state: the device, and what is kept for the current problem."""
 
-    def __init__(self, operator: Operator, setup: Setup) -> None:
+    def __init__(self, operator: Operator, setup: Setup, sizes: Sizes | None = None) -> None:
         """Open the device.
 
+        Args:
+            operator: What is run.
+            setup: Of the worker.
+            sizes: Of the sets other than the problem itself; None for a default by device.
         Raises:
             GpuError, LaunchError: If it cannot be used.
         """
         self._operator = operator
+        self._sizes = sizes
         self._gpu = setup.gpu
         self._seed = setup.seed
         self._l2 = setup.l2
@@ -126,7 +131,7 @@ class Runner:
         small = trial.level == "host"
         fixture = self._fixture_for(trial.pass_name, trial.problem, seed, small)
         if isinstance(self._device, HostDevice):
-            self._device.orders = trial.orders
+            self._device.orders = trial.orders or (0,)
         module = self._device.load(trial.candidate.artifact)
         try:
             with _one_thread(self._device.torch_device):
@@ -405,7 +410,7 @@ class Runner:
                 problem,
                 self._device.torch_device,
                 seed=wanted[2],
-                sizes=PROOF_SIZES if small else None,
+                sizes=PROOF_SIZES if small else self._sizes,
             )
             self._current = wanted
         return self._fixture
@@ -422,8 +427,7 @@ def _evidence(trial: Trial, seed: int, verdict: Verdict) -> Evidence:
 
 
 def _launches(trial: Trial) -> int:
-    on_host = trial.level == "host"
-    return len(trial.orders) if on_host else LAUNCHES[trial.level]
+    return len(trial.orders) or LAUNCHES[trial.level]
 
 
 def _torch_dtype(problem: Problem, name: str) -> torch.dtype:

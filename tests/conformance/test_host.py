@@ -24,6 +24,7 @@ from kgen.model.space import RuleKind, Variant
 from kgen.operators.base import Operator
 from kgen.render import Renderer
 from kgen.search.feasible import enumerate_feasible, is_feasible, refusing_rule
+from kgen.verify import HOST_SIZES
 from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
 from kgen.worker.runner import Runner
 
@@ -33,6 +34,12 @@ H200 = profile_named("h200")
 EXTENTS = (64, 67, 1, 256)
 SMALLER_EXTENTS = (16, 67, 1, 5)  # of operators with three dims, whose products add up
 SMALLEST_EXTENTS = (3, 35, 1, 8)  # of operators with more
+# Input sets of operators with two dims are small by their bytes. With more, as few bytes are ten
+# thousand blocks, each with a few steps of a short sum: the arithmetic is bounded instead. Blocks
+# there are independent, so a thousand show what all would.
+FEW_FLOPS, FEWER_FLOPS = 2**17, 2**15
+# Of threads: by rank, and shuffled. Where both are run they must give the same bits.
+BY_RANK, SHUFFLED = 0, 1
 
 
 def all_variants() -> list[tuple[str, str, str]]:
@@ -104,6 +111,7 @@ def run_variant(
     compiler_name: str,
     configs: int,
     at_most: int,
+    orders: tuple[int, ...],
     changed: Callable[[Operator], Operator] = lambda operator: operator,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     entry = open_catalogue().entry(operator)
@@ -118,7 +126,7 @@ def run_variant(
     if dims > 2:  # each has more sets to be certified on, too
         at_most = -(-at_most // dims)
     wanted = wanted[:: -(-len(wanted) // at_most)]  # of every problem some, not of some all
-    return run_configs(entry, variant, compiler_name, wanted, changed)
+    return run_configs(entry, variant, compiler_name, wanted, orders, changed)
 
 
 def run_configs(
@@ -126,11 +134,15 @@ def run_configs(
     variant: Variant,
     compiler_name: str,
     wanted: list[tuple[Problem, Config]],
+    orders: tuple[int, ...],
     changed: Callable[[Operator], Operator] = lambda operator: operator,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     operator, pass_name = entry.operator.name, variant.pass_name
     compiler = open_compiler(compiler_name, [include_dir()])
-    runner = Runner(changed(entry.operator), Setup(operator, (), HOST, 0, seed=1))
+    dims = len(entry.operator.signature.dims)
+    flops = None if dims <= 2 else FEW_FLOPS if dims == 3 else FEWER_FLOPS
+    sizes = replace(HOST_SIZES, flops=flops)
+    runner = Runner(changed(entry.operator), Setup(operator, (), HOST, 0, seed=1), sizes)
     renderer = Renderer(include_dir())
     requests = [
         BuildRequest(renderer.render(operator, entry.templates, variant, config, problem), "host")
@@ -140,7 +152,9 @@ def run_configs(
     for (problem, config), built in zip(wanted, compiler.build(requests), strict=True):
         assert isinstance(built, Artifact), built
         candidate = Candidate(variant, config, built)
-        trial = Trial(pass_name, problem, candidate, level="certify", measure=False)
+        trial = Trial(
+            pass_name, problem, candidate, level="certify", measure=False, orders=orders
+        )
         outcomes.append((problem, config, runner.trial(trial)))
     compiler.close()
     return outcomes
@@ -148,7 +162,8 @@ def run_configs(
 
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
 def test_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> None:
-    outcomes = run_variant(operator, pass_name, name, "host", configs=3, at_most=30)
+    orders = (BY_RANK, SHUFFLED)
+    outcomes = run_variant(operator, pass_name, name, "host", 3, at_most=30, orders=orders)
     for problem, config, outcome in outcomes:
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
         assert outcome.evidence is not None
@@ -165,7 +180,7 @@ def test_what_efficiency_refuses_is_right_all_the_same(
     wanted = inefficient(variant, entry.operator.signature, count=4)
     if not wanted:
         pytest.skip("no rule of efficiency refuses anything for the problems of this suite")
-    for problem, config, outcome in run_configs(entry, variant, "host", wanted):
+    for problem, config, outcome in run_configs(entry, variant, "host", wanted, (SHUFFLED,)):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
 
@@ -180,15 +195,16 @@ def with_other_scalars(operator: Operator) -> Operator:
 
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
 def test_takes_its_scalars_from_the_call(operator: str, pass_name: str, name: str) -> None:
-    for problem, config, outcome in run_variant(
-        operator, pass_name, name, "host", configs=1, at_most=3, changed=with_other_scalars
-    ):
+    outcomes = run_variant(
+        operator, pass_name, name, "host", 1, 3, orders=(BY_RANK,), changed=with_other_scalars
+    )
+    for problem, config, outcome in outcomes:
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
 
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
 def test_stays_inside_its_buffers(operator: str, pass_name: str, name: str) -> None:
     """Under AddressSanitizer; fewer configs, because each launch is a process."""
-    outcomes = run_variant(operator, pass_name, name, "host-asan", configs=1, at_most=2)
+    outcomes = run_variant(operator, pass_name, name, "host-asan", 1, 2, orders=(BY_RANK,))
     for problem, config, outcome in outcomes:
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-from collections.abc import Sequence
 from ctypes import c_int, c_void_p
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from host_builds import KERNELS, host_builds, needs_cxx
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
@@ -21,40 +18,21 @@ from kgen.model.digest import digest_of
 from kgen.runtime import host
 from kgen.runtime.host import BufferRef, HostFault, HostModule, JobLaunch
 
-SOURCE = Path(__file__).resolve().parent / "host_kernels" / "bulk.cu"
-INCLUDE = include_dir()
-CXX = os.environ.get("CXX", "g++")
 COLUMNS = 256
 SMEM_BYTES = 3 * COLUMNS * 4
 RUN_TIMEOUT_S = 60.0
 
 Floats = npt.NDArray[np.float32]
 
-needs_cxx = pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no C++ compiler {CXX}")
 
-
-def run_command(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
-    assert "warning" not in done.stderr, done.stderr
+@pytest.fixture(scope="module")
+def module() -> HostModule:
+    return host_builds().module("bulk")
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> HostModule:
-    directory = tmp_path_factory.mktemp("bulk")
-    runtime, out = directory / "runtime.o", directory / "bulk.so"
-    run_command(host.compile_runtime_command(CXX, INCLUDE, runtime))
-    run_command(host.compile_module_command(CXX, SOURCE, INCLUDE, runtime, out))
-    return HostModule(out)
-
-
-@pytest.fixture(scope="module")
-def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("bulk_sanitized")
-    runtime, out = directory / "runtime.o", directory / "bulk"
-    run_command(host.compile_runtime_command(CXX, INCLUDE, runtime, sanitize=True))
-    run_command(host.compile_sanitized_command(CXX, SOURCE, INCLUDE, runtime, out))
-    return out
+def sanitized() -> Path:
+    return host_builds().executable("bulk")
 
 
 def aligned(*shape: int) -> Floats:
@@ -186,7 +164,7 @@ def test_overruns_are_found(
 
 
 def compile_for(arch: str, source: str) -> Artifact | BuildFailure:
-    compiler = open_compiler("nvrtc", [INCLUDE])
+    compiler = open_compiler("nvrtc", [include_dir()])
     (built,) = compiler.build([BuildRequest(Rendered("bulk", source, digest_of(source)), arch)])
     compiler.close()
     return built
@@ -194,7 +172,7 @@ def compile_for(arch: str, source: str) -> Artifact | BuildFailure:
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_90a", "sm_100a", "sm_120"])
 def test_cross_compilation(arch: str) -> None:
-    built = compile_for(arch, SOURCE.read_text(encoding="utf-8"))
+    built = compile_for(arch, (KERNELS / "bulk.cu").read_text(encoding="utf-8"))
     assert isinstance(built, Artifact), built
     assert all(used.spill_bytes == 0 for _, used in built.resources)
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from collections.abc import Sequence
 from ctypes import c_int, c_longlong, c_void_p
-from pathlib import Path
 
 import pytest
 import torch
+from host_builds import host_builds, needs_cxx
 from torch import Tensor
 
-from kgen.assets import include_dir
-from kgen.runtime import host
 from kgen.runtime.host import HostModule
 
-SOURCE = Path(__file__).resolve().parent / "host_kernels" / "chunk.cu"
-CXX = os.environ.get("CXX", "g++")
 KEYS, VALUES, SLICES = 20, 36, 3
 KINDS = {
     "fp32": torch.float32,
@@ -27,23 +19,13 @@ KINDS = {
     "bf16": torch.bfloat16,
 }
 
-pytestmark = pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no C++ compiler {CXX}")
+pytestmark = needs_cxx
 each_kind = pytest.mark.parametrize("kind", list(KINDS))
 
 
-def run_command(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
-    assert "warning" not in done.stderr, done.stderr
-
-
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> HostModule:
-    directory = tmp_path_factory.mktemp("chunk")
-    runtime, out = directory / "runtime.o", directory / "chunk.so"
-    run_command(host.compile_runtime_command(CXX, include_dir(), runtime))
-    run_command(host.compile_module_command(CXX, SOURCE, include_dir(), runtime, out))
-    return HostModule(out)
+def module() -> HostModule:
+    return host_builds().module("chunk")
 
 
 def pointer(tensor: Tensor | None) -> c_void_p:

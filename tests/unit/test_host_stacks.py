@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from host_builds import host_builds, needs_cxx
 
 from kgen.launch.host import HostDevice
 from kgen.model.artifact import Artifact
-from kgen.runtime import host
 from kgen.runtime.host import HostFault, HostModule
 
-INCLUDE = Path(__file__).resolve().parents[2] / "templates" / "include"
-CXX = os.environ.get("CXX", "g++")
 THREADS = 1024  # of a block, each with a stack of its own: all of them wait at the barrier
 MODULES = 40
 # The segments of one shared object and what the C library keeps for it; 2048 would be its stacks.
@@ -58,24 +54,16 @@ KGEN_EXPORT(read_below);
 """
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no C++ compiler {CXX}"),
+    needs_cxx,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps"),
 ]
 
 
-def run_command(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("host_stacks")
-    source, runtime, out = folder / "kernels.cu", folder / "runtime.o", folder / "kernels.so"
+    source = tmp_path_factory.mktemp("host_stacks") / "stacks.cu"
     source.write_text(SOURCE)
-    run_command(host.compile_runtime_command(CXX, INCLUDE, runtime))
-    run_command(host.compile_module_command(CXX, source, INCLUDE, runtime, out))
-    return out
+    return host_builds().shared_object(source)
 
 
 @pytest.fixture

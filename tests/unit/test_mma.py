@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from collections.abc import Sequence
 from ctypes import c_void_p
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from host_builds import host_builds, needs_cxx
 
-from kgen.assets import include_dir
-from kgen.runtime import host
 from kgen.runtime.host import HostFault, HostModule
 
-SOURCE = Path(__file__).resolve().parent / "host_kernels" / "mma.cu"
-CXX = os.environ.get("CXX", "g++")
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
-pytestmark = pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no C++ compiler {CXX}")
-
-
-def run_command(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
-    assert "warning" not in done.stderr, done.stderr
+pytestmark = needs_cxx
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> HostModule:
-    directory = tmp_path_factory.mktemp("mma")
-    runtime, out = directory / "runtime.o", directory / "mma.so"
-    run_command(host.compile_runtime_command(CXX, include_dir(), runtime))
-    run_command(host.compile_module_command(CXX, SOURCE, include_dir(), runtime, out))
-    return HostModule(out)
+def module() -> HostModule:
+    return host_builds().module("mma")
 
 
 def launch(module: HostModule, name: str, *tensors: Any, seed: int = 0, **shape: Any) -> None:

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from ctypes import c_void_p
-from pathlib import Path
 
 import pytest
 import torch
+from host_builds import host_builds, needs_cxx
 
-from kgen.assets import include_dir
-from kgen.runtime import host
 from kgen.runtime.host import HostModule
 
-SOURCE = Path(__file__).resolve().parent / "host_kernels" / "split_half.cu"
-CXX = os.environ.get("CXX", "g++")
-
-pytestmark = pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no C++ compiler {CXX}")
+pytestmark = needs_cxx
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> HostModule:
-    directory = tmp_path_factory.mktemp("split_half")
-    runtime, out = directory / "runtime.o", directory / "split_half.so"
-    for command in (
-        host.compile_runtime_command(CXX, include_dir(), runtime),
-        host.compile_module_command(CXX, SOURCE, include_dir(), runtime, out),
-    ):
-        subprocess.run(command, check=True)
-    return HostModule(out)
+def module() -> HostModule:
+    return host_builds().module("split_half")
 
 
 def split(module: HostModule, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

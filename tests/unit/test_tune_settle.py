@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.errors import TuneError
+from kgen.journal import Journal
 from kgen.model.artifact import Artifact, Rendered
 from kgen.model.config import Config
 from kgen.model.plan import Plan
@@ -28,16 +31,18 @@ class FakeProver:
 
     def __init__(self) -> None:
         self.runs: dict[str, Future[Proof]] = {}
+        self.started: list[str] = []
 
     def start(
         self, rendered: Rendered, variant: object, config: Config, *_: object
     ) -> Future[Proof]:
-        assert rendered.digest not in self.runs, "a host run was started twice"
-        self.runs[rendered.digest] = Future()
-        return self.runs[rendered.digest]
+        assert rendered.digest not in self.started, "a host run was started twice"
+        self.started.append(rendered.digest)
+        return self.runs.setdefault(rendered.digest, Future())
 
     def end(self, name: str, fault: str = "") -> None:
-        self.runs[name].set_result(Proof(fault=fault))
+        """Started or not."""
+        self.runs.setdefault(name, Future()).set_result(Proof(fault=fault))
 
 
 class FakeSession:
@@ -46,6 +51,7 @@ class FakeSession:
     entry = ENTRY
     pass_name = "forward"
     gpu = profile_named("h200")
+    journal = Journal(Path("h200.trials.jsonl"))
 
     def __init__(self) -> None:
         self.written: list[tuple[str, Fate]] = []
@@ -70,10 +76,10 @@ def certificate(name: str, config: Config) -> Record:
     )
 
 
-def problem(name: str, finalists: int = 2) -> ProblemResult:
-    """A problem `a` whose finalists are `a0`, `a1`, best first."""
+def problem(name: str, finalists: int = 2, first: int = 0) -> ProblemResult:
+    """A problem `a` whose finalists are `a0`, `a1`, best first; they count from `first`."""
     found = []
-    for i in range(finalists):
+    for i in range(first, first + finalists):
         config = Config.of(VARIANT.name, {"place": i})
         rendered = Rendered("", "", f"{name}{i}")
         artifact = Artifact("cubin", "", "", (), 0.0)
@@ -114,6 +120,11 @@ def made() -> tuple[Settlements, FakeProver, FakeSession, list[list[str]]]:
     return settlements, prover, session, said
 
 
+def nobody_left(refused: ProblemResult) -> ProblemResult:
+    """What playing again comes to when all verified configs have been refused."""
+    raise TuneError(f"{refused.problem}: no config was verified")
+
+
 Made = tuple[Settlements, FakeProver, FakeSession, list[list[str]]]
 
 
@@ -128,7 +139,7 @@ def test_what_is_proven_is_settled_without_waiting_for_the_rest(made: Made) -> N
     settlements.collect()
     assert said == [["b0"]]
     prover.end("a0")
-    assert [r.winner.rendered.digest for r in settlements.finish()] == ["a0", "b0"]
+    assert [r.winner.rendered.digest for r in settlements.finish(nobody_left)] == ["a0", "b0"]
     assert said == [["b0"], ["a0", "b0"]], "in the order of the tune"
     assert session.written == [("b0", Fate.VERIFIED), ("a0", Fate.VERIFIED)]
 
@@ -139,7 +150,7 @@ def test_a_refused_winner_gives_way_while_the_search_goes_on(made: Made) -> None
     prover.end("a0", "a race\n  on the host")
     settlements.collect()  # must not wait for the next one's host run
     assert said == []
-    assert set(prover.runs) == {"a0", "a1"}
+    assert prover.started == ["a0", "a1"]
     prover.end("a1")
     settlements.collect()
     (result,) = settlements.settled
@@ -157,9 +168,38 @@ def test_a_problem_without_a_finalist_fails_after_the_others_are_settled(made: M
     settlements.collect()
     prover.end("b0")
     with pytest.raises(TuneError, match="every finalist was refused by its host run") as caught:
-        settlements.finish()
+        settlements.finish(nobody_left)
     assert "a race" in str(caught.value)
     assert said == [["b0"]]
+
+
+def test_who_has_lost_all_finalists_plays_again_until_one_is_not_refused(made: Made) -> None:
+    settlements, prover, session, said = made
+    asked: list[str] = []
+
+    def play_again(refused: ProblemResult) -> ProblemResult:
+        number = len(asked) + 1
+        asked.append(str(refused.problem))
+        again = problem("a", finalists=1, first=number)
+        prover.end(f"a{number}", "another race" if number == 1 else "")
+        return replace(again, search_s=2.0, compile_s=0.5, new_trials=3)
+
+    settlements.add(replace(problem("a", finalists=1), search_s=10.0, compile_s=4.0, new_trials=7))
+    settlements.add(problem("b"))
+    prover.end("a0", "a race")
+    prover.end("b0")
+    first, second = settlements.finish(play_again)
+    assert asked == [str(first.problem)] * 2, "nobody else played again"
+    assert [f.rendered.digest for f in first.finalists] == ["a2"]
+    assert second.winner.rendered.digest == "b0"
+    assert (first.search_s, first.compile_s, first.new_trials) == (14.0, 5.0, 13)
+    assert said == [["b0"], ["a2", "b0"]], "the others did not wait for it"
+    assert session.written == [
+        ("a0", Fate.WRONG),
+        ("b0", Fate.VERIFIED),
+        ("a1", Fate.WRONG),
+        ("a2", Fate.VERIFIED),
+    ]
 
 
 def test_what_could_not_be_used_yet_is_offered_again(made: Made) -> None:

@@ -1,0 +1,88 @@
+"""Builds kernels for the host layer, without a warning, once for all tests of a process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import pytest
+
+from kgen.assets import include_dir
+from kgen.runtime import host
+from kgen.runtime.host import HostFunction, HostModule
+
+KERNELS = Path(__file__).resolve().parent / "host_kernels"
+CXX = os.environ.get("CXX", "g++")
+
+needs_cxx = pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no C++ compiler {CXX}")
+
+
+def run_command(command: Sequence[str]) -> None:
+    """Run a compiler; it must succeed and warn of nothing."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+    assert "warning" not in done.stderr, done.stderr
+
+
+class Builds:
+    """Builds the layer's runtime, and each kernel file, at most once per form."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.modules: dict[str, HostModule] = {}
+        self.executables: dict[str, Path] = {}
+
+    @cached_property
+    def runtime(self) -> Path:
+        """The layer's object."""
+        out = self.directory / "runtime.o"
+        run_command(host.compile_runtime_command(CXX, include_dir(), out))
+        return out
+
+    @cached_property
+    def sanitized_runtime(self) -> Path:
+        """The same for executables."""
+        out = self.directory / "sanitized.o"
+        run_command(host.compile_runtime_command(CXX, include_dir(), out, sanitize=True))
+        return out
+
+    def shared_object(self, source: Path) -> Path:
+        """Compile any source; of those of one name, the last."""
+        out = self.directory / f"{source.stem}.so"
+        run_command(host.compile_module_command(CXX, source, include_dir(), self.runtime, out))
+        return out
+
+    def module(self, stem: str) -> HostModule:
+        """A file of `host_kernels/`, loaded."""
+        if stem not in self.modules:
+            self.modules[stem] = HostModule(self.shared_object(KERNELS / f"{stem}.cu"))
+        return self.modules[stem]
+
+    def kernel(self, stem: str, name: str) -> HostFunction:
+        """One of its kernels."""
+        return self.module(stem).function(name)
+
+    def executable(self, stem: str) -> Path:
+        """The file under AddressSanitizer."""
+        if stem not in self.executables:
+            source, out = KERNELS / f"{stem}.cu", self.directory / stem
+            runtime = self.sanitized_runtime
+            run_command(
+                host.compile_sanitized_command(CXX, source, include_dir(), runtime, out)
+            )
+            self.executables[stem] = out
+        return self.executables[stem]
+
+
+@lru_cache
+def host_builds() -> Builds:
+    """Those of this process, in a folder that goes with it."""
+    folder = tempfile.mkdtemp(prefix="kgen-test-builds-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Builds(Path(folder))
