@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import replace
 
 from kgen.errors import TuneError
@@ -46,12 +47,17 @@ class Settlements:
         self._all.append(_Settlement(self._session, self._prover, result))
 
     def collect(self, wait: bool = False) -> None:
-        """Settle the problems whose host run is done; with `wait`, all."""
-        for settlement in self._all:
-            settlement.advance(wait)
-            settled = self.settled
-            if len(settled) > self._told and self._on_settled(settled):
-                self._told = len(settled)
+        """Settle the problems whose host run is done; with `wait`, all, each as soon as it is."""
+        while True:
+            for settlement in self._all:
+                settlement.advance()
+                settled = self.settled
+                if len(settled) > self._told and self._on_settled(settled):
+                    self._told = len(settled)
+            proofs = [s.proof for s in self._all if s.proof is not None]
+            if not wait or not proofs:
+                return
+            concurrent.futures.wait(proofs, return_when=FIRST_COMPLETED)
 
     def finish(
         self, play_again: Callable[[ProblemResult], ProblemResult]
@@ -86,6 +92,7 @@ class _Settlement:
     Attributes:
         result: With the finalists that are left, once there is a winner.
         is_settled: Whether there is a winner.
+        proof: The host run under way.
     """
 
     def __init__(self, session: Session, prover: HostProver, result: ProblemResult) -> None:
@@ -94,25 +101,25 @@ class _Settlement:
         self._session, self._prover = session, prover
         self._waiting = list(result.finalists)
         self._refused: list[str] = []
-        self._proof: Future[Proof] | None = self._start()
+        self.proof: Future[Proof] | None = self._start()
 
-    def advance(self, wait: bool) -> None:
+    def advance(self) -> None:
         """Use what is known of the host run."""
-        while self._proof is not None and (wait or self._proof.done()):
+        while self.proof is not None and self.proof.done():
             finalist = self._waiting.pop(0)
-            proof = self._proof.result()
+            proof = self.proof.result()
             recorded = self._record(finalist, proof)
             if not proof.fault:
-                self._proof, self.is_settled = None, True
+                self.proof, self.is_settled = None, True
                 self.result = replace(self.result, finalists=(recorded, *self._waiting))
                 return
             self._refuse(finalist, proof.fault)
-            self._proof = self._start() if self._waiting else None
+            self.proof = self._start() if self._waiting else None
 
     @property
     def is_refused(self) -> bool:
         """Whether no finalist is left."""
-        return self._proof is None and not self.is_settled
+        return self.proof is None and not self.is_settled
 
     def go_on(self, again: ProblemResult) -> None:
         """Start over with the finalists of another round, which cost what it did on top."""
@@ -124,7 +131,7 @@ class _Settlement:
             new_trials=before.new_trials + again.new_trials,
         )
         self._waiting = list(again.finalists)
-        self._proof = self._start()
+        self.proof = self._start()
 
     @property
     def failure(self) -> str:
