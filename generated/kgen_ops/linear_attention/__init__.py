@@ -261,3 +261,297 @@ _library_forward = register(
     _fake_linear_attention,
     FORWARD.refuse_grad,
 )
+
+BACKWARD = Pass(
+    package=__name__,
+    name="backward",
+    signature=Signature(
+        function="linear_attention_backward",
+        dims=(
+            Dim("B"),
+            Dim("H"),
+            Dim("T"),
+            Dim("E", smallest=1),
+            Dim("M", smallest=1),
+        ),
+        dtypes=(
+            DTypeField("dtype", ("fp32", "fp16", "bf16")),
+            DTypeField("product_dtype", ("dtype", "tf32"), default="dtype"),
+            DTypeField("initial_state_dtype", ("none", "fp32"), default="none"),
+            DTypeField("initial_key_sum_dtype", ("none", "fp32"), default="none"),
+            DTypeField("final_state_dtype", ("none", "fp32"), default="none"),
+            DTypeField("final_key_sum_dtype", ("none", "fp32"), default="none"),
+            DTypeField("norm_dtype", ("none", "fp32"), default="none"),
+        ),
+        inputs=(
+            Argument("gout", ("B", "H", "T", "M"), free_strides=("B", "H", "T")),
+            Argument("q", ("B", "H", "T", "E"), free_strides=("B", "H", "T")),
+            Argument("k", ("B", "H", "T", "E"), free_strides=("B", "H", "T")),
+            Argument("v", ("B", "H", "T", "M"), free_strides=("B", "H", "T")),
+            Argument("initial_state", ("B", "H", "E", "M"), dtype="initial_state_dtype"),
+            Argument("initial_key_sum", ("B", "H", "E"), dtype="initial_key_sum_dtype"),
+            Argument("norm", ("B", "H", "T"), dtype="norm_dtype"),
+            Argument("gout_dot_out", ("B", "H", "T"), dtype="norm_dtype"),
+            Argument("gfinal_state", ("B", "H", "E", "M"), dtype="final_state_dtype"),
+            Argument("gfinal_key_sum", ("B", "H", "E"), dtype="final_key_sum_dtype"),
+        ),
+        outputs=(
+            Argument("gq", ("B", "H", "T", "E"), free_strides=("B", "H", "T"), layout_of="q"),
+            Argument("gk", ("B", "H", "T", "E"), free_strides=("B", "H", "T"), layout_of="k"),
+            Argument("gv", ("B", "H", "T", "M"), free_strides=("B", "H", "T"), layout_of="v"),
+            Argument("ginitial_state", ("B", "H", "E", "M"), dtype="initial_state_dtype"),
+            Argument("ginitial_key_sum", ("B", "H", "E"), dtype="initial_key_sum_dtype"),
+        ),
+        scalars=(
+            Scalar("scale", 1.0),
+        ),
+        flags=("product_dtype",),
+    ),
+)
+_prepared_backward = BACKWARD.prepared.get
+
+
+def linear_attention_backward(
+    gout: Tensor, q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None = None,
+    initial_key_sum: Tensor | None = None, norm: Tensor | None = None,
+    gout_dot_out: Tensor | None = None, gfinal_state: Tensor | None = None,
+    gfinal_key_sum: Tensor | None = None, scale: float = 1.0, allow_tf32: bool = False,
+) -> Any:
+    """The backward pass: causal dot product: attention without softmax, in linear time.
+
+    S_t = S_{t-1} + k_t v_t^T,  z_t = z_{t-1} + k_t;  S_0, z_0 as given, else 0
+    out_t = scale * q_t S_t, and where norm is wanted, divided by
+    norm_t = scale * q_t . z_t + eps
+
+    Gradients, with g = gout / norm and n = -gout_dot_out / norm (without norm: g = gout, n = 0):
+    gq_t = scale * (S_t g_t + n_t z_t)
+    G_t = G_{t+1} + scale * q_t g_t^T,  y_t = y_{t+1} + scale * n_t q_t
+    gk_t = G_t v_t + y_t,  gv_t = k_t G_t
+    from the gradients of the final state and key sum, to those of the initial ones
+
+    Args:
+        gout: [B, H, T, M]; gradient of out; dtype of q; the last dim contiguous, any strides of B,
+            H and T.
+        q: [B, H, T, E]; fp32, fp16 or bf16; the last dim contiguous, any strides of B, H and T.
+        k: [B, H, T, E]; dtype of q.
+        v: [B, H, T, M]; dtype of q.
+        initial_state: [B, H, E, M]; fp32; S before the first step; None: 0.
+        initial_key_sum: [B, H, E]; fp32; z before the first step; None: 0.
+        norm: [B, H, T]; fp32, as the forward pass returned it.
+        gout_dot_out: [B, H, T]; fp32; sum over m of gout * out, with norm.
+        gfinal_state: [B, H, E, M]; fp32; gradient of final_state.
+        gfinal_key_sum: [B, H, E]; fp32; gradient of final_key_sum.
+        scale: As in the forward pass.
+        allow_tf32: Whether fp32 operands of products may be rounded to TF32; of no effect on other
+            dtypes.
+    Returns:
+        gq: [B, H, T, E]; dtype and layout of q.
+        gk: [B, H, T, E]; dtype and layout of k.
+        gv: [B, H, T, M]; dtype and layout of v.
+        ginitial_state: [B, H, E, M]; fp32; gradient of initial_state. Only with initial_state.
+        ginitial_key_sum: [B, H, E]; fp32; gradient of initial_key_sum. Only with initial_key_sum.
+    Raises:
+        ValueError: If shapes, strides, devices or scalars are not as said above.
+        TypeError: If a dtype is not supported.
+        NotImplementedError: If a gradient is wanted; the function records none.
+        DispatchError: If the library has no kernel for the device.
+
+    Source: Katharopoulos, Vyas, Pappas and Fleuret 2020, arXiv:2006.16236.
+    """
+    if _is_compiling():
+        return unpacked(torch.ops.kgen_ops.linear_attention_backward(
+            gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+            gfinal_key_sum, scale, allow_tf32,
+        ))
+    if (
+        dispatch_modes()
+        or transforms()
+        or type(gout) not in PLAIN_TENSORS
+        or type(q) not in PLAIN_TENSORS
+        or type(k) not in PLAIN_TENSORS
+        or type(v) not in PLAIN_TENSORS
+        or type(initial_state) not in PLAIN_OR_NONE
+        or type(initial_key_sum) not in PLAIN_OR_NONE
+        or type(norm) not in PLAIN_OR_NONE
+        or type(gout_dot_out) not in PLAIN_OR_NONE
+        or type(gfinal_state) not in PLAIN_OR_NONE
+        or type(gfinal_key_sum) not in PLAIN_OR_NONE
+    ):
+        return BACKWARD.dispatched(
+            (
+                gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+                gfinal_key_sum,
+            ),
+            (scale,),
+            (allow_tf32,),
+        )
+    if _is_grad_enabled() and (
+        gout.requires_grad
+        or q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (initial_state is not None and initial_state.requires_grad)
+        or (initial_key_sum is not None and initial_key_sum.requires_grad)
+        or (norm is not None and norm.requires_grad)
+        or (gout_dot_out is not None and gout_dot_out.requires_grad)
+        or (gfinal_state is not None and gfinal_state.requires_grad)
+        or (gfinal_key_sum is not None and gfinal_key_sum.requires_grad)
+    ):
+        BACKWARD.refuse_grad(
+            (
+                gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+                gfinal_key_sum,
+            ),
+        )
+    return _linear_attention_backward(
+        gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+        gfinal_key_sum, scale, allow_tf32,
+    )
+
+
+def _linear_attention_backward(
+    gout: Tensor, q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None = None,
+    initial_key_sum: Tensor | None = None, norm: Tensor | None = None,
+    gout_dot_out: Tensor | None = None, gfinal_state: Tensor | None = None,
+    gfinal_key_sum: Tensor | None = None, scale: float = 1.0, allow_tf32: bool = False,
+) -> Any:
+    """Launch the kernel that was prepared for such arguments, or prepare one."""
+    gout_ptr = gout.data_ptr()
+    q_ptr = q.data_ptr()
+    k_ptr = k.data_ptr()
+    v_ptr = v.data_ptr()
+    if initial_state is None:
+        initial_state_ptr = 0
+        initial_state_layout: Any = None
+    else:
+        initial_state_ptr = initial_state.data_ptr()
+        initial_state_layout = (
+            initial_state.shape, initial_state.stride(), initial_state.dtype,
+            initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
+        )
+    if initial_key_sum is None:
+        initial_key_sum_ptr = 0
+        initial_key_sum_layout: Any = None
+    else:
+        initial_key_sum_ptr = initial_key_sum.data_ptr()
+        initial_key_sum_layout = (
+            initial_key_sum.shape, initial_key_sum.stride(), initial_key_sum.dtype,
+            initial_key_sum.get_device(), initial_key_sum_ptr & 31 if initial_key_sum_ptr else -1,
+        )
+    if norm is None:
+        norm_ptr = 0
+        norm_layout: Any = None
+    else:
+        norm_ptr = norm.data_ptr()
+        norm_layout = (
+            norm.shape, norm.stride(), norm.dtype, norm.get_device(),
+            norm_ptr & 31 if norm_ptr else -1,
+        )
+    if gout_dot_out is None:
+        gout_dot_out_ptr = 0
+        gout_dot_out_layout: Any = None
+    else:
+        gout_dot_out_ptr = gout_dot_out.data_ptr()
+        gout_dot_out_layout = (
+            gout_dot_out.shape, gout_dot_out.stride(), gout_dot_out.dtype,
+            gout_dot_out.get_device(), gout_dot_out_ptr & 31 if gout_dot_out_ptr else -1,
+        )
+    if gfinal_state is None:
+        gfinal_state_ptr = 0
+        gfinal_state_layout: Any = None
+    else:
+        gfinal_state_ptr = gfinal_state.data_ptr()
+        gfinal_state_layout = (
+            gfinal_state.shape, gfinal_state.stride(), gfinal_state.dtype,
+            gfinal_state.get_device(), gfinal_state_ptr & 31 if gfinal_state_ptr else -1,
+        )
+    if gfinal_key_sum is None:
+        gfinal_key_sum_ptr = 0
+        gfinal_key_sum_layout: Any = None
+    else:
+        gfinal_key_sum_ptr = gfinal_key_sum.data_ptr()
+        gfinal_key_sum_layout = (
+            gfinal_key_sum.shape, gfinal_key_sum.stride(), gfinal_key_sum.dtype,
+            gfinal_key_sum.get_device(), gfinal_key_sum_ptr & 31 if gfinal_key_sum_ptr else -1,
+        )
+    device_index = gout.get_device()
+    # All that a launch was chosen by: layout, dtype, device, alignment.
+    layout = (
+        gout.shape, gout.stride(), gout.dtype, device_index, gout_ptr & 31,
+        q.shape, q.stride(), q.dtype, q.get_device(), q_ptr & 31,
+        k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
+        v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
+        initial_state_layout,
+        initial_key_sum_layout,
+        norm_layout,
+        gout_dot_out_layout,
+        gfinal_state_layout,
+        gfinal_key_sum_layout,
+        allow_tf32,
+    )
+    prepared = _prepared_backward(layout)
+    if prepared is None or not (gout_ptr and q_ptr and k_ptr and v_ptr):
+        return BACKWARD.call(
+            layout,
+            (
+                gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+                gfinal_key_sum,
+            ),
+            (scale,),
+            (allow_tf32,),
+        )
+    launch, stream, empty_like = prepared
+    if initial_state is None and initial_key_sum is None:
+        gq = empty_like(q)
+        gk = empty_like(k)
+        gv = empty_like(v)
+        launch(
+            stream(device_index), gout_ptr, q_ptr, k_ptr, v_ptr, initial_state_ptr,
+            initial_key_sum_ptr, norm_ptr, gout_dot_out_ptr, gfinal_state_ptr, gfinal_key_sum_ptr,
+            gq.data_ptr(), gk.data_ptr(), gv.data_ptr(), 0, 0, scale,
+        )
+        return gq, gk, gv
+    gq = empty_like(q)
+    gk = empty_like(k)
+    gv = empty_like(v)
+    ginitial_state = empty_like(initial_state) if initial_state is not None else None
+    ginitial_key_sum = empty_like(initial_key_sum) if initial_key_sum is not None else None
+    launch(
+        stream(device_index), gout_ptr, q_ptr, k_ptr, v_ptr, initial_state_ptr, initial_key_sum_ptr,
+        norm_ptr, gout_dot_out_ptr, gfinal_state_ptr, gfinal_key_sum_ptr, gq.data_ptr(),
+        gk.data_ptr(), gv.data_ptr(), 0 if ginitial_state is None else ginitial_state.data_ptr(),
+        0 if ginitial_key_sum is None else ginitial_key_sum.data_ptr(), scale,
+    )
+    return present(gq, gk, gv, ginitial_state, ginitial_key_sum)
+
+
+def _fake_linear_attention_backward(
+    gout: Tensor, q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None = None,
+    initial_key_sum: Tensor | None = None, norm: Tensor | None = None,
+    gout_dot_out: Tensor | None = None, gfinal_state: Tensor | None = None,
+    gfinal_key_sum: Tensor | None = None, scale: float = 1.0, allow_tf32: bool = False,
+) -> Any:
+    """Allocate the results without computing them."""
+    gq = dense_like(q)
+    gk = dense_like(k)
+    gv = dense_like(v)
+    ginitial_state = (
+        torch.empty_like(initial_state, memory_format=torch.contiguous_format)
+        if initial_state is not None else None
+    )
+    ginitial_key_sum = (
+        torch.empty_like(initial_key_sum, memory_format=torch.contiguous_format)
+        if initial_key_sum is not None else None
+    )
+    return present(gq, gk, gv, ginitial_state, ginitial_key_sum)
+
+
+_library_backward = register(
+    "linear_attention_backward(Tensor gout, Tensor q, Tensor k, Tensor v, Tensor? "
+    "initial_state=None, Tensor? initial_key_sum=None, Tensor? norm=None, Tensor? "
+    "gout_dot_out=None, Tensor? gfinal_state=None, Tensor? gfinal_key_sum=None, float "
+    "scale=1.0, bool allow_tf32=False) -> Tensor[]",
+    _linear_attention_backward,
+    _fake_linear_attention_backward,
+    BACKWARD.refuse_grad,
+)

@@ -115,6 +115,77 @@ def naive_2(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
     return run
 
 
+def naive_3(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=64)."""
+    size_b = call.B
+    size_e = call.E
+    size_h = call.H
+    size_t = call.T
+    size_m = call.M
+    gout_stride_b = call.gout_stride_B
+    gout_stride_h = call.gout_stride_H
+    gout_stride_t = call.gout_stride_T
+    k_stride_b = call.k_stride_B
+    k_stride_h = call.k_stride_H
+    k_stride_t = call.k_stride_T
+    v_stride_b = call.v_stride_B
+    v_stride_h = call.v_stride_H
+    v_stride_t = call.v_stride_T
+    gq_stride_b = call.gq_stride_B
+    gq_stride_h = call.gq_stride_H
+    gq_stride_t = call.gq_stride_T
+    q_stride_b = call.q_stride_B
+    q_stride_h = call.q_stride_H
+    q_stride_t = call.q_stride_T
+    gk_stride_b = call.gk_stride_B
+    gk_stride_h = call.gk_stride_H
+    gk_stride_t = call.gk_stride_T
+    gv_stride_b = call.gv_stride_B
+    gv_stride_h = call.gv_stride_H
+    gv_stride_t = call.gv_stride_T
+    launch_1 = file.launcher(
+        "linear_attention_backward_q", "pppppppppqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
+    )
+    grid_1_x = ceil_div(size_b * size_h * size_e, 64)
+    launch_2 = file.launcher(
+        "linear_attention_backward_k", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
+    )
+    grid_2_x = ceil_div(size_b * size_h * size_e, 64)
+    launch_3 = file.launcher(
+        "linear_attention_backward_v", "ppppppppqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
+    )
+    grid_3_x = ceil_div(size_b * size_h * size_m, 64)
+
+    def run(
+        stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
+        norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
+        gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
+    ) -> None:
+        states = torch.empty(
+            size_b * size_h * size_e * size_m, dtype=torch.float32, device=file.device,
+        )
+        launch_1(
+            stream, grid_1_x, 1, 1, gout, k, v, initial_state, initial_key_sum, norm, gout_dot_out,
+            gq, states.data_ptr(), size_b, size_h, size_t, size_e, size_m, gout_stride_b,
+            gout_stride_h, gout_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
+            v_stride_h, v_stride_t, gq_stride_b, gq_stride_h, gq_stride_t, scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, gout, q, v, norm, gout_dot_out, gfinal_state, gfinal_key_sum,
+            gk, ginitial_key_sum, states.data_ptr(), size_b, size_h, size_t, size_e, size_m,
+            gout_stride_b, gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t,
+            v_stride_b, v_stride_h, v_stride_t, gk_stride_b, gk_stride_h, gk_stride_t, scale,
+        )
+        launch_3(
+            stream, grid_3_x, 1, 1, gout, q, k, norm, gfinal_state, gv, ginitial_state,
+            states.data_ptr(), size_b, size_h, size_t, size_e, size_m, gout_stride_b, gout_stride_h,
+            gout_stride_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t,
+            gv_stride_b, gv_stride_h, gv_stride_t, scale,
+        )
+
+    return run
+
+
 FORWARD = (
     SafeRow(
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
@@ -883,5 +954,777 @@ FORWARD = (
         kernel="71bd5c9a09ff",
         config="naive(threads=64)",
         bind=naive_2,
+    ),
+)
+
+
+BACKWARD = (
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "none", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "none", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "none", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "fp32", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "fp32", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "fp32", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "fp32", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "none", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "none", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "none", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "none", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "fp32", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "fp32", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "fp32", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "fp32", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "none", "none", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "none", "none", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "none", "none", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "none", "fp32", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "none", "fp32", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "none", "fp32", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "none", "fp32", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "fp32", "none", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "fp32", "none", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "fp32", "none", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "fp32", "none", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "fp32", "fp32", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "fp32", "fp32", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "fp32", "fp32", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "none", "fp32", "fp32", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "none", "none", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "none", "none", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "none", "none", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "none", "none", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "none", "fp32", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "none", "fp32", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "none", "fp32", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "none", "fp32", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "fp32", "none", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "fp32", "none", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "fp32", "none", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "fp32", "none", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "fp32", "fp32", "none", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "fp32", "fp32", "none", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "fp32", "fp32", "fp32", "none"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "tf32", "fp32", "fp32", "fp32", "fp32", "fp32"),
+        kernel="579228927067",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "none", "none", "none", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "none", "none", "none", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "none", "none", "fp32", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "none", "none", "fp32", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "none", "fp32", "none", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "none", "fp32", "none", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "none", "fp32", "fp32", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "none", "fp32", "fp32", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32", "none", "none", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32", "none", "none", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32", "none", "fp32", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32", "none", "fp32", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32", "fp32", "none", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32", "fp32", "none", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32", "fp32", "fp32", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "none", "fp32", "fp32", "fp32", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "none", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "none", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "fp32", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "fp32", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "none", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "none", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "fp32", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "fp32", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "none", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "none", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "fp32", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "fp32", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "none", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "none", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "fp32", "none"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "fp32", "fp32"),
+        kernel="b6f7aa474438",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "none", "none", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "none", "fp32", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "none", "fp32", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "fp32", "none", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "fp32", "none", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "fp32", "fp32", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "fp32", "fp32", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "none", "none", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "none", "none", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "none", "fp32", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "none", "fp32", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "fp32", "none", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "fp32", "none", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "fp32", "fp32", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "fp32", "fp32", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "none", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "none", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "fp32", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "fp32", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "fp32", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "fp32", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "none", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "none", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "fp32", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "fp32", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "none", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "none", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "fp32", "none"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "fp32", "fp32"),
+        kernel="06283533f1ad",
+        config="naive(threads=64)",
+        bind=naive_3,
     ),
 )

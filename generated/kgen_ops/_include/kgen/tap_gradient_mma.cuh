@@ -13,8 +13,20 @@
 namespace kgen {
 namespace detail {
 
-// Fragments of sums over batch rows: A is 16 columns of g, B is 8 columns of x, kRows rows of each.
-// load_b brings two neighbouring tiles of columns.
+// Where the rows lie that a fragment sums over: batch rows, each Fold times, a tile of 16 columns further
+// on each time. Every tile is followed by a gap, so that eight rows of a matrix meet no bank twice.
+template <class T, int Fold>
+struct GradientRows {
+    static constexpr int kGap = Fold == 1 ? 0 : 16 / static_cast<int>(sizeof(T));
+    static constexpr int kTile = 16 + kGap;
+
+    int stride;  // of batch rows
+
+    KGEN_DEVICE int operator()(int row) const { return row / Fold * stride + row % Fold * kTile; }
+};
+
+// Fragments of sums over rows: A is 16 columns of g, B is 8 columns of x, kRows rows of each from `first`
+// on. load_b brings two neighbouring tiles of columns.
 struct Tf32GradientEngine {
     static constexpr int kRows = 8;
     static constexpr int kPasses = 3;
@@ -27,23 +39,24 @@ struct Tf32GradientEngine {
         u32 hi[2], lo[2];
     };
 
-    static KGEN_DEVICE A load_a(const float* g, int stride) {
+    template <class Rows>
+    static KGEN_DEVICE A load_a(const float* g, Rows rows, int first) {
         const MmaLane lane = mma_lane();
-        const float* at = g + lane.q * stride + lane.g;
         A a;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            split_tf32(at[i / 2 * 4 * stride + i % 2 * 8], a.hi[i], a.lo[i]);
+            split_tf32(g[rows(first + lane.q + i / 2 * 4) + lane.g + i % 2 * 8], a.hi[i], a.lo[i]);
         return a;
     }
 
-    static KGEN_DEVICE void load_b(const float* x, int stride, B& first, B& second) {
+    template <class Rows>
+    static KGEN_DEVICE void load_b(const float* x, Rows rows, int first, B& left, B& right) {
         const MmaLane lane = mma_lane();
-        const float* at = x + lane.q * stride + lane.g;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            split_tf32(at[i * 4 * stride], first.hi[i], first.lo[i]);
-            split_tf32(at[i * 4 * stride + 8], second.hi[i], second.lo[i]);
+            const float* at = x + rows(first + lane.q + i * 4) + lane.g;
+            split_tf32(at[0], left.hi[i], left.lo[i]);
+            split_tf32(at[8], right.hi[i], right.lo[i]);
         }
     }
 
@@ -62,14 +75,14 @@ KGEN_DEVICE void load_gradient_a(u32 (&pairs)[4], At at) {
 }
 
 template <class At>
-KGEN_DEVICE void load_gradient_b(u32 (&first)[2], u32 (&second)[2], At at) {
+KGEN_DEVICE void load_gradient_b(u32 (&left)[2], u32 (&right)[2], At at) {
     const int matrix = lane_id() / 8, row = lane_id() % 8;
     u32 pairs[4];
     ldmatrix<4, true>(pairs, at(matrix % 2 * 8 + row, matrix / 2 * 8));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        first[i] = pairs[i];
-        second[i] = pairs[2 + i];
+        left[i] = pairs[i];
+        right[i] = pairs[2 + i];
     }
 }
 
@@ -86,23 +99,30 @@ struct SplitGradientEngine {
         u32 hi[2], lo[2];
     };
 
-    static KGEN_DEVICE A load_a(const float* g, int stride) {
+    template <class Rows>
+    static KGEN_DEVICE A load_a(const float* g, Rows rows, int first) {
         A a;
-        load_gradient_a(a.hi, [=](int row, int column) { return g + row * stride + column; });
-        load_gradient_a(a.lo, [=](int row, int column) { return g + row * stride + column + 4; });
+        load_gradient_a(a.hi,
+                        [=](int row, int column) { return g + rows(first + row) + column; });
+        load_gradient_a(a.lo,
+                        [=](int row, int column) { return g + rows(first + row) + column + 4; });
         return a;
     }
 
-    static KGEN_DEVICE void load_b(const float* x, int stride, B& first, B& second) {
-        load_gradient_b(first.hi, second.hi,
-                        [=](int row, int column) { return x + row * stride + column; });
-        load_gradient_b(first.lo, second.lo,
-                        [=](int row, int column) { return x + row * stride + column + 4; });
+    template <class Rows>
+    static KGEN_DEVICE void load_b(const float* x, Rows rows, int first, B& left, B& right) {
+        load_gradient_b(left.hi, right.hi,
+                        [=](int row, int column) { return x + rows(first + row) + column; });
+        load_gradient_b(left.lo, right.lo,
+                        [=](int row, int column) { return x + rows(first + row) + column + 4; });
     }
 
-    // Split a row of `columns` (a multiple of 8) numbers where they lie; by a whole warp.
+    // Split a row of `columns` (a multiple of 8) numbers where they lie, a gap behind every 16 of them;
+    // by a whole warp.
+    template <int Gap>
     static KGEN_DEVICE void split_row(float* row, int columns, float scale) {
-        for (int i = lane_id() * 8; i < columns; i += kWarpSize * 8) {
+        for (int column = lane_id() * 8; column < columns; column += kWarpSize * 8) {
+            const int i = column + column / 16 * Gap;
             const Vec<float, 4> early = *reinterpret_cast<const Vec<float, 4>*>(row + i);
             const Vec<float, 4> late = *reinterpret_cast<const Vec<float, 4>*>(row + i + 4);
             Vec<u32, 4> hi, lo;
@@ -136,15 +156,18 @@ struct HalfGradientEngine {
         u32 pair[2];
     };
 
-    static KGEN_DEVICE A load_a(const T* g, int stride) {
+    template <class Rows>
+    static KGEN_DEVICE A load_a(const T* g, Rows rows, int first) {
         A a;
-        load_gradient_a(a.pair, [=](int row, int column) { return g + row * stride + column; });
+        load_gradient_a(a.pair,
+                        [=](int row, int column) { return g + rows(first + row) + column; });
         return a;
     }
 
-    static KGEN_DEVICE void load_b(const T* x, int stride, B& first, B& second) {
-        load_gradient_b(first.pair, second.pair,
-                        [=](int row, int column) { return x + row * stride + column; });
+    template <class Rows>
+    static KGEN_DEVICE void load_b(const T* x, Rows rows, int first, B& left, B& right) {
+        load_gradient_b(left.pair, right.pair,
+                        [=](int row, int column) { return x + rows(first + row) + column; });
     }
 
     template <int Pass>
@@ -163,13 +186,16 @@ struct GradientEngineOf<float> {
 };
 
 // The groups of distances that one warp sums, of what a block has staged.
-template <class Engine, class T, int Group, int Batch, bool Promote>
+template <class Engine, class T, int Group, int Batch, int Fold, bool Promote>
 class TapGradientWarp {
     using A = typename Engine::A;
     using B = typename Engine::B;
+    using Rows = GradientRows<T, Fold>;
 
-    static constexpr int kParts = Batch / Engine::kRows;  // fragments that cover the batch rows
+    static constexpr int kParts = Batch / Engine::kRows;  // fragments that cover the rows
     static constexpr int kUnroll = Group / 2;  // tiles of g until the window of x is renewed
+    // Pairs of fragments of x that are new to a tile of g. The tiles that a fold skips are rows.
+    static constexpr int kNew = Fold == 1 ? 1 : Group / 2;
     static constexpr int kTileStride = 9;      // of a tile in scratch
 
     static_assert(Group % 2 == 0, "a tile of g is two tiles of x further");
@@ -182,8 +208,9 @@ class TapGradientWarp {
     };
 
 public:
-    KGEN_DEVICE TapGradientWarp(const T* gs, const T* xs, int stride, int tiles)
-        : gs_(gs), xs_(xs), stride_(stride), tiles_(tiles) {}
+    // first_row: of `Batch` rows that are summed over, Fold to a batch row.
+    KGEN_DEVICE TapGradientWarp(const T* gs, const T* xs, int stride, int first_row, int tiles)
+        : gs_(gs), xs_(xs), rows_{stride}, first_row_(first_row), tiles_(tiles) {}
 
     // Add the group's sums, times 2^exponent, to its line: line[8 i + j] is the distance
     // t - u = 16 * first_tile - 8 + 8 * i + (j - 7). Always by the same warp, in the same order.
@@ -218,7 +245,7 @@ private:
     KGEN_DEVICE void sum_group(Sums& sums, int first_tile) {
         B window[Group][kParts] = {};
 #pragma unroll 1
-        for (int tile = first_tile; tile < tiles_; tile += kUnroll) {
+        for (int tile = first_tile; tile < tiles_; tile += kUnroll * Fold) {
             if constexpr (Promote) {
                 Main chain = {};
                 walk(chain, sums.small, window, tile, first_tile);
@@ -232,22 +259,27 @@ private:
         }
     }
 
-    // kUnroll tiles of g, after which the window is where it was.
+    // kUnroll tiles of g, Fold apart, after which the window is where it was.
     template <class Small>
     KGEN_DEVICE void walk(Main& acc, Small& small, B (&window)[Group][kParts], int tile,
                           int first_tile) {
 #pragma unroll
         for (int ahead = 0; ahead < kUnroll; ++ahead) {
-            if (tile + ahead >= tiles_) break;
-            const T* g = gs_ + 16 * (tile + ahead);
-            const T* x = xs_ + 16 * (tile + ahead - first_tile);
+            const int at = tile + ahead * Fold;
+            if (at >= tiles_) break;
+            const T* g = gs_ + Rows::kTile * at;
+            const T* x = xs_ + Rows::kTile * (at - first_tile);
             A a[kParts];
 #pragma unroll
             for (int part = 0; part < kParts; ++part) {
-                const int rows = part * Engine::kRows * stride_;
-                a[part] = Engine::load_a(g + rows, stride_);
-                Engine::load_b(x + rows, stride_, window[2 * ahead][part],
-                               window[2 * ahead + 1][part]);
+                const int first = first_row_ + part * Engine::kRows;
+                a[part] = Engine::load_a(g, rows_, first);
+#pragma unroll
+                for (int back = 0; back < kNew; ++back) {
+                    const int left = (2 * (ahead - back) + Group) % Group;
+                    Engine::load_b(x - Rows::kTile * back, rows_, first, window[left][part],
+                                   window[left + 1][part]);
+                }
             }
             if constexpr (Engine::kPasses == 3) {
                 pass<0>(acc, small, a, window, ahead);
@@ -271,19 +303,23 @@ private:
 
     const T* gs_;
     const T* xs_;
-    int stride_, tiles_;
+    Rows rows_;
+    int first_row_, tiles_;
 };
 
 }  // namespace detail
 
 // gw[columns - 1 - d] = sum over b and t of g[b][t] * x[b][t - d]. A block has one channel and all
-// batch rows, `Batch` of them in shared memory at a time.
+// batch rows, `Batch` of them in a product at a time.
 //
 // P[t][u] = sum over b of g[b][t] * x[b][u] is a product of matrices, summed along its diagonals.
 // Tiles of P (16 x 8) at one distance t - u have one accumulator between them, for all their t. A
 // warp holds `Group` distances in steps of 8 and walks down t: a fragment of x meets the first
 // distance at one tile of g, the third at the next, and stays in registers until it has met all.
-template <class T, class W, int Group, int Batch, int Warps>
+//
+// Fold, for small batches: at one distance, Fold neighbouring tiles of g and theirs of x are summed over
+// like as many batch rows. Fragments of x are then loaded anew for each tile of g.
+template <class T, class W, int Group, int Batch, int Fold, int Warps>
 class TapGradientMma {
     using Best = typename detail::GradientEngineOf<T>::type;
     static constexpr bool kSplit = Best::kSmall;
@@ -292,6 +328,12 @@ class TapGradientMma {
     static constexpr int kLine = 8 * Group + 16;  // sums by d of a group; the last one is not used
     static constexpr int kScratch = 272;          // a tile, seven rows of zeros before and after it
     static constexpr bool kPromote = sizeof(W) == 4;  // an fp32 gw, see mma.cuh
+    using Rows = detail::GradientRows<T, Fold>;
+    static constexpr int kStaged = Batch / Fold;  // batch rows in shared memory
+    static constexpr int kFront = Fold == 1 ? 0 : Group / 2;  // tiles of zeros before a row ...
+    static constexpr int kBack = Fold - 1;                    // ... and behind it
+
+    static_assert(Batch % Fold == 0, "products sum over whole batch rows");
 
 public:
     KGEN_DEVICE void operator()(const T* g, const T* x, W* gw, i64 batch, i64 channels,
@@ -301,52 +343,63 @@ public:
         tiles_ = (columns + 15) / 16;
         const int padded = 16 * tiles_;
         // The eight rows of a matrix meet no bank twice.
-        stride_ = ((padded * static_cast<int>(sizeof(T)) + 127) / 128 * 128 + 16) /
-                  static_cast<int>(sizeof(T));
+        constexpr int kSize = static_cast<int>(sizeof(T));
+        const int stored = Rows::kTile * (kFront + tiles_ + kBack);
+        stride_ = ((stored * kSize + 127) / 128 * 128 + 16 * min(Fold, 4)) / kSize;
         groups_ = (2 * tiles_ + Group - 1) / Group;
 
-        // Shared memory: T gs[Batch][stride]; T xs[Batch][stride]; float lines[groups][kLine];
+        // Shared memory: T gs[kStaged][stride]; T xs[kStaged][stride]; float lines[groups][kLine];
         // float scratch[Warps][kScratch].
-        gs_ = dynamic_smem<T>();
-        xs_ = gs_ + Batch * stride_;
-        lines_ = reinterpret_cast<float*>(xs_ + Batch * stride_);
+        T* staged = dynamic_smem<T>();
+        gs_ = staged + Rows::kTile * kFront;
+        xs_ = gs_ + kStaged * stride_;
+        lines_ = reinterpret_cast<float*>(staged + 2 * kStaged * stride_);
         for (int i = thread_rank(); i < groups_ * kLine + Warps * kScratch; i += kThreads)
             lines_[i] = 0.0f;
+        if constexpr (Fold > 1)
+            for (int i = thread_rank(); i < 2 * kStaged * stride_; i += kThreads)
+                staged[i] = from_float<T>(0.0f);
 
         g += channel * columns;
         x += channel * columns;
         bool tame = true;
-        for (i64 first = 0; first < batch; first += Batch) {
+        for (i64 first = 0; first < batch; first += kStaged) {
             // 1. Stage; rows that do not exist are zeros.
             sync_block();
-            const int rows = static_cast<int>(min(batch - first, static_cast<i64>(Batch)));
-            stage_rows(gs_, stride_, g + first * stride, stride, rows, columns, padded, kThreads);
-            stage_rows(xs_, stride_, x + first * stride, stride, rows, columns, padded, kThreads);
+            const int rows = static_cast<int>(min(batch - first, static_cast<i64>(kStaged)));
+            stage_rows<T, 16, Rows::kGap>(gs_, stride_, g + first * stride, stride, rows, columns,
+                                          padded, kThreads);
+            stage_rows<T, 16, Rows::kGap>(xs_, stride_, x + first * stride, stride, rows, columns,
+                                          padded, kThreads);
             cp_async_commit();
-            for (int i = rows * stride_ + thread_rank(); i < Batch * stride_; i += kThreads) {
-                gs_[i] = from_float<T>(0.0f);
-                xs_[i] = from_float<T>(0.0f);
+            for (int row = rows; row < kStaged; ++row) {
+                for (int i = thread_rank(); i < Rows::kTile * tiles_; i += kThreads) {
+                    gs_[row * stride_ + i] = from_float<T>(0.0f);
+                    xs_[row * stride_ + i] = from_float<T>(0.0f);
+                }
             }
             cp_async_wait_all();
             sync_block();
 
             // 2. Groups of distances.
-            const Magnitudes of_g = magnitudes(gs_, rows, padded, 0);
-            const Magnitudes of_x = magnitudes(xs_, rows, padded, 1);
+            const Magnitudes of_g = magnitudes(gs_, rows, 0);
+            const Magnitudes of_x = magnitudes(xs_, rows, 1);
             tame = tame && of_g.tame() && of_x.tame();
             if (!tame) break;  // all threads know the same
             if constexpr (!kSplit) {
                 sum_groups<Best, Batch>(channel, 0, 0);
             } else if (of_g.splits() && of_x.splits()) {
                 for (int row = thread_rank() / kWarpSize; row < rows; row += Warps) {
-                    Best::split_row(gs_ + row * stride_, padded, power_of_two(of_g.exponent()));
-                    Best::split_row(xs_ + row * stride_, padded, power_of_two(of_x.exponent()));
+                    Best::template split_row<Rows::kGap>(gs_ + row * stride_, padded,
+                                                         power_of_two(of_g.exponent()));
+                    Best::template split_row<Rows::kGap>(xs_ + row * stride_, padded,
+                                                         power_of_two(of_x.exponent()));
                 }
                 sync_block();
                 sum_groups<Best, Batch>(channel, 0, -(of_g.exponent() + of_x.exponent()));
             } else {  // eight rows at a time, not to need more registers than the usual way does
 #pragma unroll 1
-                for (int row = 0; row < rows; row += 8)
+                for (int row = 0; row < rows * Fold; row += 8)
                     sum_groups<detail::Tf32GradientEngine, 8>(channel, row, 0);
             }
         }
@@ -365,12 +418,12 @@ public:
 
 private:
     // Of what is staged, for all threads; a block barrier. `which` call it is between two others.
-    KGEN_DEVICE Magnitudes magnitudes(const T* values, int rows, int padded, int which) const {
+    KGEN_DEVICE Magnitudes magnitudes(const T* values, int rows, int which) const {
         __shared__ u32 found[2][Warps][2];
         const int warp = thread_rank() / kWarpSize;
         Magnitudes mine;
         for (int row = warp; row < rows; row += Warps)
-            mine.add_row(values + row * stride_, padded);
+            mine.add_row(values + row * stride_, Rows::kTile * tiles_);  // gaps are zeros
         mine.combine();
         if (lane_id() == 0) mine.write(found[which][warp]);
         sync_block();
@@ -380,15 +433,14 @@ private:
         return all;
     }
 
-    // This warp's pairs of groups, `Rows` batch rows from `row` on; left-over pairs rotate over the
-    // warps.
-    template <class Engine, int Rows>
+    // This warp's pairs of groups, `Count` rows from `row` on; left-over pairs rotate over the warps.
+    template <class Engine, int Count>
     KGEN_DEVICE void sum_groups(i64 channel, int row, int exponent) {
         const int warp = thread_rank() / kWarpSize;
         const int worker = (warp + static_cast<int>(channel % Warps)) % Warps;
         float* scratch = lines_ + groups_ * kLine + warp * kScratch;
-        detail::TapGradientWarp<Engine, T, Group, Rows, kPromote> sum(
-            gs_ + row * stride_, xs_ + row * stride_, stride_, tiles_);
+        detail::TapGradientWarp<Engine, T, Group, Count, Fold, kPromote> sum(gs_, xs_, stride_, row,
+                                                                             tiles_);
         share_out<true>(groups_, worker, Warps, [&](int group) {
             sum(group * (Group / 2), exponent, lines_ + group * kLine, scratch);
         });

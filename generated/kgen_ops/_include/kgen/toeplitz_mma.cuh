@@ -223,11 +223,12 @@ public:
         // need it; T xs[rows][x_stride].
         const int stored = place(padded_ + kSpan - kRows);  // of a row, with the zeros
         const int elements = padded_ + kRows;
-        band_bytes_ = static_cast<int>(sizeof(W)) * ((2 * elements + 127) / 128 * 128 + 64);
+        const int band_bytes =
+            static_cast<int>(sizeof(W)) * ((2 * elements + 127) / 128 * 128 + 64);
         x_stride_ = ((stored * static_cast<int>(sizeof(T)) + 127) / 128 * 128 + kSkew) /
                     static_cast<int>(sizeof(T));
         u8* memory = dynamic_smem<u8>();
-        xs_ = reinterpret_cast<T*>(memory + band_bytes_);
+        xs_ = reinterpret_cast<T*>(memory + band_bytes);
         begin_ = xs_ + (kLower ? place(kSpan - kRows) : 0);
 
         stage(x, stored);
@@ -235,6 +236,8 @@ public:
 #pragma unroll 8
         for (int i = lane_id(); i < columns; i += kWarpSize) of_taps.add(to_float(taps_[i]));
         of_taps.combine();
+        // While rows are on their way; of no use if this block turns out to need other numbers.
+        put_band<Best>(elements, of_taps.exponent());
         cp_async_wait_all();
         sync_block();
 
@@ -258,8 +261,11 @@ public:
         } else if (fate == kSplits) {
             for (int row = warp; row < rows_; row += Warps)
                 Best::split_row(xs_ + row * x_stride_, stored, power_of_two(exponents[row]));
+            sync_block();
             multiply<Best>(elements, of_taps.exponent(), exponents);
         } else {
+            put_band<detail::Tf32Engine<T>>(elements, 0);
+            sync_block();
             multiply<detail::Tf32Engine<T>>(elements, 0, nullptr);
         }
     }
@@ -288,13 +294,18 @@ private:
         cp_async_commit();
     }
 
-    // exponents: of the batch rows, where the engine splits.
+    // Elements of one copy of an engine's band.
+    template <class Band>
+    static KGEN_DEVICE int copy_of(int elements) {
+        constexpr int kSize = static_cast<int>(sizeof(Band));
+        return ((elements * kSize + 127) / 128 * 128 + 64) / kSize;
+    }
+
     template <class Engine>
-    KGEN_DEVICE void multiply(int elements, int taps_exponent, const int* exponents) {
+    KGEN_DEVICE void put_band(int elements, int taps_exponent) const {
         using Band = typename Engine::Band;
         Band* band = dynamic_smem<Band>();
-        const int copy = ((elements * static_cast<int>(sizeof(Band)) + 127) / 128 * 128 + 64) /
-                         static_cast<int>(sizeof(Band));
+        const int copy = copy_of<Band>(elements);
         const float scale = Engine::kSmall ? power_of_two(taps_exponent) : 1.0f;
         const auto element = [&](int i) {
             return to_float(band_element<Side>(taps_, columns_, front_, i)) * scale;
@@ -302,8 +313,14 @@ private:
 #pragma unroll 2
         for (int i = 2 * thread_rank(); i < elements; i += 2 * kThreads)  // elements are even
             Engine::put(band, copy, i, element(i), element(i + 1), element(i + 2));
-        sync_block();
+    }
 
+    // The engine's band is in shared memory. exponents: of the batch rows, where the engine splits.
+    template <class Engine>
+    KGEN_DEVICE void multiply(int elements, int taps_exponent, const int* exponents) {
+        using Band = typename Engine::Band;
+        const Band* band = dynamic_smem<Band>();
+        const int copy = copy_of<Band>(elements);
         // If pairs are left over, another warp has them in the next block: a warp's number decides
         // its scheduler.
         detail::ToeplitzWarp<Engine, Side, T, Tiles, Columns, Fold, kGap, Chains, Promote> sum(
@@ -335,7 +352,7 @@ private:
                     bias_);
     }
 
-    int columns_, padded_, front_, rows_, band_bytes_, x_stride_;
+    int columns_, padded_, front_, rows_, x_stride_;
     i64 stride_;
     float bias_;
     const W* taps_;

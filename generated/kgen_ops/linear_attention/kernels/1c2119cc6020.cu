@@ -1,6 +1,6 @@
-// digest: 13b9d3d06479
+// digest: 1c2119cc6020
 // Rendered by kgen from templates/linear_attention/forward_chunked.cu.jinja
-// config: chunked(chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=6, copy=16, segments=1, min_blocks=1)
+// config: chunked(chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, segments=1, min_blocks=3)
 // problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention forward on tensor cores: a block walks the chunks of one head, or of a segment of
 // it, with its slice of the state in registers. With segments, a first kernel sums each segment's
@@ -24,10 +24,10 @@ constexpr int kChunk = 32;             // steps
 constexpr int kValueTiles = 1;  // fragments of 16 value features per warp
 constexpr int kValueWarps = 4;  // warps side by side along the value features
 constexpr int kKeyWarps = 1;      // warps that share these features' keys
-constexpr int kStages = 6;           // chunks in shared memory
+constexpr int kStages = 4;           // chunks in shared memory
 constexpr int kCopy = 16;               // bytes that one copy moves
 constexpr int kSegments = 1;       // blocks in a row along the steps
-constexpr int kMinBlocks = 1;    // blocks per SM that registers leave room for
+constexpr int kMinBlocks = 3;    // blocks per SM that registers leave room for
 
 constexpr bool kNormalised = kgen::kPresent<Norm>;
 constexpr bool kKeySums = kNormalised || kgen::kPresent<FinalKeySum>;
