@@ -65,7 +65,7 @@ class _PassReader:
         self.strides = [f"{t.name}_stride_{d}" for t in pass_.tensors for d in t.free_strides]
         self.problem_names = [
             *self.dims,
-            *(f.name for f in signature.dtypes),
+            *(f.name for f in signature.choices),
             *(f.itemsize_name for f in signature.dtypes),
         ]
 

@@ -35,7 +35,7 @@ def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
     passes = [pass_values(operator, p) for p in signature.passes if p.name in set(pass_names)]
     return _render(
         "operator.py.jinja", operator=operator.name, summary=operator.summary, passes=passes,
-        dims=signature.dims, dtypes=signature.dtypes,
+        dims=signature.dims, dtypes=signature.dtypes, options=signature.options,
         any_scalar=any(p["scalars"] for p in passes),
         any_layout=any(p["any_layout"] for p in passes),
         imports=sorted({"Pass", "dispatch_modes", "transforms", *(n for p in passes
@@ -152,7 +152,8 @@ def _check_names(operator: Operator) -> None:
                              "  choose a Python name without leading underscore, none of: "
                              f"{', '.join(sorted(_LIBRARY_NAMES))}")
     for passed in operator.signature.passes:
-        for name in (*(t.name for t in passed.tensors), *(s.name for s in passed.scalars)):
+        declared = (*passed.tensors, *passed.scalars, *operator.signature.options)
+        for name in (d.name for d in declared):
             if not name.isidentifier() or keyword.iskeyword(name) or name in _LOCAL_NAMES:
                 raise CatalogueError(
                     f"{operator.name} {passed.name}: '{name}' cannot be the name of an argument\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -51,3 +52,22 @@ ABSENT = DType("none", 0, "kgen::none", "", 0)
 def dtype_named(name: str) -> DType:
     """Look up a dtype, or `none`."""
     return ABSENT if name == ABSENT.name else DTYPES[name]
+
+
+def is_dtype_field(name: str) -> bool:
+    """Whether a choice of a problem is a dtype; else it is an option."""
+    return name.endswith("dtype")
+
+
+def itemsizes(choices: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Bytes per element of the dtypes among a problem's choices: `itemsize`, `w_itemsize`."""
+    return {
+        field.replace("dtype", "itemsize"): dtype_named(name).itemsize
+        for field, name in choices
+        if is_dtype_field(field)
+    }
+
+
+def spelled(field: str, choice: str) -> str:
+    """A choice as rendered kernels spell it: a dtype's C++ type, an option as it is."""
+    return dtype_named(choice).cuda if is_dtype_field(field) else choice

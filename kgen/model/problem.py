@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kgen.errors import ProblemError, suggest
 from kgen.model.digest import digest_of
-from kgen.model.dtypes import DType, dtype_named
+from kgen.model.dtypes import DType, dtype_named, itemsizes
 from kgen.model.signature import Pass, Signature
 
 
@@ -16,7 +16,7 @@ class Problem:
 
     Attributes:
         dims: (name, extent) in the operator's order.
-        dtypes: (field, dtype name) in the operator's order, complete.
+        dtypes: (field, dtype name), then (option, choice), in the operator's order, complete.
     """
 
     dims: tuple[tuple[str, int], ...]
@@ -41,12 +41,8 @@ class Problem:
 
     @property
     def names(self) -> dict[str, int | str]:
-        """Values of the problem's names in expressions: dims, dtypes, and their itemsizes."""
-        values: dict[str, int | str] = dict(self.dims)
-        for field, name in self.dtypes:
-            values[field] = name
-            values[field.replace("dtype", "itemsize")] = dtype_named(name).itemsize
-        return values
+        """Values of the problem's names in expressions: dims, dtypes with itemsizes, options."""
+        return {**dict(self.dims), **dict(self.dtypes), **itemsizes(self.dtypes)}
 
     @property
     def digest(self) -> str:
@@ -58,7 +54,7 @@ class Problem:
 
 
 def parse_problem(text: str, signature: Signature) -> Problem:
-    """Parse `M=8192,N=4096,dtype=bf16`; dtype fields may be left to their defaults.
+    """Parse `M=8192,N=4096,dtype=bf16`; fields may be left to their defaults.
 
     Raises:
         ProblemError: If a name is unknown, repeated or missing, or a value is not legal.

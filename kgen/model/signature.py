@@ -53,6 +53,23 @@ class DTypeField:
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """A convention that a problem chooses and that no tensor shows; a keyword of the function.
+
+    Attributes:
+        name: As in problems and in Python; does not end in `dtype`.
+        allowed: Identifiers; templates get the chosen one as it is.
+        default: One of these.
+        doc: One line for the generated docstring.
+    """
+
+    name: str
+    allowed: tuple[str, ...]
+    default: str
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor argument or result.
 
@@ -118,11 +135,17 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Dims, dtype fields and passes of an operator."""
+    """Dims, dtype fields, passes and options of an operator."""
 
     dims: tuple[Dim, ...]
     dtypes: tuple[DTypeField, ...]
     passes: tuple[Pass, ...]
+    options: tuple[Option, ...] = ()
+
+    @property
+    def choices(self) -> tuple[DTypeField | Option, ...]:
+        """What a problem chooses besides extents: dtype fields, then options."""
+        return (*self.dtypes, *self.options)
 
     def pass_named(self, name: str) -> Pass:
         """Look up a pass.
@@ -154,22 +177,23 @@ class Signature:
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """Dims, then dtype fields."""
-        return tuple(d.name for d in self.dims) + tuple(f.name for f in self.dtypes)
+        """Dims, then dtype fields, then options."""
+        return tuple(d.name for d in self.dims) + tuple(f.name for f in self.choices)
 
     def complete_dtypes(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Fill in defaults and check every dtype field.
+        """Fill in defaults and check every dtype field and option.
 
         Raises:
             ProblemError: If a field is missing, unknown or not allowed.
         """
         chosen: dict[str, str] = {}
-        for f in self.dtypes:
+        for f in self.choices:
             value = given.get(f.name, f.default)
             if value is None:
                 raise ProblemError(f"'{f.name}' is missing\n  allowed: {', '.join(f.allowed)}")
             value = chosen.get(value, value)
-            if value not in DTYPES and value != ABSENT.name:
+            is_dtype = isinstance(f, DTypeField)
+            if is_dtype and value not in DTYPES and value != ABSENT.name:
                 raise ProblemError(
                     f"unknown dtype '{value}' for '{f.name}'\n  {suggest(value, DTYPES)}"
                 )
@@ -182,9 +206,9 @@ class Signature:
         return chosen
 
     def dtype_combinations(self) -> list[dict[str, str]]:
-        """All legal choices of the dtype fields, in declared order."""
+        """All legal choices of the dtype fields and options, in declared order."""
         found: list[dict[str, str]] = [{}]
-        for f in self.dtypes:
+        for f in self.choices:
             grown: list[dict[str, str]] = []
             for chosen in found:
                 grown.extend({**chosen, f.name: value} for value in _resolved(f, chosen))
@@ -192,8 +216,8 @@ class Signature:
         return found
 
     def dtype_pairs(self) -> list[dict[str, str]]:
-        """Few legal choices of the dtype fields, among which any two fields show every pair of
-        values that they can have together.
+        """Few legal choices of the dtype fields and options, among which any two show every pair
+        of values that they can have together.
 
         Optional tensors double the combinations each; what goes wrong with them goes wrong
         between two fields. At each step the combination with the most new pairs is taken, the
@@ -213,8 +237,10 @@ class Signature:
         return taken
 
 
-def _resolved(field: DTypeField, chosen: Mapping[str, str]) -> list[str]:
-    """Dtype names that a field may have beside what earlier fields chose."""
+def _resolved(field: DTypeField | Option, chosen: Mapping[str, str]) -> list[str]:
+    """What a field may be beside what earlier fields chose."""
+    if isinstance(field, Option):
+        return list(field.allowed)
     names = dict.fromkeys(chosen.get(a, a) for a in field.allowed)
     rounds = {n: DTYPES[n].rounds for n in names if n in DTYPES}
     return [n for n in names if not rounds.get(n) or rounds[n] in names]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kgen.model.problem import Problem
-from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
-from kgen.operators._wkv_definition import definition
+from kgen.model.signature import Dim, DTypeField, Option, Pass, Scalar, Signature, Tensor
+from kgen.operators._wkv_definition import decays, definition, recurrence
 from kgen.operators._wkv_peers import peers
 from kgen.operators.base import Cost, Operator
 
@@ -25,6 +26,14 @@ CASES = (
     "tiny", "huge", "positive", "alternating", "extreme_decay", "no_decay", "mixed", "nonfinite",
 )
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
+
+_DECAY_FORM = Option(
+    "decay_form",
+    ("log", "raw", "decay"),
+    default="log",
+    doc="What w is: the log decay, at most 0, -inf forgets everything; what RWKV's models learn, "
+    "whose decay is exp(-exp(w)); the decay itself, from 0 to 1.",
+)
 
 # Of the difference that stands for a derivative by w; T times it is small, its square above 1e-16.
 _STEP_OF_W = 1e-5
@@ -45,12 +54,12 @@ def signature(per_step: bool) -> Signature:
     Args:
         per_step: Whether every step has a decay of its own (wkv6) or every head (wkv5).
     """
-    log_decay = "log decay, at most 0; -inf forgets everything."
+    what = "dtype of r, or fp32; the decay, as decay_form says."
     if per_step:
-        w = _rows("w", "K", f"dtype of r, or fp32; {log_decay}", "w_dtype")
+        w = _rows("w", "K", what, "w_dtype")
         gw = _rows("gw", "K", "dtype and layout of w.", "w_dtype", layout_of="w")
     else:
-        w = Tensor("w", ("H", "K"), "w_dtype", doc=f"dtype of r, or fp32; {log_decay}")
+        w = Tensor("w", ("H", "K"), "w_dtype", doc=what)
         gw = Tensor("gw", ("H", "K"), "w_dtype", doc="dtype of w.")
     inputs = (
         _rows("r", "K", f"fp32, fp16 or bf16; {_ANY_LAYOUT}"),
@@ -78,6 +87,7 @@ def signature(per_step: bool) -> Signature:
             DTypeField("initial_state_dtype", ("none", "fp32"), default="none"),
             DTypeField("final_state_dtype", ("none", "fp32"), default="none"),
         ),
+        options=(_DECAY_FORM,),
         passes=(
             Pass(
                 "forward",
@@ -141,7 +151,8 @@ class Inputs:
         r and k shrink as T grows, so that sums over T stay within fp16 without a decay. Decays are
         of the range that models have, 0.07 to 0.998 per step. `extreme_decay` has those from 1
         over exp(-exp(2)) down to exactly 0, `no_decay` 1 alone, `mixed` both between ordinary
-        ones. `tiny`, `huge`, `positive` and `alternating` are as in linear_attention.
+        ones; other forms of w say the same decays. `tiny`, `huge`, `positive` and `alternating`
+        are as in linear_attention.
         `nonfinite` plants NaN in r, k, v, gy and in wkv6 in w; forward, k's is an Inf of the last
         step: whether an earlier one meets a decay that rounded to 0 would depend on the algorithm.
         """
@@ -182,7 +193,7 @@ class Inputs:
 
         u = draw(h, k)
         shape = (b, t, h, k) if self.per_step else (h, k)
-        w = _log_decays(case, shape, generator, device)
+        w = _in_form(_log_decays(case, shape, generator, device), dict(problem.dtypes))
         if case == "nonfinite" and self.per_step and b * h * t:
             w[b // 2, t // 4, 0, 0] = float("nan")
         drawn["w"] = w.to(getattr(torch, problem.dtype("w_dtype").torch))
@@ -217,6 +228,14 @@ def _log_decays(
     return torch.where(choice % 2 == 0, ordinary, extreme) if case == "mixed" else ordinary
 
 
+def _in_form(log_decays: torch.Tensor, choices: Mapping[str, str]) -> torch.Tensor:
+    """w in the form that a problem chose."""
+    form = choices[_DECAY_FORM.name]
+    if form == "log":
+        return log_decays
+    return (-log_decays).log() if form == "raw" else log_decays.exp()
+
+
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
@@ -224,21 +243,31 @@ def scale(
     squares, whose decays are squares too.
 
     wkv5's decay errs the same way at every step: a term that it has reached n times may err by n
-    such errors. The sum of n^2 * term^2 is the second derivative by w.
+    such errors. The sum of n^2 * term^2 is the second derivative by the log decay.
+
+    Raw w: the exponent exp(w) has an error that grows with it, and gw has the decay as a factor.
+    In the other outputs a decay that strong is next to nothing beside what has not decayed.
     """
-    squares = {n: 2 * x if n == "w" else x.square() for n, x in inputs.items()}
+    squares = {n: x.square() for n, x in inputs.items() if n != "w"}
+    decay, slope = (x.square() for x in decays(inputs["w"], scalars))
+    exact = bool(scalars.get("decay_form=decay"))  # no exp, no error
 
     def terms(shift: float) -> dict[str, torch.Tensor]:
-        shifted = squares | {"w": squares["w"] + shift}
-        return definition(pass_name, shifted, {name: x**2 for name, x in scalars.items()})
+        factor = math.exp(shift)
+        by_w = slope if exact else slope * factor
+        return recurrence(pass_name, squares, (decay * factor, by_w), scalars["scale"] ** 2)
 
     squared = terms(0.0)
-    if squares["w"].ndim == 2:
+    if decay.ndim == 2 and not exact:
         above, below = terms(_STEP_OF_W), terms(-_STEP_OF_W)
         for name, term in squared.items():
             reached = (above[name] + below[name] - 2 * term) / _STEP_OF_W**2
             squared[name] = term + _EXP_SHARE**2 * reached.clamp_min(0.0)
-    return {name: y.abs().maximum(squared[name].sqrt()) for name, y in outputs.items()}
+    found = {name: y.abs().maximum(squared[name].sqrt()) for name, y in outputs.items()}
+    if "gw" in found and scalars.get("decay_form=raw"):
+        # Where exp(w) is infinite the decay is 0, and so is gw.
+        found["gw"] = found["gw"] * (1 + _EXP_SHARE * inputs["w"].exp().clamp_max(1e3))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,19 +308,20 @@ class LeastWork:
 
 def doc(per_step: bool) -> str:
     """Formula and gradients, for the generated docstring."""
-    w = "w_t" if per_step else "w"
+    t = "_t" if per_step else ""
     gw = (
-        "gw_t = exp(w_t) * sum_v S_{t-1} * G_t"
+        "gw_t = dd_t/dw_t * sum_v S_{t-1} * G_t"
         if per_step
-        else "gw = exp(w) * sum over b, t and v of S_{t-1} * G_t"
+        else "gw = dd/dw * sum over b, t and v of S_{t-1} * G_t"
     )
     return f"""\
 y_t = scale * r_t (S_{{t-1}} + diag(u) k_t v_t^T)
-S_t = diag(exp({w})) S_{{t-1}} + k_t v_t^T;  S_0 as given, else 0
+S_t = diag(d{t}) S_{{t-1}} + k_t v_t^T;  S_0 as given, else 0
+d{t} = exp(w{t}), with decay_form "raw" exp(-exp(w{t})), with "decay" w{t}
 
 Gradients, with g = scale * gy and n_t = v_t . g_t:
 gr_t = S_{{t-1}} g_t + n_t u k_t
-G_{{t-1}} = diag(exp({w})) G_t + r_t g_t^T;  G_T the gradient of the final state, else 0
+G_{{t-1}} = diag(d{t}) G_t + r_t g_t^T;  G_T the gradient of the final state, else 0
 gk_t = G_t v_t + n_t u r_t,  gv_t = k_t G_t + (sum_k r u k) g_t
 {gw},  gu = sum over b and t of n_t r_t k_t"""
 

@@ -148,7 +148,13 @@ def _fla(name: str) -> Function:
 
 
 def _arguments(inputs: Tensors, scalars: Mapping[str, float]) -> tuple[object, ...]:
-    return (*(inputs.get(name) for name in _FORWARD), scalars["scale"])
+    """Of a peer's function, which takes the log decay."""
+    given = {name: inputs.get(name) for name in _FORWARD}
+    if scalars.get("decay_form=raw"):
+        given["w"] = -inputs["w"].exp()
+    elif scalars.get("decay_form=decay"):
+        given["w"] = inputs["w"].log()
+    return (*given.values(), scalars["scale"])
 
 
 def _applied(function: Function) -> Peer:

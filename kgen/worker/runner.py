@@ -176,7 +176,8 @@ class Runner:
                 entrants[f"peer {name}"] = peer
             if finals.library:
                 entrants[LIBRARY] = library_calls(
-                    Path(finals.library), self._operator, finals.pass_name, self._sets
+                    Path(finals.library), self._operator, finals.pass_name, self._sets,
+                    self._operator.options(finals.problem),
                 )
             result, state = self._compare(entrants)
             own = [str(i) for i in range(len(modules))]

@@ -176,9 +176,13 @@ def _all_or_none(fields: Sequence[str]) -> Callable[[dict[str, str]], bool]:
 
 
 def _one_dtype(dtypes: dict[str, str]) -> bool:
-    """fp32 without states and with, bf16 without: three of wkv's combinations."""
+    """fp32 without states and with, bf16 without: three of wkv's combinations, and the forms of w
+    that are not the default, in fp32 without states.
+    """
     states = {dtypes["initial_state_dtype"], dtypes["final_state_dtype"]}
     kinds = {dtypes["dtype"], dtypes["w_dtype"], dtypes["u_dtype"]}
+    if dtypes["decay_form"] != "log":
+        return kinds == {"fp32"} and states == {"none"}
     return len(states) == 1 and (kinds == {"fp32"} or (kinds == {"bf16"} and states == {"none"}))
 
 

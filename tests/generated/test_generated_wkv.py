@@ -96,6 +96,31 @@ def test_states_and_their_gradients(kgen_ops: ModuleType, operator: str) -> None
 
 
 @each_operator
+@pytest.mark.parametrize("form", ["raw", "decay"])
+def test_forms_of_w(kgen_ops: ModuleType, operator: str, form: str) -> None:
+    """Each with steps that forget all and steps that keep all."""
+    given = inputs(operator)
+    raw = (-given["w"]).log()
+    raw[..., 1], raw[..., 2] = torch.inf, -torch.inf
+    given["w"] = raw if form == "raw" else torch.exp(-raw.exp())
+    chosen = {"scale": 1.0, f"decay_form={form}": 1.0}
+    y = getattr(kgen_ops, operator)(**given, decay_form=form)
+    torch.testing.assert_close(y, definition("forward", given, chosen)["y"], rtol=1e-4, atol=1e-4)
+    given |= {"gy": tensor("BTHK", V)}
+    wanted = definition("backward", given, chosen)
+    gradients = getattr(kgen_ops, f"{operator}_backward")(**given, decay_form=form)
+    for name, got in zip(("gr", "gk", "gv", "gw", "gu"), gradients, strict=True):
+        torch.testing.assert_close(got, wanted[name], rtol=1e-3, atol=1e-3)
+
+
+@each_operator
+def test_an_unknown_form_of_w_is_refused(kgen_ops: ModuleType, operator: str) -> None:
+    for _ in range(2):  # nothing is prepared for it
+        with pytest.raises(ValueError, match=r"decay_form = exp .*\n.*log, raw, decay"):
+            getattr(kgen_ops, operator)(**inputs(operator), decay_form="exp")
+
+
+@each_operator
 def test_two_calls_with_a_state_are_one_call(kgen_ops: ModuleType, operator: str) -> None:
     given = inputs(operator) | {"initial_state": torch.randn(B, H, K, V)}
     call = getattr(kgen_ops, operator)
@@ -139,6 +164,8 @@ def test_compiles_without_a_break(kgen_ops: ModuleType, operator: str) -> None:
     call = getattr(kgen_ops, operator)
     compiled = torch.compile(lambda *x: call(*x) * 2, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*given), 2 * call(*given))
+    raw = torch.compile(lambda *x: call(*x, decay_form="raw"), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(raw(*given), call(*given, decay_form="raw"))
     torch.library.opcheck(
         getattr(torch.ops.kgen_ops, operator).default, given,
         test_utils=("test_schema", "test_faketensor"),

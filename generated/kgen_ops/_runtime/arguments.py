@@ -46,6 +46,14 @@ class DTypeField(NamedTuple):
     default: str | None = None
 
 
+class Option(NamedTuple):
+    """A convention that the caller chooses by a keyword; see `DTypeField` for the attributes."""
+
+    name: str
+    allowed: tuple[str, ...]
+    default: str | None = None
+
+
 class Argument(NamedTuple):
     """A tensor argument or result.
 
@@ -82,7 +90,8 @@ class Signature(NamedTuple):
     """What one pass of an operator takes and returns.
 
     `flags` are the dtype fields that a caller decides by a keyword, because no input tells: of
-    outputs that may be absent, and of products whose operands may be rounded.
+    outputs that may be absent, and of products whose operands may be rounded. `options` are
+    decided by keywords of their own, behind the flags.
     """
 
     function: str
@@ -92,6 +101,12 @@ class Signature(NamedTuple):
     outputs: tuple[Argument, ...]
     scalars: tuple[Scalar, ...] = ()
     flags: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
+
+    @property
+    def choices(self) -> tuple[DTypeField | Option, ...]:
+        """What a call chooses besides extents: dtypes, then options."""
+        return (*self.dtypes, *self.options)
 
 
 class Bound(NamedTuple):
@@ -99,7 +114,7 @@ class Bound(NamedTuple):
 
     Attributes:
         dims: Extent of every dim, in declared order.
-        dtypes: Dtype name of every field, in declared order.
+        dtypes: Dtype name of every field, then the choice of every option, in declared order.
         strides: (`x_stride_M`, elements) of every free stride; 0 for an absent tensor.
         shapes: Shape of every output; what an absent one would have, too.
         layouts: Strides of every output that takes an argument's layout; None for the others.
@@ -116,7 +131,7 @@ class Bound(NamedTuple):
 
 def bind(
     signature: Signature, tensors: Sequence[Tensor | None], scalars: Sequence[float],
-    flags: Sequence[bool] = (),
+    flags: Sequence[bool | str] = (),
 ) -> Bound:
     """Check the arguments of a call and name their extents, dtypes and strides.
 
@@ -124,10 +139,12 @@ def bind(
         signature: What they should be.
         tensors: One per input; None for one that is left out.
         scalars: One per scalar.
-        flags: Whether each of the signature's `flags` is wanted, or allowed.
+        flags: Whether each of the signature's `flags` is wanted, or allowed; then the choice of
+            each option.
     Raises:
         TypeError: If an argument is no tensor or has a dtype that is not supported.
-        ValueError: If shapes, devices, strides or scalars are not what the signature says.
+        ValueError: If shapes, devices, strides, scalars or options are not what the signature
+            says.
     """
     check_tensors(signature, tensors)
     given = [(a, t) for a, t in zip(signature.inputs, tensors, strict=True) if t is not None]
@@ -162,26 +179,30 @@ def check_tensors(signature: Signature, tensors: Sequence[object]) -> None:
 
 
 def complete_dtypes(signature: Signature, given: dict[str, str]) -> dict[str, str]:
-    """Fill in default dtypes and check that each is allowed.
+    """Fill in default dtypes and options, and check that each is allowed.
 
     Raises:
         TypeError: If a dtype is missing or not allowed.
+        ValueError: If an option's choice is not allowed.
     """
     chosen: dict[str, str] = {}
-    for field in signature.dtypes:
+    for field in signature.choices:
         allowed = _allowed(field, chosen)
         default = chosen.get(field.default, field.default) if field.default else None
         value = given.get(field.name, default)
         if value not in allowed:
             got = "is missing" if value is None else f"= {value} is not supported"
-            raise TypeError(f"{signature.function}: {field.name} {got}\n"
-                            f"  allowed here: {', '.join(allowed)}")
+            error = ValueError if isinstance(field, Option) else TypeError
+            raise error(f"{signature.function}: {field.name} {got}\n"
+                        f"  allowed here: {', '.join(allowed)}")
         chosen[field.name] = value
     return chosen
 
 
-def _allowed(field: DTypeField, chosen: dict[str, str]) -> tuple[str, ...]:
-    """Dtype names that a field may have beside what earlier fields chose."""
+def _allowed(field: DTypeField | Option, chosen: dict[str, str]) -> tuple[str, ...]:
+    """What a field may be beside what earlier fields chose."""
+    if isinstance(field, Option):
+        return field.allowed
     names = dict.fromkeys(chosen.get(name, name) for name in field.allowed)
     return tuple(name for name in names if ROUNDS.get(name, name) in names)
 
@@ -240,11 +261,15 @@ def _extents(
 
 
 def _dtypes(
-    signature: Signature, tensors: Sequence[Tensor | None], flags: Sequence[bool]
+    signature: Signature, tensors: Sequence[Tensor | None], flags: Sequence[bool | str]
 ) -> dict[str, str]:
-    given: dict[str, str] = {}
+    count = len(signature.flags)
+    given = {
+        option.name: str(choice)
+        for option, choice in zip(signature.options, flags[count:], strict=True)
+    }
     rounded: list[DTypeField] = []
-    for name_, wanted_ in zip(signature.flags, flags, strict=True):
+    for name_, wanted_ in zip(signature.flags, flags[:count], strict=True):
         field = next(f for f in signature.dtypes if f.name == name_)
         if ABSENT in field.allowed:
             given[field.name] = next(n for n in field.allowed if (n != ABSENT) == bool(wanted_))

@@ -8,10 +8,12 @@
 //     gk       backward   v    g    r    columns    gk_t + n_t u r_t
 //     gv       backward   k    r    g    rows       gv_t + (sum_k r u k) g_t
 //
-// gw_t = exp(w_t) * sum_v S_{t-1} G_t needs both states at a step: S comes from states kept every
-// few steps. (The published difference of running sums over all of T cancels.)
+// gw_t = dd_t/dw_t * sum_v S_{t-1} G_t needs both states at a step: S comes from states kept every
+// few steps. (The published difference of running sums over all of T cancels.) With the log decay
+// dd/dw is the decay d itself; decay_form.cuh has the others.
 #pragma once
 
+#include "decay_form.cuh"
 #include "math.cuh"
 #include "recurrence.cuh"
 
@@ -41,20 +43,20 @@ KGEN_DEVICE Rows<const T> of_every_step(const T* w, i64 K) {
 }
 
 // D of a walk in memory whose rows are keys.
-template <class W>
+template <DecayForm Form, class W>
 struct RowsDecay {
     static constexpr bool kDecays = true;
     Rows<const W> w;
-    KGEN_DEVICE float operator()(i64 t, i64 row) const { return exp(w(t, row)); }
+    KGEN_DEVICE float operator()(i64 t, i64 row) const { return decay_of<Form>(w(t, row)); }
 };
 
 // D of a walk in memory whose columns are keys.
-template <class W>
+template <DecayForm Form, class W>
 struct ColumnDecay {
     static constexpr bool kDecays = true;
     Rows<const W> w;
     i64 column;
-    KGEN_DEVICE float operator()(i64 t, i64) const { return exp(w(t, column)); }
+    KGEN_DEVICE float operator()(i64 t, i64) const { return decay_of<Form>(w(t, column)); }
 };
 
 // sum_k r u k of a step.
@@ -76,7 +78,7 @@ KGEN_DEVICE float dot(const T* a, const T* b, i64 extent) {
 }
 
 // Forward, a column of the state per thread of the grid, the state in memory.
-template <int Threads, class T, class W, class U>
+template <int Threads, DecayForm Form, class T, class W, class U>
 KGEN_DEVICE void forward_in_memory(Extents n, Rows<const T> r, Rows<const T> k, Rows<const T> v,
                                    Rows<const W> w, const U* u, const float* initial_state,
                                    Rows<T> y, float* final_state, float* states, float scale) {
@@ -97,14 +99,14 @@ KGEN_DEVICE void forward_in_memory(Extents n, Rows<const T> r, Rows<const T> k, 
             const float bonus = bonus_of(r_h.at(t), u + h * n.K, k_h.at(t), n.K);
             y_h.at(t)[m] = from_float<T>(scale * fma(bonus, v_h(t, m), read));
         },
-        RowsDecay<W>{w.head(b, h)});
+        RowsDecay<Form, W>{w.head(b, h)});
 
     if (final_state)
         for (i64 i = 0; i < n.K; ++i) final_state[first + i * n.V] = state[i * n.V];
 }
 
 // gv, and the gradient of the initial state.
-template <int Threads, class T, class W, class U>
+template <int Threads, DecayForm Form, class T, class W, class U>
 KGEN_DEVICE void backward_v_in_memory(Extents n, Rows<const T> gy, Rows<const T> r,
                                       Rows<const T> k, Rows<const W> w, const U* u,
                                       const float* gfinal_state, Rows<T> gv, float* ginitial_state,
@@ -126,7 +128,7 @@ KGEN_DEVICE void backward_v_in_memory(Extents n, Rows<const T> gy, Rows<const T>
             const float bonus = bonus_of(r_h.at(t), u + h * n.K, k_h.at(t), n.K);
             gv_h.at(t)[m] = from_float<T>(fma(bonus, scale * gy_h(t, m), read));
         },
-        RowsDecay<W>{w.head(b, h)});
+        RowsDecay<Form, W>{w.head(b, h)});
 
     if (ginitial_state)
         for (i64 i = 0; i < n.K; ++i) ginitial_state[first + i * n.V] = state[i * n.V];
@@ -141,7 +143,7 @@ struct Scratch {
 };
 
 // gr, gk, gw and what gu is a sum of, a key per thread of the grid. GW(t, gw) takes gw_t.
-template <int Threads, int Chunk, class T, class W, class U, class OfW>
+template <int Threads, int Chunk, DecayForm Form, class T, class W, class U, class OfW>
 KGEN_DEVICE void backward_k_in_memory(Extents n, Rows<const T> gy, Rows<const T> r,
                                       Rows<const T> k, Rows<const T> v, Rows<const W> w,
                                       const U* u, const float* initial_state,
@@ -175,7 +177,7 @@ KGEN_DEVICE void backward_k_in_memory(Extents n, Rows<const T> gy, Rows<const T>
             gr_h.at(t)[key] =
                 from_float<T>(scale * fma(product, bonus * k_h(t, key), read));
         },
-        ColumnDecay<W>{w_h, key});
+        ColumnDecay<Form, W>{w_h, key});
 
     // 2. Backward in time, chunk by chunk.
     for (i64 i = 0; i < n.V; ++i)
@@ -187,11 +189,11 @@ KGEN_DEVICE void backward_k_in_memory(Extents n, Rows<const T> gy, Rows<const T>
             float s = kept[c * size + i * n.K];
             for (i64 t = begin; t < end; ++t) {
                 before[(t - begin) * size + i * n.K] = s;
-                s = fma(exp(w_h(t, key)), s, k_h(t, key) * v_h(t, i));
+                s = fma(decay_of<Form>(w_h(t, key)), s, k_h(t, key) * v_h(t, i));
             }
         }
         for (i64 t = end - 1; t >= begin; --t) {
-            const float decay = exp(w_h(t, key)), query = r_h(t, key);
+            const float of_key = w_h(t, key), decay = decay_of<Form>(of_key), query = r_h(t, key);
             float read = 0.0f, inner = 0.0f, product = 0.0f;
             for (i64 i = 0; i < n.V; ++i) {
                 const float g = scale * gy_h(t, i), value = v_h(t, i), s = gradient[i * n.K];
@@ -201,7 +203,7 @@ KGEN_DEVICE void backward_k_in_memory(Extents n, Rows<const T> gy, Rows<const T>
                 gradient[i * n.K] = fma(decay, s, query * g);
             }
             gk_h.at(t)[key] = from_float<T>(fma(product, bonus * query, read));
-            of_w(t, head, key, decay * inner);
+            of_w(t, head, key, decay_slope<Form>(of_key, decay) * inner);
             gu.add(product * query * k_h(t, key));
         }
     }

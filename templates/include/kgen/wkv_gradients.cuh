@@ -13,6 +13,7 @@ struct KeyGradients {
     using Value = typename Config::Value;
     using W = typename Config::W;
     static constexpr int kKeep = Config::kKeep, kKeys = Config::kKeys, kStages = 2;
+    static constexpr DecayForm kForm = Config::kForm;
     using State = StateTile<Values, Config::kKeySplit, 1>;
     using Part = Slice<Config::kKeySplit, 1, kKeys>;
     static constexpr int kThreads = Part::kThreads, kPitch = State::kPitch;
@@ -42,7 +43,8 @@ struct KeyGradients {
 
         float gradient[kRows], before[kKeep][kRows];
         load(gradient, gfinal_state, key * Values, 1);
-        const float fixed = Config::kPerStep || !used ? 1.0f : exp(to_float(w.first[key]));
+        const float fixed =
+            Config::kPerStep || !used ? 1.0f : decay_of<kForm>(to_float(w.first[key]));
         CompensatedSum gu;
         in_batches<kKeep, kStages>(
             steps, [&](i64 begin, int slot) { stage(shared + slot * kBatchBytes, begin); },
@@ -53,7 +55,13 @@ struct KeyGradients {
                 const Value* keys_k = keys_r + kKeep * kKeys;
                 const W* keys_w = reinterpret_cast<const W*>(shared + slot * kBatchBytes + kOfW);
                 const auto decay = [&](int i) {
-                    return Config::kPerStep ? exp(to_float(keys_w[i * kKeys + place])) : fixed;
+                    return Config::kPerStep ? decay_of<kForm>(to_float(keys_w[i * kKeys + place]))
+                                            : fixed;
+                };
+                const auto slope = [&](int i, float d) {
+                    if constexpr (kForm == DecayForm::log) return d;  // nothing else is read
+                    const W* of_step = Config::kPerStep ? keys_w + i * kKeys + place : w.first + key;
+                    return decay_slope<kForm>(used ? to_float(*of_step) : 0.0f, d);
                 };
                 for (int i = thread_rank() / kWarpSize; i < there; i += kThreads / kWarpSize) {
                     const float product = warp_dot(rows_v + i * kPitch, rows_g + i * kPitch,
@@ -99,7 +107,7 @@ struct KeyGradients {
                     inner = lanes_sum<Config::kKeySplit>(inner);
                     if (used && slice.lane() == i % Config::kKeySplit)
                         of_k(t, fma(products[i], bonus * query, read));
-                    of_w(t, d * inner, used && slice.lane() == i % Config::kKeySplit);
+                    of_w(t, slope(i, d) * inner, used && slice.lane() == i % Config::kKeySplit);
                     gu.add(products[i] * query * to_float(keys_k[i * kKeys + place]));
                 }
             });

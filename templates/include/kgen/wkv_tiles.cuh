@@ -1,7 +1,7 @@
 // wkv5 and wkv6 with states in registers: a block has a slice of the columns of a head's state and
 // walks over time, its steps coming through shared memory.
 //
-// A Config has Value, W and U; kPerStep (whether w has steps); kSplit threads that share a column,
+// A Config has Value, W and U; kPerStep (whether w has steps) and kForm (what it is); kSplit threads that share a column,
 // kTile columns of a thread, kColumns of a block; kTokens steps per barrier, kStages batches of them
 // in shared memory, kVec elements per copy.
 #pragma once
@@ -42,7 +42,7 @@ struct SharedRows {
 };
 
 // The same of every step, in registers.
-template <class State, int Tile>
+template <class State, int Tile, DecayForm Form>
 struct FixedRows {
     static constexpr bool kDecays = true;
     float rows[State::kRuns][4];
@@ -53,8 +53,9 @@ struct FixedRows {
         for (int run = 0; run < State::kRuns; ++run)
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                rows[run][j] =
-                    State::exists(run, j) ? exp(to_float(w[State::first_row(run) + j])) : 0.0f;
+                rows[run][j] = State::exists(run, j)
+                                   ? decay_of<Form>(to_float(w[State::first_row(run) + j]))
+                                   : 0.0f;
     }
     KGEN_DEVICE void operator()(int run, float (&factors)[4][Tile]) const {
 #pragma unroll
@@ -101,6 +102,7 @@ struct TileWalk {
     using W = typename Config::W;
     static constexpr int kTile = Config::kTile, kColumns = Config::kColumns;
     static constexpr int kTokens = Config::kTokens, kStages = Config::kStages;
+    static constexpr DecayForm kForm = Config::kForm;
     static constexpr bool kRowsPerStep = KeyRows && Config::kPerStep;
     using State = StateTile<Rows, Config::kSplit, kTile>;
     using Part = Slice<Config::kSplit, kTile, kColumns>;
@@ -157,7 +159,8 @@ struct TileWalk {
                     if (lane_id() == 0) bonuses[i] = bonus;
                     if constexpr (kRowsPerStep)
                         for (int row = lane_id(); row < kPitch; row += kWarpSize)
-                            decays[i * kPitch + row] = exp(to_float(rows_w[i * kPitch + row]));
+                            decays[i * kPitch + row] =
+                                decay_of<kForm>(to_float(rows_w[i * kPitch + row]));
                 }
                 sync_block();
 #pragma unroll 1
@@ -177,8 +180,8 @@ struct TileWalk {
                         TileColumns<kTile> of_step;
 #pragma unroll
                         for (int x = 0; x < kTile; ++x)
-                            of_step.columns[x] =
-                                exp(to_float(rows_w[i * kColumns + slice.place(x)]));
+                            of_step.columns[x] = decay_of<kForm>(
+                                to_float(rows_w[i * kColumns + slice.place(x)]));
                         state.step(a_t, p_t, columns, y, of_step);
                     } else {
                         state.step(a_t, p_t, columns, y, fixed);
@@ -203,12 +206,13 @@ private:
         if constexpr (Config::kPerStep) {
             return NoDecay{};
         } else if constexpr (KeyRows) {
-            return FixedRows<State, kTile>(w.first);
+            return FixedRows<State, kTile, kForm>(w.first);
         } else {
             TileColumns<kTile> decay;
 #pragma unroll
             for (int x = 0; x < kTile; ++x)
-                decay.columns[x] = slice.uses(x) ? exp(to_float(w.first[slice.column(x)])) : 0.0f;
+                decay.columns[x] =
+                    slice.uses(x) ? decay_of<kForm>(to_float(w.first[slice.column(x)])) : 0.0f;
             return decay;
         }
     }

@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv5/backward_naive.cu.jinja
 // config: naive(threads=64, chunk=16)
-// problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16
+// problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, decay_form=log
 // wkv5 backward, a column of a state per thread, the states in global memory. Any shape.
 // Nothing is added in an order that depends on timing.
 #include "kgen/wkv.cuh"
@@ -12,6 +12,7 @@ using W = float;
 using U = kgen::bf16;
 using kgen::i64;
 
+constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr int kThreads = 64;
 constexpr int kChunk = 16;  // steps between two states that are kept
 
@@ -31,7 +32,7 @@ wkv5_backward_v(const Value* __restrict__ gy,            // [B, T, H, V]
                 i64 gy_stride_H, i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B,
                 i64 k_stride_T, i64 k_stride_H,
                 i64 gv_stride_B, i64 gv_stride_T, i64 gv_stride_H, float scale) {
-    kgen::wkv::backward_v_in_memory<kThreads, Value, W, U>(
+    kgen::wkv::backward_v_in_memory<kThreads, kForm, Value, W, U>(
         {B, T, H, K, V}, {gy, gy_stride_B, gy_stride_T, gy_stride_H},
         {r, r_stride_B, r_stride_T, r_stride_H}, {k, k_stride_B, k_stride_T, k_stride_H},
         kgen::wkv::of_every_step(w, K), u, gfinal_state,
@@ -64,7 +65,7 @@ wkv5_backward_k(const Value* __restrict__ gy,             // [B, T, H, V]
                 i64 gr_stride_B, i64 gr_stride_T, i64 gr_stride_H,
                 i64 gk_stride_B, i64 gk_stride_T, i64 gk_stride_H, float scale) {
     kgen::CompensatedSum gw;  // of the thread's key
-    kgen::wkv::backward_k_in_memory<kThreads, kChunk, Value, W, U>(
+    kgen::wkv::backward_k_in_memory<kThreads, kChunk, kForm, Value, W, U>(
         {B, T, H, K, V}, {gy, gy_stride_B, gy_stride_T, gy_stride_H},
         {r, r_stride_B, r_stride_T, r_stride_H}, {k, k_stride_B, k_stride_T, k_stride_H},
         {v, v_stride_B, v_stride_T, v_stride_H}, kgen::wkv::of_every_step(w, K), u,

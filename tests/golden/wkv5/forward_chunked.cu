@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv5/forward_chunked.cu.jinja
 // config: chunked(chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, segments=1, min_blocks=2)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
 // wkv5 forward on tensor cores: a block walks the chunks of one head, or of a segment of it, with its
 // slice of the state in registers. Its w is wkv6's with a stride of 0 over time. With segments, a first kernel
 // sums each segment's outer products, and every segment starts from the sums of those before it.
@@ -14,6 +14,7 @@ using U = kgen::bf16;
 using Product = kgen::wkv::ProductOf<T, kgen::none>::Type;
 using kgen::i64;
 
+constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr int kK = 64;
 constexpr int kV = 64;
 constexpr int kChunk = 32;             // steps
@@ -26,7 +27,7 @@ constexpr int kSegments = 1;       // blocks in a row along the steps
 constexpr int kMinBlocks = 2;    // blocks per SM that registers leave room for
 
 using Walk = kgen::ChunkWalk<T, Product, kK, kV, kChunk, kValueTiles, kValueWarps, kKeyWarps,
-                             kStages, kCopy, false, false, false, kgen::DecayRows<W, U>>;
+                             kStages, kCopy, false, false, false, kgen::DecayRows<W, U, kForm>>;
 using Extents = kgen::wkv::ChunkedExtents<kK, kV, kChunk, kSegments>;
 
 }  // namespace

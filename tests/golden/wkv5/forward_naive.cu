@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv5/forward_naive.cu.jinja
 // config: naive(threads=64)
-// problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16
+// problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, decay_form=log
 // wkv5 forward, a column of the state per thread, the state in global memory. Any shape.
 #include "kgen/wkv.cuh"
 
@@ -11,6 +11,7 @@ using W = float;
 using U = kgen::bf16;
 using kgen::i64;
 
+constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr int kThreads = 64;
 
 }  // namespace
@@ -29,7 +30,7 @@ wkv5_forward(const Value* __restrict__ r,              // [B, T, H, K]
              i64 k_stride_B, i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T,
              i64 v_stride_H, i64 y_stride_B,
              i64 y_stride_T, i64 y_stride_H, float scale) {
-    kgen::wkv::forward_in_memory<kThreads, Value, W, U>(
+    kgen::wkv::forward_in_memory<kThreads, kForm, Value, W, U>(
         {B, T, H, K, V}, {r, r_stride_B, r_stride_T, r_stride_H},
         {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
         kgen::wkv::of_every_step(w, K), u, initial_state,

@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv6/backward_block_per_head.cu.jinja
 // config: block_per_head(split=4, tile=4, columns=64, tokens=16, stages=2, vec=8, keep=16, key_split=16, keys=16)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
 // wkv6 backward, states in registers. A block per head and slice of columns walks over time for gr
 // and keeps a state every few steps, or for gv; a second kernel takes gk, gw and gu from those.
 // Nothing is added in an order that depends on timing.
@@ -21,6 +21,7 @@ struct Config {
     using W = ::W;
     using U = ::U;
     static constexpr bool kPerStep = true;     // whether w has steps
+    static constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
     static constexpr int kSplit = 4;      // threads that share a column of the state
     static constexpr int kTile = 4;        // columns of a thread
     static constexpr int kColumns = 64;  // columns of a block

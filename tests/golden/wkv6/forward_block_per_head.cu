@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv6/forward_block_per_head.cu.jinja
 // config: block_per_head(split=1, tile=1, columns=64, tokens=8, stages=2, vec=4)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
 // wkv6 forward, a block per head and slice of values: the state stays in registers while the block
 // walks over time; r, k, v and w come through shared memory, several steps per barrier.
 #include "kgen/wkv_tiles.cuh"
@@ -20,6 +20,7 @@ struct Config {
     using W = ::W;
     using U = ::U;
     static constexpr bool kPerStep = true;     // whether w has steps
+    static constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
     static constexpr int kSplit = 1;      // threads that share a column of the state
     static constexpr int kTile = 1;        // columns of a thread
     static constexpr int kColumns = 64;  // columns of a block
