@@ -9,14 +9,14 @@ keyword `allow_<dtype>` decides it. An option is a keyword of its own name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kgen.emit.binding import MAX_ALIGNMENT
 from kgen.emit.layout import WIDTH, fold, paragraph, quoted
 from kgen.errors import CatalogueError
 from kgen.model.dtypes import ABSENT, DTYPES
-from kgen.model.signature import DTypeField, Pass, Signature, Tensor
+from kgen.model.signature import DTypeField, Packing, Pass, Signature, Tensor
 from kgen.operators.base import Operator
 
 
@@ -340,7 +340,8 @@ def _allocation(output: Tensor, passed: Pass, optional: _Optional, indent: int =
     if carrier:
         return fold("torch.empty_like(",
                     [carrier, "memory_format=torch.contiguous_format"], ")", indent)
-    shape = [_extent(output, index, passed) for index in range(len(output.dims))]
+    packing = optional.signature.packing
+    shape = [_extent(output, index, passed, packing) for index in range(len(output.dims))]
     if output.dtype in DTYPES:
         dtype = f"torch.{DTYPES[output.dtype].torch}"
     elif f"return_{output.name}" in optional.flags:
@@ -369,9 +370,12 @@ def _fake_body(passed: Pass, optional: _Optional) -> list[str]:
     return [*lines, f"return {_results(passed, optional)}"]
 
 
-def _extent(output: Tensor, index: int, passed: Pass) -> str:
+def _extent(output: Tensor, index: int, passed: Pass, packing: Packing | None) -> str:
     """Where an extent of an output is found among the inputs."""
     name = output.dims[index]
+    if packing is not None and name == packing.sequences:
+        batch = _extent(replace(output, dims=(packing.batch,)), 0, passed, None)
+        return f"{batch} if {packing.offsets} is None else {packing.offsets}.shape[0] - 1"
     flat = output.flatten_leading and index == 0
     for t in passed.inputs:
         if name not in t.dims:

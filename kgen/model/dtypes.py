@@ -19,6 +19,7 @@ class DType:
         rounds: Name of the dtype whose values these are when rounded; empty for a dtype that
             tensors are stored in. A field that no tensor has may choose such a dtype, to say how
             the operands of matrix products may be rounded.
+        integral: Whether it has whole numbers: of tensors that say where others' parts lie.
     """
 
     name: str
@@ -27,6 +28,7 @@ class DType:
     torch: str
     mantissa_bits: int
     rounds: str = ""
+    integral: bool = False
 
     @property
     def eps(self) -> float:
@@ -41,6 +43,8 @@ DTYPES: dict[str, DType] = {
         DType("fp16", 2, "kgen::fp16", "float16", 10),
         DType("bf16", 2, "kgen::bf16", "bfloat16", 7),
         DType("tf32", 4, "kgen::tf32", "float32", 10, rounds="fp32"),
+        DType("int32", 4, "kgen::i32", "int32", 0, integral=True),
+        DType("int64", 8, "kgen::i64", "int64", 0, integral=True),
     )
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kgen.errors import ProblemError, suggest
@@ -33,7 +34,7 @@ class Problem:
     def shape(self, dims: tuple[str, ...]) -> tuple[int, ...]:
         """Return the extents of several dims."""
         table = dict(self.dims)
-        return tuple(table[name] for name in dims)
+        return tuple(table[name.removesuffix(" + 1")] + name.endswith(" + 1") for name in dims)
 
     def present(self, pass_: Pass) -> Pass:
         """A pass without the tensors that this problem leaves out."""
@@ -51,6 +52,16 @@ class Problem:
 
     def __str__(self) -> str:
         return ",".join(f"{name}={value}" for name, value in (*self.dims, *self.dtypes))
+
+
+def with_dims(problem: Problem, dims: Mapping[str, int], signature: Signature) -> Problem:
+    """Replace extents; those that others imply follow (`Signature.implied`)."""
+    extents = {**dict(problem.dims), **dims}
+    implied = signature.implied(dict(problem.dtypes))
+    if implied is not None:
+        name, like = implied
+        extents[name] = extents.get(like, 1)
+    return Problem(tuple(extents.items()), problem.dtypes)
 
 
 def parse_problem(text: str, signature: Signature) -> Problem:
@@ -75,8 +86,12 @@ def parse_problem(text: str, signature: Signature) -> Problem:
             raise ProblemError(f"problem '{text}': '{name}' is given twice")
         given[name] = value
     dims: list[tuple[str, int]] = []
+    packing = signature.packing
     for dim in signature.dims:
         if dim.name not in given:
+            if packing is not None and dim.name == packing.sequences:
+                dims.append((dim.name, -1))  # as many as there are batch rows, which see below
+                continue
             raise ProblemError(
                 f"problem '{text}': '{dim.name}' ({dim.doc}) is missing\n  "
                 f"example: {_example(signature)}"
@@ -91,7 +106,29 @@ def parse_problem(text: str, signature: Signature) -> Problem:
         dtypes = signature.complete_dtypes(given)
     except ProblemError as problem:
         raise ProblemError(f"problem '{text}': {problem}") from None
-    return Problem(tuple(dims), tuple(dtypes.items()))
+    found = Problem(tuple(dims), tuple(dtypes.items()))
+    settled = with_dims(found, {}, signature)
+    for (name, is_given), (_, wanted) in zip(found.dims, settled.dims, strict=True):
+        if is_given not in (-1, wanted):
+            raise ProblemError(
+                f"problem '{text}': {name}={is_given}, but {_implied(signature, dtypes)}\n"
+                f"  here {name}={wanted}"
+            )
+    if -1 in settled.shape(tuple(given_name for given_name, _ in settled.dims)):
+        assert packing is not None
+        raise ProblemError(
+            f"problem '{text}': '{packing.sequences}' is missing, the number of sequences that "
+            f"{packing.offsets} cuts"
+        )
+    return settled
+
+
+def _implied(signature: Signature, dtypes: Mapping[str, str]) -> str:
+    packing = signature.packing
+    assert packing is not None
+    if signature.implied(dtypes) == (packing.batch, "1"):
+        return f"with {packing.offsets} all sequences lie in one batch row"
+    return f"without {packing.offsets} every batch row is a sequence"
 
 
 def _example(signature: Signature) -> str:

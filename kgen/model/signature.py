@@ -76,7 +76,7 @@ class Tensor:
     Attributes:
         name: As in the Python call and in kernels' argument lists.
         dims: Extents, outermost first. The first may stand for all leading dims of the
-            tensor that a user passes (`flatten_leading`).
+            tensor that a user passes (`flatten_leading`). `N + 1`: one more than dim N.
         dtype: A `DTypeField` name or a fixed dtype.
         free_strides: Dims whose stride the caller chooses; kernels may take it as
             `<tensor>_stride_<dim>` (in elements). All other dims are contiguous. An output has
@@ -94,6 +94,22 @@ class Tensor:
     flatten_leading: bool = False
     layout_of: str = ""
     doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Sequences of different lengths that a call may have one behind the other in one batch row.
+
+    Attributes:
+        offsets: The input [sequences + 1], of a dtype that may be `none`, which says where each
+            sequence begins, and where the last one ends.
+        sequences: The dim that counts them. Without offsets they are the batch rows.
+        batch: The dim of batch rows; 1 with offsets.
+    """
+
+    offsets: str
+    sequences: str
+    batch: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +157,7 @@ class Signature:
     dtypes: tuple[DTypeField, ...]
     passes: tuple[Pass, ...]
     options: tuple[Option, ...] = ()
+    packing: Packing | None = None
 
     @property
     def choices(self) -> tuple[DTypeField | Option, ...]:
@@ -159,6 +176,39 @@ class Signature:
         raise ProblemError(
             f"unknown pass '{name}'\n  {suggest(name, [p.name for p in self.passes])}"
         )
+
+    def implied(self, choices: Mapping[str, str]) -> tuple[str, str] | None:
+        """A dim that may not be chosen, and what it is: (dim, the dim that it equals, or `1`).
+
+        Args:
+            choices: Of every dtype field.
+        """
+        if self.packing is None:
+            return None
+        if self._is_packed(choices):
+            return self.packing.batch, "1"
+        return self.packing.sequences, self.packing.batch
+
+    def as_batch(self, pass_: Pass, choices: Mapping[str, str]) -> Pass:
+        """The pass with its sequences counted by the batch dim where a problem packs none."""
+        packing = self.packing
+        if packing is None or self._is_packed(choices):
+            return pass_
+        names = {packing.sequences: packing.batch}
+
+        def renamed(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple(
+                replace(t, dims=tuple(names.get(name, name) for name in t.dims)) for t in tensors
+            )
+
+        return replace(pass_, inputs=renamed(pass_.inputs), outputs=renamed(pass_.outputs))
+
+    def _is_packed(self, choices: Mapping[str, str]) -> bool:
+        assert self.packing is not None
+        offsets = next(
+            t for p in self.passes for t in p.inputs if t.name == self.packing.offsets
+        )
+        return choices[offsets.dtype] != ABSENT.name
 
     def asked_for(self, pass_: Pass) -> tuple[Tensor, ...]:
         """Outputs that a caller of a pass must ask for: they may be absent, and no input of the

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kgen.model.problem import Problem
-from kgen.model.signature import Dim, DTypeField, Option, Pass, Scalar, Signature, Tensor
+from kgen.model.signature import (
+    Dim,
+    DTypeField,
+    Option,
+    Packing,
+    Pass,
+    Scalar,
+    Signature,
+    Tensor,
+)
 from kgen.operators._wkv_definition import decays, definition, recurrence
 from kgen.operators._wkv_peers import peers
 from kgen.operators.base import Cost, Operator
@@ -18,7 +27,7 @@ if TYPE_CHECKING:
 
     Tensors = Mapping[str, torch.Tensor]
 
-_STATE = ("B", "H", "K", "V")
+_STATE = ("N", "H", "K", "V")
 _STEP = ("B", "T", "H")
 _ANY_LAYOUT = "the last dim contiguous, any strides of B, T and H."
 
@@ -69,12 +78,20 @@ def signature(per_step: bool) -> Signature:
         Tensor("u", ("H", "K"), "u_dtype", doc="dtype of r, or fp32; the bonus of a step's own."),
         Tensor(
             "initial_state", _STATE, "initial_state_dtype",
-            doc="fp32; S before the first step; None: 0.",
+            doc="fp32; S before the first step; None: 0. N is B, or with cu_seqlens the number of "
+            "sequences.",
         ),
+    )
+    cu_seqlens = Tensor(
+        "cu_seqlens", ("N + 1",), "cu_seqlens_dtype",
+        doc="int32 or int64; None: every batch row is a sequence. Else B is 1, and sequence n has "
+        "the steps from cu_seqlens[n] to cu_seqlens[n + 1], none if they are equal. 0 first, never "
+        "decreasing, T last: the values stay on the device, and nothing checks them.",
     )
     return Signature(
         dims=(
             Dim("B", "batch"),
+            Dim("N", "sequences; B, unless they are packed"),
             Dim("T", "time steps"),
             Dim("H", "heads"),
             Dim("K", "key features", smallest=1),
@@ -86,12 +103,14 @@ def signature(per_step: bool) -> Signature:
             DTypeField("u_dtype", ("dtype", "fp32"), default="dtype"),
             DTypeField("initial_state_dtype", ("none", "fp32"), default="none"),
             DTypeField("final_state_dtype", ("none", "fp32"), default="none"),
+            DTypeField("cu_seqlens_dtype", ("none", "int32", "int64"), default="none"),
         ),
         options=(_DECAY_FORM,),
+        packing=Packing(offsets="cu_seqlens", sequences="N", batch="B"),
         passes=(
             Pass(
                 "forward",
-                inputs=inputs,
+                inputs=(*inputs, cu_seqlens),
                 outputs=(
                     _rows("y", "V", "dtype and layout of v.", layout_of="v"),
                     Tensor(
@@ -110,6 +129,7 @@ def signature(per_step: bool) -> Signature:
                         "gfinal_state", _STATE, "final_state_dtype",
                         doc="fp32; gradient of final_state.",
                     ),
+                    cu_seqlens,
                 ),
                 outputs=(
                     _rows("gr", "K", "dtype and layout of r.", layout_of="r"),
@@ -158,7 +178,7 @@ class Inputs:
         """
         import torch
 
-        b, t, h, k, v = problem.shape(("B", "T", "H", "K", "V"))
+        b, n, t, h, k, v = problem.shape(("B", "N", "T", "H", "K", "V"))
         dtype = getattr(torch, problem.dtype("dtype").torch)
 
         def draw(*shape: int) -> torch.Tensor:
@@ -205,7 +225,15 @@ class Inputs:
             wide["gfinal_state"] = "final_state_dtype"
         for name, field in wide.items():
             if problem.dtype(field).itemsize:
-                drawn[name] = draw(b, h, k, v)
+                drawn[name] = draw(n, h, k, v)
+        if problem.dtype("cu_seqlens_dtype").itemsize:
+            # Cuts anywhere: some sequences have no steps, some one, some most.
+            cuts = torch.randint(0, t + 1, (n - 1,), generator=generator, device=device)
+            ends = torch.tensor([0, t], device=device)
+            offsets = torch.cat([ends[:1], cuts.sort().values, ends[1:]])
+            drawn["cu_seqlens"] = offsets.to(
+                getattr(torch, problem.dtype("cu_seqlens_dtype").torch)
+            )
         return drawn
 
 
@@ -248,7 +276,9 @@ def scale(
     Raw w: the exponent exp(w) has an error that grows with it, and gw has the decay as a factor.
     In the other outputs a decay that strong is next to nothing beside what has not decayed.
     """
-    squares = {n: x.square() for n, x in inputs.items() if n != "w"}
+    squares = {
+        n: x.square() if x.is_floating_point() else x for n, x in inputs.items() if n != "w"
+    }
     decay, slope = (x.square() for x in decays(inputs["w"], scalars))
     exact = bool(scalars.get("decay_form=decay"))  # no exp, no error
 
@@ -293,12 +323,13 @@ class LeastWork:
             for extent in problem.shape(tensor.dims):
                 elements *= extent
             moved += elements
-        b, t, h, k, v = problem.shape(("B", "T", "H", "K", "V"))
+        b, n, t, h, k, v = problem.shape(("B", "N", "T", "H", "K", "V"))
         forward = pass_name == "forward"
         adds = (2 if forward else 5) * t * k * v
         states = ("initial_state_dtype", "final_state_dtype")
         if not any(problem.dtype(field).itemsize for field in states):
-            pairs = t * (t + 1) // 2
+            length = b * t // max(n, 1)  # pairs are fewest if all sequences are of one length
+            pairs = t * (length + 1) // 2
             adds = min(adds, pairs * (k + v if forward else 3 * k + 2 * v))
         unit: Literal["3xtf32", "half"] = (
             "3xtf32" if problem.dtype("dtype").name == "fp32" else "half"
@@ -323,7 +354,8 @@ Gradients, with g = scale * gy and n_t = v_t . g_t:
 gr_t = S_{{t-1}} g_t + n_t u k_t
 G_{{t-1}} = diag(d{t}) G_t + r_t g_t^T;  G_T the gradient of the final state, else 0
 gk_t = G_t v_t + n_t u r_t,  gv_t = k_t G_t + (sum_k r u k) g_t
-{gw},  gu = sum over b and t of n_t r_t k_t"""
+{gw},  gu = sum over b and t of n_t r_t k_t
+With cu_seqlens every sequence begins with a state of its own, as if it were a batch row."""
 
 
 def operator(

@@ -5,6 +5,7 @@ Here steps are the dim before the features, [B, H, T, features], as matrix produ
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # Steps that are taken one after the other, in all chunks at once; about the root of a usual T.
 _CHUNK = 64
+_GIVEN_STATES = ("initial_state", "gfinal_state")
+_MADE_STATES = ("final_state", "ginitial_state")
 # Elements of the states of all steps that a float64 gradient keeps at a time.
 _KEPT = 1 << 26
 
@@ -29,7 +32,10 @@ def definition(
     """
     import torch
 
-    wide = {n: x.to(torch.promote_types(x.dtype, torch.float32)) for n, x in inputs.items()}
+    wide = {
+        n: x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
+        for n, x in inputs.items()
+    }
     found = recurrence(pass_name, wide, decays(wide["w"], scalars), scalars["scale"])
     like = {"y": "v", "gr": "r", "gk": "k", "gv": "v", "gw": "w", "gu": "u"}
     return {n: y.to(inputs[like[n]].dtype) if n in like else y for n, y in found.items()}
@@ -53,7 +59,40 @@ def decays(
 def recurrence(
     pass_name: str, x: Tensors, decay: tuple[torch.Tensor, torch.Tensor], scale: float
 ) -> dict[str, torch.Tensor]:
-    """The definition on decays, and derivatives of them by w, instead of w.
+    """The definition on decays, and derivatives of them by w, instead of w. Sequences that are
+    packed are taken one after the other.
+    """
+    import torch
+
+    if "cu_seqlens" not in x:
+        return _unpacked(pass_name, x, decay, scale)
+    cuts = x["cu_seqlens"].tolist()
+    rows = ("r", "k", "v", "gy")
+    parts = []
+    for n, (first, last) in enumerate(itertools.pairwise(cuts)):
+        its = {name: y[:, first:last] if name in rows else y for name, y in x.items()}
+        del its["cu_seqlens"]
+        its |= {name: x[name][n : n + 1] for name in _GIVEN_STATES if name in x}
+        of_steps = (decay[0], decay[1])
+        if decay[0].ndim == 4:
+            of_steps = (decay[0][:, first:last], decay[1][:, first:last])
+        parts.append(_unpacked(pass_name, its, of_steps, scale))
+
+    def joined(name: str) -> torch.Tensor:
+        of_sequences = [part[name] for part in parts]
+        if name in _MADE_STATES:
+            return torch.cat(of_sequences)
+        if of_sequences[0].ndim == 4:
+            return torch.cat(of_sequences, dim=1)
+        return torch.stack(of_sequences).sum(0)  # gu, and gw of w that has no steps
+
+    return {name: joined(name) for name in parts[0]}
+
+
+def _unpacked(
+    pass_name: str, x: Tensors, decay: tuple[torch.Tensor, torch.Tensor], scale: float
+) -> dict[str, torch.Tensor]:
+    """The recurrence of batch rows.
 
     fp32 takes one step after the other, as a kernel does: what that loses is what kernels are
     allowed. float64 takes the steps of all chunks side by side, each from its own start: no

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from kgen.operators.base import Operator
 
 OPERATORS = {"wkv5": wkv5.OPERATOR, "wkv6": wkv6.OPERATOR}
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+STEPS = ("r", "k", "v", "w", "gy")
 NAMES = ("r", "k", "v", "w", "u", "initial_state")
 
 
@@ -40,7 +41,7 @@ each_form = pytest.mark.parametrize("form", DECAYS)
 def inputs(of: Operator, case: str, at: Problem, pass_name: str = "backward") -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     made = of.make_inputs(pass_name, at, case, generator, torch.device("cpu"))
-    return {name: x.double() for name, x in made.items()}
+    return {name: x.double() if x.is_floating_point() else x for name, x in made.items()}
 
 
 def by_the_formula(
@@ -124,6 +125,65 @@ def test_the_forms_of_w_say_the_same_decays(operator: Operator) -> None:
             torch.testing.assert_close(made[form][name], made["log"][name], rtol=1e-4, atol=1e-4)
     # By the decay itself: where all is forgotten, the other forms' gradients are 0.
     assert (made["decay"]["gw"][made["decay"]["forgotten"]] != 0).any()
+
+
+@each_operator
+@pytest.mark.parametrize("cuts", [(0, 7), (0, 0, 3, 3, 150, 150), (0, 64, 65, 150), (0, 0)])
+def test_packed_sequences_are_calls_of_their_own(
+    operator: Operator, cuts: tuple[int, ...]
+) -> None:
+    n, steps = len(cuts) - 1, cuts[-1]
+    at = problem(operator, f"B=1,N={n},T={steps},H=2,K=3,V=4,cu_seqlens_dtype=int64")
+    given = inputs(operator, "mixed", at) | {"cu_seqlens": torch.tensor(cuts)}
+    for dtype in (torch.float64, torch.float32):
+        all_of_them = {
+            name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()
+        }
+        made = definition("forward", all_of_them, {"scale": 0.5})
+        made |= definition("backward", all_of_them, {"scale": 0.5})
+        shared = {name: torch.zeros_like(made[name]) for name in ("gu", "gw")}
+        for i, (first, last) in enumerate(pairwise(cuts)):
+            own = {
+                name: x[:, first:last] if x.ndim == 4 and name in STEPS else x
+                for name, x in all_of_them.items()
+                if name != "cu_seqlens"
+            }
+            own |= {name: own[name][i : i + 1] for name in ("initial_state", "gfinal_state")}
+            want = definition("forward", own, {"scale": 0.5})
+            want |= definition("backward", own, {"scale": 0.5})
+            for name in ("y", "gr", "gk", "gv"):
+                assert made[name][:, first:last].equal(want[name])
+            for name in ("final_state", "ginitial_state"):
+                assert made[name][i : i + 1].equal(want[name])
+            shared["gu"] += want["gu"]
+            if operator is wkv5.OPERATOR:
+                shared["gw"] += want["gw"]
+            else:
+                assert made["gw"][:, first:last].equal(want["gw"])
+        torch.testing.assert_close(made["gu"], shared["gu"])
+        if operator is wkv5.OPERATOR:
+            torch.testing.assert_close(made["gw"], shared["gw"])
+
+
+@each_operator
+def test_drawn_cuts_are_legal_and_some_sequences_are_empty(operator: Operator) -> None:
+    at = problem(operator, "B=1,N=9,T=6,H=1,K=2,V=2,cu_seqlens_dtype=int32")
+    cuts = inputs(operator, "normal", at)["cu_seqlens"]
+    assert (cuts.dtype, len(cuts)) == (torch.int32, 10)
+    assert (int(cuts[0]), int(cuts[-1])) == (0, 6)
+    assert (cuts.diff() >= 0).all()
+    assert (cuts.diff() == 0).any()
+
+
+def test_the_number_of_sequences_follows_from_the_batch_unless_they_are_packed() -> None:
+    assert problem(wkv6.OPERATOR, "B=3,T=7,H=2,K=3,V=4").dim("N") == 3
+    packed = ",cu_seqlens_dtype=int32"
+    with pytest.raises(ProblemError, match="N=2, but without cu_seqlens every batch row is a seq"):
+        problem(wkv6.OPERATOR, "B=3,N=2,T=7,H=2,K=3,V=4")
+    with pytest.raises(ProblemError, match="B=3, but with cu_seqlens all sequences lie in one"):
+        problem(wkv6.OPERATOR, f"B=3,N=2,T=7,H=2,K=3,V=4{packed}")
+    with pytest.raises(ProblemError, match="'N' is missing, the number of sequences"):
+        problem(wkv6.OPERATOR, f"B=1,T=7,H=2,K=3,V=4{packed}")
 
 
 def test_an_unknown_form_names_those_that_there_are() -> None:

@@ -1,4 +1,4 @@
-"""wkv's kernels with w in the forms that are not the default: a small problem each.
+"""wkv's kernels with packed sequences, w in a form that is not the default: a problem each.
 
 `test_host.py` has them among all the others, but few of each.
 """
@@ -14,15 +14,15 @@ from kgen.model.record import Fate
 
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 PROBLEMS = {
-    "wkv6": f"B=2,T=35,H=1,K=16,V=12,dtype=fp32,{STATES},decay_form=raw",
-    "wkv5": "B=2,T=67,H=1,K=16,V=8,dtype=bf16,decay_form=decay",
+    "wkv6": f"B=1,N=5,T=67,H=2,K=16,V=12,dtype=fp32,{STATES},cu_seqlens_dtype=int32,decay_form=raw",
+    "wkv5": "B=1,N=3,T=67,H=2,K=16,V=8,dtype=bf16,cu_seqlens_dtype=int64,decay_form=decay",
 }
 
 
 @pytest.mark.parametrize(
     ("operator", "pass_name", "name"), [v for v in all_variants() if v[0] in PROBLEMS]
 )
-def test_form(operator: str, pass_name: str, name: str) -> None:
+def test_conventions(operator: str, pass_name: str, name: str) -> None:
     entry = open_catalogue().entry(operator)
     variant = entry.space.variant(pass_name, name)
     problem = parse_problem(PROBLEMS[operator], entry.operator.signature)
