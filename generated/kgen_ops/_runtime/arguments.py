@@ -22,6 +22,8 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float32: "fp32",
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
+    torch.int32: "int32",
+    torch.int64: "int64",
 }
 TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 ABSENT = "none"  # stands for the dtype of a tensor that a call leaves out
@@ -59,7 +61,7 @@ class Argument(NamedTuple):
 
     Attributes:
         name: As in the public function.
-        dims: Extents, outermost first.
+        dims: Extents, outermost first; `N + 1` is one more than dim N.
         dtype: A dtype field's name, or a fixed dtype.
         free_strides: Dims whose stride the caller chooses; all others are contiguous.
         leading: Whether dims[0] stands for any number of leading dims.
@@ -76,6 +78,20 @@ class Argument(NamedTuple):
     def __str__(self) -> str:
         inner = ("...", *self.dims[1:]) if self.leading else self.dims
         return f"{self.name} [{', '.join(inner)}]"
+
+
+class Packing(NamedTuple):
+    """Sequences that a call may have one behind the other in one batch row.
+
+    Attributes:
+        offsets: The argument that says where each begins; it may be None.
+        sequences: The dim that counts them; the batch's extent without offsets.
+        batch: The dim of batch rows; 1 with offsets.
+    """
+
+    offsets: str
+    sequences: str
+    batch: str
 
 
 class Scalar(NamedTuple):
@@ -102,6 +118,7 @@ class Signature(NamedTuple):
     scalars: tuple[Scalar, ...] = ()
     flags: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()
+    packing: Packing | None = None
 
     @property
     def choices(self) -> tuple[DTypeField | Option, ...]:
@@ -245,7 +262,9 @@ def _extents(
         if len(extents) != expected:
             raise ValueError(f"{signature.function}: {argument.name} has shape {shape}; "
                              f"want {argument}")
-        for name, extent in zip(argument.dims, extents, strict=True):
+        for text, found in zip(argument.dims, extents, strict=True):
+            name = text.removesuffix(" + 1")
+            extent = found - (name != text)
             if dims.setdefault(name, extent) != extent:
                 raise ValueError(
                     f"{signature.function}: {argument.name} has shape {shape}, so {name} = "
@@ -253,11 +272,40 @@ def _extents(
                     f"{', '.join(str(argument) for argument, _ in given)}"
                 )
             origin.setdefault(name, argument.name)
+    if signature.packing is not None:
+        _check_packing(signature, signature.packing, given, dims, origin)
     for dim in signature.dims:
         if dims[dim.name] < dim.smallest:
             raise ValueError(f"{signature.function}: {dim.name} = {dims[dim.name]} (from "
                              f"{origin[dim.name]}) must be at least {dim.smallest}")
     return {dim.name: dims[dim.name] for dim in signature.dims}, leading
+
+
+def _check_packing(
+    signature: Signature, packing: Packing, given: Given, dims: dict[str, int],
+    origin: dict[str, str],
+) -> None:
+    """Find out how many sequences there are; they are as many as the states say."""
+    n, b = packing.sequences, packing.batch
+    if all(argument.name != packing.offsets for argument, _ in given):
+        if dims.setdefault(n, dims[b]) != dims[b]:
+            raise ValueError(
+                f"{signature.function}: {origin[n]} has {n} = {dims[n]} sequences, but "
+                f"{origin[b]} says {b} = {dims[b]}; without {packing.offsets} every batch row is "
+                "one"
+            )
+        return
+    if dims[b] != 1:
+        raise ValueError(
+            f"{signature.function}: {packing.offsets} is given, and {origin[b]} says {b} = "
+            f"{dims[b]}; pass sequences of different lengths one behind the other in one batch "
+            f"row, {b} = 1"
+        )
+    if dims[n] < 1:
+        raise ValueError(
+            f"{signature.function}: {packing.offsets} has {dims[n] + 1} elements, so {n} = "
+            f"{dims[n]}; want [{n} + 1], where each of {n} >= 1 sequences begins and the last ends"
+        )
 
 
 def _dtypes(

@@ -206,6 +206,8 @@ class Pass:
         """
         signature = self.signature
         names = [dim.name for dim in signature.dims]
+        if (packing := signature.packing) is not None and packing.batch in dims:
+            dims = {packing.sequences: dims[packing.batch], **dims}
         if sorted(dims) != sorted(names):
             raise ValueError(f"{signature.function} has dims {', '.join(names)}; "
                              f"got {', '.join(dims) or 'none'}")
@@ -416,7 +418,7 @@ def _contiguous_strides(signature: Signature, dims: Mapping[str, int]) -> dict[s
         for name in reversed(argument.dims):
             if name in argument.free_strides:
                 strides[f"{argument.name}_stride_{name}"] = step
-            step *= dims[name]
+            step *= dims.get(name, 1)  # `N + 1` is no dim; such vectors have no free strides
     return strides
 
 

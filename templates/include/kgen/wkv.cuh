@@ -115,9 +115,10 @@ KGEN_DEVICE float dot(const T* a, const T* b, i64 extent) {
 
 // Forward, a column of the state per thread of the grid, the state in memory.
 template <int Threads, DecayForm Form, class T, class W, class U>
-KGEN_DEVICE void forward_in_memory(Extents n, Offsets offsets, Rows<const T> r, Rows<const T> k, Rows<const T> v,
-                                   Rows<const W> w, const U* u, const float* initial_state,
-                                   Rows<T> y, float* final_state, float* states, float scale) {
+KGEN_DEVICE void forward_in_memory(Extents n, Offsets offsets, Rows<const T> r,
+                                   Rows<const T> k, Rows<const T> v, Rows<const W> w,
+                                   const U* u, const float* initial_state, Rows<T> y,
+                                   float* final_state, float* states, float scale) {
     const i64 column = static_cast<i64>(blockIdx.x) * Threads + threadIdx.x;
     if (column >= n.N * n.H * n.V) return;
     const i64 head = column / n.V, m = column % n.V, h = head % n.H;
@@ -202,7 +203,8 @@ KGEN_DEVICE void backward_k_in_memory(Extents n, Offsets offsets, Rows<const T> 
     float* kept = scratch.kept + kept_before * size + key;
     float* before = scratch.chunk + head * Chunk * size + key;
     const float bonus = to_float(u[h * n.K + key]);
-    const auto gy_h = gy.head(span, h), r_h = r.head(span, h), k_h = k.head(span, h), v_h = v.head(span, h);
+    const auto gy_h = gy.head(span, h), r_h = r.head(span, h);
+    const auto k_h = k.head(span, h), v_h = v.head(span, h);
     const auto w_h = w.head(span, h);
     const auto gr_h = gr.head(span, h), gk_h = gk.head(span, h);
 

@@ -53,8 +53,8 @@ KGEN_DEVICE void sum_segment(E, i64 H, i64 steps, Rows<const T> k, Rows<const T>
 
 // Outputs of a segment, and of the last one the state behind it.
 template <class Walk, class E, class T, class W, class U, class Offset>
-KGEN_DEVICE void walk_segment(E, i64 H, i64 steps, const Offset* offsets, Rows<const T> r, Rows<const T> k,
-                              Rows<const T> v, Rows<const W> w, const U* u,
+KGEN_DEVICE void walk_segment(E, i64 H, i64 steps, const Offset* offsets, Rows<const T> r,
+                              Rows<const T> k, Rows<const T> v, Rows<const W> w, const U* u,
                               const float* initial_state, const float* parts, const float* decays,
                               Rows<T> y, float* final_state, float scale) {
     static_assert(E::kSegments == 1 || !kPresent<Offset>, "only the GPU knows where to cut");

@@ -60,7 +60,8 @@ struct KeyGradients {
                 };
                 const auto slope = [&](int i, float d) {
                     if constexpr (kForm == DecayForm::log) return d;  // nothing else is read
-                    const W* of_step = Config::kPerStep ? keys_w + i * kKeys + place : w.first + key;
+                    const W* of_step =
+                        Config::kPerStep ? keys_w + i * kKeys + place : w.first + key;
                     return decay_slope<kForm>(used ? to_float(*of_step) : 0.0f, d);
                 };
                 for (int i = thread_rank() / kWarpSize; i < there; i += kThreads / kWarpSize) {
@@ -160,8 +161,9 @@ private:
 // gk, gw and parts of gu; a block per head and slice of keys. of_w(span, t, h, key, gw, writes)
 // takes gw_t in all threads of the key, one of which writes.
 template <class Config, int K, int V, class T, class W, class U, class Offset, class OfW>
-KGEN_DEVICE void key_gradients(i64 all_steps, i64 H, const Offset* offsets, Rows<const T> gy, Rows<const T> r,
-                               Rows<const T> k, Rows<const T> v, Rows<const W> w, const U* u,
+KGEN_DEVICE void key_gradients(i64 all_steps, i64 H, const Offset* offsets, Rows<const T> gy,
+                               Rows<const T> r, Rows<const T> k, Rows<const T> v,
+                               Rows<const W> w, const U* u,
                                const float* initial_state, const float* gfinal_state,
                                const float* kept, Rows<T> gk, float* gu_parts, float scale,
                                OfW of_w) {

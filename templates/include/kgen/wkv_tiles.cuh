@@ -1,9 +1,9 @@
 // wkv5 and wkv6 with states in registers: a block has a slice of the columns of a head's state and
 // walks over time, its steps coming through shared memory.
 //
-// A Config has Value, W and U; kPerStep (whether w has steps) and kForm (what it is); kSplit threads that share a column,
-// kTile columns of a thread, kColumns of a block; kTokens steps per barrier, kStages batches of them
-// in shared memory, kVec elements per copy.
+// A Config has Value, W and U; kPerStep (whether w has steps) and kForm (what it is); kSplit threads
+// that share a column, kTile columns of a thread, kColumns of a block; kTokens steps per barrier,
+// kStages batches of them in shared memory, kVec elements per copy.
 #pragma once
 
 #include "wkv.cuh"
@@ -251,7 +251,8 @@ KGEN_DEVICE i64 kept_index(i64 t, i64 steps) {
     return t > 0 && (steps - t) % Keep == 0 ? (steps - t) / Keep - 1 : -1;
 }
 
-// The first kept state of a sequence's head, of [B, H, kept_states], or of packed ones [H, T / Keep].
+// The first kept state of a sequence's head, of [B, H, kept_states]; of packed sequences, which begin
+// anywhere, of [H, T / Keep]: none has more than there are whole Keeps up to its end.
 template <int Keep, class Offset>
 KGEN_DEVICE i64 first_kept(const Span& span, i64 head, i64 h, i64 T) {
     return kPresent<Offset> ? h * (T / Keep) + span.first / Keep : head * kept_states<Keep>(T);
@@ -259,8 +260,8 @@ KGEN_DEVICE i64 first_kept(const Span& span, i64 head, i64 h, i64 T) {
 
 // The forward pass; a block per head and slice of values.
 template <class Config, int K, int V, class T, class W, class U, class Offset>
-KGEN_DEVICE void forward_by_head(i64 all_steps, i64 H, const Offset* offsets, Rows<const T> r, Rows<const T> k,
-                                 Rows<const T> v, Rows<const W> w, const U* u,
+KGEN_DEVICE void forward_by_head(i64 all_steps, i64 H, const Offset* offsets, Rows<const T> r,
+                                 Rows<const T> k, Rows<const T> v, Rows<const W> w, const U* u,
                                  const float* initial_state, Rows<T> y, float* final_state,
                                  float scale) {
     constexpr int kSlices = ceil_div(V, Config::kColumns);
@@ -280,8 +281,9 @@ KGEN_DEVICE void forward_by_head(i64 all_steps, i64 H, const Offset* offsets, Ro
 // gr, forward in time, which keeps states for KeyGradients, and gv with the gradient of the initial
 // state, backward; blocks of both run side by side.
 template <class Config, int K, int V, class T, class W, class U, class Offset>
-KGEN_DEVICE void backward_by_head(i64 all_steps, i64 H, const Offset* offsets, Rows<const T> gy, Rows<const T> r,
-                                  Rows<const T> k, Rows<const T> v, Rows<const W> w, const U* u,
+KGEN_DEVICE void backward_by_head(i64 all_steps, i64 H, const Offset* offsets,
+                                  Rows<const T> gy, Rows<const T> r, Rows<const T> k,
+                                  Rows<const T> v, Rows<const W> w, const U* u,
                                   const float* initial_state, const float* gfinal_state,
                                   Rows<T> gr, Rows<T> gv, float* ginitial_state, float* kept,
                                   float scale) {
