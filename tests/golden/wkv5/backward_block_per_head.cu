@@ -58,7 +58,7 @@ wkv5_backward(const Value* __restrict__ gy,             // [B, T, H, V]
               Value* __restrict__ gr,                   // [B, T, H, K]
               Value* __restrict__ gv,                   // [B, T, H, V]
               float* __restrict__ ginitial_state,       // [N, H, K, V] or null
-              float* __restrict__ kept,                 // [B, H, states, V, K] or [H, states, V, K]
+              float* __restrict__ kept,                 // [B, H, states, V, K]
               i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H, i64 r_stride_B,
               i64 r_stride_T, i64 r_stride_H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H,
               i64 v_stride_B, i64 v_stride_T, i64 v_stride_H, i64 gr_stride_B,
@@ -86,7 +86,7 @@ wkv5_backward_keys(const Value* __restrict__ gy,             // [B, T, H, V]
                    const float* __restrict__ initial_state,  // [N, H, K, V] or null
                    const float* __restrict__ gfinal_state,   // [N, H, K, V] or null
                    const Offset* __restrict__ cu_seqlens,    // [N + 1] or null
-                   const float* __restrict__ kept,           // [B, H, states, V, K] or [H, states, V, K]
+                   const float* __restrict__ kept,           // [B, H, states, V, K]
                    Value* __restrict__ gk,                   // [B, T, H, K]
                    float* __restrict__ gw_parts,             // [N, H, K]
                    float* __restrict__ gu_parts,             // [N, H, K]

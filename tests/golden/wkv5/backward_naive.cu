@@ -60,7 +60,7 @@ wkv5_backward_k(const Value* __restrict__ gy,             // [B, T, H, V]
                 float* __restrict__ gu_parts,             // [N, H, K]
                 float* __restrict__ states,               // [N, H, V, K]
                 float* __restrict__ gradients,            // [N, H, V, K]
-                float* __restrict__ kept,                 // [B, H, chunks, V, K] or [H, chunks, V, K]
+                float* __restrict__ kept,                 // [B, H, chunks, V, K]
                 float* __restrict__ chunk_states,         // [N, H, kChunk, V, K]
                 i64 cu_seqlens_itemsize, i64 N, i64 T, i64 H, i64 K, i64 V, i64 gy_stride_B,
                 i64 gy_stride_T, i64 gy_stride_H, i64 r_stride_B, i64 r_stride_T, i64 r_stride_H,
