@@ -63,10 +63,11 @@ class _PassReader:
         self.tensors = [t.name for t in pass_.tensors]
         self.scalars = [s.name for s in pass_.scalars]
         self.strides = [f"{t.name}_stride_{d}" for t in pass_.tensors for d in t.free_strides]
+        self.itemsizes = [f.itemsize_name for f in signature.dtypes]
         self.problem_names = [
             *self.dims,
-            *(f.name for f in signature.dtypes),
-            *(f.itemsize_name for f in signature.dtypes),
+            *(f.name for f in signature.choices),
+            *self.itemsizes,
         ]
 
     def variant(self, name: str, tree: Tree) -> Variant:
@@ -148,7 +149,7 @@ class _PassReader:
         for item in _items(tree):
             entries = item.fields(required=["name", "dtype", "elements"])
             dtype = entries["dtype"].text()
-            stored = [name for name, d in DTYPES.items() if not d.rounds]
+            stored = [name for name, d in DTYPES.items() if not d.rounds and not d.integral]
             if dtype not in stored:
                 raise entries["dtype"].fail(f"unknown dtype '{dtype}'\n  {suggest(dtype, stored)}")
             name = entries["name"].text()
@@ -162,7 +163,7 @@ class _PassReader:
         allowed = [*self.tensors, *workspaces, *self.dims, *self.scalars, *self.strides]
         args = entries["args"].sequence()
         for arg in args:
-            if arg.text().isidentifier() and arg.text() not in allowed:
+            if arg.text().isidentifier() and arg.text() not in (*allowed, *self.itemsizes):
                 raise arg.fail(
                     f"unknown kernel argument '{arg.text()}'\n  {suggest(arg.text(), allowed)}"
                 )

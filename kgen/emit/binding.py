@@ -13,7 +13,7 @@ from typing import Any
 
 from kgen.errors import SpaceError
 from kgen.model.config import Config
-from kgen.model.dtypes import DTYPES, dtype_named
+from kgen.model.dtypes import DTYPES, itemsizes
 from kgen.model.expr import FUNCTIONS, Expr, parse_expr
 from kgen.model.plan import MAX_GRID
 from kgen.model.signature import Pass
@@ -59,9 +59,7 @@ def literals(
 ) -> dict[str, Any]:
     """Values of all names that are fixed for a kernel."""
     values: dict[str, Any] = {**facts, **dims, **dtypes, **config.as_dict()}
-    for name, dtype in dtypes.items():
-        values[name.replace("dtype", "itemsize")] = dtype_named(dtype).itemsize
-    return values
+    return values | itemsizes(dtypes.items())
 
 
 def absent_literals(passed: Pass, dtypes: Mapping[str, str]) -> dict[str, int]:

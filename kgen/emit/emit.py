@@ -106,7 +106,7 @@ def _kernel_files(
 def _operator_files(
     folder: Path, operator: Operator, winners: Sequence[Winner], safe: Sequence[SafeKernel]
 ) -> dict[str, bytes]:
-    fields = [f.name for f in operator.signature.dtypes]
+    fields = [f.name for f in operator.signature.choices]
     tables = {
         name: table.of_fields(fields) for name, table in read_tables(folder / "tables").items()
     }

@@ -3,20 +3,20 @@
 An input whose dtype field allows `none` may be left out, and is None in Python. An output of such a
 field is there if the input of the same field is; if no input has the field, a keyword
 `return_<output>` asks for it. A dtype field that no tensor has says how products may be rounded; a
-keyword `allow_<dtype>` decides it.
+keyword `allow_<dtype>` decides it. An option is a keyword of its own name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kgen.emit.binding import MAX_ALIGNMENT
 from kgen.emit.layout import WIDTH, fold, paragraph, quoted
 from kgen.errors import CatalogueError
 from kgen.model.dtypes import ABSENT, DTYPES
-from kgen.model.signature import DTypeField, Pass, Signature, Tensor
+from kgen.model.signature import DTypeField, Packing, Pass, Signature, Tensor
 from kgen.operators.base import Operator
 
 
@@ -34,12 +34,14 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
     optional = _Optional.of(operator, passed)
     tensors = [t.name for t in passed.inputs]
     scalars = [s.name for s in passed.scalars]
-    flags = optional.flags
+    options = operator.signature.options
+    flags = (*optional.flags, *(option.name for option in options))
     function = function_name(operator.name, passed.name)
     head = [
         *(f"{t}: Tensor" + (" | None = None" if t in optional.inputs else "") for t in tensors),
         *(f"{s.name}: float = {s.default}" for s in passed.scalars),
-        *(f"{flag}: bool = False" for flag in flags),
+        *(f"{flag}: bool = False" for flag in optional.flags),
+        *(f"{option.name}: str = {quoted(option.default)}" for option in options),
     ]
     first = tensors[0]
     usual = [
@@ -176,6 +178,7 @@ def _schema(function: str, passed: Pass, optional: _Optional) -> str:
           for t in passed.inputs),
         *(f"float {s.name}={s.default}" for s in passed.scalars),
         *(f"bool {flag}=False" for flag in optional.flags),
+        *(f'str {o.name}="{o.default}"' for o in optional.signature.options),
     ]
     count = len(passed.outputs)
     result = "Tensor[]" if optional.outputs else "Tensor" if count == 1 else (
@@ -337,7 +340,8 @@ def _allocation(output: Tensor, passed: Pass, optional: _Optional, indent: int =
     if carrier:
         return fold("torch.empty_like(",
                     [carrier, "memory_format=torch.contiguous_format"], ")", indent)
-    shape = [_extent(output, index, passed) for index in range(len(output.dims))]
+    packing = optional.signature.packing
+    shape = [_extent(output, index, passed, packing) for index in range(len(output.dims))]
     if output.dtype in DTYPES:
         dtype = f"torch.{DTYPES[output.dtype].torch}"
     elif f"return_{output.name}" in optional.flags:
@@ -366,9 +370,12 @@ def _fake_body(passed: Pass, optional: _Optional) -> list[str]:
     return [*lines, f"return {_results(passed, optional)}"]
 
 
-def _extent(output: Tensor, index: int, passed: Pass) -> str:
+def _extent(output: Tensor, index: int, passed: Pass, packing: Packing | None) -> str:
     """Where an extent of an output is found among the inputs."""
     name = output.dims[index]
+    if packing is not None and name == packing.sequences:
+        batch = _extent(replace(output, dims=(packing.batch,)), 0, passed, None)
+        return f"{batch} if {packing.offsets} is None else {packing.offsets}.shape[0] - 1"
     flat = output.flatten_leading and index == 0
     for t in passed.inputs:
         if name not in t.dims:
@@ -391,6 +398,8 @@ def _docstring(operator: Operator, passed: Pass, optional: _Optional) -> str:
         bounds = f" > {s.above:g}." if s.above is not None and "> " not in s.doc else ""
         args.append((s.name, (s.doc or "A number.") + bounds))
     args += optional.described.items()
+    for o in operator.signature.options:
+        args.append((o.name, f"{' or '.join(map(quoted, o.allowed))}. {o.doc}".rstrip()))
     lines = [summary, ""]
     lines += [f"    {line}".rstrip() for line in operator.doc.splitlines()]
     lines += ["", "    Args:"]

@@ -35,7 +35,8 @@ def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
     passes = [pass_values(operator, p) for p in signature.passes if p.name in set(pass_names)]
     return _render(
         "operator.py.jinja", operator=operator.name, summary=operator.summary, passes=passes,
-        dims=signature.dims, dtypes=signature.dtypes,
+        dims=signature.dims, dtypes=signature.dtypes, options=signature.options,
+        packing=signature.packing,
         any_scalar=any(p["scalars"] for p in passes),
         any_layout=any(p["any_layout"] for p in passes),
         imports=sorted({"Pass", "dispatch_modes", "transforms", *(n for p in passes
@@ -152,7 +153,8 @@ def _check_names(operator: Operator) -> None:
                              "  choose a Python name without leading underscore, none of: "
                              f"{', '.join(sorted(_LIBRARY_NAMES))}")
     for passed in operator.signature.passes:
-        for name in (*(t.name for t in passed.tensors), *(s.name for s in passed.scalars)):
+        names = [*(t.name for t in passed.tensors), *(s.name for s in passed.scalars)]
+        for name in (*names, *(o.name for o in operator.signature.options)):
             if not name.isidentifier() or keyword.iskeyword(name) or name in _LOCAL_NAMES:
                 raise CatalogueError(
                     f"{operator.name} {passed.name}: '{name}' cannot be the name of an argument\n"

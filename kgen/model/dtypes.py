@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -18,6 +19,7 @@ class DType:
         rounds: Name of the dtype whose values these are when rounded; empty for a dtype that
             tensors are stored in. A field that no tensor has may choose such a dtype, to say how
             the operands of matrix products may be rounded.
+        integral: Whether it has whole numbers: of tensors that say where others' parts lie.
     """
 
     name: str
@@ -26,6 +28,7 @@ class DType:
     torch: str
     mantissa_bits: int
     rounds: str = ""
+    integral: bool = False
 
     @property
     def eps(self) -> float:
@@ -40,6 +43,8 @@ DTYPES: dict[str, DType] = {
         DType("fp16", 2, "kgen::fp16", "float16", 10),
         DType("bf16", 2, "kgen::bf16", "bfloat16", 7),
         DType("tf32", 4, "kgen::tf32", "float32", 10, rounds="fp32"),
+        DType("int32", 4, "kgen::i32", "int32", 0, integral=True),
+        DType("int64", 8, "kgen::i64", "int64", 0, integral=True),
     )
 }
 
@@ -51,3 +56,22 @@ ABSENT = DType("none", 0, "kgen::none", "", 0)
 def dtype_named(name: str) -> DType:
     """Look up a dtype, or `none`."""
     return ABSENT if name == ABSENT.name else DTYPES[name]
+
+
+def is_dtype_field(name: str) -> bool:
+    """Whether a choice of a problem is a dtype; else it is an option."""
+    return name.endswith("dtype")
+
+
+def itemsizes(choices: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Bytes per element of the dtypes among a problem's choices: `itemsize`, `w_itemsize`."""
+    return {
+        field.replace("dtype", "itemsize"): dtype_named(name).itemsize
+        for field, name in choices
+        if is_dtype_field(field)
+    }
+
+
+def spelled(field: str, choice: str) -> str:
+    """A choice as rendered kernels spell it: a dtype's C++ type, an option as it is."""
+    return dtype_named(choice).cuda if is_dtype_field(field) else choice

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kgen.errors import ProblemError, suggest
 from kgen.model.digest import digest_of
-from kgen.model.dtypes import DType, dtype_named
+from kgen.model.dtypes import DType, dtype_named, itemsizes
 from kgen.model.signature import Pass, Signature
 
 
@@ -16,7 +17,7 @@ class Problem:
 
     Attributes:
         dims: (name, extent) in the operator's order.
-        dtypes: (field, dtype name) in the operator's order, complete.
+        dtypes: (field, dtype name), then (option, choice), in the operator's order, complete.
     """
 
     dims: tuple[tuple[str, int], ...]
@@ -33,7 +34,7 @@ class Problem:
     def shape(self, dims: tuple[str, ...]) -> tuple[int, ...]:
         """Return the extents of several dims."""
         table = dict(self.dims)
-        return tuple(table[name] for name in dims)
+        return tuple(table[name.removesuffix(" + 1")] + name.endswith(" + 1") for name in dims)
 
     def present(self, pass_: Pass) -> Pass:
         """A pass without the tensors that this problem leaves out."""
@@ -41,12 +42,8 @@ class Problem:
 
     @property
     def names(self) -> dict[str, int | str]:
-        """Values of the problem's names in expressions: dims, dtypes, and their itemsizes."""
-        values: dict[str, int | str] = dict(self.dims)
-        for field, name in self.dtypes:
-            values[field] = name
-            values[field.replace("dtype", "itemsize")] = dtype_named(name).itemsize
-        return values
+        """Values of the problem's names in expressions: dims, dtypes with itemsizes, options."""
+        return {**dict(self.dims), **dict(self.dtypes), **itemsizes(self.dtypes)}
 
     @property
     def digest(self) -> str:
@@ -57,8 +54,18 @@ class Problem:
         return ",".join(f"{name}={value}" for name, value in (*self.dims, *self.dtypes))
 
 
+def with_dims(problem: Problem, dims: Mapping[str, int], signature: Signature) -> Problem:
+    """Replace extents; those that others imply follow (`Signature.implied`)."""
+    extents = {**dict(problem.dims), **dims}
+    implied = signature.implied(dict(problem.dtypes))
+    if implied is not None:
+        name, like = implied
+        extents[name] = extents.get(like, 1)
+    return Problem(tuple(extents.items()), problem.dtypes)
+
+
 def parse_problem(text: str, signature: Signature) -> Problem:
-    """Parse `M=8192,N=4096,dtype=bf16`; dtype fields may be left to their defaults.
+    """Parse `M=8192,N=4096,dtype=bf16`; fields may be left to their defaults.
 
     Raises:
         ProblemError: If a name is unknown, repeated or missing, or a value is not legal.
@@ -79,8 +86,12 @@ def parse_problem(text: str, signature: Signature) -> Problem:
             raise ProblemError(f"problem '{text}': '{name}' is given twice")
         given[name] = value
     dims: list[tuple[str, int]] = []
+    packing = signature.packing
     for dim in signature.dims:
         if dim.name not in given:
+            if packing is not None and dim.name == packing.sequences:
+                dims.append((dim.name, -1))  # as many as there are batch rows, which see below
+                continue
             raise ProblemError(
                 f"problem '{text}': '{dim.name}' ({dim.doc}) is missing\n  "
                 f"example: {_example(signature)}"
@@ -95,7 +106,29 @@ def parse_problem(text: str, signature: Signature) -> Problem:
         dtypes = signature.complete_dtypes(given)
     except ProblemError as problem:
         raise ProblemError(f"problem '{text}': {problem}") from None
-    return Problem(tuple(dims), tuple(dtypes.items()))
+    found = Problem(tuple(dims), tuple(dtypes.items()))
+    settled = with_dims(found, {}, signature)
+    for (name, is_given), (_, wanted) in zip(found.dims, settled.dims, strict=True):
+        if is_given not in (-1, wanted):
+            raise ProblemError(
+                f"problem '{text}': {name}={is_given}, but {_implied(signature, dtypes)}\n"
+                f"  here {name}={wanted}"
+            )
+    if -1 in settled.shape(tuple(given_name for given_name, _ in settled.dims)):
+        assert packing is not None
+        raise ProblemError(
+            f"problem '{text}': '{packing.sequences}' is missing, the number of sequences that "
+            f"{packing.offsets} cuts"
+        )
+    return settled
+
+
+def _implied(signature: Signature, dtypes: Mapping[str, str]) -> str:
+    packing = signature.packing
+    assert packing is not None
+    if signature.implied(dtypes) == (packing.batch, "1"):
+        return f"with {packing.offsets} all sequences lie in one batch row"
+    return f"without {packing.offsets} every batch row is a sequence"
 
 
 def _example(signature: Signature) -> str:

@@ -53,13 +53,30 @@ class DTypeField:
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """A convention that a problem chooses and that no tensor shows; a keyword of the function.
+
+    Attributes:
+        name: As in problems and in Python; does not end in `dtype`.
+        allowed: Identifiers; templates get the chosen one as it is.
+        default: One of these.
+        doc: One line for the generated docstring.
+    """
+
+    name: str
+    allowed: tuple[str, ...]
+    default: str
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor argument or result.
 
     Attributes:
         name: As in the Python call and in kernels' argument lists.
         dims: Extents, outermost first. The first may stand for all leading dims of the
-            tensor that a user passes (`flatten_leading`).
+            tensor that a user passes (`flatten_leading`). `N + 1`: one more than dim N.
         dtype: A `DTypeField` name or a fixed dtype.
         free_strides: Dims whose stride the caller chooses; kernels may take it as
             `<tensor>_stride_<dim>` (in elements). All other dims are contiguous. An output has
@@ -77,6 +94,22 @@ class Tensor:
     flatten_leading: bool = False
     layout_of: str = ""
     doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Sequences of different lengths that a call may have one behind the other in one batch row.
+
+    Attributes:
+        offsets: The input [sequences + 1], of a dtype that may be `none`, which says where each
+            sequence begins, and where the last one ends.
+        sequences: The dim that counts them. Without offsets they are the batch rows.
+        batch: The dim of batch rows; 1 with offsets.
+    """
+
+    offsets: str
+    sequences: str
+    batch: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +151,18 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Dims, dtype fields and passes of an operator."""
+    """Dims, dtype fields, passes and options of an operator."""
 
     dims: tuple[Dim, ...]
     dtypes: tuple[DTypeField, ...]
     passes: tuple[Pass, ...]
+    options: tuple[Option, ...] = ()
+    packing: Packing | None = None
+
+    @property
+    def choices(self) -> tuple[DTypeField | Option, ...]:
+        """What a problem chooses besides extents: dtype fields, then options."""
+        return (*self.dtypes, *self.options)
 
     def pass_named(self, name: str) -> Pass:
         """Look up a pass.
@@ -136,6 +176,39 @@ class Signature:
         raise ProblemError(
             f"unknown pass '{name}'\n  {suggest(name, [p.name for p in self.passes])}"
         )
+
+    def implied(self, choices: Mapping[str, str]) -> tuple[str, str] | None:
+        """A dim that may not be chosen, and what it is: (dim, the dim that it equals, or `1`).
+
+        Args:
+            choices: Of every dtype field.
+        """
+        if self.packing is None:
+            return None
+        if self._is_packed(choices):
+            return self.packing.batch, "1"
+        return self.packing.sequences, self.packing.batch
+
+    def as_batch(self, pass_: Pass, choices: Mapping[str, str]) -> Pass:
+        """The pass with its sequences counted by the batch dim where a problem packs none."""
+        packing = self.packing
+        if packing is None or self._is_packed(choices):
+            return pass_
+        names = {packing.sequences: packing.batch}
+
+        def renamed(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple(
+                replace(t, dims=tuple(names.get(name, name) for name in t.dims)) for t in tensors
+            )
+
+        return replace(pass_, inputs=renamed(pass_.inputs), outputs=renamed(pass_.outputs))
+
+    def _is_packed(self, choices: Mapping[str, str]) -> bool:
+        assert self.packing is not None
+        offsets = next(
+            t for p in self.passes for t in p.inputs if t.name == self.packing.offsets
+        )
+        return choices[offsets.dtype] != ABSENT.name
 
     def asked_for(self, pass_: Pass) -> tuple[Tensor, ...]:
         """Outputs that a caller of a pass must ask for: they may be absent, and no input of the
@@ -154,22 +227,23 @@ class Signature:
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """Dims, then dtype fields."""
-        return tuple(d.name for d in self.dims) + tuple(f.name for f in self.dtypes)
+        """Dims, then dtype fields, then options."""
+        return tuple(d.name for d in self.dims) + tuple(f.name for f in self.choices)
 
     def complete_dtypes(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Fill in defaults and check every dtype field.
+        """Fill in defaults and check every dtype field and option.
 
         Raises:
             ProblemError: If a field is missing, unknown or not allowed.
         """
         chosen: dict[str, str] = {}
-        for f in self.dtypes:
+        for f in self.choices:
             value = given.get(f.name, f.default)
             if value is None:
                 raise ProblemError(f"'{f.name}' is missing\n  allowed: {', '.join(f.allowed)}")
             value = chosen.get(value, value)
-            if value not in DTYPES and value != ABSENT.name:
+            is_dtype = isinstance(f, DTypeField)
+            if is_dtype and value not in DTYPES and value != ABSENT.name:
                 raise ProblemError(
                     f"unknown dtype '{value}' for '{f.name}'\n  {suggest(value, DTYPES)}"
                 )
@@ -182,9 +256,9 @@ class Signature:
         return chosen
 
     def dtype_combinations(self) -> list[dict[str, str]]:
-        """All legal choices of the dtype fields, in declared order."""
+        """All legal choices of the dtype fields and options, in declared order."""
         found: list[dict[str, str]] = [{}]
-        for f in self.dtypes:
+        for f in self.choices:
             grown: list[dict[str, str]] = []
             for chosen in found:
                 grown.extend({**chosen, f.name: value} for value in _resolved(f, chosen))
@@ -192,8 +266,8 @@ class Signature:
         return found
 
     def dtype_pairs(self) -> list[dict[str, str]]:
-        """Few legal choices of the dtype fields, among which any two fields show every pair of
-        values that they can have together.
+        """Few legal choices of the dtype fields and options, among which any two show every pair
+        of values that they can have together.
 
         Optional tensors double the combinations each; what goes wrong with them goes wrong
         between two fields. At each step the combination with the most new pairs is taken, the
@@ -213,8 +287,10 @@ class Signature:
         return taken
 
 
-def _resolved(field: DTypeField, chosen: Mapping[str, str]) -> list[str]:
-    """Dtype names that a field may have beside what earlier fields chose."""
+def _resolved(field: DTypeField | Option, chosen: Mapping[str, str]) -> list[str]:
+    """What a field may be beside what earlier fields chose."""
+    if isinstance(field, Option):
+        return list(field.allowed)
     names = dict.fromkeys(chosen.get(a, a) for a in field.allowed)
     rounds = {n: DTYPES[n].rounds for n in names if n in DTYPES}
     return [n for n in names if not rounds.get(n) or rounds[n] in names]

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kgen.model.problem import Problem
-from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
-from kgen.operators._wkv_definition import definition
+from kgen.model.signature import (
+    Dim,
+    DTypeField,
+    Option,
+    Packing,
+    Pass,
+    Scalar,
+    Signature,
+    Tensor,
+)
+from kgen.operators._wkv_definition import decays, definition, recurrence
 from kgen.operators._wkv_peers import peers
 from kgen.operators.base import Cost, Operator
 
@@ -17,7 +27,7 @@ if TYPE_CHECKING:
 
     Tensors = Mapping[str, torch.Tensor]
 
-_STATE = ("B", "H", "K", "V")
+_STATE = ("N", "H", "K", "V")
 _STEP = ("B", "T", "H")
 _ANY_LAYOUT = "the last dim contiguous, any strides of B, T and H."
 
@@ -25,6 +35,14 @@ CASES = (
     "tiny", "huge", "positive", "alternating", "extreme_decay", "no_decay", "mixed", "nonfinite",
 )
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
+
+_DECAY_FORM = Option(
+    "decay_form",
+    ("log", "raw", "decay"),
+    default="log",
+    doc="What w is: the log decay, at most 0, -inf forgets everything; what RWKV's models learn, "
+    "whose decay is exp(-exp(w)); the decay itself, from 0 to 1.",
+)
 
 # Of the difference that stands for a derivative by w; T times it is small, its square above 1e-16.
 _STEP_OF_W = 1e-5
@@ -45,12 +63,12 @@ def signature(per_step: bool) -> Signature:
     Args:
         per_step: Whether every step has a decay of its own (wkv6) or every head (wkv5).
     """
-    log_decay = "log decay, at most 0; -inf forgets everything."
+    what = "dtype of r, or fp32; the decay, as decay_form says."
     if per_step:
-        w = _rows("w", "K", f"dtype of r, or fp32; {log_decay}", "w_dtype")
+        w = _rows("w", "K", what, "w_dtype")
         gw = _rows("gw", "K", "dtype and layout of w.", "w_dtype", layout_of="w")
     else:
-        w = Tensor("w", ("H", "K"), "w_dtype", doc=f"dtype of r, or fp32; {log_decay}")
+        w = Tensor("w", ("H", "K"), "w_dtype", doc=what)
         gw = Tensor("gw", ("H", "K"), "w_dtype", doc="dtype of w.")
     inputs = (
         _rows("r", "K", f"fp32, fp16 or bf16; {_ANY_LAYOUT}"),
@@ -60,12 +78,20 @@ def signature(per_step: bool) -> Signature:
         Tensor("u", ("H", "K"), "u_dtype", doc="dtype of r, or fp32; the bonus of a step's own."),
         Tensor(
             "initial_state", _STATE, "initial_state_dtype",
-            doc="fp32; S before the first step; None: 0.",
+            doc="fp32; S before the first step; None: 0. N is B, or with cu_seqlens the number of "
+            "sequences.",
         ),
+    )
+    cu_seqlens = Tensor(
+        "cu_seqlens", ("N + 1",), "cu_seqlens_dtype",
+        doc="int32 or int64; None: every batch row is a sequence. Else B is 1, and sequence n has "
+        "the steps from cu_seqlens[n] to cu_seqlens[n + 1], none if they are equal. 0 first, never "
+        "decreasing, T last: the values stay on the device, and nothing checks them.",
     )
     return Signature(
         dims=(
             Dim("B", "batch"),
+            Dim("N", "sequences; B, unless they are packed"),
             Dim("T", "time steps"),
             Dim("H", "heads"),
             Dim("K", "key features", smallest=1),
@@ -77,11 +103,14 @@ def signature(per_step: bool) -> Signature:
             DTypeField("u_dtype", ("dtype", "fp32"), default="dtype"),
             DTypeField("initial_state_dtype", ("none", "fp32"), default="none"),
             DTypeField("final_state_dtype", ("none", "fp32"), default="none"),
+            DTypeField("cu_seqlens_dtype", ("none", "int32", "int64"), default="none"),
         ),
+        options=(_DECAY_FORM,),
+        packing=Packing(offsets="cu_seqlens", sequences="N", batch="B"),
         passes=(
             Pass(
                 "forward",
-                inputs=inputs,
+                inputs=(*inputs, cu_seqlens),
                 outputs=(
                     _rows("y", "V", "dtype and layout of v.", layout_of="v"),
                     Tensor(
@@ -100,6 +129,7 @@ def signature(per_step: bool) -> Signature:
                         "gfinal_state", _STATE, "final_state_dtype",
                         doc="fp32; gradient of final_state.",
                     ),
+                    cu_seqlens,
                 ),
                 outputs=(
                     _rows("gr", "K", "dtype and layout of r.", layout_of="r"),
@@ -141,13 +171,14 @@ class Inputs:
         r and k shrink as T grows, so that sums over T stay within fp16 without a decay. Decays are
         of the range that models have, 0.07 to 0.998 per step. `extreme_decay` has those from 1
         over exp(-exp(2)) down to exactly 0, `no_decay` 1 alone, `mixed` both between ordinary
-        ones. `tiny`, `huge`, `positive` and `alternating` are as in linear_attention.
+        ones; other forms of w say the same decays. `tiny`, `huge`, `positive` and `alternating`
+        are as in linear_attention.
         `nonfinite` plants NaN in r, k, v, gy and in wkv6 in w; forward, k's is an Inf of the last
         step: whether an earlier one meets a decay that rounded to 0 would depend on the algorithm.
         """
         import torch
 
-        b, t, h, k, v = problem.shape(("B", "T", "H", "K", "V"))
+        b, n, t, h, k, v = problem.shape(("B", "N", "T", "H", "K", "V"))
         dtype = getattr(torch, problem.dtype("dtype").torch)
 
         def draw(*shape: int) -> torch.Tensor:
@@ -182,7 +213,7 @@ class Inputs:
 
         u = draw(h, k)
         shape = (b, t, h, k) if self.per_step else (h, k)
-        w = _log_decays(case, shape, generator, device)
+        w = _in_form(_log_decays(case, shape, generator, device), dict(problem.dtypes))
         if case == "nonfinite" and self.per_step and b * h * t:
             w[b // 2, t // 4, 0, 0] = float("nan")
         drawn["w"] = w.to(getattr(torch, problem.dtype("w_dtype").torch))
@@ -194,7 +225,15 @@ class Inputs:
             wide["gfinal_state"] = "final_state_dtype"
         for name, field in wide.items():
             if problem.dtype(field).itemsize:
-                drawn[name] = draw(b, h, k, v)
+                drawn[name] = draw(n, h, k, v)
+        if problem.dtype("cu_seqlens_dtype").itemsize:
+            # Cuts anywhere: some sequences have no steps, some one, some most.
+            cuts = torch.randint(0, t + 1, (n - 1,), generator=generator, device=device)
+            ends = torch.tensor([0, t], device=device)
+            offsets = torch.cat([ends[:1], cuts.sort().values, ends[1:]])
+            drawn["cu_seqlens"] = offsets.to(
+                getattr(torch, problem.dtype("cu_seqlens_dtype").torch)
+            )
         return drawn
 
 
@@ -217,6 +256,14 @@ def _log_decays(
     return torch.where(choice % 2 == 0, ordinary, extreme) if case == "mixed" else ordinary
 
 
+def _in_form(log_decays: torch.Tensor, choices: Mapping[str, str]) -> torch.Tensor:
+    """w in the form that a problem chose."""
+    form = choices[_DECAY_FORM.name]
+    if form == "log":
+        return log_decays
+    return (-log_decays).log() if form == "raw" else log_decays.exp()
+
+
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
@@ -224,21 +271,33 @@ def scale(
     squares, whose decays are squares too.
 
     wkv5's decay errs the same way at every step: a term that it has reached n times may err by n
-    such errors. The sum of n^2 * term^2 is the second derivative by w.
+    such errors. The sum of n^2 * term^2 is the second derivative by the log decay.
+
+    Raw w: the exponent exp(w) has an error that grows with it, and gw has the decay as a factor.
+    In the other outputs a decay that strong is next to nothing beside what has not decayed.
     """
-    squares = {n: 2 * x if n == "w" else x.square() for n, x in inputs.items()}
+    squares = {
+        n: x.square() if x.is_floating_point() else x for n, x in inputs.items() if n != "w"
+    }
+    decay, slope = (x.square() for x in decays(inputs["w"], scalars))
+    exact = bool(scalars.get("decay_form=decay"))  # no exp, no error
 
     def terms(shift: float) -> dict[str, torch.Tensor]:
-        shifted = squares | {"w": squares["w"] + shift}
-        return definition(pass_name, shifted, {name: x**2 for name, x in scalars.items()})
+        factor = math.exp(shift)
+        by_w = slope if exact else slope * factor
+        return recurrence(pass_name, squares, (decay * factor, by_w), scalars["scale"] ** 2)
 
     squared = terms(0.0)
-    if squares["w"].ndim == 2:
+    if decay.ndim == 2 and not exact:
         above, below = terms(_STEP_OF_W), terms(-_STEP_OF_W)
         for name, term in squared.items():
             reached = (above[name] + below[name] - 2 * term) / _STEP_OF_W**2
             squared[name] = term + _EXP_SHARE**2 * reached.clamp_min(0.0)
-    return {name: y.abs().maximum(squared[name].sqrt()) for name, y in outputs.items()}
+    found = {name: y.abs().maximum(squared[name].sqrt()) for name, y in outputs.items()}
+    if "gw" in found and scalars.get("decay_form=raw"):
+        # Where exp(w) is infinite the decay is 0, and so is gw.
+        found["gw"] = found["gw"] * (1 + _EXP_SHARE * inputs["w"].exp().clamp_max(1e3))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,12 +323,13 @@ class LeastWork:
             for extent in problem.shape(tensor.dims):
                 elements *= extent
             moved += elements
-        b, t, h, k, v = problem.shape(("B", "T", "H", "K", "V"))
+        b, n, t, h, k, v = problem.shape(("B", "N", "T", "H", "K", "V"))
         forward = pass_name == "forward"
         adds = (2 if forward else 5) * t * k * v
         states = ("initial_state_dtype", "final_state_dtype")
         if not any(problem.dtype(field).itemsize for field in states):
-            pairs = t * (t + 1) // 2
+            length = b * t // max(n, 1)  # pairs are fewest if all sequences are of one length
+            pairs = t * (length + 1) // 2
             adds = min(adds, pairs * (k + v if forward else 3 * k + 2 * v))
         unit: Literal["3xtf32", "half"] = (
             "3xtf32" if problem.dtype("dtype").name == "fp32" else "half"
@@ -279,21 +339,23 @@ class LeastWork:
 
 def doc(per_step: bool) -> str:
     """Formula and gradients, for the generated docstring."""
-    w = "w_t" if per_step else "w"
+    t = "_t" if per_step else ""
     gw = (
-        "gw_t = exp(w_t) * sum_v S_{t-1} * G_t"
+        "gw_t = dd_t/dw_t * sum_v S_{t-1} * G_t"
         if per_step
-        else "gw = exp(w) * sum over b, t and v of S_{t-1} * G_t"
+        else "gw = dd/dw * sum over b, t and v of S_{t-1} * G_t"
     )
     return f"""\
 y_t = scale * r_t (S_{{t-1}} + diag(u) k_t v_t^T)
-S_t = diag(exp({w})) S_{{t-1}} + k_t v_t^T;  S_0 as given, else 0
+S_t = diag(d{t}) S_{{t-1}} + k_t v_t^T;  S_0 as given, else 0
+d{t} = exp(w{t}), with decay_form "raw" exp(-exp(w{t})), with "decay" w{t}
 
 Gradients, with g = scale * gy and n_t = v_t . g_t:
 gr_t = S_{{t-1}} g_t + n_t u k_t
-G_{{t-1}} = diag(exp({w})) G_t + r_t g_t^T;  G_T the gradient of the final state, else 0
+G_{{t-1}} = diag(d{t}) G_t + r_t g_t^T;  G_T the gradient of the final state, else 0
 gk_t = G_t v_t + n_t u r_t,  gv_t = k_t G_t + (sum_k r u k) g_t
-{gw},  gu = sum over b and t of n_t r_t k_t"""
+{gw},  gu = sum over b and t of n_t r_t k_t
+With cu_seqlens every sequence begins with a state of its own, as if it were a batch row."""
 
 
 def operator(

@@ -5,6 +5,7 @@ Here steps are the dim before the features, [B, H, T, features], as matrix produ
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # Steps that are taken one after the other, in all chunks at once; about the root of a usual T.
 _CHUNK = 64
+_GIVEN_STATES = ("initial_state", "gfinal_state")
+_MADE_STATES = ("final_state", "ginitial_state")
 # Elements of the states of all steps that a float64 gradient keeps at a time.
 _KEPT = 1 << 26
 
@@ -25,37 +28,92 @@ def definition(
 ) -> dict[str, torch.Tensor]:
     """The recurrence of the operators' `doc`, in fp32 or wider; w is [B, T, H, K] or [H, K].
 
+    `scalars` may say which form w has (`decay_form=raw`: 1); else it is the log decay.
+    """
+    import torch
+
+    wide = {
+        n: x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
+        for n, x in inputs.items()
+    }
+    found = recurrence(pass_name, wide, decays(wide["w"], scalars), scalars["scale"])
+    like = {"y": "v", "gr": "r", "gk": "k", "gv": "v", "gw": "w", "gu": "u"}
+    return {n: y.to(inputs[like[n]].dtype) if n in like else y for n, y in found.items()}
+
+
+def decays(
+    w: torch.Tensor, scalars: Mapping[str, float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(d, dd/dw) of a w in the form that `scalars` says."""
+    import torch
+
+    if scalars.get("decay_form=raw"):
+        decay = torch.exp(-w.exp())
+        # Where the decay is 0, exp(w) may be infinite.
+        return decay, torch.where(decay == 0, 0.0, -w.exp() * decay)
+    if scalars.get("decay_form=decay"):
+        return w, torch.ones_like(w)
+    return w.exp(), w.exp()
+
+
+def recurrence(
+    pass_name: str, x: Tensors, decay: tuple[torch.Tensor, torch.Tensor], scale: float
+) -> dict[str, torch.Tensor]:
+    """The definition on decays, and derivatives of them by w, instead of w. Sequences that are
+    packed are taken one after the other.
+    """
+    import torch
+
+    if "cu_seqlens" not in x:
+        return _unpacked(pass_name, x, decay, scale)
+    cuts = x["cu_seqlens"].tolist()
+    rows = ("r", "k", "v", "gy")
+    parts = []
+    for n, (first, last) in enumerate(itertools.pairwise(cuts)):
+        its = {name: y[:, first:last] if name in rows else y for name, y in x.items()}
+        del its["cu_seqlens"]
+        its |= {name: x[name][n : n + 1] for name in _GIVEN_STATES if name in x}
+        of_steps = (decay[0], decay[1])
+        if decay[0].ndim == 4:
+            of_steps = (decay[0][:, first:last], decay[1][:, first:last])
+        parts.append(_unpacked(pass_name, its, of_steps, scale))
+
+    def joined(name: str) -> torch.Tensor:
+        of_sequences = [part[name] for part in parts]
+        if name in _MADE_STATES:
+            return torch.cat(of_sequences)
+        if of_sequences[0].ndim == 4:
+            return torch.cat(of_sequences, dim=1)
+        return torch.stack(of_sequences).sum(0)  # gu, and gw of w that has no steps
+
+    return {name: joined(name) for name in parts[0]}
+
+
+def _unpacked(
+    pass_name: str, x: Tensors, decay: tuple[torch.Tensor, torch.Tensor], scale: float
+) -> dict[str, torch.Tensor]:
+    """The recurrence of batch rows.
+
     fp32 takes one step after the other, as a kernel does: what that loses is what kernels are
     allowed. float64 takes the steps of all chunks side by side, each from its own start: no
     exponent is ever positive, so that it is exact for decays of 0 and of 1.
     """
-    import torch
-
-    wide = {n: x.to(torch.promote_types(x.dtype, torch.float32)) for n, x in inputs.items()}
-    rows = ("r", "k", "v", "gy")
-    steps = {n: x.transpose(1, 2) for n, x in wide.items() if n in rows}
-    decay = wide["w"].exp()
-    per_step = decay.ndim == 4
-    steps["decay"] = (
-        decay.transpose(1, 2) if per_step else decay[:, None].expand(steps["k"].shape)
-    )
-    u = wide["u"][:, None]
-    if pass_name == "forward":
-        found = _forward(steps, u, wide.get("initial_state"), scalars["scale"])
-    else:
-        found = _backward(
-            steps, u, wide.get("initial_state"), wide.get("gfinal_state"), scalars["scale"]
+    steps = {n: x[n].transpose(1, 2) for n in ("r", "k", "v", "gy") if n in x}
+    per_step = decay[0].ndim == 4
+    for name, by_key in zip(("decay", "slope"), decay, strict=True):
+        steps[name] = (
+            by_key.transpose(1, 2) if per_step else by_key[:, None].expand(steps["k"].shape)
         )
+    u = x["u"][:, None]
+    if pass_name == "forward":
+        found = _forward(steps, u, x.get("initial_state"), scale)
+    else:
+        found = _backward(steps, u, x.get("initial_state"), x.get("gfinal_state"), scale)
         found["gu"] = _sum_of_steps(found["gu"]).sum(0)
         if not per_step:
             found["gw"] = _sum_of_steps(found["gw"]).sum(0)
-    like = {"y": "v", "gr": "r", "gk": "k", "gv": "v", "gw": "w", "gu": "u"}
-    for name, source in like.items():
-        if name in found:
-            y = found[name]
-            y = y.transpose(1, 2) if y.ndim == 4 else y
-            found[name] = y.to(inputs[source].dtype)
-    return found
+    rows = ("y", "gr", "gk", "gv", "gw")
+    return {n: y.transpose(1, 2) if n in rows and y.ndim == 4 else y for n, y in found.items()}
 
 
 def _forward(
@@ -93,15 +151,15 @@ def _backward(
     state, gstate = _state_or_zero(k, v, start), _state_or_zero(k, v, end)
     back = _back_by_chunks if v.dtype == torch.float64 else _back_one_by_one
     if v.shape[2]:
-        gr, gk, gv, gw, gstate = back((r, k, v, decay, g), state, gstate)
+        gr, gk, gv, by_decay, gstate = back((r, k, v, decay, g), state, gstate)
     else:
-        gr, gk, gv, gw = r, k, v, decay
+        gr, gk, gv, by_decay = r, k, v, decay
     bonus = (v * g).sum(-1, keepdim=True)
     return {
         "gr": gr + u * k * bonus,
         "gk": gk + u * r * bonus,
         "gv": gv + (r * u * k).sum(-1, keepdim=True) * g,
-        "gw": gw,
+        "gw": x["slope"] * by_decay,
         "gu": r * k * bonus,
         "ginitial_state": gstate,
     }
@@ -131,8 +189,8 @@ def _walk(
 def _walk_back(
     x: Steps, state: torch.Tensor, gstate: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """(gr, gk, gv, gw, gradient of the state before) without the bonus, from the state before the
-    first step and the gradient of the one after the last. Keeps the states of all steps.
+    """(gr, gk, gv, gradient by the decay, gradient of the state before) without the bonus, from the
+    state before the first step and the gradient of the one after the last. Keeps all steps' states.
     """
     import torch
 
@@ -147,7 +205,7 @@ def _walk_back(
         (before @ g[..., None]).squeeze(-1),
         (gradients @ v[..., None]).squeeze(-1),
         (k[..., None, :] @ gradients).squeeze(-2),
-        decay * (before * gradients).sum(-1),
+        (before * gradients).sum(-1),
         gstate,
     )
 

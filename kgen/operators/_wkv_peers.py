@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -51,9 +52,12 @@ def _plain(
     u: torch.Tensor,
     state: torch.Tensor | None,
     scale: float,
+    cu_seqlens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns y and the final state."""
+    """Returns y and the final state; of packed sequences one after the other."""
     dtype = v.dtype
+    if cu_seqlens is not None:
+        return _one_by_one(r, k, v, w, u, state, scale, cu_seqlens.tolist())
     r, k, v, w = (x.float().transpose(1, 2) if x.ndim == 4 else x.float() for x in (r, k, v, w))
     if w.ndim == 2:
         w = w[:, None].expand(k.shape)
@@ -62,6 +66,27 @@ def _plain(
     walk = _by_steps if v.shape[2] <= _FEW else _by_chunks
     y, state = walk(r * scale, k, v, w, u.float()[:, None], state)
     return y.transpose(1, 2).to(dtype), state
+
+
+def _one_by_one(
+    r: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    u: torch.Tensor,
+    state: torch.Tensor | None,
+    scale: float,
+    cuts: list[int],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    made = []
+    for n, (first, last) in enumerate(itertools.pairwise(cuts)):
+        own_w = w if w.ndim == 2 else w[:, first:last]
+        own_state = None if state is None else state[n : n + 1]
+        own_r, own_k, own_v = (x[:, first:last] for x in (r, k, v))
+        made.append(_plain(own_r, own_k, own_v, own_w, u, own_state, scale))
+    return torch.cat([y for y, _ in made], dim=1), torch.cat([end for _, end in made])
 
 
 def _by_steps(
@@ -129,6 +154,7 @@ def _fla(name: str) -> Function:
         u: torch.Tensor,
         state: torch.Tensor | None,
         scale: float,
+        cu_seqlens: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         from fla.ops import rwkv6
 
@@ -141,6 +167,7 @@ def _fla(name: str) -> Function:
             scale=scale,
             initial_state=state,
             output_final_state=state is not None,
+            **({} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}),
         )
         return made
 
@@ -148,7 +175,13 @@ def _fla(name: str) -> Function:
 
 
 def _arguments(inputs: Tensors, scalars: Mapping[str, float]) -> tuple[object, ...]:
-    return (*(inputs.get(name) for name in _FORWARD), scalars["scale"])
+    """Of a peer's function, which takes the log decay; cu_seqlens come last."""
+    given = {name: inputs.get(name) for name in _FORWARD}
+    if scalars.get("decay_form=raw"):
+        given["w"] = -inputs["w"].exp()
+    elif scalars.get("decay_form=decay"):
+        given["w"] = inputs["w"].log()
+    return (*given.values(), scalars["scale"], inputs.get("cu_seqlens"))
 
 
 def _applied(function: Function) -> Peer:

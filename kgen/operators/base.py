@@ -53,7 +53,8 @@ class Operator:
             loss of range. Outputs have the dtype of the inputs in the first and last case, and
             of the declared outputs in the second. Tensors whose dtype is `none` are not among
             the inputs; outputs that are not asked for may be returned all the same. Beside the
-            scalars it is told which outputs a caller asked for (`arguments`).
+            scalars it is told which outputs a caller asked for, and which options it chose
+            (`arguments`).
         make_inputs: (pass, problem, case, generator, device) -> inputs in the problem's dtypes.
         cases: Names of input cases beyond `normal`, adversarial ones among them.
         cost: (pass, problem) -> least work.
@@ -99,13 +100,20 @@ class Operator:
         return self.problems.get(f"{device} {pass_name}", self.problems[device])
 
     def arguments(self, pass_name: str, problem: Problem) -> dict[str, float]:
-        """What a call gives besides tensors: the scalars, and for each output that must be asked
-        for, `return_<output>`: 1 if it is, else 0.
+        """What a call gives besides tensors: the scalars; for each output that must be asked for,
+        `return_<output>`: 1 if it is, else 0; of each option `<option>=<choice>`: 1.
         """
         declared = self.signature.pass_named(pass_name)
         there = problem.present(declared).outputs
         asked = self.signature.asked_for(declared)
-        return self.scalars(pass_name) | {f"return_{o.name}": float(o in there) for o in asked}
+        wanted = {f"return_{o.name}": float(o in there) for o in asked}
+        chosen = {f"{name}={choice}": 1.0 for name, choice in self.options(problem).items()}
+        return self.scalars(pass_name) | wanted | chosen
+
+    def options(self, problem: Problem) -> dict[str, str]:
+        """What a problem chooses for each option."""
+        choices = dict(problem.dtypes)
+        return {option.name: choices[option.name] for option in self.signature.options}
 
     def scalars(self, pass_name: str) -> dict[str, float]:
         """Default values of a pass's scalars."""

@@ -16,6 +16,7 @@ from kgen.errors import TemplateError, suggest
 from kgen.model.artifact import Rendered
 from kgen.model.config import Config, spell
 from kgen.model.digest import digest_of_text
+from kgen.model.dtypes import spelled
 from kgen.model.problem import Problem
 from kgen.model.signature import Signature
 from kgen.model.space import Variant
@@ -131,7 +132,7 @@ def template_context(variant: Variant, config: Config, problem: Problem) -> dict
     """Names that a template may use, with the text that each renders to."""
     context: dict[str, str | int] = {name: spell(value) for name, value in config}
     context |= {dim: problem.dim(dim) for dim in variant.constants}
-    context |= {field: problem.dtype(field).cuda for field, _ in problem.dtypes}
+    context |= {field: spelled(field, choice) for field, choice in problem.dtypes}
     return context
 
 
@@ -152,7 +153,7 @@ def check_template(path: Path, variant: Variant, signature: Signature) -> None:
         TemplateError: Naming the first name that is amiss.
     """
     params = {p.name for p in variant.params}
-    allowed = params | set(variant.constants) | {f.name for f in signature.dtypes}
+    allowed = params | set(variant.constants) | {f.name for f in signature.choices}
     used = free_names(path)
     for name in sorted(used - allowed):
         raise TemplateError(

@@ -123,7 +123,7 @@ class Pass:
 
     def call(
         self, key: object, tensors: Sequence[Tensor | None], scalars: Sequence[float],
-        flags: Sequence[bool] = (),
+        flags: Sequence[bool | str] = (),
     ) -> Any:
         """Serve a call that the generated function found no launch for, and remember it.
 
@@ -131,7 +131,8 @@ class Pass:
             key: What to remember the launch by.
             tensors: One per input; None for one that is left out.
             scalars: One per scalar.
-            flags: Whether each optional output that no input decides is wanted.
+            flags: Whether each optional output that no input decides is wanted; then the choice of
+                each option.
         Returns:
             The outputs that there are: one tensor, or a tuple.
         Raises:
@@ -169,7 +170,7 @@ class Pass:
 
     def dispatched(
         self, tensors: Sequence[Tensor | None], scalars: Sequence[float],
-        flags: Sequence[bool] = (),
+        flags: Sequence[bool | str] = (),
     ) -> Any:
         """Serve a call through PyTorch's dispatcher: fake tensors, subclasses, modes, transforms.
 
@@ -205,6 +206,8 @@ class Pass:
         """
         signature = self.signature
         names = [dim.name for dim in signature.dims]
+        if (packing := signature.packing) is not None and packing.batch in dims:
+            dims = {packing.sequences: dims[packing.batch], **dims}
         if sorted(dims) != sorted(names):
             raise ValueError(f"{signature.function} has dims {', '.join(names)}; "
                              f"got {', '.join(dims) or 'none'}")
@@ -415,13 +418,13 @@ def _contiguous_strides(signature: Signature, dims: Mapping[str, int]) -> dict[s
         for name in reversed(argument.dims):
             if name in argument.free_strides:
                 strides[f"{argument.name}_stride_{name}"] = step
-            step *= dims[name]
+            step *= dims.get(name, 1)  # `N + 1` is no dim; such vectors have no free strides
     return strides
 
 
 def _problem(signature: Signature, dims: tuple[int, ...], dtypes: tuple[str, ...]) -> str:
     pairs = [
         *zip((dim.name for dim in signature.dims), dims, strict=True),
-        *zip((f.name for f in signature.dtypes), dtypes, strict=True),
+        *zip((f.name for f in signature.choices), dtypes, strict=True),
     ]
     return ",".join(f"{name}={value}" for name, value in pairs)

@@ -45,7 +45,7 @@ def explain(
         raise ValueError(f"{operator} has no pass '{pass_name}'")
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    fields = {field.name for field in chosen.signature.dtypes}
+    fields = {field.name for field in chosen.signature.choices}
     dims: dict[str, int] = {}
     dtypes: dict[str, str] = {}
     for key, value in problem.items():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from kgen.errors import TuneError
 from kgen.model.artifact import Artifact, BuildFailure, Rendered
-from kgen.model.problem import Problem
+from kgen.model.problem import Problem, with_dims
 from kgen.model.record import Fate, Record
 from kgen.tune.request import SafeResult
 from kgen.worker import HostProver, Proof, Session, TrialOutcome, with_proof
@@ -89,7 +89,10 @@ def _built(session: Session) -> list[_Claim]:
         (d.name, max(FEW if i < few else SAFE_EXTENT, d.smallest))
         for i, d in enumerate(signature.dims)
     )
-    problems = [Problem(dims, tuple(d.items())) for d in signature.dtype_combinations()]
+    problems = [
+        with_dims(Problem(dims, tuple(d.items())), {}, signature)
+        for d in signature.dtype_combinations()
+    ]
     sources = [session.render(config, problem) for problem in problems]
     pairs = signature.dtype_pairs()
     shown = _shown(pairs, problems, sources, every_source=not session.gpu.is_host)

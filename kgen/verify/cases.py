@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kgen.model.digest import digest_of
-from kgen.model.problem import Problem
-from kgen.model.signature import Pass
+from kgen.model.problem import Problem, with_dims
+from kgen.model.signature import Dim, Pass, Signature
 from kgen.operators.base import Operator
 
 NORMAL = "normal"
@@ -53,16 +53,9 @@ class Case:
             parts.append(self.layout)
         return " ".join(parts)
 
-    def problem(self, whole: Problem) -> Problem:
+    def problem(self, whole: Problem, signature: Signature) -> Problem:
         """The problem that this set is an input of."""
-        return with_dims(whole, dict(self.dims))
-
-
-def with_dims(problem: Problem, dims: dict[str, int]) -> Problem:
-    """Replace extents."""
-    return Problem(
-        tuple((name, dims.get(name, value)) for name, value in problem.dims), problem.dtypes
-    )
+        return with_dims(whole, dict(self.dims), signature)
 
 
 def tensor_bytes(pass_: Pass, problem: Problem) -> int:
@@ -202,10 +195,10 @@ class Schedule:
     def _ragged(self, constants: Collection[str]) -> Iterator[Case]:
         """One run-time dim at a time at awkward extents."""
         for dim in self.operator.signature.dims:
-            if dim.name in constants:
+            if dim.name in constants or self._is_implied(dim.name):
                 continue
             for extent in RAGGED:
-                if extent < dim.smallest:
+                if extent < self._smallest(dim):
                     continue
                 dims = dict(self._reduced(2, self.sizes.small, constants))
                 dims[dim.name] = extent
@@ -227,10 +220,14 @@ class Schedule:
         if slab is not None and slab not in constants:
             fits = max(1, budget // max(self._row_bytes(slab), 1))
             dims[slab] = min(rows, fits)
-        smallest = {dim.name: max(1, dim.smallest) for dim in self.operator.signature.dims}
+        smallest = {
+            dim.name: max(1, dim.smallest)
+            for dim in self.operator.signature.dims
+            if not self._is_implied(dim.name)
+        }
         while self._bytes(dims) > budget or self._is_too_much_work(dims, times):
             extents = {**dict(self.problem.dims), **dims}
-            free = [n for n, e in extents.items() if n not in constants and e > smallest[n]]
+            free = [n for n, low in smallest.items() if n not in constants and extents[n] > low]
             if not free:
                 break
             repeated = [n for n in free if n in self.operator.parallel_dims and extents[n] > FEW]
@@ -238,17 +235,30 @@ class Schedule:
             dims[largest] = max(smallest[largest], extents[largest] // 2)
         return tuple(dims.items())
 
+    def _smallest(self, dim: Dim) -> int:
+        packing = self.operator.signature.packing
+        is_count = packing is not None and dim.name == packing.sequences
+        return max(dim.smallest, 1) if is_count else dim.smallest
+
     def _row_bytes(self, slab: str) -> int:
         return self._bytes({slab: 1})
 
     def _is_too_much_work(self, dims: dict[str, int], times: int = 1) -> bool:
         if self.sizes.flops is None:
             return False
-        cost = self.operator.cost(self.pass_.name, with_dims(self.problem, dims))
+        cost = self.operator.cost(self.pass_.name, self._with(dims))
         return cost.flops > times * self.sizes.flops
 
     def _bytes(self, dims: dict[str, int]) -> int:
-        return tensor_bytes(self.pass_, with_dims(self.problem, dims))
+        return tensor_bytes(self.pass_, self._with(dims))
+
+    def _with(self, dims: dict[str, int]) -> Problem:
+        return with_dims(self.problem, dims, self.operator.signature)
+
+    def _is_implied(self, dim: str) -> bool:
+        """Whether other dims say what a dim is."""
+        implied = self.operator.signature.implied(dict(self.problem.dtypes))
+        return implied is not None and dim == implied[0]
 
     def _case(
         self, name: str, dims: tuple[tuple[str, int], ...], layout: Layout = "contiguous"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -109,8 +109,15 @@ class Fixture:
         Raises:
             ProblemError: If the operator has no such pass.
         """
+        signature, choices = operator.signature, dict(problem.dtypes)
+        packing = signature.packing
+        if packing is not None and signature.implied(choices) == (packing.batch, "1"):
+            # Outputs are not independent along the one batch row, nor are sequences of one length.
+            operator = replace(operator, slab_dim=None)
         self.operator = operator
-        self.pass_ = problem.present(operator.signature.pass_named(pass_name))
+        self.pass_ = signature.as_batch(
+            problem.present(signature.pass_named(pass_name)), choices
+        )
         self.problem = problem
         self.device = device
         self.scalars = dict(operator.scalars(pass_name) if scalars is None else scalars)
@@ -177,7 +184,7 @@ class Fixture:
         yield WHOLE, sums.references()
 
     def _make(self, case: Case) -> InputSet:
-        problem = case.problem(self.problem)
+        problem = case.problem(self.problem, self.operator.signature)
         outputs_bytes = reference_bytes = 0
         for t in self.pass_.outputs:
             elements, itemsize = math.prod(problem.shape(t.dims)), problem.dtype(t.dtype).itemsize
@@ -294,7 +301,7 @@ class Fixture:
         if self._pool is None:
             pool: dict[str, Bound] = {}
             for case in self.schedule.pool():
-                problem = case.problem(self.problem)
+                problem = case.problem(self.problem, self.operator.signature)
                 losses, _ = self._losses(problem, self._draw(case, problem), keep=False)
                 what = self._name(case, problem)
                 pool = combine(losses, pool, self.pass_, problem, what, self._rounding)

@@ -133,6 +133,11 @@ def _rounded(inputs: Mapping[str, Tensor], to: DType | None) -> Mapping[str, Ten
     }
 
 
+def _in(dtype: torch.dtype, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert; whole numbers stay as they are."""
+    return {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
+
+
 def smallest_scale(dtype: torch.dtype) -> float:
     """Return the magnitude below which an output's error stops shrinking with the output.
 
@@ -254,14 +259,14 @@ class Oracle:
         # Operands rounded beforehand lose what rounding them in the products does, and keep fp32's
         # range: both runs below are on them.
         part = _rounded(self._slice(inputs, slab), rounding_of(self.operator, problem))
-        used = [self._dtype(problem, t.dtype) for t in self.pass_.tensors]
-        coarsest = max(torch.finfo(dtype).eps for dtype in used)
+        used = [problem.dtype(t.dtype) for t in self.pass_.tensors]
+        coarsest = max(dtype.eps for dtype in used if not dtype.integral)
         references: dict[str, Reference] = {}
         eager: dict[str, float] = {}
         ranged: dict[str, float] = {}
         native = self._define(part)
-        in_fp32 = all(t.dtype == torch.float32 for t in part.values())
-        single = native if in_fp32 else self._define({n: t.float() for n, t in part.items()})
+        in_fp32 = all(t.dtype == torch.float32 for t in part.values() if t.is_floating_point())
+        single = native if in_fp32 else self._define(_in(torch.float32, part))
         growth = coarsest / torch.finfo(torch.float32).eps
         for t in self.pass_.outputs:
             dtype = self._dtype(problem, t.dtype)
@@ -287,7 +292,7 @@ class Oracle:
     def _exact(
         self, inputs: Mapping[str, Tensor], slab: Slab
     ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
-        part = {name: t.double() for name, t in self._slice(inputs, slab).items()}
+        part = _in(torch.float64, self._slice(inputs, slab))
         outputs = self._define(part)
         if self.operator.scale is None:
             return outputs, {name: default_scale(y) for name, y in outputs.items()}

@@ -20,6 +20,7 @@ def library_calls(
     operator: Operator,
     pass_name: str,
     sets: Sequence[Mapping[str, torch.Tensor]],
+    options: Mapping[str, str] | None = None,
 ) -> list[Callable[[], None]]:
     """Return one call of `kgen_ops.<operator>` per buffer set.
 
@@ -32,6 +33,7 @@ def library_calls(
         pass_name: `forward` or `backward`.
         sets: Tensors by name, without those that the problem leaves out. Inputs are passed on;
             outputs that must be asked for are.
+        options: What the problem chooses for each option; None: the defaults.
     Raises:
         LaunchError: If the library cannot be imported from there, or lacks the function.
     """
@@ -44,7 +46,7 @@ def library_calls(
         inputs = {i.name: tensors[i.name] for i in declared.inputs if i.name in tensors}
         wanted = {f"return_{o.name}": True for o in asked_for if o.name in tensors}
         # By name: an input that the problem leaves out may stand between two that it has.
-        calls.append(_call(function, {**inputs, **scalars, **wanted}))
+        calls.append(_call(function, {**inputs, **scalars, **wanted, **(options or {})}))
     return calls
 
 

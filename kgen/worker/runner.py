@@ -181,7 +181,8 @@ class Runner:
                 entrants[f"peer {name}"] = peer
             if finals.library:
                 entrants[LIBRARY] = library_calls(
-                    Path(finals.library), self._operator, finals.pass_name, self._sets
+                    Path(finals.library), self._operator, finals.pass_name, self._sets,
+                    self._operator.options(finals.problem),
                 )
             result, state = self._compare(entrants)
             own = [str(i) for i in range(len(modules))]
@@ -304,9 +305,8 @@ class Runner:
         """Bind a candidate to tensors, whose extents may differ from the problem's."""
         numbers = self._numbers(pass_name, problem, tensors)
         dims = tuple((name, int(numbers[name])) for name, _ in problem.dims)
-        plan = make_plan(
-            candidate.variant, candidate.config, Problem(dims, problem.dtypes), self._gpu
-        )
+        its_own = Problem(dims, problem.dtypes)
+        plan = make_plan(candidate.variant, candidate.config, its_own, self._gpu)
         return module.bind(plan, {**self._absent(pass_name, problem), **tensors}, numbers)
 
     def _absent(self, pass_name: str, problem: Problem) -> dict[str, None]:
@@ -328,10 +328,14 @@ class Runner:
             tensor = tensors.get(declared.name)
             for i, dim in enumerate(declared.dims):
                 if tensor is not None:
-                    numbers[dim] = tensor.shape[i]
+                    name = dim.removesuffix(" + 1")
+                    numbers[name] = tensor.shape[i] - (name != dim)
                 if dim in declared.free_strides:
                     stride = 0 if tensor is None else tensor.stride(i)
                     numbers[f"{declared.name}_stride_{dim}"] = stride
+        implied = self._operator.signature.implied(dict(problem.dtypes))
+        if implied is not None:
+            numbers[implied[0]] = numbers.get(implied[1], 1)
         return numbers
 
     def _calls(

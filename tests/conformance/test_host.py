@@ -17,7 +17,7 @@ from kgen.catalogue import Entry, open_catalogue, profile_named
 from kgen.errors import EmptySpaceError
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config
-from kgen.model.problem import Problem
+from kgen.model.problem import Problem, with_dims
 from kgen.model.record import Fate
 from kgen.model.signature import Signature
 from kgen.model.space import RuleKind, Variant
@@ -62,7 +62,7 @@ def problems(signature: Signature) -> list[Problem]:
                 (d.name, max(extents[(i + j + k) % len(extents)], d.smallest))
                 for k, d in enumerate(signature.dims)
             )
-            found.append(Problem(shape, tuple(dtypes.items())))
+            found.append(with_dims(Problem(shape, tuple(dtypes.items())), {}, signature))
     return found
 
 

@@ -23,7 +23,7 @@ from kgen.model.digest import digest_of_text
 from kgen.model.dtypes import dtype_named
 from kgen.model.expr import parse_expr
 from kgen.model.gpu import GpuProfile
-from kgen.model.problem import Problem, parse_problem
+from kgen.model.problem import Problem, parse_problem, with_dims
 from kgen.model.record import Fate, Record, Timing
 from kgen.model.space import LaunchSpec, Param, Rule, Variant
 from kgen.operators.base import Operator
@@ -154,8 +154,8 @@ def real_kernels(
         variant = entry.space.safe_variant(passed.name)
         assert variant.safe is not None
         for dtypes in filter(wanted, operator.signature.dtype_combinations()):
-            problem = Problem(tuple((d.name, 64) for d in operator.signature.dims),
-                              tuple(dtypes.items()))
+            extents = tuple((d.name, 64) for d in operator.signature.dims)
+            problem = with_dims(Problem(extents, tuple(dtypes.items())), {}, operator.signature)
             rendered = renderer.render(name, entry.templates, variant, variant.safe, problem)
             safe.append(SafeKernel(operator, passed.name, dtypes, variant, variant.safe, rendered))
             if any(w.pass_name == passed.name for w in winners):
@@ -176,9 +176,15 @@ def _all_or_none(fields: Sequence[str]) -> Callable[[dict[str, str]], bool]:
 
 
 def _one_dtype(dtypes: dict[str, str]) -> bool:
-    """fp32 without states and with, bf16 without: three of wkv's combinations."""
+    """fp32 without states and with, bf16 without: three of wkv's combinations, and in fp32 packed
+    sequences, and without states the forms of w that are not the default.
+    """
     states = {dtypes["initial_state_dtype"], dtypes["final_state_dtype"]}
     kinds = {dtypes["dtype"], dtypes["w_dtype"], dtypes["u_dtype"]}
+    if dtypes["cu_seqlens_dtype"] != "none":
+        return kinds == {"fp32"} and len(states) == 1 and dtypes["decay_form"] == "log"
+    if dtypes["decay_form"] != "log":
+        return kinds == {"fp32"} and states == {"none"}
     return len(states) == 1 and (kinds == {"fp32"} or (kinds == {"bf16"} and states == {"none"}))
 
 

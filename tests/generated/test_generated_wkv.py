@@ -96,6 +96,83 @@ def test_states_and_their_gradients(kgen_ops: ModuleType, operator: str) -> None
 
 
 @each_operator
+@pytest.mark.parametrize("form", ["raw", "decay"])
+def test_forms_of_w(kgen_ops: ModuleType, operator: str, form: str) -> None:
+    """Each with steps that forget all and steps that keep all."""
+    given = inputs(operator)
+    raw = (-given["w"]).log()
+    raw[..., 1], raw[..., 2] = torch.inf, -torch.inf
+    given["w"] = raw if form == "raw" else torch.exp(-raw.exp())
+    chosen = {"scale": 1.0, f"decay_form={form}": 1.0}
+    y = getattr(kgen_ops, operator)(**given, decay_form=form)
+    torch.testing.assert_close(y, definition("forward", given, chosen)["y"], rtol=1e-4, atol=1e-4)
+    given |= {"gy": tensor("BTHK", V)}
+    wanted = definition("backward", given, chosen)
+    gradients = getattr(kgen_ops, f"{operator}_backward")(**given, decay_form=form)
+    for name, got in zip(("gr", "gk", "gv", "gw", "gu"), gradients, strict=True):
+        torch.testing.assert_close(got, wanted[name], rtol=1e-3, atol=1e-3)
+
+
+@each_operator
+def test_an_unknown_form_of_w_is_refused(kgen_ops: ModuleType, operator: str) -> None:
+    for _ in range(2):  # nothing is prepared for it
+        with pytest.raises(ValueError, match=r"decay_form = exp .*\n.*log, raw, decay"):
+            getattr(kgen_ops, operator)(**inputs(operator), decay_form="exp")
+
+
+CUTS = (0, 3, 3, 12, 20)  # of T steps; one sequence has none
+
+
+@each_operator
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("states", [False, True])
+def test_packed_sequences(
+    kgen_ops: ModuleType, operator: str, dtype: torch.dtype, states: bool
+) -> None:
+    given = {n: x[:1] if x.ndim == 4 else x for n, x in inputs(operator).items()}
+    given["cu_seqlens"] = torch.tensor(CUTS, dtype=dtype)
+    count = len(CUTS) - 1
+    if states:
+        given["initial_state"] = torch.randn(count, H, K, V)
+    made = getattr(kgen_ops, operator)(**given, return_final_state=states)
+    want = definition("forward", given, {"scale": 1.0})
+    y = made[0] if states else made
+    torch.testing.assert_close(y, want["y"], rtol=1e-4, atol=1e-4)
+    if states:
+        assert made[1].shape == (count, H, K, V)
+        assert made[1][1].equal(given["initial_state"][1])
+        torch.testing.assert_close(made[1], want["final_state"], rtol=1e-4, atol=1e-4)
+        given["gfinal_state"] = torch.randn(count, H, K, V)
+    given["gy"] = torch.randn_like(y)
+    wanted = definition("backward", given, {"scale": 1.0})
+    names = ("gr", "gk", "gv", "gw", "gu", "ginitial_state")
+    for name, got in zip(names, backward(kgen_ops, operator, given), strict=False):
+        torch.testing.assert_close(got, wanted[name], rtol=1e-3, atol=1e-3)
+
+
+@each_operator
+def test_packed_sequences_are_checked_without_reading_them(
+    kgen_ops: ModuleType, operator: str
+) -> None:
+    given = {n: x[:1] if x.ndim == 4 else x for n, x in inputs(operator).items()}
+    call, cuts = getattr(kgen_ops, operator), torch.tensor(CUTS)
+    with pytest.raises(TypeError, match="cu_seqlens_dtype = fp32 is not supported"):
+        call(**given, cu_seqlens=cuts.float())
+    with pytest.raises(ValueError, match=r"N = 0; want \[N \+ 1\]"):
+        call(**given, cu_seqlens=cuts[:1])
+    with pytest.raises(ValueError, match="cu_seqlens has shape"):
+        call(**given, cu_seqlens=cuts, initial_state=torch.zeros(3, H, K, V))
+    with pytest.raises(ValueError, match=f"r says B = {B}; pass sequences"):
+        call(**inputs(operator), cu_seqlens=cuts)
+    with pytest.raises(ValueError, match="initial_state has N = 3 sequences, but r says B = 1"):
+        call(**given, initial_state=torch.zeros(3, H, K, V))
+    # On meta there is nothing to read.
+    meta = {n: x.to("meta") for n, x in given.items()}
+    _, state = call(**meta, cu_seqlens=cuts.to("meta"), return_final_state=True)
+    assert state.shape == (len(CUTS) - 1, H, K, V)
+
+
+@each_operator
 def test_two_calls_with_a_state_are_one_call(kgen_ops: ModuleType, operator: str) -> None:
     given = inputs(operator) | {"initial_state": torch.randn(B, H, K, V)}
     call = getattr(kgen_ops, operator)
@@ -139,6 +216,16 @@ def test_compiles_without_a_break(kgen_ops: ModuleType, operator: str) -> None:
     call = getattr(kgen_ops, operator)
     compiled = torch.compile(lambda *x: call(*x) * 2, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*given), 2 * call(*given))
+    cuts = torch.tensor([0, 5, T])
+    one = (*(x[:1] if x.ndim == 4 else x for x in given), torch.randn(2, H, K, V), cuts)
+    packed = torch.compile(
+        lambda *x: call(*x, return_final_state=True), fullgraph=True, backend="aot_eager"
+    )
+    want = call(*one, return_final_state=True)
+    for got, wanted in zip(packed(*one), want, strict=True):
+        torch.testing.assert_close(got, wanted)
+    raw = torch.compile(lambda *x: call(*x, decay_form="raw"), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(raw(*given), call(*given, decay_form="raw"))
     torch.library.opcheck(
         getattr(torch.ops.kgen_ops, operator).default, given,
         test_utils=("test_schema", "test_faketensor"),

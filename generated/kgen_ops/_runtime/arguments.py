@@ -22,6 +22,8 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float32: "fp32",
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
+    torch.int32: "int32",
+    torch.int64: "int64",
 }
 TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 ABSENT = "none"  # stands for the dtype of a tensor that a call leaves out
@@ -46,12 +48,20 @@ class DTypeField(NamedTuple):
     default: str | None = None
 
 
+class Option(NamedTuple):
+    """A convention that the caller chooses by a keyword; see `DTypeField` for the attributes."""
+
+    name: str
+    allowed: tuple[str, ...]
+    default: str | None = None
+
+
 class Argument(NamedTuple):
     """A tensor argument or result.
 
     Attributes:
         name: As in the public function.
-        dims: Extents, outermost first.
+        dims: Extents, outermost first; `N + 1` is one more than dim N.
         dtype: A dtype field's name, or a fixed dtype.
         free_strides: Dims whose stride the caller chooses; all others are contiguous.
         leading: Whether dims[0] stands for any number of leading dims.
@@ -70,6 +80,20 @@ class Argument(NamedTuple):
         return f"{self.name} [{', '.join(inner)}]"
 
 
+class Packing(NamedTuple):
+    """Sequences that a call may have one behind the other in one batch row.
+
+    Attributes:
+        offsets: The argument that says where each begins; it may be None.
+        sequences: The dim that counts them; the batch's extent without offsets.
+        batch: The dim of batch rows; 1 with offsets.
+    """
+
+    offsets: str
+    sequences: str
+    batch: str
+
+
 class Scalar(NamedTuple):
     """A float argument that must be greater than `above`."""
 
@@ -82,7 +106,8 @@ class Signature(NamedTuple):
     """What one pass of an operator takes and returns.
 
     `flags` are the dtype fields that a caller decides by a keyword, because no input tells: of
-    outputs that may be absent, and of products whose operands may be rounded.
+    outputs that may be absent, and of products whose operands may be rounded. `options` are
+    decided by keywords of their own, behind the flags.
     """
 
     function: str
@@ -92,6 +117,13 @@ class Signature(NamedTuple):
     outputs: tuple[Argument, ...]
     scalars: tuple[Scalar, ...] = ()
     flags: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
+    packing: Packing | None = None
+
+    @property
+    def choices(self) -> tuple[DTypeField | Option, ...]:
+        """What a call chooses besides extents: dtypes, then options."""
+        return (*self.dtypes, *self.options)
 
 
 class Bound(NamedTuple):
@@ -99,7 +131,7 @@ class Bound(NamedTuple):
 
     Attributes:
         dims: Extent of every dim, in declared order.
-        dtypes: Dtype name of every field, in declared order.
+        dtypes: Dtype name of every field, then the choice of every option, in declared order.
         strides: (`x_stride_M`, elements) of every free stride; 0 for an absent tensor.
         shapes: Shape of every output; what an absent one would have, too.
         layouts: Strides of every output that takes an argument's layout; None for the others.
@@ -116,7 +148,7 @@ class Bound(NamedTuple):
 
 def bind(
     signature: Signature, tensors: Sequence[Tensor | None], scalars: Sequence[float],
-    flags: Sequence[bool] = (),
+    flags: Sequence[bool | str] = (),
 ) -> Bound:
     """Check the arguments of a call and name their extents, dtypes and strides.
 
@@ -124,10 +156,12 @@ def bind(
         signature: What they should be.
         tensors: One per input; None for one that is left out.
         scalars: One per scalar.
-        flags: Whether each of the signature's `flags` is wanted, or allowed.
+        flags: Whether each of the signature's `flags` is wanted, or allowed; then the choice of
+            each option.
     Raises:
         TypeError: If an argument is no tensor or has a dtype that is not supported.
-        ValueError: If shapes, devices, strides or scalars are not what the signature says.
+        ValueError: If shapes, devices, strides, scalars or options are not what the signature
+            says.
     """
     check_tensors(signature, tensors)
     given = [(a, t) for a, t in zip(signature.inputs, tensors, strict=True) if t is not None]
@@ -162,26 +196,30 @@ def check_tensors(signature: Signature, tensors: Sequence[object]) -> None:
 
 
 def complete_dtypes(signature: Signature, given: dict[str, str]) -> dict[str, str]:
-    """Fill in default dtypes and check that each is allowed.
+    """Fill in default dtypes and options, and check that each is allowed.
 
     Raises:
         TypeError: If a dtype is missing or not allowed.
+        ValueError: If an option's choice is not allowed.
     """
     chosen: dict[str, str] = {}
-    for field in signature.dtypes:
+    for field in signature.choices:
         allowed = _allowed(field, chosen)
         default = chosen.get(field.default, field.default) if field.default else None
         value = given.get(field.name, default)
         if value not in allowed:
             got = "is missing" if value is None else f"= {value} is not supported"
-            raise TypeError(f"{signature.function}: {field.name} {got}\n"
-                            f"  allowed here: {', '.join(allowed)}")
+            error = ValueError if isinstance(field, Option) else TypeError
+            raise error(f"{signature.function}: {field.name} {got}\n"
+                        f"  allowed here: {', '.join(allowed)}")
         chosen[field.name] = value
     return chosen
 
 
-def _allowed(field: DTypeField, chosen: dict[str, str]) -> tuple[str, ...]:
-    """Dtype names that a field may have beside what earlier fields chose."""
+def _allowed(field: DTypeField | Option, chosen: dict[str, str]) -> tuple[str, ...]:
+    """What a field may be beside what earlier fields chose."""
+    if isinstance(field, Option):
+        return field.allowed
     names = dict.fromkeys(chosen.get(name, name) for name in field.allowed)
     return tuple(name for name in names if ROUNDS.get(name, name) in names)
 
@@ -224,7 +262,9 @@ def _extents(
         if len(extents) != expected:
             raise ValueError(f"{signature.function}: {argument.name} has shape {shape}; "
                              f"want {argument}")
-        for name, extent in zip(argument.dims, extents, strict=True):
+        for text, found in zip(argument.dims, extents, strict=True):
+            name = text.removesuffix(" + 1")
+            extent = found - (name != text)
             if dims.setdefault(name, extent) != extent:
                 raise ValueError(
                     f"{signature.function}: {argument.name} has shape {shape}, so {name} = "
@@ -232,6 +272,8 @@ def _extents(
                     f"{', '.join(str(argument) for argument, _ in given)}"
                 )
             origin.setdefault(name, argument.name)
+    if signature.packing is not None:
+        _check_packing(signature, signature.packing, given, dims, origin)
     for dim in signature.dims:
         if dims[dim.name] < dim.smallest:
             raise ValueError(f"{signature.function}: {dim.name} = {dims[dim.name]} (from "
@@ -239,12 +281,43 @@ def _extents(
     return {dim.name: dims[dim.name] for dim in signature.dims}, leading
 
 
+def _check_packing(
+    signature: Signature, packing: Packing, given: Given, dims: dict[str, int],
+    origin: dict[str, str],
+) -> None:
+    """Find out how many sequences there are; they are as many as the states say."""
+    n, b = packing.sequences, packing.batch
+    if all(argument.name != packing.offsets for argument, _ in given):
+        if dims.setdefault(n, dims[b]) != dims[b]:
+            raise ValueError(
+                f"{signature.function}: {origin[n]} has {n} = {dims[n]} sequences, but "
+                f"{origin[b]} says {b} = {dims[b]}; without {packing.offsets} every batch row is "
+                "one"
+            )
+        return
+    if dims[b] != 1:
+        raise ValueError(
+            f"{signature.function}: {packing.offsets} is given, and {origin[b]} says {b} = "
+            f"{dims[b]}; pass sequences of different lengths one behind the other in one batch "
+            f"row, {b} = 1"
+        )
+    if dims[n] < 1:
+        raise ValueError(
+            f"{signature.function}: {packing.offsets} has {dims[n] + 1} elements, so {n} = "
+            f"{dims[n]}; want [{n} + 1], where each of {n} >= 1 sequences begins and the last ends"
+        )
+
+
 def _dtypes(
-    signature: Signature, tensors: Sequence[Tensor | None], flags: Sequence[bool]
+    signature: Signature, tensors: Sequence[Tensor | None], flags: Sequence[bool | str]
 ) -> dict[str, str]:
-    given: dict[str, str] = {}
+    count = len(signature.flags)
+    given = {
+        option.name: str(choice)
+        for option, choice in zip(signature.options, flags[count:], strict=True)
+    }
     rounded: list[DTypeField] = []
-    for name_, wanted_ in zip(signature.flags, flags, strict=True):
+    for name_, wanted_ in zip(signature.flags, flags[:count], strict=True):
         field = next(f for f in signature.dtypes if f.name == name_)
         if ABSENT in field.allowed:
             given[field.name] = next(n for n in field.allowed if (n != ABSENT) == bool(wanted_))

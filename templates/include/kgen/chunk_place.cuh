@@ -2,6 +2,7 @@
 #pragma once
 
 #include "chunk_stage.cuh"
+#include "decay_form.cuh"
 
 namespace kgen {
 
@@ -16,12 +17,16 @@ struct WalkRows {
     float value_factor;  // of v, if the walk is Scaled
 };
 
-// The log decays of a walk's state, a row of keys per step, and the bonus: see chunk_decay.cuh. A stride
-// of 0 is a decay that is the same at all steps.
-template <class W, class U>
+// The decays of a walk's state as Form has them, a row of keys per step, and the bonus: see
+// chunk_decay.cuh. A stride of 0 is a decay that is the same at all steps.
+template <class W, class U, DecayForm Form = DecayForm::log>
 struct DecayRows {
     StepRows<const W> w;
     const U* u;  // [Keys], or null: not needed
+
+    KGEN_DEVICE float of(i64 step, int key) const {
+        return decay_of<Form>(to_float(w.at(step)[key]));
+    }
 };
 
 // A walk whose state does not decay.

@@ -1,9 +1,9 @@
 // wkv5 and wkv6 with states in registers: a block has a slice of the columns of a head's state and
 // walks over time, its steps coming through shared memory.
 //
-// A Config has Value, W and U; kPerStep (whether w has steps); kSplit threads that share a column,
-// kTile columns of a thread, kColumns of a block; kTokens steps per barrier, kStages batches of them
-// in shared memory, kVec elements per copy.
+// A Config has Value, W and U; kPerStep (whether w has steps) and kForm (what it is); kSplit threads
+// that share a column, kTile columns of a thread, kColumns of a block; kTokens steps per barrier,
+// kStages batches of them in shared memory, kVec elements per copy.
 #pragma once
 
 #include "wkv.cuh"
@@ -42,7 +42,7 @@ struct SharedRows {
 };
 
 // The same of every step, in registers.
-template <class State, int Tile>
+template <class State, int Tile, DecayForm Form>
 struct FixedRows {
     static constexpr bool kDecays = true;
     float rows[State::kRuns][4];
@@ -53,8 +53,9 @@ struct FixedRows {
         for (int run = 0; run < State::kRuns; ++run)
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                rows[run][j] =
-                    State::exists(run, j) ? exp(to_float(w[State::first_row(run) + j])) : 0.0f;
+                rows[run][j] = State::exists(run, j)
+                                   ? decay_of<Form>(to_float(w[State::first_row(run) + j]))
+                                   : 0.0f;
     }
     KGEN_DEVICE void operator()(int run, float (&factors)[4][Tile]) const {
 #pragma unroll
@@ -101,6 +102,7 @@ struct TileWalk {
     using W = typename Config::W;
     static constexpr int kTile = Config::kTile, kColumns = Config::kColumns;
     static constexpr int kTokens = Config::kTokens, kStages = Config::kStages;
+    static constexpr DecayForm kForm = Config::kForm;
     static constexpr bool kRowsPerStep = KeyRows && Config::kPerStep;
     using State = StateTile<Rows, Config::kSplit, kTile>;
     using Part = Slice<Config::kSplit, kTile, kColumns>;
@@ -157,7 +159,8 @@ struct TileWalk {
                     if (lane_id() == 0) bonuses[i] = bonus;
                     if constexpr (kRowsPerStep)
                         for (int row = lane_id(); row < kPitch; row += kWarpSize)
-                            decays[i * kPitch + row] = exp(to_float(rows_w[i * kPitch + row]));
+                            decays[i * kPitch + row] =
+                                decay_of<kForm>(to_float(rows_w[i * kPitch + row]));
                 }
                 sync_block();
 #pragma unroll 1
@@ -177,8 +180,8 @@ struct TileWalk {
                         TileColumns<kTile> of_step;
 #pragma unroll
                         for (int x = 0; x < kTile; ++x)
-                            of_step.columns[x] =
-                                exp(to_float(rows_w[i * kColumns + slice.place(x)]));
+                            of_step.columns[x] = decay_of<kForm>(
+                                to_float(rows_w[i * kColumns + slice.place(x)]));
                         state.step(a_t, p_t, columns, y, of_step);
                     } else {
                         state.step(a_t, p_t, columns, y, fixed);
@@ -203,12 +206,13 @@ private:
         if constexpr (Config::kPerStep) {
             return NoDecay{};
         } else if constexpr (KeyRows) {
-            return FixedRows<State, kTile>(w.first);
+            return FixedRows<State, kTile, kForm>(w.first);
         } else {
             TileColumns<kTile> decay;
 #pragma unroll
             for (int x = 0; x < kTile; ++x)
-                decay.columns[x] = slice.uses(x) ? exp(to_float(w.first[slice.column(x)])) : 0.0f;
+                decay.columns[x] =
+                    slice.uses(x) ? decay_of<kForm>(to_float(w.first[slice.column(x)])) : 0.0f;
             return decay;
         }
     }
@@ -232,8 +236,8 @@ private:
 };
 
 template <class T>
-KGEN_DEVICE Steps<T> steps_of(Rows<const T> rows, i64 b, i64 h) {
-    return Steps<T>{rows.head(b, h).first, rows.of_t};
+KGEN_DEVICE Steps<T> steps_of(Rows<const T> rows, const Span& span, i64 h) {
+    return Steps<T>{rows.head(span, h).first, rows.of_t};
 }
 
 // States before every Keep-th step, counted from the last, are kept: how many of a head, and which one
@@ -247,51 +251,61 @@ KGEN_DEVICE i64 kept_index(i64 t, i64 steps) {
     return t > 0 && (steps - t) % Keep == 0 ? (steps - t) / Keep - 1 : -1;
 }
 
+// The first kept state of a sequence's head, of [B, H, kept_states]; of packed sequences, which begin
+// anywhere, of [H, T / Keep]: none has more than there are whole Keeps up to its end.
+template <int Keep, class Offset>
+KGEN_DEVICE i64 first_kept(const Span& span, i64 head, i64 h, i64 T) {
+    return kPresent<Offset> ? h * (T / Keep) + span.first / Keep : head * kept_states<Keep>(T);
+}
+
 // The forward pass; a block per head and slice of values.
-template <class Config, int K, int V, class T, class W, class U>
-KGEN_DEVICE void forward_by_head(i64 steps, i64 H, Rows<const T> r, Rows<const T> k,
-                                 Rows<const T> v, Rows<const W> w, const U* u,
+template <class Config, int K, int V, class T, class W, class U, class Offset>
+KGEN_DEVICE void forward_by_head(i64 all_steps, i64 H, const Offset* offsets, Rows<const T> r,
+                                 Rows<const T> k, Rows<const T> v, Rows<const W> w, const U* u,
                                  const float* initial_state, Rows<T> y, float* final_state,
                                  float scale) {
     constexpr int kSlices = ceil_div(V, Config::kColumns);
-    const i64 head = blockIdx.x / kSlices, b = head / H, h = head % H;
+    const i64 head = blockIdx.x / kSlices, h = head % H;
+    const Span span = span_of(offsets, head / H, all_steps);
     const int first = static_cast<int>(blockIdx.x % kSlices) * Config::kColumns;
     using Values = TileWalk<Config, Walk::forward, K, true>;
     using Tile = typename Values::State;
     const Values walk{
-        {first, V}, steps, steps_of(r, b, h), steps_of(k, b, h), steps_of(v, b, h),
-        steps_of(w, b, h), u + h * K, 1.0f, scale};
+        {first, V}, span.steps, steps_of(r, span, h), steps_of(k, span, h), steps_of(v, span, h),
+        steps_of(w, span, h), u + h * K, 1.0f, scale};
     walk(initial_state ? initial_state + head * K * V : nullptr, V, 1,
-         final_state ? final_state + head * K * V : nullptr, y.head(b, h).first, y.of_t,
+         final_state ? final_state + head * K * V : nullptr, y.head(span, h).first, y.of_t,
          [](i64, Tile&) {});
 }
 
 // gr, forward in time, which keeps states for KeyGradients, and gv with the gradient of the initial
 // state, backward; blocks of both run side by side.
-template <class Config, int K, int V, class T, class W, class U>
-KGEN_DEVICE void backward_by_head(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r,
-                                  Rows<const T> k, Rows<const T> v, Rows<const W> w, const U* u,
+template <class Config, int K, int V, class T, class W, class U, class Offset>
+KGEN_DEVICE void backward_by_head(i64 all_steps, i64 H, const Offset* offsets,
+                                  Rows<const T> gy, Rows<const T> r, Rows<const T> k,
+                                  Rows<const T> v, Rows<const W> w, const U* u,
                                   const float* initial_state, const float* gfinal_state,
                                   Rows<T> gr, Rows<T> gv, float* ginitial_state, float* kept,
                                   float scale) {
     constexpr int kSlicesK = ceil_div(K, Config::kColumns);
     constexpr int kSlices = kSlicesK + ceil_div(V, Config::kColumns);
     constexpr int kKeep = Config::kKeep;
-    const i64 head = blockIdx.x / kSlices, b = head / H, h = head % H;
+    const i64 head = blockIdx.x / kSlices, h = head % H;
+    const Span span = span_of(offsets, head / H, all_steps);
     const int item = static_cast<int>(blockIdx.x % kSlices);
-    const auto steps_g = steps_of(gy, b, h), steps_r = steps_of(r, b, h);
-    const auto steps_k = steps_of(k, b, h), steps_v = steps_of(v, b, h);
+    const auto steps_g = steps_of(gy, span, h), steps_r = steps_of(r, span, h);
+    const auto steps_k = steps_of(k, span, h), steps_v = steps_of(v, span, h);
     const i64 state = head * K * V;
 
     if (item < kSlicesK) {
         using OfR = TileWalk<Config, Walk::forward, V, false>;
         const OfR walk{
-            {item * Config::kColumns, K}, steps, steps_g, steps_v, steps_k,
-            steps_of(w, b, h), u + h * K, 1.0f, scale};
-        float* kept_here = kept + head * kept_states<kKeep>(steps) * K * V;
+            {item * Config::kColumns, K}, span.steps, steps_g, steps_v, steps_k,
+            steps_of(w, span, h), u + h * K, 1.0f, scale};
+        float* kept_here = kept + first_kept<kKeep, Offset>(span, head, h, all_steps) * K * V;
         walk(initial_state ? initial_state + state : nullptr, 1, V, nullptr,
-             gr.head(b, h).first, gr.of_t, [&](i64 t, typename OfR::State& tile) {
-                 const i64 index = kept_index<kKeep>(t, steps);
+             gr.head(span, h).first, gr.of_t, [&](i64 t, typename OfR::State& tile) {
+                 const i64 index = kept_index<kKeep>(t, span.steps);
                  if (index < 0) return;
                  tile.store(
                      kept_here + index * K * V, K, [&](int x) { return walk.slice.uses(x); },
@@ -300,10 +314,10 @@ KGEN_DEVICE void backward_by_head(i64 steps, i64 H, Rows<const T> gy, Rows<const
     } else {
         using OfV = TileWalk<Config, Walk::backward, K, true>;
         const OfV walk{
-            {(item - kSlicesK) * Config::kColumns, V}, steps, steps_k, steps_r, steps_g,
-            steps_of(w, b, h), u + h * K, scale, 1.0f};
+            {(item - kSlicesK) * Config::kColumns, V}, span.steps, steps_k, steps_r, steps_g,
+            steps_of(w, span, h), u + h * K, scale, 1.0f};
         walk(gfinal_state ? gfinal_state + state : nullptr, V, 1,
-             ginitial_state ? ginitial_state + state : nullptr, gv.head(b, h).first, gv.of_t,
+             ginitial_state ? ginitial_state + state : nullptr, gv.head(span, h).first, gv.of_t,
              [](i64, typename OfV::State&) {});
     }
 }

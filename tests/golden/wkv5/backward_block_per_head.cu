@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv5/backward_block_per_head.cu.jinja
 // config: block_per_head(split=4, tile=4, columns=64, tokens=16, stages=2, vec=8, keep=16, key_split=16, keys=16)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 backward, states in registers. A block per head and slice of columns walks over time for gr
 // and keeps a state every few steps, or for gv; a second kernel takes gk, gw and gu from those.
 // Nothing is added in an order that depends on timing.
@@ -11,6 +11,7 @@ namespace {
 using Value = kgen::bf16;
 using W = float;
 using U = kgen::bf16;
+using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
 
 constexpr int kK = 64;
@@ -21,6 +22,7 @@ struct Config {
     using W = ::W;
     using U = ::U;
     static constexpr bool kPerStep = false;    // whether w has steps
+    static constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
     static constexpr int kSplit = 4;      // threads that share a column of the state
     static constexpr int kTile = 4;        // columns of a thread
     static constexpr int kColumns = 64;  // columns of a block
@@ -50,11 +52,12 @@ wkv5_backward(const Value* __restrict__ gy,             // [B, T, H, V]
               const Value* __restrict__ v,              // [B, T, H, V]
               const W* __restrict__ w,                  // [H, K]
               const U* __restrict__ u,                  // [H, K]
-              const float* __restrict__ initial_state,  // [B, H, K, V] or null
-              const float* __restrict__ gfinal_state,   // [B, H, K, V] or null
+              const float* __restrict__ initial_state,  // [N, H, K, V] or null
+              const float* __restrict__ gfinal_state,   // [N, H, K, V] or null
+              const Offset* __restrict__ cu_seqlens,    // [N + 1] or null
               Value* __restrict__ gr,                   // [B, T, H, K]
               Value* __restrict__ gv,                   // [B, T, H, V]
-              float* __restrict__ ginitial_state,       // [B, H, K, V] or null
+              float* __restrict__ ginitial_state,       // [N, H, K, V] or null
               float* __restrict__ kept,                 // [B, H, states, V, K]
               i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H, i64 r_stride_B,
               i64 r_stride_T, i64 r_stride_H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H,
@@ -62,7 +65,8 @@ wkv5_backward(const Value* __restrict__ gy,             // [B, T, H, V]
               i64 gr_stride_T, i64 gr_stride_H, i64 gv_stride_B, i64 gv_stride_T, i64 gv_stride_H,
               float scale) {
     kgen::wkv::backward_by_head<Config, kK, kV, Value, W, U>(
-        T, H, {gy, gy_stride_B, gy_stride_T, gy_stride_H}, {r, r_stride_B, r_stride_T, r_stride_H},
+        T, H, cu_seqlens, {gy, gy_stride_B, gy_stride_T, gy_stride_H},
+        {r, r_stride_B, r_stride_T, r_stride_H},
         {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
         kgen::wkv::of_every_step(w, kK), u, kInitialState ? initial_state : nullptr,
         kFinalState ? gfinal_state : nullptr, {gr, gr_stride_B, gr_stride_T, gr_stride_H},
@@ -79,12 +83,13 @@ wkv5_backward_keys(const Value* __restrict__ gy,             // [B, T, H, V]
                    const Value* __restrict__ v,              // [B, T, H, V]
                    const W* __restrict__ w,                  // [H, K]
                    const U* __restrict__ u,                  // [H, K]
-                   const float* __restrict__ initial_state,  // [B, H, K, V] or null
-                   const float* __restrict__ gfinal_state,   // [B, H, K, V] or null
+                   const float* __restrict__ initial_state,  // [N, H, K, V] or null
+                   const float* __restrict__ gfinal_state,   // [N, H, K, V] or null
+                   const Offset* __restrict__ cu_seqlens,    // [N + 1] or null
                    const float* __restrict__ kept,           // [B, H, states, V, K]
                    Value* __restrict__ gk,                   // [B, T, H, K]
-                   float* __restrict__ gw_parts,             // [B, H, K]
-                   float* __restrict__ gu_parts,             // [B, H, K]
+                   float* __restrict__ gw_parts,             // [N, H, K]
+                   float* __restrict__ gu_parts,             // [N, H, K]
                    i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                    i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B,
                    i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T,
@@ -93,11 +98,13 @@ wkv5_backward_keys(const Value* __restrict__ gy,             // [B, T, H, V]
     constexpr int kSlices = kgen::ceil_div(kK, Config::kKeys);
     kgen::CompensatedSum gw;  // of the thread's key
     kgen::wkv::key_gradients<Config, kK, kV, Value, W, U>(
-        T, H, {gy, gy_stride_B, gy_stride_T, gy_stride_H}, {r, r_stride_B, r_stride_T, r_stride_H},
+        T, H, cu_seqlens, {gy, gy_stride_B, gy_stride_T, gy_stride_H},
+        {r, r_stride_B, r_stride_T, r_stride_H},
         {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
         kgen::wkv::of_every_step(w, kK), u, kInitialState ? initial_state : nullptr,
         kFinalState ? gfinal_state : nullptr, kept, {gk, gk_stride_B, gk_stride_T, gk_stride_H},
-        gu_parts, scale, [&](i64, i64, int, float value, bool) { gw.add(value); });
+        gu_parts, scale,
+        [&](const kgen::wkv::Span&, i64, i64, int, float value, bool) { gw.add(value); });
     const int key = static_cast<int>(blockIdx.x % kSlices) * Config::kKeys +
                     static_cast<int>(threadIdx.x) / Config::kKeySplit;
     if (key < kK && threadIdx.x % Config::kKeySplit == 0)
@@ -106,15 +113,15 @@ wkv5_backward_keys(const Value* __restrict__ gy,             // [B, T, H, V]
 
 KGEN_EXPORT(wkv5_backward_keys);
 
-// gw and gu, sums over the batch.
+// gw and gu, sums over the sequences.
 extern "C" __global__ void __launch_bounds__(kSumThreads)
-wkv5_backward_sums(const float* __restrict__ gw_parts,  // [B, H, K]
-                   const float* __restrict__ gu_parts,  // [B, H, K]
+wkv5_backward_sums(const float* __restrict__ gw_parts,  // [N, H, K]
+                   const float* __restrict__ gu_parts,  // [N, H, K]
                    W* __restrict__ gw,                  // [H, K]
                    U* __restrict__ gu,                  // [H, K]
-                   i64 B, i64 H) {
-    kgen::wkv::sum_batch<kSumThreads>(gw_parts, B, H * kK, gw);
-    kgen::wkv::sum_batch<kSumThreads>(gu_parts, B, H * kK, gu);
+                   i64 N, i64 H) {
+    kgen::wkv::sum_batch<kSumThreads>(gw_parts, N, H * kK, gw);
+    kgen::wkv::sum_batch<kSumThreads>(gu_parts, N, H * kK, gu);
 }
 
 KGEN_EXPORT(wkv5_backward_sums);

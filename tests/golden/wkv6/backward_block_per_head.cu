@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv6/backward_block_per_head.cu.jinja
 // config: block_per_head(split=4, tile=4, columns=64, tokens=16, stages=2, vec=8, keep=16, key_split=16, keys=16)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv6 backward, states in registers. A block per head and slice of columns walks over time for gr
 // and keeps a state every few steps, or for gv; a second kernel takes gk, gw and gu from those.
 // Nothing is added in an order that depends on timing.
@@ -11,6 +11,7 @@ namespace {
 using Value = kgen::bf16;
 using W = float;
 using U = kgen::bf16;
+using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
 
 constexpr int kK = 64;
@@ -21,6 +22,7 @@ struct Config {
     using W = ::W;
     using U = ::U;
     static constexpr bool kPerStep = true;     // whether w has steps
+    static constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
     static constexpr int kSplit = 4;      // threads that share a column of the state
     static constexpr int kTile = 4;        // columns of a thread
     static constexpr int kColumns = 64;  // columns of a block
@@ -50,11 +52,12 @@ wkv6_backward(const Value* __restrict__ gy,             // [B, T, H, V]
               const Value* __restrict__ v,              // [B, T, H, V]
               const W* __restrict__ w,                  // [B, T, H, K]
               const U* __restrict__ u,                  // [H, K]
-              const float* __restrict__ initial_state,  // [B, H, K, V] or null
-              const float* __restrict__ gfinal_state,   // [B, H, K, V] or null
+              const float* __restrict__ initial_state,  // [N, H, K, V] or null
+              const float* __restrict__ gfinal_state,   // [N, H, K, V] or null
+              const Offset* __restrict__ cu_seqlens,    // [N + 1] or null
               Value* __restrict__ gr,                   // [B, T, H, K]
               Value* __restrict__ gv,                   // [B, T, H, V]
-              float* __restrict__ ginitial_state,       // [B, H, K, V] or null
+              float* __restrict__ ginitial_state,       // [N, H, K, V] or null
               float* __restrict__ kept,                 // [B, H, states, V, K]
               i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H, i64 r_stride_B,
               i64 r_stride_T, i64 r_stride_H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H,
@@ -63,7 +66,8 @@ wkv6_backward(const Value* __restrict__ gy,             // [B, T, H, V]
               i64 gr_stride_T, i64 gr_stride_H, i64 gv_stride_B, i64 gv_stride_T, i64 gv_stride_H,
               float scale) {
     kgen::wkv::backward_by_head<Config, kK, kV, Value, W, U>(
-        T, H, {gy, gy_stride_B, gy_stride_T, gy_stride_H}, {r, r_stride_B, r_stride_T, r_stride_H},
+        T, H, cu_seqlens, {gy, gy_stride_B, gy_stride_T, gy_stride_H},
+        {r, r_stride_B, r_stride_T, r_stride_H},
         {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
         {w, w_stride_B, w_stride_T, w_stride_H}, u, kInitialState ? initial_state : nullptr,
         kFinalState ? gfinal_state : nullptr, {gr, gr_stride_B, gr_stride_T, gr_stride_H},
@@ -80,12 +84,13 @@ wkv6_backward_keys(const Value* __restrict__ gy,             // [B, T, H, V]
                    const Value* __restrict__ v,              // [B, T, H, V]
                    const W* __restrict__ w,                  // [B, T, H, K]
                    const U* __restrict__ u,                  // [H, K]
-                   const float* __restrict__ initial_state,  // [B, H, K, V] or null
-                   const float* __restrict__ gfinal_state,   // [B, H, K, V] or null
+                   const float* __restrict__ initial_state,  // [N, H, K, V] or null
+                   const float* __restrict__ gfinal_state,   // [N, H, K, V] or null
+                   const Offset* __restrict__ cu_seqlens,    // [N + 1] or null
                    const float* __restrict__ kept,           // [B, H, states, V, K]
                    Value* __restrict__ gk,                   // [B, T, H, K]
                    W* __restrict__ gw,                       // [B, T, H, K]
-                   float* __restrict__ gu_parts,             // [B, H, K]
+                   float* __restrict__ gu_parts,             // [N, H, K]
                    i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                    i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B,
                    i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T,
@@ -94,25 +99,27 @@ wkv6_backward_keys(const Value* __restrict__ gy,             // [B, T, H, V]
                    i64 gk_stride_H, i64 gw_stride_B, i64 gw_stride_T, i64 gw_stride_H,
                    float scale) {
     kgen::wkv::key_gradients<Config, kK, kV, Value, W, U>(
-        T, H, {gy, gy_stride_B, gy_stride_T, gy_stride_H}, {r, r_stride_B, r_stride_T, r_stride_H},
+        T, H, cu_seqlens, {gy, gy_stride_B, gy_stride_T, gy_stride_H},
+        {r, r_stride_B, r_stride_T, r_stride_H},
         {k, k_stride_B, k_stride_T, k_stride_H}, {v, v_stride_B, v_stride_T, v_stride_H},
         {w, w_stride_B, w_stride_T, w_stride_H}, u, kInitialState ? initial_state : nullptr,
         kFinalState ? gfinal_state : nullptr, kept, {gk, gk_stride_B, gk_stride_T, gk_stride_H},
-        gu_parts, scale, [&](i64 t, i64 head, int key, float value, bool writes) {
+        gu_parts, scale,
+        [&](const kgen::wkv::Span& span, i64 t, i64 h, int key, float value, bool writes) {
             if (writes)
-                gw[head / H * gw_stride_B + t * gw_stride_T + head % H * gw_stride_H + key] =
+                gw[span.b * gw_stride_B + (span.first + t) * gw_stride_T + h * gw_stride_H + key] =
                     kgen::from_float<W>(value);
         });
 }
 
 KGEN_EXPORT(wkv6_backward_keys);
 
-// gu, a sum over the batch.
+// gu, a sum over the sequences.
 extern "C" __global__ void __launch_bounds__(kSumThreads)
-wkv6_backward_sums(const float* __restrict__ gu_parts,  // [B, H, K]
+wkv6_backward_sums(const float* __restrict__ gu_parts,  // [N, H, K]
                    U* __restrict__ gu,                  // [H, K]
-                   i64 B, i64 H) {
-    kgen::wkv::sum_batch<kSumThreads>(gu_parts, B, H * kK, gu);
+                   i64 N, i64 H) {
+    kgen::wkv::sum_batch<kSumThreads>(gu_parts, N, H * kK, gu);
 }
 
 KGEN_EXPORT(wkv6_backward_sums);

@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv6/forward_block_per_head.cu.jinja
 // config: block_per_head(split=1, tile=1, columns=64, tokens=8, stages=2, vec=4)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv6 forward, a block per head and slice of values: the state stays in registers while the block
 // walks over time; r, k, v and w come through shared memory, several steps per barrier.
 #include "kgen/wkv_tiles.cuh"
@@ -10,6 +10,7 @@ namespace {
 using Value = kgen::bf16;
 using W = float;
 using U = kgen::bf16;
+using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
 
 constexpr int kK = 64;
@@ -20,6 +21,7 @@ struct Config {
     using W = ::W;
     using U = ::U;
     static constexpr bool kPerStep = true;     // whether w has steps
+    static constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
     static constexpr int kSplit = 1;      // threads that share a column of the state
     static constexpr int kTile = 1;        // columns of a thread
     static constexpr int kColumns = 64;  // columns of a block
@@ -42,16 +44,18 @@ wkv6_forward(const Value* __restrict__ r,              // [B, T, H, K]
              const Value* __restrict__ v,              // [B, T, H, V]
              const W* __restrict__ w,                  // [B, T, H, K]
              const U* __restrict__ u,                  // [H, K]
-             const float* __restrict__ initial_state,  // [B, H, K, V] or null
+             const float* __restrict__ initial_state,  // [N, H, K, V] or null
+             const Offset* __restrict__ cu_seqlens,    // [N + 1] or null
              Value* __restrict__ y,                    // [B, T, H, V]
-             float* __restrict__ final_state,          // [B, H, K, V] or null
+             float* __restrict__ final_state,          // [N, H, K, V] or null
              i64 T, i64 H, i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B,
              i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
              i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
              i64 y_stride_B, i64 y_stride_T, i64 y_stride_H,
              float scale) {
     kgen::wkv::forward_by_head<Config, kK, kV, Value, W, U>(
-        T, H, {r, r_stride_B, r_stride_T, r_stride_H}, {k, k_stride_B, k_stride_T, k_stride_H},
+        T, H, cu_seqlens, {r, r_stride_B, r_stride_T, r_stride_H},
+        {k, k_stride_B, k_stride_T, k_stride_H},
         {v, v_stride_B, v_stride_T, v_stride_H}, {w, w_stride_B, w_stride_T, w_stride_H}, u,
         kInitialState ? initial_state : nullptr, {y, y_stride_B, y_stride_T, y_stride_H},
         kFinalState ? final_state : nullptr, scale);

@@ -2,8 +2,8 @@
 //
 //     out_t = factor * a_t (S_{t-1} + diag(u) b_t v_t^T)     S_t = diag(exp(w_t)) S_{t-1} + b_t v_t^T
 //
-// w are log decays, at most 0 and perhaps -inf. With d_t = exp(w_t), and products over steps of one
-// chunk, the four products of chunk_mma.cuh become
+// Decays d_t = exp(w_t) are from 0 to 1, both included; w may have another form, see decay_form.cuh.
+// With products over steps of one chunk the four products of chunk_mma.cuh become
 //
 //     carried    A' S      a'_t = a_t * (d of the steps before t)
 //     state      S = diag(all d) S + B'^T V,   b'_t = b_t * (d of the steps after t)
@@ -13,7 +13,7 @@
 // Scores are a product again if each factor stands for its distance from the middle of the chunk:
 // a step t behind the middle has a_t * m_t and b_t / m_{t+1}, where m is the product from the
 // middle to t; before the middle it is the other way round. This needs m neither 0 nor so small that
-// 1 / m leaves fp32: `factor` asks whether the log decays of each half sum to no less than -60, for
+// 1 / m leaves fp32: `factor` asks whether the decays of each half multiply to e^-60 or more, for
 // each key. A chunk where they do not takes `exact_scores`, on CUDA cores with running products.
 // Entries beyond the diagonal may overflow; they are selected away, not multiplied.
 //
@@ -176,15 +176,16 @@ public:
     KGEN_DEVICE ChunkDecay(const NoDecayRows&, i64) {}
 };
 
-template <class W, class U, class T, int Keys, int Padded, int Chunk, int Warps, int Stages,
-          int CopyBytes, bool Precise>
-class ChunkDecay<DecayRows<W, U>, T, Keys, Padded, Chunk, Warps, Stages, CopyBytes, Precise> {
+template <class W, class U, DecayForm Form, class T, int Keys, int Padded, int Chunk, int Warps,
+          int Stages, int CopyBytes, bool Precise>
+class ChunkDecay<DecayRows<W, U, Form>, T, Keys, Padded, Chunk, Warps, Stages, CopyBytes,
+                 Precise> {
     static constexpr int kHalf = Chunk / 2;
     static constexpr int kGroups = (Padded + kWarpSize - 1) / kWarpSize;  // of keys, one per lane
     static constexpr int kUnits = 2 * kGroups;                            // a half of the steps each
     static constexpr int kThreads = Warps * kWarpSize;
     static constexpr int kRowStride = chunk_row_stride<T>(Padded);  // of the ring's rows a and b
-    static constexpr int kStage = Chunk * Padded;                   // log decays of a chunk
+    static constexpr int kStage = Chunk * Padded;                   // w of a chunk
     static constexpr int kCopy = max(CopyBytes, static_cast<int>(sizeof(W)));
     // What rows for the products are multiplied by, and those for the state, unless Precise.
     static constexpr float kRound = sizeof(T) == 2 ? kNearTf32 : 1.0f;
@@ -210,7 +211,7 @@ public:
         Stages * kStage * static_cast<int>(sizeof(W)) +
         4 * (3 * kTile + Chunk * kUpdateStride + 2 * Padded + kGroups * Chunk + kUnits);
 
-    KGEN_DEVICE ChunkDecay(const DecayRows<W, U>& rows, i64 first)
+    KGEN_DEVICE ChunkDecay(const DecayRows<W, U, Form>& rows, i64 first)
         : row_u_(rows.u), copy_(rows.w, first, Keys) {}
 
     // `smem`: kSmemBytes, whose first byte is a multiple of 16; padding becomes zero for good. The
@@ -232,13 +233,18 @@ public:
             u_[key] = key < Keys && row_u_ != nullptr ? to_float(row_u_[key]) : 0.0f;
         if constexpr (Padded > Keys)
             for (int i = thread_rank(); i < Stages * kStage; i += kThreads)
-                ring_[i] = from_float<W>(0.0f);
+                ring_[i] = from_float<W>(w_that_keeps<Form>());
     }
 
-    // Start the copies of the next chunk's log decays, as ChunkCopier::start.
+    // Start the copies of the next chunk's w, as ChunkCopier::start; steps behind the last one keep all.
     template <bool Whole>
     KGEN_DEVICE void start(int slot, int left) {
-        copy_.template start<Whole>(ring_ + slot * kStage, Padded, left);
+        constexpr bool kZerosKeep = Form == DecayForm::log;
+        W* stage = ring_ + slot * kStage;
+        copy_.template start<Whole, kZerosKeep>(stage, Padded, left);
+        if constexpr (!Whole && !kZerosKeep)
+            for (int i = left * Padded + thread_rank(); i < kStage; i += kThreads)
+                stage[i] = from_float<W>(w_that_keeps<Form>());
     }
 
     // Make everything that the chunk in `slot` needs, from its rows a and b. By the whole block: a
@@ -301,7 +307,7 @@ public:
                     for (int i = 0; i < Padded / 4; ++i) {
                         const int key = key_of(i, lane.q);
                         sum = fma(to_float(a[t * kRowStride + key]), decayed[i], sum);
-                        decayed[i] *= exp(to_float(w[t * Padded + key]));
+                        decayed[i] *= decay_of<Form>(to_float(w[t * Padded + key]));
                     }
                 }
                 sum = lanes_sum<4>(sum);
@@ -317,10 +323,6 @@ public:
 
 private:
     static KGEN_DEVICE int key_of(int i, int q) { return 8 * (i / 2) + 2 * q + i % 2; }
-
-    static KGEN_DEVICE float decay_of(W w) {
-        return Precise ? exp(to_float(w)) : fast_exp(to_float(w));
-    }
 
     // One key per lane, half of the steps: those behind the middle of the chunk, or before it. Outwards,
     // from the middle to the chunk's end or its beginning, x is the tensor that meets a step's decay
@@ -342,19 +344,20 @@ private:
         w += column;
 
         // 1. All decays of each half.
-        float own = 0.0f, other = 0.0f;
+        DecayProduct<Form, Precise> own, other;
         float decays[kHalf];
 #pragma unroll
         for (int i = 0; i < kHalf; ++i) {
-            const W log_decay = w[(kFirst + i * kNext) * Padded];
-            own += to_float(log_decay);
-            decays[i] = decay_of(log_decay);
-            other += to_float(w[(kFirst - kNext - i * kNext) * Padded]);
+            const float of_step = to_float(w[(kFirst + i * kNext) * Padded]);
+            own.times(of_step);
+            decays[i] = decay_of<Form, Precise>(of_step);
+            other.times(to_float(w[(kFirst - kNext - i * kNext) * Padded]));
         }
-        const bool mild = kgen::all(abs(own) <= kMildest && abs(other) <= kMildest);
+        const bool mild = kgen::all(own.is_mild(kMildest) && other.is_mild(kMildest));
         if (lane_id() == 0) mild_[unit] = mild ? 1 : 0;
-        const float beyond = exp(other) * (Behind ? kRound : kRoundUpdate);
-        if (!Behind && there) all_[key] = exp(own + other);
+        const float beyond = other.value() * (Behind ? kRound : kRoundUpdate);
+        own.times(other);
+        if (!Behind && there) all_[key] = own.value();
 
         // 2. Outwards: x and y of the scores, x of the state.
         const float u = there ? u_[column] : 0.0f;

@@ -62,7 +62,7 @@ KGEN_DEVICE void walk_plainly(const WalkRows<T>& rows, const WalkStates& states,
                     const float product = to_float(b[key]) * v;
                     if constexpr (WithOutputs)
                         sum = fma(to_float(a[key]), fma(to_float(decay.u[key]), product, s), sum);
-                    s = fma(exp(to_float(decay.w.at(t)[key])), s, product);
+                    s = fma(decay.of(t, key), s, product);
                 } else {
                     s = fma(to_float(b[key]), v, s);
                     if constexpr (WithOutputs) sum = fma(to_float(a[key]), s, sum);

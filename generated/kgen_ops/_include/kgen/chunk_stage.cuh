@@ -61,9 +61,9 @@ public:
     }
 
     // Start the copies of the next chunk into `tile`. Of its steps `left` exist, the others are zeros
-    // there; Whole says that all do. Values that do not exist are left as they are. The caller closes
-    // the group.
-    template <bool Whole>
+    // there, or with !Zeros left as they are; Whole says that all do. Values that do not exist are left
+    // as they are. The caller closes the group.
+    template <bool Whole, bool Zeros = true>
     KGEN_DEVICE void start(T* tile, int tile_stride, int left) {
         if (!(kEven && width_ == Width) && idle_) return;
         T* to = tile + row_ * tile_stride + column_;
@@ -71,6 +71,7 @@ public:
         for (int row = 0; row < Rows; row += kSweepRows) {
             if (!kEven && row_ + row >= Rows) break;
             const bool inside = Whole || row_ + row < left;
+            if (!Zeros && !inside) break;
 #pragma unroll
             for (int i = 0; i < kColumnSweeps; ++i) {
                 const int column = i * Threads * kVec;

@@ -13,6 +13,7 @@ struct KeyGradients {
     using Value = typename Config::Value;
     using W = typename Config::W;
     static constexpr int kKeep = Config::kKeep, kKeys = Config::kKeys, kStages = 2;
+    static constexpr DecayForm kForm = Config::kForm;
     using State = StateTile<Values, Config::kKeySplit, 1>;
     using Part = Slice<Config::kKeySplit, 1, kKeys>;
     static constexpr int kThreads = Part::kThreads, kPitch = State::kPitch;
@@ -42,7 +43,8 @@ struct KeyGradients {
 
         float gradient[kRows], before[kKeep][kRows];
         load(gradient, gfinal_state, key * Values, 1);
-        const float fixed = Config::kPerStep || !used ? 1.0f : exp(to_float(w.first[key]));
+        const float fixed =
+            Config::kPerStep || !used ? 1.0f : decay_of<kForm>(to_float(w.first[key]));
         CompensatedSum gu;
         in_batches<kKeep, kStages>(
             steps, [&](i64 begin, int slot) { stage(shared + slot * kBatchBytes, begin); },
@@ -53,7 +55,14 @@ struct KeyGradients {
                 const Value* keys_k = keys_r + kKeep * kKeys;
                 const W* keys_w = reinterpret_cast<const W*>(shared + slot * kBatchBytes + kOfW);
                 const auto decay = [&](int i) {
-                    return Config::kPerStep ? exp(to_float(keys_w[i * kKeys + place])) : fixed;
+                    return Config::kPerStep ? decay_of<kForm>(to_float(keys_w[i * kKeys + place]))
+                                            : fixed;
+                };
+                const auto slope = [&](int i, float d) {
+                    if constexpr (kForm == DecayForm::log) return d;  // nothing else is read
+                    const W* of_step =
+                        Config::kPerStep ? keys_w + i * kKeys + place : w.first + key;
+                    return decay_slope<kForm>(used ? to_float(*of_step) : 0.0f, d);
                 };
                 for (int i = thread_rank() / kWarpSize; i < there; i += kThreads / kWarpSize) {
                     const float product = warp_dot(rows_v + i * kPitch, rows_g + i * kPitch,
@@ -99,7 +108,7 @@ struct KeyGradients {
                     inner = lanes_sum<Config::kKeySplit>(inner);
                     if (used && slice.lane() == i % Config::kKeySplit)
                         of_k(t, fma(products[i], bonus * query, read));
-                    of_w(t, d * inner, used && slice.lane() == i % Config::kKeySplit);
+                    of_w(t, slope(i, d) * inner, used && slice.lane() == i % Config::kKeySplit);
                     gu.add(products[i] * query * to_float(keys_k[i * kKeys + place]));
                 }
             });
@@ -149,30 +158,32 @@ private:
     }
 };
 
-// gk, gw and parts of gu; a block per head and slice of keys. of_w(t, head, key, gw, writes) takes gw_t
-// in all threads of the key, one of which writes.
-template <class Config, int K, int V, class T, class W, class U, class OfW>
-KGEN_DEVICE void key_gradients(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r,
-                               Rows<const T> k, Rows<const T> v, Rows<const W> w, const U* u,
+// gk, gw and parts of gu; a block per head and slice of keys. of_w(span, t, h, key, gw, writes)
+// takes gw_t in all threads of the key, one of which writes.
+template <class Config, int K, int V, class T, class W, class U, class Offset, class OfW>
+KGEN_DEVICE void key_gradients(i64 all_steps, i64 H, const Offset* offsets, Rows<const T> gy,
+                               Rows<const T> r, Rows<const T> k, Rows<const T> v,
+                               Rows<const W> w, const U* u,
                                const float* initial_state, const float* gfinal_state,
                                const float* kept, Rows<T> gk, float* gu_parts, float scale,
                                OfW of_w) {
     using Gradients = KeyGradients<Config, V>;
     constexpr int kSlices = ceil_div(K, Config::kKeys);
-    const i64 head = blockIdx.x / kSlices, b = head / H, h = head % H;
+    const i64 head = blockIdx.x / kSlices, h = head % H;
+    const Span span = span_of(offsets, head / H, all_steps);
     const typename Gradients::Part slice{
         static_cast<int>(blockIdx.x % kSlices) * Config::kKeys, K};
     const int key = slice.column(0);
-    const Gradients gradients{slice, steps, steps_of(gy, b, h), steps_of(r, b, h),
-                              steps_of(k, b, h), steps_of(v, b, h), steps_of(w, b, h),
+    const Gradients gradients{slice, span.steps, steps_of(gy, span, h), steps_of(r, span, h),
+                              steps_of(k, span, h), steps_of(v, span, h), steps_of(w, span, h),
                               slice.uses(0) ? to_float(u[h * K + key]) : 0.0f, scale};
-    const auto gk_h = gk.head(b, h);
+    const auto gk_h = gk.head(span, h);
     gradients(
         initial_state ? initial_state + head * K * V : nullptr,
-        kept + head * kept_states<Config::kKeep>(steps) * K * V, K,
+        kept + first_kept<Config::kKeep, Offset>(span, head, h, all_steps) * K * V, K,
         gfinal_state ? gfinal_state + head * K * V : nullptr,
         [&](i64 t, float x) { gk_h.at(t)[key] = from_float<T>(x); },
-        [&](i64 t, float x, bool writes) { of_w(t, head, key, x, writes); },
+        [&](i64 t, float x, bool writes) { of_w(span, t, h, key, x, writes); },
         [&](float gu) { gu_parts[head * K + key] = gu; });
 }
 
