@@ -321,4 +321,5 @@ def operator(
         scale=scale,
         aliases=aliases,
         slab_dim="B",
+        repeats=("B", "H"),
     )

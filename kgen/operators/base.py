@@ -68,6 +68,9 @@ class Operator:
         slab_dim: A dim along which the outputs that have it are independent, and over which the
             others (a weight's gradient) are sums, so that the oracle can be evaluated in slabs;
             None if there is none. The oracle adds the latter's scales in quadrature.
+        repeats: Dims over which the same work is done again, such as batch and heads: the safe
+            kernels are certified at few of these, and ragged extents of the others. None: the
+            first dims, but for the last three.
     """
 
     name: str
@@ -86,6 +89,7 @@ class Operator:
     ) = None
     aliases: tuple[str, ...] = ()
     slab_dim: str | None = None
+    repeats: tuple[str, ...] = ()
 
     def default_problems(self, pass_name: str, on_host: bool) -> tuple[str, ...]:
         """The problems that a pass is tuned for unless told otherwise."""

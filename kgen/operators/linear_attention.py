@@ -422,4 +422,5 @@ OPERATOR = Operator(
     scale=scale,
     aliases=("lmha", "causal_dot_product"),
     slab_dim="B",
+    repeats=("B", "H"),
 )

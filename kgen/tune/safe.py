@@ -21,11 +21,11 @@ from kgen.model.record import Fate, Record
 from kgen.tune.request import SafeResult
 from kgen.worker import HostProver, Proof, Session, TrialOutcome, with_proof
 
-# Small, and ragged in every power of two: the safe variant is judged on correctness alone. Of an
-# operator with many dims the first are smaller still: work grows with the product.
+# Small, and ragged in every power of two: the safe variant is judged on correctness alone. Dims
+# over which the same work is done again are smaller still: work grows with the product.
 SAFE_EXTENT = 67
 FEW = 3
-RAGGED_DIMS = 3
+RAGGED_DIMS = 3  # the last ones, of an operator that does not say which dims repeat its work
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ class SafeCertificates:
 
 
 def _built(session: Session) -> list[_Claim]:
-    signature = session.entry.operator.signature
+    operator = session.entry.operator
+    signature = operator.signature
     variant = session.entry.space.safe_variant(session.pass_name)
     config = variant.safe
     assert config is not None
-    few = len(signature.dims) - RAGGED_DIMS
+    few = operator.repeats or [d.name for d in signature.dims[:-RAGGED_DIMS]]
     dims = tuple(
-        (d.name, max(FEW if i < few else SAFE_EXTENT, d.smallest))
-        for i, d in enumerate(signature.dims)
+        (d.name, max(FEW if d.name in few else SAFE_EXTENT, d.smallest)) for d in signature.dims
     )
     problems = [Problem(dims, tuple(d.items())) for d in signature.dtype_combinations()]
     sources = [session.render(config, problem) for problem in problems]

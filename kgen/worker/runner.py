@@ -131,7 +131,7 @@ class Runner:
         try:
             with _one_thread(self._device.torch_device):
                 verdict = self._verify(fixture, module, trial)
-            evidence = None if trial.level == "trial" else _evidence(trial, seed, verdict)
+            evidence = None if trial.level == "trial" else self._evidence(trial, seed, verdict)
             if not verdict.ok:
                 return TrialOutcome(
                     Fate.WRONG, verdict.reason, None, verdict.accuracy, evidence=evidence
@@ -255,7 +255,7 @@ class Runner:
                 constants=candidate.variant.constants,
                 seed=trial.seeds[1] if trial.seeds else None,
                 bitwise=not candidate.variant.nondeterministic,
-                launches=_launches(trial),
+                launches=self._launches(trial),
             )
         except (RuntimeError, MemoryError) as problem:
             if not is_out_of_memory(problem):
@@ -267,6 +267,23 @@ class Runner:
                 f"  {str(problem).splitlines()[0]}\n"
                 "  choose a smaller problem, or a larger --device-memory"
             ) from None
+
+    def _evidence(self, trial: Trial, seed: int, verdict: Verdict) -> Evidence:
+        return Evidence(
+            seed=seed,
+            tried=tuple(Tried(*each) for each in zip(verdict.cases, verdict.seeds, strict=True)),
+            skipped=verdict.skipped,
+            launches=self._launches(trial),
+            bitwise=not trial.candidate.variant.nondeterministic,
+        )
+
+    def _launches(self, trial: Trial) -> int:
+        if trial.level == "host":
+            return len(trial.orders)
+        # In the same order of threads a CPU computes the same bits: the second launch shows what
+        # the first left behind, a third would show nothing.
+        on_host = isinstance(self._device, HostDevice)
+        return min(2, LAUNCHES[trial.level]) if on_host else LAUNCHES[trial.level]
 
     def _memory_refusal(self, trial: Trial) -> str:
         """Why the candidate's scratch memory cannot be had; empty if it can."""
@@ -409,21 +426,6 @@ class Runner:
             )
             self._current = wanted
         return self._fixture
-
-
-def _evidence(trial: Trial, seed: int, verdict: Verdict) -> Evidence:
-    return Evidence(
-        seed=seed,
-        tried=tuple(Tried(*each) for each in zip(verdict.cases, verdict.seeds, strict=True)),
-        skipped=verdict.skipped,
-        launches=_launches(trial),
-        bitwise=not trial.candidate.variant.nondeterministic,
-    )
-
-
-def _launches(trial: Trial) -> int:
-    on_host = trial.level == "host"
-    return len(trial.orders) if on_host else LAUNCHES[trial.level]
 
 
 def _torch_dtype(problem: Problem, name: str) -> torch.dtype:
