@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from kgen.model.problem import Problem
 from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
 from kgen.operators._wkv_definition import definition
-from kgen.operators._wkv_peers import peers
+from kgen.operators._wkv_peers import SLOW_PEERS, peers
 from kgen.operators.base import Cost, Operator
 
 if TYPE_CHECKING:
@@ -322,4 +322,5 @@ def operator(
         aliases=aliases,
         slab_dim="B",
         repeats=("B", "H"),
+        slow_peers=SLOW_PEERS,
     )

@@ -71,6 +71,8 @@ class Operator:
         repeats: Dims over which the same work is done again, such as batch and heads: the safe
             kernels are certified at few of these, and ragged extents of the others. None: the
             first dims, but for the last three.
+        slow_peers: Names of peers that are run only when asked for, or profiled: a tune would wait
+            for them.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Operator:
     aliases: tuple[str, ...] = ()
     slab_dim: str | None = None
     repeats: tuple[str, ...] = ()
+    slow_peers: tuple[str, ...] = ()
 
     def default_problems(self, pass_name: str, on_host: bool) -> tuple[str, ...]:
         """The problems that a pass is tuned for unless told otherwise."""

@@ -38,10 +38,13 @@ from kgen.worker.messages import (
     PeerNamesOutcome,
     ProbeOutcome,
     Setup,
+    Trace,
+    TraceOutcome,
     Trial,
     TrialOutcome,
 )
 from kgen.worker.peers import peer_calls
+from kgen.worker.tracing import KERNEL, LIBRARY_CALL, traced
 
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[], None]
@@ -202,6 +205,34 @@ class Runner:
             self._device.synchronize()
             for module in modules:
                 module.close()
+
+    def trace(self, request: Trace) -> TraceOutcome:
+        """Trace the candidate, the library's function and the operator's peers.
+
+        Raises:
+            StorageError: If the trace cannot be written.
+        """
+        finals = request.finals
+        self._fixture_for(finals.pass_name, finals.problem).release()
+        (candidate,) = finals.candidates
+        module = self._device.load(candidate.artifact)
+        try:
+            kernel = self._calls(module, candidate, finals.pass_name, finals.problem)
+            synchronize = self._device.synchronize
+            peers, errors = peer_calls(
+                self._operator, finals, self._sets, synchronize, slow=True
+            )
+            library: list[Call] = []
+            if finals.library:
+                library = library_calls(
+                    Path(finals.library), self._operator, finals.pass_name, self._sets
+                )
+                library[0]()  # what it prepares at its first call is not of a call's time
+            contenders = {KERNEL: kernel, **({LIBRARY_CALL: library} if library else {}), **peers}
+            return traced(contenders, errors, self._device.torch_device, request.path, synchronize)
+        finally:
+            self._device.synchronize()
+            module.close()
 
     def _compare(
         self, entrants: Mapping[str, Sequence[Call]]
