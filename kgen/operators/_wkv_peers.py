@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,7 +14,6 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, torch.Tensor]
     Peer = Callable[[Tensors, Mapping[str, float]], object]
     Function = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
-    Walk = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 _FORWARD = ("r", "k", "v", "w", "u", "initial_state")
 _FEW = 16  # steps up to which no chunks are made
@@ -43,7 +44,7 @@ def peers(pass_name: str) -> dict[str, Peer]:
             "fla_fused_recurrent": _fla("fused_recurrent_rwkv6"),
         }
     if pass_name == "forward":  # autograd would keep the states of all steps
-        functions["loop"] = _loop
+        functions["loop"] = partial(_plain, few=sys.maxsize)
     wrap = _differentiated if pass_name == "backward" else _applied
     return {name: wrap(function) for name, function in functions.items()}
 
@@ -56,40 +57,16 @@ def _plain(
     u: torch.Tensor,
     state: torch.Tensor | None,
     scale: float,
+    few: int = _FEW,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns y and the final state."""
-    return _walked(_by_steps if v.shape[1] <= _FEW else _by_chunks, r, k, v, w, u, state, scale)
-
-
-def _loop(
-    r: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    w: torch.Tensor,
-    u: torch.Tensor,
-    state: torch.Tensor | None,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `_plain`, one step after the other however many there are."""
-    return _walked(_by_steps, r, k, v, w, u, state, scale)
-
-
-def _walked(
-    walk: Walk,
-    r: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    w: torch.Tensor,
-    u: torch.Tensor,
-    state: torch.Tensor | None,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = v.dtype
     r, k, v, w = (x.float().transpose(1, 2) if x.ndim == 4 else x.float() for x in (r, k, v, w))
     if w.ndim == 2:
         w = w[:, None].expand(k.shape)
     if state is None:
         state = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
+    walk = _by_steps if v.shape[2] <= few else _by_chunks
     y, state = walk(r * scale, k, v, w, u.float()[:, None], state)
     return y.transpose(1, 2).to(dtype), state
 

@@ -171,12 +171,16 @@ def real_kernels(
 
 
 def _wkv(dtypes: dict[str, str]) -> bool:
-    """fp32 with any states, bf16 without: with w and u in bf16, and w in fp32."""
-    w, u = dtypes["w_dtype"], dtypes["u_dtype"]
-    if dtypes["dtype"] == "fp32":
-        return (w, u) == ("fp32", "fp32")
+    """fp32 with any states, packed sequences and forms of w; bf16 without any of these, with w and
+    u in bf16, and w in fp32.
+    """
+    kinds = {dtypes["dtype"], dtypes["u_dtype"]}
+    if kinds == {"fp32"}:
+        return dtypes["w_dtype"] == "fp32"
     states = {dtypes["initial_state_dtype"], dtypes["final_state_dtype"]}
-    return (dtypes["dtype"], u) == ("bf16", "bf16") and states == {"none"}
+    plain = dtypes.get("cu_seqlens_dtype", "none") == "none"
+    plain &= dtypes.get("decay_form", "log") == "log"
+    return kinds == {"bf16"} and states == {"none"} and plain
 
 
 def _linear_attention(dtypes: dict[str, str]) -> bool:
