@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-OP     ?= rmsnorm
+OP     ?= wkv6
 GPU    ?= auto
 ARGS   ?=
 BIN    := $(VENV)/bin

@@ -42,6 +42,10 @@ class ProblemError(UserError):
     """A problem string names an unknown dim or dtype, or misses one."""
 
 
+class OptionError(UserError):
+    """Options of a command contradict each other."""
+
+
 class GpuError(UserError):
     """The GPU asked for is not in this machine."""
 

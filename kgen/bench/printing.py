@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kgen.bench.results import Climb, Contest, PeerTime, Rung
+from kgen.bench.results import Climb, Contest, PeerTime, Profile, Rung
 from kgen.model.record import OutputAccuracy, Timing
+
+_NAME_COLUMNS = 40
 
 
 def print_contest(contest: Contest) -> str:
@@ -47,6 +49,29 @@ def print_climb(climb: Climb) -> str:
     lines += [f"  {timing.protocol}" for timing in timed[:1]]
     lines += _throttled(climb.clocks)
     return "\n".join(lines) + "\n"
+
+
+def print_profile(profile: Profile) -> str:
+    """Return one profile as a table, in the order of the trace."""
+    what = "kernel" if profile.on_gpu else "operator"
+    rows = [["", f"largest {what}", "end to end", f"all {what}s", f"{what}s", "largest"]]
+    for found in profile.contenders:
+        times = (found.end_to_end_us, found.busy_us, found.largest_us)
+        whole, busy, largest = (spell_us(us) for us in times)
+        count = f"{found.kernels:.4g}"
+        rows.append([found.name, _shortened(found.largest) or "-", whole, busy, count, largest])
+    lines = [f"{profile.pass_name} {profile.problem}", f"  {profile.label}"]
+    if profile.remark:
+        lines += [f"  {line}" for line in profile.remark.splitlines()]
+    lines += _aligned(rows, flush_left=2)
+    lines += [f"  {name} did not run: {why}" for name, why in profile.failed.items()]
+    lines.append(f"  trace: {profile.trace}")
+    return "\n".join(lines) + "\n"
+
+
+def _shortened(name: str) -> str:
+    """The beginning of a kernel's name; C++ templates fill lines."""
+    return name if len(name) <= _NAME_COLUMNS else f"{name[: _NAME_COLUMNS - 3]}..."
 
 
 def spell_us(us: float) -> str:

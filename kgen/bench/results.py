@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kgen.model.config import Config, Value
 from kgen.model.record import OutputAccuracy, Timing
+from kgen.model.traced import Traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +148,38 @@ class Climb:
     floor_us: float
     rungs: tuple[Rung, ...]
     clocks: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Our kernel and its peers on one problem, as torch.profiler saw them.
+
+    Attributes:
+        pass_name: `forward` or `backward`; the key `pass`.
+        problem: The problem.
+        origin: `tuned` or `safe`; see `Choice`.
+        remark: See `Choice`.
+        variant: Variant of our kernel.
+        config: Its parameters.
+        on_gpu: Whether kernels of a GPU were traced, or else operators of a CPU.
+        contenders: `kgen`: our kernel as it is timed; `kgen_ops`: the library's function, if it
+            was emitted; then the peers that ran.
+        failed: Peers that did not, by name, with the reason.
+        trace: File of the trace.
+    """
+
+    pass_name: str
+    problem: str
+    origin: str
+    remark: str
+    variant: str
+    config: Mapping[str, Value]
+    on_gpu: bool
+    contenders: tuple[Traced, ...]
+    failed: Mapping[str, str]
+    trace: str
+
+    @property
+    def label(self) -> str:
+        """`variant(a=1, b=2)`, for people."""
+        return Config.of(self.variant, self.config).label

@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kgen",
         description="Autotune CUDA kernels per GPU and shape; verified before they are timed.",
-        epilog="Start with: kgen tune --op rmsnorm --gpu auto",
+        epilog="Start with: kgen tune --op wkv6 --gpu auto",
     )
     parser.add_argument("--version", action="version", version=f"kgen {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -150,6 +150,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="where the tuned library is (default: %(default)s)",
     )
     bench.add_argument("--yaml", metavar="FILE", help="write everything down; see docs/bench.md")
+    bench.add_argument(
+        "--profile",
+        action="store_true",
+        help="run all under torch.profiler instead: end-to-end time, largest kernel, a trace",
+    )
+    bench.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="where --profile keeps the trace (default: OP-GPU.pt.trace.json)",
+    )
     check = commands.add_parser(
         "measure-check", help="how well measurements on this machine agree with themselves"
     )

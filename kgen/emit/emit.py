@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import kgen
 import kgen.runtime
 from kgen.emit import python
 from kgen.emit.binding import absent_literals, literals, plan_text
@@ -186,10 +187,12 @@ def _safe_state(safe: SafeKernel) -> SafeState:
 
 def _shared_files(include_dir: Path) -> dict[str, bytes]:
     files: dict[str, bytes] = {f"{PACKAGE}/py.typed": b""}
-    runtime = Path(kgen.runtime.__path__[0])
-    for path in sorted(runtime.iterdir()):
-        if path.suffix in _RUNTIME_SUFFIXES:
-            files[f"{PACKAGE}/_runtime/{path.name}"] = path.read_bytes()
+    # By its path: importing the adapters would import torch, which an emission does without.
+    compat = Path(kgen.__path__[0]) / "compat"
+    for folder, name in ((Path(kgen.runtime.__path__[0]), "_runtime"), (compat, "compat")):
+        for path in sorted(folder.iterdir()):
+            if path.suffix in _RUNTIME_SUFFIXES:
+                files[f"{PACKAGE}/{name}/{path.name}"] = path.read_bytes()
     for path in sorted(include_dir.rglob("*")):
         if path.suffix in _HEADER_SUFFIXES:
             files[f"{PACKAGE}/_include/{path.relative_to(include_dir)}"] = path.read_bytes()

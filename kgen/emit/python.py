@@ -21,7 +21,7 @@ from kgen.model.gpu import GPU_EXPR_NAMES
 from kgen.model.signature import Signature
 from kgen.operators.base import Operator
 
-_LIBRARY_NAMES = frozenset({"explain", "DispatchError", "Explanation", "torch"})
+_LIBRARY_NAMES = frozenset({"compat", "explain", "DispatchError", "Explanation", "torch"})
 # Locals and imports of the generated functions, which an argument must not hide.
 _LOCAL_NAMES = frozenset({"call", "dense_like", "device_index", "empty_like", "facts", "file",
                           "launch", "layout", "prepared", "present", "run", "stream", "torch",

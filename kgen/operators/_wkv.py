@@ -19,7 +19,7 @@ from kgen.model.signature import (
     Tensor,
 )
 from kgen.operators._wkv_definition import decays, definition, recurrence
-from kgen.operators._wkv_peers import peers
+from kgen.operators._wkv_peers import SLOW_PEERS, peers
 from kgen.operators.base import Cost, Operator
 
 if TYPE_CHECKING:
@@ -383,6 +383,7 @@ def operator(
         scale=scale,
         aliases=aliases,
         slab_dim="B",
-        parallel_dims=("H",),
+        repeats=("B", "H"),
         serial_dims=("T",),
+        slow_peers=SLOW_PEERS,
     )

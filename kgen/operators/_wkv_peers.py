@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,10 +19,12 @@ if TYPE_CHECKING:
 _FORWARD = ("r", "k", "v", "w", "u", "initial_state")
 _FEW = 16  # steps up to which no chunks are made
 _CHUNK = 16
+SLOW_PEERS = ("loop",)
 
 
 def peers(pass_name: str) -> dict[str, Peer]:
-    """Plain PyTorch, the same compiled, and FLA's two kernels where they are installed.
+    """Plain PyTorch, the same compiled, FLA's two kernels where they are installed, and forward the
+    loop over steps that published profiles start from.
 
     FLA has RWKV-6 alone: the decay of RWKV-5 is expanded to all steps, outside of its kernels but
     inside of what is timed. Backward: the gradients of the same functions by autograd; the
@@ -40,6 +44,8 @@ def peers(pass_name: str) -> dict[str, Peer]:
             "fla_chunk": _fla("chunk_rwkv6"),
             "fla_fused_recurrent": _fla("fused_recurrent_rwkv6"),
         }
+    if pass_name == "forward":  # autograd would keep the states of all steps
+        functions["loop"] = partial(_plain, few=sys.maxsize)
     wrap = _differentiated if pass_name == "backward" else _applied
     return {name: wrap(function) for name, function in functions.items()}
 
@@ -53,17 +59,18 @@ def _plain(
     state: torch.Tensor | None,
     scale: float,
     cu_seqlens: torch.Tensor | None = None,
+    few: int = _FEW,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns y and the final state; of packed sequences one after the other."""
     dtype = v.dtype
     if cu_seqlens is not None:
-        return _one_by_one(r, k, v, w, u, state, scale, cu_seqlens.tolist())
+        return _one_by_one(r, k, v, w, u, state, scale, cu_seqlens.tolist(), few)
     r, k, v, w = (x.float().transpose(1, 2) if x.ndim == 4 else x.float() for x in (r, k, v, w))
     if w.ndim == 2:
         w = w[:, None].expand(k.shape)
     if state is None:
         state = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
-    walk = _by_steps if v.shape[2] <= _FEW else _by_chunks
+    walk = _by_steps if v.shape[2] <= few else _by_chunks
     y, state = walk(r * scale, k, v, w, u.float()[:, None], state)
     return y.transpose(1, 2).to(dtype), state
 
@@ -77,6 +84,7 @@ def _one_by_one(
     state: torch.Tensor | None,
     scale: float,
     cuts: list[int],
+    few: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
 
@@ -85,7 +93,7 @@ def _one_by_one(
         own_w = w if w.ndim == 2 else w[:, first:last]
         own_state = None if state is None else state[n : n + 1]
         own_r, own_k, own_v = (x[:, first:last] for x in (r, k, v))
-        made.append(_plain(own_r, own_k, own_v, own_w, u, own_state, scale))
+        made.append(_plain(own_r, own_k, own_v, own_w, u, own_state, scale, None, few))
     return torch.cat([y for y, _ in made], dim=1), torch.cat([end for _, end in made])
 
 

@@ -69,10 +69,14 @@ class Operator:
         slab_dim: A dim along which the outputs that have it are independent, and over which the
             others (a weight's gradient) are sums, so that the oracle can be evaluated in slabs;
             None if there is none. The oracle adds the latter's scales in quadrature.
-        parallel_dims: Others along which a kernel does the same over again (heads). Small sets
-            have few of them, rather than few steps of what the kernel does in turn.
+        repeats: Dims over which the same work is done again, such as batch and heads: the safe
+            kernels are certified at few of these, and ragged extents of the others. None: the
+            first dims, but for the last three. Small sets have few of them, rather than few
+            steps of what the kernel does in turn.
         serial_dims: Those that the definition in fp32 walks along step by step (time): every step
             is a few launches, so that small sets are short.
+        slow_peers: Names of peers that are run only when asked for, or profiled: a tune would wait
+            for them.
     """
 
     name: str
@@ -91,8 +95,9 @@ class Operator:
     ) = None
     aliases: tuple[str, ...] = ()
     slab_dim: str | None = None
-    parallel_dims: tuple[str, ...] = ()
+    repeats: tuple[str, ...] = ()
     serial_dims: tuple[str, ...] = ()
+    slow_peers: tuple[str, ...] = ()
 
     def default_problems(self, pass_name: str, on_host: bool) -> tuple[str, ...]:
         """The problems that a pass is tuned for unless told otherwise."""

@@ -424,6 +424,6 @@ OPERATOR = Operator(
     scale=scale,
     aliases=("lmha", "causal_dot_product"),
     slab_dim="B",
-    parallel_dims=("H",),
+    repeats=("B", "H"),
     serial_dims=("T",),
 )

@@ -10,7 +10,7 @@ looked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -19,13 +19,13 @@ from kgen.model.artifact import Artifact, BuildFailure, Rendered
 from kgen.model.problem import Problem, with_dims
 from kgen.model.record import Fate, Record
 from kgen.tune.request import SafeResult
-from kgen.worker import HostProver, Proof, Session, TrialOutcome, with_proof
+from kgen.worker import HostProver, Proof, Session, Trial, TrialOutcome, with_proof
 
-# Small, and ragged in every power of two: the safe variant is judged on correctness alone. Of an
-# operator with many dims the first are smaller still: work grows with the product.
+# Small, and ragged in every power of two: the safe variant is judged on correctness alone. Dims
+# over which the same work is done again are smaller still: work grows with the product.
 SAFE_EXTENT = 67
 FEW = 3
-RAGGED_DIMS = 3
+RAGGED_DIMS = 3  # the last ones, of an operator that does not say which dims repeat its work
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class _Claim:
         """The combination."""
         return dict(self.problem.dtypes)
 
+    @property
+    def needs_a_run(self) -> bool:
+        """Whether it was built, and no journal has its certificate."""
+        return self.artifact is not None and self.known is None
+
 
 class SafeCertificates:
     """The safe config for each dtype combination that is certified: run on the device at once,
@@ -60,7 +65,14 @@ class SafeCertificates:
         """
         # Builds and host runs go on side by side, so all start before the first is waited for.
         self._session = session
-        self._claims = [_certified(session, prover, claim) for claim in _built(session)]
+        claims = [_looked_up(session, claim) for claim in _built(session)]
+        outcomes = _outcomes(session, prover, [c for c in claims if c.needs_a_run])
+        self._claims = [
+            _with_proof_started(session, prover, replace(c, outcome=next(outcomes)))
+            if c.needs_a_run
+            else c
+            for c in claims
+        ]
         self._results: tuple[SafeResult, ...] | None = None
 
     @property
@@ -80,14 +92,14 @@ class SafeCertificates:
 
 
 def _built(session: Session) -> list[_Claim]:
-    signature = session.entry.operator.signature
+    operator = session.entry.operator
+    signature = operator.signature
     variant = session.entry.space.safe_variant(session.pass_name)
     config = variant.safe
     assert config is not None
-    few = len(signature.dims) - RAGGED_DIMS
+    few = operator.repeats or [d.name for d in signature.dims[:-RAGGED_DIMS]]
     dims = tuple(
-        (d.name, max(FEW if i < few else SAFE_EXTENT, d.smallest))
-        for i, d in enumerate(signature.dims)
+        (d.name, max(FEW if d.name in few else SAFE_EXTENT, d.smallest)) for d in signature.dims
     )
     problems = [
         with_dims(Problem(dims, tuple(d.items())), {}, signature)
@@ -140,29 +152,56 @@ def _shown(
     return shown
 
 
-def _certified(session: Session, prover: HostProver, claim: _Claim) -> _Claim:
-    """Find the claim's certificate, or make it and start the host run."""
+def _looked_up(session: Session, claim: _Claim) -> _Claim:
+    """Find the claim's certificate in the journal."""
+    if claim.artifact is None:
+        return claim
+    known = (
+        r
+        for r in session.journal.read()
+        if r.key == claim.key and r.fate is Fate.VERIFIED and r.evidence is not None
+    )
+    return replace(claim, known=next(known, None))
+
+
+def _outcomes(
+    session: Session, prover: HostProver, claims: Sequence[_Claim]
+) -> Iterator[TrialOutcome]:
+    """Run the claims: one after the other on a GPU. On the host they get what a GPU's have there,
+    small inputs and two orders of threads, on all cores: nothing is timed at this point.
+    """
     variant = session.entry.space.safe_variant(session.pass_name)
     config = variant.safe
     assert config is not None
-    if claim.artifact is None:
+    on_host = session.gpu.is_host
+    trials = []
+    for claim in claims:
+        assert claim.artifact is not None
+        trials.append(
+            Trial(
+                session.pass_name,
+                claim.problem,
+                session.candidate(config, claim.artifact),
+                level="host" if on_host else "certify",
+                measure=False,
+                orders=(0, 1) if on_host else (0,),
+            )
+        )
+    if on_host:
+        running = [prover.trial(trial) for trial in trials]
+        return iter([trial.result() for trial in running])
+    return map(session.worker.trial, trials)
+
+
+def _with_proof_started(session: Session, prover: HostProver, claim: _Claim) -> _Claim:
+    variant = session.entry.space.safe_variant(session.pass_name)
+    config = variant.safe
+    assert config is not None
+    assert claim.outcome is not None
+    if claim.outcome.fate is not Fate.VERIFIED or not claim.shows_a_pair or session.gpu.is_host:
         return claim
-    known = next(
-        (
-            r
-            for r in session.journal.read()
-            if r.key == claim.key and r.fate is Fate.VERIFIED and r.evidence is not None
-        ),
-        None,
-    )
-    if known is not None:
-        return replace(claim, known=known)
-    candidate = session.candidate(config, claim.artifact)
-    outcome = session.run(candidate, claim.problem, level="certify", measure=False)
-    proof = None
-    if outcome.fate is Fate.VERIFIED and claim.shows_a_pair and not session.gpu.is_host:
-        proof = prover.start(claim.rendered, variant, config, session.pass_name, claim.problem)
-    return replace(claim, outcome=outcome, proof=proof)
+    proof = prover.start(claim.rendered, variant, config, session.pass_name, claim.problem)
+    return replace(claim, proof=proof)
 
 
 def _settled(session: Session, claim: _Claim) -> SafeResult:

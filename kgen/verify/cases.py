@@ -230,7 +230,7 @@ class Schedule:
             free = [n for n, low in smallest.items() if n not in constants and extents[n] > low]
             if not free:
                 break
-            repeated = [n for n in free if n in self.operator.parallel_dims and extents[n] > FEW]
+            repeated = [n for n in free if n in self.operator.repeats and extents[n] > FEW]
             largest = max(repeated or free, key=lambda name: extents[name])
             dims[largest] = max(smallest[largest], extents[largest] // 2)
         return tuple(dims.items())

@@ -10,6 +10,8 @@ from kgen.worker.messages import (
     Probe,
     ProbeOutcome,
     Setup,
+    Trace,
+    TraceOutcome,
     Trial,
     TrialOutcome,
 )
@@ -30,6 +32,8 @@ __all__ = [
     "Proof",
     "Session",
     "Setup",
+    "Trace",
+    "TraceOutcome",
     "Trial",
     "TrialOutcome",
     "WorkerHandle",

@@ -20,14 +20,19 @@ from kgen.worker.messages import (
     ProbeOutcome,
     Request,
     Setup,
+    Trace,
+    TraceOutcome,
     Trial,
     TrialOutcome,
 )
 
-Outcome = TypeVar("Outcome", ProbeOutcome, PeerNamesOutcome, TrialOutcome, FinalsOutcome)
+Outcome = TypeVar(
+    "Outcome", ProbeOutcome, PeerNamesOutcome, TrialOutcome, FinalsOutcome, TraceOutcome
+)
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network file system is slow
 TRIAL_TIMEOUT_S = 30.0
+TRACE_TIMEOUT_S = 900.0  # peers compile, and a slow one leaves the profiler many events to sort
 MAX_RESTARTS_IN_A_ROW = 3
 
 
@@ -153,6 +158,17 @@ class WorkerHandle:
             raise WorkerError(
                 f"timing the finalists of {finals.problem} failed: {problem}"
             ) from None
+
+    def trace(self, request: Trace) -> TraceOutcome:
+        """Trace a candidate and peers.
+
+        Raises:
+            WorkerError: If the worker died or hung over it, or the trace cannot be written.
+        """
+        try:
+            return self._ask(request, TraceOutcome, TRACE_TIMEOUT_S)
+        except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
+            raise WorkerError(f"profiling {request.finals.problem} failed: {problem}") from None
 
     def abort(self) -> None:
         """Kill the worker whatever it does, and start no other. From any thread: whoever waits for

@@ -11,6 +11,7 @@ from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.model.record import COLD, Evidence, Fate, OutputAccuracy, Timing
 from kgen.model.space import Variant
+from kgen.model.traced import Traced
 
 Level = Literal["trial", "certify", "host"]
 
@@ -185,6 +186,33 @@ class FinalsOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Trace:
+    """Trace one candidate and the peers, one after the other, under torch.profiler.
+
+    Attributes:
+        finals: What to run: the one candidate, the peers (None: also those that are timed on
+            request only), the library if its function is to be traced too.
+        path: Where the trace goes.
+    """
+
+    finals: Finals
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOutcome:
+    """What the trace says.
+
+    Attributes:
+        traced: Ours first, then the library's function, then the peers that ran.
+        peer_errors: Why a peer did not run.
+    """
+
+    traced: tuple[Traced, ...]
+    peer_errors: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """An error that the worker caught.
 
@@ -201,4 +229,4 @@ class Failure:
     refused: bool = False
 
 
-Request = Probe | PeerNames | Trial | Finals
+Request = Probe | PeerNames | Trial | Finals | Trace

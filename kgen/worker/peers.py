@@ -19,6 +19,8 @@ def peer_calls(
     finals: Finals,
     sets: Sequence[Tensors],
     synchronize: Callable[[], None],
+    *,
+    slow: bool = False,
 ) -> tuple[dict[str, Sequence[Call]], dict[str, str]]:
     """Make one call per buffer set of each wanted peer.
 
@@ -27,6 +29,7 @@ def peer_calls(
         finals: Says which are wanted.
         sets: Inputs by name.
         synchronize: Waits for the device.
+        slow: Whether all peers means the slow ones, too.
     Returns:
         The calls of those that work, by name, and why the others do not.
     """
@@ -38,7 +41,8 @@ def peer_calls(
     # On a machine without a GPU, compiling a peer warns that it found no CUDA runtime.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     for name, peer in operator.peers(finals.pass_name).items():
-        if finals.peers is not None and name not in finals.peers:
+        left_out = () if slow else operator.slow_peers
+        if name in left_out if finals.peers is None else name not in finals.peers:
             continue
         calls = [_peer_call(peer, tensors, scalars) for tensors in sets]
         try:

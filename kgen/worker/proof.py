@@ -108,6 +108,10 @@ class HostProver:
         claim = _Claim(rendered, variant, config, pass_name, problem)
         return self._pool.submit(self._prove, claim)
 
+    def trial(self, trial: Trial) -> Future[TrialOutcome]:
+        """Run a trial of the host's own build in the background, beside others."""
+        return self._pool.submit(self._run, trial)
+
     def close(self) -> None:
         """Drop what waits and end what runs: Ctrl-C need not wait for a sanitized build."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -38,10 +38,13 @@ from kgen.worker.messages import (
     PeerNamesOutcome,
     ProbeOutcome,
     Setup,
+    Trace,
+    TraceOutcome,
     Trial,
     TrialOutcome,
 )
 from kgen.worker.peers import peer_calls
+from kgen.worker.tracing import KERNEL, LIBRARY_CALL, traced
 
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[], None]
@@ -136,7 +139,7 @@ class Runner:
         try:
             with _one_thread(self._device.torch_device):
                 verdict = self._verify(fixture, module, trial)
-            evidence = None if trial.level == "trial" else _evidence(trial, seed, verdict)
+            evidence = None if trial.level == "trial" else self._evidence(trial, seed, verdict)
             if not verdict.ok:
                 return TrialOutcome(
                     Fate.WRONG, verdict.reason, None, verdict.accuracy, evidence=evidence
@@ -209,6 +212,34 @@ class Runner:
             for module in modules:
                 module.close()
 
+    def trace(self, request: Trace) -> TraceOutcome:
+        """Trace the candidate, the library's function and the operator's peers.
+
+        Raises:
+            StorageError: If the trace cannot be written.
+        """
+        finals = request.finals
+        self._fixture_for(finals.pass_name, finals.problem).release()
+        (candidate,) = finals.candidates
+        module = self._device.load(candidate.artifact)
+        try:
+            kernel = self._calls(module, candidate, finals.pass_name, finals.problem)
+            synchronize = self._device.synchronize
+            peers, errors = peer_calls(
+                self._operator, finals, self._sets, synchronize, slow=True
+            )
+            library: list[Call] = []
+            if finals.library:
+                library = library_calls(
+                    Path(finals.library), self._operator, finals.pass_name, self._sets
+                )
+                library[0]()  # what it prepares at its first call is not of a call's time
+            contenders = {KERNEL: kernel, **({LIBRARY_CALL: library} if library else {}), **peers}
+            return traced(contenders, errors, self._device.torch_device, request.path, synchronize)
+        finally:
+            self._device.synchronize()
+            module.close()
+
     def _compare(
         self, entrants: Mapping[str, Sequence[Call]]
     ) -> tuple[Comparison, dict[str, str]]:
@@ -261,7 +292,7 @@ class Runner:
                 constants=candidate.variant.constants,
                 seed=trial.seeds[1] if trial.seeds else None,
                 bitwise=not candidate.variant.nondeterministic,
-                launches=_launches(trial),
+                launches=self._launches(trial),
             )
         except (RuntimeError, MemoryError) as problem:
             if not is_out_of_memory(problem):
@@ -273,6 +304,23 @@ class Runner:
                 f"  {str(problem).splitlines()[0]}\n"
                 "  choose a smaller problem, or a larger --device-memory"
             ) from None
+
+    def _evidence(self, trial: Trial, seed: int, verdict: Verdict) -> Evidence:
+        return Evidence(
+            seed=seed,
+            tried=tuple(Tried(*each) for each in zip(verdict.cases, verdict.seeds, strict=True)),
+            skipped=verdict.skipped,
+            launches=self._launches(trial),
+            bitwise=not trial.candidate.variant.nondeterministic,
+        )
+
+    def _launches(self, trial: Trial) -> int:
+        if trial.orders:
+            return len(trial.orders)
+        # In the same order of threads a CPU computes the same bits: the second launch shows what
+        # the first left behind, a third would show nothing.
+        on_host = isinstance(self._device, HostDevice)
+        return min(2, LAUNCHES[trial.level]) if on_host else LAUNCHES[trial.level]
 
     def _memory_refusal(self, trial: Trial) -> str:
         """Why the candidate's scratch memory cannot be had; empty if it can."""
@@ -418,20 +466,6 @@ class Runner:
             )
             self._current = wanted
         return self._fixture
-
-
-def _evidence(trial: Trial, seed: int, verdict: Verdict) -> Evidence:
-    return Evidence(
-        seed=seed,
-        tried=tuple(Tried(*each) for each in zip(verdict.cases, verdict.seeds, strict=True)),
-        skipped=verdict.skipped,
-        launches=_launches(trial),
-        bitwise=not trial.candidate.variant.nondeterministic,
-    )
-
-
-def _launches(trial: Trial) -> int:
-    return len(trial.orders) or LAUNCHES[trial.level]
 
 
 def _torch_dtype(problem: Problem, name: str) -> torch.dtype:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kgen.bench import Choice, Climb, Contest, climb, run_contest
+from kgen.bench import Choice, Climb, Contest, Profile, climb, run_contest, run_profile
 from kgen.build import Compiler
 from kgen.catalogue import Entry
 from kgen.errors import CatalogueError, RecordError, SpaceError, suggest
@@ -38,6 +38,8 @@ class BenchJob:
         paths: The `--path` folders, for the worker.
         against: Names of peers; None: all.
         ladder: Whether to run the published ladder instead of the contest with peers.
+        trace: Where a profile's trace goes; given, a profile is made instead of the contest. With
+            several problems, pass and number go into each file's name.
         tune_options: What a `kgen tune` command needs besides operator, GPU, pass and problem to
             fill this very report.
         on_result: Called with every result as it comes.
@@ -54,8 +56,9 @@ class BenchJob:
     paths: tuple[str, ...]
     against: tuple[str, ...] | None
     ladder: bool
+    trace: Path | None
     tune_options: tuple[str, ...]
-    on_result: Callable[[Contest | Climb], None]
+    on_result: Callable[[Contest | Climb | Profile], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class BenchReport:
         environment: Where it was measured; the keys are those of a tuning report.
         contests: Our kernels beside their peers.
         ladders: Published ladders.
+        profiles: Kernels and peers under torch.profiler.
     """
 
     operator: str
@@ -75,6 +79,7 @@ class BenchReport:
     environment: Environment
     contests: tuple[Contest, ...]
     ladders: tuple[Climb, ...]
+    profiles: tuple[Profile, ...] = ()
     schema: int = SCHEMA
 
 
@@ -102,6 +107,7 @@ def run_bench(job: BenchJob) -> BenchReport:
     tuned = load_report(tuned_path) if tuned_path.exists() and not job.ladder else None
     contests: list[Contest] = []
     ladders: list[Climb] = []
+    profiles: list[Profile] = []
     setup = Setup(operator, job.paths, job.gpu, job.ordinal, job.seed)
     with WorkerHandle(setup) as worker:
         if job.against is not None:
@@ -115,14 +121,33 @@ def run_bench(job: BenchJob) -> BenchReport:
                     steps = [s for s in space.ladder if s.pass_name == session.pass_name]
                     ladders.append(climb(session, problem, steps, copy_gbps))
                     job.on_result(ladders[-1])
+                elif job.trace is not None:
+                    profiles.append(_profile(job, session, problem, tuned, len(profiles)))
+                    job.on_result(profiles[-1])
                 else:
                     choice = _choice(job, session.pass_name, problem, tuned)
                     contests.append(run_contest(session, problem, choice, job.against, copy_gbps))
                     job.on_result(contests[-1])
     facts = sessions[0].environment
-    seen = [c.clocks for c in contests] + [c.clocks for c in ladders]
+    seen = [{}, *(c.clocks for c in contests), *(c.clocks for c in ladders)]
     environment = environment_of(facts, job.compiler, copy_gbps, seen[-1])
-    return BenchReport(operator, job.gpu.name, environment, tuple(contests), tuple(ladders))
+    return BenchReport(
+        operator, job.gpu.name, environment, tuple(contests), tuple(ladders), tuple(profiles)
+    )
+
+
+def _profile(
+    job: BenchJob, session: Session, problem: Problem, tuned: Report | None, index: int
+) -> Profile:
+    assert job.trace is not None
+    choice = _choice(job, session.pass_name, problem, tuned)
+    path = job.trace
+    if sum(len(job.problems[p]) for p in job.passes) > 1:
+        stem, _, suffixes = path.name.partition(".")
+        path = path.with_name(f"{stem}.{session.pass_name}-{index + 1}.{suffixes or 'json'}")
+    # Rows of the library follow the report: what is tuned there is served there.
+    library = job.reports.parents[2] if choice.origin == "tuned" else None
+    return run_profile(session, problem, choice, job.against, path, library)
 
 
 def write_bench(path: str | Path, report: BenchReport) -> None:

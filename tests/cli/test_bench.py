@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -119,12 +120,30 @@ def test_the_published_ladder(tmp_path: Path) -> None:
     assert not (tmp_path / "generated").exists()
 
 
+def test_a_profile(tuned: Path) -> None:
+    problems = ("--problem", TUNED, "--problem", UNTUNED)
+    more = ("--profile", "--trace", "t/mine.pt.trace.json", "--yaml", "p.yaml")
+    done = softmax("bench", *problems, "--against", "eager", *more, cwd=tuned)
+    assert done.returncode == 0, done.stderr
+    first, second = load_bench(tuned / "p.yaml").profiles
+    # What was tuned is served by the library, whose function is traced beside its kernel.
+    assert [c.name for c in first.contenders] == ["kgen", "kgen_ops", "eager"]
+    assert [c.name for c in second.contenders] == ["kgen", "eager"]
+    assert first.trace == "t/mine.forward-1.pt.trace.json"
+    for profile in (first, second):
+        events = json.loads((tuned / profile.trace).read_text())["traceEvents"]
+        assert "contender: eager" in {event.get("name") for event in events}
+        assert f"trace: {profile.trace}" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
         (["--op", "rmsnorm", "--against", "eagre"], "did you mean 'eager'"),
         (["--op", "rmsnorm", "--against", "eager,"], "is no list of names"),
         (["--op", "rmsnorm", "--against", "eager", "--ladder"], "not allowed with"),
+        (["--op", "rmsnorm", "--profile", "--ladder"], "ask for one at a time"),
+        (["--op", "rmsnorm", "--trace", "x.json"], "add --profile"),
         (["--op", "softmax", "--path", str(SOFTMAX), "--ladder"], "declares no ladder of forward"),
     ],
 )

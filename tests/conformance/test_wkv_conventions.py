@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from test_host import all_variants, run_configs, spread
+from test_host import BY_RANK, SHUFFLED, all_variants, run_configs, spread
 
 from kgen.catalogue import open_catalogue
 from kgen.model.problem import parse_problem
@@ -27,5 +27,6 @@ def test_conventions(operator: str, pass_name: str, name: str) -> None:
     variant = entry.space.variant(pass_name, name)
     problem = parse_problem(PROBLEMS[operator], entry.operator.signature)
     (config,) = spread(variant, entry.operator.signature, problem, count=1)
-    ((_, _, outcome),) = run_configs(entry, variant, "host", [(problem, config)])
+    orders = (BY_RANK, SHUFFLED)
+    ((_, _, outcome),) = run_configs(entry, variant, "host", [(problem, config)], orders)
     assert outcome.fate is Fate.VERIFIED, f"{config.label}\n{outcome.reason}"

@@ -170,32 +170,35 @@ def real_kernels(
     return winners, safe
 
 
-def _all_or_none(fields: Sequence[str]) -> Callable[[dict[str, str]], bool]:
-    """Of the combinations those where all of these optional tensors are there, or none is."""
-    return lambda dtypes: len({dtypes[f"{name}_dtype"] for name in fields}) == 1
-
-
-def _one_dtype(dtypes: dict[str, str]) -> bool:
-    """fp32 without states and with, bf16 without: three of wkv's combinations, and in fp32 packed
-    sequences, and without states the forms of w that are not the default.
+def _wkv(dtypes: dict[str, str]) -> bool:
+    """fp32 with any states, and any form of w or packed sequences; bf16 without any of these, with
+    w and u in bf16, and w in fp32.
     """
+    kinds = {dtypes["dtype"], dtypes["u_dtype"]}
+    packed, log = dtypes["cu_seqlens_dtype"] != "none", dtypes["decay_form"] == "log"
+    if kinds == {"fp32"}:
+        return dtypes["w_dtype"] == "fp32" and (log or not packed)
     states = {dtypes["initial_state_dtype"], dtypes["final_state_dtype"]}
-    kinds = {dtypes["dtype"], dtypes["w_dtype"], dtypes["u_dtype"]}
-    if dtypes["cu_seqlens_dtype"] != "none":
-        return kinds == {"fp32"} and len(states) == 1 and dtypes["decay_form"] == "log"
-    if dtypes["decay_form"] != "log":
-        return kinds == {"fp32"} and states == {"none"}
-    return len(states) == 1 and (kinds == {"fp32"} or (kinds == {"bf16"} and states == {"none"}))
+    return kinds == {"bf16"} and states == {"none"} and log and not packed
+
+
+def _linear_attention(dtypes: dict[str, str]) -> bool:
+    """All optional tensors or none, and in fp32 what comes with a state, a key sum or a norm."""
+    def there(name: str) -> bool:
+        return dtypes[f"{name}_dtype"] != "none"
+
+    optional = [name.removesuffix("_dtype") for name in dtypes
+                if name not in ("dtype", "product_dtype")]
+    if len({there(name) for name in optional}) == 1:
+        return True
+    if dtypes["dtype"] != "fp32" or dtypes["product_dtype"] != "fp32":
+        return False
+    # A key sum is of use beside a norm alone.
+    return there("norm") or not (there("initial_key_sum") or there("final_key_sum"))
 
 
 # Operators whose own safe kernels the library has, too.
-REAL = {
-    "wkv5": _one_dtype,
-    "wkv6": _one_dtype,
-    "linear_attention": _all_or_none(
-        ("initial_state", "initial_key_sum", "final_state", "final_key_sum", "norm")
-    ),
-}
+REAL = {"wkv5": _wkv, "wkv6": _wkv, "linear_attention": _linear_attention}
 
 
 EmitInto = Callable[[Path, Sequence[Winner]], Emitted]

@@ -20,6 +20,7 @@ from kgen.bench import (
     print_climb,
     print_contest,
     run_contest,
+    run_profile,
 )
 from kgen.build import open_compiler
 from kgen.catalogue import open_catalogue, profile_named
@@ -157,6 +158,32 @@ def test_no_step_stands_in_for_a_refused_first_one(session: Session, runner: Wat
     alone = climb(session, problem("M=9,N=67,dtype=bf16"), steps[:1], 10.0)
     assert alone.rungs[0].refused
     assert len(runner.timed) == 1
+
+
+def test_a_profile_verifies_first_and_runs_slow_peers_too(
+    session: Session, runner: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.pt.trace.json"
+    slow = replace(ENTRY.operator, slow_peers=("eager",))
+    monkeypatch.setattr(runner, "_operator", slow)
+    small = problem("M=9,N=64,dtype=fp32")
+    ran = run_profile(session, small, safe_choice(), None, path)
+    assert [c.name for c in ran.contenders][:2] == ["kgen", "eager"]
+    assert ran.contenders[1].largest.startswith("aten::")
+    assert not ran.on_gpu
+    assert path.exists()
+    assert runner.certified == [safe_choice().config]
+    # A tune's comparison leaves it out unless it is named.
+    assert "eager" not in [
+        p.name for p in run_contest(session, small, safe_choice(), None, 10.0).peers
+    ]
+    named = run_contest(session, small, safe_choice(), ("eager",), 10.0)
+    assert [p.name for p in named.peers] == ["eager"]
+    runner.verdict = TrialOutcome(Fate.WRONG, "y is wrong")
+    path.unlink()
+    with pytest.raises(BenchError):
+        run_profile(session, small, safe_choice(), None, path)
+    assert not path.exists()
 
 
 TIMING = Timing(987.0, 986.4, 987.7, 41, "graph of 2, cold L2")

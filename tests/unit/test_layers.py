@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"catalogue"},
     {"operators"},
     {"model"},
-    {"errors", "assets", "runtime"},
+    {"errors", "assets", "runtime", "compat"},
 ]
 RANK = {name: i for i, row in enumerate(LAYERS) for name in row}
 # `assets` raises kgen's errors; both are leaves.
@@ -94,8 +94,11 @@ def test_function_level_imports_are_of_heavy_packages(path: Path) -> None:
                 assert top in HEAVY or name in LATE, f"line {node.lineno}: {name}"  # type: ignore[attr-defined]
 
 
-def test_runtime_is_self_contained() -> None:
-    """kgen/runtime is copied verbatim into the generated library."""
-    for path in (ROOT / "runtime").glob("*.py"):
+@pytest.mark.parametrize("package", ["runtime", "compat"])
+def test_what_is_copied_is_self_contained(package: str) -> None:
+    """These are copied verbatim into the generated library."""
+    paths = sorted((ROOT / package).glob("*.py"))
+    assert paths
+    for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             assert not any(n.split(".")[0] == "kgen" for n in imported(node)), path

@@ -1,0 +1,148 @@
+"""Traces by torch.profiler: contenders one after the other, each in a stretch of its own."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from kgen.measure.sampler import Call, on
+from kgen.model.traced import Traced
+
+# Long against the profiler's own cost of a call, short against a trace that a browser opens.
+_STRETCH_MS = 20.0
+_CALLS = (3, 50)
+# Between two stretches: more than clocks of GPU and CPU may disagree by.
+_PAUSE_S = 0.002
+_MARK = "contender: "
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a trace.
+
+    Attributes:
+        name: A stretch's, a kernel's, or an operator's.
+        start_us, end_us: On the clock of the trace.
+        own_us: Without what other events inside it took.
+        on_device: Whether it ran on a GPU.
+    """
+
+    name: str
+    start_us: float
+    end_us: float
+    own_us: float
+    on_device: bool
+
+
+def trace(
+    contenders: Mapping[str, Sequence[Call]],
+    device: torch.device,
+    path: Path,
+    synchronize: Callable[[], None],
+) -> tuple[Traced, ...]:
+    """Run the contenders under torch.profiler and keep the trace.
+
+    Args:
+        contenders: Calls by name, one per buffer set; they have run before.
+        device: Where they run. On a CPU its operators stand for kernels.
+        path: Where the trace goes, as Chrome's JSON.
+        synchronize: Waits for the device.
+    Returns:
+        One entry per contender, in their order.
+    Raises:
+        OSError: If the trace cannot be written.
+    """
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with on(device):
+        counts = {name: _enough(calls, synchronize) for name, calls in contenders.items()}
+        with profile(activities=activities):  # the first one loads what profilers need
+            next(iter(contenders.values()))[0]()
+            synchronize()
+        with profile(activities=activities) as found:
+            for name, calls in contenders.items():
+                time.sleep(_PAUSE_S)
+                with record_function(_MARK + name):
+                    for i in range(counts[name]):
+                        calls[i % len(calls)]()
+                    synchronize()
+            time.sleep(_PAUSE_S)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found.export_chrome_trace(str(path))
+    return summary(list(_events(found)), counts, on_gpu)
+
+
+def summary(
+    events: Sequence[Event], counts: Mapping[str, int], on_gpu: bool
+) -> tuple[Traced, ...]:
+    """What a trace says of each contender.
+
+    An event belongs to the stretch that its middle lies in.
+
+    Args:
+        events: All of the trace.
+        counts: Calls of each contender, in their order.
+        on_gpu: Whether kernels of a GPU are counted, or else operators of the CPU.
+    """
+    stretches = {
+        event.name.removeprefix(_MARK): event
+        for event in events
+        if event.name.startswith(_MARK) and not event.on_device
+    }
+    return tuple(
+        _traced(name, calls, stretches[name], events, on_gpu) for name, calls in counts.items()
+    )
+
+
+def _traced(
+    name: str, calls: int, stretch: Event, events: Sequence[Event], on_gpu: bool
+) -> Traced:
+    took: dict[str, float] = defaultdict(float)
+    kernels = 0
+    for event in events:
+        middle = (event.start_us + event.end_us) / 2
+        # A GPU has a copy of every stretch, which is no kernel.
+        if (
+            event.on_device == on_gpu
+            and not event.name.startswith(_MARK)
+            and stretch.start_us <= middle <= stretch.end_us
+        ):
+            took[event.name] += event.own_us
+            kernels += 1
+    largest = max(took, key=lambda key: took[key], default="")
+    return Traced(
+        name=name,
+        calls=calls,
+        end_to_end_us=(stretch.end_us - stretch.start_us) / calls,
+        kernels=kernels / calls,
+        busy_us=sum(took.values()) / calls,
+        largest=largest,
+        largest_us=took[largest] / calls if largest else 0.0,
+    )
+
+
+def _enough(calls: Sequence[Call], synchronize: Callable[[], None]) -> int:
+    """How many calls fill a stretch."""
+    synchronize()
+    started = time.perf_counter()
+    calls[0]()
+    synchronize()
+    took_ms = max((time.perf_counter() - started) * 1e3, 1e-6)
+    least, most = _CALLS
+    return max(least, min(most, round(_STRETCH_MS / took_ms)))
+
+
+def _events(found: Any) -> Iterator[Event]:
+    for event in found.events():
+        span = event.time_range
+        on_device = event.device_type.name != "CPU"
+        took = span.end - span.start
+        own = took if on_device else event.self_cpu_time_total
+        yield Event(event.name, span.start, span.end, own, on_device)

@@ -1,0 +1,38 @@
+"""The contenders of a profile, traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from kgen.errors import StorageError
+from kgen.measure.sampler import Call
+from kgen.measure.trace import trace
+from kgen.worker.messages import TraceOutcome
+
+KERNEL = "kgen"  # launched as it is timed
+LIBRARY_CALL = "kgen_ops"  # as a user calls it
+
+
+def traced(
+    contenders: Mapping[str, Sequence[Call]],
+    errors: Mapping[str, str],
+    device: torch.device,
+    path: str,
+    synchronize: Callable[[], None],
+) -> TraceOutcome:
+    """Trace contenders, which have run before.
+
+    Raises:
+        StorageError: If the trace cannot be written.
+    """
+    try:
+        found = trace(contenders, device, Path(path), synchronize)
+    except (OSError, RuntimeError) as problem:  # the profiler's own writer raises the latter
+        raise StorageError(
+            f"{path}: no trace can be recorded and written there: {problem}\n"
+            "  choose another file with --trace"
+        ) from None
+    return TraceOutcome(found, dict(errors))
