@@ -58,7 +58,7 @@ public:
                                float scale)
         : tensors_(tensors), first_(first), left_(left), scale_(scale) {
         // Shared memory: T v, g[Chunk][kRowStride]; float decays, of_r, read[kSubs][kSub],
-        // of_k[kSubs][kWideSub], all, across, gu[, gw][kSubs][kKeys]; then G [kKeys][kStateStride], or
+        // of_k[kSubs][kWideSub], all, inner, gu[, gw][kSubs][kKeys]; then G [kKeys][kStateStride], or
         // products[kSubs][kProducts], sums[kSubs][kSums].
         v_ = dynamic_smem<T>();
         g_ = v_ + C::kChunk * kRowStride;
@@ -67,8 +67,8 @@ public:
         read_ = of_r_ + kSubs * kSub;
         of_k_ = read_ + kSubs * kSub;
         all_ = of_k_ + kSubs * kWideSub;
-        across_ = all_ + kSubs * kKeys;
-        gu_ = across_ + kSubs * kKeys;
+        inner_ = all_ + kSubs * kKeys;
+        gu_ = inner_ + kSubs * kKeys;
         gw_ = gu_ + kSubs * kKeys;
         gradient_ = C::kPerStep ? gw_ : gw_ + kSubs * kKeys;
         products_ = gradient_;
@@ -176,7 +176,7 @@ private:
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int key = sub * kKeys + key0_ + lane.g + 8 * half;
-                if (lane.q == 0) across_[key] = inner[half] * all_[key];
+                if (lane.q == 0) inner_[key] = inner[half];
             }
             back.read(rows_of(v_, sub), kRowStride, out);
             if (sub > 0)
@@ -236,7 +236,7 @@ private:
 
     // n of each 16 steps, with the scale.
     KGEN_DEVICE void multiply_rows() const {
-        constexpr int kDeep = 32;  // values of a chain
+        constexpr int kDeep = 16;  // values of a chain
         const MmaLane lane = mma_lane();
 #pragma unroll 1
         for (int sub = thread_rank() / kWarpSize; sub < kSubs; sub += kWarps) {
@@ -280,7 +280,6 @@ private:
         const int left = left_ - sub * kSubSteps;
 
         KeySteps x;
-        float product = 1.0f;
 #pragma unroll
         for (int i = 0; i < kSubSteps; ++i) {
             const bool there = used && i < left;
@@ -288,18 +287,11 @@ private:
             x.r[i] = there ? to_float(tensors_.r.at(first + i)[key]) : 0.0f;
             x.k[i] = there ? to_float(tensors_.k.at(first + i)[key]) : 0.0f;
             x.d[i] = decays_[place];
-            x.of_r[i] = used ? read_[place] * product : 0.0f;
-            x.of_k[i] = used ? of_r_[place] : 0.0f;
-            product *= x.d[i];
-        }
-        product = 1.0f;
-#pragma unroll
-        for (int i = kSubSteps - 1; i >= 0; --i) {
-            x.of_k[i] *= product;
-            product *= x.d[i];
+            x.read[i] = read_[place];
+            x.back[i] = of_r_[place];
         }
         x.u = used ? to_float(tensors_.u[key]) : 0.0f;
-        x.across = across_[sub * kKeys + column];
+        x.inner = inner_[sub * kKeys + column];
 
         float gw_sum = 0.0f;
         const float gu = step_pairs(
@@ -393,7 +385,7 @@ private:
     int left_;  // steps of the chunk that exist
     float scale_;
     T *v_, *g_;
-    float *decays_, *of_r_, *read_, *of_k_, *all_, *across_, *gu_, *gw_, *gradient_, *products_,
+    float *decays_, *of_r_, *read_, *of_k_, *all_, *inner_, *gu_, *gw_, *gradient_, *products_,
         *sums_;
     int key0_;
 };

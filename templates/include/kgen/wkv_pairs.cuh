@@ -1,18 +1,20 @@
 // What 16 steps of wkv5 and wkv6 owe to each other, on CUDA cores: a lane has a key.
 //
-// With decays d, g = scale * gy, n_sj = v_s . g_j, and within these steps D(s, j) = d_{s+1} ... d_{j-1}:
+// With decays d, g = scale * gy, n_sj = v_s . g_j and D(s, j) = d_{s+1} ... d_{j-1}, all for one key:
 //
-//     gr_j = (what came before) + sum_{s<j} D(s, j) k_s n_sj + n_jj u k_j
-//     gk_s = (what comes behind) + sum_{j>s} D(s, j) r_j n_sj + n_ss u r_s
-//     gw_t = d_t sum_v S_{t-1} G_t, of four parts:
-//            state before the steps * gradient behind them
-//            sum_{s<t} k_s (G behind the steps . v_s)    sum_{j>t} r_j (S before the steps . g_j)
-//            sum_{s<t<j} k_s r_j D(s, j) n_sj
-//     a_js = sum_k r_j k_s D(s, j), a_ss = sum_k r u k: what gv_s takes of g_j, a sum over keys
+//     x_j(t) = S_{t-1} g_j              x_j(t + 1) = d_t x_j(t) + k_t n_tj
+//     gr_j   = x_j(j) + n_jj u k_j
+//     gk_s   = G_s v_s + n_ss u r_s     G_s v_s = sum_{j>s} D(s, j) r_j n_sj + D(s, end) (G v_s)
+//     z_t    = S_{t-1} . G behind all   z_{t+1} = d_t z_t + k_t (G v_t)
+//     gw_t   = d_t S_{t-1} . G_t        S_{t-1} . G_t = sum_{j>t} D(t, j) r_j x_j(t) + D(t, end) z_t
+//     a_js   = r_j k_s D(s, j), a_ss = r u k: their sums over keys are what gv_s takes of g_j
 //
-// Every term is a product of decays that lie between its steps, formed by multiplication alone: there is
-// no bound on decays, no difference of sums, and no term of steps that do not depend on each other. So
-// gw is as good as fp32's however small, and NaN stays where it belongs.
+// where S and G are the key's rows of the state and its gradient, and "behind all" and "end" mean the
+// state behind these steps. Sums with D run from the far end, one decay and one term at a time. So
+// decays meet sums of what they decay, as in the recurrence, and not every term for itself: where terms
+// of neighbouring steps cancel, errors of decays do so as well. Nothing is divided by a decay, no sum
+// is taken off another one, and nothing is added but what a gradient depends on: gw is as good as
+// fp32's however small it is, and NaN stays where it belongs.
 #pragma once
 
 #include "chunk_decay.cuh"
@@ -54,10 +56,10 @@ private:
 // What a lane has of its key before it looks at pairs.
 struct KeySteps {
     float r[kSubSteps], k[kSubSteps], d[kSubSteps];
-    float of_r[kSubSteps];  // gr of each step from the state before all of them
-    float of_k[kSubSteps];  // gk from the gradient behind all of them
+    float read[kSubSteps];  // S g of each, S before all of them
+    float back[kSubSteps];  // G v of each, G behind all of them
     float u;
-    float across;  // the state before * the gradient behind * all decays
+    float inner;  // S . G of these
 };
 
 // products: n [16][stride], read 4 at a time; sums: kPairsPadded. of_step(t, gr, gk, gw) takes a step's
@@ -66,7 +68,7 @@ template <class OfStep>
 KGEN_DEVICE float step_pairs(KeySteps& x, const float* products, int stride, float* sums,
                              OfStep of_step) {
     PairSums pairs(sums);
-    float gu = 0.0f, base = x.across;
+    float gu = 0.0f;
     int index = 0;
 #pragma unroll
     for (int t = 0; t < kSubSteps; ++t) {
@@ -79,31 +81,24 @@ KGEN_DEVICE float step_pairs(KeySteps& x, const float* products, int stride, flo
             for (int i = 0; i < 4; ++i) n[j + i] = four[i];
         }
 
-        // 1. Here of_r[j] has what came before and the steps s < t.
-        float gw = base;
-#pragma unroll
-        for (int j = t + 1; j < kSubSteps; ++j) gw = fma(x.r[j], x.of_r[j], gw);
-        const float bonus = n[t] * x.u;
-        const float gr = fma(bonus, x.k[t], x.of_r[t]);
-        gu = fma(n[t] * x.r[t], x.k[t], gu);
-        base = fma(x.k[t], x.of_k[t], base);
-
-        // 2. From the far end, so that each decay is one multiplication.
-        float behind = 0.0f;
+        // 1. From the far end: gradients of the state and of the key, which stand at step t.
+        float across = x.inner, behind = x.back[t];
 #pragma unroll
         for (int j = kSubSteps - 1; j > t; --j) {
-            const float term = x.r[j] * n[j];
-            behind = j == kSubSteps - 1 ? term : fma(x.d[j], behind, term);
+            across = fma(x.d[j], across, x.r[j] * x.read[j]);
+            behind = fma(x.d[j], behind, x.r[j] * n[j]);
         }
-        const float gk = fma(bonus, x.r[t], x.of_k[t] + behind);
-        of_step(t, gr, gk, gw);
+        const float bonus = n[t] * x.u;
+        gu = fma(n[t] * x.r[t], x.k[t], gu);
+        of_step(t, fma(bonus, x.k[t], x.read[t]), fma(bonus, x.r[t], behind), x.d[t] * across);
 
-        // 3. Step t to all that come behind it.
+        // 2. On to step t + 1.
+        x.inner = fma(x.d[t], x.inner, x.k[t] * x.back[t]);
         pairs.add(index++, x.r[t] * x.u * x.k[t]);
         float decayed = x.k[t];
 #pragma unroll
         for (int j = t + 1; j < kSubSteps; ++j) {
-            x.of_r[j] = fma(decayed, n[j], x.of_r[j]);
+            x.read[j] = fma(x.d[t], x.read[j], x.k[t] * n[j]);
             pairs.add(index++, decayed * x.r[j]);
             decayed *= x.d[j];
         }
