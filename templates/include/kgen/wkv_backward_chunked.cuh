@@ -33,7 +33,7 @@ class ChunkGradients {
     using W = typename C::W;
     using Tile = KeyTile<T, C::kPrecise, C::kTiles>;
     using OfValues = typename ChunkProducts<T, T>::Steps;  // for n: exact products in fp32
-    using OfKeys = Tf32Operands<sizeof(T) == 4>;           // for gv
+    using OfKeys = Tf32Operands<!detail::kIsBf16<T>>;      // for gv, where one TF32 is enough for bf16
     static constexpr int kSubs = C::kChunk / kSubSteps, kKeys = C::kKeys, kValues = C::kValues;
     static constexpr int kWarps = C::kWarps, kThreads = C::kThreads;
     static constexpr int kGroups = ceil_div(kKeys, kWarpSize);  // of keys, one per lane
