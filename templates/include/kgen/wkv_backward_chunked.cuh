@@ -1,0 +1,448 @@
+// The chunked backward pass of wkv5 and wkv6: a block per chunk of steps, all chunks side by side.
+//
+// wkv_state_walk.cuh has put the states at both ends of every chunk into the workspace. From those a
+// block finds the states at every 16th step, again as products of matrices:
+//
+//     1. forward    z_j = S g_j of 16 steps, S before them; then S behind them
+//     2. backward   y_s = G v_s of 16 steps, G behind them; S * G; gv_s = G^T k_s; then G before them
+//     3.            n_sj = v_s . g_j of 16 steps
+//     4.            pairs of steps (wkv_pairs.cuh): gr, gk, gw, and parts of gu
+//     5.            gv, with the pairs' sums over keys
+//
+// A warp has 16 keys and all values of the states. Only gv is a sum over warps: there G goes through
+// shared memory.
+#pragma once
+
+#include "wkv_pairs.cuh"
+#include "wkv_state_walk.cuh"
+
+namespace kgen::wkv {
+
+template <class T, class W, class U>
+struct ChunkTensors {
+    StepRows<const T> gy, r, k, v;
+    StepRows<const W> w;
+    const U* u;
+    StepRows<T> gr, gk, gv;
+};
+
+// C: a ChunkedBackward. of_w(step, key, gw) takes a step's gw, if it is kept per step.
+template <class C, class U>
+class ChunkGradients {
+    using T = typename C::T;
+    using W = typename C::W;
+    using Tile = KeyTile<T, C::kPrecise, C::kTiles>;
+    using OfValues = typename ChunkProducts<T, T>::Steps;  // for n: exact products in fp32
+    using OfKeys = Tf32Operands<!detail::kIsBf16<T>>;      // for gv, where one TF32 is enough for bf16
+    static constexpr int kSubs = C::kChunk / kSubSteps, kKeys = C::kKeys, kValues = C::kValues;
+    static constexpr int kWarps = C::kWarps, kThreads = C::kThreads;
+    static constexpr int kGroups = ceil_div(kKeys, kWarpSize);  // of keys, one per lane
+    static constexpr int kRowStride = chunk_row_stride<T>(kValues);
+    static constexpr int kStride = key_row_stride(kKeys), kSub = key_rows(kStride);
+    // Rows of k with their decays give way to gv.
+    static constexpr int kWideStride = key_row_stride(max(kKeys, kValues));
+    static constexpr int kWideSub = key_rows(kWideStride);
+    static constexpr int kStateStride = kValues + 8;  // of G
+    static constexpr int kProductStride = kSubSteps + 4, kProducts = kSubSteps * kProductStride;
+    static constexpr int kSums = kGroups * kPairsPadded;
+    static constexpr int kOwnTiles = ceil_div(C::kTiles, kWarps);  // of gv
+    static constexpr int kGradient = kKeys * kStateStride;
+
+public:
+    static constexpr int kSmemBytes =
+        2 * C::kChunk * kRowStride * static_cast<int>(sizeof(T)) +
+        4 * (kSubs * (3 * kSub + kWideSub + (C::kPerStep ? 3 : 4) * kKeys) +
+             max(kGradient, kSubs * (kProducts + kSums)));
+
+    KGEN_DEVICE ChunkGradients(const ChunkTensors<T, W, U>& tensors, i64 first, int left,
+                               float scale)
+        : tensors_(tensors), first_(first), left_(left), scale_(scale) {
+        // Shared memory: T v, g[Chunk][kRowStride]; float decays, of_r, read[kSubs][kSub],
+        // of_k[kSubs][kWideSub], all, inner, gu[, gw][kSubs][kKeys]; then G [kKeys][kStateStride], or
+        // products[kSubs][kProducts], sums[kSubs][kSums].
+        v_ = dynamic_smem<T>();
+        g_ = v_ + C::kChunk * kRowStride;
+        decays_ = reinterpret_cast<float*>(g_ + C::kChunk * kRowStride);
+        of_r_ = decays_ + kSubs * kSub;
+        read_ = of_r_ + kSubs * kSub;
+        of_k_ = read_ + kSubs * kSub;
+        all_ = of_k_ + kSubs * kWideSub;
+        inner_ = all_ + kSubs * kKeys;
+        gu_ = inner_ + kSubs * kKeys;
+        gw_ = gu_ + kSubs * kKeys;
+        gradient_ = C::kPerStep ? gw_ : gw_ + kSubs * kKeys;
+        products_ = gradient_;
+        sums_ = products_ + kSubs * kProducts;
+        key0_ = thread_rank() / kWarpSize * 16;
+    }
+
+    // state, gradient: this warp's tiles, before the chunk and behind it. gu_part and gw_part: of the
+    // chunk, [K]; the latter only if w has no steps.
+    template <class OfW>
+    KGEN_DEVICE void find(const float* state, const float* gradient, float* gu_part,
+                          float* gw_part, OfW of_w) const {
+        if constexpr (kValues > C::kV) {
+            for (int i = thread_rank(); i < 2 * C::kChunk * kRowStride; i += kThreads)
+                v_[i] = from_float<T>(0.0f);
+            sync_block();
+        }
+        copy_rows<T, C::kChunk, C::kCopy, kThreads>(v_, kRowStride, tensors_.v, first_, left_,
+                                                    C::kV);
+        copy_rows<T, C::kChunk, C::kCopy, kThreads>(g_, kRowStride, tensors_.gy, first_, left_,
+                                                    C::kV);
+        cp_async_commit();
+        take_decays();
+        cp_async_wait_all();
+        sync_block();
+
+        walk(state, gradient);
+        sync_block();
+        multiply_rows();
+        sync_block();
+#pragma unroll 1
+        for (int unit = thread_rank() / kWarpSize; unit < kSubs * kGroups; unit += kWarps)
+            look_at_pairs(unit / kGroups, unit % kGroups, of_w);
+        sync_block();
+        add_up(gu_part, gw_part);
+        sync_block();
+        write_values();
+    }
+
+private:
+    // Rows of r from the first of 16 steps on and of k up to the last, with their decays; a lane has one
+    // of its warp's keys and 16 steps.
+    KGEN_DEVICE void take_decays() const {
+        const int key = key0_ + lane_id() % 16;
+        const bool used = key < C::kK;
+#pragma unroll 1
+        for (int sub = lane_id() / 16; sub < kSubs; sub += 2) {
+            float r[kSubSteps], k[kSubSteps], d[kSubSteps];
+#pragma unroll
+            for (int i = 0; i < kSubSteps; ++i) {
+                const int step = sub * kSubSteps + i;
+                const bool there = used && step < left_;
+                r[i] = there ? to_float(tensors_.r.at(first_ + step)[key]) : 0.0f;
+                k[i] = there ? to_float(tensors_.k.at(first_ + step)[key]) : 0.0f;
+                d[i] = there ? decay_from(tensors_.w.at(first_ + step)[key]) : 1.0f;
+            }
+            float product = scale_;
+#pragma unroll
+            for (int i = 0; i < kSubSteps; ++i) {
+                decays_[sub * kSub + i * kStride + key] = d[i];
+                of_r_[sub * kSub + i * kStride + key] = r[i] * product;
+                product *= d[i];
+            }
+            product = 1.0f;
+#pragma unroll
+            for (int i = kSubSteps - 1; i >= 0; --i) {
+                of_k_[sub * kWideSub + i * kWideStride + key] = k[i] * product;
+                product *= d[i];
+            }
+            all_[sub * kKeys + key] = product;
+        }
+    }
+
+    KGEN_DEVICE void walk(const float* state, const float* gradient) const {
+        const MmaLane lane = mma_lane();
+        // 1. Forward: z_j where it is read, and the states before each 16 steps but the first.
+        Tile states[kSubs];
+        states[0].load_fragments(state);
+#pragma unroll
+        for (int sub = 0; sub < kSubs; ++sub) {
+            float out[2][4];
+            states[sub].read(rows_of(g_, sub), kRowStride, out);
+            put_steps(read_ + sub * kSub, out, scale_);
+            if (sub + 1 < kSubs)
+                states[sub + 1].advance(states[sub], all_ + sub * kKeys + key0_,
+                                        of_k_ + sub * kWideSub + key0_, kWideStride,
+                                        rows_of(v_, sub), kRowStride);
+        }
+
+        // 2. Backward: y_s takes the place of what r's rows were needed for.
+        Tile back;
+        back.load_fragments(gradient);
+#pragma unroll
+        for (int sub = kSubs - 1; sub >= 0; --sub) {
+#pragma unroll
+            for (int i = 0; i < C::kTiles; ++i)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    *reinterpret_cast<Vec<float, 2>*>(
+                        gradient_ + (key0_ + lane.g + 8 * half) * kStateStride + 8 * i +
+                        2 * lane.q) = {{back.at[i][2 * half], back.at[i][2 * half + 1]}};
+            float inner[2], out[2][4];
+            if (sub == 0) states[0].load_fragments(state);  // again: no registers in between
+            states[sub].inner(back, inner);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int key = sub * kKeys + key0_ + lane.g + 8 * half;
+                if (lane.q == 0) inner_[key] = inner[half];
+            }
+            back.read(rows_of(v_, sub), kRowStride, out);
+            if (sub > 0)
+                back.advance(back, all_ + sub * kKeys + key0_, of_r_ + sub * kSub + key0_, kStride,
+                             rows_of(g_, sub), kRowStride);
+            sync_warp();
+            put_steps(of_r_ + sub * kSub, out, 1.0f);
+            sync_block();
+
+            // gv of the carried gradient, over all warps' keys.
+            float values[kOwnTiles][4];
+#pragma unroll
+            for (int i = 0; i < kOwnTiles; ++i) {
+                const int tile = thread_rank() / kWarpSize + i * kWarps;
+                if (tile < C::kTiles) read_gradient(sub, tile, values[i]);
+            }
+            sync_block();
+#pragma unroll
+            for (int i = 0; i < kOwnTiles; ++i) {
+                const int tile = thread_rank() / kWarpSize + i * kWarps;
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    if (tile < C::kTiles)
+                        *reinterpret_cast<Vec<float, 2>*>(
+                            of_k_ + sub * kWideSub + (lane.g + 8 * half) * kWideStride + 8 * tile +
+                            2 * lane.q) = {{values[i][2 * half], values[i][2 * half + 1]}};
+            }
+        }
+    }
+
+    // sums: (step g, values 8 tile + {2q, 2q + 1}), then the same of step g + 8.
+    KGEN_DEVICE void read_gradient(int sub, int tile, float (&sums)[4]) const {
+        constexpr int kDeep = 4;
+        const MmaLane lane = mma_lane();
+        const float* rows = of_k_ + sub * kWideSub;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[j] = 0.0f;
+#pragma unroll
+        for (int first = 0; first < kKeys / 8; first += kDeep) {
+            float chain[4] = {};
+#pragma unroll
+            for (int i = first; i < min(first + kDeep, kKeys / 8); ++i) {
+                typename OfKeys::A a;
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    OfKeys::put(a, j,
+                                rows[(lane.g + j % 2 * 8) * kWideStride + 8 * i + lane.q +
+                                     j / 2 * 4]);
+                multiply_all<OfKeys>(
+                    chain, a,
+                    OfKeys::b_columns(gradient_ + 8 * i * kStateStride + 8 * tile, kStateStride));
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sums[j] += chain[j];
+        }
+    }
+
+    // n of each 16 steps, with the scale.
+    KGEN_DEVICE void multiply_rows() const {
+        constexpr int kDeep = 16;  // values of a chain
+        const MmaLane lane = mma_lane();
+#pragma unroll 1
+        for (int sub = thread_rank() / kWarpSize; sub < kSubs; sub += kWarps) {
+            float sums[2][4] = {};
+#pragma unroll
+            for (int first = 0; first < kValues; first += kDeep) {
+                float chain[2][4] = {};
+#pragma unroll
+                for (int value = first; value < min(first + kDeep, kValues);
+                     value += OfValues::kStep) {
+                    const auto a = OfValues::a_rows(rows_of(v_, sub) + value, kRowStride);
+#pragma unroll
+                    for (int n = 0; n < 2; ++n)
+                        multiply_all<OfValues>(
+                            chain[n], a,
+                            OfValues::b_rows(rows_of(g_, sub) + 8 * n * kRowStride + value,
+                                             kRowStride));
+                }
+#pragma unroll
+                for (int n = 0; n < 2; ++n)
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) sums[n][j] += chain[n][j];
+            }
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    *reinterpret_cast<Vec<float, 2>*>(
+                        products_ + sub * kProducts + (lane.g + 8 * half) * kProductStride +
+                        8 * n + 2 * lane.q) = {{sums[n][2 * half] * scale_,
+                                                sums[n][2 * half + 1] * scale_}};
+        }
+    }
+
+    template <class OfW>
+    KGEN_DEVICE void look_at_pairs(int sub, int group, OfW of_w) const {
+        const int key = group * kWarpSize + lane_id();
+        const bool used = key < C::kK;
+        const int column = min(key, kKeys - 1);
+        const i64 first = first_ + sub * kSubSteps;
+        const int left = left_ - sub * kSubSteps;
+
+        KeySteps x;
+#pragma unroll
+        for (int i = 0; i < kSubSteps; ++i) {
+            const bool there = used && i < left;
+            const int place = sub * kSub + i * kStride + column;
+            x.r[i] = there ? to_float(tensors_.r.at(first + i)[key]) : 0.0f;
+            x.k[i] = there ? to_float(tensors_.k.at(first + i)[key]) : 0.0f;
+            x.d[i] = decays_[place];
+            x.read[i] = read_[place];
+            x.back[i] = of_r_[place];
+        }
+        x.u = used ? to_float(tensors_.u[key]) : 0.0f;
+        x.inner = inner_[sub * kKeys + column];
+
+        float gw_sum = 0.0f;
+        const float gu = step_pairs(
+            x, products_ + sub * kProducts, kProductStride,
+            sums_ + sub * kSums + group * kPairsPadded, [&](int t, float gr, float gk, float gw) {
+                if (!used || t >= left) return;
+                tensors_.gr.at(first + t)[key] = from_float<T>(gr);
+                tensors_.gk.at(first + t)[key] = from_float<T>(gk);
+                if constexpr (C::kPerStep) {
+                    of_w(first + t, key, gw);
+                } else {
+                    gw_sum += gw;
+                }
+            });
+        if (!used) return;
+        gu_[sub * kKeys + key] = gu;
+        if constexpr (!C::kPerStep) gw_[sub * kKeys + key] = gw_sum;
+    }
+
+    // Sums over groups of keys, and over sets of 16 steps.
+    KGEN_DEVICE void add_up(float* gu_part, float* gw_part) const {
+        if constexpr (kGroups > 1)
+            for (int i = thread_rank(); i < kSubs * kPairs; i += kThreads) {
+                float* sums = sums_ + i / kPairs * kSums + i % kPairs;
+                float sum = sums[0];
+#pragma unroll
+                for (int group = 1; group < kGroups; ++group) sum += sums[group * kPairsPadded];
+                sums[0] = sum;
+            }
+        for (int key = thread_rank(); key < C::kK; key += kThreads) {
+            float gu = 0.0f, gw = 0.0f;
+#pragma unroll
+            for (int sub = 0; sub < kSubs; ++sub) {
+                gu += gu_[sub * kKeys + key];
+                if constexpr (!C::kPerStep) gw += gw_[sub * kKeys + key];
+            }
+            gu_part[key] = gu;
+            if constexpr (!C::kPerStep) gw_part[key] = gw;
+        }
+    }
+
+    KGEN_DEVICE void write_values() const {
+        constexpr int kParts = ceil_div(kValues, kWarpSize);
+#pragma unroll 1
+        for (int unit = thread_rank() / kWarpSize; unit < kSubs * kParts; unit += kWarps) {
+            const int sub = unit / kParts, value = unit % kParts * kWarpSize + lane_id();
+            if (value >= C::kV) continue;
+            float g[kSubSteps];
+#pragma unroll
+            for (int i = 0; i < kSubSteps; ++i)
+                g[i] = to_float(rows_of(g_, sub)[i * kRowStride + value]);
+            const float* carried = of_k_ + sub * kWideSub + value;
+            const int left = left_ - sub * kSubSteps;
+            const StepRows<T> gv = tensors_.gv;
+            const i64 first = first_ + sub * kSubSteps;
+            read_pairs(
+                sums_ + sub * kSums, g, scale_, [&](int s) { return carried[s * kWideStride]; },
+                [&](int s, float sum) {
+                    if (s < left) gv.at(first + s)[value] = from_float<T>(sum);
+                });
+        }
+    }
+
+    KGEN_DEVICE const T* rows_of(const T* rows, int sub) const {
+        return rows + sub * kSubSteps * kRowStride;
+    }
+
+    // Accumulators (keys g and g + 8, steps 8 n + {2q, 2q + 1}) to rows of keys.
+    KGEN_DEVICE void put_steps(float* rows, const float (&sums)[2][4], float factor) const {
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                rows[(8 * n + 2 * lane.q + j % 2) * kStride + key0_ + lane.g + j / 2 * 8] =
+                    sums[n][j] * factor;
+    }
+
+    template <class Operands>
+    static KGEN_DEVICE void multiply_all(float (&sums)[4], const typename Operands::A& a,
+                                         const typename Operands::B& b) {
+        Operands::template multiply<0>(sums, a, b);
+        if constexpr (Operands::kPasses > 1) {
+            Operands::template multiply<1>(sums, a, b);
+            Operands::template multiply<2>(sums, a, b);
+        }
+    }
+
+    const ChunkTensors<T, W, U>& tensors_;
+    i64 first_;
+    int left_;  // steps of the chunk that exist
+    float scale_;
+    T *v_, *g_;
+    float *decays_, *of_r_, *read_, *of_k_, *all_, *inner_, *gu_, *gw_, *gradient_, *products_,
+        *sums_;
+    int key0_;
+};
+
+template <class T>
+KGEN_DEVICE StepRows<T> head_steps(const Rows<T>& rows, i64 b, i64 h) {
+    const Rows<T> its = rows.head(b, h);
+    return {its.first, its.of_t};
+}
+
+// A block per head and chunk. of_w(b, h, step, key, gw) takes gw, if w has steps; gw_parts else.
+template <class C, class T, class W, class U, class OfW>
+KGEN_DEVICE void chunk_gradients(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r,
+                                 Rows<const T> k, Rows<const T> v, Rows<const W> w, const U* u,
+                                 const float* states, const float* gradients, Rows<T> gr,
+                                 Rows<T> gk, Rows<T> gv, float* gu_parts, float* gw_parts,
+                                 float scale, OfW of_w) {
+    const i64 chunks = ceil_div(steps, i64{C::kChunk});
+    const i64 head = blockIdx.x / chunks, chunk = blockIdx.x % chunks, b = head / H, h = head % H;
+    const i64 first = chunk * C::kChunk;
+    const ChunkTensors<T, W, U> tensors{head_steps(gy, b, h), head_steps(r, b, h),
+                                        head_steps(k, b, h),  head_steps(v, b, h),
+                                        head_steps(w, b, h),  u + h * C::kK,
+                                        head_steps(gr, b, h), head_steps(gk, b, h),
+                                        head_steps(gv, b, h)};
+    const i64 offset = C::state_offset(head, chunks, chunk);
+    const i64 part = (head * chunks + chunk) * C::kK;
+    ChunkGradients<C, U>(tensors, first, static_cast<int>(min(steps - first, i64{C::kChunk})),
+                         scale)
+        .find(states + offset, gradients + offset, gu_parts + part,
+              C::kPerStep ? nullptr : gw_parts + part,
+              [&](i64 step, int key, float gw) { of_w(b, h, step, key, gw); });
+}
+
+// Sums over batch and chunks of [B, H, chunks, K], always in the same order; a block per 32 of H * K.
+template <int Threads, class T>
+KGEN_DEVICE void sum_chunks(const float* parts, i64 B, i64 H, i64 K, i64 chunks, T* sums) {
+    constexpr int kWarps = Threads / kWarpSize;
+    __shared__ float of_warps[kWarps][kWarpSize];
+    const int warp = thread_rank() / kWarpSize;
+    const i64 feature = static_cast<i64>(blockIdx.x) * kWarpSize + lane_id();
+    const bool used = feature < H * K;
+    CompensatedSum sum;
+    if (used) {
+        const i64 h = feature / K, key = feature % K;
+#pragma unroll 4
+        for (i64 i = warp; i < B * chunks; i += kWarps)
+            sum.add(parts[((i / chunks * H + h) * chunks + i % chunks) * K + key]);
+    }
+    of_warps[warp][lane_id()] = sum.value();
+    sync_block();
+    if (warp == 0 && used) {
+        CompensatedSum all;
+        for (int i = 0; i < kWarps; ++i) all.add(of_warps[i][lane_id()]);
+        sums[feature] = from_float<T>(all.value());
+    }
+    sync_block();  // another sum may follow
+}
+
+}  // namespace kgen::wkv
