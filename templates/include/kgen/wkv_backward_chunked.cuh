@@ -24,9 +24,16 @@ struct ChunkTensors {
     StepRows<const W> w;
     const U* u;
     StepRows<T> gr, gk, gv;
+    StepRows<W> gw;  // if w has steps
 };
 
-// C: a ChunkedBackward. of_w(step, key, gw) takes a step's gw, if it is kept per step.
+// The only place where the chunked backward pass writes the gradient of a step's log decay.
+template <class W>
+KGEN_DEVICE void write_gw(W* to, float gw) {
+    *to = from_float<W>(gw);
+}
+
+// C: a ChunkedBackward.
 template <class C, class U>
 class ChunkGradients {
     using T = typename C::T;
@@ -44,7 +51,7 @@ class ChunkGradients {
     static constexpr int kWideSub = key_rows(kWideStride);
     static constexpr int kStateStride = kValues + 8;  // of G
     static constexpr int kProductStride = kSubSteps + 4, kProducts = kSubSteps * kProductStride;
-    static constexpr int kSums = kGroups * kPairsPadded;
+    static constexpr int kSums = kGroups * kPairsPadded + kCrossPairs;
     static constexpr int kOwnTiles = ceil_div(C::kTiles, kWarps);  // of gv
     static constexpr int kGradient = kKeys * kStateStride;
 
@@ -78,9 +85,8 @@ public:
 
     // state, gradient: this warp's tiles, before the chunk and behind it. gu_part and gw_part: of the
     // chunk, [K]; the latter only if w has no steps.
-    template <class OfW>
     KGEN_DEVICE void find(const float* state, const float* gradient, float* gu_part,
-                          float* gw_part, OfW of_w) const {
+                          float* gw_part) const {
         if constexpr (kValues > C::kV) {
             for (int i = thread_rank(); i < 2 * C::kChunk * kRowStride; i += kThreads)
                 v_[i] = from_float<T>(0.0f);
@@ -101,9 +107,10 @@ public:
         sync_block();
 #pragma unroll 1
         for (int unit = thread_rank() / kWarpSize; unit < kSubs * kGroups; unit += kWarps)
-            look_at_pairs(unit / kGroups, unit % kGroups, of_w);
+            look_at_pairs(unit / kGroups, unit % kGroups);
         sync_block();
         add_up(gu_part, gw_part);
+        multiply_cross();
         sync_block();
         write_values();
     }
@@ -116,14 +123,16 @@ private:
         const bool used = key < C::kK;
 #pragma unroll 1
         for (int sub = lane_id() / 16; sub < kSubs; sub += 2) {
+            const i64 first = first_ + sub * kSubSteps;
+            const int left = used ? left_ - sub * kSubSteps : 0;
             float r[kSubSteps], k[kSubSteps], d[kSubSteps];
+            load_steps(tensors_.r, first, left, key, r);
+            load_steps(tensors_.k, first, left, key, k);
+            const W* w = tensors_.w.at(first) + key;
 #pragma unroll
             for (int i = 0; i < kSubSteps; ++i) {
-                const int step = sub * kSubSteps + i;
-                const bool there = used && step < left_;
-                r[i] = there ? to_float(tensors_.r.at(first_ + step)[key]) : 0.0f;
-                k[i] = there ? to_float(tensors_.k.at(first_ + step)[key]) : 0.0f;
-                d[i] = there ? decay_from(tensors_.w.at(first_ + step)[key]) : 1.0f;
+                d[i] = i < left ? decay_from(*w) : 1.0f;
+                w += tensors_.w.stride;
             }
             float product = scale_;
 #pragma unroll
@@ -271,44 +280,97 @@ private:
         }
     }
 
-    template <class OfW>
-    KGEN_DEVICE void look_at_pairs(int sub, int group, OfW of_w) const {
+    // One feature of 16 steps, of which `left` exist.
+    static KGEN_DEVICE void load_steps(const StepRows<const T>& rows, i64 first, int left, int key,
+                                       float (&to)[kSubSteps]) {
+        const T* from = rows.at(first) + key;
+#pragma unroll
+        for (int i = 0; i < kSubSteps; ++i) {
+            to[i] = i < left ? to_float(*from) : 0.0f;
+            from += rows.stride;
+        }
+    }
+
+    KGEN_DEVICE void look_at_pairs(int sub, int group) const {
         const int key = group * kWarpSize + lane_id();
         const bool used = key < C::kK;
         const int column = min(key, kKeys - 1);
         const i64 first = first_ + sub * kSubSteps;
-        const int left = left_ - sub * kSubSteps;
+        const int left = used ? left_ - sub * kSubSteps : 0;
 
         KeySteps x;
+        load_steps(tensors_.r, first, left, key, x.r);
+        load_steps(tensors_.k, first, left, key, x.k);
+        float* rows = read_ + sub * kSub + column;
 #pragma unroll
         for (int i = 0; i < kSubSteps; ++i) {
-            const bool there = used && i < left;
-            const int place = sub * kSub + i * kStride + column;
-            x.r[i] = there ? to_float(tensors_.r.at(first + i)[key]) : 0.0f;
-            x.k[i] = there ? to_float(tensors_.k.at(first + i)[key]) : 0.0f;
-            x.d[i] = decays_[place];
-            x.read[i] = read_[place];
-            x.back[i] = of_r_[place];
+            x.d[i] = decays_[sub * kSub + i * kStride + column];
+            x.read[i] = rows[i * kStride];
+            x.back[i] = of_r_[sub * kSub + i * kStride + column];
         }
+        sync_warp();  // lanes without a key have read what others now write
         x.u = used ? to_float(tensors_.u[key]) : 0.0f;
         x.inner = inner_[sub * kKeys + column];
 
+        T* gr = tensors_.gr.at(first) + key;
+        T* gk = tensors_.gk.at(first) + key;
+        W* gw = C::kPerStep ? tensors_.gw.at(first) + key : nullptr;
         float gw_sum = 0.0f;
         const float gu = step_pairs(
             x, products_ + sub * kProducts, kProductStride,
-            sums_ + sub * kSums + group * kPairsPadded, [&](int t, float gr, float gk, float gw) {
-                if (!used || t >= left) return;
-                tensors_.gr.at(first + t)[key] = from_float<T>(gr);
-                tensors_.gk.at(first + t)[key] = from_float<T>(gk);
-                if constexpr (C::kPerStep) {
-                    of_w(first + t, key, gw);
-                } else {
-                    gw_sum += gw;
+            sums_ + sub * kSums + group * kPairsPadded,
+            [&](int t, float of_r, float of_k, float of_w) {
+                if (t < left) {
+                    *gr = from_float<T>(of_r);
+                    *gk = from_float<T>(of_k);
+                    if constexpr (C::kPerStep) {
+                        write_gw(gw, of_w);
+                    } else {
+                        gw_sum += of_w;
+                    }
                 }
+                gr += tensors_.gr.stride;
+                gk += tensors_.gk.stride;
+                if constexpr (C::kPerStep) gw += tensors_.gw.stride;
+            },
+            [&](int t, float of_key) {
+                if (key < kKeys) rows[t * kStride] = of_key;
             });
         if (!used) return;
         gu_[sub * kKeys + key] = gu;
         if constexpr (!C::kPerStep) gw_[sub * kKeys + key] = gw_sum;
+    }
+
+    // Sums over keys of pairs of an early and a late step, of each 16 steps.
+    KGEN_DEVICE void multiply_cross() const {
+        constexpr int kDeep = 4;
+        const MmaLane lane = mma_lane();
+#pragma unroll 1
+        for (int sub = thread_rank() / kWarpSize; sub < kSubs; sub += kWarps) {
+            const float* early = read_ + sub * kSub + lane.g * kStride + lane.q;
+            const float* late = early + kHalfSteps * kStride;
+            float sums[4] = {};
+#pragma unroll
+            for (int first = 0; first < kKeys; first += 8 * kDeep) {
+                float chain[4] = {};
+#pragma unroll
+                for (int key = first; key < min(first + 8 * kDeep, kKeys); key += 8) {
+                    typename OfKeys::A a = {};
+                    typename OfKeys::B b;
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        OfKeys::put(a, 2 * i, early[key + 4 * i]);
+                        OfKeys::put(b, i, late[key + 4 * i]);
+                    }
+                    multiply_all<OfKeys>(chain, a, b);
+                }
+#pragma unroll
+                for (int j = 0; j < 2; ++j) sums[j] += chain[j];
+            }
+            *reinterpret_cast<Vec<float, 2>*>(sums_ + sub * kSums + kGroups * kPairsPadded +
+                                              lane.g * kHalfSteps + 2 * lane.q) = {
+                {sums[0], sums[1]}};
+        }
     }
 
     // Sums over groups of keys, and over sets of 16 steps.
@@ -345,12 +407,14 @@ private:
                 g[i] = to_float(rows_of(g_, sub)[i * kRowStride + value]);
             const float* carried = of_k_ + sub * kWideSub + value;
             const int left = left_ - sub * kSubSteps;
-            const StepRows<T> gv = tensors_.gv;
-            const i64 first = first_ + sub * kSubSteps;
+            T* gv = tensors_.gv.at(first_ + sub * kSubSteps) + value;
+            const float* sums = sums_ + sub * kSums;
             read_pairs(
-                sums_ + sub * kSums, g, scale_, [&](int s) { return carried[s * kWideStride]; },
+                sums, sums + kGroups * kPairsPadded, g, scale_,
+                [&](int s) { return carried[s * kWideStride]; },
                 [&](int s, float sum) {
-                    if (s < left) gv.at(first + s)[value] = from_float<T>(sum);
+                    if (s < left) *gv = from_float<T>(sum);
+                    gv += tensors_.gv.stride;
                 });
         }
     }
@@ -396,13 +460,13 @@ KGEN_DEVICE StepRows<T> head_steps(const Rows<T>& rows, i64 b, i64 h) {
     return {its.first, its.of_t};
 }
 
-// A block per head and chunk. of_w(b, h, step, key, gw) takes gw, if w has steps; gw_parts else.
-template <class C, class T, class W, class U, class OfW>
+// A block per head and chunk. gw if w has steps, gw_parts else.
+template <class C, class T, class W, class U>
 KGEN_DEVICE void chunk_gradients(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r,
                                  Rows<const T> k, Rows<const T> v, Rows<const W> w, const U* u,
                                  const float* states, const float* gradients, Rows<T> gr,
-                                 Rows<T> gk, Rows<T> gv, float* gu_parts, float* gw_parts,
-                                 float scale, OfW of_w) {
+                                 Rows<T> gk, Rows<T> gv, Rows<W> gw, float* gu_parts,
+                                 float* gw_parts, float scale) {
     const i64 chunks = ceil_div(steps, i64{C::kChunk});
     const i64 head = blockIdx.x / chunks, chunk = blockIdx.x % chunks, b = head / H, h = head % H;
     const i64 first = chunk * C::kChunk;
@@ -410,14 +474,13 @@ KGEN_DEVICE void chunk_gradients(i64 steps, i64 H, Rows<const T> gy, Rows<const 
                                         head_steps(k, b, h),  head_steps(v, b, h),
                                         head_steps(w, b, h),  u + h * C::kK,
                                         head_steps(gr, b, h), head_steps(gk, b, h),
-                                        head_steps(gv, b, h)};
+                                        head_steps(gv, b, h), head_steps(gw, b, h)};
     const i64 offset = C::state_offset(head, chunks, chunk);
     const i64 part = (head * chunks + chunk) * C::kK;
     ChunkGradients<C, U>(tensors, first, static_cast<int>(min(steps - first, i64{C::kChunk})),
                          scale)
         .find(states + offset, gradients + offset, gu_parts + part,
-              C::kPerStep ? nullptr : gw_parts + part,
-              [&](i64 step, int key, float gw) { of_w(b, h, step, key, gw); });
+              C::kPerStep ? nullptr : gw_parts + part);
 }
 
 // Sums over batch and chunks of [B, H, chunks, K], always in the same order; a block per 32 of H * K.
