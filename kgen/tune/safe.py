@@ -18,6 +18,7 @@ from kgen.errors import TuneError
 from kgen.model.artifact import Artifact, BuildFailure, Rendered
 from kgen.model.problem import Problem, with_dims
 from kgen.model.record import Fate, Record
+from kgen.operators.base import Operator
 from kgen.tune.request import SafeResult
 from kgen.worker import HostProver, Proof, Session, Trial, TrialOutcome, with_proof
 
@@ -91,16 +92,19 @@ class SafeCertificates:
         return self._results
 
 
+def safe_dims(operator: Operator) -> tuple[tuple[str, int], ...]:
+    """The extents that safe kernels are certified at."""
+    dims = operator.signature.dims
+    few = operator.repeats or [d.name for d in dims[:-RAGGED_DIMS]]
+    return tuple((d.name, max(FEW if d.name in few else SAFE_EXTENT, d.smallest)) for d in dims)
+
+
 def _built(session: Session) -> list[_Claim]:
-    operator = session.entry.operator
-    signature = operator.signature
+    signature = session.entry.operator.signature
     variant = session.entry.space.safe_variant(session.pass_name)
     config = variant.safe
     assert config is not None
-    few = operator.repeats or [d.name for d in signature.dims[:-RAGGED_DIMS]]
-    dims = tuple(
-        (d.name, max(FEW if d.name in few else SAFE_EXTENT, d.smallest)) for d in signature.dims
-    )
+    dims = safe_dims(operator)
     problems = [
         with_dims(Problem(dims, tuple(d.items())), {}, signature)
         for d in signature.dtype_combinations()

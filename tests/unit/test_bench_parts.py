@@ -51,7 +51,10 @@ class Watched(Runner):
         assert trial.level == "certify"
         assert not trial.measure
         self.certified.append(trial.candidate.config)
-        return self.verdict or super().trial(trial)
+        outcome = self.verdict or super().trial(trial)
+        # On a CPU a third launch would be the second again.
+        assert outcome.evidence is None or outcome.evidence.launches == 2
+        return outcome
 
     def finals(self, finals: Finals) -> FinalsOutcome:
         self.timed.append(finals)

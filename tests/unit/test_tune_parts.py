@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from kgen.catalogue import profile_named
+from kgen.catalogue import open_catalogue, profile_named
 from kgen.choose import Entrant, pick
 from kgen.errors import GpuError
 from kgen.model.artifact import Artifact, Rendered
@@ -15,6 +17,7 @@ from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record, Resources
 from kgen.tune.known import still_valid
 from kgen.tune.resources import MAX_SPILL_BYTES, resource_refusal
+from kgen.tune.safe import safe_dims
 from kgen.worker import select, trial_key
 from kgen.worker.select import select_gpu
 
@@ -47,6 +50,18 @@ def test_the_faster_wins_and_ties_go_to_fewer_registers_then_the_digest() -> Non
     assert pick([slow, Entrant(tied, 64, "b")]) == [1, 0]
     assert pick([Entrant(tied, 64, "b"), Entrant(tied, 32, "c")]) == [1, 0]
     assert pick([Entrant(tied, 32, "c"), Entrant(tied, 32, "b")]) == [1, 0]
+
+
+def test_safe_kernels_are_certified_at_ragged_extents_of_what_does_not_repeat() -> None:
+    extents = {name: dict(safe_dims(open_catalogue().entry(name).operator))
+               for name in ("rmsnorm", "timex", "linear_attention", "wkv6")}
+    assert extents["rmsnorm"] == {"M": 67, "N": 67}
+    assert extents["timex"] == {"B": 67, "C": 67, "T": 67}
+    assert extents["linear_attention"] == {"B": 3, "H": 3, "T": 67, "E": 67, "M": 67}
+    assert extents["wkv6"].items() >= {"B": 3, "T": 67, "H": 3, "K": 67, "V": 67}.items()
+    # Not said: the first dims are few, so that five dims are no billion elements.
+    silent = replace(open_catalogue().entry("linear_attention").operator, repeats=())
+    assert [extent for _, extent in safe_dims(silent)] == [3, 3, 67, 67, 67]
 
 
 def test_which_device_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,8 +103,8 @@ class _Differentiable(torch.autograd.Function):
             gout_dot_out = (gout.float() * out.float()).sum(-1).contiguous()
         found = iter(_PASSES.backward(
             gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out,
-            None if gstate is None else gstate.contiguous(),
-            None if gkey_sum is None else gkey_sum.contiguous(),
+            gfinal_state=None if gstate is None else gstate.contiguous(),
+            gfinal_key_sum=None if gkey_sum is None else gkey_sum.contiguous(),
             scale=scale,
         ))
         gq, gk, gv = next(found), next(found), next(found)

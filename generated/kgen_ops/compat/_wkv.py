@@ -117,8 +117,9 @@ class _Differentiable(torch.autograd.Function):
         r, k, v, w, u, initial_state, cu_seqlens = ctx.saved_tensors
         operator, scale, form = ctx.called
         gradients = _PASSES[operator].backward(
-            torch.zeros_like(v) if gy is None else rows(gy), r, k, v, w, u, initial_state,
-            None if gfinal_state is None else gfinal_state.contiguous(),
+            torch.zeros_like(v) if gy is None else rows(gy), r, k, v, w, u,
+            initial_state=initial_state,
+            gfinal_state=None if gfinal_state is None else gfinal_state.contiguous(),
             scale=scale, **_options(form, cu_seqlens),
         )
         gstate = gradients[5] if initial_state is not None else None
