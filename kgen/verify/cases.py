@@ -74,12 +74,14 @@ class Sizes:
         quick: The set that every trial starts with.
         pool: Ordinary inputs that the definition alone runs on.
         flops: Arithmetic of a small set, at most; None: whatever its bytes ask for.
+        rows: Of the slab dim in a hard set, at most.
     """
 
     small: int
     quick: int
     pool: int
     flops: int | None = None
+    rows: int = REDUCED
 
 
 GPU_SIZES = Sizes(small=64 * 2**20, quick=4 * 2**20, pool=4 * 2**20)
@@ -184,7 +186,7 @@ class Schedule:
 
     def _hard(self, constants: Collection[str]) -> list[Case]:
         """The operator's own cases and strided inputs, with few rows if they may be few."""
-        dims = self._reduced(REDUCED, self.sizes.small, constants)
+        dims = self._reduced(self.sizes.rows, self.sizes.small, constants)
         hard = [self._case(name, dims) for name in self.operator.cases]
         if any(t.free_strides for t in self.pass_.inputs):
             hard += [self._case(NORMAL, dims, "strided"), self._case(NORMAL, dims, "odd strides")]

@@ -34,10 +34,9 @@ H200 = profile_named("h200")
 EXTENTS = (64, 67, 1, 256)
 SMALLER_EXTENTS = (16, 67, 1, 5)  # of operators with three dims, whose products add up
 SMALLEST_EXTENTS = (3, 35, 1, 8)  # of operators with more
-# Input sets of operators with two dims are small by their bytes. With more, as few bytes are ten
-# thousand blocks, each with a few steps of a short sum: the arithmetic is bounded instead. Blocks
-# there are independent, so a thousand show what all would.
-FEW_FLOPS, FEWER_FLOPS = 2**17, 2**15
+# Of hard inputs of operators with three dims or more: what is small in bytes may be ten thousand
+# blocks there, each with a few steps of a short sum, and each on its own.
+FEW_ROWS = 4
 # Of threads: by rank, and shuffled. Where both are run they must give the same bits.
 BY_RANK, SHUFFLED = 0, 1
 
@@ -139,9 +138,8 @@ def run_configs(
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     operator, pass_name = entry.operator.name, variant.pass_name
     compiler = open_compiler(compiler_name, [include_dir()])
-    dims = len(entry.operator.signature.dims)
-    flops = None if dims <= 2 else FEW_FLOPS if dims == 3 else FEWER_FLOPS
-    sizes = replace(HOST_SIZES, flops=flops)
+    few = len(entry.operator.signature.dims) > 2
+    sizes = replace(HOST_SIZES, rows=FEW_ROWS) if few else HOST_SIZES
     runner = Runner(changed(entry.operator), Setup(operator, (), HOST, 0, seed=1), sizes)
     renderer = Renderer(include_dir())
     requests = [
