@@ -104,7 +104,7 @@ def _built(session: Session) -> list[_Claim]:
     variant = session.entry.space.safe_variant(session.pass_name)
     config = variant.safe
     assert config is not None
-    dims = safe_dims(operator)
+    dims = safe_dims(session.entry.operator)
     problems = [
         with_dims(Problem(dims, tuple(d.items())), {}, signature)
         for d in signature.dtype_combinations()
