@@ -383,7 +383,7 @@ def operator(
         scale=scale,
         aliases=aliases,
         slab_dim="B",
-        repeats=("B", "H"),
+        repeats=("B", "N", "H"),
         serial_dims=("T",),
         slow_peers=SLOW_PEERS,
     )
