@@ -50,7 +50,8 @@ class ChunkGradients {
     static constexpr int kWideStride = key_row_stride(max(kKeys, kValues));
     static constexpr int kWideSub = key_rows(kWideStride);
     static constexpr int kStateStride = kValues + 8;  // of G
-    static constexpr int kProductStride = kSubSteps + 4, kProducts = kSubSteps * kProductStride;
+    using Real = typename PairReal<C::kPrecise>::Type;  // of n
+    using Products = PairProducts<Real>;
     static constexpr int kSums = kGroups * kPairsPadded + kCrossPairs;
     static constexpr int kOwnTiles = ceil_div(C::kTiles, kWarps);  // of gv
     static constexpr int kGradient = kKeys * kStateStride;
@@ -59,14 +60,14 @@ public:
     static constexpr int kSmemBytes =
         2 * C::kChunk * kRowStride * static_cast<int>(sizeof(T)) +
         4 * (kSubs * (3 * kSub + kWideSub + (C::kPerStep ? 3 : 4) * kKeys) +
-             max(kGradient, kSubs * (kProducts + kSums)));
+             max(kGradient, kSubs * (Products::kBytes / 4 + kSums)));
 
     KGEN_DEVICE ChunkGradients(const ChunkTensors<T, W, U>& tensors, i64 first, int left,
                                float scale)
         : tensors_(tensors), first_(first), left_(left), scale_(scale) {
         // Shared memory: T v, g[Chunk][kRowStride]; float decays, of_r, read[kSubs][kSub],
         // of_k[kSubs][kWideSub], all, inner, gu[, gw][kSubs][kKeys]; then G [kKeys][kStateStride], or
-        // products[kSubs][kProducts], sums[kSubs][kSums].
+        // Products products[kSubs]; float sums[kSubs][kSums].
         v_ = dynamic_smem<T>();
         g_ = v_ + C::kChunk * kRowStride;
         decays_ = reinterpret_cast<float*>(g_ + C::kChunk * kRowStride);
@@ -78,8 +79,8 @@ public:
         gu_ = inner_ + kSubs * kKeys;
         gw_ = gu_ + kSubs * kKeys;
         gradient_ = C::kPerStep ? gw_ : gw_ + kSubs * kKeys;
-        products_ = gradient_;
-        sums_ = products_ + kSubs * kProducts;
+        products_ = reinterpret_cast<char*>(gradient_);
+        sums_ = gradient_ + kSubs * (Products::kBytes / 4);
         key0_ = thread_rank() / kWarpSize * 16;
     }
 
@@ -134,20 +135,19 @@ private:
                 d[i] = i < left ? decay_from(*w) : 1.0f;
                 w += tensors_.w.stride;
             }
-            float product = scale_;
+            LongProduct before(scale_), behind(1.0f);
 #pragma unroll
             for (int i = 0; i < kSubSteps; ++i) {
                 decays_[sub * kSub + i * kStride + key] = d[i];
-                of_r_[sub * kSub + i * kStride + key] = r[i] * product;
-                product *= d[i];
+                of_r_[sub * kSub + i * kStride + key] = before.times(r[i]);
+                before.multiply(d[i]);
             }
-            product = 1.0f;
 #pragma unroll
             for (int i = kSubSteps - 1; i >= 0; --i) {
-                of_k_[sub * kWideSub + i * kWideStride + key] = k[i] * product;
-                product *= d[i];
+                of_k_[sub * kWideSub + i * kWideStride + key] = behind.times(k[i]);
+                behind.multiply(d[i]);
             }
-            all_[sub * kKeys + key] = product;
+            all_[sub * kKeys + key] = behind.value();
         }
     }
 
@@ -249,7 +249,7 @@ private:
         const MmaLane lane = mma_lane();
 #pragma unroll 1
         for (int sub = thread_rank() / kWarpSize; sub < kSubs; sub += kWarps) {
-            float sums[2][4] = {};
+            Real sums[2][4] = {};
 #pragma unroll
             for (int first = 0; first < kValues; first += kDeep) {
                 float chain[2][4] = {};
@@ -267,25 +267,36 @@ private:
 #pragma unroll
                 for (int n = 0; n < 2; ++n)
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) sums[n][j] += chain[n][j];
+                    for (int j = 0; j < 4; ++j) sums[n][j] += Real(chain[n][j]);
             }
+            const Products products = products_of(sub);
 #pragma unroll
             for (int n = 0; n < 2; ++n)
 #pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    *reinterpret_cast<Vec<float, 2>*>(
-                        products_ + sub * kProducts + (lane.g + 8 * half) * kProductStride +
-                        8 * n + 2 * lane.q) = {{sums[n][2 * half] * scale_,
-                                                sums[n][2 * half + 1] * scale_}};
+                for (int half = 0; half < 2; ++half) {
+                    const int row = lane.g + 8 * half, column = 8 * n + 2 * lane.q;
+                    const Real first = sums[n][2 * half] * Real(scale_);
+                    const Real second = sums[n][2 * half + 1] * Real(scale_);
+                    *reinterpret_cast<Vec<Real, 2>*>(products.row(row) + column) = {
+                        {first, second}};
+                    if constexpr (Products::kBoth)
+                        *reinterpret_cast<Vec<float, 2>*>(products.short_row(row) + column) = {
+                            {static_cast<float>(first), static_cast<float>(second)}};
+                }
         }
     }
 
-    // One feature of 16 steps, of which `left` exist.
+    KGEN_DEVICE Products products_of(int sub) const {
+        return Products{products_ + sub * Products::kBytes};
+    }
+
+    // One feature of 16 steps, of which `left` exist, from step First on.
+    template <int First = 0>
     static KGEN_DEVICE void load_steps(const StepRows<const T>& rows, i64 first, int left, int key,
                                        float (&to)[kSubSteps]) {
-        const T* from = rows.at(first) + key;
+        const T* from = rows.at(first + First) + key;
 #pragma unroll
-        for (int i = 0; i < kSubSteps; ++i) {
+        for (int i = First; i < kSubSteps; ++i) {
             to[i] = i < left ? to_float(*from) : 0.0f;
             from += rows.stride;
         }
@@ -317,8 +328,7 @@ private:
         W* gw = C::kPerStep ? tensors_.gw.at(first) + key : nullptr;
         float gw_sum = 0.0f;
         const float gu = step_pairs(
-            x, products_ + sub * kProducts, kProductStride,
-            sums_ + sub * kSums + group * kPairsPadded,
+            x, products_of(sub), sums_ + sub * kSums + group * kPairsPadded,
             [&](int t, float of_r, float of_k, float of_w) {
                 if (t < left) {
                     *gr = from_float<T>(of_r);
@@ -335,6 +345,15 @@ private:
             },
             [&](int t, float of_key) {
                 if (key < kKeys) rows[t * kStride] = of_key;
+            },
+            [&](KeySteps& late) {
+                load_steps<kHalfSteps>(tensors_.r, first, left, key, late.r);
+                load_steps<kHalfSteps>(tensors_.k, first, left, key, late.k);
+#pragma unroll
+                for (int i = kHalfSteps; i < kSubSteps; ++i) {
+                    late.d[i] = decays_[sub * kSub + i * kStride + column];
+                    late.back[i] = of_r_[sub * kSub + i * kStride + column];
+                }
             });
         if (!used) return;
         gu_[sub * kKeys + key] = gu;
@@ -449,8 +468,8 @@ private:
     int left_;  // steps of the chunk that exist
     float scale_;
     T *v_, *g_;
-    float *decays_, *of_r_, *read_, *of_k_, *all_, *inner_, *gu_, *gw_, *gradient_, *products_,
-        *sums_;
+    float *decays_, *of_r_, *read_, *of_k_, *all_, *inner_, *gu_, *gw_, *gradient_, *sums_;
+    char* products_;
     int key0_;
 };
 

@@ -60,6 +60,18 @@ private:
     float terms_[16];
 };
 
+// What pairs are summed in where gw is fp32. Sums over values come first here, and where these have one
+// sign while steps cancel, fp32's roundings are several times those of a recurrence, which sums over
+// steps first.
+template <bool Precise>
+struct PairReal {
+    using Type = double;
+};
+template <>
+struct PairReal<false> {
+    using Type = float;
+};
+
 // What a lane has of its key before it looks at pairs.
 struct KeySteps {
     float r[kSubSteps], k[kSubSteps], d[kSubSteps];
@@ -69,99 +81,146 @@ struct KeySteps {
     float inner;  // S . G of these
 };
 
-// Four products n of a row, from column j on.
-KGEN_DEVICE void load_products(const float* row, int j, float* n) {
-    const Vec<float, 4> four = *reinterpret_cast<const Vec<float, 4>*>(row + j);
+// n of 16 steps in shared memory, and in fp32, too.
+template <class Real>
+struct PairProducts {
+    static constexpr bool kBoth = sizeof(Real) > sizeof(float);
+    static constexpr int kStride = kSubSteps + 16 / static_cast<int>(sizeof(Real));
+    static constexpr int kShortStride = kSubSteps + 4;
+    static constexpr int kBytes =
+        kSubSteps * (kStride * static_cast<int>(sizeof(Real)) + (kBoth ? kShortStride * 4 : 0));
+
+    char* memory;
+
+    KGEN_DEVICE Real* row(int step) const {
+        return reinterpret_cast<Real*>(memory) + step * kStride;
+    }
+    KGEN_DEVICE float* short_row(int step) const {
+        constexpr int kWide = kBoth ? kSubSteps * kStride * static_cast<int>(sizeof(Real)) : 0;
+        return reinterpret_cast<float*>(memory + kWide) + step * kShortStride;
+    }
+};
+
+// Products n of a row from column `from` up to `to`, multiples of 4.
+template <class Real>
+KGEN_DEVICE void load_products(const Real* row, int from, int to, Real (&n)[kSubSteps]) {
+    constexpr int kVec = 16 / static_cast<int>(sizeof(Real));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) n[j + i] = four[i];
+    for (int j = from; j < to; j += kVec) {
+        const Vec<Real, kVec> some = *reinterpret_cast<const Vec<Real, kVec>*>(row + j);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) n[j + i] = some[i];
+    }
 }
 
-// The steps from First on, one half; x.read, x.back and `inner` are of the states at its ends.
-template <int First, class OfStep>
-KGEN_DEVICE float half_pairs(KeySteps& x, float inner, const float* products, int stride,
-                             PairSums& pairs, OfStep of_step) {
-    constexpr int kEnd = First + kHalfSteps;
+// The steps from First on, one half; x.back and, of the half, `read` and `inner` are of the states at its
+// ends.
+template <int First, class Real, class OfStep>
+KGEN_DEVICE float half_pairs(const KeySteps& x, Real (&read)[kHalfSteps],
+                             const float (&back)[kHalfSteps], Real inner,
+                             const PairProducts<Real>& products, PairSums& pairs,
+                             OfStep of_step) {
+    constexpr int kHalf = kHalfSteps;
     float gu = 0.0f;
-    int index = First / kHalfSteps * (kPairs / 2);
+    int index = First / kHalf * (kPairs / 2);
 #pragma unroll
-    for (int t = First; t < kEnd; ++t) {
-        float n[kSubSteps];
-#pragma unroll
-        for (int j = t / 4 * 4; j < kEnd; j += 4) load_products(products + t * stride, j, n);
+    for (int i = 0; i < kHalf; ++i) {
+        const int t = First + i;
+        Real n[kSubSteps];
+        float of_key[kSubSteps];  // the same, for what is as good in fp32
+        load_products(products.row(t), t / 4 * 4, First + kHalf, n);
+        load_products(products.short_row(t), t / 4 * 4, First + kHalf, of_key);
 
         // 1. From the far end: gradients of the state and of the key, which stand at step t.
-        float across = inner, behind = x.back[t];
+        const Real r = x.r[t], k = x.k[t], d = x.d[t];
+        Real across = inner;
+        float behind = back[i];
 #pragma unroll
-        for (int j = kEnd - 1; j > t; --j) {
-            across = fma(x.d[j], across, x.r[j] * x.read[j]);
-            behind = fma(x.d[j], behind, x.r[j] * n[j]);
+        for (int j = kHalf - 1; j > i; --j) {
+            across = Real(x.d[First + j]) * across + Real(x.r[First + j]) * read[j];
+            behind = fma(x.d[First + j], behind, x.r[First + j] * of_key[First + j]);
         }
-        const float bonus = n[t] * x.u;
-        gu = fma(n[t] * x.r[t], x.k[t], gu);
-        of_step(t, fma(bonus, x.k[t], x.read[t]), fma(bonus, x.r[t], behind), x.d[t] * across);
+        const float own = of_key[t], bonus = own * x.u;
+        gu = fma(own * x.r[t], x.k[t], gu);
+        of_step(t, fma(bonus, x.k[t], static_cast<float>(read[i])), fma(bonus, x.r[t], behind),
+                static_cast<float>(d * across));
 
         // 2. On to step t + 1.
-        inner = fma(x.d[t], inner, x.k[t] * x.back[t]);
+        inner = d * inner + k * Real(back[i]);
         pairs.add(index++, x.r[t] * x.u * x.k[t]);
         float decayed = x.k[t];
 #pragma unroll
-        for (int j = t + 1; j < kEnd; ++j) {
-            x.read[j] = fma(x.d[t], x.read[j], x.k[t] * n[j]);
-            pairs.add(index++, decayed * x.r[j]);
-            decayed *= x.d[j];
+        for (int j = i + 1; j < kHalf; ++j) {
+            read[j] = d * read[j] + k * n[First + j];
+            pairs.add(index++, decayed * x.r[First + j]);
+            decayed *= x.d[First + j];
         }
     }
     return gu;
 }
 
-// products: n [16][stride], read 4 at a time; sums: kPairsPadded. of_step(t, gr, gk, gw) takes a step's
-// gradients, step after step, and of_cross(t, x) k of an early step with the decays up to the middle, r
-// of a late one with those behind it. Returns the sum of n_tt r_t k_t. By a whole warp; a lane without
-// a key has zeros.
-template <class OfStep, class OfCross>
-KGEN_DEVICE float step_pairs(KeySteps& x, const float* products, int stride, float* sums,
-                             OfStep of_step, OfCross of_cross) {
+// sums: kPairsPadded. of_step(t, gr, gk, gw) takes a
+// step's gradients, step after step, and of_cross(t, x) k of an early step with the decays up to the
+// middle, r of a late one with those behind it. load_late brings r, k, d and back of the late steps again: they
+// need no registers in between. Returns the sum of n_tt r_t k_t. By a whole warp; a lane without a key
+// has zeros.
+template <class Real, class OfStep, class OfCross, class LoadLate>
+KGEN_DEVICE float step_pairs(KeySteps& x, const PairProducts<Real>& products, float* sums,
+                             OfStep of_step, OfCross of_cross, LoadLate load_late) {
     constexpr int kHalf = kHalfSteps;
     // 1. The state and its gradient in the middle.
-    float keys[kHalf], queries[kHalf], early = 1.0f, late = 1.0f;
+    float keys[kHalf], queries[kHalf];
+    LongProduct early(1.0f), late(1.0f);
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
         const int s = kHalf - 1 - i, j = kHalf + i;
-        keys[s] = x.k[s] * early;
-        queries[i] = x.r[j] * late;
-        early *= x.d[s];
-        late *= x.d[j];
+        keys[s] = early.times(x.k[s]);
+        queries[i] = late.times(x.r[j]);
+        early.multiply(x.d[s]);
+        late.multiply(x.d[j]);
         of_cross(s, keys[s]);
         of_cross(j, queries[i]);
     }
-    float inner_early = 0.0f, inner_late = 0.0f;
+    const Real all_early = early.value(), all_late = late.value();
+    Real read[kHalf];
+    float back_early[kHalf];
+    Real inner_early = all_late * Real(x.inner), inner_late = all_early * Real(x.inner);
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
-        inner_early = fma(queries[i], x.read[kHalf + i], inner_early);
-        inner_late = fma(keys[i], x.back[i], inner_late);
+        inner_early = inner_early + Real(queries[i]) * Real(x.read[kHalf + i]);
+        inner_late = inner_late + Real(keys[i]) * Real(x.back[i]);
+        read[i] = all_early * Real(x.read[kHalf + i]);
     }
-    inner_early = fma(late, x.inner, inner_early);
-    inner_late = fma(early, x.inner, inner_late);
-    float read[kHalf] = {};
 #pragma unroll
     for (int s = 0; s < kHalf; ++s) {
-        float n[kSubSteps], back = 0.0f;
-#pragma unroll
-        for (int j = kHalf; j < kSubSteps; j += 4) load_products(products + s * stride, j, n);
+        Real n[kSubSteps];
+        load_products(products.row(s), kHalf, kSubSteps, n);
+        Real back = all_late * Real(x.back[s]);
 #pragma unroll
         for (int i = 0; i < kHalf; ++i) {
-            read[i] = fma(keys[s], n[kHalf + i], read[i]);
-            back = fma(queries[i], n[kHalf + i], back);
+            read[i] = read[i] + Real(keys[s]) * n[kHalf + i];
+            back = back + Real(queries[i]) * n[kHalf + i];
         }
-        x.back[s] = fma(late, x.back[s], back);
+        back_early[s] = static_cast<float>(back);
     }
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) x.read[kHalf + i] = fma(early, x.read[kHalf + i], read[i]);
 
     // 2. Each half.
     PairSums pairs(sums);
-    const float gu = half_pairs<0>(x, inner_early, products, stride, pairs, of_step) +
-                     half_pairs<kHalf>(x, inner_late, products, stride, pairs, of_step);
+    float late_read[kHalf], back_late[kHalf];
+    Real read_early[kHalf];
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+        late_read[i] = static_cast<float>(read[i]);
+        read_early[i] = x.read[i];
+    }
+    float gu = half_pairs<0>(x, read_early, back_early, inner_early, products, pairs, of_step);
+    load_late(x);
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+        read[i] = late_read[i];
+        back_late[i] = x.back[kHalf + i];
+    }
+    gu += half_pairs<kHalf>(x, read, back_late, inner_late, products, pairs, of_step);
     pairs.finish();
     return gu;
 }

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "chunk_mma.cuh"
+#include "math.cuh"
 
 namespace kgen::wkv {
 
@@ -29,6 +30,23 @@ KGEN_DEVICE constexpr int key_row_stride(int keys) { return keys + 4; }
 
 // Values of float from one set of 16 rows to the next one: half of the banks away.
 KGEN_DEVICE constexpr int key_rows(int stride) { return kSubSteps * stride + 16; }
+
+// A running product of decays in two numbers: what it is multiplied with errs by one rounding, not by one
+// per decay. Terms of neighbouring steps may cancel, errors of their decays would not.
+class LongProduct {
+public:
+    KGEN_DEVICE explicit LongProduct(float first) : high_(first), low_(0.0f) {}
+    KGEN_DEVICE void multiply(float x) {
+        const float product = high_ * x;
+        low_ = fma(low_, x, fma(high_, x, -product));
+        high_ = product;
+    }
+    KGEN_DEVICE float times(float x) const { return fma(high_, x, low_ * x); }
+    KGEN_DEVICE float value() const { return high_ + low_; }
+
+private:
+    float high_, low_;
+};
 
 // Operands for a state in fp32 with rows of T, 16 steps and 16 values at a time. `State` is 16 keys of the
 // tile with the sum's k, which is 16 values or 16 steps; `Rows` are two fragments of 8 of the others.

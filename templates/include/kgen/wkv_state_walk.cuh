@@ -168,7 +168,8 @@ public:
                 const W* log_decays = ring_w + slot * kBatch + half * kSubSteps * kKeys + key;
                 const i64 first = place * kSteps + half * kSubSteps;
                 float* to = factors + half * kFactors + key;
-                float product = 1.0f;
+                LongProduct product(scale);
+                float all = 1.0f;
 #pragma unroll
                 for (int i = 0; i < kSubSteps; ++i) {
                     const int step = Backward ? i : kSubSteps - 1 - i;
@@ -178,10 +179,11 @@ public:
                     } else if (first + step >= steps) {
                         decay = 1.0f;
                     }
-                    to[step * kStride] = to_float(from[step * kKeys]) * product * scale;
-                    product *= decay;
+                    to[step * kStride] = product.times(to_float(from[step * kKeys]));
+                    product.multiply(decay);
+                    all *= decay;
                 }
-                decays[half * kKeys + key] = product;
+                decays[half * kKeys + key] = all;
             }
             sync_warp();
 
