@@ -50,7 +50,7 @@ class ChunkGradients {
     static constexpr int kWideStride = key_row_stride(max(kKeys, kValues));
     static constexpr int kWideSub = key_rows(kWideStride);
     static constexpr int kStateStride = kValues + 8;  // of G
-    using Real = typename PairReal<C::kPrecise>::Type;  // of n
+    using Real = typename PairReal<C::kPairBits>::Type;  // of n
     using Products = PairProducts<Real>;
     static constexpr int kSums = kGroups * kPairsPadded + kCrossPairs;
     static constexpr int kOwnTiles = ceil_div(C::kTiles, kWarps);  // of gv

@@ -60,16 +60,16 @@ private:
     float terms_[16];
 };
 
-// What pairs are summed in where gw is fp32. Sums over values come first here, and where these have one
-// sign while steps cancel, fp32's roundings are several times those of a recurrence, which sums over
-// steps first.
-template <bool Precise>
+// What pairs are summed in. Sums over values come first here, and where these have one sign while
+// steps cancel, fp32's roundings are several times those of a recurrence, which sums over steps
+// first: an fp32 gw may want fp64.
+template <int Bits>
 struct PairReal {
-    using Type = double;
+    using Type = float;
 };
 template <>
-struct PairReal<false> {
-    using Type = float;
+struct PairReal<64> {
+    using Type = double;
 };
 
 // What a lane has of its key before it looks at pairs.

@@ -45,13 +45,14 @@ KGEN_DEVICE void copy_rows(T* tile, int tile_stride, const StepRows<const T>& ro
 
 // Extents and choices of the kernels: tensors of T, log decays of W, one per step if PerStep; Chunk
 // steps between two states; Slice values and Stages batches of a block of the walk; CopyBytes of a copy;
-// Precise: products as good as fp32's.
-template <class T_, class W_, bool PerStep, bool Precise, int K, int V, int Chunk, int Slice,
-          int Stages, int CopyBytes>
+// Precise: products as good as fp32's; PairBits: of the sums over pairs of steps.
+template <class T_, class W_, bool PerStep, bool Precise, int PairBits, int K, int V, int Chunk,
+          int Slice, int Stages, int CopyBytes>
 struct ChunkedBackward {
     using T = T_;
     using W = W_;
     static constexpr bool kPerStep = PerStep, kPrecise = Precise;
+    static constexpr int kPairBits = PairBits;
     static constexpr int kK = K, kV = V, kChunk = Chunk, kSlice = Slice, kStages = Stages;
     static constexpr int kCopy = CopyBytes;
     static constexpr int kCopyW = max(CopyBytes, static_cast<int>(sizeof(W)));
