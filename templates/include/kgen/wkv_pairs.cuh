@@ -126,6 +126,7 @@ KGEN_DEVICE float half_pairs(const KeySteps& x, Real (&read)[kHalfSteps],
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
         const int t = First + i;
+        sync_warp();  // keeps later steps' products out of registers
         Real n[kSubSteps];
         float of_key[kSubSteps];  // the same, for what is as good in fp32
         load_products(products.row(t), t / 4 * 4, First + kHalf, n);
@@ -193,6 +194,7 @@ KGEN_DEVICE float step_pairs(KeySteps& x, const PairProducts<Real>& products, fl
     }
 #pragma unroll
     for (int s = 0; s < kHalf; ++s) {
+        sync_warp();
         Real n[kSubSteps];
         load_products(products.row(s), kHalf, kSubSteps, n);
         Real back = all_late * Real(x.back[s]);
