@@ -60,7 +60,7 @@ def run(module: HostModule, kernel: str, x: dict[str, Tensor]) -> dict[str, Tens
         grid=(1,),
         block=(32,),
         smem_bytes=4096,
-        arguments=[c_void_p(t.data_ptr()) for t in tensors],
+        args=[c_void_p(t.data_ptr()) for t in tensors],
     )
     return found
 
@@ -89,9 +89,8 @@ def written_out(given: dict[str, Tensor]) -> dict[str, Tensor]:
             gw = gw + between(d, 0, j) * r[j] * x["read"][j]
         for name, row in zip(rows, (gr, gk, gw), strict=True):
             rows[name].append(row)
-    return {name: torch.stack(parts) for name, parts in rows.items()} | {
-        "gu": sum(n[t, t] * r[t] * k[t] for t in range(STEPS))
-    }
+    found = {name: torch.stack(parts) for name, parts in rows.items()}
+    return found | {"gu": (n.diagonal()[:, None] * r * k).sum(0)}
 
 
 @each_type

@@ -25,7 +25,7 @@ KGEN_DEVICE void look(const float* r, const float* k, const float* d, const floa
     }
     x.u = u[lane];
     x.inner = inner[lane];
-    kgen::sync_block();
+    kgen::sync_warp();
     gu[lane] = kgen::wkv::step_pairs(
         x, products, sums,
         [&](int t, float of_r, float of_k, float of_w) {
