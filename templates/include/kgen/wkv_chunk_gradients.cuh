@@ -56,19 +56,22 @@ class ChunkGradients {
     static constexpr int kSums = kGroups * kPairsPadded + kCrossPairs;
     static constexpr int kOwnTiles = ceil_div(C::kTiles, kWarps);  // of gv
     static constexpr int kGradient = kKeys * kStateStride;
+    static constexpr int kKeyStride = chunk_row_stride<T>(kKeys);
+    static constexpr int kKeyRows = C::kChunk * kKeyStride;  // of r and of k, as they come
 
 public:
     static constexpr int kSmemBytes =
         2 * C::kChunk * kRowStride * static_cast<int>(sizeof(T)) +
         4 * (kSubs * (3 * kSub + kWideSub + (C::kPerStep ? 3 : 4) * kKeys) +
-             max(kGradient, kSubs * (Products::kBytes / 4 + kSums)));
+             max(max(kGradient, 2 * kKeyRows * static_cast<int>(sizeof(T)) / 4),
+                 kSubs * (Products::kBytes / 4 + kSums)));
 
     KGEN_DEVICE ChunkGradients(const ChunkTensors<T, W, U>& tensors, i64 first, int left,
                                float scale)
         : tensors_(tensors), first_(first), left_(left), scale_(scale) {
         // Shared memory: T v, g[Chunk][kRowStride]; float decays, of_r, read[kSubs][kSub],
         // of_k[kSubs][kWideSub], all, inner, gu[, gw][kSubs][kKeys]; then G [kKeys][kStateStride],
-        // or Products products[kSubs]; float sums[kSubs][kSums].
+        // or T k, r[Chunk][kKeyStride], or Products products[kSubs]; float sums[kSubs][kSums].
         v_ = dynamic_smem<T>();
         g_ = v_ + C::kChunk * kRowStride;
         decays_ = reinterpret_cast<float*>(g_ + C::kChunk * kRowStride);
@@ -94,12 +97,26 @@ public:
                 v_[i] = from_float<T>(0.0f);
             sync_block();
         }
+        // Of k, r and w until the walk begins, in places of what comes later.
+        T* k = reinterpret_cast<T*>(gradient_);
+        T* r = k + kKeyRows;
+        W* w = reinterpret_cast<W*>(read_);
+        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(k, kKeyStride, tensors_.k, first_,
+                                                           left_);
+        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(r, kKeyStride, tensors_.r, first_,
+                                                           left_);
+        if constexpr (C::kPerStep)
+            copy_rows<W, C::kChunk, C::kK, C::kCopyW, kThreads>(w, kKeys, tensors_.w, first_,
+                                                                left_);
+        cp_async_commit();
         copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(v_, kRowStride, tensors_.v, first_,
                                                            left_);
         copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(g_, kRowStride, tensors_.gy, first_,
                                                            left_);
         cp_async_commit();
-        take_decays();
+        cp_async_wait<1>();
+        sync_block();
+        take_decays(r, k, w);
         cp_async_wait_all();
         sync_block();
 
@@ -120,21 +137,25 @@ public:
 private:
     // Rows of r from the first of 16 steps on and of k up to the last, with their decays; a lane
     // has one of its warp's keys and 16 steps.
-    KGEN_DEVICE void take_decays() const {
+    KGEN_DEVICE void take_decays(const T* of_r, const T* of_k, const W* of_w) const {
         const int key = key0_ + lane_id() % 16;
-        const bool used = key < C::kK;
+        const bool used = kKeys == C::kK || key < C::kK;
+        float fixed = 1.0f;
+        if constexpr (!C::kPerStep)
+            if (used) fixed = decay_from(tensors_.w.at(0)[key]);
 #pragma unroll 1
         for (int sub = lane_id() / 16; sub < kSubs; sub += 2) {
-            const i64 first = first_ + sub * kSubSteps;
-            const int left = used ? left_ - sub * kSubSteps : 0;
             float r[kSubSteps], k[kSubSteps], d[kSubSteps];
-            load_steps(tensors_.r, first, left, key, r);
-            load_steps(tensors_.k, first, left, key, k);
-            const W* w = tensors_.w.at(first) + key;
 #pragma unroll
             for (int i = 0; i < kSubSteps; ++i) {
-                d[i] = i < left ? decay_from(*w) : 1.0f;
-                w += tensors_.w.stride;
+                const int step = sub * kSubSteps + i;
+                r[i] = used ? to_float(of_r[step * kKeyStride + key]) : 0.0f;
+                k[i] = used ? to_float(of_k[step * kKeyStride + key]) : 0.0f;
+                if constexpr (C::kPerStep) {
+                    d[i] = used ? decay_from(of_w[step * kKeys + key]) : 1.0f;
+                } else {
+                    d[i] = step < left_ ? fixed : 1.0f;
+                }
             }
             LongProduct before(scale_), behind(1.0f);
 #pragma unroll
