@@ -1,24 +1,25 @@
 // What 16 steps of wkv5 and wkv6 owe to each other, on CUDA cores: a lane has a key.
 //
-// With decays d, g = scale * gy, n_sj = v_s . g_j and D(s, j) = d_{s+1} ... d_{j-1}, all for one key:
+// With decays d, g = scale * gy, n_sj = v_s . g_j and D(s, j) = d_{s+1} ... d_{j-1}, all for one
+// key:
 //
 //     x_j(t) = S_{t-1} g_j              x_j(t + 1) = d_t x_j(t) + k_t n_tj
 //     gr_j   = x_j(j) + n_jj u k_j
 //     gk_s   = G_s v_s + n_ss u r_s     G_s v_s = sum_{j>s} D(s, j) r_j n_sj + D(s, end) (G v_s)
 //     z_t    = S_{t-1} . G behind all   z_{t+1} = d_t z_t + k_t (G v_t)
-//     gw_t   = d_t S_{t-1} . G_t        S_{t-1} . G_t = sum_{j>t} D(t, j) r_j x_j(t) + D(t, end) z_t
+//     gw_t   = d_t S_{t-1} . G_t        ... = sum_{j>t} D(t, j) r_j x_j(t) + D(t, end) z_t
 //     a_js   = r_j k_s D(s, j), a_ss = r u k: their sums over keys are what gv_s takes of g_j
 //
-// where S and G are the key's rows of the state and its gradient, and "behind all" and "end" mean the
-// state behind these steps. Sums with D run from the far end, one decay and one term at a time. So
-// decays meet sums of what they decay, as in the recurrence, and not every term for itself: where terms
-// of neighbouring steps cancel, errors of decays do so as well. Nothing is divided by a decay, no sum
-// is taken off another one, and nothing is added but what a gradient depends on: gw is as good as
-// fp32's however small it is, and NaN stays where it belongs.
+// where S and G are the key's rows of the state and its gradient, and "behind all" and "end" mean
+// the state behind these steps. Sums with D run from the far end, one decay and one term at a time.
+// So decays meet sums of what they decay, as in the recurrence, and not every term for itself:
+// where terms of neighbouring steps cancel, errors of decays do so as well. Nothing is divided by a
+// decay, no sum is taken off another one, and nothing is added but what a gradient depends on: gw
+// is as good as fp32's however small it is, and NaN stays where it belongs.
 //
-// All that is done for two halves of 8 steps. What one half owes to the other goes through the state
-// between them: two multiply-adds per pair and not eight instructions, and a product of matrices
-// for the sums over keys.
+// All that is done for two halves of 8 steps. What one half owes to the other goes through the
+// state between them: two multiply-adds per pair and not eight instructions, and a product of
+// matrices for the sums over keys.
 #pragma once
 
 #include "chunk_decay.cuh"
@@ -27,7 +28,8 @@
 namespace kgen::wkv {
 
 constexpr int kHalfSteps = kSubSteps / 2;
-// Pairs s <= j of the same half, by s and then by j, early half first; and of different halves [s][j].
+// Pairs s <= j of the same half, by s and then by j, early half first; and of different halves
+// [s][j].
 constexpr int kPairs = kHalfSteps * (kHalfSteps + 1);
 constexpr int kPairsPadded = ceil_div(kPairs, 16) * 16;
 constexpr int kCrossPairs = kHalfSteps * kHalfSteps;
@@ -60,16 +62,16 @@ private:
     float terms_[16];
 };
 
-// What pairs are summed in. Sums over values come first here, and where these have one sign while
-// steps cancel, fp32's roundings are several times those of a recurrence, which sums over steps
-// first: an fp32 gw may want fp64.
-template <int Bits>
+// What pairs are summed in where gw is fp32. Sums over values come first here, and where these have
+// one sign while steps cancel, fp32's roundings are several times those of a recurrence, which sums
+// over steps first.
+template <bool Precise>
 struct PairReal {
-    using Type = float;
+    using Type = double;
 };
 template <>
-struct PairReal<64> {
-    using Type = double;
+struct PairReal<false> {
+    using Type = float;
 };
 
 // What a lane has of its key before it looks at pairs.
@@ -113,8 +115,8 @@ KGEN_DEVICE void load_products(const Real* row, int from, int to, Real (&n)[kSub
     }
 }
 
-// The steps from First on, one half; x.back and, of the half, `read` and `inner` are of the states at its
-// ends.
+// The steps from First on, one half; x.back and, of the half, `read` and `inner` are of the states
+// at its ends.
 template <int First, class Real, class OfStep>
 KGEN_DEVICE float half_pairs(const KeySteps& x, Real (&read)[kHalfSteps],
                              const float (&back)[kHalfSteps], Real inner,
@@ -126,13 +128,14 @@ KGEN_DEVICE float half_pairs(const KeySteps& x, Real (&read)[kHalfSteps],
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
         const int t = First + i;
+        sync_warp();  // keeps later steps' products out of registers
         Real n[kSubSteps];
         float of_key[kSubSteps];  // the same, for what is as good in fp32
         load_products(products.row(t), t / 4 * 4, First + kHalf, n);
         load_products(products.short_row(t), t / 4 * 4, First + kHalf, of_key);
 
         // 1. From the far end: gradients of the state and of the key, which stand at step t.
-        const Real r = x.r[t], k = x.k[t], d = x.d[t];
+        const Real k = x.k[t], d = x.d[t];
         Real across = inner;
         float behind = back[i];
 #pragma unroll
@@ -160,10 +163,10 @@ KGEN_DEVICE float half_pairs(const KeySteps& x, Real (&read)[kHalfSteps],
 }
 
 // sums: kPairsPadded. of_step(t, gr, gk, gw) takes a
-// step's gradients, step after step, and of_cross(t, x) k of an early step with the decays up to the
-// middle, r of a late one with those behind it. load_late brings r, k, d and back of the late steps again: they
-// need no registers in between. Returns the sum of n_tt r_t k_t. By a whole warp; a lane without a key
-// has zeros.
+// step's gradients, step after step, and of_cross(t, x) k of an early step with the decays up to
+// the middle, r of a late one with those behind it. load_late brings r, k, d and back of the late
+// steps again: they need no registers in between. Returns the sum of n_tt r_t k_t. By a whole warp;
+// a lane without a key has zeros.
 template <class Real, class OfStep, class OfCross, class LoadLate>
 KGEN_DEVICE float step_pairs(KeySteps& x, const PairProducts<Real>& products, float* sums,
                              OfStep of_step, OfCross of_cross, LoadLate load_late) {
@@ -193,6 +196,7 @@ KGEN_DEVICE float step_pairs(KeySteps& x, const PairProducts<Real>& products, fl
     }
 #pragma unroll
     for (int s = 0; s < kHalf; ++s) {
+        sync_warp();
         Real n[kSubSteps];
         load_products(products.row(s), kHalf, kSubSteps, n);
         Real back = all_late * Real(x.back[s]);
@@ -225,8 +229,8 @@ KGEN_DEVICE float step_pairs(KeySteps& x, const PairProducts<Real>& products, fl
     return gu;
 }
 
-// gv of one value from its carried part and g: out(s, carried + factor * sum_{j>=s} a_js g_j). `sums` are
-// kPairsPadded, `crosses` kCrossPairs; g is zero where there is no step.
+// gv of one value from its carried part and g: out(s, carried + factor * sum_{j>=s} a_js g_j).
+// `sums` are kPairsPadded, `crosses` kCrossPairs; g is zero where there is no step.
 template <class Carried, class Out>
 KGEN_DEVICE void read_pairs(const float* sums, const float* crosses, const float (&g)[kSubSteps],
                             float factor, Carried carried, Out out) {

@@ -1,7 +1,7 @@
 // Part of a state [keys x values] in a warp's registers: 16 keys with all values of a block, as
 // accumulators of products on tensor cores (mma.cuh).
 //
-//     read      X S^T     S is the operand A as it stands, its values the sum's k; X are rows of values
+//     read      X S^T     S is the operand A as it stands, its values are k; X rows of values
 //     advance   S = diag(d) S + F^T X     F are rows of keys in fp32, 16 steps at a time
 //
 // What is fp32, the state and F, is a sum of numbers of the type that is multiplied:
@@ -12,9 +12,9 @@
 //     fp32       two TF32 each, three products
 //
 // Products of 16 steps or values are a chain of their own, small parts first, that begins with zero
-// (see mma.cuh): where terms have one sign, what longer chains cut off would add up. NaN reaches what
-// depends on it and nothing else: no zeros stand for what is not there but those of steps and features
-// that do not exist.
+// (see mma.cuh): where terms have one sign, what longer chains cut off would add up. NaN reaches
+// what depends on it and nothing else: no zeros stand for what is not there but those of steps and
+// features that do not exist.
 #pragma once
 
 #include "chunk_mma.cuh"
@@ -31,8 +31,8 @@ KGEN_DEVICE constexpr int key_row_stride(int keys) { return keys + 4; }
 // Values of float from one set of 16 rows to the next one: half of the banks away.
 KGEN_DEVICE constexpr int key_rows(int stride) { return kSubSteps * stride + 16; }
 
-// A running product of decays in two numbers: what it is multiplied with errs by one rounding, not by one
-// per decay. Terms of neighbouring steps may cancel, errors of their decays would not.
+// A running product of decays in two numbers: what it is multiplied with errs by one rounding, not
+// by one per decay. Terms of neighbouring steps may cancel, errors of their decays would not.
 class LongProduct {
 public:
     KGEN_DEVICE explicit LongProduct(float first) : high_(first), low_(0.0f) {}
@@ -48,8 +48,9 @@ private:
     float high_, low_;
 };
 
-// Operands for a state in fp32 with rows of T, 16 steps and 16 values at a time. `State` is 16 keys of the
-// tile with the sum's k, which is 16 values or 16 steps; `Rows` are two fragments of 8 of the others.
+// Operands for a state in fp32 with rows of T, 16 steps and 16 values at a time. `State` is 16 keys
+// of the tile with the sum's k, which is 16 values or 16 steps; `Rows` are two fragments of 8 of
+// the others.
 template <class T, bool Precise>
 struct StateProducts {  // fp16 and fp32, as TF32
     static constexpr bool kWide = sizeof(T) == 4;
@@ -83,7 +84,8 @@ struct StateProducts {  // fp16 and fp32, as TF32
         }
     }
 
-    // Fragments of steps 8 n + g; k are values 8 k + {2q, 2q + 1}, in the order of a state's columns.
+    // Fragments of steps 8 n + g; k are values 8 k + {2q, 2q + 1}, in the order of a state's
+    // columns.
     static KGEN_DEVICE Rows across(const T* rows, int stride) {
         Rows b;
         if constexpr (kWide) {
@@ -312,7 +314,8 @@ struct KeyTile {
         }
     }
 
-    // S = diag(decays) S + F^T X; `before` is S and may be this one. Decays and F are of the tile's keys.
+    // S = diag(decays) S + F^T X; `before` is S and may be this one. Decays and F are of the tile's
+    // keys.
     KGEN_DEVICE void advance(const KeyTile& before, const float* decays, const float* factors,
                              int factor_stride, const T* rows, int stride) {
         const MmaLane lane = mma_lane();

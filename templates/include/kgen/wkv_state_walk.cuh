@@ -1,11 +1,11 @@
-// States at the boundaries of chunks, for the chunked backward pass of wkv5 and wkv6: forward in time
-// the state before each chunk, backward the gradient of the state behind each.
+// States at the boundaries of chunks, for the chunked backward pass of wkv5 and wkv6: forward in
+// time the state before each chunk, backward the gradient of the state behind each.
 //
 //     forward    S_t     = diag(d_t) S_{t-1} + k_t v_t^T
 //     backward   G_{t-1} = diag(d_t) G_t + scale * r_t gy_t^T
 //
-// 16 steps are one product: rows of keys get their decays up to the last of them (forward) or from the
-// first one (backward) by running products, so that no exponent is ever positive.
+// 16 steps are one product: rows of keys get their decays up to the last of them (forward) or from
+// the first one (backward) by running products, so that no exponent is ever positive.
 #pragma once
 
 #include "async.cuh"
@@ -23,15 +23,17 @@ KGEN_DEVICE float decay_from(W w) {
     return exp(to_float(w));
 }
 
-// By the whole block: `Steps` rows of a tensor from step `first` on, `width` values of each, a multiple of
-// what one copy moves, to rows `tile_stride` apart. Steps behind the first `left` ones are zeros.
-template <class T, int Steps, int CopyBytes, int Threads>
+// By the whole block: `Steps` rows of a tensor from step `first` on, of each `width` of Width
+// values, a multiple of what one copy moves, to rows `tile_stride` apart. Steps behind the first
+// `left` ones are zeros.
+template <class T, int Steps, int Width, int CopyBytes, int Threads>
 KGEN_DEVICE void copy_rows(T* tile, int tile_stride, const StepRows<const T>& rows, i64 first,
-                           int left, int width) {
+                           int left, int width = Width) {
     constexpr int kVec = CopyBytes / static_cast<int>(sizeof(T));
-    const int per_row = width / kVec;
-    for (int i = thread_rank(); i < Steps * per_row; i += Threads) {
-        const int step = i / per_row, column = i % per_row * kVec;
+    constexpr int kPerRow = ceil_div(Width, kVec);
+    for (int i = thread_rank(); i < Steps * kPerRow; i += Threads) {
+        const int step = i / kPerRow, column = i % kPerRow * kVec;
+        if (column >= width) continue;
         T* to = tile + step * tile_stride + column;
         const bool inside = step < left;
         const T* from = rows.at(inside ? first + step : first) + column;
@@ -44,15 +46,14 @@ KGEN_DEVICE void copy_rows(T* tile, int tile_stride, const StepRows<const T>& ro
 }
 
 // Extents and choices of the kernels: tensors of T, log decays of W, one per step if PerStep; Chunk
-// steps between two states; Slice values and Stages batches of a block of the walk; CopyBytes of a copy;
-// Precise: products as good as fp32's; PairBits: of the sums over pairs of steps.
-template <class T_, class W_, bool PerStep, bool Precise, int PairBits, int K, int V, int Chunk,
-          int Slice, int Stages, int CopyBytes>
+// steps between two states; Slice values and Stages batches of a block of the walk; CopyBytes of a
+// copy; Precise: products as good as fp32's.
+template <class T_, class W_, bool PerStep, bool Precise, int K, int V, int Chunk, int Slice,
+          int Stages, int CopyBytes>
 struct ChunkedBackward {
     using T = T_;
     using W = W_;
     static constexpr bool kPerStep = PerStep, kPrecise = Precise;
-    static constexpr int kPairBits = PairBits;
     static constexpr int kK = K, kV = V, kChunk = Chunk, kSlice = Slice, kStages = Stages;
     static constexpr int kCopy = CopyBytes;
     static constexpr int kCopyW = max(CopyBytes, static_cast<int>(sizeof(W)));
@@ -77,7 +78,7 @@ class StateWalk {
     using T = typename C::T;
     using W = typename C::W;
     using Tile = KeyTile<T, C::kPrecise, C::kSlice / 8>;
-    static constexpr int kSteps = 32;  // of a batch: 16 keys of two sets of 16 steps are a warp's lanes
+    static constexpr int kSteps = 32;  // of a batch: lanes have 16 keys of two sets of 16 steps
     static constexpr int kStages = C::kStages, kKeys = C::kKeys, kThreads = C::kThreads;
     static constexpr int kRowStride = chunk_row_stride<T>(C::kSlice);
     static constexpr int kRows = kSteps * kRowStride, kBatch = kSteps * kKeys;
@@ -102,8 +103,8 @@ public:
     template <bool Backward>
     KGEN_DEVICE void walk(const float* start, float* kept, i64 kept_stride, int kept_tiles,
                           float* end) const {
-        // Shared memory: W w[Stages][32][kKeys]; T x[Stages][32][kKeys], rows[Stages][32][kRowStride];
-        // float factors[2][kFactors], decays[2][kKeys].
+        // Shared memory: W w[Stages][32][kKeys]; T x[Stages][32][kKeys],
+        // rows[Stages][32][kRowStride]; float factors[2][kFactors], decays[2][kKeys].
         W* ring_w = dynamic_smem<W>();
         T* ring_x = reinterpret_cast<T*>(ring_w + (C::kPerStep ? kStages * kBatch : 0));
         T* ring_rows = ring_x + kStages * kBatch;
@@ -138,13 +139,13 @@ public:
                 const i64 first = (Backward ? batches - 1 - batch : batch) * kSteps;
                 const int slot = static_cast<int>(batch % kStages);
                 const int left = static_cast<int>(min(steps - first, i64{kSteps}));
-                copy_rows<T, kSteps, C::kCopy, kThreads>(ring_x + slot * kBatch, kKeys, x, first,
-                                                         left, C::kK);
-                copy_rows<T, kSteps, C::kCopy, kThreads>(ring_rows + slot * kRows, kRowStride, rows,
-                                                         first, left, width);
+                copy_rows<T, kSteps, C::kK, C::kCopy, kThreads>(ring_x + slot * kBatch, kKeys, x,
+                                                                first, left);
+                copy_rows<T, kSteps, C::kSlice, C::kCopy, kThreads>(
+                    ring_rows + slot * kRows, kRowStride, rows, first, left, width);
                 if constexpr (C::kPerStep)
-                    copy_rows<W, kSteps, C::kCopyW, kThreads>(ring_w + slot * kBatch, kKeys, w,
-                                                              first, left, C::kK);
+                    copy_rows<W, kSteps, C::kK, C::kCopyW, kThreads>(ring_w + slot * kBatch,
+                                                                     kKeys, w, first, left);
             }
             cp_async_commit();
         };
@@ -206,40 +207,5 @@ public:
             });
     }
 };
-
-// A block per head, direction and slice of the values.
-template <class C, class T, class W>
-KGEN_DEVICE void keep_states(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r, Rows<const T> k,
-                             Rows<const T> v, Rows<const W> w, const float* initial_state,
-                             const float* gfinal_state, float* ginitial_state, float* states,
-                             float* gradients, float scale) {
-    constexpr int kSlices = ceil_div(C::kV, C::kSlice);
-    const i64 block = blockIdx.x, head = block / (2 * kSlices), b = head / H, h = head % H;
-    const bool backward = block / kSlices % 2 != 0;
-    const int value = static_cast<int>(block % kSlices) * C::kSlice;
-    const int width = min(C::kV - value, C::kSlice);
-    const i64 chunks = ceil_div(steps, i64{C::kChunk});
-    const i64 state = head * C::kK * C::kV + value;
-    const i64 kept = C::state_offset(head, chunks, 0) + value / 8 * kWarpSize * 4;
-    const i64 kept_stride = C::state_offset(0, 1, 1) - C::state_offset(0, 1, 0);
-    const int kept_tiles = min(C::kTiles - value / 8, C::kSlice / 8);
-    const auto rows = [&](const Rows<const T>& tensor, int feature) {
-        const Rows<const T> its = tensor.head(b, h);
-        return StepRows<const T>{its.first + feature, its.of_t};
-    };
-    const Rows<const W> w_h = w.head(b, h);
-    const StepRows<const W> steps_w{w_h.first, w_h.of_t};
-
-    if (backward) {
-        StateWalk<C>{rows(r, 0), rows(gy, value), steps_w, steps, width, scale}
-            .template walk<true>(gfinal_state ? gfinal_state + state : nullptr, gradients + kept,
-                                 kept_stride, kept_tiles,
-                                 ginitial_state ? ginitial_state + state : nullptr);
-    } else {
-        StateWalk<C>{rows(k, 0), rows(v, value), steps_w, steps, width, 1.0f}
-            .template walk<false>(initial_state ? initial_state + state : nullptr, states + kept,
-                                  kept_stride, kept_tiles, nullptr);
-    }
-}
 
 }  // namespace kgen::wkv

@@ -1,9 +1,9 @@
 // Rendered by kgen from templates/wkv6/backward_chunked.cu.jinja
-// config: chunked(chunk=64, slice=64, stages=3, copy=16, pair_bits=64, min_blocks=2)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// config: chunked(chunk=64, slice=64, stages=3, copy=16, min_blocks=2)
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none
 // wkv6 backward on tensor cores. A first kernel walks over time and keeps the states at the ends of
-// chunks, those of the recurrence and their gradients; a second one finds the gradients of all chunks
-// side by side; a third adds up gu. Nothing is added in an order that depends on timing.
+// chunks, those of the recurrence and their gradients; a second one finds the gradients of all
+// chunks side by side; a third adds up gu. Nothing is added in an order that depends on timing.
 #include "kgen/wkv_backward_chunked.cuh"
 
 namespace {
@@ -19,7 +19,6 @@ constexpr int kChunk = 64;           // steps between two states
 constexpr int kSlice = 64;           // values of a block of the walk
 constexpr int kStages = 3;         // batches of 32 steps in its shared memory
 constexpr int kCopy = 16;             // bytes that one copy moves
-constexpr int kPairBits = 64;      // of sums over pairs of steps
 constexpr int kMinBlocks = 2;  // blocks per SM that registers leave room for
 
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
@@ -28,8 +27,8 @@ constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 constexpr bool kPrecise = sizeof(W) == 4 || kInitialState;
 constexpr int kSumThreads = 256;
 
-using Config = kgen::wkv::ChunkedBackward<T, W, true, kPrecise, kPairBits, kK, kV, kChunk, kSlice,
-                                          kStages, kCopy>;
+using Config = kgen::wkv::ChunkedBackward<T, W, true, kPrecise, kK, kV, kChunk, kSlice, kStages,
+                                          kCopy>;
 constexpr int kThreads = Config::kThreads;
 
 }  // namespace

@@ -1,0 +1,52 @@
+// Pairs of 16 steps of wkv, one warp: a lane has a key. r, k, d, read, back: [16][32]; u, inner: [32];
+// n: [16][16].
+#include <kgen/wkv_pairs.cuh>
+
+namespace {
+
+template <class Real>
+KGEN_DEVICE void look(const float* r, const float* k, const float* d, const float* read,
+                      const float* back, const float* u, const float* inner, const float* n,
+                      float* gr, float* gk, float* gw, float* gu, float* sums, float* crosses) {
+    using Products = kgen::wkv::PairProducts<Real>;
+    const int lane = kgen::lane_id();
+    const Products products{kgen::dynamic_smem<char>()};
+    kgen::wkv::KeySteps x;
+    for (int t = 0; t < 16; ++t) {
+        x.r[t] = r[t * 32 + lane];
+        x.k[t] = k[t * 32 + lane];
+        x.d[t] = d[t * 32 + lane];
+        x.read[t] = read[t * 32 + lane];
+        x.back[t] = back[t * 32 + lane];
+        if (lane < 16) {
+            products.row(t)[lane] = n[t * 16 + lane];
+            products.short_row(t)[lane] = n[t * 16 + lane];
+        }
+    }
+    x.u = u[lane];
+    x.inner = inner[lane];
+    kgen::sync_warp();
+    gu[lane] = kgen::wkv::step_pairs(
+        x, products, sums,
+        [&](int t, float of_r, float of_k, float of_w) {
+            gr[t * 32 + lane] = of_r;
+            gk[t * 32 + lane] = of_k;
+            gw[t * 32 + lane] = of_w;
+        },
+        [&](int t, float of_key) { crosses[t * 32 + lane] = of_key; },
+        [](kgen::wkv::KeySteps&) {});
+}
+
+}  // namespace
+
+#define PAIRS(name, Real)                                                                          \
+    extern "C" __global__ void __launch_bounds__(32) name(                                         \
+        const float* r, const float* k, const float* d, const float* read, const float* back,      \
+        const float* u, const float* inner, const float* n, float* gr, float* gk, float* gw,       \
+        float* gu, float* sums, float* crosses) {                                                  \
+        look<Real>(r, k, d, read, back, u, inner, n, gr, gk, gw, gu, sums, crosses);               \
+    }                                                                                              \
+    KGEN_EXPORT(name)
+
+PAIRS(pairs_fp32, float);
+PAIRS(pairs_fp64, double);
