@@ -1,0 +1,103 @@
+// The kernels of the chunked backward pass of wkv5 and wkv6: a block's part of each.
+//
+//     keep_states       wkv_state_walk.cuh: states and their gradients at the ends of chunks
+//     chunk_gradients   wkv_chunk_gradients.cuh: everything else, all chunks side by side
+//     sum_chunks        sums over batch and chunks, in a fixed order
+#pragma once
+
+#include "wkv_chunk_gradients.cuh"
+#include "wkv_state_walk.cuh"
+
+namespace kgen::wkv {
+
+// A block per head, direction and slice of the values.
+template <class C, class T, class W>
+KGEN_DEVICE void keep_states(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r, Rows<const T> k,
+                             Rows<const T> v, Rows<const W> w, const float* initial_state,
+                             const float* gfinal_state, float* ginitial_state, float* states,
+                             float* gradients, float scale) {
+    constexpr int kSlices = ceil_div(C::kV, C::kSlice);
+    const i64 block = blockIdx.x, head = block / (2 * kSlices), b = head / H, h = head % H;
+    const bool backward = block / kSlices % 2 != 0;
+    const int value = static_cast<int>(block % kSlices) * C::kSlice;
+    const int width = min(C::kV - value, C::kSlice);
+    const i64 chunks = ceil_div(steps, i64{C::kChunk});
+    const i64 state = head * C::kK * C::kV + value;
+    const i64 kept = C::state_offset(head, chunks, 0) + value / 8 * kWarpSize * 4;
+    const i64 kept_stride = C::state_offset(0, 1, 1) - C::state_offset(0, 1, 0);
+    const int kept_tiles = min(C::kTiles - value / 8, C::kSlice / 8);
+    const auto rows = [&](const Rows<const T>& tensor, int feature) {
+        const Rows<const T> its = tensor.head(b, h);
+        return StepRows<const T>{its.first + feature, its.of_t};
+    };
+    const Rows<const W> w_h = w.head(b, h);
+    const StepRows<const W> steps_w{w_h.first, w_h.of_t};
+
+    if (backward) {
+        StateWalk<C>{rows(r, 0), rows(gy, value), steps_w, steps, width, scale}
+            .template walk<true>(gfinal_state ? gfinal_state + state : nullptr, gradients + kept,
+                                 kept_stride, kept_tiles,
+                                 ginitial_state ? ginitial_state + state : nullptr);
+    } else {
+        StateWalk<C>{rows(k, 0), rows(v, value), steps_w, steps, width, 1.0f}
+            .template walk<false>(initial_state ? initial_state + state : nullptr, states + kept,
+                                  kept_stride, kept_tiles, nullptr);
+    }
+}
+
+template <class T>
+KGEN_DEVICE StepRows<T> head_steps(const Rows<T>& rows, i64 b, i64 h) {
+    const Rows<T> its = rows.head(b, h);
+    return {its.first, its.of_t};
+}
+
+// A block per head and chunk. gw if w has steps, gw_parts else.
+template <class C, class T, class W, class U>
+KGEN_DEVICE void chunk_gradients(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r,
+                                 Rows<const T> k, Rows<const T> v, Rows<const W> w, const U* u,
+                                 const float* states, const float* gradients, Rows<T> gr,
+                                 Rows<T> gk, Rows<T> gv, Rows<W> gw, float* gu_parts,
+                                 float* gw_parts, float scale) {
+    const i64 chunks = ceil_div(steps, i64{C::kChunk});
+    const i64 head = blockIdx.x / chunks, chunk = blockIdx.x % chunks, b = head / H, h = head % H;
+    const i64 first = chunk * C::kChunk;
+    const ChunkTensors<T, W, U> tensors{head_steps(gy, b, h), head_steps(r, b, h),
+                                        head_steps(k, b, h),  head_steps(v, b, h),
+                                        head_steps(w, b, h),  u + h * C::kK,
+                                        head_steps(gr, b, h), head_steps(gk, b, h),
+                                        head_steps(gv, b, h), head_steps(gw, b, h)};
+    const i64 offset = C::state_offset(head, chunks, chunk);
+    const i64 part = (head * chunks + chunk) * C::kK;
+    ChunkGradients<C, U>(tensors, first, static_cast<int>(min(steps - first, i64{C::kChunk})),
+                         scale)
+        .find(states + offset, gradients + offset, gu_parts + part,
+              C::kPerStep ? nullptr : gw_parts + part);
+}
+
+// Sums over batch and chunks of [B, H, chunks, K], always in the same order; a block per 32 of H *
+// K.
+template <int Threads, class T>
+KGEN_DEVICE void sum_chunks(const float* parts, i64 B, i64 H, i64 K, i64 chunks, T* sums) {
+    constexpr int kWarps = Threads / kWarpSize;
+    __shared__ float of_warps[kWarps][kWarpSize];
+    const int warp = thread_rank() / kWarpSize;
+    const i64 feature = static_cast<i64>(blockIdx.x) * kWarpSize + lane_id();
+    const bool used = feature < H * K;
+    CompensatedSum sum;
+    if (used) {
+        const i64 h = feature / K, key = feature % K;
+#pragma unroll 4
+        for (i64 i = warp; i < B * chunks; i += kWarps)
+            sum.add(parts[((i / chunks * H + h) * chunks + i % chunks) * K + key]);
+    }
+    of_warps[warp][lane_id()] = sum.value();
+    sync_block();
+    if (warp == 0 && used) {
+        CompensatedSum all;
+        for (int i = 0; i < kWarps; ++i) all.add(of_warps[i][lane_id()]);
+        sums[feature] = from_float<T>(all.value());
+    }
+    sync_block();  // another sum may follow
+}
+
+}  // namespace kgen::wkv

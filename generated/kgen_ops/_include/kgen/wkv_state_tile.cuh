@@ -1,0 +1,353 @@
+// Part of a state [keys x values] in a warp's registers: 16 keys with all values of a block, as
+// accumulators of products on tensor cores (mma.cuh).
+//
+//     read      X S^T     S is the operand A as it stands, its values are k; X rows of values
+//     advance   S = diag(d) S + F^T X     F are rows of keys in fp32, 16 steps at a time
+//
+// What is fp32, the state and F, is a sum of numbers of the type that is multiplied:
+//
+//     rows of    as good as fp32 (Precise)               else
+//     bf16       three bf16, exactly: 24 bits            two, 16 bits
+//     fp16       three TF32, exactly                     one
+//     fp32       two TF32 each, three products
+//
+// Products of 16 steps or values are a chain of their own, small parts first, that begins with zero
+// (see mma.cuh): where terms have one sign, what longer chains cut off would add up. NaN reaches
+// what depends on it and nothing else: no zeros stand for what is not there but those of steps and
+// features that do not exist.
+#pragma once
+
+#include "chunk_mma.cuh"
+#include "math.cuh"
+
+namespace kgen::wkv {
+
+constexpr int kSubSteps = 16;  // steps that a state advances by at a time
+
+// Values of float between rows of keys: 4 banks more than a multiple of 16, so that eight keys of
+// steps 2q, and eight steps of four keys, are 32 different banks.
+KGEN_DEVICE constexpr int key_row_stride(int keys) { return keys + 4; }
+
+// Values of float from one set of 16 rows to the next one: half of the banks away.
+KGEN_DEVICE constexpr int key_rows(int stride) { return kSubSteps * stride + 16; }
+
+// A running product of decays in two numbers: what it is multiplied with errs by one rounding, not
+// by one per decay. Terms of neighbouring steps may cancel, errors of their decays would not.
+class LongProduct {
+public:
+    KGEN_DEVICE explicit LongProduct(float first) : high_(first), low_(0.0f) {}
+    KGEN_DEVICE void multiply(float x) {
+        const float product = high_ * x;
+        low_ = fma(low_, x, fma(high_, x, -product));
+        high_ = product;
+    }
+    KGEN_DEVICE float times(float x) const { return fma(high_, x, low_ * x); }
+    KGEN_DEVICE float value() const { return high_ + low_; }
+
+private:
+    float high_, low_;
+};
+
+// Operands for a state in fp32 with rows of T, 16 steps and 16 values at a time. `State` is 16 keys
+// of the tile with the sum's k, which is 16 values or 16 steps; `Rows` are two fragments of 8 of
+// the others.
+template <class T, bool Precise>
+struct StateProducts {  // fp16 and fp32, as TF32
+    static constexpr bool kWide = sizeof(T) == 4;
+    static_assert(Precise || !kWide, "rows in fp32 are for products that are as good");
+    static constexpr int kParts = kWide ? 2 : Precise ? 3 : 1;  // of what is fp32
+    static constexpr int kRowParts = kWide ? 2 : 1;
+
+    struct State {
+        u32 part[2][kParts][4];  // of k = 0 .. 7 and 8 .. 15
+    };
+    struct Rows {
+        u32 part[2][2][kRowParts][2];  // of each fragment, the same
+    };
+
+    // x as parts of falling size, its last one rounded without a bias; NaN stays in the last one.
+    template <int Parts, int Count>
+    static KGEN_DEVICE void split(u32 (&parts)[Parts][Count], int i, float x) {
+#pragma unroll
+        for (int p = 0; p + 1 < Parts; ++p) {
+            parts[p][i] = (bit_cast<u32>(x) + 0x1000u) & 0xffffe000u;
+            x -= bit_cast<float>(parts[p][i]);
+        }
+        parts[Parts - 1][i] = near_tf32(x);
+    }
+
+    static KGEN_DEVICE void put(Rows& rows, int fragment, int k, int i, float x) {
+        if constexpr (kWide) {
+            split(rows.part[fragment][k], i, x);
+        } else {
+            rows.part[fragment][k][0][i] = bit_cast<u32>(x);
+        }
+    }
+
+    // Fragments of steps 8 n + g; k are values 8 k + {2q, 2q + 1}, in the order of a state's
+    // columns.
+    static KGEN_DEVICE Rows across(const T* rows, int stride) {
+        Rows b;
+        if constexpr (kWide) {
+            const MmaLane lane = mma_lane();
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (int k = 0; k < 2; ++k) {
+                    const Vec<float, 2> two = *reinterpret_cast<const Vec<float, 2>*>(
+                        rows + (8 * n + lane.g) * stride + 8 * k + 2 * lane.q);
+                    put(b, n, k, 0, two[0]);
+                    put(b, n, k, 1, two[1]);
+                }
+        } else {
+            u32 pairs[4];
+            ldmatrix<4>(pairs, rows + lane_id() % 16 * stride + lane_id() / 16 * 8);
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                const f32x2 two = unpack2<T>(pairs[m]);
+                put(b, m % 2, m / 2, 0, two.x);
+                put(b, m % 2, m / 2, 1, two.y);
+            }
+        }
+        return b;
+    }
+
+    // Fragments of values 8 n + g; k are steps, in the order of `step_of`.
+    static KGEN_DEVICE Rows along(const T* rows, int stride) {
+        Rows b;
+        if constexpr (kWide) {
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (int k = 0; k < 2; ++k)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        put(b, n, k, i, rows[step_of(k, i) * stride + 8 * n + mma_lane().g]);
+        } else {
+            u32 pairs[4];
+            ldmatrix<4, true>(pairs, rows + lane_id() % 16 * stride + lane_id() / 16 * 8);
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                const f32x2 two = unpack2<T>(pairs[m]);
+                put(b, m / 2, 0, m % 2, two.x);
+                put(b, m / 2, 1, m % 2, two.y);
+            }
+        }
+        return b;
+    }
+
+    // From rows of keys [16 steps][16 keys].
+    static KGEN_DEVICE State of_factors(const float* rows, int stride) {
+        State a;
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                split(a.part[k], i, rows[step_of(k, i / 2) * stride + mma_lane().g + i % 2 * 8]);
+        return a;
+    }
+
+    // From tiles of accumulators `tile` and the next one.
+    template <class Tiles>
+    static KGEN_DEVICE State of_sums(const Tiles& sums, int tile) {
+        State a;
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) split(a.part[k], i, sums[tile + k][i % 2 * 2 + i / 2]);
+        return a;
+    }
+
+    // Which of 16 steps is q (half 0) or q + 4 (half 1) of k: what ldmatrix brings.
+    static KGEN_DEVICE int step_of(int k, int half) {
+        const int q = mma_lane().q;
+        return kWide ? 8 * k + 4 * half + q : 2 * q + 8 * half + k;
+    }
+
+    // sums = a * fragment of b, summed over k.
+    static KGEN_DEVICE void multiply(float (&sums)[4], const State& a, const Rows& b,
+                                     int fragment) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] = 0.0f;
+#pragma unroll
+        for (int p = kParts - 1; p >= 0; --p) {
+            if constexpr (kWide)
+                if (p == 0)
+#pragma unroll
+                    for (int k = 0; k < 2; ++k)
+                        mma_tf32_16x8x8(sums, a.part[k][0], b.part[fragment][k][kRowParts - 1]);
+#pragma unroll
+            for (int k = 0; k < 2; ++k)
+                mma_tf32_16x8x8(sums, a.part[k][p], b.part[fragment][k][0]);
+        }
+    }
+};
+
+template <bool Precise>
+struct StateProducts<bf16, Precise> {
+    static constexpr int kParts = Precise ? 3 : 2;
+
+    struct State {
+        u32 part[kParts][4];
+    };
+    struct Rows {
+        u32 pairs[2][2];  // of each fragment
+    };
+
+    // Two values as pairs of bf16 of falling size, whose bits are those of the values: cut off, not
+    // rounded, three of them have all 24.
+    static KGEN_DEVICE void split(State& a, int i, float x, float y) {
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) {
+            if (p + 1 == kParts && !Precise) {
+                a.part[p][i] = pack2<bf16>(x, y);
+                break;
+            }
+            const u32 high_x = bit_cast<u32>(x) & 0xffff0000u;
+            const u32 high_y = bit_cast<u32>(y) & 0xffff0000u;
+            a.part[p][i] = high_x >> 16 | high_y;
+            x -= bit_cast<float>(high_x);
+            y -= bit_cast<float>(high_y);
+        }
+    }
+
+    static KGEN_DEVICE Rows across(const bf16* rows, int stride) {
+        u32 pairs[4];
+        ldmatrix<4>(pairs, rows + lane_id() % 16 * stride + lane_id() / 16 * 8);
+        return {{{pairs[0], pairs[2]}, {pairs[1], pairs[3]}}};
+    }
+
+    static KGEN_DEVICE Rows along(const bf16* rows, int stride) {
+        u32 pairs[4];
+        ldmatrix<4, true>(pairs, rows + lane_id() % 16 * stride + lane_id() / 16 * 8);
+        return {{{pairs[0], pairs[1]}, {pairs[2], pairs[3]}}};
+    }
+
+    static KGEN_DEVICE State of_factors(const float* rows, int stride) {
+        const MmaLane lane = mma_lane();
+        State a;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float* two = rows + (2 * lane.q + i / 2 * 8) * stride + lane.g + i % 2 * 8;
+            split(a, i, two[0], two[stride]);
+        }
+        return a;
+    }
+
+    template <class Tiles>
+    static KGEN_DEVICE State of_sums(const Tiles& sums, int tile) {
+        State a;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            split(a, i, sums[tile + i / 2][i % 2 * 2], sums[tile + i / 2][i % 2 * 2 + 1]);
+        return a;
+    }
+
+    static KGEN_DEVICE void multiply(float (&sums)[4], const State& a, const Rows& b,
+                                     int fragment) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] = 0.0f;
+#pragma unroll
+        for (int p = kParts - 1; p >= 0; --p)
+            mma_16x8x16<bf16>(sums, a.part[p], b.pairs[fragment]);
+    }
+};
+
+// at[i]: (key g, values 8 i + {2q, 2q + 1}), then the same of key g + 8.
+template <class T, bool Precise, int Tiles>
+struct KeyTile {
+    using Products = StateProducts<T, Precise>;
+    static_assert(Tiles % 2 == 0, "rows are read 16 values at a time");
+
+    float at[Tiles][4];
+
+    KGEN_DEVICE void clear() {
+#pragma unroll
+        for (int i = 0; i < Tiles; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) at[i][j] = 0.0f;
+    }
+
+    // To and from memory where each lane's values of a tile lie together; `there` tiles exist.
+    KGEN_DEVICE void store_fragments(float* memory, int there) const {
+#pragma unroll
+        for (int i = 0; i < Tiles; ++i)
+            if (i < there)
+                *reinterpret_cast<Vec<float, 4>*>(memory + (i * kWarpSize + lane_id()) * 4) =
+                    {{at[i][0], at[i][1], at[i][2], at[i][3]}};
+    }
+
+    KGEN_DEVICE void load_fragments(const float* memory) {
+#pragma unroll
+        for (int i = 0; i < Tiles; ++i) {
+            const Vec<float, 4> four = *reinterpret_cast<const Vec<float, 4>*>(
+                memory + (i * kWarpSize + lane_id()) * 4);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) at[i][j] = four[j];
+        }
+    }
+
+    // visit(element, key of the tile, value of the tile)
+    template <class Visit>
+    KGEN_DEVICE void for_each(Visit visit) {
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int i = 0; i < Tiles; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                visit(at[i][j], lane.g + j / 2 * 8, 8 * i + 2 * lane.q + j % 2);
+    }
+
+    // out[n]: keys g and g + 8 of steps 8 n + {2q, 2q + 1}, sums over values of S x.
+    KGEN_DEVICE void read(const T* rows, int stride, float (&out)[2][4]) const {
+#pragma unroll
+        for (int i = 0; i < Tiles; i += 2) {
+            const typename Products::Rows b = Products::across(rows + 8 * i, stride);
+            const typename Products::State a = Products::of_sums(at, i);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                float chain[4];
+                Products::multiply(chain, a, b, n);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) out[n][j] = i == 0 ? chain[j] : out[n][j] + chain[j];
+            }
+        }
+    }
+
+    // S = diag(decays) S + F^T X; `before` is S and may be this one. Decays and F are of the tile's
+    // keys.
+    KGEN_DEVICE void advance(const KeyTile& before, const float* decays, const float* factors,
+                             int factor_stride, const T* rows, int stride) {
+        const MmaLane lane = mma_lane();
+        const float of_row[2] = {decays[lane.g], decays[lane.g + 8]};
+        const typename Products::State a = Products::of_factors(factors, factor_stride);
+#pragma unroll
+        for (int i = 0; i < Tiles; i += 2) {
+            const typename Products::Rows b = Products::along(rows + 8 * i, stride);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                float chain[4];
+                Products::multiply(chain, a, b, n);
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    at[i + n][j] = fma(of_row[j / 2], before.at[i + n][j], chain[j]);
+            }
+        }
+    }
+
+    // Sums over values of this times `other`, of keys g and g + 8, in all four lanes of a key.
+    KGEN_DEVICE void inner(const KeyTile& other, float (&sums)[2]) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < Tiles; ++i)
+#pragma unroll
+                for (int j = 0; j < 2; ++j)
+                    sum = fma(at[i][2 * half + j], other.at[i][2 * half + j], sum);
+            sums[half] = lanes_sum<4>(sum);
+        }
+    }
+};
+
+}  // namespace kgen::wkv
