@@ -54,7 +54,7 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
     indirect = [f"type({t}) not in {plain[t in optional.inputs]}" for t in tensors]
     dispatcher = f"torch.ops.kgen_ops.{function}("
     imports = {plain[t in optional.inputs] for t in tensors}
-    imports |= {"present", "unpacked"} if optional.outputs else set()
+    imports |= {"present"} if optional.outputs else set()
     return {
         "name": passed.name,
         "constant": passed.name.upper(),
@@ -69,17 +69,17 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         "fake_head": fold(f"def _fake_{function}(", head, f") -> {optional.result}:"),
         "doc": _docstring(operator, passed, optional),
         "through_dispatcher": (
-            fold(f"unpacked({dispatcher}", names, "))", 8) if optional.outputs
-            else fold(dispatcher, names, ")", 8)
+            fold(f"return unpacked({dispatcher}", names, "))", 8) if optional.outputs
+            else fold(f"return {dispatcher}", names, ")", 8)
         ),
         "indirect": _alternatives(["dispatch_modes()", "transforms()", *indirect], 4),
         "wants_grad": _bracketed(_alternatives(
             [f"({t} is not None and {t}.requires_grad)" if t in optional.inputs
              else f"{t}.requires_grad" for t in tensors], 4)),
-        "refuse_grad": _call("refuse_grad", passed, [tensors]),
+        "recorded": _recorded(passed, function, names),
         "dispatched": _call("dispatched", passed, groups),
         "call": _call("call", passed, ["layout", *groups]),
-        "direct": fold(f"_{function}(", names, ")", 4),
+        "direct": fold(f"return _{function}(", names, ")", 4),
         "first": first,
         "pointers": [line for t in tensors for line in _pointer(t, optional)],
         "key": [_key(t, first, optional) for t in tensors] + ([", ".join(flags)] if flags else []),
@@ -332,6 +332,15 @@ def _call(method: str, passed: Pass, groups: Sequence[str | list[str]]) -> str:
     return "\n".join([head, *(f"            {line}," for line in lines), "        )"])
 
 
+def _recorded(passed: Pass, function: str, names: list[str]) -> str:
+    """A call that autograd records; a function of one tensor returns it as it is."""
+    head = f"unpacked({passed.name.upper()}.recorded(_{function}, "
+    line = f"{head}{_tuple(names)}))"
+    if len(line) + 15 <= WIDTH:
+        return line
+    return fold(f"{head}(", names, ")))", 8)
+
+
 def _allocation(output: Tensor, passed: Pass, optional: _Optional, indent: int = 4) -> str:
     """An expression that allocates an output, whatever the strides of the inputs."""
     carrier = _carrier(output, passed)
@@ -353,8 +362,10 @@ def _allocation(output: Tensor, passed: Pass, optional: _Optional, indent: int =
                                  "no input has: the generated function could not know it")
         dtype = f"{carriers[0]}.dtype"
     first = passed.inputs[0].name
-    return fold("torch.empty(", [_tuple(shape), f"dtype={dtype}", f"device={first}.device"],
-                ")", indent)
+    extents = _tuple(shape)
+    if indent + 6 + len(extents) > WIDTH:
+        extents = fold("(", shape, ")", indent + 4)
+    return fold("torch.empty(", [extents, f"dtype={dtype}", f"device={first}.device"], ")", indent)
 
 
 def _fake_body(passed: Pass, optional: _Optional) -> list[str]:
@@ -414,7 +425,9 @@ def _docstring(operator: Operator, passed: Pass, optional: _Optional) -> str:
         "    Raises:",
         "        ValueError: If shapes, strides, devices or scalars are not as said above.",
         "        TypeError: If a dtype is not supported.",
-        "        NotImplementedError: If a gradient is wanted; the function records none.",
+        "        NotImplementedError: If a gradient is wanted"
+        + (", and the library has no backward pass." if passed.name == "forward" else
+           " of what this returns."),
         "        DispatchError: If the library has no kernel for the device.",
     ]
     if any(t.flatten_leading for t in passed.inputs):

@@ -13,6 +13,7 @@ import jinja2
 
 from kgen import __version__
 from kgen.emit.functions import pass_values
+from kgen.emit.gradients import gradient_values
 from kgen.emit.layout import imported, paragraph, quoted
 from kgen.emit.plans import PlanFunction, config_label, plan_functions, plan_key
 from kgen.emit.state import GpuState, RowState, SafeState, TableState
@@ -21,7 +22,7 @@ from kgen.model.gpu import GPU_EXPR_NAMES
 from kgen.model.signature import Signature
 from kgen.operators.base import Operator
 
-_LIBRARY_NAMES = frozenset({"compat", "explain", "DispatchError", "Explanation", "torch"})
+_LIBRARY_NAMES = frozenset({"compat", "explain", "warmup", "DispatchError", "Explanation", "torch"})
 # Locals and imports of the generated functions, which an argument must not hide.
 _LOCAL_NAMES = frozenset({"call", "dense_like", "device_index", "empty_like", "facts", "file",
                           "launch", "layout", "prepared", "present", "run", "stream", "torch",
@@ -33,14 +34,16 @@ def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
     _check_names(operator)
     signature = operator.signature
     passes = [pass_values(operator, p) for p in signature.passes if p.name in set(pass_names)]
+    both = {"forward", "backward"} <= {p["name"] for p in passes}
     return _render(
         "operator.py.jinja", operator=operator.name, summary=operator.summary, passes=passes,
         dims=signature.dims, dtypes=signature.dtypes, options=signature.options,
         packing=signature.packing,
+        gradient=gradient_values(operator) if both else None,
         any_scalar=any(p["scalars"] for p in passes),
         any_layout=any(p["any_layout"] for p in passes),
-        imports=sorted({"Pass", "dispatch_modes", "transforms", *(n for p in passes
-                                                                  for n in p["imports"])},
+        imports=sorted({"Pass", "dispatch_modes", "transforms", "unpacked",
+                        *(n for p in passes for n in p["imports"])},
                        key=_isort_key),
     )
 
@@ -69,7 +72,7 @@ def tables_module(operator: str, gpus: Sequence[GpuState]) -> str:
 def package_module(operators: Mapping[str, Sequence[str]]) -> str:
     """The library's `__init__`; `operators` maps an operator to its public functions."""
     exports = sorted(operators.items())
-    public = ["DispatchError", "Explanation", "explain"]
+    public = ["DispatchError", "Explanation", "explain", "warmup"]
     public += [name for _, names in exports for name in names]
     return _render(
         "package.py.jinja", operators=[name for name, _ in exports], exports=exports,

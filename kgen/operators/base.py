@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from kgen.model.problem import Problem
@@ -35,6 +35,43 @@ class Cost:
     bytes: int
     flops: int
     unit: Literal["fp32", "3xtf32", "tf32", "half"] = "fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """An input of the backward pass that autograd has to compute: sum over the last dim of a
+    gradient times an output of the forward pass, in fp32.
+
+    Attributes:
+        name: The input.
+        gradient: Another input of the backward pass.
+        output: An output of the forward pass, of the same shape.
+        beside: It is wanted where this output of the forward pass is there.
+    """
+
+    name: str
+    gradient: str
+    output: str
+    beside: str
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """How autograd ties the two passes together, where the names of their tensors do not tell.
+
+    Names tell that a backward input is what the forward pass has under the same name, input or
+    output; that `gout` or `dout` is the gradient of `out`. An output of the forward pass that
+    has no gradient among the backward inputs is not differentiable.
+
+    Attributes:
+        saved: Backward input -> forward tensors, of which the first that a call has is passed on.
+        shared: Forward input -> the backward output that is its gradient, too.
+        dots: Backward inputs that are computed from gradients.
+    """
+
+    saved: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
+    dots: tuple[Dot, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +114,7 @@ class Operator:
             is a few launches, so that small sets are short.
         slow_peers: Names of peers that are run only when asked for, or profiled: a tune would wait
             for them.
+        gradients: What autograd cannot tell from the names of the two passes' tensors.
     """
 
     name: str
@@ -98,6 +136,7 @@ class Operator:
     repeats: tuple[str, ...] = ()
     serial_dims: tuple[str, ...] = ()
     slow_peers: tuple[str, ...] = ()
+    gradients: Gradients = Gradients()
 
     def default_problems(self, pass_name: str, on_host: bool) -> tuple[str, ...]:
         """The problems that a pass is tuned for unless told otherwise."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from kgen.model.problem import Problem
 from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
 from kgen.operators._linear_attention_peers import peers
-from kgen.operators.base import Cost, Operator
+from kgen.operators.base import Cost, Dot, Gradients, Operator
 
 if TYPE_CHECKING:
     import torch
@@ -421,6 +421,7 @@ OPERATOR = Operator(
         ),
     },
     peers=peers,
+    gradients=Gradients(dots=(Dot("gout_dot_out", "gout", "out", beside="norm"),)),
     scale=scale,
     aliases=("lmha", "causal_dot_product"),
     slab_dim="B",

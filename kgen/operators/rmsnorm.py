@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kgen.model.problem import Problem
 from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
-from kgen.operators.base import Cost, Operator
+from kgen.operators.base import Cost, Gradients, Operator
 
 if TYPE_CHECKING:
     import torch
@@ -390,6 +390,8 @@ OPERATOR = Operator(
         ),
     },
     peers=peers,
+    # A residual is added to x, and what is normalised is their sum.
+    gradients=Gradients(saved={"x": ("h", "x")}, shared={"residual": "dx"}),
     scale=scale,
     slab_dim="M",
 )

@@ -141,16 +141,16 @@ def safe_kernels() -> list[SafeKernel]:
 
 
 def real_kernels(
-    name: str, wanted: Callable[[dict[str, str]], bool]
+    name: str, wanted: Callable[[dict[str, str]], bool], pass_names: Sequence[str]
 ) -> tuple[list[Winner], list[SafeKernel]]:
-    """An operator's own safe kernels for the dtype combinations that are wanted, and for each pass
-    a row for the first of them.
+    """An operator's own safe kernels for the passes and dtype combinations that are wanted, and for
+    each pass a row for the first of them.
     """
     entry, host = open_catalogue().entry(name), profile("host")
     operator, renderer = entry.operator, Renderer(include_dir())
     safe: list[SafeKernel] = []
     winners: list[Winner] = []
-    for passed in operator.signature.passes:
+    for passed in map(operator.signature.pass_named, pass_names):
         variant = entry.space.safe_variant(passed.name)
         assert variant.safe is not None
         for dtypes in filter(wanted, operator.signature.dtype_combinations()):
@@ -197,8 +197,20 @@ def _linear_attention(dtypes: dict[str, str]) -> bool:
     return there("norm") or not (there("initial_key_sum") or there("final_key_sum"))
 
 
+def _alike(dtypes: dict[str, str]) -> bool:
+    """A weight of the tensors' dtype, or none; gradients in fp32 and bf16."""
+    return dtypes["dtype"] != "fp16" and dtypes["w_dtype"] in (dtypes["dtype"], "none")
+
+
+BOTH = ("forward", "backward")
 # Operators whose own safe kernels the library has, too.
-REAL = {"wkv5": _wkv, "wkv6": _wkv, "linear_attention": _linear_attention}
+REAL = {
+    "wkv5": (_wkv, BOTH),
+    "wkv6": (_wkv, BOTH),
+    "linear_attention": (_linear_attention, BOTH),
+    "timex": (_alike, BOTH),
+    "rmsnorm": (_alike, ("backward",)),
+}
 
 
 EmitInto = Callable[[Path, Sequence[Winner]], Emitted]
@@ -233,8 +245,8 @@ def library_folder(tmp_path_factory: pytest.TempPathFactory, emit_into: EmitInto
         winner("M=512,N=16,dtype=fp32", threads=64),
         winner("M=8,N=32,dtype=bf16,w_dtype=fp32"),
     ])
-    for name, wanted in REAL.items():
-        emit(folder, *real_kernels(name, wanted), include_dir())
+    for name, (wanted, pass_names) in REAL.items():
+        emit(folder, *real_kernels(name, wanted, pass_names), include_dir())
     return folder
 
 
