@@ -402,7 +402,7 @@ def _extent(output: Tensor, index: int, passed: Pass, packing: Packing | None) -
 
 def _docstring(operator: Operator, passed: Pass, optional: _Optional) -> str:
     summary = operator.summary if passed.name == "forward" else (
-        f"The {passed.name} pass: {operator.summary[0].lower()}{operator.summary[1:]}"
+        f"The {passed.name} pass of `{operator.name}`."
     )
     args = [(t.name, f"{_shape(t)}; {t.doc or t.dtype}") for t in passed.inputs]
     for s in passed.scalars:

@@ -12,8 +12,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import Signature
-from .gradients import Outputs, servable
+from .arguments import ABSENT, Argument, Signature
+
+
+class Outputs:
+    """Which outputs of a pass a call has: decided by an input or a keyword of the same dtype."""
+
+    def __init__(self, signature: Signature) -> None:
+        inputs = [argument.dtype for argument in signature.inputs]
+        fields = inputs + [""] * len(signature.scalars) + list(signature.flags)
+        optional = {field.name for field in signature.dtypes if ABSENT in field.allowed}
+        self._deciders = [
+            (output, fields.index(output.dtype) if output.dtype in optional else None)
+            for output in signature.outputs
+        ]
+
+    def present(self, arguments: Sequence[Any]) -> list[Argument]:
+        """Return them, as declared.
+
+        Args:
+            arguments: All of the call, in the order of the generated function.
+        """
+        return [output for output, decider in self._deciders
+                if decider is None or _there(arguments[decider])]
+
+
+def _there(argument: object) -> bool:
+    """Whether a tensor is given, or a keyword asks for one."""
+    return isinstance(argument, Tensor) or bool(argument)
+
+
+def servable(argument: Argument, tensor: Tensor) -> Tensor:
+    """A tensor in a layout that the argument may have: autograd's may be an expanded number."""
+    if argument.free_strides and argument.dims[-1] not in argument.free_strides:
+        # All but the innermost are free, or they are leading dims, which a call copies itself.
+        return tensor if tensor.ndim and tensor.stride(-1) == 1 else tensor.contiguous()
+    return tensor.contiguous()
 
 
 def batched(

@@ -190,6 +190,9 @@ class Pass:
         """
         check_tensors(self.signature, tensors)
         operator = getattr(torch.ops.kgen_ops, self.signature.function)
+        if self.gradient is not None and transforms() and torch.is_grad_enabled():
+            # torch.func takes gradients above the dispatcher alone.
+            return unpacked(self.gradient.transformed.apply(operator, *tensors, *scalars, *flags))
         return unpacked(operator(*tensors, *scalars, *flags))
 
     def recorded(self, run: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Tensor, ...]:

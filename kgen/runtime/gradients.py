@@ -8,12 +8,14 @@ differentiable once: there are no kernels for second derivatives.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .arguments import ABSENT, Argument, Signature
+from .arguments import ABSENT, Signature
+from .batching import Outputs, batched, servable
 
 Run = Callable[..., Any]  # one pass: the arguments of its signature -> its outputs
 
@@ -32,33 +34,6 @@ class Dot(NamedTuple):
     gradient: str
     output: str
     beside: str
-
-
-class Outputs:
-    """Which outputs of a pass a call has: decided by an input or a keyword of the same dtype."""
-
-    def __init__(self, signature: Signature) -> None:
-        inputs = [argument.dtype for argument in signature.inputs]
-        fields = inputs + [""] * len(signature.scalars) + list(signature.flags)
-        optional = {field.name for field in signature.dtypes if ABSENT in field.allowed}
-        self._deciders = [
-            (output, fields.index(output.dtype) if output.dtype in optional else None)
-            for output in signature.outputs
-        ]
-
-    def present(self, arguments: Sequence[Any]) -> list[Argument]:
-        """Return them, as declared.
-
-        Args:
-            arguments: All of the call, in the order of the generated function.
-        """
-        return [output for output, decider in self._deciders
-                if decider is None or _there(arguments[decider])]
-
-
-def _there(argument: object) -> bool:
-    """Whether a tensor is given, or a keyword asks for one."""
-    return isinstance(argument, Tensor) or bool(argument)
 
 
 class Gradient:
@@ -93,6 +68,7 @@ class Gradient:
             dots: Inputs of the backward pass that are computed from gradients.
         """
         self.name = forward.function
+        self._forward = forward
         self._run = run
         self._inputs = [argument.name for argument in forward.inputs]
         self._made = Outputs(forward)
@@ -105,17 +81,29 @@ class Gradient:
         self._wanted = backward.inputs
         self._optional = {f.name for f in backward.dtypes if ABSENT in f.allowed}
         self._rest = _positions(forward, backward)
-        parts = self.name.split("_")
-        make: Any = type(torch.autograd.Function)
-        self.function: Any = make(
-            "".join(part.capitalize() for part in parts), (torch.autograd.Function,),
-            {"forward": staticmethod(self._record), "backward": staticmethod(self._differentiate)},
-        )
+        self.function = _function(self.name, {
+            "forward": staticmethod(self._record),
+            "backward": staticmethod(self._differentiate),
+        })
+
+    @cached_property
+    def transformed(self) -> Any:
+        """`function` for transforms of `torch.func`, whose calls take longer."""
+        return _function(self.name, {
+            "forward": staticmethod(_run),
+            "setup_context": staticmethod(self._save),
+            "backward": staticmethod(self._differentiate),
+            "vmap": staticmethod(self._batch),
+        })
 
     def _record(self, ctx: Any, run: Run, *arguments: Any) -> tuple[Tensor, ...]:
-        """Compute the outputs, and save what their gradients will need."""
-        found = run(*arguments)
-        outputs = (found,) if isinstance(found, Tensor) else tuple(found)
+        outputs = _run(run, *arguments)
+        self._save(ctx, (run, *arguments), outputs)
+        return outputs
+
+    def _save(self, ctx: Any, inputs: Sequence[Any], outputs: tuple[Tensor, ...]) -> None:
+        """Save what the gradients of a call will need."""
+        arguments = inputs[1:]
         made = {output.name: tensor for output, tensor in zip(
             self._made.present(arguments), outputs, strict=True)}
         there = dict(zip(self._inputs, arguments, strict=False)) | made
@@ -131,7 +119,14 @@ class Gradient:
         ctx.made = {name: (tensor.shape, tensor.dtype, tensor.device)
                     for name, tensor in made.items()}
         ctx.rest = [arguments[position] for position in self._rest]
-        return outputs
+
+    def _batch(self, info: Any, mapped: Sequence[int | None], run: Run, *arguments: Any) -> Any:
+        """Serve a call under `torch.func.vmap`, and let transforms outside it see the gradient."""
+        outputs = batched(
+            self._forward, lambda *single: self.transformed.apply(run, *single), info.batch_size,
+            mapped[1 : 1 + len(self._inputs)], arguments,
+        )
+        return tuple(outputs), (0,) * len(outputs)
 
     def _differentiate(self, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run the backward pass."""
@@ -175,6 +170,18 @@ class Gradient:
         return [given.get(argument.name) for argument in self._wanted]
 
 
+def _function(name: str, members: dict[str, Any]) -> Any:
+    """A subclass of `torch.autograd.Function`, named as PyTorch names its own nodes."""
+    make: Any = type(torch.autograd.Function)
+    title = "".join(part.capitalize() for part in name.split("_"))
+    return make(title, (torch.autograd.Function,), members)
+
+
+def _run(run: Run, *arguments: Any) -> tuple[Tensor, ...]:
+    found = run(*arguments)
+    return (found,) if isinstance(found, Tensor) else tuple(found)
+
+
 class _Once(torch.autograd.Function):
     """Lets gradients through, and says that they have none themselves.
 
@@ -202,14 +209,6 @@ def _second(name: str) -> str:
         "library has no kernel for more\n"
         "  next: leave create_graph=True out, or write this part of the loss in plain PyTorch"
     )
-
-
-def servable(argument: Argument, tensor: Tensor) -> Tensor:
-    """A tensor in a layout that the argument may have: autograd's may be an expanded number."""
-    if argument.free_strides and argument.dims[-1] not in argument.free_strides:
-        # All but the innermost are free, or they are leading dims, which a call copies itself.
-        return tensor if tensor.ndim and tensor.stride(-1) == 1 else tensor.contiguous()
-    return tensor.contiguous()
 
 
 def _positions(forward: Signature, backward: Signature) -> list[int]:

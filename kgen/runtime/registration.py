@@ -14,7 +14,7 @@ import torch
 
 from .autocast import promoted
 from .batching import batched
-from .dispatch import Pass
+from .dispatch import Pass, transforms
 
 NAMESPACE = "kgen_ops"
 
@@ -62,6 +62,12 @@ def register(
 
     def with_autograd(*arguments: Any) -> Any:
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            if transforms():
+                raise NotImplementedError(
+                    f"torch.ops.{NAMESPACE}.{name} was called inside a transform of torch.func "
+                    "that wants its gradient, which PyTorch has for operators of its own alone\n"
+                    f"  next: call {NAMESPACE}.{name}, and outside torch.compile"
+                )
             return packed(served.recorded(below_autograd, complete(arguments)))
         return below_autograd(*arguments)
 

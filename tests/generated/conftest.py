@@ -197,9 +197,9 @@ def _linear_attention(dtypes: dict[str, str]) -> bool:
     return there("norm") or not (there("initial_key_sum") or there("final_key_sum"))
 
 
-def _alike(dtypes: dict[str, str]) -> bool:
-    """A weight of the tensors' dtype, or none; gradients in fp32 and bf16."""
-    return dtypes["dtype"] != "fp16" and dtypes["w_dtype"] in (dtypes["dtype"], "none")
+def _any_weight(dtypes: dict[str, str]) -> bool:
+    """fp32 and bf16, with whatever else."""
+    return dtypes["dtype"] != "fp16"
 
 
 BOTH = ("forward", "backward")
@@ -208,8 +208,8 @@ REAL = {
     "wkv5": (_wkv, BOTH),
     "wkv6": (_wkv, BOTH),
     "linear_attention": (_linear_attention, BOTH),
-    "timex": (_alike, BOTH),
-    "rmsnorm": (_alike, ("backward",)),
+    "timex": (_any_weight, BOTH),
+    "rmsnorm": (_any_weight, ("backward",)),
 }
 
 

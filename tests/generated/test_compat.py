@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from references import attention, recurrence
 from torch import Tensor
 
 from kgen.emit import Winner
@@ -24,18 +25,6 @@ EmitInto = Callable[[Path, list[Winner]], Any]
 @pytest.fixture(scope="session")
 def compat(kgen_ops: ModuleType) -> ModuleType:
     return importlib.import_module(f"{kgen_ops.__name__}.compat")
-
-
-def recurrence(
-    r: Tensor, k: Tensor, v: Tensor, decay: Tensor, u: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """y [B, T, H, V] and the last state [B, H, K, V], step by step; decay [B, T, H, K]."""
-    out = []
-    for t in range(r.shape[1]):
-        product = k[:, t, :, :, None] * v[:, t, :, None, :]
-        out.append((r[:, t, :, :, None] * (state + u[..., None] * product)).sum(-2))
-        state = decay[:, t, :, :, None] * state + product
-    return torch.stack(out, 1), state
 
 
 def raw_decay(raw: Tensor) -> Tensor:
@@ -228,22 +217,6 @@ def test_rwkv_cuda_checks_the_extents_that_it_is_told(compat: ModuleType) -> Non
         compat.WKV_6.apply(B, T + 1, H * K, H, *given)
     with pytest.raises(ValueError, match="H = 4 does not divide C = 18"):
         compat.WKV_6.apply(B, T, H * K, 4, *given)
-
-
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor, key_sum: Tensor | None, scale: float
-) -> tuple[Tensor, ...]:
-    """Linear attention step by step, [B, T, H, features]; divided by the norm with a key sum."""
-    out = []
-    for t in range(q.shape[1]):
-        state = state + k[:, t, :, :, None] * v[:, t, :, None, :]
-        made = (q[:, t, :, :, None] * state).sum(-2) * scale
-        if key_sum is not None:
-            key_sum = key_sum + k[:, t, None]
-            made = made / ((q[:, t] * key_sum[:, 0]).sum(-1, keepdim=True) * scale + 1e-10)
-        out.append(made)
-    found = torch.stack(out, 1)
-    return (found, state) if key_sum is None else (found, state, key_sum)
 
 
 LINEAR = ("chunk_linear_attn", "fused_recurrent_linear_attn")

@@ -1,0 +1,50 @@
+"""The operators step by step in plain PyTorch: what results and gradients are compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def recurrence(
+    r: Tensor, k: Tensor, v: Tensor, decay: Tensor, u: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """wkv: y [B, T, H, V] and the last state [B, H, K, V]; decay [B, T, H, K]."""
+    out = []
+    for t in range(r.shape[1]):
+        product = k[:, t, :, :, None] * v[:, t, :, None, :]
+        out.append((r[:, t, :, :, None] * (state + u[..., None] * product)).sum(-2))
+        state = decay[:, t, :, :, None] * state + product
+    return torch.stack(out, 1), state
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, key_sum: Tensor | None, scale: float
+) -> tuple[Tensor, ...]:
+    """Linear attention, [B, T, H, features]; divided by the norm with a key sum [B, 1, H, E]."""
+    out = []
+    for t in range(q.shape[1]):
+        state = state + k[:, t, :, :, None] * v[:, t, :, None, :]
+        made = (q[:, t, :, :, None] * state).sum(-2) * scale
+        if key_sum is not None:
+            key_sum = key_sum + k[:, t, None]
+            made = made / ((q[:, t] * key_sum[:, 0]).sum(-1, keepdim=True) * scale + 1e-10)
+        out.append(made)
+    found = torch.stack(out, 1)
+    return (found, state) if key_sum is None else (found, state, key_sum)
+
+
+def rmsnorm(x: Tensor, w: Tensor | None, residual: Tensor | None = None) -> tuple[Tensor, ...]:
+    """y, and h where there is a residual."""
+    h = x if residual is None else x + residual
+    y = h * (h.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    y = y if w is None else y * w
+    return (y,) if residual is None else (y, h)
+
+
+def timex(w: Tensor, k: Tensor) -> tuple[Tensor]:
+    """out[b, c, t] = sum over u <= t of w[c, T-1-(t-u)] * k[b, c, u]."""
+    steps = k.shape[-1]
+    return (torch.stack([
+        (w[:, steps - 1 - t :] * k[..., : t + 1]).sum(-1) for t in range(steps)
+    ], -1),)
