@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, log
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -33,12 +33,14 @@ from .arguments import (
     check_tensors,
     complete_dtypes,
 )
+from .autocast import any_autocast, promoted
 from .layout import dense_like
 from .rows import Call, Gpu, Prepared, Row, Run, SafeRow
-from .streams import current_device, raw_stream, stream_getter
+from .streams import capturing, current_device, raw_stream, stream_getter
 
 if TYPE_CHECKING:
     from .device import KernelFile
+    from .gradients import Gradient
 
 # Pointers enter the lookup modulo this many bytes; conditions ask for no more.
 ALIGNMENT = 32
@@ -110,7 +112,12 @@ class Pass:
         name: `forward` or `backward`.
         signature: What it takes and returns.
         prepared: Lookup key of the generated function -> what a call needs.
+        run: The generated function's part behind all checks; set when it is registered.
+        gradient: Of a forward pass, if the library has the backward pass, too.
     """
+
+    run: Callable[..., Any]
+    gradient: Gradient | None = None
 
     def __init__(self, package: str, name: str, signature: Signature) -> None:
         self.package = package
@@ -141,6 +148,10 @@ class Pass:
         """
         if isinstance(tensors[0], Tensor) and tensors[0].device.type == "meta":
             return self.dispatched(tensors, scalars, flags)
+        if any_autocast():
+            cast = promoted(self.signature, tensors)
+            if any(new is not old for new, old in zip(cast, tensors, strict=True)):
+                return self.run(*cast, *scalars, *flags)
         bound = bind(self.signature, tensors, scalars, flags)
         first = tensors[0]
         assert first is not None  # bind has refused None
@@ -179,21 +190,43 @@ class Pass:
         """
         check_tensors(self.signature, tensors)
         operator = getattr(torch.ops.kgen_ops, self.signature.function)
+        if self.gradient is not None and transforms() and torch.is_grad_enabled():
+            # torch.func takes gradients above the dispatcher alone.
+            return unpacked(self.gradient.transformed.apply(operator, *tensors, *scalars, *flags))
         return unpacked(operator(*tensors, *scalars, *flags))
 
-    def refuse_grad(self, arguments: Sequence[object]) -> None:
-        """Raise the error of a call that wants a gradient which was not generated.
+    def recorded(self, run: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
+        """Serve a call that wants a gradient, so that autograd will find one.
 
         Args:
-            arguments: The inputs, and whatever follows them in the call.
+            run: Computes the outputs of such arguments.
+            arguments: All of the call, in the order of the generated function.
+        Returns:
+            The outputs that there are.
+        Raises:
+            NotImplementedError: If the library has no backward pass for this one.
         """
+        if self.gradient is None:
+            self._refuse_grad(arguments)
+        count = len(self.signature.inputs)
+        if any_autocast():  # autograd has to see what is cast
+            arguments = (*promoted(self.signature, arguments[:count]), *arguments[count:])
+        made: tuple[Tensor, ...] = self.gradient.function.apply(run, *arguments)
+        return made
+
+    def _refuse_grad(self, arguments: Sequence[object]) -> NoReturn:
         wanting = [argument.name
                    for argument, tensor in zip(self.signature.inputs, arguments, strict=False)
                    if isinstance(tensor, Tensor) and tensor.requires_grad]
+        name, operator = self.signature.function, self._operator
+        if self.name == "forward":
+            why = (f"the library has no {operator}_backward\n"
+                   f"  run: kgen tune --op {operator} --pass backward --gpu auto\n  or ")
+        else:
+            why = "its results have no gradients: operators are differentiable once\n  "
         raise NotImplementedError(
-            f"{self.signature.function}: {' and '.join(wanting)} requires grad, but no backward "
-            "is recorded by this function; call it under torch.no_grad(), or pass "
-            f"{wanting[0]}.detach() if the gradient is not wanted"
+            f"{name}: {' and '.join(wanting)} requires grad, but {why}call it under "
+            f"torch.no_grad(), or pass {wanting[0]}.detach(), if no gradient is wanted"
         )
 
     def explain(self, dims: Mapping[str, int], dtypes: Mapping[str, str],
@@ -235,6 +268,18 @@ class Pass:
             tuned_problem=_problem(signature, row.dims, row.dtypes),
         )
 
+    def warm(self, dims: Mapping[str, int], dtypes: Mapping[str, str],
+             device: torch.device) -> Explanation:
+        """Load the kernel that `explain` names.
+
+        Raises:
+            TypeError, ValueError, DispatchError: As `explain` does.
+        """
+        why = self.explain(dims, dtypes, device)
+        with self._lock:
+            self._file(why.kernel, device, why.problem)
+        return why
+
     def _prepare(
         self, bound: Bound, tensors: Sequence[Tensor | None], device: torch.device
     ) -> Run:
@@ -248,7 +293,10 @@ class Pass:
             choice = self._choose(
                 table, tuple(bound.dims.values()), tuple(bound.dtypes.values()), call
             )
-            file = self._file(choice.row.kernel, device)
+            problem = _problem(
+                self.signature, tuple(bound.dims.values()), tuple(bound.dtypes.values())
+            )
+            file = self._file(choice.row.kernel, device, problem)
             if isinstance(choice.row, SafeRow):
                 run = choice.row.bind(file, call, table.facts)
             else:
@@ -336,12 +384,29 @@ class Pass:
         rows: tuple[Row, ...] = getattr(table, self.name.upper(), ())
         return rows
 
-    def _file(self, stem: str, device: torch.device) -> KernelFile:
+    def _file(self, stem: str, device: torch.device, problem: str) -> KernelFile:
+        """The loaded kernel file; loads it unless a CUDA graph is captured.
+
+        Raises:
+            DispatchError: If it would have to be loaded into a capture.
+        """
         # Compilers and the driver are only needed from here on; importing them takes 10 ms.
         from .device import KernelFile
 
         key = (stem, device.type, device.index)
         if key not in self._files:
+            if device.type == "cuda" and capturing():
+                given = ", ".join(
+                    f'{name}="{value}"' if not value.isdigit() else f"{name}={value}"
+                    for name, value in (pair.split("=") for pair in problem.split(","))
+                )
+                passed = "" if self.name == "forward" else f', pass_name="{self.name}"'
+                raise DispatchError(
+                    f"{self.signature.function}: a CUDA graph is being captured, and the kernel "
+                    f"for {problem} on {device} is not loaded\n  before the capture, call it once "
+                    f"with such tensors, or: {self._library}.warmup(\"{self._operator}\"{passed}, "
+                    f'{given}, device="{device}")'
+                )
             folder = Path(importlib.import_module(self.package).__path__[0])
             self._files[key] = KernelFile(folder.parent, folder / "kernels", stem, device)
         return self._files[key]
@@ -380,6 +445,10 @@ class Pass:
     @property
     def _operator(self) -> str:
         return self.package.rpartition(".")[2]
+
+    @property
+    def _library(self) -> str:
+        return self.package.rpartition(".")[0]
 
 
 def unpacked(outputs: Any) -> Any:

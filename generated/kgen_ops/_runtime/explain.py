@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from importlib.util import find_spec
 
 import torch
@@ -34,6 +35,19 @@ def explain(
         TypeError: If a dtype is missing or not supported.
         DispatchError: If the library has no kernel for the device.
     """
+    chosen, dims, dtypes, where = resolved(operator, pass_name, device, problem)
+    return chosen.explain(dims, dtypes, where)
+
+
+def resolved(
+    operator: str, pass_name: str, device: str | torch.device | None,
+    problem: Mapping[str, int | str | torch.dtype],
+) -> tuple[Pass, dict[str, int], dict[str, str], torch.device]:
+    """Find the pass, dims, dtypes and device that the arguments of `explain` name.
+
+    Raises:
+        ValueError: If operator or pass is unknown, or a value is neither an extent nor a dtype.
+    """
     library = __name__.rsplit(".", maxsplit=2)[0]
     name = f"{library}.{operator}"
     known = operator.isidentifier() and not operator.startswith("_")
@@ -60,4 +74,4 @@ def explain(
     where = torch.device(device)
     if where.type == "cuda" and where.index is None:
         where = torch.device("cuda", torch.cuda.current_device())
-    return chosen.explain(dims, dtypes, where)
+    return chosen, dims, dtypes, where

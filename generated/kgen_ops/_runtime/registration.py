@@ -1,4 +1,5 @@
-"""Operators as PyTorch's dispatcher sees them: for torch.compile, fake tensors and modes.
+"""Operators as PyTorch's dispatcher sees them: for torch.compile, torch.export, fake tensors,
+modes, autocast and transforms.
 
 The public functions take a direct way past the dispatcher; what is registered here serves every
 call that cannot.
@@ -6,10 +7,14 @@ call that cannot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from .autocast import promoted
+from .batching import batched
+from .dispatch import Pass, transforms
 
 NAMESPACE = "kgen_ops"
 
@@ -18,7 +23,7 @@ def register(
     schema: str,
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
-    refuse_grad: Callable[[tuple[Any, ...]], None],
+    served: Pass,
 ) -> Any:
     """Register `kgen_ops::<name>`; it lives as long as the returned `torch.library.Library`.
 
@@ -26,27 +31,75 @@ def register(
         schema: `rmsnorm(Tensor x, Tensor w, float eps=1e-6) -> Tensor`.
         implementation: For CUDA and CPU tensors.
         fake: Allocates the outputs without computing them.
-        refuse_grad: Called with the arguments of a call that wants a gradient; raises.
+        served: The pass; its gradient may be set later.
     """
     name = schema.partition("(")[0]
-    if schema.endswith("-> Tensor[]"):  # some outputs are optional, which schemas do not know
+    result = schema.rpartition("-> ")[2]
+    served.run = implementation
+    if result == "Tensor[]":  # some outputs are optional, which schemas do not know
         implementation, fake = _listed(implementation), _listed(fake)
     library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(name, implementation, "CUDA")
     library.impl(name, implementation, "CPU")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+    operator: Any = getattr(getattr(torch.ops, NAMESPACE), name)
+    defaults = _defaults(served)
+    count = len(served.signature.inputs)
 
-    def without_gradient(*args: Any) -> Any:
-        if torch.is_grad_enabled() and any(
-            isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
-        ):
-            refuse_grad(args)
+    def packed(outputs: Sequence[torch.Tensor]) -> Any:
+        if result == "Tensor":
+            return outputs[0]
+        return list(outputs) if result == "Tensor[]" else tuple(outputs)
+
+    def complete(arguments: Sequence[Any]) -> tuple[Any, ...]:
+        # PyTorch leaves out what equals its default at the end.
+        return (*arguments, *defaults[len(arguments):])
+
+    def below_autograd(*arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            return getattr(torch.ops.kgen_ops, name)(*args)
+            return operator(*arguments)
 
-    library.impl(name, without_gradient, "Autograd")
+    def with_autograd(*arguments: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            if transforms():
+                raise NotImplementedError(
+                    f"torch.ops.{NAMESPACE}.{name} was called inside a transform of torch.func "
+                    "that wants its gradient, which PyTorch has for operators of its own alone\n"
+                    f"  next: call {NAMESPACE}.{name}, and outside torch.compile"
+                )
+            return packed(served.recorded(below_autograd, complete(arguments)))
+        return below_autograd(*arguments)
+
+    def with_autocast(*arguments: Any) -> Any:
+        tensors, rest = complete(arguments)[:count], complete(arguments)[count:]
+        with torch._C._ExcludeDispatchKeyGuard(_autocast_keys()):
+            return operator(*promoted(served.signature, tensors), *rest)
+
+    def with_vmap(info: Any, mapped: Sequence[int | None], *arguments: Any) -> Any:
+        dims = [*mapped[:count], *[None] * (count - len(mapped))]
+        made = batched(served.signature, operator, info.batch_size, dims, complete(arguments))
+        return packed(made), 0 if result == "Tensor" else packed([0] * len(made))  # type: ignore[list-item]
+
+    library.impl(name, with_autograd, "Autograd")
+    library.impl(name, with_autocast, "AutocastCUDA")
+    library.impl(name, with_autocast, "AutocastCPU")
+    torch.library.register_vmap(f"{NAMESPACE}::{name}", with_vmap, lib=library)
     return library
+
+
+def _autocast_keys() -> Any:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+    return keys | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def _defaults(served: Pass) -> tuple[Any, ...]:
+    """What a call leaves out, in the order of the generated function's arguments."""
+    signature = served.signature
+    return (
+        *[None] * len(signature.inputs), *(scalar.default for scalar in signature.scalars),
+        *[False] * len(signature.flags), *(option.default for option in signature.options),
+    )
 
 
 def _listed(function: Callable[..., Any]) -> Callable[..., list[torch.Tensor]]:

@@ -9,6 +9,10 @@ import torch
 # A build of PyTorch without CUDA has neither; there every device index is the CPU's, -1.
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+# Whether torch's current stream records a CUDA graph.
+capturing: Callable[[], bool] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", lambda: False
+)
 
 
 def raw_stream(device: int) -> int:

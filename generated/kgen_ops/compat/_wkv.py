@@ -1,4 +1,4 @@
-"""wkv5 and wkv6 with gradients: what all adapters of RWKV call."""
+"""wkv5 and wkv6 as all adapters of RWKV call them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from ._library import passes_of, refuse, wants_gradient
+from ._library import operator_of, refuse
 
-_PASSES = {name: passes_of(name) for name in ("wkv5", "wkv6")}
+_OPERATORS = {name: operator_of(name) for name in ("wkv5", "wkv6")}
 
 
 def wkv(
@@ -28,7 +27,7 @@ def wkv(
     cu_seqlens: Tensor | None = None,
     raw: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Call an operator of the library, recorded for autograd.
+    """Call an operator of the library.
 
     Args:
         operator: `wkv5` or `wkv6`.
@@ -47,24 +46,21 @@ def wkv(
     Raises:
         NotImplementedError: If the library has no such operator, or none with packed sequences.
     """
-    passes = _PASSES[operator]
-    if cu_seqlens is not None and passes.takes and "cu_seqlens" not in passes.takes:
+    found = _OPERATORS[operator]
+    if cu_seqlens is not None and found.takes and "cu_seqlens" not in found.takes:
         refuse(caller, "cu_seqlens", f"tensor of shape {tuple(cu_seqlens.shape)}", "None",
                f"{operator} of this library knows no packed sequences: call once per sequence")
     form = ""
-    if raw and "decay_form" in passes.takes:
+    if raw and "decay_form" in found.takes:
         form = "raw"
     elif raw:
         w = log_decay(w)
     if initial_state is not None:
         initial_state = initial_state.float().contiguous()
-    tensors = (r, k, v, w, u, initial_state)
-    if wants_gradient(*tensors):
-        made = _Differentiable.apply(operator, *tensors, cu_seqlens, scale, form,  # type: ignore[no-untyped-call]
-                                     return_final_state)
-    else:
-        made = passes.forward(*tensors, scale=scale, return_final_state=return_final_state,
-                              **_options(form, cu_seqlens))
+    made = found.function(
+        r, k, v, w, u, initial_state, scale=scale, return_final_state=return_final_state,
+        **_options(form, cu_seqlens),
+    )
     return made if return_final_state else (made, None)
 
 
@@ -83,52 +79,6 @@ def _options(form: str, cu_seqlens: Tensor | None) -> dict[str, Any]:
     if cu_seqlens is not None:
         options["cu_seqlens"] = cu_seqlens
     return options
-
-
-class _Differentiable(torch.autograd.Function):
-    """The operator's forward pass, with its own backward pass behind it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        operator: str,
-        r: Tensor,
-        k: Tensor,
-        v: Tensor,
-        w: Tensor,
-        u: Tensor,
-        initial_state: Tensor | None,
-        cu_seqlens: Tensor | None,
-        scale: float,
-        form: str,
-        return_final_state: bool,
-    ) -> Any:
-        ctx.save_for_backward(r, k, v, w, u, initial_state, cu_seqlens)
-        ctx.called = operator, scale, form
-        ctx.set_materialize_grads(False)  # no gradient of a state that nothing depends on
-        return _PASSES[operator].forward(
-            r, k, v, w, u, initial_state, scale=scale, return_final_state=return_final_state,
-            **_options(form, cu_seqlens),
-        )
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gy: Tensor | None, gfinal_state: Tensor | None = None) -> Any:
-        r, k, v, w, u, initial_state, cu_seqlens = ctx.saved_tensors
-        operator, scale, form = ctx.called
-        gradients = _PASSES[operator].backward(
-            torch.zeros_like(v) if gy is None else rows(gy), r, k, v, w, u,
-            initial_state=initial_state,
-            gfinal_state=None if gfinal_state is None else gfinal_state.contiguous(),
-            scale=scale, **_options(form, cu_seqlens),
-        )
-        gstate = gradients[5] if initial_state is not None else None
-        return (None, *gradients[:5], gstate, None, None, None, None)
-
-
-def rows(gradient: Tensor) -> Tensor:
-    """A gradient as kernels want it: autograd's may be an expanded number, with no rows at all."""
-    return gradient if gradient.stride(-1) == 1 else gradient.contiguous()
 
 
 def heads(x: Tensor, count: int) -> Tensor:

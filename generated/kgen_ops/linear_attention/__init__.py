@@ -20,6 +20,7 @@ from .._runtime.dispatch import (
     transforms,
     unpacked,
 )
+from .._runtime.gradients import Dot, Gradient
 from .._runtime.layout import dense_like
 from .._runtime.registration import register
 
@@ -109,7 +110,7 @@ def linear_attention(
     Raises:
         ValueError: If shapes, strides, devices or scalars are not as said above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted; the function records none.
+        NotImplementedError: If a gradient is wanted, and the library has no backward pass.
         DispatchError: If the library has no kernel for the device.
 
     Source: Katharopoulos, Vyas, Pappas and Fleuret 2020, arXiv:2006.16236.
@@ -140,7 +141,10 @@ def linear_attention(
         or (initial_state is not None and initial_state.requires_grad)
         or (initial_key_sum is not None and initial_key_sum.requires_grad)
     ):
-        FORWARD.refuse_grad((q, k, v, initial_state, initial_key_sum))
+        return unpacked(FORWARD.recorded(_linear_attention, (
+            q, k, v, initial_state, initial_key_sum, scale, eps, return_final_state,
+            return_final_key_sum, return_norm, allow_tf32,
+        )))
     return _linear_attention(
         q, k, v, initial_state, initial_key_sum, scale, eps, return_final_state,
         return_final_key_sum, return_norm, allow_tf32,
@@ -259,7 +263,7 @@ _library_forward = register(
     "Tensor[]",
     _linear_attention,
     _fake_linear_attention,
-    FORWARD.refuse_grad,
+    FORWARD,
 )
 
 BACKWARD = Pass(
@@ -317,7 +321,7 @@ def linear_attention_backward(
     gout_dot_out: Tensor | None = None, gfinal_state: Tensor | None = None,
     gfinal_key_sum: Tensor | None = None, scale: float = 1.0, allow_tf32: bool = False,
 ) -> Any:
-    """The backward pass: causal dot product: attention without softmax, in linear time.
+    """The backward pass of `linear_attention`.
 
     S_t = S_{t-1} + k_t v_t^T,  z_t = z_{t-1} + k_t;  S_0, z_0 as given, else 0
     out_t = scale * q_t S_t, and where norm is wanted, divided by
@@ -353,7 +357,7 @@ def linear_attention_backward(
     Raises:
         ValueError: If shapes, strides, devices or scalars are not as said above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted; the function records none.
+        NotImplementedError: If a gradient is wanted of what this returns.
         DispatchError: If the library has no kernel for the device.
 
     Source: Katharopoulos, Vyas, Pappas and Fleuret 2020, arXiv:2006.16236.
@@ -397,12 +401,10 @@ def linear_attention_backward(
         or (gfinal_state is not None and gfinal_state.requires_grad)
         or (gfinal_key_sum is not None and gfinal_key_sum.requires_grad)
     ):
-        BACKWARD.refuse_grad(
-            (
-                gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
-                gfinal_key_sum,
-            ),
-        )
+        return unpacked(BACKWARD.recorded(_linear_attention_backward, (
+            gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+            gfinal_key_sum, scale, allow_tf32,
+        )))
     return _linear_attention_backward(
         gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
         gfinal_key_sum, scale, allow_tf32,
@@ -553,5 +555,23 @@ _library_backward = register(
     "scale=1.0, bool allow_tf32=False) -> Tensor[]",
     _linear_attention_backward,
     _fake_linear_attention_backward,
-    BACKWARD.refuse_grad,
+    BACKWARD,
+)
+
+FORWARD.gradient = Gradient(
+    FORWARD.signature,
+    BACKWARD.signature,
+    linear_attention_backward,
+    incoming={"gout": "out", "gfinal_state": "final_state", "gfinal_key_sum": "final_key_sum"},
+    saved={
+        "q": ("q",), "k": ("k",), "v": ("v",), "initial_state": ("initial_state",),
+        "initial_key_sum": ("initial_key_sum",), "norm": ("norm",),
+    },
+    outgoing={
+        "q": "gq", "k": "gk", "v": "gv", "initial_state": "ginitial_state",
+        "initial_key_sum": "ginitial_key_sum",
+    },
+    dots=(
+        Dot("gout_dot_out", "gout", "out", "norm"),
+    ),
 )

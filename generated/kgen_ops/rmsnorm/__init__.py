@@ -20,6 +20,7 @@ from .._runtime.dispatch import (
     transforms,
     unpacked,
 )
+from .._runtime.gradients import Gradient
 from .._runtime.registration import register
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -90,7 +91,7 @@ def rmsnorm(
     Raises:
         ValueError: If shapes, strides, devices or scalars are not as said above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted; the function records none.
+        NotImplementedError: If a gradient is wanted, and the library has no backward pass.
         DispatchError: If the library has no kernel for the device.
 
     Leading dims are flattened without a copy where they share one stride; otherwise the tensor is
@@ -113,7 +114,7 @@ def rmsnorm(
         or (w is not None and w.requires_grad)
         or (residual is not None and residual.requires_grad)
     ):
-        FORWARD.refuse_grad((x, w, residual))
+        return unpacked(FORWARD.recorded(_rmsnorm, (x, w, residual, eps, offset, return_rstd)))
     return _rmsnorm(x, w, residual, eps, offset, return_rstd)
 
 
@@ -189,7 +190,7 @@ _library_forward = register(
     "offset=0.0, bool return_rstd=False) -> Tensor[]",
     _rmsnorm,
     _fake_rmsnorm,
-    FORWARD.refuse_grad,
+    FORWARD,
 )
 
 BACKWARD = Pass(
@@ -231,7 +232,7 @@ def rmsnorm_backward(
     dy: Tensor, x: Tensor, w: Tensor | None = None, rstd: Tensor | None = None,
     dh: Tensor | None = None, eps: float = 1e-06, offset: float = 0.0,
 ) -> Any:
-    """The backward pass: root-mean-square normalisation of rows, times a weight.
+    """The backward pass of `rmsnorm`.
 
     h = x + residual;  rstd[m] = 1 / sqrt(mean_n(h[m, n]^2) + eps)
     y[m, n] = h[m, n] * rstd[m] * (offset + w[n])
@@ -254,7 +255,7 @@ def rmsnorm_backward(
     Raises:
         ValueError: If shapes, strides, devices or scalars are not as said above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted; the function records none.
+        NotImplementedError: If a gradient is wanted of what this returns.
         DispatchError: If the library has no kernel for the device.
 
     Leading dims are flattened without a copy where they share one stride; otherwise the tensor is
@@ -281,7 +282,7 @@ def rmsnorm_backward(
         or (rstd is not None and rstd.requires_grad)
         or (dh is not None and dh.requires_grad)
     ):
-        BACKWARD.refuse_grad((dy, x, w, rstd, dh))
+        return unpacked(BACKWARD.recorded(_rmsnorm_backward, (dy, x, w, rstd, dh, eps, offset)))
     return _rmsnorm_backward(dy, x, w, rstd, dh, eps, offset)
 
 
@@ -352,5 +353,14 @@ _library_backward = register(
     "dh=None, float eps=1e-06, float offset=0.0) -> Tensor[]",
     _rmsnorm_backward,
     _fake_rmsnorm_backward,
-    BACKWARD.refuse_grad,
+    BACKWARD,
+)
+
+FORWARD.gradient = Gradient(
+    FORWARD.signature,
+    BACKWARD.signature,
+    rmsnorm_backward,
+    incoming={"dy": "y", "dh": "h"},
+    saved={"x": ("h", "x"), "w": ("w",), "rstd": ("rstd",)},
+    outgoing={"x": "dx", "w": "dw", "residual": "dx"},
 )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .._runtime.arguments import Argument, Dim, DTypeField, Scalar, Signature
-from .._runtime.dispatch import PLAIN_TENSORS, Pass, dispatch_modes, transforms
+from .._runtime.dispatch import PLAIN_TENSORS, Pass, dispatch_modes, transforms, unpacked
+from .._runtime.gradients import Gradient
 from .._runtime.registration import register
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -61,7 +62,7 @@ def timex(w: Tensor, k: Tensor, eps: float = 0.0) -> Tensor:
     Raises:
         ValueError: If shapes, strides, devices or scalars are not as said above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted; the function records none.
+        NotImplementedError: If a gradient is wanted, and the library has no backward pass.
         DispatchError: If the library has no kernel for the device.
 
     Source: B. Peng, RWKV-CUDA, depthwise_conv1d (`TimeX`), 2022.
@@ -76,7 +77,7 @@ def timex(w: Tensor, k: Tensor, eps: float = 0.0) -> Tensor:
     ):
         return FORWARD.dispatched((w, k), (eps,))
     if _is_grad_enabled() and (w.requires_grad or k.requires_grad):
-        FORWARD.refuse_grad((w, k))
+        return unpacked(FORWARD.recorded(_timex, (w, k, eps)))
     return _timex(w, k, eps)
 
 
@@ -108,7 +109,7 @@ _library_forward = register(
     "timex(Tensor w, Tensor k, float eps=0.0) -> Tensor",
     _timex,
     _fake_timex,
-    FORWARD.refuse_grad,
+    FORWARD,
 )
 
 BACKWARD = Pass(
@@ -140,7 +141,7 @@ _prepared_backward = BACKWARD.prepared.get
 
 
 def timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The backward pass: causal depthwise convolution with a filter as long as the sequence.
+    """The backward pass of `timex`.
 
     out[b, c, t] = eps + sum over u <= t of w[c, T-1-(t-u)] * k[b, c, u]
 
@@ -157,7 +158,7 @@ def timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: If shapes, strides, devices or scalars are not as said above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted; the function records none.
+        NotImplementedError: If a gradient is wanted of what this returns.
         DispatchError: If the library has no kernel for the device.
 
     Source: B. Peng, RWKV-CUDA, depthwise_conv1d (`TimeX`), 2022.
@@ -173,7 +174,7 @@ def timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     ):
         return BACKWARD.dispatched((gout, w, k), ())
     if _is_grad_enabled() and (gout.requires_grad or w.requires_grad or k.requires_grad):
-        BACKWARD.refuse_grad((gout, w, k))
+        return unpacked(BACKWARD.recorded(_timex_backward, (gout, w, k)))
     return _timex_backward(gout, w, k)
 
 
@@ -210,5 +211,14 @@ _library_backward = register(
     "timex_backward(Tensor gout, Tensor w, Tensor k) -> (Tensor, Tensor)",
     _timex_backward,
     _fake_timex_backward,
-    BACKWARD.refuse_grad,
+    BACKWARD,
+)
+
+FORWARD.gradient = Gradient(
+    FORWARD.signature,
+    BACKWARD.signature,
+    timex_backward,
+    incoming={"gout": "out"},
+    saved={"w": ("w",), "k": ("k",)},
+    outgoing={"w": "gw", "k": "gk"},
 )

@@ -114,7 +114,7 @@ def wkv6(
     Raises:
         ValueError: If shapes, strides, devices or scalars are not as said above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted; the function records none.
+        NotImplementedError: If a gradient is wanted, and the library has no backward pass.
         DispatchError: If the library has no kernel for the device.
 
     Source: Peng et al. 2024, arXiv:2404.05892.
@@ -148,7 +148,9 @@ def wkv6(
         or (initial_state is not None and initial_state.requires_grad)
         or (cu_seqlens is not None and cu_seqlens.requires_grad)
     ):
-        FORWARD.refuse_grad((r, k, v, w, u, initial_state, cu_seqlens))
+        return unpacked(FORWARD.recorded(_wkv6, (
+            r, k, v, w, u, initial_state, cu_seqlens, scale, return_final_state, decay_form,
+        )))
     return _wkv6(r, k, v, w, u, initial_state, cu_seqlens, scale, return_final_state, decay_form)
 
 
@@ -205,7 +207,10 @@ def _wkv6(
     y = empty_like(v)
     final_state = (
         torch.empty(
-            (r.shape[-4] if cu_seqlens is None else cu_seqlens.shape[0] - 1, r.shape[-2], r.shape[-1], v.shape[-1]),
+            (
+                r.shape[-4] if cu_seqlens is None else cu_seqlens.shape[0] - 1, r.shape[-2],
+                r.shape[-1], v.shape[-1],
+            ),
             dtype=torch.float32, device=r.device,
         )
         if return_final_state else None
@@ -226,7 +231,10 @@ def _fake_wkv6(
     y = dense_like(v)
     final_state = (
         torch.empty(
-            (r.shape[-4] if cu_seqlens is None else cu_seqlens.shape[0] - 1, r.shape[-2], r.shape[-1], v.shape[-1]),
+            (
+                r.shape[-4] if cu_seqlens is None else cu_seqlens.shape[0] - 1, r.shape[-2],
+                r.shape[-1], v.shape[-1],
+            ),
             dtype=torch.float32, device=r.device,
         )
         if return_final_state else None
@@ -240,5 +248,5 @@ _library_forward = register(
     "decay_form=\"log\") -> Tensor[]",
     _wkv6,
     _fake_wkv6,
-    FORWARD.refuse_grad,
+    FORWARD,
 )

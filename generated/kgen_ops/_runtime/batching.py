@@ -1,0 +1,109 @@
+"""`torch.func.vmap` over operators: one launch where the mapped dim can join the batch.
+
+It can where every output has the batch dim, and every mapped input too. Otherwise (a weight of
+each element, the gradient of a weight for each element) there is a launch per element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arguments import ABSENT, Argument, Signature
+
+
+class Outputs:
+    """Which outputs of a pass a call has: decided by an input or a keyword of the same dtype."""
+
+    def __init__(self, signature: Signature) -> None:
+        inputs = [argument.dtype for argument in signature.inputs]
+        fields = inputs + [""] * len(signature.scalars) + list(signature.flags)
+        optional = {field.name for field in signature.dtypes if ABSENT in field.allowed}
+        self._deciders = [
+            (output, fields.index(output.dtype) if output.dtype in optional else None)
+            for output in signature.outputs
+        ]
+
+    def present(self, arguments: Sequence[Any]) -> list[Argument]:
+        """Return them, as declared.
+
+        Args:
+            arguments: All of the call, in the order of the generated function.
+        """
+        return [output for output, decider in self._deciders
+                if decider is None or _there(arguments[decider])]
+
+
+def _there(argument: object) -> bool:
+    """Whether a tensor is given, or a keyword asks for one."""
+    return isinstance(argument, Tensor) or bool(argument)
+
+
+def servable(argument: Argument, tensor: Tensor) -> Tensor:
+    """A tensor in a layout that the argument may have: autograd's may be an expanded number."""
+    if argument.free_strides and argument.dims[-1] not in argument.free_strides:
+        # All but the innermost are free, or they are leading dims, which a call copies itself.
+        return tensor if tensor.ndim and tensor.stride(-1) == 1 else tensor.contiguous()
+    return tensor.contiguous()
+
+
+def batched(
+    signature: Signature, run: Callable[..., Any], count: int, mapped: Sequence[int | None],
+    arguments: Sequence[Any],
+) -> list[Tensor]:
+    """Serve a call with a mapped dim.
+
+    Args:
+        signature: Of the pass.
+        run: Computes a call without one.
+        count: Extent of the mapped dim.
+        mapped: Of each input, its mapped dim or None.
+        arguments: All of the call, in the order of the generated function.
+    Returns:
+        The outputs that there are, the mapped dim first.
+    """
+    outputs = Outputs(signature).present(arguments)
+    batch = signature.outputs[0].dims[0]
+    joins = {batch}
+    packing = signature.packing
+    offsets = None
+    if packing is not None:
+        offsets = arguments[[a.name for a in signature.inputs].index(packing.offsets)]
+        joins |= {packing.sequences} if offsets is None else set()
+    tensors, rest = arguments[: len(signature.inputs)], arguments[len(signature.inputs):]
+    inputs = list(zip(signature.inputs, tensors, mapped, strict=True))
+    if offsets is not None or any(output.dims[0] not in joins for output in outputs) or any(
+        dim is not None and argument.dims[0] not in joins for argument, _, dim in inputs
+    ):
+        return _one_by_one(signature, run, count, mapped, arguments)
+    joined: list[Tensor | None] = []
+    for argument, tensor, dim in inputs:
+        if tensor is None or argument.dims[0] not in joins:
+            joined.append(tensor)
+            continue
+        first = tensor.expand(count, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        joined.append(servable(argument, first if argument.leading else first.flatten(0, 1)))
+    return [made if output.leading else made.view(count, made.shape[0] // count, *made.shape[1:])
+            for output, made in zip(outputs, _listed(run(*joined, *rest)), strict=True)]
+
+
+def _one_by_one(
+    signature: Signature, run: Callable[..., Any], count: int, mapped: Sequence[int | None],
+    arguments: Sequence[Any],
+) -> list[Tensor]:
+    rest = arguments[len(signature.inputs):]
+    made = []
+    for index in range(count):
+        tensors = [
+            tensor if dim is None else servable(argument, tensor.select(dim, index))
+            for argument, tensor, dim in zip(signature.inputs, arguments, mapped, strict=False)
+        ]
+        made.append(_listed(run(*tensors, *rest)))
+    return [torch.stack(parts) for parts in zip(*made, strict=True)]
+
+
+def _listed(found: Any) -> list[Tensor]:
+    return [found] if isinstance(found, Tensor) else list(found)

@@ -1,0 +1,221 @@
+"""The two passes of an operator as one function that autograd can record.
+
+A call that wants a gradient runs the forward pass inside a `torch.autograd.Function`, directly or
+below PyTorch's dispatcher, and saves what the backward pass asks for by name. Gradients are
+differentiable once: there are no kernels for second derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .arguments import ABSENT, Signature
+from .batching import Outputs, batched, servable
+
+Run = Callable[..., Any]  # one pass: the arguments of its signature -> its outputs
+
+
+class Dot(NamedTuple):
+    """A sum over the last dim of a gradient times an output, which a backward pass wants in fp32.
+
+    Attributes:
+        name: The input of the backward pass.
+        gradient: An input of the backward pass.
+        output: An output of the forward pass, of the same shape.
+        beside: It is wanted where this output of the forward pass is there.
+    """
+
+    name: str
+    gradient: str
+    output: str
+    beside: str
+
+
+class Gradient:
+    """How the backward pass of an operator serves its forward pass.
+
+    Attributes:
+        function: The `torch.autograd.Function`; apply(run, *arguments of the forward pass) ->
+            tuple of outputs, where `run` is what computes them.
+    """
+
+    def __init__(
+        self,
+        forward: Signature,
+        backward: Signature,
+        run: Run,
+        incoming: Mapping[str, str],
+        saved: Mapping[str, tuple[str, ...]],
+        outgoing: Mapping[str, str],
+        dots: Sequence[Dot] = (),
+    ) -> None:
+        """Tie two passes together.
+
+        Args:
+            forward: What the forward pass takes and returns.
+            backward: What the backward pass takes and returns.
+            run: The public function of the backward pass.
+            incoming: Input of the backward pass -> the output of the forward pass that it is the
+                gradient of. Outputs without one are not differentiable.
+            saved: Input of the backward pass -> inputs and outputs of the forward pass; the first
+                that a call has is passed on.
+            outgoing: Input of the forward pass -> its gradient among the backward pass's outputs.
+            dots: Inputs of the backward pass that are computed from gradients.
+        """
+        self.name = forward.function
+        self._forward = forward
+        self._run = run
+        self._inputs = [argument.name for argument in forward.inputs]
+        self._made = Outputs(forward)
+        self._returned = Outputs(backward)
+        self._incoming = incoming
+        self._saved = saved
+        self._outgoing = outgoing
+        self._dots = dots
+        self._differentiable = frozenset(incoming.values())
+        self._wanted = backward.inputs
+        self._optional = {f.name for f in backward.dtypes if ABSENT in f.allowed}
+        self._rest = _positions(forward, backward)
+        self.function = _function(self.name, {
+            "forward": staticmethod(self._record),
+            "backward": staticmethod(self._differentiate),
+        })
+
+    @cached_property
+    def transformed(self) -> Any:
+        """`function` for transforms of `torch.func`, whose calls take longer."""
+        return _function(self.name, {
+            "forward": staticmethod(_run),
+            "setup_context": staticmethod(self._save),
+            "backward": staticmethod(self._differentiate),
+            "vmap": staticmethod(self._batch),
+        })
+
+    def _record(self, ctx: Any, run: Run, *arguments: Any) -> tuple[Tensor, ...]:
+        outputs = _run(run, *arguments)
+        self._save(ctx, (run, *arguments), outputs)
+        return outputs
+
+    def _save(self, ctx: Any, inputs: Sequence[Any], outputs: tuple[Tensor, ...]) -> None:
+        """Save what the gradients of a call will need."""
+        arguments = inputs[1:]
+        made = {output.name: tensor for output, tensor in zip(
+            self._made.present(arguments), outputs, strict=True)}
+        there = dict(zip(self._inputs, arguments, strict=False)) | made
+        ctx.save_for_backward(
+            *(next((there[name] for name in names if there.get(name) is not None), None)
+              for names in self._saved.values()),
+            *(there[dot.output] if dot.beside in there else None for dot in self._dots),
+        )
+        ctx.set_materialize_grads(False)  # no gradient of an output that nothing depends on
+        ctx.mark_non_differentiable(
+            *(tensor for name, tensor in made.items() if name not in self._differentiable)
+        )
+        ctx.made = {name: (tensor.shape, tensor.dtype, tensor.device)
+                    for name, tensor in made.items()}
+        ctx.rest = [arguments[position] for position in self._rest]
+
+    def _batch(self, info: Any, mapped: Sequence[int | None], run: Run, *arguments: Any) -> Any:
+        """Serve a call under `torch.func.vmap`, and let transforms outside it see the gradient."""
+        outputs = batched(
+            self._forward, lambda *single: self.transformed.apply(run, *single), info.batch_size,
+            mapped[1 : 1 + len(self._inputs)], arguments,
+        )
+        return tuple(outputs), (0,) * len(outputs)
+
+    def _differentiate(self, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Run the backward pass."""
+        wanted = self._gather(ctx, gradients)
+        again = torch.is_grad_enabled()  # create_graph=True
+        if again:
+            with torch.no_grad():
+                found = self._run(*wanted, *ctx.rest)
+        else:
+            found = self._run(*wanted, *ctx.rest)
+        tensors = (found,) if isinstance(found, Tensor) else tuple(found)
+        if again:
+            count = len(tensors)
+            tensors = _Once.apply(self.name, count, *tensors, *wanted)  # type: ignore[no-untyped-call]
+        named = {output.name: tensor for output, tensor in zip(
+            self._returned.present((*wanted, *ctx.rest)), tensors, strict=True)}
+        given = [named.get(self._outgoing.get(name, "")) if needed else None
+                 for name, needed in zip(self._inputs, ctx.needs_input_grad[1:], strict=False)]
+        return (None, *given, *[None] * (len(ctx.needs_input_grad) - 1 - len(given)))
+
+    def _gather(self, ctx: Any, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The inputs of the backward pass, in declared order."""
+        tensors = iter(ctx.saved_tensors)
+        given: dict[str, Tensor | None] = dict(zip(self._saved, tensors, strict=False))
+        outputs = dict(zip(self._dots, tensors, strict=True))
+        by_output = dict(zip(ctx.made, gradients, strict=True))
+        for argument in self._wanted:
+            output = self._incoming.get(argument.name)
+            if output is None:
+                continue
+            gradient = by_output.get(output)
+            if gradient is None and argument.dtype not in self._optional:
+                shape, dtype, device = ctx.made[output]
+                gradient = torch.zeros(shape, dtype=dtype, device=device)
+            given[argument.name] = None if gradient is None else servable(argument, gradient)
+        for dot, tensor in outputs.items():
+            factor = given[dot.gradient]
+            given[dot.name] = None if tensor is None or factor is None else (
+                (factor.float() * tensor.float()).sum(-1).contiguous()
+            )
+        return [given.get(argument.name) for argument in self._wanted]
+
+
+def _function(name: str, members: dict[str, Any]) -> Any:
+    """A subclass of `torch.autograd.Function`, named as PyTorch names its own nodes."""
+    make: Any = type(torch.autograd.Function)
+    title = "".join(part.capitalize() for part in name.split("_"))
+    return make(title, (torch.autograd.Function,), members)
+
+
+def _run(run: Run, *arguments: Any) -> tuple[Tensor, ...]:
+    found = run(*arguments)
+    return (found,) if isinstance(found, Tensor) else tuple(found)
+
+
+class _Once(torch.autograd.Function):
+    """Lets gradients through, and says that they have none themselves.
+
+    apply(name of the operator, count of gradients, *gradients, *what they were computed from).
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(name: str, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count] if tensor is not None)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+        ctx.name = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        raise NotImplementedError(_second(ctx.name))
+
+
+def _second(name: str) -> str:
+    return (
+        f"{name}: a second derivative is wanted, but its gradient can be taken once only; the "
+        "library has no kernel for more\n"
+        "  next: leave create_graph=True out, or write this part of the loss in plain PyTorch"
+    )
+
+
+def _positions(forward: Signature, backward: Signature) -> list[int]:
+    """Where the forward pass's arguments hold the scalars, flags and options of the backward's."""
+    def rest(signature: Signature) -> list[str]:
+        return [*(scalar.name for scalar in signature.scalars), *signature.flags,
+                *(option.name for option in signature.options)]
+
+    names = rest(forward)
+    return [len(forward.inputs) + names.index(name) for name in rest(backward)]

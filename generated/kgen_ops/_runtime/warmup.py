@@ -1,0 +1,38 @@
+"""Loading kernels before they are needed: for CUDA graphs, for the first request to a server."""
+
+from __future__ import annotations
+
+import torch
+
+from .dispatch import Explanation
+from .explain import resolved
+
+
+def warmup(
+    operator: str,
+    *,
+    device: str | torch.device | None = None,
+    pass_name: str = "forward",
+    **problem: int | str | torch.dtype,
+) -> Explanation:
+    """Load the kernel that serves a contiguous, aligned call, compiling it if no cubin is shipped.
+
+        kgen_ops.warmup("rmsnorm", M=8192, N=4096, dtype="bf16")
+
+    A call of other strides, or whose pointers are not aligned to 32 bytes, may be served by another
+    kernel: make such a call once instead.
+
+    Args:
+        operator: Name of an operator of the library.
+        device: Default: the current CUDA device, else the CPU.
+        pass_name: `forward` or `backward`.
+        problem: Every dim, and dtypes by name or as torch dtypes.
+    Returns:
+        Which kernel it is, and why; see `explain`.
+    Raises:
+        ValueError: If operator, pass or a dim is unknown, or a dim is missing.
+        TypeError: If a dtype is missing or not supported.
+        DispatchError: If the library has no kernel for the device, or a CUDA graph is captured.
+    """
+    chosen, dims, dtypes, where = resolved(operator, pass_name, device, problem)
+    return chosen.warm(dims, dtypes, where)
