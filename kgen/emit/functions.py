@@ -362,9 +362,7 @@ def _allocation(output: Tensor, passed: Pass, optional: _Optional, indent: int =
                                  "no input has: the generated function could not know it")
         dtype = f"{carriers[0]}.dtype"
     first = passed.inputs[0].name
-    extents = _tuple(shape)
-    if indent + 6 + len(extents) > WIDTH:
-        extents = fold("(", shape, ")", indent + 4)
+    extents = fold("(", shape, ")", indent + 4) if len(shape) > 1 else _tuple(shape)
     return fold("torch.empty(", [extents, f"dtype={dtype}", f"device={first}.device"], ")", indent)
 
 
