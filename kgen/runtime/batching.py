@@ -23,23 +23,23 @@ class Outputs:
         fields = inputs + [""] * len(signature.scalars) + list(signature.flags)
         optional = {field.name for field in signature.dtypes if ABSENT in field.allowed}
         self._deciders = [
-            (output, fields.index(output.dtype) if output.dtype in optional else None)
-            for output in signature.outputs
+            (index, fields.index(output.dtype) if output.dtype in optional else -1)
+            for index, output in enumerate(signature.outputs)
         ]
 
-    def present(self, arguments: Sequence[Any]) -> list[Argument]:
-        """Return them, as declared.
+    def present(self, arguments: Sequence[Any]) -> list[int]:
+        """Return their indices among the declared outputs.
 
         Args:
             arguments: All of the call, in the order of the generated function.
         """
-        return [output for output, decider in self._deciders
-                if decider is None or _there(arguments[decider])]
+        return [index for index, decider in self._deciders
+                if decider < 0 or _there(arguments[decider])]
 
 
 def _there(argument: object) -> bool:
     """Whether a tensor is given, or a keyword asks for one."""
-    return isinstance(argument, Tensor) or bool(argument)
+    return argument is not None and (isinstance(argument, Tensor) or bool(argument))
 
 
 def servable(argument: Argument, tensor: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def batched(
     Returns:
         The outputs that there are, the mapped dim first.
     """
-    outputs = Outputs(signature).present(arguments)
+    outputs = [signature.outputs[index] for index in Outputs(signature).present(arguments)]
     batch = signature.outputs[0].dims[0]
     joins = {batch}
     packing = signature.packing

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, log
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,13 +34,14 @@ from .arguments import (
     complete_dtypes,
 )
 from .autocast import any_autocast, promoted
+from .gradients import Gradient, refuse_grad
 from .layout import dense_like
+from .problems import Explanation, contiguous_strides, not_loaded, problem_text
 from .rows import Call, Gpu, Prepared, Row, Run, SafeRow
 from .streams import capturing, current_device, raw_stream, stream_getter
 
 if TYPE_CHECKING:
     from .device import KernelFile
-    from .gradients import Gradient
 
 # Pointers enter the lookup modulo this many bytes; conditions ask for no more.
 ALIGNMENT = 32
@@ -66,33 +67,6 @@ class Choice(NamedTuple):
 
     step: str  # "exact", "nearest", "safe"
     row: Row | SafeRow
-
-
-class Explanation(NamedTuple):
-    """Why a problem is served by a kernel; its text is for people."""
-
-    function: str
-    problem: str
-    gpu: str
-    same_gpu: bool
-    step: str
-    config: str
-    kernel: str
-    evidence: str
-    tuned_problem: str = ""
-    record: str = ""
-    median_us: float | None = None
-
-    def __repr__(self) -> str:
-        where = self.gpu if self.same_gpu else f"{self.gpu} (same architecture)"
-        lines = [f"{self.function}({self.problem}) on {where}: {self.step}",
-                 f"  kernel    {self.config}, kernels/{self.kernel}.cu"]
-        if self.median_us is None:
-            lines.append(f"  evidence  {self.evidence}")
-        else:
-            lines.append(f"  evidence  {self.evidence}: {self.median_us:.2f} us at "
-                         f"{self.tuned_problem}, record {self.record}")
-        return "\n".join(lines)
 
 
 class _Table(NamedTuple):
@@ -207,27 +181,12 @@ class Pass:
             NotImplementedError: If the library has no backward pass for this one.
         """
         if self.gradient is None:
-            self._refuse_grad(arguments)
+            refuse_grad(self.signature, self._operator, self.name, arguments)
         count = len(self.signature.inputs)
         if any_autocast():  # autograd has to see what is cast
             arguments = (*promoted(self.signature, arguments[:count]), *arguments[count:])
         made: tuple[Tensor, ...] = self.gradient.function.apply(run, *arguments)
         return made
-
-    def _refuse_grad(self, arguments: Sequence[object]) -> NoReturn:
-        wanting = [argument.name
-                   for argument, tensor in zip(self.signature.inputs, arguments, strict=False)
-                   if isinstance(tensor, Tensor) and tensor.requires_grad]
-        name, operator = self.signature.function, self._operator
-        if self.name == "forward":
-            why = (f"the library has no {operator}_backward\n"
-                   f"  run: kgen tune --op {operator} --pass backward --gpu auto\n  or ")
-        else:
-            why = "its results have no gradients: operators are differentiable once\n  "
-        raise NotImplementedError(
-            f"{name}: {' and '.join(wanting)} requires grad, but {why}call it under "
-            f"torch.no_grad(), or pass {wanting[0]}.detach(), if no gradient is wanted"
-        )
 
     def explain(self, dims: Mapping[str, int], dtypes: Mapping[str, str],
                 device: torch.device) -> Explanation:
@@ -246,14 +205,14 @@ class Pass:
                              f"got {', '.join(dims) or 'none'}")
         extents = {name: dims[name] for name in names}
         chosen = complete_dtypes(signature, dict(dtypes))
-        call = Call(**extents, **_contiguous_strides(signature, extents),
+        call = Call(**extents, **contiguous_strides(signature, extents),
                     **{f"{a.name}_ptr": 0 for a in (*signature.inputs, *signature.outputs)})
         table = self._table(device)
         choice = self._choose(table, tuple(extents.values()), tuple(chosen.values()), call)
         row = choice.row
         explanation = Explanation(
             function=signature.function,
-            problem=_problem(signature, tuple(extents.values()), tuple(chosen.values())),
+            problem=problem_text(signature, tuple(extents.values()), tuple(chosen.values())),
             gpu=table.gpu.name if table.gpu else str(device),
             same_gpu=table.same_gpu,
             step=choice.step,
@@ -265,7 +224,7 @@ class Pass:
             return explanation._replace(same_gpu=True)
         return explanation._replace(
             evidence=row.evidence, record=row.record, median_us=row.median_us,
-            tuned_problem=_problem(signature, row.dims, row.dtypes),
+            tuned_problem=problem_text(signature, row.dims, row.dtypes),
         )
 
     def warm(self, dims: Mapping[str, int], dtypes: Mapping[str, str],
@@ -293,7 +252,7 @@ class Pass:
             choice = self._choose(
                 table, tuple(bound.dims.values()), tuple(bound.dtypes.values()), call
             )
-            problem = _problem(
+            problem = problem_text(
                 self.signature, tuple(bound.dims.values()), tuple(bound.dtypes.values())
             )
             file = self._file(choice.row.kernel, device, problem)
@@ -321,7 +280,7 @@ class Pass:
         for candidate in safe:
             if candidate.dtypes == dtypes:
                 return Choice("safe", candidate)
-        problem = _problem(self.signature, dims, dtypes)
+        problem = problem_text(self.signature, dims, dtypes)
         raise DispatchError(
             f"{self.signature.function}: the library has no kernel for {problem}\n"
             f"  run: kgen tune --op {self._operator} --problem {problem}"
@@ -396,17 +355,9 @@ class Pass:
         key = (stem, device.type, device.index)
         if key not in self._files:
             if device.type == "cuda" and capturing():
-                given = ", ".join(
-                    f'{name}="{value}"' if not value.isdigit() else f"{name}={value}"
-                    for name, value in (pair.split("=") for pair in problem.split(","))
-                )
-                passed = "" if self.name == "forward" else f', pass_name="{self.name}"'
-                raise DispatchError(
-                    f"{self.signature.function}: a CUDA graph is being captured, and the kernel "
-                    f"for {problem} on {device} is not loaded\n  before the capture, call it once "
-                    f"with such tensors, or: {self._library}.warmup(\"{self._operator}\"{passed}, "
-                    f'{given}, device="{device}")'
-                )
+                raise DispatchError(not_loaded(
+                    self._library, self._operator, self.name, problem, device
+                ))
             folder = Path(importlib.import_module(self.package).__path__[0])
             self._files[key] = KernelFile(folder.parent, folder / "kernels", stem, device)
         return self._files[key]
@@ -478,22 +429,3 @@ def _on_device(run: Run, device: int) -> Run:
                 run(stream, *arguments)
 
     return run_there
-
-
-def _contiguous_strides(signature: Signature, dims: Mapping[str, int]) -> dict[str, int]:
-    strides: dict[str, int] = {}
-    for argument in (*signature.inputs, *signature.outputs):
-        step = 1
-        for name in reversed(argument.dims):
-            if name in argument.free_strides:
-                strides[f"{argument.name}_stride_{name}"] = step
-            step *= dims.get(name, 1)  # `N + 1` is no dim; such vectors have no free strides
-    return strides
-
-
-def _problem(signature: Signature, dims: tuple[int, ...], dtypes: tuple[str, ...]) -> str:
-    pairs = [
-        *zip((dim.name for dim in signature.dims), dims, strict=True),
-        *zip((f.name for f in signature.choices), dtypes, strict=True),
-    ]
-    return ",".join(f"{name}={value}" for name, value in pairs)

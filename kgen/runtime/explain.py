@@ -9,7 +9,8 @@ from importlib.util import find_spec
 import torch
 
 from .arguments import DTYPE_NAMES
-from .dispatch import Explanation, Pass
+from .dispatch import Pass
+from .problems import Explanation
 
 
 def explain(

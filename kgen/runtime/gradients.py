@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -37,12 +37,7 @@ class Dot(NamedTuple):
 
 
 class Gradient:
-    """How the backward pass of an operator serves its forward pass.
-
-    Attributes:
-        function: The `torch.autograd.Function`; apply(run, *arguments of the forward pass) ->
-            tuple of outputs, where `run` is what computes them.
-    """
+    """How the backward pass of an operator serves its forward pass."""
 
     def __init__(
         self,
@@ -70,18 +65,36 @@ class Gradient:
         self.name = forward.function
         self._forward = forward
         self._run = run
-        self._inputs = [argument.name for argument in forward.inputs]
         self._made = Outputs(forward)
         self._returned = Outputs(backward)
-        self._incoming = incoming
-        self._saved = saved
-        self._outgoing = outgoing
-        self._dots = dots
-        self._differentiable = frozenset(incoming.values())
-        self._wanted = backward.inputs
-        self._optional = {f.name for f in backward.dtypes if ABSENT in f.allowed}
+        inputs = [argument.name for argument in forward.inputs]
+        outputs = [argument.name for argument in forward.outputs]
+        # What is saved, as positions among the inputs and then the outputs of a call.
+        slots = {name: index for index, name in enumerate((*inputs, *outputs))}
+        self._count = len(inputs)
+        self._saved = [[slots[name] for name in names] for names in saved.values()]
+        self._dots = [(slots[dot.output], slots[dot.beside], dot) for dot in dots]
+        self._plain = [slots[name] for name in outputs if name not in incoming.values()]
+        # What the backward pass gets: (its argument, the output that it is the gradient of).
+        optional = {f.name for f in backward.dtypes if ABSENT in f.allowed}
+        arguments = {argument.name: argument for argument in backward.inputs}
+        self._incoming = [(arguments[name], outputs.index(output))
+                          for name, output in incoming.items()]
+        self._needed = [slots[output] for name, output in incoming.items()
+                        if arguments[name].dtype not in optional]
+        self._names = list(saved)
+        self._wanted = list(arguments)
         self._rest = _positions(forward, backward)
-        self.function = _function(self.name, {
+        gradients = [argument.name for argument in backward.outputs]
+        self._outgoing = [gradients.index(outgoing[name]) if name in outgoing else -1
+                          for name in inputs]
+
+    @cached_property
+    def function(self) -> Any:
+        """The `torch.autograd.Function`: apply(run, *arguments of the forward pass) -> tuple of
+        outputs, where `run` is what computes them.
+        """
+        return _function(self.name, {
             "forward": staticmethod(self._record),
             "backward": staticmethod(self._differentiate),
         })
@@ -104,27 +117,27 @@ class Gradient:
     def _save(self, ctx: Any, inputs: Sequence[Any], outputs: tuple[Tensor, ...]) -> None:
         """Save what the gradients of a call will need."""
         arguments = inputs[1:]
-        made = {output.name: tensor for output, tensor in zip(
-            self._made.present(arguments), outputs, strict=True)}
-        there = dict(zip(self._inputs, arguments, strict=False)) | made
-        ctx.save_for_backward(
-            *(next((there[name] for name in names if there.get(name) is not None), None)
-              for names in self._saved.values()),
-            *(there[dot.output] if dot.beside in there else None for dot in self._dots),
-        )
+        made = self._made.present(arguments)
+        slots = [*arguments[: self._count], *[None] * len(self._forward.outputs)]
+        for index, tensor in zip(made, outputs, strict=True):
+            slots[self._count + index] = tensor
+        saved = [slots[places[0]] if len(places) == 1 else _first(slots, places)
+                 for places in self._saved]
+        for output, beside, _ in self._dots:
+            saved.append(None if slots[beside] is None else slots[output])
+        ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)  # no gradient of an output that nothing depends on
-        ctx.mark_non_differentiable(
-            *(tensor for name, tensor in made.items() if name not in self._differentiable)
-        )
-        ctx.made = {name: (tensor.shape, tensor.dtype, tensor.device)
-                    for name, tensor in made.items()}
-        ctx.rest = [arguments[position] for position in self._rest]
+        if plain := [slots[place] for place in self._plain if slots[place] is not None]:
+            ctx.mark_non_differentiable(*plain)
+        ctx.made = made
+        ctx.needed = [(slots[place].shape, slots[place].dtype) for place in self._needed]
+        ctx.rest = [arguments[place] for place in self._rest]
 
     def _batch(self, info: Any, mapped: Sequence[int | None], run: Run, *arguments: Any) -> Any:
         """Serve a call under `torch.func.vmap`, and let transforms outside it see the gradient."""
         outputs = batched(
             self._forward, lambda *single: self.transformed.apply(run, *single), info.batch_size,
-            mapped[1 : 1 + len(self._inputs)], arguments,
+            mapped[1 : 1 + self._count], arguments,
         )
         return tuple(outputs), (0,) * len(outputs)
 
@@ -141,33 +154,33 @@ class Gradient:
         if again:
             count = len(tensors)
             tensors = _Once.apply(self.name, count, *tensors, *wanted)  # type: ignore[no-untyped-call]
-        named = {output.name: tensor for output, tensor in zip(
-            self._returned.present((*wanted, *ctx.rest)), tensors, strict=True)}
-        given = [named.get(self._outgoing.get(name, "")) if needed else None
-                 for name, needed in zip(self._inputs, ctx.needs_input_grad[1:], strict=False)]
+        there = dict(zip(self._returned.present((*wanted, *ctx.rest)), tensors, strict=True))
+        given = [there.get(index) if needed else None
+                 for index, needed in zip(self._outgoing, ctx.needs_input_grad[1:], strict=False)]
         return (None, *given, *[None] * (len(ctx.needs_input_grad) - 1 - len(given)))
 
     def _gather(self, ctx: Any, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The inputs of the backward pass, in declared order."""
-        tensors = iter(ctx.saved_tensors)
-        given: dict[str, Tensor | None] = dict(zip(self._saved, tensors, strict=False))
-        outputs = dict(zip(self._dots, tensors, strict=True))
+        saved = ctx.saved_tensors
+        given: dict[str, Tensor | None] = dict(zip(self._names, saved, strict=False))
         by_output = dict(zip(ctx.made, gradients, strict=True))
-        for argument in self._wanted:
-            output = self._incoming.get(argument.name)
-            if output is None:
-                continue
-            gradient = by_output.get(output)
-            if gradient is None and argument.dtype not in self._optional:
-                shape, dtype, device = ctx.made[output]
-                gradient = torch.zeros(shape, dtype=dtype, device=device)
+        for argument, index in self._incoming:
+            gradient = by_output.get(index)
+            place = self._count + index
+            if gradient is None and place in self._needed:
+                shape, dtype = ctx.needed[self._needed.index(place)]
+                gradient = saved[0].new_zeros(shape, dtype=dtype)
             given[argument.name] = None if gradient is None else servable(argument, gradient)
-        for dot, tensor in outputs.items():
+        for (_, _, dot), output in zip(self._dots, saved[len(self._names):], strict=True):
             factor = given[dot.gradient]
-            given[dot.name] = None if tensor is None or factor is None else (
-                (factor.float() * tensor.float()).sum(-1).contiguous()
+            given[dot.name] = None if output is None or factor is None else (
+                (factor.float() * output.float()).sum(-1).contiguous()
             )
-        return [given.get(argument.name) for argument in self._wanted]
+        return [given.get(name) for name in self._wanted]
+
+
+def _first(slots: Sequence[Tensor | None], places: Sequence[int]) -> Tensor | None:
+    return next((slots[place] for place in places if slots[place] is not None), None)
 
 
 def _function(name: str, members: dict[str, Any]) -> Any:
@@ -208,6 +221,32 @@ def _second(name: str) -> str:
         f"{name}: a second derivative is wanted, but its gradient can be taken once only; the "
         "library has no kernel for more\n"
         "  next: leave create_graph=True out, or write this part of the loss in plain PyTorch"
+    )
+
+
+def refuse_grad(
+    signature: Signature, operator: str, pass_name: str, arguments: Sequence[object]
+) -> NoReturn:
+    """Raise the error of a call that wants a gradient which the library cannot give.
+
+    Args:
+        signature: Of the pass.
+        operator: The operator's name.
+        pass_name: `forward`, of an operator whose backward pass is not in the library, or another.
+        arguments: The inputs, and whatever follows them in the call.
+    Raises:
+        NotImplementedError: Always.
+    """
+    wanting = [argument.name for argument, tensor in zip(signature.inputs, arguments, strict=False)
+               if isinstance(tensor, Tensor) and tensor.requires_grad]
+    if pass_name == "forward":
+        why = (f"the library has no {operator}_backward\n"
+               f"  run: kgen tune --op {operator} --pass backward --gpu auto\n  or ")
+    else:
+        why = "its results have no gradients: operators are differentiable once\n  "
+    raise NotImplementedError(
+        f"{signature.function}: {' and '.join(wanting)} requires grad, but {why}call it under "
+        f"torch.no_grad(), or pass {wanting[0]}.detach(), if no gradient is wanted"
     )
 
 

@@ -62,7 +62,7 @@ def register(
 
     def with_autograd(*arguments: Any) -> Any:
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            if transforms():
+            if served.gradient is not None and transforms():
                 raise NotImplementedError(
                     f"torch.ops.{NAMESPACE}.{name} was called inside a transform of torch.func "
                     "that wants its gradient, which PyTorch has for operators of its own alone\n"

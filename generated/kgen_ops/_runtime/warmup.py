@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .dispatch import Explanation
 from .explain import resolved
+from .problems import Explanation
 
 
 def warmup(

@@ -1,0 +1,79 @@
+"""Problems as people read and write them: in explanations and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from .arguments import Signature
+
+
+class Explanation(NamedTuple):
+    """Why a problem is served by a kernel; its text is for people."""
+
+    function: str
+    problem: str
+    gpu: str
+    same_gpu: bool
+    step: str
+    config: str
+    kernel: str
+    evidence: str
+    tuned_problem: str = ""
+    record: str = ""
+    median_us: float | None = None
+
+    def __repr__(self) -> str:
+        where = self.gpu if self.same_gpu else f"{self.gpu} (same architecture)"
+        lines = [f"{self.function}({self.problem}) on {where}: {self.step}",
+                 f"  kernel    {self.config}, kernels/{self.kernel}.cu"]
+        if self.median_us is None:
+            lines.append(f"  evidence  {self.evidence}")
+        else:
+            lines.append(f"  evidence  {self.evidence}: {self.median_us:.2f} us at "
+                         f"{self.tuned_problem}, record {self.record}")
+        return "\n".join(lines)
+
+
+def contiguous_strides(signature: Signature, dims: Mapping[str, int]) -> dict[str, int]:
+    """The free strides of tensors without gaps, as `x_stride_M`."""
+    strides: dict[str, int] = {}
+    for argument in (*signature.inputs, *signature.outputs):
+        step = 1
+        for name in reversed(argument.dims):
+            if name in argument.free_strides:
+                strides[f"{argument.name}_stride_{name}"] = step
+            step *= dims.get(name, 1)  # `N + 1` is no dim; such vectors have no free strides
+    return strides
+
+
+def problem_text(signature: Signature, dims: tuple[int, ...], dtypes: tuple[str, ...]) -> str:
+    """`M=8,N=16,dtype=fp32`, as `kgen tune --problem` takes it."""
+    pairs = [
+        *zip((dim.name for dim in signature.dims), dims, strict=True),
+        *zip((f.name for f in signature.choices), dtypes, strict=True),
+    ]
+    return ",".join(f"{name}={value}" for name, value in pairs)
+
+
+def not_loaded(library: str, operator: str, pass_name: str, problem: str,
+               device: torch.device) -> str:
+    """The error of a call whose kernel would have to be loaded while a CUDA graph is captured.
+
+    Args:
+        library: Its name in Python.
+        operator: The operator.
+        pass_name: Its pass.
+        problem: As `problem_text` has it.
+        device: Where.
+    """
+    arguments = [f'"{operator}"', *([] if pass_name == "forward" else [f'pass_name="{pass_name}"'])]
+    for name, _, value in (pair.partition("=") for pair in problem.split(",")):
+        arguments.append(f"{name}={value}" if value.isdigit() else f'{name}="{value}"')
+    return (
+        f"{operator} {pass_name}: a CUDA graph is being captured, and the kernel for {problem} on "
+        f"{device} is not loaded yet\n  next: before the capture, call it once with such tensors, "
+        f"or run {library}.warmup({', '.join(arguments)}, device=\"{device}\")"
+    )
