@@ -2,5 +2,14 @@
 
 from kgen.catalogue.catalogue import Catalogue, Entry, open_catalogue
 from kgen.catalogue.gpus import load_profiles, profile_named
+from kgen.catalogue.gradients import Links, links_of
 
-__all__ = ["Catalogue", "Entry", "load_profiles", "open_catalogue", "profile_named"]
+__all__ = [
+    "Catalogue",
+    "Entry",
+    "Links",
+    "links_of",
+    "load_profiles",
+    "open_catalogue",
+    "profile_named",
+]

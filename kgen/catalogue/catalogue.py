@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kgen.assets import Root, builtin_root, user_roots
+from kgen.catalogue.gradients import links_of
 from kgen.catalogue.spaces import load_space
 from kgen.errors import CatalogueError, suggest
 from kgen.model.space import Space
@@ -108,6 +109,7 @@ class Catalogue:
             raise CatalogueError(f"{file}: defines no OPERATOR = Operator(...)")
         if operator.name != name:
             raise CatalogueError(f"{file}: OPERATOR.name is '{operator.name}', expected '{name}'")
+        links_of(operator)  # what autograd could not use is refused before it is tuned
         return operator
 
 

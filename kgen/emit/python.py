@@ -40,6 +40,7 @@ def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
         dims=signature.dims, dtypes=signature.dtypes, options=signature.options,
         packing=signature.packing,
         gradient=gradient_values(operator) if both else None,
+        differentiable=any(p.name == "backward" for p in signature.passes),
         any_scalar=any(p["scalars"] for p in passes),
         any_layout=any(p["any_layout"] for p in passes),
         imports=sorted({"Pass", "dispatch_modes", "transforms", "unpacked",

@@ -85,6 +85,7 @@ class Pass:
         package: Package of the operator: `kgen_ops.rmsnorm`.
         name: `forward` or `backward`.
         signature: What it takes and returns.
+        differentiable: Of a forward pass: whether kgen has a backward pass of the operator.
         prepared: Lookup key of the generated function -> what a call needs.
         run: The generated function's part behind all checks; set when it is registered.
         gradient: Of a forward pass, if the library has the backward pass, too.
@@ -93,9 +94,12 @@ class Pass:
     run: Callable[..., Any]
     gradient: Gradient | None = None
 
-    def __init__(self, package: str, name: str, signature: Signature) -> None:
+    def __init__(
+        self, package: str, name: str, signature: Signature, differentiable: bool = True
+    ) -> None:
         self.package = package
         self.name = name
+        self.differentiable = differentiable
         self.signature = signature
         self.prepared: dict[Any, Prepared] = {}
         self._tables: dict[tuple[str, int | None], _Table] = {}
@@ -181,7 +185,14 @@ class Pass:
             NotImplementedError: If the library has no backward pass for this one.
         """
         if self.gradient is None:
-            refuse_grad(self.signature, self._operator, self.name, arguments)
+            if self.name != "forward":
+                why = "its results have no gradients: operators are differentiable once"
+            elif not self.differentiable:
+                why = f"{self._operator} has no backward pass: write it in plain PyTorch"
+            else:
+                why = (f"the library has no {self._operator}_backward\n"
+                       f"  run: kgen tune --op {self._operator} --pass backward --gpu auto")
+            refuse_grad(self.signature, arguments, why)
         count = len(self.signature.inputs)
         if any_autocast():  # autograd has to see what is cast
             arguments = (*promoted(self.signature, arguments[:count]), *arguments[count:])

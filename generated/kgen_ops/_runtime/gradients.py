@@ -224,29 +224,21 @@ def _second(name: str) -> str:
     )
 
 
-def refuse_grad(
-    signature: Signature, operator: str, pass_name: str, arguments: Sequence[object]
-) -> NoReturn:
+def refuse_grad(signature: Signature, arguments: Sequence[object], why: str) -> NoReturn:
     """Raise the error of a call that wants a gradient which the library cannot give.
 
     Args:
         signature: Of the pass.
-        operator: The operator's name.
-        pass_name: `forward`, of an operator whose backward pass is not in the library, or another.
         arguments: The inputs, and whatever follows them in the call.
+        why: And what can be done.
     Raises:
         NotImplementedError: Always.
     """
     wanting = [argument.name for argument, tensor in zip(signature.inputs, arguments, strict=False)
                if isinstance(tensor, Tensor) and tensor.requires_grad]
-    if pass_name == "forward":
-        why = (f"the library has no {operator}_backward\n"
-               f"  run: kgen tune --op {operator} --pass backward --gpu auto\n  or ")
-    else:
-        why = "its results have no gradients: operators are differentiable once\n  "
     raise NotImplementedError(
-        f"{signature.function}: {' and '.join(wanting)} requires grad, but {why}call it under "
-        f"torch.no_grad(), or pass {wanting[0]}.detach(), if no gradient is wanted"
+        f"{signature.function}: {' and '.join(wanting)} requires grad, but {why}\n  or call it "
+        f"under torch.no_grad(), or pass {wanting[0]}.detach(), if no gradient is wanted"
     )
 
 

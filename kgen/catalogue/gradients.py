@@ -1,0 +1,77 @@
+"""Which tensors of an operator's two passes belong together, so that autograd can use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kgen.errors import CatalogueError
+from kgen.operators.base import Dot, Operator
+
+
+@dataclass(frozen=True)
+class Links:
+    """The two passes of an operator, tied together by names.
+
+    Attributes:
+        incoming: Backward input -> the forward output that it is the gradient of.
+        saved: Backward input -> forward tensors, of which the first that a call has is passed on.
+        outgoing: Forward input -> the backward output that is its gradient.
+        dots: Backward inputs that are computed from gradients.
+    """
+
+    incoming: Mapping[str, str]
+    saved: Mapping[str, tuple[str, ...]]
+    outgoing: Mapping[str, str]
+    dots: tuple[Dot, ...]
+
+
+def links_of(operator: Operator) -> Links | None:
+    """Tie the passes of an operator together; None if it does not have both.
+
+    Raises:
+        CatalogueError: If a tensor or scalar of the backward pass is nothing that autograd has.
+    """
+    passes = {passed.name: passed for passed in operator.signature.passes}
+    if not {"forward", "backward"} <= set(passes):
+        return None
+    forward, backward, declared = passes["forward"], passes["backward"], operator.gradients
+    made = [t.name for t in forward.outputs]
+    there = [*(t.name for t in forward.inputs), *made]
+    computed = {dot.name for dot in declared.dots}
+    incoming: dict[str, str] = {}
+    saved: dict[str, tuple[str, ...]] = {}
+    for name in (t.name for t in backward.inputs if t.name not in computed):
+        output = next((o for o in made if name in _gradients_of(o)), "")
+        if output and name not in there:
+            incoming[name] = output
+        else:
+            saved[name] = declared.saved.get(name, (name,))
+            _check(operator, f"backward input '{name}'", saved[name], there)
+    for dot in declared.dots:
+        _check(operator, f"backward input '{dot.name}'", (dot.output, dot.beside), made)
+        _check(operator, f"backward input '{dot.name}'", (dot.gradient,), list(incoming))
+    names = [t.name for t in backward.outputs]
+    outgoing: dict[str, str] = {}
+    for tensor in forward.inputs:
+        own = next((name for name in names if name in _gradients_of(tensor.name)), "")
+        if gradient := declared.shared.get(tensor.name, own):
+            outgoing[tensor.name] = gradient
+            _check(operator, f"the gradient of '{tensor.name}'", (gradient,), names)
+    given = [*(s.name for s in forward.scalars), *(o.name for o in operator.signature.options)]
+    _check(operator, "a scalar of the backward pass", [s.name for s in backward.scalars], given)
+    return Links(incoming, saved, outgoing, declared.dots)
+
+
+def _gradients_of(name: str) -> tuple[str, str]:
+    return f"g{name}", f"d{name}"
+
+
+def _check(operator: Operator, what: str, names: Sequence[str], allowed: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in allowed]
+    if unknown:
+        raise CatalogueError(
+            f"{operator.name}: {what} stands for {', '.join(unknown)}, which autograd does not "
+            f"have\n  it has {', '.join(allowed) or 'none'}; declare what is meant in the "
+            "operator's `gradients`, see docs/tutorials/new-operator.md"
+        )
