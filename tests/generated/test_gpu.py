@@ -63,6 +63,22 @@ graph.replay()
 torch.cuda.synchronize()
 check(y, x, w)
 
+fresh = torch.randn(4, 16, dtype=torch.float16, device="cuda"), torch.randn(16, device="cuda")
+try:
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        kgen_ops.rmsnorm(*fresh)
+except kgen_ops.DispatchError as error:
+    print(error)
+else:
+    raise AssertionError("a kernel was loaded in a capture")
+print(kgen_ops.warmup("rmsnorm", M=4, N=16, dtype="fp16", w_dtype="fp32"))
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = kgen_ops.rmsnorm(*fresh)
+graph.replay()
+torch.cuda.synchronize()
+check(y, *fresh)
+
 if torch.cuda.device_count() > 1:
     x, w = make(64, 512, torch.bfloat16, "cuda:1")
     assert torch.cuda.current_device() == 0
@@ -91,3 +107,4 @@ def test_on_the_gpu(
     assert done.returncode == 0, done.stderr
     assert "w is on cpu, but x is on cuda" in done.stdout
     assert "only h200 was tuned" in done.stdout
+    assert 'kgen_ops.warmup("rmsnorm", M=4, N=16, dtype="fp16", w_dtype="fp32"' in done.stdout
