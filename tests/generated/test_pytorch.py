@@ -15,7 +15,7 @@ import references
 import torch
 from torch import Tensor
 
-B, T, H, K, V = 2, 6, 2, 5, 3
+B, T, H, K, V = 2, 6, 4, 5, 3
 Outputs = tuple[Tensor, ...]
 
 
@@ -206,8 +206,12 @@ def test_compiled_forward_and_backward(
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     agree(case, compiled, case.inputs())
-    if dynamic and case.operator == "rmsnorm":
-        more = {n: randn(7, *x.shape[1:]) if x.ndim > 1 else x for n, x in case.inputs().items()}
+    if dynamic:
+        signature = sys.modules[f"{kgen_ops.__name__}.{case.operator}"].FORWARD.signature
+        batched = {a.name for a in signature.inputs if a.dims[0] in ("B", "N", "M")}
+        batched -= set(case.unmapped)
+        more = {n: torch.cat([x] * 4)[:7].detach().requires_grad_() if n in batched else x
+                for n, x in case.inputs().items()}
         with torch.compiler.set_stance("fail_on_recompile"):
             agree(case, compiled, more)
 
@@ -332,6 +336,12 @@ def test_func_gradients_of_each_element(kgen_ops: ModuleType, case: Case) -> Non
         {n: x.double() for n, x in stacked.items()})
     for name in single:
         close(got[name], want[name])
+
+
+def test_forward_mode_is_refused(kgen_ops: ModuleType) -> None:
+    x = torch.ones(8, 16)
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(kgen_ops.rmsnorm, (x,), (x,))
 
 
 def test_an_operator_inside_a_transform_says_what_to_call(kgen_ops: ModuleType) -> None:
