@@ -8,6 +8,7 @@ built it tries first what the space's author, or an earlier problem, holds most 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -34,7 +35,6 @@ BUILD_AHEAD = 24  # proposals in flight: enough to keep 16 cores compiling
 # The fallback waits so long for a better-placed build to end, rather than let the device idle on.
 PATIENCE_S = 8.0
 HELD_POLL_S = 1.0  # between two looks at whether what is held back may go
-INTERRUPTED = "interrupted"  # the fate that leaves a config free to be proposed again
 HOPELESS = 4.0  # times the best: not worth a full measurement
 
 
@@ -217,8 +217,8 @@ class _Loop:
         self.places = {config: i for i, config in enumerate(first.configs)}
         self.passed_over: set[str] = set()
         self.exhausted = False
-        # Read by the trial's thread, while this one goes on changing the books.
-        self.best_us = books.best_us
+        # Of the trial's thread alone: it knows of the trial before sooner than the books do.
+        self.least_us = books.best_us or math.inf
 
     def run(self) -> None:
         """Run to the end; on an error nothing new is started and the worker's thread is joined."""
@@ -242,13 +242,12 @@ class _Loop:
         late = (
             self.deadline is not None
             and time.monotonic() >= self.deadline
-            and self.best_us is not None
+            and self.books.best_us is not None
         )
         if late:
             for flight in list(self.flights):
                 if flight.withdraw():
-                    self.study.tell(flight.proposal.number, None, INTERRUPTED)
-                    self.flights.remove(flight)
+                    self._release(flight)
         if wanted <= 0 or late or self.exhausted:
             return False
         room = min(wanted, BUILD_AHEAD - len(self.flights))
@@ -322,10 +321,11 @@ class _Loop:
         return any(not f.build.done() and now - f.since < PATIENCE_S for f in others)
 
     def _trial(self, candidate: Candidate) -> TrialOutcome:
-        best = self.best_us
-        return self.session.run(
-            candidate, self.problem, give_up_above_us=HOPELESS * best if best else None
-        )
+        limit_us = HOPELESS * self.least_us if math.isfinite(self.least_us) else None
+        outcome = self.session.run(candidate, self.problem, give_up_above_us=limit_us)
+        if outcome.timing is not None:
+            self.least_us = min(self.least_us, outcome.timing.median_us)
+        return outcome
 
     def _collect(self) -> None:
         """Wait for something to finish, and enter what did."""
@@ -350,9 +350,13 @@ class _Loop:
             self.study.pass_over(variant)
             for flight in list(self.flights):
                 if flight.is_first and flight.variant == variant and flight.withdraw():
-                    self.study.release(flight.proposal.number)
-                    self.flights.remove(flight)
+                    self._release(flight)
                     self.exhausted = False
+
+    def _release(self, flight: _Flight) -> None:
+        """Let go of a flight that did not get to its trial; its config may be proposed again."""
+        self.study.release(flight.proposal.number)
+        self.flights.remove(flight)
 
     def _finish(self, flight: _Flight, outcome: TrialOutcome) -> None:
         config = flight.proposal.config
@@ -362,7 +366,6 @@ class _Loop:
         self.flights.remove(flight)
         self.books.enter(record)
         self.books.new_trials += 1
-        self.best_us = self.books.best_us
         self.study.tell(
             flight.proposal.number,
             outcome.timing.median_us if outcome.timing else None,
