@@ -75,8 +75,13 @@ class FakeSession:
             over.set()
             thread.join()
 
+    def probe(self) -> float:
+        self.built_at_probe = list(self.builds)
+        return 1000.0
+
     def render(self, config: Config, problem: Problem) -> Rendered:
-        return Rendered("op", "", f"{config.variant}{config.as_dict()['place']}")
+        of_another = "" if problem == PROBLEM else f" {problem}"
+        return Rendered("op", "", f"{config.variant}{config.as_dict()['place']}{of_another}")
 
     def key(self, rendered: Rendered, config: Config, problem: Problem) -> str:
         return f"key of {rendered.digest}"

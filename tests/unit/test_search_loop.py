@@ -16,15 +16,16 @@ from search_fakes import PROBLEM, FakeSession, config
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
+from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.search.feasible import Feasible
-from kgen.tune import search_loop
+from kgen.tune import engine, search_loop
 from kgen.tune.ahead import Ahead
 from kgen.tune.first import FirstTrials, first_trials, outclassed
 from kgen.tune.request import TuneRequest
 from kgen.tune.search_loop import Books, search_problem
 from kgen.tune.trial_queue import TrialQueue
-from kgen.worker import TrialOutcome
+from kgen.worker import HostProver, TrialOutcome
 
 A, B, SAFE = ([config(name, i) for i in range(3)] for name in ("a", "b", "safe"))
 
@@ -210,6 +211,44 @@ def test_what_was_built_ahead_is_not_built_again(tmp_path: Path) -> None:
     assert sorted(session.builds) == ["a0", "a1", "a3", "broken0"]
     assert books.fates == {Fate.VERIFIED: 4, Fate.BUILD_FAILED: 1}
     assert books.compile_s == 15.0
+
+
+def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = FakeSession(tmp_path, {"a": 10.0, "b": 20.0})
+    variants = [variant("a", A[:1]), variant("b", B[:1])]
+    space = SimpleNamespace(of_pass=lambda name: variants)
+    other = Problem((("M", 9),), ())
+    request = SimpleNamespace(
+        entry=SimpleNamespace(space=space), pass_name="forward", gpu=session.gpu, trials=9,
+        problems=(PROBLEM, other), time_s=None,
+    )  # fmt: skip
+    feasible = Feasible((*A, *B), 6, ())
+
+    def tuned(*arguments: Any) -> Any:
+        assert arguments[4].configs == (A[0], B[0])
+        books = Books()
+        books.enter(record_of(B[2], session))
+        arguments[-1](books)
+        return SimpleNamespace(winner=SimpleNamespace(config=B[2]))
+
+    monkeypatch.setattr(engine, "tune_problem", tuned)
+    with Ahead(session.as_session(), 1) as ahead:
+        tune = engine._Tune(
+            cast("TuneRequest", cast("Any", request)),
+            [feasible, feasible],
+            session.as_session(),
+            cast("HostProver", None),
+            ahead,
+            0.0,
+        )
+        assert session.built_at_probe == ["a0", "b0"]
+        tune._tune_problem(PROBLEM, 0, share=2)
+        # The best so far, which is likely to win the finals, comes first.
+        assert session.builds[2:] == ["b2 M=9", "a0 M=9", "b0 M=9"]
+        tune._build_ahead(2)
+        assert len(session.builds) == 5
 
 
 def test_nothing_is_started_ahead_once_a_tune_has_ended(tmp_path: Path) -> None:
