@@ -165,6 +165,19 @@ def test_the_device_does_not_idle_for_long(
     assert session.trials[3:] == A
 
 
+def test_the_fallback_has_no_second_trial_while_there_is_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_loop, "PATIENCE_S", 0.0)
+    session = FakeSession(tmp_path, {"a": 10.0, "safe": 9000.0}, slow=("a",))
+    for known in (A[0], SAFE[0]):
+        record_of(known, session)
+    with session.letting_go():
+        search(tmp_path, session, [*A, *SAFE], FirstTrials((*A, SAFE[0]), "safe"), 6)
+    assert session.trials[:2] == A[1:]
+    assert set(session.trials[2:]) == set(SAFE[1:])
+
+
 def test_a_broken_space_still_comes_to_the_fallback(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, {"safe": 9000.0})
     broken = [config("broken", i) for i in range(2)]
@@ -190,7 +203,7 @@ def test_first_trials_under_way_are_given_back_and_may_be_proposed_again(tmp_pat
     more = [config("b", i) for i in range(3, 6)]
     first = FirstTrials((A[0], *B, *more))
     feasible = [A[0], *B, *more]
-    books = search(tmp_path, session, feasible, first, len(feasible))
+    books = search(tmp_path, session, feasible, first, 20)
     assert sorted(c.label for c in session.trials) == sorted(c.label for c in feasible)
     assert books.fates == {Fate.VERIFIED: len(feasible)}
     assert fates(tmp_path)["b", 5] == ["passed over", "verified"]
