@@ -26,6 +26,7 @@ from kgen.emit.values import SafeKernel, Winner
 from kgen.errors import RecordError
 from kgen.model.gpu import GpuProfile
 from kgen.operators.base import Operator
+from kgen.runtime.integrity import MANIFEST, listed_files, manifest_text
 
 PACKAGE = "kgen_ops"
 _RUNTIME_SUFFIXES = (".py", ".c")
@@ -86,6 +87,8 @@ def emit(
         changed += write_all(root, _package_files(root))
         removed = [path for name in operators for path in _orphans(library / name)]
         remove(removed)
+        # The last, so that a list that is read names files that are there.
+        changed += write_all(root, {f"{PACKAGE}/{MANIFEST}": list_text(library).encode()})
         return Emitted(root, tuple(sorted(_tuned(library))), changed,
                        tuple(sorted(str(path.relative_to(root)) for path in removed)))
 
@@ -199,6 +202,11 @@ def _shared_files(include_dir: Path) -> dict[str, bytes]:
     return files
 
 
+def list_text(library: Path) -> str:
+    """Return the list of a library's files with their hashes, as they lie there now."""
+    return manifest_text({name: (library / name).read_bytes() for name in listed_files(library)})
+
+
 def _package_files(root: Path) -> dict[str, bytes]:
     tuned = _tuned(root / PACKAGE)
     functions = {
@@ -208,6 +216,7 @@ def _package_files(root: Path) -> dict[str, bytes]:
     gpus = {name: tables for name, (_, tables) in tuned.items()}
     files = python.project_files(gpus, _example(root / PACKAGE, sorted(tuned)))
     files[f"{PACKAGE}/__init__.py"] = python.package_module(functions)
+    files[f"{PACKAGE}/selftest.py"] = python.selftest_module()
     return {path: text.encode() for path, text in files.items()}
 
 
