@@ -36,6 +36,7 @@ def explain(
         ValueError: If operator, pass or a dim is unknown, or a dim is missing.
         TypeError: If a dtype is missing or not supported.
         DispatchError: If the library has no kernel for the device.
+        IntegrityError: If a dispatch table is not what the library's list says.
     """
     library = __name__.rsplit(".", maxsplit=2)[0]
     name = f"{library}.{operator}"
@@ -60,8 +61,11 @@ def explain(
         elif isinstance(value, int) and value >= 0:
             dims[key] = value
         else:
-            raise ValueError(f"{operator}: {key} = {value!r} is neither a dtype field nor an "
-                             "extent >= 0")
+            raise ValueError(
+                f"{operator}: {key} = {value!r} is neither a dtype nor an extent >= 0\n"
+                f"  dims: {', '.join(dim.name for dim in chosen.signature.dims)}; "
+                f"dtypes and options: {', '.join(sorted(fields))}"
+            )
     if gpu is not None:
         tuned = {known.name: known for known in chosen.gpus()}
         if gpu not in tuned:

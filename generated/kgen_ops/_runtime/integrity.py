@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -143,9 +142,9 @@ def cubin_sm(image: bytes) -> int | None:
     """Return the compute capability, times ten, that a cubin's header names; None if it is none."""
     if len(image) < 52 or image[:4] != b"\x7fELF":
         return None
-    if struct.unpack_from("<H", image, 18)[0] != _ELF_CUDA:
+    if int.from_bytes(image[18:20], "little") != _ELF_CUDA:
         return None
-    (flags,) = struct.unpack_from("<I", image, 48)
+    flags = int.from_bytes(image[48:52], "little")
     # The field moved up by a byte with version 8 of the format, that of CUDA 13.
     return (flags >> 8 if image[8] >= 8 else flags) & 0xFF
 

@@ -20,7 +20,7 @@ from .arguments import complete_dtypes
 from .dispatch import DispatchError, Explanation, Pass
 from .integrity import LEAST_TORCH, MANIFEST, IntegrityError, content_hash, cubin_sm, damages
 from .rows import Gpu, Row, SafeRow
-from .rowtest import is_served, compare_rows
+from .rowtest import compare_rows, is_served
 
 Say = Callable[[str, str], None]
 
