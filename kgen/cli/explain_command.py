@@ -47,7 +47,7 @@ def _parsed(text: str) -> dict[str, int | str]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         taken = name in problem or name in _NOT_DIMS
         if not name.isidentifier() or not equals or not value or taken:
-            raise ProblemError(f"--problem '{text}': '{part}' is not a name=value, or is there twice\n"
+            raise ProblemError(f"--problem '{text}': '{part}' is no name=value, or there twice\n"
                                "  example: M=8192,N=4096,dtype=bf16")
         problem[name] = int(value) if value.isdecimal() else value
     return problem
