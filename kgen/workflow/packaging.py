@@ -12,7 +12,7 @@ from pathlib import Path
 from kgen import __version__
 from kgen.build import Compiler, open_compiler
 from kgen.emit import PACKAGE, Contents, read_contents, write_all
-from kgen.errors import OptionError
+from kgen.errors import OptionError, RecordError
 from kgen.package import (
     KernelSource,
     check_arch,
@@ -21,7 +21,7 @@ from kgen.package import (
     wheel_bytes,
     wheel_name,
 )
-from kgen.runtime.integrity import MANIFEST, manifest_text
+from kgen.runtime.integrity import MANIFEST, cubin_sm, manifest_text
 
 _INCLUDE = "_include/"
 
@@ -140,6 +140,9 @@ def _cubins(
         name = f"{operator}/kernels/{stem}"
         shipped = contents.files.get(f"{name}.{arch}.cubin")
         if shipped is not None:
+            if cubin_sm(shipped) != check_arch(arch):
+                raise RecordError(f"{name}.{arch}.cubin is no cubin for {arch}\n"
+                                  "  next: tune its problem again")
             kept[f"{name}.{arch}.cubin"] = shipped
         else:
             missing.append(KernelSource(operator, stem, contents.files[f"{name}.cu"].decode()))
