@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -169,3 +171,15 @@ def test_selftest(library: Path, make_winner: MakeWinner, tmp_path: Path) -> Non
     done = run(library, *arguments, "none", **env)
     assert done.returncode == 1
     assert "safe.py: it is of format 0" in done.stdout
+
+
+def test_selftest_of_real_operators(
+    kgen_ops: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The inputs that the selftest makes up suit them: finite results, shapes that fit."""
+    selftest = importlib.import_module("kgen_ops._runtime.selftest")
+    code = selftest.main(["--device", "cpu"])
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    for function in ("wkv6", "wkv6_backward", "linear_attention", "linear_attention_backward"):
+        assert f"ok    {function} on cpu: 1 rows agree with the safe kernels" in printed

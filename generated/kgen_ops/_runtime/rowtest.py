@@ -21,7 +21,7 @@ from .rows import Row
 
 # Of all tensors of a problem together. Rows of larger problems are run at smaller ones that their
 # conditions allow: the safe kernel is slow, and on the CPU everything is.
-_MOST_ELEMENTS = {"cuda": 1 << 22, "cpu": 1 << 13}
+_MOST_ELEMENTS = {"cuda": 1 << 23, "cpu": 1 << 15}
 # Of the norm of the difference, over that of the safe kernel's result. Measured against the
 # definition both are far closer; a kernel that went wrong is off by about 1.
 _TOLERANCES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
