@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from kgen.cli.opening import LIBRARY
+from kgen.emit import no_library
 from kgen.errors import CatalogueError, ProblemError
 
 # Arguments of the library's `explain` that other options stand for.
@@ -23,8 +24,7 @@ def run(options: argparse.Namespace) -> int:
     """
     folder = Path(options.source).resolve()
     if not (folder / LIBRARY / "__init__.py").is_file():
-        raise CatalogueError(f"there is no library in {options.source}: it has no {LIBRARY}/\n"
-                             "  kgen tune --out writes one; name its folder with --from")
+        raise no_library(Path(options.source), "--from")
     problem = _parsed(options.problem)
     where = {} if options.gpu == "auto" else {"gpu": options.gpu}
     sys.path.insert(0, str(folder))

@@ -178,14 +178,24 @@ def build_parser() -> argparse.ArgumentParser:
     _add_package(commands.add_parser("package", help="write a wheel of the tuned library"))
     _add_explain(commands.add_parser("explain", help="which kernel serves a problem, and why"))
 
-    operators = commands.add_parser("ops", help="list operators, passes and variants")
-    operators.add_argument(
-        "--path",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="folder with operators of your own (repeatable; also KGEN_PATH)",
+    renew = commands.add_parser(
+        "emit", help="write the library again from its tables: after a merge, or with a newer kgen"
     )
+    renew.add_argument(
+        "--out",
+        default="generated",
+        metavar="DIR",
+        help="where the library is (default: %(default)s)",
+    )
+    operators = commands.add_parser("ops", help="list operators, passes and variants")
+    for command in (renew, operators):
+        command.add_argument(
+            "--path",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="folder with operators of your own (repeatable; also KGEN_PATH)",
+        )
     commands.add_parser("gpus", help="list GPU profiles")
     commands.add_parser("doctor", help="show what is installed, what works, what is missing")
     return parser

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kgen.emit.emit import PACKAGE
+from kgen.emit.emit import PACKAGE, no_library
 from kgen.emit.files import locked
 from kgen.emit.state import read_safe, read_tables
-from kgen.errors import CatalogueError, RecordError
+from kgen.errors import RecordError
 from kgen.runtime.integrity import MANIFEST, IntegrityError, damages, listed_files
 
 _PROJECT_FILES = ("pyproject.toml", "README.md")
@@ -50,8 +50,7 @@ def read_contents(out_dir: str | Path) -> Contents:
     root = Path(out_dir)
     library = root / PACKAGE
     if not (library / "__init__.py").is_file():
-        raise CatalogueError(f"there is no library in {root}: it has no {PACKAGE}/\n"
-                             "  kgen tune --out writes one; name its folder with --from")
+        raise no_library(root, "--from")
     with locked(root):
         try:
             trouble = damages(library)
@@ -61,7 +60,7 @@ def read_contents(out_dir: str | Path) -> Contents:
             shown = "\n  ".join(trouble[:8])
             raise RecordError(
                 f"{library} is not as kgen wrote it, {len(trouble)} files differ from {MANIFEST}:\n"
-                f"  {shown}\n  restore them from version control, or run kgen tune again"
+                f"  {shown}\n  restore them from version control, or accept them by kgen emit"
             )
         files = {name: (library / name).read_bytes() for name in listed_files(library)}
         project = {name: (root / name).read_text(encoding="utf-8") for name in _PROJECT_FILES}

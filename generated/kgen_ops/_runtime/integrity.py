@@ -185,6 +185,6 @@ def _sha256(content: bytes) -> str:
 def _refused(path: Path, trouble: str) -> IntegrityError:
     return IntegrityError(
         f"refusing {path}: it {trouble}\n"
-        "  next: install the library again (pip install --force-reinstall), or have kgen write it "
-        "again"
+        "  next: install the library again (pip install --force-reinstall); of a working tree, "
+        "kgen emit"
     )

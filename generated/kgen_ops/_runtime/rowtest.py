@@ -22,9 +22,9 @@ from .rows import Row
 # Of all tensors of a problem together. Rows of larger problems are run at smaller ones that their
 # conditions allow: the safe kernel is slow, and on the CPU everything is.
 _MOST_ELEMENTS = {"cuda": 1 << 23, "cpu": 1 << 15}
-# Of the norm of the difference, over that of the safe kernel's result. Measured against the
-# definition both are far closer; a kernel that went wrong is off by about 1.
-_TOLERANCES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
+# Of the norm of the difference, over that of the safe kernel's result. Seen on the CPU, over all
+# rows of an H200: at most 6e-4 in 16 bits, 8e-7 in fp32. A kernel that went wrong is off by about 1.
+_TOLERANCES = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2}
 
 
 class Comparison(NamedTuple):
