@@ -353,8 +353,8 @@ def _allocation(output: Tensor, passed: Pass, optional: _Optional, indent: int =
                                  "no input has: the generated function could not know it")
         dtype = f"{carriers[0]}.dtype"
     first = passed.inputs[0].name
-    return fold("torch.empty(", [_tuple(shape), f"dtype={dtype}", f"device={first}.device"],
-                ")", indent)
+    extents = fold("(", shape, ")", indent + 4) if len(shape) > 1 else _tuple(shape)
+    return fold("torch.empty(", [extents, f"dtype={dtype}", f"device={first}.device"], ")", indent)
 
 
 def _fake_body(passed: Pass, optional: _Optional) -> list[str]:

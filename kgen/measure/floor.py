@@ -31,7 +31,7 @@ def rate_tflops(cost: Cost, gpu: GpuProfile) -> float:
     """
     tensor_cores = {
         "fp32": 0.0,
-        "3xtf32": gpu.tf32_tflops / 3,
+        "3xhalf": gpu.half_tflops / 3,
         "tf32": gpu.tf32_tflops,
         "half": gpu.half_tflops,
     }[cost.unit]

@@ -331,8 +331,8 @@ class LeastWork:
             length = b * t // max(n, 1)  # pairs are fewest if all sequences are of one length
             pairs = t * (length + 1) // 2
             adds = min(adds, pairs * (k + v if forward else 3 * k + 2 * v))
-        unit: Literal["3xtf32", "half"] = (
-            "3xtf32" if problem.dtype("dtype").name == "fp32" else "half"
+        unit: Literal["3xhalf", "half"] = (
+            "3xhalf" if problem.dtype("dtype").name == "fp32" else "half"
         )
         return Cost(bytes=moved, flops=2 * b * h * adds, unit=unit)
 

@@ -27,14 +27,15 @@ class Cost:
         bytes: Device memory traffic with every input read once and every output written once.
         flops: Floating-point operations (a multiply-add counts 2).
         unit: The fastest unit that can do them at the problem's accuracy: `fp32`, plain FMAs;
-            `3xtf32`, tensor cores with each product as three of TF32, which keeps fp32's accuracy;
+            `3xhalf`, tensor cores with each product as three of fp16, which keeps fp32's accuracy
+            (decision 0013);
             `tf32`, tensor cores with fp32 inputs rounded to TF32;
             `half`, tensor cores with fp16 or bf16 inputs.
     """
 
     bytes: int
     flops: int
-    unit: Literal["fp32", "3xtf32", "tf32", "half"] = "fp32"
+    unit: Literal["fp32", "3xhalf", "tf32", "half"] = "fp32"
 
 
 @dataclass(frozen=True)

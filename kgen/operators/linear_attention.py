@@ -362,9 +362,9 @@ def cost(pass_name: str, problem: Problem) -> Cost:
     if not any(problem.dtype(field).itemsize for field in states):
         pairs = t * (t + 1) // 2
         adds = min(adds, pairs * (e + m if forward else 3 * e + 2 * m))
-    unit: Literal["3xtf32", "tf32", "half"] = "half"
+    unit: Literal["3xhalf", "tf32", "half"] = "half"
     if problem.dtype("dtype").name == "fp32":
-        unit = "tf32" if problem.dtype("product_dtype").rounds else "3xtf32"
+        unit = "tf32" if problem.dtype("product_dtype").rounds else "3xhalf"
     return Cost(bytes=moved, flops=2 * b * h * adds, unit=unit)
 
 

@@ -246,7 +246,7 @@ def cost(pass_name: str, problem: Problem) -> Cost:
     flops = b * c * t * (t + 1)
     # One operand in fp32 asks for fp32's accuracy of all products.
     wide = "fp32" in (problem.dtype("dtype").name, problem.dtype("w_dtype").name)
-    unit: Literal["3xtf32", "half"] = "3xtf32" if wide else "half"
+    unit: Literal["3xhalf", "half"] = "3xhalf" if wide else "half"
     if pass_name == "forward":
         return Cost(bytes=2 * rows + taps, flops=flops, unit=unit)
     return Cost(bytes=3 * rows + 2 * taps, flops=2 * flops, unit=unit)

@@ -153,7 +153,7 @@ def test_cost_is_of_the_cheapest_form() -> None:
     long = problem(dims="B=8,H=16,T=4096,E=64,M=64")
     assert cost("forward", long).flops == 8 * 16 * 4096 * 2 * 2 * 64 * 64
     assert cost("forward", long).bytes == 4 * 4 * 8 * 16 * 4096 * 64
-    assert cost("forward", long).unit == "3xtf32"
+    assert cost("forward", long).unit == "3xhalf"
     short = problem(dims="B=1,H=1,T=2,E=64,M=64")
     assert cost("forward", short).flops == 2 * 3 * (64 + 64)
     step = problem((1, 0, 1, 0, 0), "B=1,H=1,T=1,E=64,M=32")

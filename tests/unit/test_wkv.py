@@ -243,7 +243,7 @@ def test_cost_is_of_the_cheapest_form() -> None:
     assert six.cost("forward", problem(six, dims, False)).bytes == 5 * rows + 32 * 64 * 4
     assert five.cost("forward", problem(five, dims, False)).bytes == 4 * rows + 2 * 32 * 64 * 4
     assert six.cost("backward", problem(six, dims, False)).bytes == 9 * rows + 2 * 32 * 64 * 4
-    assert six.cost("backward", problem(six, dims, False)).unit == "3xtf32"
+    assert six.cost("backward", problem(six, dims, False)).unit == "3xhalf"
 
 
 @each_operator

@@ -205,7 +205,10 @@ def _wkv6(
     y = empty_like(v)
     final_state = (
         torch.empty(
-            (r.shape[-4] if cu_seqlens is None else cu_seqlens.shape[0] - 1, r.shape[-2], r.shape[-1], v.shape[-1]),
+            (
+                r.shape[-4] if cu_seqlens is None else cu_seqlens.shape[0] - 1, r.shape[-2],
+                r.shape[-1], v.shape[-1],
+            ),
             dtype=torch.float32, device=r.device,
         )
         if return_final_state else None
@@ -226,7 +229,10 @@ def _fake_wkv6(
     y = dense_like(v)
     final_state = (
         torch.empty(
-            (r.shape[-4] if cu_seqlens is None else cu_seqlens.shape[0] - 1, r.shape[-2], r.shape[-1], v.shape[-1]),
+            (
+                r.shape[-4] if cu_seqlens is None else cu_seqlens.shape[0] - 1, r.shape[-2],
+                r.shape[-1], v.shape[-1],
+            ),
             dtype=torch.float32, device=r.device,
         )
         if return_final_state else None

@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv6/backward_chunked.cu.jinja
 // config: chunked(chunk=64, slice=64, stages=3, copy=16, min_blocks=2)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv6 backward on tensor cores. A first kernel walks over time and keeps the states at the ends of
 // chunks, those of the recurrence and their gradients; a second one finds the gradients of all
 // chunks side by side; a third adds up gu. Nothing is added in an order that depends on timing.
