@@ -114,14 +114,15 @@ def _write(
             fallbacks = [s for s in safe if s.operator.name == name]
             kernels |= _kernel_files(name, mine, fallbacks)
             modules |= _operator_files(library / name, operator, mine, fallbacks)
-        shared = _shared_files(include_dir)
-        changed = write_all(root, {**shared, **kernels, **modules})
+        files = {**_shared_files(include_dir), **kernels, **modules}
+        # The list goes along, behind what it names: a process that is killed between this and the
+        # end leaves a library that loads.
+        changed = write_all(root, {**files, **_list_file(root, files)})
         changed += write_all(root, _package_files(root))
         removed = [path for name in operators for path in _orphans(library / name)]
         remove(removed)
-        # The last, so that a list that is read names files that are there.
-        changed += write_all(root, {f"{PACKAGE}/{MANIFEST}": list_text(library).encode()})
-        return Emitted(root, tuple(sorted(_tuned(library))), changed,
+        changed += write_all(root, _list_file(root, {}))
+        return Emitted(root, tuple(sorted(_tuned(library))), tuple(dict.fromkeys(changed)),
                        tuple(sorted(str(path.relative_to(root)) for path in removed)))
 
 
@@ -234,9 +235,13 @@ def _shared_files(include_dir: Path) -> dict[str, bytes]:
     return files
 
 
-def list_text(library: Path) -> str:
-    """Return the list of a library's files with their hashes, as they lie there now."""
-    return manifest_text({name: (library / name).read_bytes() for name in listed_files(library)})
+def _list_file(root: Path, coming: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The list of what lies in the library now, and of files that are about to be written."""
+    library = root / PACKAGE
+    files = {name: (library / name).read_bytes() for name in listed_files(library)
+             if f"{PACKAGE}/{name}" not in coming}
+    files |= {name.removeprefix(f"{PACKAGE}/"): data for name, data in coming.items()}
+    return {f"{PACKAGE}/{MANIFEST}": manifest_text(files).encode()}
 
 
 def _package_files(root: Path) -> dict[str, bytes]:

@@ -100,6 +100,21 @@ def test_a_later_emission_is_noticed(
     assert checked_bytes(library, path) == later.rendered.source.encode()
 
 
+def test_an_interrupted_emission_leaves_what_loads(
+    library: Path, emit_into: EmitInto, make_winner: MakeWinner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(root: Path) -> dict[str, bytes]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("kgen.emit.emit"), "_package_files", interrupted)
+    table = library / "rmsnorm" / "tables" / "host.py"
+    before = table.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        emit_into(library.parent, [make_winner("M=9,N=16,dtype=fp32")])
+    assert checked_bytes(library, table) != before
+    assert damages(library) == []
+
+
 @pytest.mark.skipif(nvrtc.find() is None, reason="no NVRTC")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 def test_the_architecture_of_a_cubin(library: Path, arch: str) -> None:
