@@ -33,6 +33,7 @@ from .arguments import (
     check_tensors,
     complete_dtypes,
 )
+from .integrity import checked_module
 from .layout import dense_like
 from .rows import Call, Gpu, Prepared, Row, Run, SafeRow
 from .streams import current_device, raw_stream, stream_getter
@@ -197,9 +198,13 @@ class Pass:
         )
 
     def explain(self, dims: Mapping[str, int], dtypes: Mapping[str, str],
-                device: torch.device) -> Explanation:
+                device: torch.device | Gpu) -> Explanation:
         """Say which kernel serves a contiguous, aligned call of these dims and dtypes.
 
+        Args:
+            dims: Every dim, by name.
+            dtypes: By field; options, too.
+            device: Where the call would run; a GPU of `gpus()` need not be in this machine.
         Raises:
             TypeError, ValueError: If a dim or dtype is missing or unknown.
             DispatchError: If the library has no kernel for the device.
@@ -213,9 +218,11 @@ class Pass:
                              f"got {', '.join(dims) or 'none'}")
         extents = {name: dims[name] for name in names}
         chosen = complete_dtypes(signature, dict(dtypes))
-        call = Call(**extents, **_contiguous_strides(signature, extents),
-                    **{f"{a.name}_ptr": 0 for a in (*signature.inputs, *signature.outputs)})
-        table = self._table(device)
+        call = contiguous_call(signature, extents)
+        if isinstance(device, Gpu):
+            table = _Table(device, True, self.rows(device), device.facts)
+        else:
+            table = self._table(device)
         choice = self._choose(table, tuple(extents.values()), tuple(chosen.values()), call)
         row = choice.row
         explanation = Explanation(
@@ -235,24 +242,76 @@ class Pass:
             tuned_problem=_problem(signature, row.dims, row.dtypes),
         )
 
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the GPUs that the operator was tuned for.
+
+        Raises:
+            IntegrityError: If their index is not what the library's list says; so do the others.
+        """
+        gpus: tuple[Gpu, ...] = checked_module(self.package, "tables").GPUS
+        return gpus
+
+    def rows(self, gpu: Gpu) -> tuple[Row, ...]:
+        """Return the measured rows of this pass on a GPU."""
+        table = checked_module(self.package, f"tables.{gpu.name}")
+        rows: tuple[Row, ...] = getattr(table, self.name.upper(), ())
+        return rows
+
+    def safe_rows(self) -> tuple[SafeRow, ...]:
+        """Return the safe kernels of this pass, one per combination of dtypes."""
+        safe = checked_module(self.package, "safe")
+        rows: tuple[SafeRow, ...] = getattr(safe, self.name.upper(), ())
+        return rows
+
+    def rows_on(self, device: torch.device) -> tuple[Row, ...]:
+        """Return the measured rows that serve a device: its own, or those of its kin.
+
+        Raises:
+            DispatchError: If the library has no kernel for the device.
+        """
+        return self._table(device).rows
+
+    def run_row(
+        self, row: Row | SafeRow, tensors: Sequence[Tensor | None], scalars: Sequence[float],
+        flags: Sequence[bool | str] = (),
+    ) -> list[Tensor | None]:
+        """Run the kernel of a row, whatever the ladder would choose; see `call`.
+
+        Returns:
+            One tensor per output; None for one that is not there.
+        """
+        bound = bind(self.signature, tensors, scalars, flags)
+        first = tensors[0]
+        assert first is not None  # bind has refused None
+        outputs = self._allocate(bound, first.device)
+        run = self._bind_row(row, self._call(bound, tensors), self._table(first.device).facts,
+                             first.device)
+        pointers = (0 if t is None else t.data_ptr() for t in (*tensors, *outputs))
+        run(raw_stream(first.get_device()), *pointers, *scalars)
+        return outputs
+
     def _prepare(
         self, bound: Bound, tensors: Sequence[Tensor | None], device: torch.device
     ) -> Run:
-        pointers = {f"{argument.name}_ptr": 0 if tensor is None else tensor.data_ptr() % ALIGNMENT
-                    for argument, tensor in zip(self.signature.inputs, tensors, strict=True)}
-        # Outputs are fresh from PyTorch's allocators, which align to at least 64 bytes.
-        pointers |= {f"{a.name}_ptr": 0 for a in self.signature.outputs}
-        call = Call(**bound.dims, **bound.strides, **pointers)
+        call = self._call(bound, tensors)
         with self._lock:
             table = self._table(device)
             choice = self._choose(
                 table, tuple(bound.dims.values()), tuple(bound.dtypes.values()), call
             )
-            file = self._file(choice.row.kernel, device)
-            if isinstance(choice.row, SafeRow):
-                run = choice.row.bind(file, call, table.facts)
-            else:
-                run = choice.row.bind(file, call)
+            return self._bind_row(choice.row, call, table.facts, device)
+
+    def _call(self, bound: Bound, tensors: Sequence[Tensor | None]) -> Call:
+        pointers = {f"{argument.name}_ptr": 0 if tensor is None else tensor.data_ptr() % ALIGNMENT
+                    for argument, tensor in zip(self.signature.inputs, tensors, strict=True)}
+        # Outputs are fresh from PyTorch's allocators, which align to at least 64 bytes.
+        pointers |= {f"{a.name}_ptr": 0 for a in self.signature.outputs}
+        return Call(**bound.dims, **bound.strides, **pointers)
+
+    def _bind_row(self, row: Row | SafeRow, call: Call, facts: Mapping[str, int],
+                  device: torch.device) -> Run:
+        file = self._file(row.kernel, device)
+        run = row.bind(file, call, facts) if isinstance(row, SafeRow) else row.bind(file, call)
         if device.type == "cuda" and torch.cuda.device_count() > 1:
             return _on_device(run, device.index)
         return run
@@ -267,10 +326,7 @@ class Pass:
         best = self._nearest(table, dims, plain, call) if plain != dtypes else None
         if best is not None:
             return Choice("nearest", best)
-        safe: Sequence[SafeRow] = getattr(
-            importlib.import_module(f"{self.package}.safe"), self.name.upper(), ()
-        )
-        for candidate in safe:
+        for candidate in self.safe_rows():
             if candidate.dtypes == dtypes:
                 return Choice("safe", candidate)
         problem = _problem(self.signature, dims, dtypes)
@@ -305,7 +361,7 @@ class Pass:
         return self._tables[key]
 
     def _load_table(self, device: torch.device) -> _Table:
-        gpus: Sequence[Gpu] = importlib.import_module(f"{self.package}.tables").GPUS
+        gpus = self.gpus()
         if device.type == "cpu":
             host = next((gpu for gpu in gpus if gpu.arch == "host"), None)
             if host is None:
@@ -314,7 +370,7 @@ class Pass:
                     f"{self.signature.function}: this is a CPU tensor, but only {tuned} was tuned\n"
                     f"  run: kgen tune --op {self._operator} --gpu host, or move the tensors"
                 )
-            return _Table(host, True, self._rows(host), host.facts)
+            return _Table(host, True, self.rows(host), host.facts)
         if device.type != "cuda":
             raise DispatchError(f"{self.signature.function}: tensors on {device} are not served; "
                                 "move them to a CUDA GPU")
@@ -324,17 +380,12 @@ class Pass:
         name = torch.cuda.get_device_name(device)
         for gpu in gpus:
             if name in gpu.device_names:
-                return _Table(gpu, True, self._rows(gpu), facts)
+                return _Table(gpu, True, self.rows(gpu), facts)
         kin = [gpu for gpu in gpus if gpu.compute_capability == facts["compute_capability"]]
         if kin:
             nearest = min(kin, key=lambda g: abs(g.facts["sm_count"] - facts["sm_count"]))
-            return _Table(nearest, False, self._rows(nearest), facts)
+            return _Table(nearest, False, self.rows(nearest), facts)
         return _Table(None, False, (), facts)
-
-    def _rows(self, gpu: Gpu) -> tuple[Row, ...]:
-        table = importlib.import_module(f"{self.package}.tables.{gpu.name}")
-        rows: tuple[Row, ...] = getattr(table, self.name.upper(), ())
-        return rows
 
     def _file(self, stem: str, device: torch.device) -> KernelFile:
         # Compilers and the driver are only needed from here on; importing them takes 10 ms.
@@ -411,7 +462,8 @@ def _on_device(run: Run, device: int) -> Run:
     return run_there
 
 
-def _contiguous_strides(signature: Signature, dims: Mapping[str, int]) -> dict[str, int]:
+def contiguous_call(signature: Signature, dims: Mapping[str, int]) -> Call:
+    """Return the numbers of a call whose tensors are contiguous and aligned."""
     strides: dict[str, int] = {}
     for argument in (*signature.inputs, *signature.outputs):
         step = 1
@@ -419,7 +471,8 @@ def _contiguous_strides(signature: Signature, dims: Mapping[str, int]) -> dict[s
             if name in argument.free_strides:
                 strides[f"{argument.name}_stride_{name}"] = step
             step *= dims.get(name, 1)  # `N + 1` is no dim; such vectors have no free strides
-    return strides
+    pointers = {f"{a.name}_ptr": 0 for a in (*signature.inputs, *signature.outputs)}
+    return Call(**dims, **strides, **pointers)
 
 
 def _problem(signature: Signature, dims: tuple[int, ...], dtypes: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ def explain(
     operator: str,
     *,
     device: str | torch.device | None = None,
+    gpu: str | None = None,
     pass_name: str = "forward",
     **problem: int | str | torch.dtype,
 ) -> Explanation:
@@ -25,6 +26,8 @@ def explain(
     Args:
         operator: Name of an operator of the library.
         device: Default: the current CUDA device, else the CPU.
+        gpu: Instead of a device: a GPU that the operator was tuned for, by the name of its table;
+            it need not be in this machine.
         pass_name: `forward` or `backward`.
         problem: Every dim, and dtypes by name or as torch dtypes.
     Returns:
@@ -33,6 +36,7 @@ def explain(
         ValueError: If operator, pass or a dim is unknown, or a dim is missing.
         TypeError: If a dtype is missing or not supported.
         DispatchError: If the library has no kernel for the device.
+        IntegrityError: If a dispatch table is not what the library's list says.
     """
     library = __name__.rsplit(".", maxsplit=2)[0]
     name = f"{library}.{operator}"
@@ -43,6 +47,8 @@ def explain(
     chosen = getattr(package, pass_name.upper(), None)
     if not isinstance(chosen, Pass):
         raise ValueError(f"{operator} has no pass '{pass_name}'")
+    if gpu is not None and device is not None:
+        raise ValueError(f"explain: got device={device!r} and gpu={gpu!r}; pass one of them")
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     fields = {field.name for field in chosen.signature.choices}
@@ -55,8 +61,17 @@ def explain(
         elif isinstance(value, int) and value >= 0:
             dims[key] = value
         else:
-            raise ValueError(f"{operator}: {key} = {value!r} is neither a dtype field nor an "
-                             "extent >= 0")
+            raise ValueError(
+                f"{operator}: {key} = {value!r} is neither a dtype nor an extent >= 0\n"
+                f"  dims: {', '.join(dim.name for dim in chosen.signature.dims)}; "
+                f"dtypes and options: {', '.join(sorted(fields))}"
+            )
+    if gpu is not None:
+        tuned = {known.name: known for known in chosen.gpus()}
+        if gpu not in tuned:
+            raise ValueError(f"{operator} was not tuned for '{gpu}'\n"
+                             f"  known: {', '.join(tuned) or 'none'}")
+        return chosen.explain(dims, dtypes, tuned[gpu])
     where = torch.device(device)
     if where.type == "cuda" and where.index is None:
         where = torch.device("cuda", torch.cuda.current_device())
