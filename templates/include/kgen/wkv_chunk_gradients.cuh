@@ -27,10 +27,12 @@ struct ChunkTensors {
     StepRows<W> gw;  // if w has steps
 };
 
-// The only place where the chunked backward pass writes the gradient of a step's log decay.
-template <class W>
-KGEN_DEVICE void write_gw(W* to, float gw) {
-    *to = from_float<W>(gw);
+// The gradient by a step's w, from that by its decay d.
+template <DecayForm Form, class W, class Real>
+KGEN_DEVICE float gradient_by_w(const W* w, Real d, Real by_decay) {
+    if constexpr (Form == DecayForm::log) return static_cast<float>(d * by_decay);
+    const Real slope = decay_slope<Form>(to_float(*w), static_cast<float>(d));
+    return static_cast<float>(slope * by_decay);
 }
 
 // C: a ChunkedBackward.
@@ -142,7 +144,7 @@ private:
         const bool used = kKeys == C::kK || key < C::kK;
         float fixed = 1.0f;
         if constexpr (!C::kPerStep)
-            if (used) fixed = decay_from(tensors_.w.at(0)[key]);
+            if (used) fixed = decay_of<C::kForm>(to_float(tensors_.w.at(0)[key]));
 #pragma unroll 1
         for (int sub = lane_id() / 16; sub < kSubs; sub += 2) {
             float r[kSubSteps], k[kSubSteps], d[kSubSteps];
@@ -152,7 +154,7 @@ private:
                 r[i] = used ? to_float(of_r[step * kKeyStride + key]) : 0.0f;
                 k[i] = used ? to_float(of_k[step * kKeyStride + key]) : 0.0f;
                 if constexpr (C::kPerStep) {
-                    d[i] = used ? decay_from(of_w[step * kKeys + key]) : 1.0f;
+                    d[i] = used ? C::decay_of_step(of_w[step * kKeys + key], step < left_) : 1.0f;
                 } else {
                     d[i] = step < left_ ? fixed : 1.0f;
                 }
@@ -348,15 +350,17 @@ private:
         T* gr = tensors_.gr.at(first) + key;
         T* gk = tensors_.gk.at(first) + key;
         W* gw = C::kPerStep ? tensors_.gw.at(first) + key : nullptr;
+        const StepRows<const W> w{tensors_.w.at(first) + key, tensors_.w.stride};
         float gw_sum = 0.0f;
         const float gu = step_pairs(
             x, products_of(sub), sums_ + sub * kSums + group * kPairsPadded,
-            [&](int t, float of_r, float of_k, float of_w) {
+            [&](int t, float of_r, float of_k, Real d, Real by_decay) {
                 if (t < left) {
                     *gr = from_float<T>(of_r);
                     *gk = from_float<T>(of_k);
+                    const float of_w = gradient_by_w<C::kForm>(w.at(t), d, by_decay);
                     if constexpr (C::kPerStep) {
-                        write_gw(gw, of_w);
+                        *gw = from_float<W>(of_w);
                     } else {
                         gw_sum += of_w;
                     }

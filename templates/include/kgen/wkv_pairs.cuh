@@ -7,14 +7,14 @@
 //     gr_j   = x_j(j) + n_jj u k_j
 //     gk_s   = G_s v_s + n_ss u r_s     G_s v_s = sum_{j>s} D(s, j) r_j n_sj + D(s, end) (G v_s)
 //     z_t    = S_{t-1} . G behind all   z_{t+1} = d_t z_t + k_t (G v_t)
-//     gw_t   = d_t S_{t-1} . G_t        ... = sum_{j>t} D(t, j) r_j x_j(t) + D(t, end) z_t
+//     gd_t   = S_{t-1} . G_t            ... = sum_{j>t} D(t, j) r_j x_j(t) + D(t, end) z_t
 //     a_js   = r_j k_s D(s, j), a_ss = r u k: their sums over keys are what gv_s takes of g_j
 //
 // where S and G are the key's rows of the state and its gradient, and "behind all" and "end" mean
 // the state behind these steps. Sums with D run from the far end, one decay and one term at a time.
 // So decays meet sums of what they decay, as in the recurrence, and not every term for itself:
 // where terms of neighbouring steps cancel, errors of decays do so as well. Nothing is divided by a
-// decay, no sum is taken off another one, and nothing is added but what a gradient depends on: gw
+// decay, no sum is taken off another one, and nothing is added but what a gradient depends on: gd
 // is as good as fp32's however small it is, and NaN stays where it belongs.
 //
 // All that is done for two halves of 8 steps. What one half owes to the other goes through the
@@ -146,7 +146,7 @@ KGEN_DEVICE float half_pairs(const KeySteps& x, Real (&read)[kHalfSteps],
         const float own = of_key[t], bonus = own * x.u;
         gu = fma(own * x.r[t], x.k[t], gu);
         of_step(t, fma(bonus, x.k[t], static_cast<float>(read[i])), fma(bonus, x.r[t], behind),
-                static_cast<float>(d * across));
+                d, across);
 
         // 2. On to step t + 1.
         inner = d * inner + k * Real(back[i]);
@@ -162,11 +162,11 @@ KGEN_DEVICE float half_pairs(const KeySteps& x, Real (&read)[kHalfSteps],
     return gu;
 }
 
-// sums: kPairsPadded. of_step(t, gr, gk, gw) takes a
-// step's gradients, step after step, and of_cross(t, x) k of an early step with the decays up to
-// the middle, r of a late one with those behind it. load_late brings r, k, d and back of the late
-// steps again: they need no registers in between. Returns the sum of n_tt r_t k_t. By a whole warp;
-// a lane without a key has zeros.
+// sums: kPairsPadded. of_step(t, gr, gk, d, gd) takes a step's gradients, that by its decay d among
+// them, step after step, and of_cross(t, x) k of an early step with the decays up to the middle, r
+// of a late one with those behind it. load_late brings r, k, d and back of the late steps again:
+// they need no registers in between. Returns the sum of n_tt r_t k_t. By a whole warp; a lane
+// without a key has zeros.
 template <class Real, class OfStep, class OfCross, class LoadLate>
 KGEN_DEVICE float step_pairs(KeySteps& x, const PairProducts<Real>& products, float* sums,
                              OfStep of_step, OfCross of_cross, LoadLate load_late) {
