@@ -18,6 +18,14 @@
 
 namespace kgen::wkv {
 
+// Threads side by side that copy a row of so many copies: a power of 2, so that a thread keeps its
+// column from row to row.
+KGEN_DEVICE constexpr int copying_lanes(int copies) {
+    int lanes = 1;
+    while (lanes < copies && lanes < kWarpSize) lanes *= 2;
+    return lanes;
+}
+
 // By the whole block: `Steps` rows of a tensor from step `first` on, of each `width` of Width
 // values, a multiple of what one copy moves, to rows `tile_stride` apart. Steps behind the first
 // `left` ones are zeros.
@@ -26,16 +34,25 @@ KGEN_DEVICE void copy_rows(T* tile, int tile_stride, const StepRows<const T>& ro
                            int left, int width = Width) {
     constexpr int kVec = CopyBytes / static_cast<int>(sizeof(T));
     constexpr int kPerRow = ceil_div(Width, kVec);
-    for (int i = thread_rank(); i < Steps * kPerRow; i += Threads) {
-        const int step = i / kPerRow, column = i % kPerRow * kVec;
+    constexpr int kLanes = copying_lanes(kPerRow), kRows = Threads / kLanes;
+    const int row = thread_rank() / kLanes;
+#pragma unroll
+    for (int part = 0; part < kPerRow; part += kLanes) {
+        const int column = (part + thread_rank() % kLanes) * kVec;
         if (column >= width) continue;
-        T* to = tile + step * tile_stride + column;
-        const bool inside = step < left;
-        const T* from = rows.at(inside ? first + step : first) + column;
-        if constexpr (CopyBytes >= 4) {
-            cp_async_or_zero<CopyBytes>(to, from, inside);
-        } else {  // no copy moves less than 4 bytes; whoever waits for the others sees this one
-            *to = inside ? *from : from_float<T>(0.0f);
+        T* to = tile + row * tile_stride + column;
+        const T* from = rows.at(first + row) + column;
+#pragma unroll
+        for (int step = 0; step < Steps; step += kRows) {
+            if (Steps % kRows != 0 && step + row >= Steps) break;
+            const bool inside = step + row < left;
+            if constexpr (CopyBytes >= 4) {
+                cp_async_or_zero<CopyBytes>(to, from, inside);
+            } else {  // no copy moves less than 4 bytes; whoever waits for the others sees this one
+                *to = inside ? *from : from_float<T>(0.0f);
+            }
+            to += kRows * tile_stride;
+            from += kRows * rows.stride;
         }
     }
 }
