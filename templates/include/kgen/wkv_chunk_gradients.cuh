@@ -13,6 +13,7 @@
 // through shared memory.
 #pragma once
 
+#include "wkv_carried_values.cuh"
 #include "wkv_pairs.cuh"
 #include "wkv_state_walk.cuh"
 
@@ -42,7 +43,7 @@ class ChunkGradients {
     using W = typename C::W;
     using Tile = KeyTile<T, C::kPrecise, C::kTiles>;
     using OfValues = typename ChunkProducts<T, T>::Steps;  // for n: exact products in fp32
-    // For gv, where one TF32 is enough for bf16.
+    // For gv's pairs, where one TF32 is enough for bf16.
     using OfKeys = Tf32Operands<!detail::kIsBf16<T>>;
     static constexpr int kSubs = C::kChunk / kSubSteps, kKeys = C::kKeys, kValues = C::kValues;
     static constexpr int kWarps = C::kWarps, kThreads = C::kThreads;
@@ -52,12 +53,11 @@ class ChunkGradients {
     // Rows of k with their decays give way to gv.
     static constexpr int kWideStride = key_row_stride(max(kKeys, kValues));
     static constexpr int kWideSub = key_rows(kWideStride);
-    static constexpr int kStateStride = kValues + 8;  // of G
+    using Carried = CarriedValues<T, C::kPrecise, kKeys, kValues>;
     using Real = typename PairReal<C::kPrecise>::Type;  // of n
     using Products = PairProducts<Real>;
     static constexpr int kSums = kGroups * kPairsPadded + kCrossPairs;
     static constexpr int kOwnTiles = ceil_div(C::kTiles, kWarps);  // of gv
-    static constexpr int kGradient = kKeys * kStateStride;
     static constexpr int kKeyStride = chunk_row_stride<T>(kKeys);
     static constexpr int kKeyRows = C::kChunk * kKeyStride;  // of r and of k, as they come
 
@@ -65,14 +65,14 @@ public:
     static constexpr int kSmemBytes =
         2 * C::kChunk * kRowStride * static_cast<int>(sizeof(T)) +
         4 * (kSubs * (3 * kSub + kWideSub + (C::kPerStep ? 3 : 4) * kKeys) +
-             max(max(kGradient, 2 * kKeyRows * static_cast<int>(sizeof(T)) / 4),
+             max(max(Carried::kBytes / 4, 2 * kKeyRows * static_cast<int>(sizeof(T)) / 4),
                  kSubs * (Products::kBytes / 4 + kSums)));
 
     KGEN_DEVICE ChunkGradients(const ChunkTensors<T, W, U>& tensors, i64 first, int left,
                                float scale)
         : tensors_(tensors), first_(first), left_(left), scale_(scale) {
         // Shared memory: T v, g[Chunk][kRowStride]; float decays, of_r, read[kSubs][kSub],
-        // of_k[kSubs][kWideSub], all, inner, gu[, gw][kSubs][kKeys]; then G [kKeys][kStateStride],
+        // of_k[kSubs][kWideSub], all, inner, gu[, gw][kSubs][kKeys]; then what is Carried,
         // or T k, r[Chunk][kKeyStride], or Products products[kSubs]; float sums[kSubs][kSums].
         v_ = dynamic_smem<T>();
         g_ = v_ + C::kChunk * kRowStride;
@@ -196,13 +196,9 @@ private:
         back.load_fragments(gradient);
 #pragma unroll
         for (int sub = kSubs - 1; sub >= 0; --sub) {
-#pragma unroll
-            for (int i = 0; i < C::kTiles; ++i)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    *reinterpret_cast<Vec<float, 2>*>(
-                        gradient_ + (key0_ + lane.g + 8 * half) * kStateStride + 8 * i +
-                        2 * lane.q) = {{back.at[i][2 * half], back.at[i][2 * half + 1]}};
+            float* rows_of_k = of_k_ + sub * kWideSub;
+            const Carried carried(gradient_, rows_of_k, kWideStride);
+            carried.put(back.at, rows_of_k, kWideStride, key0_);
             float inner[2], out[2][4];
             if (sub == 0) states[0].load_fragments(state);  // again: no registers in between
             states[sub].inner(back, inner);
@@ -221,11 +217,7 @@ private:
 
             // gv of the carried gradient, over all warps' keys.
             float values[kOwnTiles][4];
-#pragma unroll
-            for (int i = 0; i < kOwnTiles; ++i) {
-                const int tile = thread_rank() / kWarpSize + i * kWarps;
-                if (tile < C::kTiles) read_gradient(sub, tile, values[i]);
-            }
+            carried.template multiply<kWarps>(thread_rank() / kWarpSize, values);
             sync_block();
 #pragma unroll
             for (int i = 0; i < kOwnTiles; ++i) {
@@ -234,36 +226,9 @@ private:
                 for (int half = 0; half < 2; ++half)
                     if (tile < C::kTiles)
                         *reinterpret_cast<Vec<float, 2>*>(
-                            of_k_ + sub * kWideSub + (lane.g + 8 * half) * kWideStride + 8 * tile +
+                            rows_of_k + (lane.g + 8 * half) * kWideStride + 8 * tile +
                             2 * lane.q) = {{values[i][2 * half], values[i][2 * half + 1]}};
             }
-        }
-    }
-
-    // sums: (step g, values 8 tile + {2q, 2q + 1}), then the same of step g + 8.
-    KGEN_DEVICE void read_gradient(int sub, int tile, float (&sums)[4]) const {
-        constexpr int kDeep = 4;
-        const MmaLane lane = mma_lane();
-        const float* rows = of_k_ + sub * kWideSub;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sums[j] = 0.0f;
-#pragma unroll
-        for (int first = 0; first < kKeys / 8; first += kDeep) {
-            float chain[4] = {};
-#pragma unroll
-            for (int i = first; i < min(first + kDeep, kKeys / 8); ++i) {
-                typename OfKeys::A a;
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    OfKeys::put(a, j,
-                                rows[(lane.g + j % 2 * 8) * kWideStride + 8 * i + lane.q +
-                                     j / 2 * 4]);
-                multiply_all<OfKeys>(
-                    chain, a,
-                    OfKeys::b_columns(gradient_ + 8 * i * kStateStride + 8 * tile, kStateStride));
-            }
-#pragma unroll
-            for (int j = 0; j < 4; ++j) sums[j] += chain[j];
         }
     }
 
