@@ -10,7 +10,7 @@ namespace kgen::wkv {
 // 16 bits: G and f as two bf16 each, in planes that ldmatrix reads; three products.
 template <class T, bool Precise, int Keys, int Values>
 class CarriedValues {
-    using Parts = StateProducts<bf16, Precise>;  // bf16's state is split the same way anyhow
+    using Parts = StateProducts<bf16, Precise>;
     static constexpr int kStride = Values + 8, kPlane = Keys * kStride;
     static constexpr int kKeyStride = Keys + 8, kKeyPlane = kSubSteps * kKeyStride;
 
@@ -20,14 +20,20 @@ public:
     KGEN_DEVICE CarriedValues(float* memory, const float*, int)
         : gradient_(reinterpret_cast<bf16*>(memory)), keys_(gradient_ + 2 * kPlane) {}
 
-    // This warp's: G of its keys, from key0 on, and rows of f.
-    template <class Tiles>
-    KGEN_DEVICE void put(const Tiles& gradient, const float* rows, int stride, int key0) const {
+    // This warp's: G's tiles i and i + 1, whose parts are what their own products take.
+    template <class Tiles, class State>
+    KGEN_DEVICE void put(const Tiles& gradient, int i, const State& parts, int key0) const {
+        bf16* to = gradient_ + key0 * kStride + 8 * i;
+        if constexpr (detail::kIsBf16<T>) {
+            store(to, kStride, kPlane, parts);
+        } else {
+            store(to, kStride, kPlane, Parts::of_sums(gradient, i));
+        }
+    }
+
+    // This warp's keys of rows of f.
+    KGEN_DEVICE void put_keys(const float* rows, int stride, int key0) const {
         const MmaLane lane = mma_lane();
-#pragma unroll
-        for (int i = 0; i < Values / 8; i += 2)
-            store(gradient_ + key0 * kStride + 8 * i, kStride, kPlane,
-                  Parts::of_sums(gradient, i));
         typename Parts::State a;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -94,18 +100,20 @@ public:
     KGEN_DEVICE CarriedValues(float* memory, const float* rows, int stride)
         : gradient_(memory), rows_(rows), stride_(stride) {}
 
-    template <class Tiles>
-    KGEN_DEVICE void put(const Tiles& gradient, const float*, int, int key0) const {
+    template <class Tiles, class State>
+    KGEN_DEVICE void put(const Tiles& gradient, int i, const State&, int key0) const {
         const MmaLane lane = mma_lane();
 #pragma unroll
-        for (int i = 0; i < Values / 8; ++i)
+        for (int tile = i; tile < i + 2; ++tile)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
                 *reinterpret_cast<Vec<float, 2>*>(gradient_ +
-                                                  (key0 + lane.g + 8 * half) * kStride + 8 * i +
+                                                  (key0 + lane.g + 8 * half) * kStride + 8 * tile +
                                                   2 * lane.q) = {
-                    {gradient[i][2 * half], gradient[i][2 * half + 1]}};
+                    {gradient[tile][2 * half], gradient[tile][2 * half + 1]}};
     }
+
+    KGEN_DEVICE void put_keys(const float*, int, int) const {}  // they stay where they are
 
     template <int Stride, int Count>
     KGEN_DEVICE void multiply(int tile, float (&sums)[Count][4]) const {

@@ -53,6 +53,7 @@ class ChunkGradients {
     // Rows of k with their decays give way to gv.
     static constexpr int kWideStride = key_row_stride(max(kKeys, kValues));
     static constexpr int kWideSub = key_rows(kWideStride);
+    using Parts = typename Tile::Products::State;
     using Carried = CarriedValues<T, C::kPrecise, kKeys, kValues>;
     using Real = typename PairReal<C::kPrecise>::Type;  // of n
     using Products = PairProducts<Real>;
@@ -64,7 +65,7 @@ class ChunkGradients {
 public:
     static constexpr int kSmemBytes =
         2 * C::kChunk * kRowStride * static_cast<int>(sizeof(T)) +
-        4 * (kSubs * (3 * kSub + kWideSub + (C::kPerStep ? 3 : 4) * kKeys) +
+        4 * (kSubs * (3 * kSub + kWideSub + (C::kPerStep ? 2 : 3) * kKeys) +
              max(max(Carried::kBytes / 4, 2 * kKeyRows * static_cast<int>(sizeof(T)) / 4),
                  kSubs * (Products::kBytes / 4 + kSums)));
 
@@ -72,7 +73,7 @@ public:
                                float scale)
         : tensors_(tensors), first_(first), left_(left), scale_(scale) {
         // Shared memory: T v, g[Chunk][kRowStride]; float decays, of_r, read[kSubs][kSub],
-        // of_k[kSubs][kWideSub], all, inner, gu[, gw][kSubs][kKeys]; then what is Carried,
+        // of_k[kSubs][kWideSub], all (later gu), inner[, gw][kSubs][kKeys]; then what is Carried,
         // or T k, r[Chunk][kKeyStride], or Products products[kSubs]; float sums[kSubs][kSums].
         v_ = dynamic_smem<T>();
         g_ = v_ + C::kChunk * kRowStride;
@@ -82,8 +83,8 @@ public:
         of_k_ = read_ + kSubs * kSub;
         all_ = of_k_ + kSubs * kWideSub;
         inner_ = all_ + kSubs * kKeys;
-        gu_ = inner_ + kSubs * kKeys;
-        gw_ = gu_ + kSubs * kKeys;
+        gu_ = all_;
+        gw_ = inner_ + kSubs * kKeys;
         gradient_ = C::kPerStep ? gw_ : gw_ + kSubs * kKeys;
         products_ = reinterpret_cast<char*>(gradient_);
         sums_ = gradient_ + kSubs * (Products::kBytes / 4);
@@ -183,7 +184,7 @@ private:
 #pragma unroll
         for (int sub = 0; sub < kSubs; ++sub) {
             float out[2][4];
-            states[sub].read(rows_of(g_, sub), kRowStride, out);
+            states[sub].read(rows_of(g_, sub), kRowStride, out, [](int, const Parts&) {});
             put_steps(read_ + sub * kSub, out, scale_);
             if (sub + 1 < kSubs)
                 states[sub + 1].advance(states[sub], all_ + sub * kKeys + key0_,
@@ -198,7 +199,7 @@ private:
         for (int sub = kSubs - 1; sub >= 0; --sub) {
             float* rows_of_k = of_k_ + sub * kWideSub;
             const Carried carried(gradient_, rows_of_k, kWideStride);
-            carried.put(back.at, rows_of_k, kWideStride, key0_);
+            carried.put_keys(rows_of_k, kWideStride, key0_);
             float inner[2], out[2][4];
             if (sub == 0) states[0].load_fragments(state);  // again: no registers in between
             states[sub].inner(back, inner);
@@ -207,7 +208,8 @@ private:
                 const int key = sub * kKeys + key0_ + lane.g + 8 * half;
                 if (lane.q == 0) inner_[key] = inner[half];
             }
-            back.read(rows_of(v_, sub), kRowStride, out);
+            back.read(rows_of(v_, sub), kRowStride, out,
+                      [&](int i, const Parts& parts) { carried.put(back.at, i, parts, key0_); });
             if (sub > 0)
                 back.advance(back, all_ + sub * kKeys + key0_, of_r_ + sub * kSub + key0_, kStride,
                              rows_of(g_, sub), kRowStride);

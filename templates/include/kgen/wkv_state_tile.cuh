@@ -298,12 +298,15 @@ struct KeyTile {
                 visit(at[i][j], lane.g + j / 2 * 8, 8 * i + 2 * lane.q + j % 2);
     }
 
-    // out[n]: keys g and g + 8 of steps 8 n + {2q, 2q + 1}, sums over values of S x.
-    KGEN_DEVICE void read(const T* rows, int stride, float (&out)[2][4]) const {
+    // out[n]: keys g and g + 8 of steps 8 n + {2q, 2q + 1}, sums over values of S x. visit(i, a)
+    // sees the parts of tiles i and i + 1 on the way.
+    template <class Visit>
+    KGEN_DEVICE void read(const T* rows, int stride, float (&out)[2][4], Visit visit) const {
 #pragma unroll
         for (int i = 0; i < Tiles; i += 2) {
             const typename Products::Rows b = Products::across(rows + 8 * i, stride);
             const typename Products::State a = Products::of_sums(at, i);
+            visit(i, a);
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 float chain[4];
