@@ -129,7 +129,7 @@ public:
         sync_block();
 #pragma unroll 1
         for (int unit = thread_rank() / kWarpSize; unit < kSubs * kGroups; unit += kWarps)
-            look_at_pairs(unit / kGroups, unit % kGroups);
+            look_at_unit(unit / kGroups, unit % kGroups);
         sync_block();
         add_up(gu_part, gw_part);
         multiply_cross();
@@ -293,12 +293,22 @@ private:
         }
     }
 
+    KGEN_DEVICE void look_at_unit(int sub, int group) const {
+        if (C::kK % kWarpSize == 0 && left_ - sub * kSubSteps >= kSubSteps) {
+            look_at_pairs<true>(sub, group);
+        } else {
+            look_at_pairs<false>(sub, group);
+        }
+    }
+
+    // Whole: all steps and keys exist, and nothing asks for them.
+    template <bool Whole>
     KGEN_DEVICE void look_at_pairs(int sub, int group) const {
         const int key = group * kWarpSize + lane_id();
-        const bool used = key < C::kK;
+        const bool used = Whole || key < C::kK;
         const int column = min(key, kKeys - 1);
         const i64 first = first_ + sub * kSubSteps;
-        const int left = used ? left_ - sub * kSubSteps : 0;
+        const int left = Whole ? kSubSteps : used ? left_ - sub * kSubSteps : 0;
 
         KeySteps x;
         load_steps(tensors_.r, first, left, key, x.r);
@@ -322,7 +332,7 @@ private:
         const float gu = step_pairs(
             x, products_of(sub), sums_ + sub * kSums + group * kPairsPadded,
             [&](int t, float of_r, float of_k, Real d, Real by_decay) {
-                if (t < left) {
+                if (Whole || t < left) {
                     *gr = from_float<T>(of_r);
                     *gk = from_float<T>(of_k);
                     const float of_w = gradient_by_w<C::kForm>(w.at(t), d, by_decay);
