@@ -418,25 +418,37 @@ private:
     }
 
     KGEN_DEVICE void write_values() const {
-        constexpr int kParts = ceil_div(kValues, kWarpSize);
+        // Two values of a lane share what is read of pairs, if all warps have work all the same.
+        constexpr int kCount = kSubs * ceil_div(kValues, 2 * kWarpSize) >= kWarps ? 2 : 1;
+        constexpr int kParts = ceil_div(kValues, kCount * kWarpSize);
 #pragma unroll 1
         for (int unit = thread_rank() / kWarpSize; unit < kSubs * kParts; unit += kWarps) {
-            const int sub = unit / kParts, value = unit % kParts * kWarpSize + lane_id();
-            if (value >= C::kV) continue;
-            float g[kSubSteps];
+            const int sub = unit / kParts;
+            const int value = unit % kParts * kCount * kWarpSize + lane_id();
+            const auto there = [&](int i) {
+                return C::kV % (kCount * kWarpSize) == 0 || value + i * kWarpSize < C::kV;
+            };
+            float g[kCount][kSubSteps];
 #pragma unroll
-            for (int i = 0; i < kSubSteps; ++i)
-                g[i] = to_float(rows_of(g_, sub)[i * kRowStride + value]);
+            for (int i = 0; i < kCount; ++i)
+#pragma unroll
+                for (int s = 0; s < kSubSteps; ++s)
+                    g[i][s] = there(i) ? to_float(rows_of(g_, sub)[s * kRowStride + value +
+                                                                   i * kWarpSize])
+                                       : 0.0f;
             const float* carried = of_k_ + sub * kWideSub + value;
             const int left = left_ - sub * kSubSteps;
             T* gv = tensors_.gv.at(first_ + sub * kSubSteps) + value;
             const float* sums = sums_ + sub * kSums;
             read_pairs(
                 sums, sums + kGroups * kPairsPadded, g, scale_,
-                [&](int s) { return carried[s * kWideStride]; },
-                [&](int s, float sum) {
-                    if (s < left) *gv = from_float<T>(sum);
-                    gv += tensors_.gv.stride;
+                [&](int s, int i) {
+                    return there(i) ? carried[s * kWideStride + i * kWarpSize] : 0.0f;
+                },
+                [&](int s, int i, float sum) {
+                    const T of_value = from_float<T>(sum);
+                    if (s < left && there(i)) gv[i * kWarpSize] = of_value;
+                    if (i + 1 == kCount) gv += tensors_.gv.stride;
                 });
         }
     }

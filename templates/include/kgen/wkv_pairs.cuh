@@ -229,20 +229,25 @@ KGEN_DEVICE float step_pairs(KeySteps& x, const PairProducts<Real>& products, fl
     return gu;
 }
 
-// gv of one value from its carried part and g: out(s, carried + factor * sum_{j>=s} a_js g_j).
-// `sums` are kPairsPadded, `crosses` kCrossPairs; g is zero where there is no step.
-template <class Carried, class Out>
-KGEN_DEVICE void read_pairs(const float* sums, const float* crosses, const float (&g)[kSubSteps],
-                            float factor, Carried carried, Out out) {
+// gv of Count values from their carried parts and g: out(s, i, carried + factor * sum_{j>=s} a_js
+// g_j). `sums` are kPairsPadded, `crosses` kCrossPairs; g is zero where there is no step.
+template <int Count, class Carried, class Out>
+KGEN_DEVICE void read_pairs(const float* sums, const float* crosses,
+                            const float (&g)[Count][kSubSteps], float factor, Carried carried,
+                            Out out) {
     Vec<float, 4> four = {};
     int index = 0;
 #pragma unroll
     for (int s = 0; s < kSubSteps; ++s) {
-        float sum = 0.0f;
+        float of_step[Count] = {};
+        const auto add = [&](float pair, int j) {
+#pragma unroll
+            for (int i = 0; i < Count; ++i) of_step[i] = fma(pair, g[i][j], of_step[i]);
+        };
 #pragma unroll
         for (int j = s; j < (s / kHalfSteps + 1) * kHalfSteps; ++j, ++index) {
             if (index % 4 == 0) four = *reinterpret_cast<const Vec<float, 4>*>(sums + index);
-            sum = fma(four[index % 4], g[j], sum);
+            add(four[index % 4], j);
         }
         if (s < kHalfSteps) {
 #pragma unroll
@@ -250,10 +255,11 @@ KGEN_DEVICE void read_pairs(const float* sums, const float* crosses, const float
                 const Vec<float, 4> cross = *reinterpret_cast<const Vec<float, 4>*>(
                     crosses + s * kHalfSteps + j);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) sum = fma(cross[i], g[kHalfSteps + j + i], sum);
+                for (int i = 0; i < 4; ++i) add(cross[i], kHalfSteps + j + i);
             }
         }
-        out(s, fma(factor, sum, carried(s)));
+#pragma unroll
+        for (int i = 0; i < Count; ++i) out(s, i, fma(factor, of_step[i], carried(s, i)));
     }
 }
 
