@@ -21,11 +21,19 @@ namespace kgen::wkv {
 
 template <class T, class W, class U>
 struct ChunkTensors {
-    StepRows<const T> gy, r, k, v;
-    StepRows<const W> w;
+    Rows<const T> gy, r, k, v;
+    Rows<const W> w;
     const U* u;
-    StepRows<T> gr, gk, gv;
-    StepRows<W> gw;  // if w has steps
+    Rows<T> gr, gk, gv;
+    Rows<W> gw;  // if w has steps
+    int b, h;    // of the block
+
+    // Asked for where rows are read or written: all the addresses would not fit the registers.
+    template <class X>
+    KGEN_DEVICE StepRows<X> steps(const Rows<X>& rows) const {
+        const Rows<X> its = rows.head(b, h);
+        return {its.first, its.of_t};
+    }
 };
 
 // The gradient by a step's w, from that by its decay d.
@@ -104,18 +112,18 @@ public:
         T* k = reinterpret_cast<T*>(gradient_);
         T* r = k + kKeyRows;
         W* w = reinterpret_cast<W*>(read_);
-        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(k, kKeyStride, tensors_.k, first_,
-                                                           left_);
-        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(r, kKeyStride, tensors_.r, first_,
-                                                           left_);
+        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(
+            k, kKeyStride, tensors_.steps(tensors_.k), first_, left_);
+        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(
+            r, kKeyStride, tensors_.steps(tensors_.r), first_, left_);
         if constexpr (C::kPerStep)
-            copy_rows<W, C::kChunk, C::kK, C::kCopyW, kThreads>(w, kKeys, tensors_.w, first_,
-                                                                left_);
+            copy_rows<W, C::kChunk, C::kK, C::kCopyW, kThreads>(
+                w, kKeys, tensors_.steps(tensors_.w), first_, left_);
         cp_async_commit();
-        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(v_, kRowStride, tensors_.v, first_,
-                                                           left_);
-        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(g_, kRowStride, tensors_.gy, first_,
-                                                           left_);
+        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(
+            v_, kRowStride, tensors_.steps(tensors_.v), first_, left_);
+        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(
+            g_, kRowStride, tensors_.steps(tensors_.gy), first_, left_);
         cp_async_commit();
         cp_async_wait<1>();
         sync_block();
@@ -145,7 +153,7 @@ private:
         const bool used = kKeys == C::kK || key < C::kK;
         float fixed = 1.0f;
         if constexpr (!C::kPerStep)
-            if (used) fixed = decay_of<C::kForm>(to_float(tensors_.w.at(0)[key]));
+            if (used) fixed = decay_of<C::kForm>(to_float(tensors_.steps(tensors_.w).at(0)[key]));
 #pragma unroll 1
         for (int sub = lane_id() / 16; sub < kSubs; sub += 2) {
             float r[kSubSteps], k[kSubSteps], d[kSubSteps];
@@ -311,8 +319,9 @@ private:
         const int left = Whole ? kSubSteps : used ? left_ - sub * kSubSteps : 0;
 
         KeySteps x;
-        load_steps(tensors_.r, first, left, key, x.r);
-        load_steps(tensors_.k, first, left, key, x.k);
+        const StepRows<const T> of_r = tensors_.steps(tensors_.r), of_k = tensors_.steps(tensors_.k);
+        load_steps(of_r, first, left, key, x.r);
+        load_steps(of_k, first, left, key, x.k);
         float* rows = read_ + sub * kSub + column;
 #pragma unroll
         for (int i = 0; i < kSubSteps; ++i) {
@@ -321,37 +330,37 @@ private:
             x.back[i] = of_r_[sub * kSub + i * kStride + column];
         }
         sync_warp();  // lanes without a key have read what others now write
-        x.u = used ? to_float(tensors_.u[key]) : 0.0f;
+        x.u = used ? to_float(tensors_.u[tensors_.h * C::kK + key]) : 0.0f;
         x.inner = inner_[sub * kKeys + column];
 
-        T* gr = tensors_.gr.at(first) + key;
-        T* gk = tensors_.gk.at(first) + key;
-        W* gw = C::kPerStep ? tensors_.gw.at(first) + key : nullptr;
-        const StepRows<const W> w{tensors_.w.at(first) + key, tensors_.w.stride};
+        T* gr = tensors_.steps(tensors_.gr).at(first) + key;
+        T* gk = tensors_.steps(tensors_.gk).at(first) + key;
+        W* gw = C::kPerStep ? tensors_.steps(tensors_.gw).at(first) + key : nullptr;
+        const StepRows<const W> w = tensors_.steps(tensors_.w);
         float gw_sum = 0.0f;
         const float gu = step_pairs(
             x, products_of(sub), sums_ + sub * kSums + group * kPairsPadded,
-            [&](int t, float of_r, float of_k, Real d, Real by_decay) {
+            [&](int t, float by_r, float by_k, Real d, Real by_decay) {
                 if (Whole || t < left) {
-                    *gr = from_float<T>(of_r);
-                    *gk = from_float<T>(of_k);
-                    const float of_w = gradient_by_w<C::kForm>(w.at(t), d, by_decay);
+                    *gr = from_float<T>(by_r);
+                    *gk = from_float<T>(by_k);
+                    const float by_w = gradient_by_w<C::kForm>(w.at(first + t) + key, d, by_decay);
                     if constexpr (C::kPerStep) {
-                        *gw = from_float<W>(of_w);
+                        *gw = from_float<W>(by_w);
                     } else {
-                        gw_sum += of_w;
+                        gw_sum += by_w;
                     }
                 }
-                gr += tensors_.gr.stride;
-                gk += tensors_.gk.stride;
-                if constexpr (C::kPerStep) gw += tensors_.gw.stride;
+                gr += tensors_.gr.of_t;
+                gk += tensors_.gk.of_t;
+                if constexpr (C::kPerStep) gw += tensors_.gw.of_t;
             },
             [&](int t, float of_key) {
                 if (key < kKeys) rows[t * kStride] = of_key;
             },
             [&](KeySteps& late) {
-                load_steps<kHalfSteps>(tensors_.r, first, left, key, late.r);
-                load_steps<kHalfSteps>(tensors_.k, first, left, key, late.k);
+                load_steps<kHalfSteps>(of_r, first, left, key, late.r);
+                load_steps<kHalfSteps>(of_k, first, left, key, late.k);
 #pragma unroll
                 for (int i = kHalfSteps; i < kSubSteps; ++i) {
                     late.d[i] = decays_[sub * kSub + i * kStride + column];
@@ -438,7 +447,7 @@ private:
                                        : 0.0f;
             const float* carried = of_k_ + sub * kWideSub + value;
             const int left = left_ - sub * kSubSteps;
-            T* gv = tensors_.gv.at(first_ + sub * kSubSteps) + value;
+            T* gv = tensors_.steps(tensors_.gv).at(first_ + sub * kSubSteps) + value;
             const float* sums = sums_ + sub * kSums;
             read_pairs(
                 sums, sums + kGroups * kPairsPadded, g, scale_,
@@ -448,7 +457,7 @@ private:
                 [&](int s, int i, float sum) {
                     const T of_value = from_float<T>(sum);
                     if (s < left && there(i)) gv[i * kWarpSize] = of_value;
-                    if (i + 1 == kCount) gv += tensors_.gv.stride;
+                    if (i + 1 == kCount) gv += tensors_.gv.of_t;
                 });
         }
     }
