@@ -7,6 +7,13 @@
 
 namespace kgen::wkv {
 
+// Whether the n-th of every Stride-th tile of Tiles from `tile` < Stride on exists: no question where
+// all warps have as many.
+template <int Tiles, int Stride>
+KGEN_DEVICE bool tile_exists(int tile, int n) {
+    return Tiles % Stride == 0 || tile + n * Stride < Tiles;
+}
+
 // 16 bits: G and f as two bf16 each, in planes that ldmatrix reads; three products.
 template <class T, bool Precise, int Keys, int Values>
 class CarriedValues {
@@ -62,7 +69,7 @@ public:
             ldmatrix<4>(low, of_keys + kKeyPlane + key);
 #pragma unroll
             for (int n = 0; n < Count; ++n) {
-                if (tile + n * Stride >= Values / 8) continue;
+                if (!tile_exists<Values / 8, Stride>(tile, n)) continue;
                 u32 both[4];
                 ldmatrix<4, true>(both, of_values + key * kStride + 8 * n * Stride);
                 const u32 b_high[2] = {both[0], both[1]}, b_low[2] = {both[2], both[3]};
@@ -119,7 +126,7 @@ public:
     KGEN_DEVICE void multiply(int tile, float (&sums)[Count][4]) const {
 #pragma unroll
         for (int n = 0; n < Count; ++n)
-            if (tile + n * Stride < Values / 8) multiply_tile(tile + n * Stride, sums[n]);
+            if (tile_exists<Values / 8, Stride>(tile, n)) multiply_tile(tile + n * Stride, sums[n]);
     }
 
 private:

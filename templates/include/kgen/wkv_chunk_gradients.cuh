@@ -231,13 +231,13 @@ private:
             sync_block();
 #pragma unroll
             for (int i = 0; i < kOwnTiles; ++i) {
+                if (!tile_exists<C::kTiles, kWarps>(thread_rank() / kWarpSize, i)) continue;
                 const int tile = thread_rank() / kWarpSize + i * kWarps;
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    if (tile < C::kTiles)
-                        *reinterpret_cast<Vec<float, 2>*>(
-                            rows_of_k + (lane.g + 8 * half) * kWideStride + 8 * tile +
-                            2 * lane.q) = {{values[i][2 * half], values[i][2 * half + 1]}};
+                    *reinterpret_cast<Vec<float, 2>*>(
+                        rows_of_k + (lane.g + 8 * half) * kWideStride + 8 * tile +
+                        2 * lane.q) = {{values[i][2 * half], values[i][2 * half + 1]}};
             }
         }
     }
@@ -314,7 +314,7 @@ private:
     KGEN_DEVICE void look_at_pairs(int sub, int group) const {
         const int key = group * kWarpSize + lane_id();
         const bool used = Whole || key < C::kK;
-        const int column = min(key, kKeys - 1);
+        const int column = Whole ? key : min(key, kKeys - 1);
         const i64 first = first_ + sub * kSubSteps;
         const int left = Whole ? kSubSteps : used ? left_ - sub * kSubSteps : 0;
 
@@ -356,7 +356,7 @@ private:
                 if constexpr (C::kPerStep) gw += tensors_.gw.of_t;
             },
             [&](int t, float of_key) {
-                if (key < kKeys) rows[t * kStride] = of_key;
+                if (Whole || key < kKeys) rows[t * kStride] = of_key;
             },
             [&](KeySteps& late) {
                 load_steps<kHalfSteps>(of_r, first, left, key, late.r);
