@@ -1,14 +1,14 @@
 // What 16 steps' gradients of v take of the gradient G of the state behind them, in the chunked
-// backward pass of wkv5 and wkv6: gv_s = sum over keys of f_s G, f_s the rows of k with their decays.
-// All warps meet here: each brings its 16 keys, and takes tiles of 8 values over all keys.
+// backward pass of wkv5 and wkv6: gv_s = sum over keys of f_s G, f_s the rows of k with their
+// decays. All warps meet here: each brings its 16 keys, and takes tiles of 8 values over all keys.
 #pragma once
 
 #include "wkv_state_tile.cuh"
 
 namespace kgen::wkv {
 
-// Whether the n-th of every Stride-th tile of Tiles from `tile` < Stride on exists: no question where
-// all warps have as many.
+// Whether the n-th of every Stride-th tile of Tiles from `tile` < Stride on exists: no question
+// where all warps have as many.
 template <int Tiles, int Stride>
 KGEN_DEVICE bool tile_exists(int tile, int n) {
     return Tiles % Stride == 0 || tile + n * Stride < Tiles;
@@ -52,7 +52,8 @@ public:
     }
 
     // sums[i]: (step g, values 8 tile + {2q, 2q + 1}), then the same of step g + 8, of the tiles
-    // `tile` + i * Stride that exist. One chain: what it cuts off is far below a rounding to 16 bits.
+    // `tile` + i * Stride that exist. One chain: what it cuts off is far below a rounding to 16
+    // bits.
     template <int Stride, int Count>
     KGEN_DEVICE void multiply(int tile, float (&sums)[Count][4]) const {
 #pragma unroll

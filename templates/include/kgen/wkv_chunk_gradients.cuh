@@ -302,11 +302,13 @@ private:
     }
 
     KGEN_DEVICE void look_at_unit(int sub, int group) const {
-        if (C::kK % kWarpSize == 0 && left_ - sub * kSubSteps >= kSubSteps) {
-            look_at_pairs<true>(sub, group);
-        } else {
-            look_at_pairs<false>(sub, group);
+        if constexpr (C::kK % kWarpSize == 0) {
+            if (left_ - sub * kSubSteps >= kSubSteps) {
+                look_at_pairs<true>(sub, group);
+                return;
+            }
         }
+        look_at_pairs<false>(sub, group);
     }
 
     // Whole: all steps and keys exist, and nothing asks for them.
@@ -319,7 +321,8 @@ private:
         const int left = Whole ? kSubSteps : used ? left_ - sub * kSubSteps : 0;
 
         KeySteps x;
-        const StepRows<const T> of_r = tensors_.steps(tensors_.r), of_k = tensors_.steps(tensors_.k);
+        const StepRows<const T> of_r = tensors_.steps(tensors_.r);
+        const StepRows<const T> of_k = tensors_.steps(tensors_.k);
         load_steps(of_r, first, left, key, x.r);
         load_steps(of_k, first, left, key, x.k);
         float* rows = read_ + sub * kSub + column;

@@ -171,8 +171,8 @@ template <class Real, class OfStep, class OfCross, class LoadLate>
 KGEN_DEVICE float step_pairs(KeySteps& x, const PairProducts<Real>& products, float* sums,
                              OfStep of_step, OfCross of_cross, LoadLate load_late) {
     constexpr int kHalf = kHalfSteps;
-    // 1. The state and its gradient in the middle. A key with its decays meets sums over all values:
-    // its rounding, the same for all of them, would count for more than that of any sum.
+    // 1. The state and its gradient in the middle. A key with its decays meets sums over all
+    // values: its rounding, the same for all of them, would count for more than that of any sum.
     Real keys[kHalf], queries[kHalf], all_early(1.0f), all_late(1.0f);
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {

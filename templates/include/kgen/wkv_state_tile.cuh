@@ -220,7 +220,7 @@ struct StateProducts<bf16, Precise> {
 
     static KGEN_DEVICE Rows across(const bf16* rows, int stride) {
         u32 pairs[4];
-        const int lane = lane_id();  // a fragment's pairs side by side: a product takes them as they are
+        const int lane = lane_id();  // a fragment's pairs lie side by side, as a product takes them
         ldmatrix<4>(pairs, rows + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8);
         return {{{pairs[0], pairs[1]}, {pairs[2], pairs[3]}}};
     }
