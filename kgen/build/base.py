@@ -50,6 +50,8 @@ class Compiler(Protocol):
     def submit(self, request: BuildRequest) -> Future[Outcome]:
         """Build in the background; asking again for what is under way gives the same future.
 
+        What the cache has is there at once, however many builds wait.
+
         The future raises what `build` raises.
         """
 
@@ -146,6 +148,11 @@ class CachingCompiler(ABC):
     def submit(self, request: BuildRequest) -> Future[Outcome]:
         """See `Compiler`."""
         key = self.key(request)
+        found = self._cached(key)
+        if found is not None:  # it need not wait behind what is being compiled
+            done: Future[Outcome] = Future()
+            done.set_result(found)
+            return done
         with self._lock:
             if key in self._pending:
                 return self._pending[key]

@@ -175,14 +175,27 @@ def build_parser() -> argparse.ArgumentParser:
         help="where the library is (default: %(default)s)",
     )
 
-    operators = commands.add_parser("ops", help="list operators, passes and variants")
-    operators.add_argument(
-        "--path",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="folder with operators of your own (repeatable; also KGEN_PATH)",
+    _add_package(commands.add_parser("package", help="write a wheel of the tuned library"))
+    _add_explain(commands.add_parser("explain", help="which kernel serves a problem, and why"))
+
+    renew = commands.add_parser(
+        "emit", help="write the library again from its tables: after a merge, or with a newer kgen"
     )
+    renew.add_argument(
+        "--out",
+        default="generated",
+        metavar="DIR",
+        help="where the library is (default: %(default)s)",
+    )
+    operators = commands.add_parser("ops", help="list operators, passes and variants")
+    for command in (renew, operators):
+        command.add_argument(
+            "--path",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="folder with operators of your own (repeatable; also KGEN_PATH)",
+        )
     commands.add_parser("gpus", help="list GPU profiles")
     commands.add_parser("doctor", help="show what is installed, what works, what is missing")
     return parser
@@ -222,6 +235,56 @@ def _add_measure_check(check: argparse.ArgumentParser) -> None:
     check.add_argument("--yaml", metavar="FILE", help="write the result to a file, too")
     check.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
     check.set_defaults(out="generated")
+
+
+def _add_package(package: argparse.ArgumentParser) -> None:
+    package.add_argument(
+        "--arch",
+        type=_names,
+        default=(),
+        metavar="sm_80,sm_90a,...",
+        help="architectures that the wheel has cubins for; the others compile at the first call "
+        "(default: those of the GPUs that the library was tuned for)",
+    )
+    package.add_argument(
+        "--wheel",
+        required=True,
+        metavar="DIR",
+        help="where the wheel is written",
+    )
+    _add_source(package)
+
+
+def _add_explain(explain: argparse.ArgumentParser) -> None:
+    explain.add_argument("--op", required=True, metavar="OP", help="operator of the library")
+    explain.add_argument(
+        "--problem", required=True, metavar="M=..,N=..,dtype=..", help="dims, dtypes and options"
+    )
+    explain.add_argument(
+        "--pass",
+        dest="pass_name",
+        default="forward",
+        choices=["forward", "backward"],
+        help="(default: %(default)s)",
+    )
+    explain.add_argument(
+        "--gpu",
+        default="auto",
+        metavar="GPU",
+        help="'auto' (the current CUDA GPU, else the CPU), or a GPU that the operator was tuned "
+        "for, which need not be in this machine (default: %(default)s)",
+    )
+    _add_source(explain)
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--from",
+        dest="source",
+        default="generated",
+        metavar="DIR",
+        help="where the library is (default: %(default)s)",
+    )
 
 
 def _positive(text: str) -> int:

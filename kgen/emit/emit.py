@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,10 @@ from kgen.emit.state import (
     table_text,
 )
 from kgen.emit.values import SafeKernel, Winner
-from kgen.errors import RecordError
+from kgen.errors import CatalogueError, RecordError
 from kgen.model.gpu import GpuProfile
 from kgen.operators.base import Operator
+from kgen.runtime.integrity import MANIFEST, listed_files, manifest_text
 
 PACKAGE = "kgen_ops"
 _RUNTIME_SUFFIXES = (".py", ".c")
@@ -69,9 +70,41 @@ def emit(
         RecordError: If the state in the folder is damaged, or a winner was never timed.
         SpaceError: If a guard cannot be checked by the generated library.
     """
-    root = Path(out_dir)
     entries: list[Winner | SafeKernel] = [*winners, *safe]
     operators = {entry.operator.name: entry.operator for entry in entries}
+    return _write(Path(out_dir), operators, winners, safe, Path(include_dir))
+
+
+def renew(
+    out_dir: str | Path, operator_named: Callable[[str], Operator], include_dir: str | Path
+) -> Emitted:
+    """Write a library again from its state: after a merge of two, or with a newer kgen.
+
+    Args:
+        out_dir: The library's folder.
+        operator_named: Finds the operators that the library has.
+        include_dir: As of `emit`.
+    Raises:
+        CatalogueError: If there is no library in the folder.
+        StorageError, RecordError: As `emit`.
+    """
+    root = Path(out_dir)
+    names = [path.parent.name for path in sorted((root / PACKAGE).glob("*/safe.yaml"))]
+    if not names:
+        raise no_library(root, "--out")
+    return _write(root, {name: operator_named(name) for name in names}, (), (), Path(include_dir))
+
+
+def no_library(root: Path, option: str) -> CatalogueError:
+    """Return the error of a folder without a library, which `option` named."""
+    return CatalogueError(f"there is no library in {root}: it has no {PACKAGE}/\n"
+                          f"  kgen tune --out writes one; name its folder with {option}")
+
+
+def _write(
+    root: Path, operators: Mapping[str, Operator], winners: Sequence[Winner],
+    safe: Sequence[SafeKernel], include_dir: Path,
+) -> Emitted:
     with locked(root):
         library = root / PACKAGE
         kernels: dict[str, bytes] = {}
@@ -81,12 +114,15 @@ def emit(
             fallbacks = [s for s in safe if s.operator.name == name]
             kernels |= _kernel_files(name, mine, fallbacks)
             modules |= _operator_files(library / name, operator, mine, fallbacks)
-        shared = _shared_files(Path(include_dir))
-        changed = write_all(root, {**shared, **kernels, **modules})
+        files = {**_shared_files(include_dir), **kernels, **modules}
+        # The list goes along, behind what it names: a process that is killed between this and the
+        # end leaves a library that loads.
+        changed = write_all(root, {**files, **_list_file(root, files)})
         changed += write_all(root, _package_files(root))
         removed = [path for name in operators for path in _orphans(library / name)]
         remove(removed)
-        return Emitted(root, tuple(sorted(_tuned(library))), changed,
+        changed += write_all(root, _list_file(root, {}))
+        return Emitted(root, tuple(sorted(_tuned(library))), tuple(dict.fromkeys(changed)),
                        tuple(sorted(str(path.relative_to(root)) for path in removed)))
 
 
@@ -199,6 +235,15 @@ def _shared_files(include_dir: Path) -> dict[str, bytes]:
     return files
 
 
+def _list_file(root: Path, coming: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The list of what lies in the library now, and of files that are about to be written."""
+    library = root / PACKAGE
+    files = {name: (library / name).read_bytes() for name in listed_files(library)
+             if f"{PACKAGE}/{name}" not in coming}
+    files |= {name.removeprefix(f"{PACKAGE}/"): data for name, data in coming.items()}
+    return {f"{PACKAGE}/{MANIFEST}": manifest_text(files).encode()}
+
+
 def _package_files(root: Path) -> dict[str, bytes]:
     tuned = _tuned(root / PACKAGE)
     functions = {
@@ -208,6 +253,7 @@ def _package_files(root: Path) -> dict[str, bytes]:
     gpus = {name: tables for name, (_, tables) in tuned.items()}
     files = python.project_files(gpus, _example(root / PACKAGE, sorted(tuned)))
     files[f"{PACKAGE}/__init__.py"] = python.package_module(functions)
+    files[f"{PACKAGE}/selftest.py"] = python.selftest_module()
     return {path: text.encode() for path, text in files.items()}
 
 

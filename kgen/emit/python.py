@@ -21,8 +21,11 @@ from kgen.errors import CatalogueError
 from kgen.model.gpu import GPU_EXPR_NAMES
 from kgen.model.signature import Signature
 from kgen.operators.base import Operator
+from kgen.runtime.integrity import LEAST_TORCH
+from kgen.runtime.rows import FORMAT
 
-_LIBRARY_NAMES = frozenset({"compat", "explain", "warmup", "DispatchError", "Explanation", "torch"})
+_LIBRARY_NAMES = frozenset({"compat", "explain", "selftest", "warmup", "DispatchError",
+                            "Explanation", "IntegrityError", "torch"})
 # Locals and imports of the generated functions, which an argument must not hide.
 _LOCAL_NAMES = frozenset({"call", "dense_like", "device_index", "empty_like", "facts", "file",
                           "launch", "layout", "prepared", "present", "run", "stream", "torch",
@@ -67,13 +70,13 @@ def safe_module(operator: str, signature: Signature, rows: Sequence[SafeState]) 
 
 def tables_module(operator: str, gpus: Sequence[GpuState]) -> str:
     """The index of an operator's tables."""
-    return _render("tables.py.jinja", operator=operator, gpus=gpus)
+    return _render("tables.py.jinja", operator=operator, gpus=gpus, format=FORMAT)
 
 
 def package_module(operators: Mapping[str, Sequence[str]]) -> str:
     """The library's `__init__`; `operators` maps an operator to its public functions."""
     exports = sorted(operators.items())
-    public = ["DispatchError", "Explanation", "explain", "warmup"]
+    public = ["DispatchError", "Explanation", "IntegrityError", "explain", "warmup"]
     public += [name for _, names in exports for name in names]
     return _render(
         "package.py.jinja", operators=[name for name, _ in exports], exports=exports,
@@ -81,10 +84,16 @@ def package_module(operators: Mapping[str, Sequence[str]]) -> str:
     )
 
 
+def selftest_module() -> str:
+    """The library's `selftest`, which `python -m` runs."""
+    return _render("selftest.py.jinja")
+
+
 def project_files(operators: Mapping[str, Sequence[str]], example: str) -> dict[str, str]:
     """pyproject.toml, setup.py and README.md; `operators` maps an operator to its GPUs."""
     return {
-        "pyproject.toml": _render("pyproject.toml.jinja", version=__version__),
+        "pyproject.toml": _render("pyproject.toml.jinja", version=__version__,
+                                  least_torch=".".join(map(str, LEAST_TORCH))),
         "setup.py": _render("setup.py.jinja"),
         "README.md": _render("README.md.jinja", version=__version__, example=example,
                              operators=sorted(operators.items())),
@@ -124,6 +133,7 @@ def _rows_values(
             median_us=measured.median_us if measured else 0.0,
         ))
     return {
+        "format": FORMAT,
         "plans": list(functions.values()),
         "helpers": sorted(helpers),
         "needs_torch": any(plan.scratch for plan in functions.values()),

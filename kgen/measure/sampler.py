@@ -31,6 +31,10 @@ LIKE = 1.5
 """Calls whose estimates differ by less than this factor get samples of the same length."""
 MOST_WARMUP = 5
 """A warm-up that does not settle ends after so many times the time that was asked for."""
+AT_ONCE = 5.0
+AT_ONCE_US = 10_000.0
+"""One call that takes `AT_ONCE` times what is hopeless, and this long, needs no second one: what a
+first call costs besides, or an event, is no such part of it."""
 # The GPU spins while the host queues work behind it: at least this long, and twice what queueing
 # took before. A Triton peer needs 50 to 200 us of host time per call; without the head start a
 # kernel shorter than that would be timed as the host.
@@ -69,7 +73,8 @@ def make_sampler(
     """Warm up, estimate, and choose how to take samples.
 
     The first call is never a sample: modules load, peers compile. What is hopeless by its
-    estimate gets the cheapest sampler and no more warm-up.
+    estimate gets the cheapest sampler and no more warm-up; what is beyond hope by its first call
+    is not called again.
 
     The warm-up lasts at least `warmup_ms`, and until its last three estimates (medians of about
     1 ms of calls) lie within 2 % of each other, but no longer than five times `warmup_ms`; the
@@ -97,6 +102,11 @@ def make_sampler(
         return _make_host(calls, warmup_ms, hopeless_above_us, clock, beside)
 
 
+def beyond_hope(us: float, hopeless_above_us: float | None) -> bool:
+    """Whether one call says enough; see `AT_ONCE`."""
+    return hopeless_above_us is not None and us > max(AT_ONCE * hopeless_above_us, AT_ONCE_US)
+
+
 def on(device: torch.device) -> AbstractContextManager[object]:
     """Make a GPU current, so that streams and events are its own; nothing on the host."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
@@ -109,9 +119,11 @@ def _make_host(
     clock: Clock,
     beside: Sequence[Sampler],
 ) -> Sampler:
-    calls[0]()
     probe = HostSampler(calls, 1, 0.0, clock)
     estimate = probe.take(1)[0]
+    if not beyond_hope(estimate, hopeless_above_us):
+        probe = HostSampler(calls, 1, 0.0, clock)  # from the first set on
+        estimate = probe.take(1)[0]
     if hopeless_above_us is not None and estimate > 2 * hopeless_above_us:
         return HostSampler(calls, 1, estimate, clock)
     estimate, note = _warm_up(probe, estimate, warmup_ms)
@@ -186,9 +198,13 @@ def _make_cuda(
     beside: Sequence[Sampler],
 ) -> Sampler:
     events = EventSampler(calls, 0.0)
+    torch.cuda.synchronize()  # what made the buffers is not of the first call's time
+    start = time.perf_counter_ns()
     calls[0]()
     torch.cuda.synchronize()
-    estimate = events.take(1)[0]
+    estimate = (time.perf_counter_ns() - start) / 1e3
+    if not beyond_hope(estimate, hopeless_above_us):
+        estimate = events.take(1)[0]
     events.estimate_us = estimate
     # Events and a first launch cost several us; below this an estimate says nothing.
     hopeless = hopeless_above_us is not None and estimate > max(2 * hopeless_above_us, TRUSTED_US)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kgen.measure.sampler import Call, Clock, Sampler, make_sampler, on
+from kgen.measure.sampler import Call, Clock, Sampler, beyond_hope, make_sampler, on
 from kgen.measure.stats import median_interval, quartiles
 from kgen.model.record import Timing
 
@@ -59,7 +59,8 @@ def measure(
         calls: `calls[i]` queues the same work on buffer set i, on torch's current stream.
         device: Where it runs.
         budget: When to stop.
-        give_up_above_us: Drop a kernel whose first samples are all slower than this.
+        give_up_above_us: Drop a kernel whose first samples are all slower than this; one call
+            is enough of what takes five times as long, and 10 ms.
         cache: State of L2 for the protocol's line (see `cache_state`).
         clock: The host's, in ns; for tests.
     Returns:
@@ -71,7 +72,10 @@ def measure(
     notes = [sampler.protocol, *([cache] if cache else [])]
     start = clock()
     with on(device):
-        samples = sampler.take(1 if sampler.estimate_us > budget.ms * 1e3 else _FIRST_BATCH)
+        if beyond_hope(sampler.estimate_us, give_up_above_us):
+            samples = [sampler.estimate_us]  # of one call, timed
+        else:
+            samples = sampler.take(1 if sampler.estimate_us > budget.ms * 1e3 else _FIRST_BATCH)
         if give_up_above_us is not None and min(samples) > give_up_above_us:
             notes.append(f"{_GAVE_UP} above {give_up_above_us:.6g} us")
         else:

@@ -35,8 +35,9 @@ from .arguments import (
 )
 from .autocast import any_autocast, promoted
 from .gradients import Gradient, refuse_grad
+from .integrity import checked_module
 from .layout import dense_like
-from .problems import Explanation, contiguous_strides, not_loaded, problem_text
+from .problems import Explanation, contiguous_call, not_loaded, problem_text
 from .rows import Call, Gpu, Prepared, Row, Run, SafeRow
 from .streams import capturing, current_device, raw_stream, stream_getter
 
@@ -200,9 +201,13 @@ class Pass:
         return made
 
     def explain(self, dims: Mapping[str, int], dtypes: Mapping[str, str],
-                device: torch.device) -> Explanation:
+                device: torch.device | Gpu) -> Explanation:
         """Say which kernel serves a contiguous, aligned call of these dims and dtypes.
 
+        Args:
+            dims: Every dim, by name.
+            dtypes: By field; options, too.
+            device: Where the call would run; a GPU of `gpus()` need not be in this machine.
         Raises:
             TypeError, ValueError: If a dim or dtype is missing or unknown.
             DispatchError: If the library has no kernel for the device.
@@ -216,9 +221,11 @@ class Pass:
                              f"got {', '.join(dims) or 'none'}")
         extents = {name: dims[name] for name in names}
         chosen = complete_dtypes(signature, dict(dtypes))
-        call = Call(**extents, **contiguous_strides(signature, extents),
-                    **{f"{a.name}_ptr": 0 for a in (*signature.inputs, *signature.outputs)})
-        table = self._table(device)
+        call = contiguous_call(signature, extents)
+        if isinstance(device, Gpu):
+            table = _Table(device, True, self.rows(device), device.facts)
+        else:
+            table = self._table(device)
         choice = self._choose(table, tuple(extents.values()), tuple(chosen.values()), call)
         row = choice.row
         explanation = Explanation(
@@ -250,27 +257,79 @@ class Pass:
             self._file(why.kernel, device, why.problem)
         return why
 
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the GPUs that the operator was tuned for.
+
+        Raises:
+            IntegrityError: If their index is not what the library's list says; so do the others.
+        """
+        gpus: tuple[Gpu, ...] = checked_module(self.package, "tables").GPUS
+        return gpus
+
+    def rows(self, gpu: Gpu) -> tuple[Row, ...]:
+        """Return the measured rows of this pass on a GPU."""
+        table = checked_module(self.package, f"tables.{gpu.name}")
+        rows: tuple[Row, ...] = getattr(table, self.name.upper(), ())
+        return rows
+
+    def safe_rows(self) -> tuple[SafeRow, ...]:
+        """Return the safe kernels of this pass, one per combination of dtypes."""
+        safe = checked_module(self.package, "safe")
+        rows: tuple[SafeRow, ...] = getattr(safe, self.name.upper(), ())
+        return rows
+
+    def rows_on(self, device: torch.device) -> tuple[Row, ...]:
+        """Return the measured rows that serve a device: its own, or those of its kin.
+
+        Raises:
+            DispatchError: If the library has no kernel for the device.
+        """
+        return self._table(device).rows
+
+    def run_row(
+        self, row: Row | SafeRow, tensors: Sequence[Tensor | None], scalars: Sequence[float],
+        flags: Sequence[bool | str] = (),
+    ) -> list[Tensor | None]:
+        """Run the kernel of a row, whatever the ladder would choose; see `call`.
+
+        Returns:
+            One tensor per output; None for one that is not there.
+        """
+        bound = bind(self.signature, tensors, scalars, flags)
+        first = tensors[0]
+        assert first is not None  # bind has refused None
+        outputs = self._allocate(bound, first.device)
+        run = self._bind_row(row, bound, self._call(bound, tensors),
+                             self._table(first.device).facts, first.device)
+        pointers = (0 if t is None else t.data_ptr() for t in (*tensors, *outputs))
+        run(raw_stream(first.get_device()), *pointers, *scalars)
+        return outputs
+
     def _prepare(
         self, bound: Bound, tensors: Sequence[Tensor | None], device: torch.device
     ) -> Run:
-        pointers = {f"{argument.name}_ptr": 0 if tensor is None else tensor.data_ptr() % ALIGNMENT
-                    for argument, tensor in zip(self.signature.inputs, tensors, strict=True)}
-        # Outputs are fresh from PyTorch's allocators, which align to at least 64 bytes.
-        pointers |= {f"{a.name}_ptr": 0 for a in self.signature.outputs}
-        call = Call(**bound.dims, **bound.strides, **pointers)
+        call = self._call(bound, tensors)
         with self._lock:
             table = self._table(device)
             choice = self._choose(
                 table, tuple(bound.dims.values()), tuple(bound.dtypes.values()), call
             )
-            problem = problem_text(
-                self.signature, tuple(bound.dims.values()), tuple(bound.dtypes.values())
-            )
-            file = self._file(choice.row.kernel, device, problem)
-            if isinstance(choice.row, SafeRow):
-                run = choice.row.bind(file, call, table.facts)
-            else:
-                run = choice.row.bind(file, call)
+            return self._bind_row(choice.row, bound, call, table.facts, device)
+
+    def _call(self, bound: Bound, tensors: Sequence[Tensor | None]) -> Call:
+        pointers = {f"{argument.name}_ptr": 0 if tensor is None else tensor.data_ptr() % ALIGNMENT
+                    for argument, tensor in zip(self.signature.inputs, tensors, strict=True)}
+        # Outputs are fresh from PyTorch's allocators, which align to at least 64 bytes.
+        pointers |= {f"{a.name}_ptr": 0 for a in self.signature.outputs}
+        return Call(**bound.dims, **bound.strides, **pointers)
+
+    def _bind_row(self, row: Row | SafeRow, bound: Bound, call: Call,
+                  facts: Mapping[str, int], device: torch.device) -> Run:
+        problem = problem_text(
+            self.signature, tuple(bound.dims.values()), tuple(bound.dtypes.values())
+        )
+        file = self._file(row.kernel, device, problem)
+        run = row.bind(file, call, facts) if isinstance(row, SafeRow) else row.bind(file, call)
         if device.type == "cuda" and torch.cuda.device_count() > 1:
             return _on_device(run, device.index)
         return run
@@ -285,10 +344,7 @@ class Pass:
         best = self._nearest(table, dims, plain, call) if plain != dtypes else None
         if best is not None:
             return Choice("nearest", best)
-        safe: Sequence[SafeRow] = getattr(
-            importlib.import_module(f"{self.package}.safe"), self.name.upper(), ()
-        )
-        for candidate in safe:
+        for candidate in self.safe_rows():
             if candidate.dtypes == dtypes:
                 return Choice("safe", candidate)
         problem = problem_text(self.signature, dims, dtypes)
@@ -323,7 +379,7 @@ class Pass:
         return self._tables[key]
 
     def _load_table(self, device: torch.device) -> _Table:
-        gpus: Sequence[Gpu] = importlib.import_module(f"{self.package}.tables").GPUS
+        gpus = self.gpus()
         if device.type == "cpu":
             host = next((gpu for gpu in gpus if gpu.arch == "host"), None)
             if host is None:
@@ -332,7 +388,7 @@ class Pass:
                     f"{self.signature.function}: this is a CPU tensor, but only {tuned} was tuned\n"
                     f"  run: kgen tune --op {self._operator} --gpu host, or move the tensors"
                 )
-            return _Table(host, True, self._rows(host), host.facts)
+            return _Table(host, True, self.rows(host), host.facts)
         if device.type != "cuda":
             raise DispatchError(f"{self.signature.function}: tensors on {device} are not served; "
                                 "move them to a CUDA GPU")
@@ -342,17 +398,12 @@ class Pass:
         name = torch.cuda.get_device_name(device)
         for gpu in gpus:
             if name in gpu.device_names:
-                return _Table(gpu, True, self._rows(gpu), facts)
+                return _Table(gpu, True, self.rows(gpu), facts)
         kin = [gpu for gpu in gpus if gpu.compute_capability == facts["compute_capability"]]
         if kin:
             nearest = min(kin, key=lambda g: abs(g.facts["sm_count"] - facts["sm_count"]))
-            return _Table(nearest, False, self._rows(nearest), facts)
+            return _Table(nearest, False, self.rows(nearest), facts)
         return _Table(None, False, (), facts)
-
-    def _rows(self, gpu: Gpu) -> tuple[Row, ...]:
-        table = importlib.import_module(f"{self.package}.tables.{gpu.name}")
-        rows: tuple[Row, ...] = getattr(table, self.name.upper(), ())
-        return rows
 
     def _file(self, stem: str, device: torch.device, problem: str) -> KernelFile:
         """The loaded kernel file; loads it unless a CUDA graph is captured.

@@ -17,6 +17,7 @@ def explain(
     operator: str,
     *,
     device: str | torch.device | None = None,
+    gpu: str | None = None,
     pass_name: str = "forward",
     **problem: int | str | torch.dtype,
 ) -> Explanation:
@@ -27,6 +28,8 @@ def explain(
     Args:
         operator: Name of an operator of the library.
         device: Default: the current CUDA device, else the CPU.
+        gpu: Instead of a device: a GPU that the operator was tuned for, by the name of its table;
+            it need not be in this machine.
         pass_name: `forward` or `backward`.
         problem: Every dim, and dtypes by name or as torch dtypes.
     Returns:
@@ -35,16 +38,34 @@ def explain(
         ValueError: If operator, pass or a dim is unknown, or a dim is missing.
         TypeError: If a dtype is missing or not supported.
         DispatchError: If the library has no kernel for the device.
+        IntegrityError: If a dispatch table is not what the library's list says.
     """
-    chosen, dims, dtypes, where = resolved(operator, pass_name, device, problem)
-    return chosen.explain(dims, dtypes, where)
+    chosen, dims, dtypes = parsed(operator, pass_name, problem)
+    if gpu is None:
+        return chosen.explain(dims, dtypes, placed(device))
+    if device is not None:
+        raise ValueError(f"explain: got device={device!r} and gpu={gpu!r}; pass one of them")
+    tuned = {known.name: known for known in chosen.gpus()}
+    if gpu not in tuned:
+        raise ValueError(f"{operator} was not tuned for '{gpu}'\n"
+                         f"  known: {', '.join(tuned) or 'none'}")
+    return chosen.explain(dims, dtypes, tuned[gpu])
 
 
-def resolved(
-    operator: str, pass_name: str, device: str | torch.device | None,
-    problem: Mapping[str, int | str | torch.dtype],
-) -> tuple[Pass, dict[str, int], dict[str, str], torch.device]:
-    """Find the pass, dims, dtypes and device that the arguments of `explain` name.
+def placed(device: str | torch.device | None) -> torch.device:
+    """Return a device with its index; None: the current CUDA device, else the CPU."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = torch.device(device)
+    if where.type == "cuda" and where.index is None:
+        where = torch.device("cuda", torch.cuda.current_device())
+    return where
+
+
+def parsed(
+    operator: str, pass_name: str, problem: Mapping[str, int | str | torch.dtype]
+) -> tuple[Pass, dict[str, int], dict[str, str]]:
+    """Find the pass, dims and dtypes that the arguments of `explain` name.
 
     Raises:
         ValueError: If operator or pass is unknown, or a value is neither an extent nor a dtype.
@@ -58,8 +79,6 @@ def resolved(
     chosen = getattr(package, pass_name.upper(), None)
     if not isinstance(chosen, Pass):
         raise ValueError(f"{operator} has no pass '{pass_name}'")
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     fields = {field.name for field in chosen.signature.choices}
     dims: dict[str, int] = {}
     dtypes: dict[str, str] = {}
@@ -70,9 +89,9 @@ def resolved(
         elif isinstance(value, int) and value >= 0:
             dims[key] = value
         else:
-            raise ValueError(f"{operator}: {key} = {value!r} is neither a dtype field nor an "
-                             "extent >= 0")
-    where = torch.device(device)
-    if where.type == "cuda" and where.index is None:
-        where = torch.device("cuda", torch.cuda.current_device())
-    return chosen, dims, dtypes, where
+            raise ValueError(
+                f"{operator}: {key} = {value!r} is neither a dtype nor an extent >= 0\n"
+                f"  dims: {', '.join(dim.name for dim in chosen.signature.dims)}; "
+                f"dtypes and options: {', '.join(sorted(fields))}"
+            )
+    return chosen, dims, dtypes

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
 
     from .device import KernelFile
 
+# Of the tables, and of what the runtime does with them; a table of another format is refused.
+# Counted up when a row of an older library would be read wrongly, or not at all.
+FORMAT = 1
+
 Run = Callable[..., None]  # (stream, *input pointers, *output pointers, *scalars)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .explain import resolved
+from .explain import parsed, placed
 from .problems import Explanation
 
 
@@ -34,5 +34,5 @@ def warmup(
         TypeError: If a dtype is missing or not supported.
         DispatchError: If the library has no kernel for the device, or a CUDA graph is captured.
     """
-    chosen, dims, dtypes, where = resolved(operator, pass_name, device, problem)
-    return chosen.warm(dims, dtypes, where)
+    chosen, dims, dtypes = parsed(operator, pass_name, problem)
+    return chosen.warm(dims, dtypes, placed(device))

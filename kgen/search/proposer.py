@@ -79,6 +79,13 @@ class Proposer:
             self._seen.pending.pop(i, None)
             self._free[i] = True
 
+    def pass_over(self, variant: str) -> None:
+        """Propose no more of a variant's `first` for being that; the model may still want them."""
+        encoding = self._encoding
+        self._first = [
+            i for i in self._first if encoding.variants[encoding.variant_of[i]] != variant
+        ]
+
     def best(self) -> int:
         """Return the fastest config told so far; the first one if none has a time."""
         return min(self._seen.log_time, key=self._seen.log_time.__getitem__, default=0)

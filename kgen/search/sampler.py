@@ -22,6 +22,7 @@ from kgen.search.proposer import Proposer
 FATE = "fate"  # trial user attribute: how the trial ended
 INTERRUPTED = "interrupted"  # its process died; the config itself was not judged
 DUPLICATE = "duplicate"  # two processes proposed the same config at once; the other one has it
+PASSED_OVER = "passed over"  # proposed and not run: other configs came first
 # A config whose process died once is worth another go; one that was there at two deaths is suspect.
 _MAX_INTERRUPTIONS = 2
 
@@ -81,6 +82,10 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         self._learn(study)
         return [self._encoding.configs[i] for i in self._proposer.propose(n)]
 
+    def pass_over(self, variant: str) -> None:
+        """Propose no more of a variant's `first` for being that."""
+        self._proposer.pass_over(variant)
+
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
@@ -130,7 +135,9 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
             self._settled.add(trial.number)
             if i is None or trial.user_attrs.get(FATE) == DUPLICATE:
                 continue
-            if trial.state == TrialState.COMPLETE and trial.value is not None:
+            if trial.user_attrs.get(FATE) == PASSED_OVER:
+                self._proposer.release(i)
+            elif trial.state == TrialState.COMPLETE and trial.value is not None:
                 self._proposer.tell(i, trial.value)
             elif trial.state == TrialState.PRUNED and trial.intermediate_values:
                 # Pruned means slow, not broken: its last report is a fair time.

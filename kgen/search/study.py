@@ -155,6 +155,16 @@ class Search:
             raise ValueError(f"trial {number}: median_us is {median_us}; want > 0, or None")
         self._finish(number, median_us, fate)
 
+    def release(self, number: int) -> None:
+        """Finish a trial that was not run: its config is as if never proposed, however often."""
+        from kgen.search.sampler import PASSED_OVER
+
+        self._finish(number, None, PASSED_OVER)
+
+    def pass_over(self, variant: str) -> None:
+        """Propose what is left of a variant's `first` only where the model wants it."""
+        self._sampler.pass_over(variant)
+
     def add_known(self, results: Iterable[tuple[Config, float | None]]) -> int:
         """Add finished results of another run, None for a config that failed.
 
@@ -220,7 +230,7 @@ class Search:
 
 def _is_void(trial: optuna.trial.FrozenTrial) -> bool:
     """Return whether the trial says nothing about its config."""
-    return trial.user_attrs.get("fate") in ("interrupted", "duplicate")
+    return trial.user_attrs.get("fate") in ("interrupted", "duplicate", "passed over")
 
 
 def _results_of(study: optuna.Study, space: ParamSpace) -> list[tuple[Config, float | None]]:

@@ -10,14 +10,18 @@ from dataclasses import replace
 
 from kgen.assets import include_dir
 from kgen.errors import KgenError
+from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.render import check_template
 from kgen.search.feasible import Feasible, enumerate_feasible
+from kgen.tune.ahead import Ahead, builds_at_once
 from kgen.tune.display import say_stage
+from kgen.tune.first import FirstTrials, first_trials
 from kgen.tune.problem import tune_problem
 from kgen.tune.request import ProblemResult, TuneRequest, TuneResult
 from kgen.tune.safe import SafeCertificates
+from kgen.tune.search_loop import BUILD_AHEAD, Books
 from kgen.tune.settle import Settlements
 from kgen.worker import HostProver, Session, Setup, WorkerHandle
 
@@ -38,8 +42,8 @@ def tune(request: TuneRequest) -> TuneResult:
     if not request.journal.exists():
         # The study is a view of the journal; alone it would name configs done that nobody knows.
         request.study.unlink(missing_ok=True)
-    with _opened(request) as (session, prover):
-        return _Tune(request, spaces, session, prover, started).run()
+    with _opened(request) as (session, prover), Ahead(session, builds_at_once()) as ahead:
+        return _Tune(request, spaces, session, prover, ahead, started).run()
 
 
 def _checked_spaces(request: TuneRequest) -> list[Feasible]:
@@ -98,13 +102,15 @@ class _Tune:
         spaces: Sequence[Feasible],
         session: Session,
         prover: HostProver,
+        ahead: Ahead,
         started: float,
     ) -> None:
         self._request, self._spaces, self._started = request, spaces, started
-        self._session, self._prover = session, prover
-        self._copy_gbps = session.probe()
+        self._session, self._prover, self._ahead = session, prover, ahead
         self._searched_s = 0.0
         self._results: list[ProblemResult] = []
+        self._build_ahead(0)
+        self._copy_gbps = session.probe()
         self._safe: SafeCertificates | None = None
         self._settlements = Settlements(session, prover, self._publish)
 
@@ -155,19 +161,49 @@ class _Tune:
         deadline = None
         if request.time_s is not None:  # of the searches and finals alone
             deadline = started + max(0.0, request.time_s - self._searched_s) / share
+
+        def before_finals(books: Books) -> None:
+            if not again:
+                self._build_ahead(place + 1, [record.config for record in books.ranking()[:1]])
+
         result = tune_problem(
             self._session,
             # What crashed was tried again already.
             replace(request, retry=False) if again else request,
             problem,
             self._spaces[place],
-            self._results[:place],
+            self._first_trials(place),
+            self._ahead,
             self._copy_gbps,
             deadline,
             self._settlements.collect,
+            before_finals,
         )
         self._searched_s += time.monotonic() - started
         return result
+
+    def _first_trials(self, place: int, likely: Sequence[Config] = ()) -> FirstTrials:
+        """What the search of a problem begins with: winners of those before, the nearest first."""
+        winners = [result.winner.config for result in reversed(self._results[:place])]
+        return first_trials(
+            self._request.entry.space.of_pass(self._request.pass_name),
+            set(self._spaces[place].configs),
+            [*likely, *winners],
+        )
+
+    def _build_ahead(self, place: int, likely: Sequence[Config] = ()) -> None:
+        """Have a problem's first trials built while the device is at something else.
+
+        Args:
+            place: The problem's; beyond the last there is nothing to do.
+            likely: Configs that may win the problem before.
+        """
+        # On the host the compiler would disturb what finals and the probe time.
+        if place < len(self._spaces) and not self._request.gpu.is_host:
+            first = self._first_trials(place, likely).configs
+            self._ahead.start(
+                self._request.problems[place], first[: min(self._request.trials, BUILD_AHEAD)]
+            )
 
     def _collect_all(self, safe: SafeCertificates) -> None:
         """Wait for all host runs that are under way."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from kgen.measure.floor import floor_us, rate_tflops
-from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.operators.base import Operator
 from kgen.search.feasible import Feasible
+from kgen.tune.ahead import Ahead
 from kgen.tune.display import say_problem
 from kgen.tune.finals import play_finals
+from kgen.tune.first import FirstTrials
 from kgen.tune.request import ProblemResult, TuneRequest
 from kgen.tune.search_loop import Books, search_problem
 from kgen.worker import Session
@@ -23,10 +24,12 @@ def tune_problem(
     request: TuneRequest,
     problem: Problem,
     feasible: Feasible,
-    earlier: Sequence[ProblemResult],
+    first: FirstTrials,
+    ahead: Ahead,
     copy_gbps: float,
     deadline: float | None,
     between_trials: Callable[[], None],
+    before_finals: Callable[[Books], None],
 ) -> ProblemResult:
     """Search a problem, and play the finals among what was verified.
 
@@ -38,10 +41,12 @@ def tune_problem(
         request: The tune.
         problem: One of the request's.
         feasible: Its configs.
-        earlier: Results whose winners are worth a first trial.
+        first: What its search begins with.
+        ahead: Where some of that may be built already.
         copy_gbps: Bandwidth of the device, for the floor.
         deadline: When the search ends if it has a result, as of `time.monotonic`; None for never.
         between_trials: Called after every trial.
+        before_finals: Called when the search is over: the compiler is idle from then on.
     Raises:
         TuneError: If no config is verified.
     """
@@ -52,9 +57,11 @@ def tune_problem(
         say_problem(request, problem, "search", books, floor, deadline)
         between_trials()
 
-    first = _first_trials(session, feasible, earlier)
-    books = search_problem(session, request, problem, feasible, first, deadline, on_trial)
+    books = search_problem(
+        session, request, problem, feasible, first, ahead, deadline, on_trial
+    )
     search_s = time.monotonic() - started
+    before_finals(books)
     say_problem(request, problem, "finals", books, floor)
     finalists, outcome = play_finals(session, problem, books, request.peers)
     return ProblemResult(
@@ -84,19 +91,3 @@ def _floor_us(
     """
     cost = operator.cost(pass_name, problem)
     return floor_us(cost, copy_gbps, rate_tflops(cost, gpu))
-
-
-def _first_trials(
-    session: Session, feasible: Feasible, earlier: Sequence[ProblemResult]
-) -> list[Config]:
-    """Winners of the problems tuned before (nearest last problem first), then the author's guesses.
-
-    Another shape's winner is a good first trial and a bad answer: copying one between GPUs costs
-    up to 1.5 x, so it is tried, not trusted.
-    """
-    allowed = set(feasible.configs)
-    guesses = [r.winner.config for r in reversed(earlier)]
-    for variant in session.entry.space.of_pass(session.pass_name):
-        guesses += variant.first
-        guesses += [variant.safe] if variant.safe else []
-    return [c for c in dict.fromkeys(guesses) if c in allowed]

@@ -2,15 +2,17 @@
 
 Three things go on at once: compiler threads build what was proposed, one thread waits for the
 worker, and this loop proposes, renders and keeps the books. The worker always has the next
-candidate ready, so neither compilation nor Optuna's storage stands between two trials.
+candidate ready, so neither compilation nor Optuna's storage stands between two trials. Of what is
+built it tries first what the space's author, or an earlier problem, holds most promising.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,14 +23,18 @@ from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.search.feasible import Feasible
 from kgen.search.study import Proposal, Search, open_study
+from kgen.tune.ahead import Ahead
+from kgen.tune.first import FirstTrials, outclassed
 from kgen.tune.known import still_valid
 from kgen.tune.request import TuneRequest
 from kgen.tune.resources import resource_refusal
+from kgen.tune.trial_queue import Place, TrialQueue
 from kgen.worker import Candidate, Session, TrialOutcome, failed_build
 
 BUILD_AHEAD = 24  # proposals in flight: enough to keep 16 cores compiling
-WORKER_QUEUE = 10  # the running trial and those that follow while this thread proposes
-INTERRUPTED = "interrupted"  # the fate that leaves a config free to be proposed again
+# The fallback waits so long for a better-placed build to end, rather than let the device idle on.
+PATIENCE_S = 8.0
+HELD_POLL_S = 1.0  # between two looks at whether what is held back may go
 HOPELESS = 4.0  # times the best: not worth a full measurement
 
 
@@ -90,9 +96,24 @@ class _Flight:
     rendered: Rendered
     key: str
     build: Future[Artifact | BuildFailure]
+    place: Place  # in the order of trials; the smallest is next
+    is_first: bool  # one that the search begins with, not the study's own
+    since: float  # as of `time.monotonic`
     artifact: Artifact | None = None
     identity: str = ""
     trial: Future[TrialOutcome] | None = None
+
+    @property
+    def variant(self) -> str:
+        """Of its config."""
+        return self.proposal.config.variant
+
+    def withdraw(self) -> bool:
+        """Cancel it; False if its trial runs or is over."""
+        if self.trial is not None and not self.trial.cancel():
+            return False
+        self.build.cancel()
+        return True
 
 
 def search_problem(
@@ -100,16 +121,27 @@ def search_problem(
     request: TuneRequest,
     problem: Problem,
     feasible: Feasible,
-    first: list[Config],
+    first: FirstTrials,
+    ahead: Ahead,
     deadline: float | None,
     on_trial: Callable[[Books], None],
 ) -> Books:
     """Search until the trials, the time or the feasible set are used up.
 
+    Args:
+        session: Of the tune.
+        request: The tune.
+        problem: One of the request's.
+        feasible: Its configs.
+        first: What to begin with.
+        ahead: Where some of that may be built already.
+        deadline: When to end if there is a result, as of `time.monotonic`; None for never.
+        on_trial: Called at the beginning and after every trial.
     Raises:
         TemplateError: If a template is at fault: that is for its author, not a config's fate.
         StorageError: If the journal cannot be written.
     """
+    ahead.stop()
     books = Books()
     known = still_valid(
         (
@@ -130,14 +162,16 @@ def search_problem(
         name=_study_name(session, problem, feasible) + again,
         feasible=feasible.configs,
         seed=request.seed,
-        first=first,
+        first=first.configs,
     )
     study.add_known(
         (r.config, r.timing.median_us if r.fate is Fate.VERIFIED and r.timing else None)
         for r in known.values()
     )
     on_trial(books)
-    _Loop(session, problem, study, books, request.trials, deadline, on_trial).run()
+    _Loop(
+        session, problem, study, books, first, ahead, request.trials, deadline, on_trial
+    ).run()
     return books
 
 
@@ -169,30 +203,35 @@ class _Loop:
         problem: Problem,
         study: Search,
         books: Books,
+        first: FirstTrials,
+        ahead: Ahead,
         trials: int,
         deadline: float | None,
         on_trial: Callable[[Books], None],
     ) -> None:
         self.session, self.problem, self.study, self.books = session, problem, study, books
+        self.first, self.ahead = first, ahead
         self.trials, self.deadline, self.on_trial = trials, deadline, on_trial
         self.flights: deque[_Flight] = deque()
         self.same_code: dict[str, TrialOutcome] = {}
+        self.places = {config: i for i, config in enumerate(first.configs)}
+        self.passed_over: set[str] = set()
         self.exhausted = False
-        # Read by the trial's thread, while this one goes on changing the books.
-        self.best_us = books.best_us
+        # Of the trial's thread alone: it knows of the trial before sooner than the books do.
+        self.least_us = books.best_us or math.inf
 
     def run(self) -> None:
         """Run to the end; on an error nothing new is started and the worker's thread is joined."""
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="kgen-trial") as trials:
+        with TrialQueue(self._trial) as queue:
             try:
+                self._pass_over()
                 while self._refill() or self.flights:
-                    self._feed(trials)
+                    self._feed(queue)
                     self._collect()
+                    self._pass_over()
             except BaseException:
                 for flight in self.flights:
-                    flight.build.cancel()
-                    if flight.trial is not None:
-                        flight.trial.cancel()
+                    flight.withdraw()
                 raise
 
     def _refill(self) -> bool:
@@ -203,14 +242,12 @@ class _Loop:
         late = (
             self.deadline is not None
             and time.monotonic() >= self.deadline
-            and self.best_us is not None
+            and self.books.best_us is not None
         )
         if late:
             for flight in list(self.flights):
-                if flight.trial is None or flight.trial.cancel():
-                    flight.build.cancel()
-                    self.study.tell(flight.proposal.number, None, INTERRUPTED)
-                    self.flights.remove(flight)
+                if flight.withdraw():
+                    self._release(flight)
         if wanted <= 0 or late or self.exhausted:
             return False
         room = min(wanted, BUILD_AHEAD - len(self.flights))
@@ -218,58 +255,108 @@ class _Loop:
             return True  # ask in batches: a proposal costs less, and stays as diverse
         proposals = self.study.ask(room)
         self.exhausted = len(proposals) < room
-        for proposal in proposals:
-            key, rendered = _key(self.session, proposal.config, self.problem)
-            self.flights.append(_Flight(proposal, rendered, key, self.session.build(rendered)))
+        self.flights += [self._flight(proposal) for proposal in proposals]
         return bool(proposals)
 
-    def _feed(self, trials: ThreadPoolExecutor) -> None:
-        """Hand built candidates to the worker, in order of completion."""
-        running = sum(f.trial is not None for f in self.flights)
+    def _flight(self, proposal: Proposal) -> _Flight:
+        """Render a proposal and start its build."""
+        config = proposal.config
+        key, rendered = _key(self.session, config, self.problem)
+        is_first = config in self.places and config.variant not in self.passed_over
+        rank = self.places[config] if is_first else len(self.places) + proposal.number
+        return _Flight(
+            proposal,
+            rendered,
+            key,
+            self.ahead.build(rendered),
+            place=(int(config.variant == self.first.fallback), rank),
+            is_first=is_first,
+            since=time.monotonic(),
+        )
+
+    def _feed(self, queue: TrialQueue) -> None:
+        """Hand built candidates to the worker's queue, except those that others go before."""
         for flight in list(self.flights):
-            if running >= WORKER_QUEUE:
-                return
             if flight.trial is not None or not flight.build.done():
                 continue
-            built = flight.build.result()
-            self.books.compile_s += built.seconds
-            if isinstance(built, BuildFailure):
-                self._finish(flight, failed_build(built))
-                continue
-            flight.artifact = built
-            candidate = self.session.candidate(flight.proposal.config, built)
+            if flight.artifact is None:
+                built = flight.build.result()
+                self.books.compile_s += built.seconds
+                if isinstance(built, BuildFailure):
+                    self._finish(flight, failed_build(built))
+                    continue
+                flight.artifact = built
+            candidate = self.session.candidate(flight.proposal.config, flight.artifact)
             plan = self.session.plan(candidate.config, self.problem)
-            refusal = resource_refusal(built, plan, self.session.gpu)
-            flight.identity = self.session.code_identity(built, plan)
+            refusal = resource_refusal(flight.artifact, plan, self.session.gpu)
+            flight.identity = self.session.code_identity(flight.artifact, plan)
             if refusal:
                 self._finish(flight, TrialOutcome(Fate.REJECTED, refusal))
             elif flight.identity in self.same_code:
                 self._finish(flight, self.same_code[flight.identity])
             elif any(f.trial is not None and f.identity == flight.identity for f in self.flights):
                 continue  # its twin is running: wait for that outcome
-            else:
-                flight.trial = trials.submit(self._trial, candidate)
-                running += 1
+            elif not self._is_held(flight):
+                flight.trial = queue.add(flight.place, candidate)
+
+    def _is_held(self, flight: _Flight) -> bool:
+        """Whether a trial of the fallback variant has to wait.
+
+        It compiles in no time, and one launch may take as long as a hundred trials of the others.
+        So the first one waits for builds, within reason, and there is no second one unless it is
+        the best or there is nothing else.
+        """
+        fallback = self.first.fallback
+        others = [f for f in self.flights if f.variant != fallback]
+        if flight.variant != fallback or not others:
+            return False
+        ranking = self.books.ranking()
+        if ranking and ranking[0].config.variant == fallback:
+            return False
+        if any(config.variant == fallback for config in self.books.records) or any(
+            f.variant == fallback and f.trial is not None for f in self.flights
+        ):
+            return True
+        now = time.monotonic()
+        return any(not f.build.done() and now - f.since < PATIENCE_S for f in others)
 
     def _trial(self, candidate: Candidate) -> TrialOutcome:
-        best = self.best_us
-        return self.session.run(
-            candidate, self.problem, give_up_above_us=HOPELESS * best if best else None
-        )
+        limit_us = HOPELESS * self.least_us if math.isfinite(self.least_us) else None
+        outcome = self.session.run(candidate, self.problem, give_up_above_us=limit_us)
+        if outcome.timing is not None:
+            self.least_us = min(self.least_us, outcome.timing.median_us)
+        return outcome
 
     def _collect(self) -> None:
         """Wait for something to finish, and enter what did."""
-        running = [f.trial for f in self.flights if f.trial is not None]
-        pending: list[Future[Any]] = list(running)
-        if len(running) < WORKER_QUEUE:
-            pending += [f.build for f in self.flights if not f.build.done()]
+        pending: list[Future[Any]] = [f.trial for f in self.flights if f.trial is not None]
+        pending += [f.build for f in self.flights if not f.build.done()]
         if pending:
-            wait(pending, return_when=FIRST_COMPLETED)
+            held = any(f.trial is None and f.build.done() for f in self.flights)
+            wait(pending, HELD_POLL_S if held else None, return_when=FIRST_COMPLETED)
         for flight in list(self.flights):
             if flight.trial is not None and flight.trial.done():
                 outcome = flight.trial.result()
                 self.same_code[flight.identity] = outcome
                 self._finish(flight, outcome)
+
+    def _pass_over(self) -> None:
+        """Drop the first trials of variants that are outclassed by now.
+
+        Their configs are as if never proposed: the study may come back to them.
+        """
+        for variant in outclassed(self.books.ranking()) - self.passed_over:
+            self.passed_over.add(variant)
+            self.study.pass_over(variant)
+            for flight in list(self.flights):
+                if flight.is_first and flight.variant == variant and flight.withdraw():
+                    self._release(flight)
+                    self.exhausted = False
+
+    def _release(self, flight: _Flight) -> None:
+        """Let go of a flight that did not get to its trial; its config may be proposed again."""
+        self.study.release(flight.proposal.number)
+        self.flights.remove(flight)
 
     def _finish(self, flight: _Flight, outcome: TrialOutcome) -> None:
         config = flight.proposal.config
@@ -279,7 +366,6 @@ class _Loop:
         self.flights.remove(flight)
         self.books.enter(record)
         self.books.new_trials += 1
-        self.best_us = self.books.best_us
         self.study.tell(
             flight.proposal.number,
             outcome.timing.median_us if outcome.timing else None,

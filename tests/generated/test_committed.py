@@ -16,6 +16,7 @@ from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
 from kgen.render import Renderer
 from kgen.report import load_report, print_report
+from kgen.runtime.integrity import damages
 
 LIBRARY = Path(__file__).resolve().parents[2] / "generated" / "kgen_ops"
 # `make tune` on a machine without a GPU adds a host's report to the working tree.
@@ -42,10 +43,14 @@ def test_runtime_and_headers_are_todays() -> None:
     for file in (*own.glob("*.py"), own / "_launch.c", *own.with_name("compat").glob("*.py")):
         folder = "_runtime" if file.parent == own else file.parent.name
         copy = LIBRARY / folder / file.name
-        assert copy.read_bytes() == file.read_bytes(), f"emit again: {copy} is stale"
+        assert copy.read_bytes() == file.read_bytes(), f"run kgen emit: {copy} is stale"
     for header in include_dir().rglob("*.cuh"):
         copy = LIBRARY / "_include" / header.relative_to(include_dir())
-        assert copy.read_bytes() == header.read_bytes(), f"emit again: {copy} is stale"
+        assert copy.read_bytes() == header.read_bytes(), f"run kgen emit: {copy} is stale"
+
+
+def test_its_list_is_todays() -> None:
+    assert damages(LIBRARY) == [], "run kgen emit"
 
 
 @pytest.mark.parametrize("path", REPORTS, ids=ids)

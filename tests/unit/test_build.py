@@ -278,6 +278,20 @@ def test_submit_shares_what_is_under_way(cache: Cache) -> None:
     compiler.close()
 
 
+def test_what_the_cache_has_does_not_wait_for_a_thread(cache: Cache) -> None:
+    compiler = SlowCompiler(cache, jobs=1)
+    compiler.go.set()
+    built(compiler.submit(request_for("a", "sm_90a")).result(10))
+    compiler.go.clear()
+    running = compiler.submit(request_for("b", "sm_90a"))
+    again = compiler.submit(request_for("a", "sm_90a"))
+    assert again.done()
+    assert not running.done()
+    assert built(again.result()).seconds == 0.0
+    compiler.go.set()
+    compiler.close()
+
+
 def test_build_compiles_equal_requests_once(cache: Cache) -> None:
     compiler = SlowCompiler(cache, jobs=2)
     compiler.go.set()

@@ -98,6 +98,24 @@ def test_gives_up_early_and_says_so() -> None:
     assert not gave_up(good)
 
 
+def test_what_is_beyond_hope_is_called_once() -> None:
+    clock = FakeClock()
+    taken: list[float] = []
+
+    def slow() -> float:
+        taken.append(157e3)
+        return taken[-1]
+
+    call = clock.taking(slow)
+    timing = measure([call], CPU, BUDGETS["search"], give_up_above_us=4e3, clock=clock)
+    assert gave_up(timing)
+    assert (timing.median_us, timing.samples, len(taken)) == (157e3, 1, 1)
+    taken.clear()  # within five times the limit a first call may be its own fault
+    near = measure([call], CPU, BUDGETS["search"], give_up_above_us=4e4, clock=clock)
+    assert gave_up(near)
+    assert len(taken) > 1
+
+
 def test_one_launch_that_exceeds_the_budget_is_sampled_once() -> None:
     clock = FakeClock()
     timing = measure([clock.taking(lambda: 3e6)], CPU, BUDGETS["search"], clock=clock)

@@ -104,11 +104,12 @@ def test_keys_cannot_leave_the_directory(tmp_path: Path, key: str, suffix: str) 
         Cache(tmp_path).path(key, suffix)
 
 
-def test_a_directory_open_to_all_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "who"), [(0o777, "every user"), (0o770, "a group of users")])
+def test_a_directory_open_to_others_is_refused(tmp_path: Path, mode: int, who: str) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    shared.chmod(0o777)
-    with pytest.raises(CacheError, match=r"may be written by every user.*\n  next: set KGEN_CACHE"):
+    shared.chmod(mode)
+    with pytest.raises(CacheError, match=rf"may be written by {who}.*\n  next: set KGEN_CACHE"):
         Cache(shared)
 
 

@@ -123,6 +123,27 @@ def test_config_present_at_two_deaths_is_not_tried_again(tmp_path: Path) -> None
     assert third.ask(1)[0].config != feasible[0]
 
 
+def test_released_configs_are_free_however_often(tmp_path: Path) -> None:
+    feasible = configs()[:3]
+    for _ in range(3):  # a tune that ends in time is not a death
+        search = open_study(tmp_path / "study.log", "s", feasible)
+        proposals = search.ask(3)
+        assert {p.config for p in proposals} == set(feasible)
+        for proposal in proposals:
+            search.release(proposal.number)
+    assert search.results() == []
+    assert len(search.ask(3)) == 3
+
+
+def test_a_variant_passed_over_loses_its_first_trials_alone(tmp_path: Path) -> None:
+    feasible = configs()
+    rows, split = feasible[:2], feasible[-2:]
+    search = open_study(tmp_path / "study.log", "s", feasible, first=[*split, *rows])
+    search.pass_over("split")
+    assert [p.config for p in search.ask(2)] == rows
+    assert set(split) <= {p.config for p in search.ask(len(feasible))}
+
+
 def _ask_and_hang(path: str) -> None:
     search = open_study(path, "p", configs())
     finish(search, search.ask(3))

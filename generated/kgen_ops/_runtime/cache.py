@@ -158,11 +158,13 @@ class Cache:
             trouble = "is not a directory"
         elif status.st_uid != os.getuid():
             trouble = f"belongs to user {status.st_uid}, not to this one ({os.getuid()})"
-        elif status.st_mode & stat.S_IWOTH:
-            trouble = "may be written by every user of this machine"
+        elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            others = "every user" if status.st_mode & stat.S_IWOTH else "a group of users"
+            trouble = f"may be written by {others} of this machine"
         if trouble:
             raise CacheError(0, f"refusing the cache directory {self.directory}: it {trouble}\n"
-                             f"  next: set {ENVIRONMENT_VARIABLE} to a private directory")
+                             f"  next: set {ENVIRONMENT_VARIABLE} to a private directory, or "
+                             "chmod 700 this one")
 
 
 def read_file(path: str | Path) -> bytes:

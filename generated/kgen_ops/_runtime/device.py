@@ -22,6 +22,7 @@ import torch
 
 from . import cuda, host, nvrtc
 from .cache import Cache
+from .integrity import checked_bytes, checked_cubin, listed_files
 from .launcher import make_launcher
 
 Launcher = Callable[..., None]  # (stream, grid_x, grid_y, grid_z, *kernel arguments)
@@ -70,15 +71,17 @@ class KernelFile:
             folder: Holds `<stem>.cu` and its cubins.
             stem: Digest of the source.
             device: Where the kernels will run.
+        Raises:
+            IntegrityError: If a file that is needed is not what the library's list says.
         """
         self.device = device
         self._host: host.HostModule | None = None
         self._cuda: cuda.Module | None = None
         source = folder / f"{stem}.cu"
         if device.type == "cpu":
-            self._host = host.HostModule(_host_module(source, root / "_include"))
+            self._host = host.HostModule(_host_module(root, source))
         else:
-            image = _cubin(source, root / "_include", _index(device))
+            image = _cubin(root, source, _index(device))
             self._cuda = cuda.Module(image, _index(device), f"{folder.parent.name}/{stem}")
 
     def launcher(self, kernel: str, arguments: str, block: tuple[int, int, int],
@@ -115,39 +118,40 @@ def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _cubin(source: Path, include: Path, ordinal: int) -> bytes:
+def _cubin(root: Path, source: Path, ordinal: int) -> bytes:
     major, minor = cuda.driver().device(ordinal).compute_capability
     arch = f"sm_{major}{minor}"
     for suffix in ("a", "f", ""):  # architecture-specific, family-specific, plain
         shipped = source.with_suffix(f".{arch}{suffix}.cubin")
         if shipped.exists():
-            return shipped.read_bytes()
+            return checked_cubin(root, shipped)
     if major >= 9:  # the kernel may use what only the architecture-specific target offers
         arch += "a"
     compiler = nvrtc.nvrtc()
     cache = Cache()
-    key = _digest(source.read_bytes(), _headers(include), arch.encode(), repr(nvrtc.FLAGS).encode(),
+    text = checked_bytes(root, source)
+    key = _digest(text, _headers(root), arch.encode(), repr(nvrtc.FLAGS).encode(),
                   repr(compiler.version).encode())
     image = cache.get(key, ".cubin")
     if image is None:
         image, _ = compiler.compile_cubin(
-            source.read_text(), source.name, arch, include_dirs=[str(include)]
+            text.decode(), source.name, arch, include_dirs=[str(root / "_include")]
         )
         cache.put(key, ".cubin", image)
     return image
 
 
-def _host_module(source: Path, include: Path) -> Path:
+def _host_module(root: Path, source: Path) -> Path:
     """Compile a source for the CPU, or find it in the user's cache; returns the shared object."""
     cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not cxx:
         raise RuntimeError("CPU kernels need a C++17 compiler, and there is neither g++ nor "
                            "clang++ on PATH\n  next: install g++, or set CXX")
+    include = root / "_include"
     version = _run([cxx, "--version"])
-    common = _digest(cxx.encode(), version.encode(), platform.machine().encode(),
-                     _headers(include))
+    common = _digest(cxx.encode(), version.encode(), platform.machine().encode(), _headers(root))
     cache = Cache()
-    key = _digest(common.encode(), source.read_bytes())
+    key = _digest(common.encode(), checked_bytes(root, source))
     if cache.get(key, ".so") is not None:
         return cache.path(key, ".so")
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
@@ -163,12 +167,11 @@ def _host_module(source: Path, include: Path) -> Path:
         return cache.put(key, ".so", built.read_bytes())
 
 
-def _headers(include: Path) -> bytes:
-    """Every device header by path and content, to be part of a cache key."""
-    files = sorted(path for path in include.rglob("*") if path.is_file())
+def _headers(root: Path) -> bytes:
+    """Every device header by path and checked content, to be part of a cache key."""
     return _digest(
-        *(part for path in files
-          for part in (str(path.relative_to(include)).encode(), path.read_bytes()))
+        *(part for name in listed_files(root / "_include")
+          for part in (name.encode(), checked_bytes(root, root / "_include" / name)))
     ).encode()
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from .arguments import Signature
+from .rows import Call
 
 
 class Explanation(NamedTuple):
@@ -37,8 +38,8 @@ class Explanation(NamedTuple):
         return "\n".join(lines)
 
 
-def contiguous_strides(signature: Signature, dims: Mapping[str, int]) -> dict[str, int]:
-    """The free strides of tensors without gaps, as `x_stride_M`."""
+def contiguous_call(signature: Signature, dims: Mapping[str, int]) -> Call:
+    """Return the numbers of a call whose tensors are contiguous and aligned."""
     strides: dict[str, int] = {}
     for argument in (*signature.inputs, *signature.outputs):
         step = 1
@@ -46,7 +47,8 @@ def contiguous_strides(signature: Signature, dims: Mapping[str, int]) -> dict[st
             if name in argument.free_strides:
                 strides[f"{argument.name}_stride_{name}"] = step
             step *= dims.get(name, 1)  # `N + 1` is no dim; such vectors have no free strides
-    return strides
+    pointers = {f"{a.name}_ptr": 0 for a in (*signature.inputs, *signature.outputs)}
+    return Call(**dims, **strides, **pointers)
 
 
 def problem_text(signature: Signature, dims: tuple[int, ...], dtypes: tuple[str, ...]) -> str:

@@ -13,6 +13,9 @@ from .._runtime.arith import ceil_div
 from .._runtime.device import KernelFile
 from .._runtime.rows import Call, Run, SafeRow
 
+# What this file and the runtime must agree on.
+FORMAT = 1
+
 
 def naive_1(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
     """naive(threads=64)."""

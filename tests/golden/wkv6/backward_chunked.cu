@@ -21,14 +21,15 @@ constexpr int kStages = 3;         // batches of 32 steps in its shared memory
 constexpr int kCopy = 16;             // bytes that one copy moves
 constexpr int kMinBlocks = 2;  // blocks per SM that registers leave room for
 
+constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 // What is handed out in fp32 takes products as good as that.
 constexpr bool kPrecise = sizeof(W) == 4 || kInitialState;
 constexpr int kSumThreads = 256;
 
-using Config = kgen::wkv::ChunkedBackward<T, W, true, kPrecise, kK, kV, kChunk, kSlice, kStages,
-                                          kCopy>;
+using Config = kgen::wkv::ChunkedBackward<T, W, kForm, true, kPrecise, kK, kV, kChunk,
+                                          kSlice, kStages, kCopy>;
 constexpr int kThreads = Config::kThreads;
 
 }  // namespace

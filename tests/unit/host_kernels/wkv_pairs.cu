@@ -28,10 +28,10 @@ KGEN_DEVICE void look(const float* r, const float* k, const float* d, const floa
     kgen::sync_warp();
     gu[lane] = kgen::wkv::step_pairs(
         x, products, sums,
-        [&](int t, float of_r, float of_k, float of_w) {
+        [&](int t, float of_r, float of_k, Real of_d, Real by_decay) {
             gr[t * 32 + lane] = of_r;
             gk[t * 32 + lane] = of_k;
-            gw[t * 32 + lane] = of_w;
+            gw[t * 32 + lane] = static_cast<float>(of_d * by_decay);
         },
         [&](int t, float of_key) { crosses[t * 32 + lane] = of_key; },
         [](kgen::wkv::KeySteps&) {});

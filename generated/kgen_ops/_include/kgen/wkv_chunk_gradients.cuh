@@ -13,6 +13,7 @@
 // through shared memory.
 #pragma once
 
+#include "wkv_carried_values.cuh"
 #include "wkv_pairs.cuh"
 #include "wkv_state_walk.cuh"
 
@@ -20,17 +21,27 @@ namespace kgen::wkv {
 
 template <class T, class W, class U>
 struct ChunkTensors {
-    StepRows<const T> gy, r, k, v;
-    StepRows<const W> w;
+    Rows<const T> gy, r, k, v;
+    Rows<const W> w;
     const U* u;
-    StepRows<T> gr, gk, gv;
-    StepRows<W> gw;  // if w has steps
+    Rows<T> gr, gk, gv;
+    Rows<W> gw;  // if w has steps
+    int b, h;    // of the block
+
+    // Asked for where rows are read or written: all the addresses would not fit the registers.
+    template <class X>
+    KGEN_DEVICE StepRows<X> steps(const Rows<X>& rows) const {
+        const Rows<X> its = rows.head(b, h);
+        return {its.first, its.of_t};
+    }
 };
 
-// The only place where the chunked backward pass writes the gradient of a step's log decay.
-template <class W>
-KGEN_DEVICE void write_gw(W* to, float gw) {
-    *to = from_float<W>(gw);
+// The gradient by a step's w, from that by its decay d.
+template <DecayForm Form, class W, class Real>
+KGEN_DEVICE float gradient_by_w(const W* w, Real d, Real by_decay) {
+    if constexpr (Form == DecayForm::log) return static_cast<float>(d * by_decay);
+    const Real slope = decay_slope<Form>(to_float(*w), static_cast<float>(d));
+    return static_cast<float>(slope * by_decay);
 }
 
 // C: a ChunkedBackward.
@@ -40,7 +51,7 @@ class ChunkGradients {
     using W = typename C::W;
     using Tile = KeyTile<T, C::kPrecise, C::kTiles>;
     using OfValues = typename ChunkProducts<T, T>::Steps;  // for n: exact products in fp32
-    // For gv, where one TF32 is enough for bf16.
+    // For gv's pairs, where one TF32 is enough for bf16.
     using OfKeys = Tf32Operands<!detail::kIsBf16<T>>;
     static constexpr int kSubs = C::kChunk / kSubSteps, kKeys = C::kKeys, kValues = C::kValues;
     static constexpr int kWarps = C::kWarps, kThreads = C::kThreads;
@@ -50,27 +61,27 @@ class ChunkGradients {
     // Rows of k with their decays give way to gv.
     static constexpr int kWideStride = key_row_stride(max(kKeys, kValues));
     static constexpr int kWideSub = key_rows(kWideStride);
-    static constexpr int kStateStride = kValues + 8;  // of G
+    using Parts = typename Tile::Products::State;
+    using Carried = CarriedValues<T, C::kPrecise, kKeys, kValues>;
     using Real = typename PairReal<C::kPrecise>::Type;  // of n
     using Products = PairProducts<Real>;
     static constexpr int kSums = kGroups * kPairsPadded + kCrossPairs;
     static constexpr int kOwnTiles = ceil_div(C::kTiles, kWarps);  // of gv
-    static constexpr int kGradient = kKeys * kStateStride;
     static constexpr int kKeyStride = chunk_row_stride<T>(kKeys);
     static constexpr int kKeyRows = C::kChunk * kKeyStride;  // of r and of k, as they come
 
 public:
     static constexpr int kSmemBytes =
         2 * C::kChunk * kRowStride * static_cast<int>(sizeof(T)) +
-        4 * (kSubs * (3 * kSub + kWideSub + (C::kPerStep ? 3 : 4) * kKeys) +
-             max(max(kGradient, 2 * kKeyRows * static_cast<int>(sizeof(T)) / 4),
+        4 * (kSubs * (3 * kSub + kWideSub + (C::kPerStep ? 2 : 3) * kKeys) +
+             max(max(Carried::kBytes / 4, 2 * kKeyRows * static_cast<int>(sizeof(T)) / 4),
                  kSubs * (Products::kBytes / 4 + kSums)));
 
     KGEN_DEVICE ChunkGradients(const ChunkTensors<T, W, U>& tensors, i64 first, int left,
                                float scale)
         : tensors_(tensors), first_(first), left_(left), scale_(scale) {
         // Shared memory: T v, g[Chunk][kRowStride]; float decays, of_r, read[kSubs][kSub],
-        // of_k[kSubs][kWideSub], all, inner, gu[, gw][kSubs][kKeys]; then G [kKeys][kStateStride],
+        // of_k[kSubs][kWideSub], all (later gu), inner[, gw][kSubs][kKeys]; then what is Carried,
         // or T k, r[Chunk][kKeyStride], or Products products[kSubs]; float sums[kSubs][kSums].
         v_ = dynamic_smem<T>();
         g_ = v_ + C::kChunk * kRowStride;
@@ -80,8 +91,8 @@ public:
         of_k_ = read_ + kSubs * kSub;
         all_ = of_k_ + kSubs * kWideSub;
         inner_ = all_ + kSubs * kKeys;
-        gu_ = inner_ + kSubs * kKeys;
-        gw_ = gu_ + kSubs * kKeys;
+        gu_ = all_;
+        gw_ = inner_ + kSubs * kKeys;
         gradient_ = C::kPerStep ? gw_ : gw_ + kSubs * kKeys;
         products_ = reinterpret_cast<char*>(gradient_);
         sums_ = gradient_ + kSubs * (Products::kBytes / 4);
@@ -101,18 +112,18 @@ public:
         T* k = reinterpret_cast<T*>(gradient_);
         T* r = k + kKeyRows;
         W* w = reinterpret_cast<W*>(read_);
-        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(k, kKeyStride, tensors_.k, first_,
-                                                           left_);
-        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(r, kKeyStride, tensors_.r, first_,
-                                                           left_);
+        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(
+            k, kKeyStride, tensors_.steps(tensors_.k), first_, left_);
+        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(
+            r, kKeyStride, tensors_.steps(tensors_.r), first_, left_);
         if constexpr (C::kPerStep)
-            copy_rows<W, C::kChunk, C::kK, C::kCopyW, kThreads>(w, kKeys, tensors_.w, first_,
-                                                                left_);
+            copy_rows<W, C::kChunk, C::kK, C::kCopyW, kThreads>(
+                w, kKeys, tensors_.steps(tensors_.w), first_, left_);
         cp_async_commit();
-        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(v_, kRowStride, tensors_.v, first_,
-                                                           left_);
-        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(g_, kRowStride, tensors_.gy, first_,
-                                                           left_);
+        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(
+            v_, kRowStride, tensors_.steps(tensors_.v), first_, left_);
+        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(
+            g_, kRowStride, tensors_.steps(tensors_.gy), first_, left_);
         cp_async_commit();
         cp_async_wait<1>();
         sync_block();
@@ -126,7 +137,7 @@ public:
         sync_block();
 #pragma unroll 1
         for (int unit = thread_rank() / kWarpSize; unit < kSubs * kGroups; unit += kWarps)
-            look_at_pairs(unit / kGroups, unit % kGroups);
+            look_at_unit(unit / kGroups, unit % kGroups);
         sync_block();
         add_up(gu_part, gw_part);
         multiply_cross();
@@ -142,7 +153,7 @@ private:
         const bool used = kKeys == C::kK || key < C::kK;
         float fixed = 1.0f;
         if constexpr (!C::kPerStep)
-            if (used) fixed = decay_from(tensors_.w.at(0)[key]);
+            if (used) fixed = decay_of<C::kForm>(to_float(tensors_.steps(tensors_.w).at(0)[key]));
 #pragma unroll 1
         for (int sub = lane_id() / 16; sub < kSubs; sub += 2) {
             float r[kSubSteps], k[kSubSteps], d[kSubSteps];
@@ -152,7 +163,7 @@ private:
                 r[i] = used ? to_float(of_r[step * kKeyStride + key]) : 0.0f;
                 k[i] = used ? to_float(of_k[step * kKeyStride + key]) : 0.0f;
                 if constexpr (C::kPerStep) {
-                    d[i] = used ? decay_from(of_w[step * kKeys + key]) : 1.0f;
+                    d[i] = used ? C::decay_of_step(of_w[step * kKeys + key], step < left_) : 1.0f;
                 } else {
                     d[i] = step < left_ ? fixed : 1.0f;
                 }
@@ -181,7 +192,7 @@ private:
 #pragma unroll
         for (int sub = 0; sub < kSubs; ++sub) {
             float out[2][4];
-            states[sub].read(rows_of(g_, sub), kRowStride, out);
+            states[sub].read(rows_of(g_, sub), kRowStride, out, [](int, const Parts&) {});
             put_steps(read_ + sub * kSub, out, scale_);
             if (sub + 1 < kSubs)
                 states[sub + 1].advance(states[sub], all_ + sub * kKeys + key0_,
@@ -194,13 +205,9 @@ private:
         back.load_fragments(gradient);
 #pragma unroll
         for (int sub = kSubs - 1; sub >= 0; --sub) {
-#pragma unroll
-            for (int i = 0; i < C::kTiles; ++i)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    *reinterpret_cast<Vec<float, 2>*>(
-                        gradient_ + (key0_ + lane.g + 8 * half) * kStateStride + 8 * i +
-                        2 * lane.q) = {{back.at[i][2 * half], back.at[i][2 * half + 1]}};
+            float* rows_of_k = of_k_ + sub * kWideSub;
+            const Carried carried(gradient_, rows_of_k, kWideStride);
+            carried.put_keys(rows_of_k, kWideStride, key0_);
             float inner[2], out[2][4];
             if (sub == 0) states[0].load_fragments(state);  // again: no registers in between
             states[sub].inner(back, inner);
@@ -209,7 +216,8 @@ private:
                 const int key = sub * kKeys + key0_ + lane.g + 8 * half;
                 if (lane.q == 0) inner_[key] = inner[half];
             }
-            back.read(rows_of(v_, sub), kRowStride, out);
+            back.read(rows_of(v_, sub), kRowStride, out,
+                      [&](int i, const Parts& parts) { carried.put(back.at, i, parts, key0_); });
             if (sub > 0)
                 back.advance(back, all_ + sub * kKeys + key0_, of_r_ + sub * kSub + key0_, kStride,
                              rows_of(g_, sub), kRowStride);
@@ -219,49 +227,18 @@ private:
 
             // gv of the carried gradient, over all warps' keys.
             float values[kOwnTiles][4];
-#pragma unroll
-            for (int i = 0; i < kOwnTiles; ++i) {
-                const int tile = thread_rank() / kWarpSize + i * kWarps;
-                if (tile < C::kTiles) read_gradient(sub, tile, values[i]);
-            }
+            carried.template multiply<kWarps>(thread_rank() / kWarpSize, values);
             sync_block();
 #pragma unroll
             for (int i = 0; i < kOwnTiles; ++i) {
+                if (!tile_exists<C::kTiles, kWarps>(thread_rank() / kWarpSize, i)) continue;
                 const int tile = thread_rank() / kWarpSize + i * kWarps;
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    if (tile < C::kTiles)
-                        *reinterpret_cast<Vec<float, 2>*>(
-                            of_k_ + sub * kWideSub + (lane.g + 8 * half) * kWideStride + 8 * tile +
-                            2 * lane.q) = {{values[i][2 * half], values[i][2 * half + 1]}};
+                    *reinterpret_cast<Vec<float, 2>*>(
+                        rows_of_k + (lane.g + 8 * half) * kWideStride + 8 * tile +
+                        2 * lane.q) = {{values[i][2 * half], values[i][2 * half + 1]}};
             }
-        }
-    }
-
-    // sums: (step g, values 8 tile + {2q, 2q + 1}), then the same of step g + 8.
-    KGEN_DEVICE void read_gradient(int sub, int tile, float (&sums)[4]) const {
-        constexpr int kDeep = 4;
-        const MmaLane lane = mma_lane();
-        const float* rows = of_k_ + sub * kWideSub;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sums[j] = 0.0f;
-#pragma unroll
-        for (int first = 0; first < kKeys / 8; first += kDeep) {
-            float chain[4] = {};
-#pragma unroll
-            for (int i = first; i < min(first + kDeep, kKeys / 8); ++i) {
-                typename OfKeys::A a;
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    OfKeys::put(a, j,
-                                rows[(lane.g + j % 2 * 8) * kWideStride + 8 * i + lane.q +
-                                     j / 2 * 4]);
-                multiply_all<OfKeys>(
-                    chain, a,
-                    OfKeys::b_columns(gradient_ + 8 * i * kStateStride + 8 * tile, kStateStride));
-            }
-#pragma unroll
-            for (int j = 0; j < 4; ++j) sums[j] += chain[j];
         }
     }
 
@@ -324,16 +301,30 @@ private:
         }
     }
 
+    KGEN_DEVICE void look_at_unit(int sub, int group) const {
+        if constexpr (C::kK % kWarpSize == 0) {
+            if (left_ - sub * kSubSteps >= kSubSteps) {
+                look_at_pairs<true>(sub, group);
+                return;
+            }
+        }
+        look_at_pairs<false>(sub, group);
+    }
+
+    // Whole: all steps and keys exist, and nothing asks for them.
+    template <bool Whole>
     KGEN_DEVICE void look_at_pairs(int sub, int group) const {
         const int key = group * kWarpSize + lane_id();
-        const bool used = key < C::kK;
-        const int column = min(key, kKeys - 1);
+        const bool used = Whole || key < C::kK;
+        const int column = Whole ? key : min(key, kKeys - 1);
         const i64 first = first_ + sub * kSubSteps;
-        const int left = used ? left_ - sub * kSubSteps : 0;
+        const int left = Whole ? kSubSteps : used ? left_ - sub * kSubSteps : 0;
 
         KeySteps x;
-        load_steps(tensors_.r, first, left, key, x.r);
-        load_steps(tensors_.k, first, left, key, x.k);
+        const StepRows<const T> of_r = tensors_.steps(tensors_.r);
+        const StepRows<const T> of_k = tensors_.steps(tensors_.k);
+        load_steps(of_r, first, left, key, x.r);
+        load_steps(of_k, first, left, key, x.k);
         float* rows = read_ + sub * kSub + column;
 #pragma unroll
         for (int i = 0; i < kSubSteps; ++i) {
@@ -342,35 +333,37 @@ private:
             x.back[i] = of_r_[sub * kSub + i * kStride + column];
         }
         sync_warp();  // lanes without a key have read what others now write
-        x.u = used ? to_float(tensors_.u[key]) : 0.0f;
+        x.u = used ? to_float(tensors_.u[tensors_.h * C::kK + key]) : 0.0f;
         x.inner = inner_[sub * kKeys + column];
 
-        T* gr = tensors_.gr.at(first) + key;
-        T* gk = tensors_.gk.at(first) + key;
-        W* gw = C::kPerStep ? tensors_.gw.at(first) + key : nullptr;
+        T* gr = tensors_.steps(tensors_.gr).at(first) + key;
+        T* gk = tensors_.steps(tensors_.gk).at(first) + key;
+        W* gw = C::kPerStep ? tensors_.steps(tensors_.gw).at(first) + key : nullptr;
+        const StepRows<const W> w = tensors_.steps(tensors_.w);
         float gw_sum = 0.0f;
         const float gu = step_pairs(
             x, products_of(sub), sums_ + sub * kSums + group * kPairsPadded,
-            [&](int t, float of_r, float of_k, float of_w) {
-                if (t < left) {
-                    *gr = from_float<T>(of_r);
-                    *gk = from_float<T>(of_k);
+            [&](int t, float by_r, float by_k, Real d, Real by_decay) {
+                if (Whole || t < left) {
+                    *gr = from_float<T>(by_r);
+                    *gk = from_float<T>(by_k);
+                    const float by_w = gradient_by_w<C::kForm>(w.at(first + t) + key, d, by_decay);
                     if constexpr (C::kPerStep) {
-                        write_gw(gw, of_w);
+                        *gw = from_float<W>(by_w);
                     } else {
-                        gw_sum += of_w;
+                        gw_sum += by_w;
                     }
                 }
-                gr += tensors_.gr.stride;
-                gk += tensors_.gk.stride;
-                if constexpr (C::kPerStep) gw += tensors_.gw.stride;
+                gr += tensors_.gr.of_t;
+                gk += tensors_.gk.of_t;
+                if constexpr (C::kPerStep) gw += tensors_.gw.of_t;
             },
             [&](int t, float of_key) {
-                if (key < kKeys) rows[t * kStride] = of_key;
+                if (Whole || key < kKeys) rows[t * kStride] = of_key;
             },
             [&](KeySteps& late) {
-                load_steps<kHalfSteps>(tensors_.r, first, left, key, late.r);
-                load_steps<kHalfSteps>(tensors_.k, first, left, key, late.k);
+                load_steps<kHalfSteps>(of_r, first, left, key, late.r);
+                load_steps<kHalfSteps>(of_k, first, left, key, late.k);
 #pragma unroll
                 for (int i = kHalfSteps; i < kSubSteps; ++i) {
                     late.d[i] = decays_[sub * kSub + i * kStride + column];
@@ -437,25 +430,37 @@ private:
     }
 
     KGEN_DEVICE void write_values() const {
-        constexpr int kParts = ceil_div(kValues, kWarpSize);
+        // Two values of a lane share what is read of pairs, if all warps have work all the same.
+        constexpr int kCount = kSubs * ceil_div(kValues, 2 * kWarpSize) >= kWarps ? 2 : 1;
+        constexpr int kParts = ceil_div(kValues, kCount * kWarpSize);
 #pragma unroll 1
         for (int unit = thread_rank() / kWarpSize; unit < kSubs * kParts; unit += kWarps) {
-            const int sub = unit / kParts, value = unit % kParts * kWarpSize + lane_id();
-            if (value >= C::kV) continue;
-            float g[kSubSteps];
+            const int sub = unit / kParts;
+            const int value = unit % kParts * kCount * kWarpSize + lane_id();
+            const auto there = [&](int i) {
+                return C::kV % (kCount * kWarpSize) == 0 || value + i * kWarpSize < C::kV;
+            };
+            float g[kCount][kSubSteps];
 #pragma unroll
-            for (int i = 0; i < kSubSteps; ++i)
-                g[i] = to_float(rows_of(g_, sub)[i * kRowStride + value]);
+            for (int i = 0; i < kCount; ++i)
+#pragma unroll
+                for (int s = 0; s < kSubSteps; ++s)
+                    g[i][s] = there(i) ? to_float(rows_of(g_, sub)[s * kRowStride + value +
+                                                                   i * kWarpSize])
+                                       : 0.0f;
             const float* carried = of_k_ + sub * kWideSub + value;
             const int left = left_ - sub * kSubSteps;
-            T* gv = tensors_.gv.at(first_ + sub * kSubSteps) + value;
+            T* gv = tensors_.steps(tensors_.gv).at(first_ + sub * kSubSteps) + value;
             const float* sums = sums_ + sub * kSums;
             read_pairs(
                 sums, sums + kGroups * kPairsPadded, g, scale_,
-                [&](int s) { return carried[s * kWideStride]; },
-                [&](int s, float sum) {
-                    if (s < left) *gv = from_float<T>(sum);
-                    gv += tensors_.gv.stride;
+                [&](int s, int i) {
+                    return there(i) ? carried[s * kWideStride + i * kWarpSize] : 0.0f;
+                },
+                [&](int s, int i, float sum) {
+                    const T of_value = from_float<T>(sum);
+                    if (s < left && there(i)) gv[i * kWarpSize] = of_value;
+                    if (i + 1 == kCount) gv += tensors_.gv.of_t;
                 });
         }
     }

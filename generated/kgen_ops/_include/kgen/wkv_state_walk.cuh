@@ -11,16 +11,19 @@
 #include "async.cuh"
 #include "block.cuh"
 #include "chunk_place.cuh"
+#include "decay_form.cuh"
 #include "math.cuh"
 #include "wkv.cuh"
 #include "wkv_state_tile.cuh"
 
 namespace kgen::wkv {
 
-// The only place where the chunked backward pass makes a decay of w.
-template <class W>
-KGEN_DEVICE float decay_from(W w) {
-    return exp(to_float(w));
+// Threads side by side that copy a row of so many copies: a power of 2, so that a thread keeps its
+// column from row to row.
+KGEN_DEVICE constexpr int copying_lanes(int copies) {
+    int lanes = 1;
+    while (lanes < copies && lanes < kWarpSize) lanes *= 2;
+    return lanes;
 }
 
 // By the whole block: `Steps` rows of a tensor from step `first` on, of each `width` of Width
@@ -31,28 +34,38 @@ KGEN_DEVICE void copy_rows(T* tile, int tile_stride, const StepRows<const T>& ro
                            int left, int width = Width) {
     constexpr int kVec = CopyBytes / static_cast<int>(sizeof(T));
     constexpr int kPerRow = ceil_div(Width, kVec);
-    for (int i = thread_rank(); i < Steps * kPerRow; i += Threads) {
-        const int step = i / kPerRow, column = i % kPerRow * kVec;
+    constexpr int kLanes = copying_lanes(kPerRow), kRows = Threads / kLanes;
+    const int row = thread_rank() / kLanes;
+#pragma unroll
+    for (int part = 0; part < kPerRow; part += kLanes) {
+        const int column = (part + thread_rank() % kLanes) * kVec;
         if (column >= width) continue;
-        T* to = tile + step * tile_stride + column;
-        const bool inside = step < left;
-        const T* from = rows.at(inside ? first + step : first) + column;
-        if constexpr (CopyBytes >= 4) {
-            cp_async_or_zero<CopyBytes>(to, from, inside);
-        } else {  // no copy moves less than 4 bytes; whoever waits for the others sees this one
-            *to = inside ? *from : from_float<T>(0.0f);
+        T* to = tile + row * tile_stride + column;
+        const T* from = rows.at(first + row) + column;
+#pragma unroll
+        for (int step = 0; step < Steps; step += kRows) {
+            if (Steps % kRows != 0 && step + row >= Steps) break;
+            const bool inside = step + row < left;
+            if constexpr (CopyBytes >= 4) {
+                cp_async_or_zero<CopyBytes>(to, from, inside);
+            } else {  // no copy moves less than 4 bytes; whoever waits for the others sees this one
+                *to = inside ? *from : from_float<T>(0.0f);
+            }
+            to += kRows * tile_stride;
+            from += kRows * rows.stride;
         }
     }
 }
 
-// Extents and choices of the kernels: tensors of T, log decays of W, one per step if PerStep; Chunk
-// steps between two states; Slice values and Stages batches of a block of the walk; CopyBytes of a
-// copy; Precise: products as good as fp32's.
-template <class T_, class W_, bool PerStep, bool Precise, int K, int V, int Chunk, int Slice,
-          int Stages, int CopyBytes>
+// Extents and choices of the kernels: tensors of T, decays of W in Form, one per step if PerStep;
+// Chunk steps between two states; Slice values and Stages batches of a block of the walk; CopyBytes
+// of a copy; Precise: products as good as fp32's.
+template <class T_, class W_, DecayForm Form, bool PerStep, bool Precise, int K, int V, int Chunk,
+          int Slice, int Stages, int CopyBytes>
 struct ChunkedBackward {
     using T = T_;
     using W = W_;
+    static constexpr DecayForm kForm = Form;
     static constexpr bool kPerStep = PerStep, kPrecise = Precise;
     static constexpr int kK = K, kV = V, kChunk = Chunk, kSlice = Slice, kStages = Stages;
     static constexpr int kCopy = CopyBytes;
@@ -64,6 +77,13 @@ struct ChunkedBackward {
     static_assert(Chunk % 32 == 0 && Slice % 16 == 0, "whole batches of steps, whole fragments");
     static_assert(K * sizeof(T) % CopyBytes == 0 && V * sizeof(T) % CopyBytes == 0,
                   "a copy would reach into the next row");
+
+    // The decay of a step's w. Copies put zeros behind the last step, which keep all as logarithms
+    // alone: other forms ask whether the step `exists`.
+    static KGEN_DEVICE float decay_of_step(W w, bool exists) {
+        const float decay = decay_of<Form>(to_float(w));
+        return Form == DecayForm::log || exists ? decay : 1.0f;
+    }
 
     // Of the workspace, [B * H, chunks, kWarps, kTiles, lanes, 4]: values to this warp's tiles.
     static KGEN_DEVICE i64 state_offset(i64 head, i64 chunks, i64 chunk) {
@@ -131,7 +151,7 @@ public:
         const int key = key0 + lane_id() % 16;
         float fixed = 1.0f;
         if constexpr (!C::kPerStep)
-            if (key < C::kK) fixed = decay_from(w.at(0)[key]);
+            if (key < C::kK) fixed = decay_of<C::kForm>(to_float(w.at(0)[key]));
 
         const i64 batches = ceil_div(steps, i64{kSteps});
         const auto stage = [&](i64 batch) {
@@ -167,7 +187,7 @@ public:
             {
                 const int half = lane_id() / 16;
                 const T* from = ring_x + slot * kBatch + half * kSubSteps * kKeys + key;
-                const W* log_decays = ring_w + slot * kBatch + half * kSubSteps * kKeys + key;
+                const W* decays_of = ring_w + slot * kBatch + half * kSubSteps * kKeys + key;
                 const i64 first = place * kSteps + half * kSubSteps;
                 float* to = factors + half * kFactors + key;
                 LongProduct product(scale);
@@ -177,7 +197,7 @@ public:
                     const int step = Backward ? i : kSubSteps - 1 - i;
                     float decay = fixed;
                     if constexpr (C::kPerStep) {
-                        decay = decay_from(log_decays[step * kKeys]);
+                        decay = C::decay_of_step(decays_of[step * kKeys], first + step < steps);
                     } else if (first + step >= steps) {
                         decay = 1.0f;
                     }

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ..._runtime.rows import Gpu
 
+# What this file and the runtime must agree on.
+FORMAT = 1
+
 GPUS = (
     Gpu(
         name="h200",

@@ -12,6 +12,9 @@ from ..._runtime.arith import next_pow2
 from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Run
 
+# What this file and the runtime must agree on.
+FORMAT = 1
+
 
 def chunked_1_fits(call: Call) -> bool:
     """Whether a call may use chunked_1."""

@@ -14,6 +14,9 @@ from ..._runtime.arith import ceil_div
 from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Run
 
+# What this file and the runtime must agree on.
+FORMAT = 1
+
 
 def bulk_rows_1_fits(call: Call) -> bool:
     """Whether a call may use bulk_rows_1."""

@@ -11,6 +11,9 @@ from ..._runtime.arith import ceil_div, round_up
 from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Run
 
+# What this file and the runtime must agree on.
+FORMAT = 1
+
 
 def toeplitz_mma_1_fits(call: Call) -> bool:
     """Whether a call may use toeplitz_mma_1."""

@@ -12,6 +12,9 @@ from ..._runtime.arith import next_pow2
 from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Run
 
+# What this file and the runtime must agree on.
+FORMAT = 1
+
 
 def block_per_head_1_fits(call: Call) -> bool:
     """Whether a call may use block_per_head_1."""

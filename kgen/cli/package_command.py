@@ -1,0 +1,31 @@
+"""`kgen package`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from kgen.workflow.packaging import package
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write a wheel of the library and say what is in it.
+
+    Raises:
+        KgenError: As `kgen.workflow.packaging.package`.
+    """
+    done = package(Path(options.source), options.arch, Path(options.wheel), _say_start)
+    print(done.path)
+    print(f"  version   {done.version}")
+    print(f"  content   {done.content}")
+    print(f"  size      {done.size_bytes / 1e6:.1f} MB")
+    for found in done.cubins:
+        print(f"  {found.arch:<9} {found.kept + found.compiled} cubins: {found.kept} from the "
+              f"library, {found.compiled} compiled")
+    print("  check it where it is installed: python -m kgen_ops.selftest")
+    return 0
+
+
+def _say_start(arch: str, count: int) -> None:
+    if count:
+        print(f"compiling {count} kernels for {arch}", flush=True)

@@ -1,0 +1,140 @@
+"""A session without compiler and device: the test says when builds end, and what times are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from kgen.catalogue import profile_named
+from kgen.journal import Journal
+from kgen.model.artifact import Artifact, BuildFailure, Rendered
+from kgen.model.config import Config
+from kgen.model.plan import Plan
+from kgen.model.problem import Problem
+from kgen.model.record import Fate, Record, Timing
+from kgen.tune.ahead import Build
+from kgen.worker import Session, TrialOutcome
+
+PROBLEM = Problem((("M", 8),), ())
+
+
+def config(variant: str, place: int) -> Config:
+    """A config of a variant, by number."""
+    return Config.of(variant, {"place": place})
+
+
+class FakeSession:
+    """Builds of the sources in `slow` end when they are let go, all others at once. What is asked
+    for again is there at once, too."""
+
+    entry = SimpleNamespace(operator=SimpleNamespace(name="op"))
+    pass_name = "forward"
+    gpu = profile_named("h200")
+
+    def __init__(self, folder: Path, us: dict[str, float], slow: tuple[str, ...] = ()) -> None:
+        self.journal = Journal(folder / "h200.trials.jsonl")
+        self.us, self.slow = us, slow
+        self.builds: list[str] = []
+        self.trials: list[Config] = []
+        self.give_up_above_us: list[float | None] = []
+        self.on_run: Callable[[Config], None] = lambda config: None
+        self._waiting: list[tuple[Build, Artifact]] = []
+        self._lock = threading.Lock()
+
+    def as_session(self) -> Session:
+        """For the checker of types."""
+        return cast("Session", cast("Any", self))
+
+    def let_go(self) -> None:
+        """End the builds that wait, in the order in which they were asked for."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for build, artifact in waiting:
+            if build.set_running_or_notify_cancel():
+                build.set_result(artifact)
+
+    @contextmanager
+    def letting_go(self) -> Iterator[None]:
+        """End builds soon after they are asked for."""
+        over = threading.Event()
+
+        def go_on() -> None:
+            while not over.wait(0.05):
+                self.let_go()
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def probe(self) -> float:
+        self.built_at_probe = list(self.builds)
+        return 1000.0
+
+    def render(self, config: Config, problem: Problem) -> Rendered:
+        of_another = "" if problem == PROBLEM else f" {problem}"
+        return Rendered("op", "", f"{config.variant}{config.as_dict()['place']}{of_another}")
+
+    def key(self, rendered: Rendered, config: Config, problem: Problem) -> str:
+        return f"key of {rendered.digest}"
+
+    def build(self, rendered: Rendered) -> Build:
+        name = rendered.digest
+        build: Build = Future()
+        with self._lock:
+            self.builds.append(name)
+            is_new = self.builds.count(name) == 1
+        if name.startswith("broken"):
+            build.set_result(BuildFailure(name, "error: broken", "", 0.0))
+        elif is_new and name.startswith(self.slow or ("nothing",)):
+            with self._lock:
+                self._waiting.append((build, Artifact("cubin", name, name, (), 5.0)))
+        else:
+            build.set_result(Artifact("cubin", name, name, (), 0.5))
+        return build
+
+    def plan(self, config: Config, problem: Problem) -> Plan:
+        return Plan((), ())
+
+    def candidate(self, config: Config, artifact: Artifact) -> Any:
+        return SimpleNamespace(config=config)
+
+    def code_identity(self, artifact: Artifact, plan: Plan) -> str:
+        return artifact.path
+
+    def run(
+        self, candidate: Any, problem: Problem, *, give_up_above_us: float | None
+    ) -> TrialOutcome:
+        found = candidate.config
+        self.trials.append(found)
+        self.give_up_above_us.append(give_up_above_us)
+        self.on_run(found)
+        return TrialOutcome(Fate.VERIFIED, timing=self.timing(found))
+
+    def timing(self, config: Config) -> Timing:
+        us = self.us[config.variant]
+        return Timing(us, us, us, 1, "")
+
+    def record(
+        self,
+        config: Config,
+        problem: Problem,
+        rendered: Rendered,
+        key: str,
+        outcome: TrialOutcome,
+        artifact: Artifact | None = None,
+    ) -> Record:
+        record = Record(
+            key, "op", "forward", str(problem), "h200", config, outcome.fate, outcome.reason,
+            timing=outcome.timing,
+        )
+        self.journal.append(record)
+        return record

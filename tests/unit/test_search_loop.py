@@ -1,0 +1,283 @@
+"""In which order a search tries what is built; and what is built before it begins."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from search_fakes import PROBLEM, FakeSession, config
+
+from kgen.catalogue import open_catalogue
+from kgen.model.config import Config
+from kgen.model.problem import Problem
+from kgen.model.record import Fate, Record
+from kgen.search.feasible import Feasible
+from kgen.tune import engine, search_loop
+from kgen.tune.ahead import Ahead
+from kgen.tune.first import FirstTrials, first_trials, outclassed
+from kgen.tune.request import TuneRequest
+from kgen.tune.search_loop import Books, search_problem
+from kgen.tune.trial_queue import TrialQueue
+from kgen.worker import HostProver, TrialOutcome
+
+A, B, SAFE = ([config(name, i) for i in range(3)] for name in ("a", "b", "safe"))
+
+
+def search(
+    folder: Path,
+    session: FakeSession,
+    feasible: list[Config],
+    first: FirstTrials,
+    trials: int,
+    ahead: Ahead | None = None,
+    time_s: float | None = None,
+) -> Books:
+    request = SimpleNamespace(retry=False, study=folder / "study.log", seed=0, trials=trials)
+    made = session.as_session()
+    return search_problem(
+        made,
+        cast("TuneRequest", cast("Any", request)),
+        PROBLEM,
+        Feasible(tuple(feasible), len(feasible), ()),
+        first,
+        ahead or Ahead(made, 1),
+        time_s,
+        lambda books: None,
+    )
+
+
+def fates(folder: Path) -> dict[tuple[str, int], list[str]]:
+    """What the study says of each config, trial by trial."""
+    storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
+    (summary,) = optuna.get_all_study_summaries(storage)
+    found: dict[tuple[str, int], list[str]] = {}
+    for trial in optuna.load_study(study_name=summary.study_name, storage=storage).trials:
+        variant = trial.params["variant"]
+        where = (variant, trial.params[f"{variant}.place"])
+        found.setdefault(where, []).append(trial.user_attrs["fate"])
+    return found
+
+
+def variant(name: str, first: list[Config], safe: Config | None = None) -> Any:
+    """The variant `rows_in_registers` of rmsnorm under another name."""
+    real = open_catalogue().entry("rmsnorm").space.of_pass("forward")[0]
+    return replace(real, name=name, first=tuple(first), safe=safe)
+
+
+def test_first_trials_visit_each_variant_then_go_by_the_order_of_the_space() -> None:
+    variants = [variant("a", A), variant("b", B), variant("safe", [], SAFE[0])]
+    allowed = {*A, *B, *SAFE}
+    first = first_trials(variants, allowed, [])
+    assert first == FirstTrials((A[0], B[0], *A[1:], *B[1:], SAFE[0]), "safe")
+    assert first_trials(variants, {*A[1:], SAFE[0]}, []).configs == (*A[1:], SAFE[0])
+    likely = first_trials(variants, allowed, [B[2], config("gone", 0), B[2]])
+    assert likely.configs == (B[2], A[0], B[0], *A[1:], B[1], SAFE[0])
+
+
+def test_a_safe_variant_that_won_or_is_listed_first_is_no_last_resort() -> None:
+    safe = variant("safe", [], SAFE[0])
+    won = first_trials([variant("a", A), safe], {*A, *SAFE}, [SAFE[1]])
+    assert won == FirstTrials((SAFE[1], A[0], SAFE[0], *A[1:]), "")
+    assert first_trials([safe, variant("a", A)], {*A, *SAFE}, []).fallback == ""
+
+
+def record_of(config: Config, session: FakeSession) -> Record:
+    rendered = session.render(config, PROBLEM)
+    return session.record(
+        config,
+        PROBLEM,
+        rendered,
+        session.key(rendered, config, PROBLEM),
+        TrialOutcome(Fate.VERIFIED, timing=session.timing(config)),
+    )
+
+
+def test_a_variant_is_outclassed_after_two_trials_ten_times_too_slow(tmp_path: Path) -> None:
+    session = FakeSession(tmp_path, {"a": 10.0, "b": 101.0, "c": 99.0})
+    a, b0, b1 = (record_of(c, session) for c in (A[0], B[0], B[1]))
+    c = [record_of(config("c", i), session) for i in range(2)]
+    assert outclassed([]) == set()
+    assert outclassed([a, *c, b0]) == set()
+    assert outclassed([a, *c, b0, b1]) == {"b"}
+    assert outclassed([b0, b1]) == set()
+
+
+def test_the_queue_runs_the_best_placed_that_is_there() -> None:
+    begun, go = threading.Event(), threading.Event()
+    ran: list[str] = []
+
+    def run(candidate: Any) -> TrialOutcome:
+        ran.append(candidate)
+        begun.set()
+        assert go.wait(10)
+        if candidate == "bad":
+            raise ValueError("bad")
+        return TrialOutcome(Fate.VERIFIED)
+
+    with TrialQueue(run) as queue:
+        queue.add((1, 0), cast("Any", "safe"))
+        assert begun.wait(10)
+        places = {"late": (1, 1), "gone": (0, 3), "bad": (0, 2), "soon": (0, 1)}
+        late, gone, bad, soon = (
+            queue.add(place, cast("Any", name)) for name, place in places.items()
+        )
+        assert gone.cancel()
+        go.set()
+    assert ran == ["safe", "soon", "bad", "late"]
+    assert soon.result() == late.result() == TrialOutcome(Fate.VERIFIED)
+    with pytest.raises(ValueError, match="bad"):
+        bad.result()
+
+
+def test_the_fallback_waits_for_slow_builds_and_is_tried_once_before_the_end(
+    tmp_path: Path,
+) -> None:
+    session = FakeSession(tmp_path, {"a": 10.0, "safe": 9000.0}, slow=("a",))
+    with session.letting_go():
+        search(tmp_path, session, [*A, *SAFE], FirstTrials((*A, SAFE[0]), "safe"), 6)
+    assert session.trials[:4] == [*A, SAFE[0]]
+    assert set(session.trials[4:]) == set(SAFE[1:])
+    assert session.give_up_above_us == [None, *[40.0] * 5]
+
+
+def test_the_device_does_not_idle_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_loop, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(search_loop, "HELD_POLL_S", 0.01)
+    session = FakeSession(tmp_path, {"a": 10.0, "safe": 9000.0}, slow=("a",))
+
+    def on_run(config: Config) -> None:
+        if len(session.trials) == len(SAFE):
+            session.let_go()
+
+    session.on_run = on_run
+    search(tmp_path, session, [*A, *SAFE], FirstTrials((*A, SAFE[0]), "safe"), 6)
+    # Nothing else is verified meanwhile, so the fallback is the best, and all of it is tried.
+    assert {c.variant for c in session.trials[:3]} == {"safe"}
+    assert session.trials[3:] == A
+
+
+def test_the_fallback_has_no_second_trial_while_there_is_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_loop, "PATIENCE_S", 0.0)
+    session = FakeSession(tmp_path, {"a": 10.0, "safe": 9000.0}, slow=("a",))
+    for known in (A[0], SAFE[0]):
+        record_of(known, session)
+    with session.letting_go():
+        search(tmp_path, session, [*A, *SAFE], FirstTrials((*A, SAFE[0]), "safe"), 6)
+    assert session.trials[:2] == A[1:]
+    assert set(session.trials[2:]) == set(SAFE[1:])
+
+
+def test_a_broken_space_still_comes_to_the_fallback(tmp_path: Path) -> None:
+    session = FakeSession(tmp_path, {"safe": 9000.0})
+    broken = [config("broken", i) for i in range(2)]
+    first = FirstTrials((*broken, SAFE[0]), "safe")
+    books = search(tmp_path, session, [*broken, SAFE[0]], first, 10)
+    assert session.trials == [SAFE[0]]
+    assert books.fates == {Fate.BUILD_FAILED: 2, Fate.VERIFIED: 1}
+
+
+def test_an_outclassed_variant_gets_no_more_first_trials(tmp_path: Path) -> None:
+    """As known from the journal, so that nothing depends on what is in the queue already."""
+    session = FakeSession(tmp_path, {"a": 10.0, "b": 500.0})
+    more = [config(name, i) for name in "ab" for i in range(3, 6)]
+    for known in (A[0], B[0], B[1]):
+        record_of(known, session)
+    first = FirstTrials((B[2], more[3], A[1], A[2]))
+    search(tmp_path, session, [*A, *B, *more], first, 5)
+    assert session.trials == [A[1], A[2]]
+
+
+def test_first_trials_under_way_are_given_back_and_may_be_proposed_again(tmp_path: Path) -> None:
+    session = FakeSession(tmp_path, {"a": 10.0, "b": 500.0}, slow=("b5",))
+    more = [config("b", i) for i in range(3, 6)]
+    first = FirstTrials((A[0], *B, *more))
+    feasible = [A[0], *B, *more]
+    books = search(tmp_path, session, feasible, first, 20)
+    assert sorted(c.label for c in session.trials) == sorted(c.label for c in feasible)
+    assert books.fates == {Fate.VERIFIED: len(feasible)}
+    assert fates(tmp_path)["b", 5] == ["passed over", "verified"]
+
+
+def test_what_was_built_ahead_is_not_built_again(tmp_path: Path) -> None:
+    session = FakeSession(tmp_path, {"a": 10.0}, slow=("a",))
+    record_of(A[2], session)
+    broken = config("broken", 0)
+    with Ahead(session.as_session(), 2) as ahead:
+        ahead.start(PROBLEM, [broken, *A, config("a", 3)])
+        assert session.builds == ["broken0", "a0", "a1"]  # two at once; one is known, one waits
+        session.let_go()
+        assert session.builds == ["broken0", "a0", "a1", "a3"]
+        feasible = [broken, *A, config("a", 3)]
+        with session.letting_go():
+            books = search(tmp_path, session, feasible, FirstTrials((broken, *A)), 9, ahead)
+    assert sorted(session.builds) == ["a0", "a1", "a3", "broken0"]
+    assert books.fates == {Fate.VERIFIED: 4, Fate.BUILD_FAILED: 1}
+    assert books.compile_s == 15.0
+
+
+def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = FakeSession(tmp_path, {"a": 10.0, "b": 20.0})
+    variants = [variant("a", A[:1]), variant("b", B[:1])]
+    space = SimpleNamespace(of_pass=lambda name: variants)
+    other = Problem((("M", 9),), ())
+    request = SimpleNamespace(
+        entry=SimpleNamespace(space=space), pass_name="forward", gpu=session.gpu, trials=9,
+        problems=(PROBLEM, other), time_s=None,
+    )  # fmt: skip
+    feasible = Feasible((*A, *B), 6, ())
+
+    def tuned(*arguments: Any) -> Any:
+        assert arguments[4].configs == (A[0], B[0])
+        books = Books()
+        books.enter(record_of(B[2], session))
+        arguments[-1](books)
+        return SimpleNamespace(winner=SimpleNamespace(config=B[2]))
+
+    monkeypatch.setattr(engine, "tune_problem", tuned)
+    with Ahead(session.as_session(), 1) as ahead:
+        tune = engine._Tune(
+            cast("TuneRequest", cast("Any", request)),
+            [feasible, feasible],
+            session.as_session(),
+            cast("HostProver", None),
+            ahead,
+            0.0,
+        )
+        assert session.built_at_probe == ["a0", "b0"]
+        tune._tune_problem(PROBLEM, 0, share=2)
+        # The best so far, which is likely to win the finals, comes first.
+        assert session.builds[2:] == ["b2 M=9", "a0 M=9", "b0 M=9"]
+        tune._build_ahead(2)
+        assert len(session.builds) == 5
+
+
+def test_nothing_is_started_ahead_once_a_tune_has_ended(tmp_path: Path) -> None:
+    session = FakeSession(tmp_path, {}, slow=("a",))
+    with Ahead(session.as_session(), 1) as ahead:
+        ahead.start(PROBLEM, A)
+    session.let_go()
+    assert session.builds == ["a0"]
+
+
+def test_time_that_is_up_ends_what_waits_and_leaves_it_free(tmp_path: Path) -> None:
+    session = FakeSession(tmp_path, {"a": 10.0, "b": 20.0}, slow=("b",))
+    first = FirstTrials((A[0], *B))
+    for _ in range(3):
+        search(tmp_path, session, [A[0], *B], first, 9, time_s=0.0)
+    assert session.trials == [A[0]]
+    assert fates(tmp_path)["b", 0] == ["passed over"]
+    search(tmp_path, session, [A[0], *B], first, 9)
+    assert session.trials == [A[0], *B]
