@@ -21,19 +21,11 @@ namespace kgen::wkv {
 
 template <class T, class W, class U>
 struct ChunkTensors {
-    Rows<const T> gy, r, k, v;
-    Rows<const W> w;
+    StepRows<const T> gy, r, k, v;
+    StepRows<const W> w;
     const U* u;
-    Rows<T> gr, gk, gv;
-    Rows<W> gw;  // if w has steps
-    int b, h;    // of the block
-
-    // Asked for where rows are read or written: all the addresses would not fit the registers.
-    template <class X>
-    KGEN_DEVICE StepRows<X> steps(const Rows<X>& rows) const {
-        const Rows<X> its = rows.head(b, h);
-        return {its.first, its.of_t};
-    }
+    StepRows<T> gr, gk, gv;
+    StepRows<W> gw;  // if w has steps
 };
 
 // The gradient by a step's w, from that by its decay d.
@@ -112,18 +104,18 @@ public:
         T* k = reinterpret_cast<T*>(gradient_);
         T* r = k + kKeyRows;
         W* w = reinterpret_cast<W*>(read_);
-        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(
-            k, kKeyStride, tensors_.steps(tensors_.k), first_, left_);
-        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(
-            r, kKeyStride, tensors_.steps(tensors_.r), first_, left_);
+        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(k, kKeyStride, tensors_.k, first_,
+                                                           left_);
+        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(r, kKeyStride, tensors_.r, first_,
+                                                           left_);
         if constexpr (C::kPerStep)
-            copy_rows<W, C::kChunk, C::kK, C::kCopyW, kThreads>(
-                w, kKeys, tensors_.steps(tensors_.w), first_, left_);
+            copy_rows<W, C::kChunk, C::kK, C::kCopyW, kThreads>(w, kKeys, tensors_.w, first_,
+                                                                left_);
         cp_async_commit();
-        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(
-            v_, kRowStride, tensors_.steps(tensors_.v), first_, left_);
-        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(
-            g_, kRowStride, tensors_.steps(tensors_.gy), first_, left_);
+        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(v_, kRowStride, tensors_.v, first_,
+                                                           left_);
+        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(g_, kRowStride, tensors_.gy, first_,
+                                                           left_);
         cp_async_commit();
         cp_async_wait<1>();
         sync_block();
@@ -137,7 +129,7 @@ public:
         sync_block();
 #pragma unroll 1
         for (int unit = thread_rank() / kWarpSize; unit < kSubs * kGroups; unit += kWarps)
-            look_at_unit(unit / kGroups, unit % kGroups);
+            look_at_pairs(unit / kGroups, unit % kGroups);
         sync_block();
         add_up(gu_part, gw_part);
         multiply_cross();
@@ -153,7 +145,7 @@ private:
         const bool used = kKeys == C::kK || key < C::kK;
         float fixed = 1.0f;
         if constexpr (!C::kPerStep)
-            if (used) fixed = decay_of<C::kForm>(to_float(tensors_.steps(tensors_.w).at(0)[key]));
+            if (used) fixed = decay_of<C::kForm>(to_float(tensors_.w.at(0)[key]));
 #pragma unroll 1
         for (int sub = lane_id() / 16; sub < kSubs; sub += 2) {
             float r[kSubSteps], k[kSubSteps], d[kSubSteps];
@@ -231,13 +223,13 @@ private:
             sync_block();
 #pragma unroll
             for (int i = 0; i < kOwnTiles; ++i) {
-                if (!tile_exists<C::kTiles, kWarps>(thread_rank() / kWarpSize, i)) continue;
                 const int tile = thread_rank() / kWarpSize + i * kWarps;
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    *reinterpret_cast<Vec<float, 2>*>(
-                        rows_of_k + (lane.g + 8 * half) * kWideStride + 8 * tile +
-                        2 * lane.q) = {{values[i][2 * half], values[i][2 * half + 1]}};
+                    if (tile < C::kTiles)
+                        *reinterpret_cast<Vec<float, 2>*>(
+                            rows_of_k + (lane.g + 8 * half) * kWideStride + 8 * tile +
+                            2 * lane.q) = {{values[i][2 * half], values[i][2 * half + 1]}};
             }
         }
     }
@@ -301,30 +293,16 @@ private:
         }
     }
 
-    KGEN_DEVICE void look_at_unit(int sub, int group) const {
-        if constexpr (C::kK % kWarpSize == 0) {
-            if (left_ - sub * kSubSteps >= kSubSteps) {
-                look_at_pairs<true>(sub, group);
-                return;
-            }
-        }
-        look_at_pairs<false>(sub, group);
-    }
-
-    // Whole: all steps and keys exist, and nothing asks for them.
-    template <bool Whole>
     KGEN_DEVICE void look_at_pairs(int sub, int group) const {
         const int key = group * kWarpSize + lane_id();
-        const bool used = Whole || key < C::kK;
-        const int column = Whole ? key : min(key, kKeys - 1);
+        const bool used = key < C::kK;
+        const int column = min(key, kKeys - 1);
         const i64 first = first_ + sub * kSubSteps;
-        const int left = Whole ? kSubSteps : used ? left_ - sub * kSubSteps : 0;
+        const int left = used ? left_ - sub * kSubSteps : 0;
 
         KeySteps x;
-        const StepRows<const T> of_r = tensors_.steps(tensors_.r);
-        const StepRows<const T> of_k = tensors_.steps(tensors_.k);
-        load_steps(of_r, first, left, key, x.r);
-        load_steps(of_k, first, left, key, x.k);
+        load_steps(tensors_.r, first, left, key, x.r);
+        load_steps(tensors_.k, first, left, key, x.k);
         float* rows = read_ + sub * kSub + column;
 #pragma unroll
         for (int i = 0; i < kSubSteps; ++i) {
@@ -333,37 +311,37 @@ private:
             x.back[i] = of_r_[sub * kSub + i * kStride + column];
         }
         sync_warp();  // lanes without a key have read what others now write
-        x.u = used ? to_float(tensors_.u[tensors_.h * C::kK + key]) : 0.0f;
+        x.u = used ? to_float(tensors_.u[key]) : 0.0f;
         x.inner = inner_[sub * kKeys + column];
 
-        T* gr = tensors_.steps(tensors_.gr).at(first) + key;
-        T* gk = tensors_.steps(tensors_.gk).at(first) + key;
-        W* gw = C::kPerStep ? tensors_.steps(tensors_.gw).at(first) + key : nullptr;
-        const StepRows<const W> w = tensors_.steps(tensors_.w);
+        T* gr = tensors_.gr.at(first) + key;
+        T* gk = tensors_.gk.at(first) + key;
+        W* gw = C::kPerStep ? tensors_.gw.at(first) + key : nullptr;
+        const StepRows<const W> w{tensors_.w.at(first) + key, tensors_.w.stride};
         float gw_sum = 0.0f;
         const float gu = step_pairs(
             x, products_of(sub), sums_ + sub * kSums + group * kPairsPadded,
-            [&](int t, float by_r, float by_k, Real d, Real by_decay) {
-                if (Whole || t < left) {
-                    *gr = from_float<T>(by_r);
-                    *gk = from_float<T>(by_k);
-                    const float by_w = gradient_by_w<C::kForm>(w.at(first + t) + key, d, by_decay);
+            [&](int t, float of_r, float of_k, Real d, Real by_decay) {
+                if (t < left) {
+                    *gr = from_float<T>(of_r);
+                    *gk = from_float<T>(of_k);
+                    const float of_w = gradient_by_w<C::kForm>(w.at(t), d, by_decay);
                     if constexpr (C::kPerStep) {
-                        *gw = from_float<W>(by_w);
+                        *gw = from_float<W>(of_w);
                     } else {
-                        gw_sum += by_w;
+                        gw_sum += of_w;
                     }
                 }
-                gr += tensors_.gr.of_t;
-                gk += tensors_.gk.of_t;
-                if constexpr (C::kPerStep) gw += tensors_.gw.of_t;
+                gr += tensors_.gr.stride;
+                gk += tensors_.gk.stride;
+                if constexpr (C::kPerStep) gw += tensors_.gw.stride;
             },
             [&](int t, float of_key) {
-                if (Whole || key < kKeys) rows[t * kStride] = of_key;
+                if (key < kKeys) rows[t * kStride] = of_key;
             },
             [&](KeySteps& late) {
-                load_steps<kHalfSteps>(of_r, first, left, key, late.r);
-                load_steps<kHalfSteps>(of_k, first, left, key, late.k);
+                load_steps<kHalfSteps>(tensors_.r, first, left, key, late.r);
+                load_steps<kHalfSteps>(tensors_.k, first, left, key, late.k);
 #pragma unroll
                 for (int i = kHalfSteps; i < kSubSteps; ++i) {
                     late.d[i] = decays_[sub * kSub + i * kStride + column];
@@ -430,37 +408,25 @@ private:
     }
 
     KGEN_DEVICE void write_values() const {
-        // Two values of a lane share what is read of pairs, if all warps have work all the same.
-        constexpr int kCount = kSubs * ceil_div(kValues, 2 * kWarpSize) >= kWarps ? 2 : 1;
-        constexpr int kParts = ceil_div(kValues, kCount * kWarpSize);
+        constexpr int kParts = ceil_div(kValues, kWarpSize);
 #pragma unroll 1
         for (int unit = thread_rank() / kWarpSize; unit < kSubs * kParts; unit += kWarps) {
-            const int sub = unit / kParts;
-            const int value = unit % kParts * kCount * kWarpSize + lane_id();
-            const auto there = [&](int i) {
-                return C::kV % (kCount * kWarpSize) == 0 || value + i * kWarpSize < C::kV;
-            };
-            float g[kCount][kSubSteps];
+            const int sub = unit / kParts, value = unit % kParts * kWarpSize + lane_id();
+            if (value >= C::kV) continue;
+            float g[kSubSteps];
 #pragma unroll
-            for (int i = 0; i < kCount; ++i)
-#pragma unroll
-                for (int s = 0; s < kSubSteps; ++s)
-                    g[i][s] = there(i) ? to_float(rows_of(g_, sub)[s * kRowStride + value +
-                                                                   i * kWarpSize])
-                                       : 0.0f;
+            for (int i = 0; i < kSubSteps; ++i)
+                g[i] = to_float(rows_of(g_, sub)[i * kRowStride + value]);
             const float* carried = of_k_ + sub * kWideSub + value;
             const int left = left_ - sub * kSubSteps;
-            T* gv = tensors_.steps(tensors_.gv).at(first_ + sub * kSubSteps) + value;
+            T* gv = tensors_.gv.at(first_ + sub * kSubSteps) + value;
             const float* sums = sums_ + sub * kSums;
             read_pairs(
                 sums, sums + kGroups * kPairsPadded, g, scale_,
-                [&](int s, int i) {
-                    return there(i) ? carried[s * kWideStride + i * kWarpSize] : 0.0f;
-                },
-                [&](int s, int i, float sum) {
-                    const T of_value = from_float<T>(sum);
-                    if (s < left && there(i)) gv[i * kWarpSize] = of_value;
-                    if (i + 1 == kCount) gv += tensors_.gv.of_t;
+                [&](int s) { return carried[s * kWideStride]; },
+                [&](int s, float sum) {
+                    if (s < left) *gv = from_float<T>(sum);
+                    gv += tensors_.gv.stride;
                 });
         }
     }
