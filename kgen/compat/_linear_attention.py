@@ -39,7 +39,7 @@ def linear_attention(
     Raises:
         NotImplementedError: If the library has no such operator.
     """
-    made = _OPERATOR.function(
+    made = _OPERATOR(
         q, k, v, initial_state, initial_key_sum, scale=scale, eps=eps,
         return_final_state=return_final_state, return_final_key_sum=return_final_key_sum,
         return_norm=normalize,

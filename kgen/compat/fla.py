@@ -42,9 +42,9 @@ def chunk_rwkv6(
     Returns:
         The output [B, T, H, V] and the final state or None.
     Raises:
-        NotImplementedError: If the library has no wkv6, or one without cu_seqlens that are given.
+        NotImplementedError: If the library has no wkv6.
     """
-    return _rwkv6("chunk_rwkv6", r, k, v, w, u, scale, initial_state, output_final_state,
+    return _rwkv6(r, k, v, w, u, scale, initial_state, output_final_state,
                   cu_seqlens)
 
 
@@ -67,7 +67,7 @@ def fused_recurrent_rwkv6(
     """
     if reverse:
         _refuse_reverse("fused_recurrent_rwkv6")
-    return _rwkv6("fused_recurrent_rwkv6", r, k, v, w, u, scale, initial_state,
+    return _rwkv6(r, k, v, w, u, scale, initial_state,
                   output_final_state, cu_seqlens)
 
 
@@ -126,7 +126,6 @@ def fused_recurrent_linear_attn(
 
 
 def _rwkv6(
-    caller: str,
     r: Tensor,
     k: Tensor,
     v: Tensor,
@@ -137,7 +136,7 @@ def _rwkv6(
     output_final_state: bool,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    return wkv("wkv6", caller, r, k, v, w, u,
+    return wkv("wkv6", r, k, v, w, u,
                scale=r.shape[-1] ** -0.5 if scale is None else scale,
                initial_state=initial_state, return_final_state=output_final_state,
                cu_seqlens=cu_seqlens)

@@ -35,7 +35,7 @@ def rwkv5_linear_attention(
     """
     count = time_first.shape[0]
     out, final = wkv(
-        "wkv5", "rwkv5_linear_attention", heads(receptance, count), heads(key, count),
+        "wkv5", heads(receptance, count), heads(key, count),
         heads(value, count), per_head(time_decay, count), time_first, initial_state=state,
         return_final_state=True, raw=True,
     )
@@ -61,7 +61,7 @@ def rwkv6_linear_attention(
     """
     count = time_first.shape[0]
     out, final = wkv(
-        "wkv6", "rwkv6_linear_attention", heads(receptance, count), heads(key, count),
+        "wkv6", heads(receptance, count), heads(key, count),
         heads(value, count), heads(time_decay, count), time_first, initial_state=state,
         return_final_state=True, raw=True,
     )

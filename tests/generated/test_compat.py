@@ -286,15 +286,10 @@ def test_what_no_kernel_serves_is_refused_by_name(compat: ModuleType) -> None:
         compat.chunk_linear_attn(x, x, x, normalize=False, initial_state=(x, x))
 
 
-def test_packed_sequences_are_served_or_refused(compat: ModuleType, kgen_ops: ModuleType) -> None:
-    """Whichever the library's wkv6 can do."""
+def test_packed_sequences_are_served(compat: ModuleType) -> None:
     given = {name: x.detach()[:1] if name != "u" else x.detach()
              for name, x in rwkv6_inputs().items() if name != "initial_state"}
     bounds = torch.tensor([0, 4, T])
-    if "cu_seqlens" not in inspect.signature(kgen_ops.wkv6).parameters:
-        with pytest.raises(NotImplementedError, match=r"(?s)cu_seqlens.*call once per sequence"):
-            compat.chunk_rwkv6(**given, cu_seqlens=bounds)
-        return
     y, state = compat.chunk_rwkv6(**given, cu_seqlens=bounds, output_final_state=True)
     for n, piece in enumerate((slice(0, 4), slice(4, T))):
         part = {name: x[:, piece] if name != "u" else x for name, x in given.items()}

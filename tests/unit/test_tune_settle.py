@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +143,23 @@ def test_what_is_proven_is_settled_without_waiting_for_the_rest(made: Made) -> N
     assert [r.winner.rendered.digest for r in settlements.finish(nobody_left)] == ["a0", "b0"]
     assert said == [["b0"], ["a0", "b0"]], "in the order of the tune"
     assert session.written == [("b0", Fate.VERIFIED), ("a0", Fate.VERIFIED)]
+
+
+def test_a_slow_host_run_holds_nobody_back_at_the_end(made: Made) -> None:
+    settlements, prover, _, said = made
+    settlements.add(problem("a"))
+    settlements.add(problem("b"))
+    finishing = threading.Thread(target=settlements.finish, args=(nobody_left,), daemon=True)
+    finishing.start()
+    prover.end("b0")
+    for _ in range(500):
+        if said:
+            break
+        finishing.join(0.02)
+    assert said == [["b0"]], "waits for the first problem's host run"
+    prover.end("a0")
+    finishing.join(10)
+    assert said == [["b0"], ["a0", "b0"]]
 
 
 def test_a_refused_winner_gives_way_while_the_search_goes_on(made: Made) -> None:

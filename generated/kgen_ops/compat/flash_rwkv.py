@@ -33,7 +33,7 @@ def rwkv5_cuda_linear_attention(
     """
     count = state.shape[1]
     out, final = wkv(
-        "wkv5", "rwkv5_cuda_linear_attention", heads(receptance, count), heads(key, count),
+        "wkv5", heads(receptance, count), heads(key, count),
         heads(value, count), per_head(time_decay, count), per_head(time_first, count),
         initial_state=state.mT, return_final_state=True, raw=True,
     )
@@ -58,7 +58,7 @@ def rwkv6_cuda_linear_attention(
     """
     count = state.shape[1]
     out, final = wkv(
-        "wkv6", "rwkv6_cuda_linear_attention", heads(receptance, count), heads(key, count),
+        "wkv6", heads(receptance, count), heads(key, count),
         heads(value, count), heads(time_decay, count), per_head(time_first, count),
         initial_state=state.mT, return_final_state=True, raw=True,
     )

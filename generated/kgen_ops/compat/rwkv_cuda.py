@@ -28,7 +28,7 @@ class WKV_5:  # noqa: N801 - the published name
             NotImplementedError: If the library has no wkv5.
         """
         _check("WKV_5.apply", (B, T, C), H, r)
-        return wkv("wkv5", "WKV_5.apply", heads(r, H), heads(k, H), heads(v, H), per_head(w, H),
+        return wkv("wkv5", heads(r, H), heads(k, H), heads(v, H), per_head(w, H),
                    per_head(u, H), raw=True)[0].flatten(2)
 
 
@@ -46,7 +46,7 @@ class WKV_6:  # noqa: N801 - the published name
             NotImplementedError: If the library has no wkv6.
         """
         _check("WKV_6.apply", (B, T, C), H, r)
-        return wkv("wkv6", "WKV_6.apply", heads(r, H), heads(k, H), heads(v, H), heads(w, H),
+        return wkv("wkv6", heads(r, H), heads(k, H), heads(v, H), heads(w, H),
                    per_head(u, H), raw=True)[0].flatten(2)
 
 
