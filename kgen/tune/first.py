@@ -1,6 +1,6 @@
 """What a problem's search begins with, in which order, and which variants get no more of it.
 
-Kernels compile in 0.3 to 6 s, the promising ones slowest. So neither the order in which builds end
+Kernels compile in 0.1 to 2 s, the promising ones slowest. So neither the order in which builds end
 nor that of the study says what is to be tried first: a space's author does, by the order of the
 variants and of each one's `first`.
 """
