@@ -65,31 +65,36 @@ KGEN_DEVICE void chunk_gradients(i64 steps, i64 H, Rows<const T> gy, Rows<const 
         .find(place, states + offset, gradients + offset, gu_parts, gw_parts);
 }
 
-// Sums over batch and chunks of [B, H, chunks, K], always in the same order; a block per 32 of H *
-// K.
+// Sums over batch and chunks of [B, H, chunks, K], always in the same order; `block` is of 8 of H * K
+// features: a warp reads as many of four parts at a time.
 template <int Threads, class T>
-KGEN_DEVICE void sum_chunks(const float* parts, i64 B, i64 H, i64 K, i64 chunks, T* sums) {
-    constexpr int kWarps = Threads / kWarpSize;
-    __shared__ float of_warps[kWarps][kWarpSize];
-    const int warp = thread_rank() / kWarpSize;
-    const i64 feature = static_cast<i64>(blockIdx.x) * kWarpSize + lane_id();
+KGEN_DEVICE void sum_chunks(i64 block, const float* parts, i64 B, i64 H, i64 K, i64 chunks,
+                            T* sums) {
+    constexpr int kFeatures = 8, kRows = Threads / kFeatures, kEach = kWarpSize / kFeatures;
+    static_assert(kRows % kEach == 0, "whole warps");
+    __shared__ float of_rows[kRows][kFeatures];
+    const int row = thread_rank() / kFeatures, column = thread_rank() % kFeatures;
+    const i64 feature = block * kFeatures + column;
     const bool used = feature < H * K;
     CompensatedSum sum;
     if (used) {
         const i64 h = feature / K, key = feature % K;
-        const u32 of_row = static_cast<u32>(chunks), all = static_cast<u32>(B * chunks);
+        const u32 of_batch = static_cast<u32>(chunks), all = static_cast<u32>(B * chunks);
 #pragma unroll 8
-        for (u32 i = warp; i < all; i += kWarps)
-            sum.add(parts[((i / of_row * H + h) * chunks + i % of_row) * K + key]);
+        for (u32 i = row; i < all; i += kRows)
+            sum.add(parts[((i / of_batch * H + h) * chunks + i % of_batch) * K + key]);
     }
-    of_warps[warp][lane_id()] = sum.value();
+    of_rows[row][column] = sum.value();
     sync_block();
-    if (warp == 0 && used) {
+    if (thread_rank() < kWarpSize) {
         CompensatedSum all;
-        for (int i = 0; i < kWarps; ++i) all.add(of_warps[i][lane_id()]);
-        sums[feature] = from_float<T>(all.value());
+#pragma unroll 4
+        for (int i = row; i < kRows; i += kEach) all.add(of_rows[i][column]);
+        float total = all.value();
+#pragma unroll
+        for (int lanes = kFeatures; lanes < kWarpSize; lanes *= 2) total += shfl_xor(total, lanes);
+        if (row == 0 && used) sums[feature] = from_float<T>(total);
     }
-    sync_block();  // another sum may follow
 }
 
 }  // namespace kgen::wkv

@@ -27,7 +27,7 @@ constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 // What is handed out in fp32 takes products as good as that.
 constexpr bool kPrecise = sizeof(W) == 4 || kInitialState;
-constexpr int kSumThreads = 256;
+constexpr int kSumThreads = 512;
 
 using Config = kgen::wkv::ChunkedBackward<T, W, kForm, false, kPrecise, kK, kV, kChunk,
                                           kSlice, kStages, kCopy>;
@@ -91,7 +91,7 @@ wkv5_backward(const T* __restrict__ gy,           // [B, T, H, V]
 
 KGEN_EXPORT(wkv5_backward);
 
-// gw and gu, sums over batch and chunks.
+// gw and gu, sums over batch and chunks, half of the blocks each.
 extern "C" __global__ void __launch_bounds__(kSumThreads)
 wkv5_backward_sums(const float* __restrict__ gw_parts,  // [B, H, chunks, K]
                    const float* __restrict__ gu_parts,  // [B, H, chunks, K]
@@ -99,8 +99,11 @@ wkv5_backward_sums(const float* __restrict__ gw_parts,  // [B, H, chunks, K]
                    U* __restrict__ gu,                  // [H, K]
                    i64 B, i64 H, i64 steps) {
     const i64 chunks = kgen::ceil_div(steps, i64{kChunk});
-    kgen::wkv::sum_chunks<kSumThreads>(gw_parts, B, H, i64{kK}, chunks, gw);
-    kgen::wkv::sum_chunks<kSumThreads>(gu_parts, B, H, i64{kK}, chunks, gu);
+    const i64 half = gridDim.x / 2, block = blockIdx.x;
+    if (block < half)
+        kgen::wkv::sum_chunks<kSumThreads>(block, gw_parts, B, H, i64{kK}, chunks, gw);
+    else
+        kgen::wkv::sum_chunks<kSumThreads>(block - half, gu_parts, B, H, i64{kK}, chunks, gu);
 }
 
 KGEN_EXPORT(wkv5_backward_sums);

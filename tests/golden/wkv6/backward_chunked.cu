@@ -26,7 +26,7 @@ constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 // What is handed out in fp32 takes products as good as that.
 constexpr bool kPrecise = sizeof(W) == 4 || kInitialState;
-constexpr int kSumThreads = 256;
+constexpr int kSumThreads = 512;
 
 using Config = kgen::wkv::ChunkedBackward<T, W, kForm, true, kPrecise, kK, kV, kChunk,
                                           kSlice, kStages, kCopy>;
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(kSumThreads)
 wkv6_backward_sums(const float* __restrict__ gu_parts,  // [B, H, chunks, K]
                    U* __restrict__ gu,                  // [H, K]
                    i64 B, i64 H, i64 steps) {
-    kgen::wkv::sum_chunks<kSumThreads>(gu_parts, B, H, i64{kK},
+    kgen::wkv::sum_chunks<kSumThreads>(i64{blockIdx.x}, gu_parts, B, H, i64{kK},
                                        kgen::ceil_div(steps, i64{kChunk}), gu);
 }
 
