@@ -139,9 +139,9 @@ class Rwkv6Block(nn.Module):
         mixes = self.mix + torch.einsum("btmr,mrc->btmc", low, self.mix_up)
         for_w, for_k, for_v, for_r, for_g = (x[:, :, None] + change[:, :, None] * mixes).unbind(2)
         heads = (batch, steps, self._heads, channels // self._heads)
-        # What is learnt is the log of the decay's rate: the log decay is -exp of it. In fp32: a
-        # decay near 1 has no other way to be told from 1.
-        w = -torch.exp((self.decay + self.decay_low_rank(for_w)).float())
+        # What is learnt is the log of a rate, and the log decay is minus the rate. In fp32: near -6
+        # two neighbours in bf16 are 1/32 apart, which is 3 % of the rate.
+        w = -torch.exp(self.decay.float() + self.decay_low_rank(for_w).float())
         y = self._wkv6(
             self.receptance(for_r).view(heads), self.key(for_k).view(heads),
             self.value(for_v).view(heads), w.view(heads), self.bonus,
