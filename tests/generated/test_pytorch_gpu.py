@@ -98,10 +98,10 @@ def test_any_stream(kgen_ops: ModuleType, case: Case) -> None:
     made = case.call(kgen_ops, **inputs)
     gradients(made, inputs)  # loaded and prepared
     late = {n: torch.zeros_like(x).requires_grad_() for n, x in inputs.items()}
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(LATE_CYCLES)
+        torch.cuda._sleep(LATE_CYCLES)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for n, x in late.items():
                 x.copy_(inputs[n])
@@ -116,7 +116,7 @@ def test_any_stream(kgen_ops: ModuleType, case: Case) -> None:
 @each_case
 def test_a_graph_of_both_passes(kgen_ops: ModuleType, case: Case) -> None:
     inputs = case.inputs_on("cuda")
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # as PyTorch's notes on CUDA graphs say
         for _ in range(3):
@@ -195,7 +195,8 @@ def test_threads_on_streams_of_their_own(kgen_ops: ModuleType, case: Case) -> No
 
     def work() -> None:
         try:
-            with torch.cuda.stream(torch.cuda.Stream()):
+            own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(own):
                 start.wait()
                 for _ in range(50):
                     made = case.call(kgen_ops, **inputs)
