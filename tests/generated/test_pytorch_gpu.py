@@ -91,6 +91,22 @@ def test_compiled_with_dynamic_dims(kgen_ops: ModuleType, case: Case, backend: s
         agree(case, compiled, more)
 
 
+@pytest.mark.parametrize("name", ["rmsnorm-residual", "wkv6"])
+def test_compiled_to_cuda_graphs(kgen_ops: ModuleType, name: str) -> None:
+    """torch.compile's own graphs: a run as it is, a capture, then replays with new values."""
+    torch._dynamo.reset()
+    case = CASES[name]
+
+    def function(**tensors: Tensor) -> Outputs:
+        first, *rest = case.call(kgen_ops, **tensors)
+        return first * 1.0, *rest
+
+    compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        agree(case, compiled, case.inputs_on("cuda"))
+
+
 @each_case
 def test_any_stream(kgen_ops: ModuleType, case: Case) -> None:
     """Inputs that are written late on a side stream are read after that, in both passes."""
