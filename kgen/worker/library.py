@@ -38,9 +38,8 @@ def library_calls(
     Raises:
         LaunchError: If the library cannot be imported from there, or lacks the function.
     """
-    return [
-        _call(library_call(folder, operator, pass_name, tensors, options)) for tensors in sets
-    ]
+    function = _function(folder, operator.name, pass_name)
+    return [_call(_bound(function, operator, pass_name, tensors, options)) for tensors in sets]
 
 
 def library_call(
@@ -55,15 +54,25 @@ def library_call(
     Raises:
         LaunchError: If the library cannot be imported from there, or lacks the function.
     """
+    return _bound(
+        _function(folder, operator.name, pass_name), operator, pass_name, tensors, options
+    )
+
+
+def _bound(
+    function: Callable[..., object],
+    operator: Operator,
+    pass_name: str,
+    tensors: Mapping[str, torch.Tensor],
+    options: Mapping[str, str] | None,
+) -> Callable[[], object]:
     declared = operator.signature.pass_named(pass_name)
     asked_for = operator.signature.asked_for(declared)
     inputs = {i.name: tensors[i.name] for i in declared.inputs if i.name in tensors}
     wanted = {f"return_{o.name}": True for o in asked_for if o.name in tensors}
     # By name: an input that the problem leaves out may stand between two that it has.
-    return partial(
-        _function(folder, operator.name, pass_name),
-        **inputs, **operator.scalars(pass_name), **wanted, **(options or {}),
-    )
+    scalars = operator.scalars(pass_name)
+    return partial(function, **inputs, **scalars, **wanted, **(options or {}))
 
 
 def _function(folder: Path, operator: str, pass_name: str) -> Callable[..., object]:

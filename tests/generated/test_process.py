@@ -4,6 +4,7 @@ and memory over many calls. On the host's kernels; launches that are counted are
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -144,6 +145,34 @@ def test_threads_that_all_call_first(
     assert errors == []
     assert len(loaded) == len(set(loaded)), "a kernel was loaded twice"
     assert len(forward.prepared) == 8
+
+
+def test_a_launch_goes_to_the_tensors_gpu(
+    kgen_ops: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rehearsed on the CPU with two GPUs that are not there."""
+    dispatch = sys.modules[f"{kgen_ops.__name__}._runtime.dispatch"]
+    current = [0]
+    entered: list[int] = []
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        before, current[0] = current[0], index
+        entered.append(index)
+        try:
+            yield
+        finally:
+            current[0] = before
+
+    monkeypatch.setattr(dispatch, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    seen: list[tuple[int, tuple[float, ...]]] = []
+    run = dispatch._on_device(lambda *given: seen.append((current[0], given)), 1)
+    run(64, 3, 0.5)
+    assert (seen, entered, current) == ([(1, (64, 3, 0.5))], [1], [0])
+    current[0] = 1
+    run(64, 4)
+    assert (seen[1], entered) == ((1, (64, 4)), [1]), "it was current: nothing to change"
 
 
 @pytest.fixture
