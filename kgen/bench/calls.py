@@ -26,5 +26,10 @@ def run_call_costs(
         CallCosts(session.pass_name, problem, against, str(library))
     )
     return CallTable(
-        session.pass_name, str(problem), found.launcher, found.costs, found.peer_errors
+        pass_name=session.pass_name,
+        problem=str(problem),
+        launcher=found.launcher,
+        first_ms=found.first_ms,
+        costs=found.costs,
+        failed=found.peer_errors,
     )

@@ -80,6 +80,7 @@ def print_calls(table: CallTable) -> str:
     lines = [f"{table.pass_name} {table.problem}, a call without gradients"]
     lines += _aligned(rows, flush_left=1)
     lines += [f"  {name} did not run: {why}" for name, why in table.failed.items()]
+    lines.append(f"  first call of {ours.name}: {table.first_ms:.3g} ms")
     least, most = min(c.calls for c in table.costs), max(c.calls for c in table.costs)
     each = str(most) if least == most else f"{least} to {most}"
     lines.append(

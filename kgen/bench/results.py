@@ -194,6 +194,7 @@ class CallTable:
         pass_name: `forward` or `backward`; the key `pass`.
         problem: The problem.
         launcher: What the library launches with: `compiled`, `Python`, or `host` on a CPU.
+        first_ms: Host time of the library's first call of the problem; see docs/bench.md.
         costs: `kgen_ops`: the library's function; then the peers that ran.
         failed: Peers that did not, by name, with the reason.
     """
@@ -201,5 +202,6 @@ class CallTable:
     pass_name: str
     problem: str
     launcher: str
+    first_ms: float
     costs: tuple[CallCost, ...]
     failed: Mapping[str, str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -46,12 +47,15 @@ def cost_of_calls(
         Path(request.library), operator, request.pass_name, tensors, options
     )
     launcher = _launcher() if device.type == "cuda" else "host"
+    synchronize()
     with torch.no_grad():
+        started = time.perf_counter_ns()
         made = library()
+        first_ms = (time.perf_counter_ns() - started) / 1e6
     _check(operator, request, tensors, made)
     peers, errors = bare_peer_calls(operator, request, tensors, synchronize)
     costs = call_costs({PACKAGE: library, **peers}, device, synchronize)
-    return CallCostsOutcome(costs, launcher, errors)
+    return CallCostsOutcome(costs, launcher, first_ms, errors)
 
 
 def _launcher() -> str:

@@ -237,11 +237,14 @@ class CallCostsOutcome:
     Attributes:
         costs: The library's first, then those of the peers that ran.
         launcher: What the library launches with: `compiled`, `Python`, or `host` on a CPU.
+        first_ms: Host time of the library's first call, which reads its table, checks and loads
+            the kernel; without a shipped cubin it compiles it, too, or finds it in the cache.
         peer_errors: Why a peer did not run.
     """
 
     costs: tuple[CallCost, ...]
     launcher: str
+    first_ms: float
     peer_errors: dict[str, str]
 
 

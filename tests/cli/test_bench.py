@@ -146,6 +146,7 @@ def test_what_calls_cost(tuned: Path) -> None:
     assert [cost.name for cost in table.costs] == ["kgen_ops", "eager"]
     assert all(0 < c.low_us <= c.median_us <= c.high_us for c in table.costs)
     assert table.launcher == "host"
+    assert table.first_ms > 0
     assert f"forward {table.problem}, a call without gradients" in done.stdout
     assert "GB/s" not in done.stdout
 

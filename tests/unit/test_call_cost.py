@@ -79,7 +79,7 @@ def test_garbage_is_collected_again_afterwards() -> None:
 
 
 TABLE = CallTable(
-    "forward", "M=64,N=4096,dtype=bf16", "compiled",
+    "forward", "M=64,N=4096,dtype=bf16", "compiled", 3.14159,
     (CallCost("kgen_ops", 5.0, 4.9, 5.25, 41, 200), CallCost("eager", 12.5, 12.0, 13.0, 41, 80)),
     {"liger": "ImportError: no"},
 )
@@ -89,6 +89,7 @@ forward M=64,N=4096,dtype=bf16, a call without gradients
   kgen_ops       5 us  4.9 us - 5.25 us           1.00
   eager       12.5 us     12 us - 13 us           2.50
   liger did not run: ImportError: no
+  first call of kgen_ops: 3.14 ms
   compiled launcher, host clock, interleaved over 41 rounds of 80 to 200 calls
 """
 
