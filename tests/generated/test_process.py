@@ -62,6 +62,17 @@ def test_importing_loads_what_a_call_needs_and_no_more(library_folder: Path) -> 
     assert cuda == "False"
 
 
+def test_what_a_shipped_cubin_needs(library_folder: Path) -> None:
+    """A first call of one has no use for what compiles it, nor for what runs it on the CPU."""
+    done = run(
+        "import sys, kgen_ops, kgen_ops._runtime.device\n"
+        "print(*(n.split('.')[-1] for n in sys.modules if n.startswith('kgen_ops._runtime.')))",
+        library_folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) - AT_IMPORT == {"cache", "cuda", "device", "launcher"}
+
+
 # In the child: a call that was prepared before the fork, one that was not, and one that loads a
 # kernel. os._exit: the child has no business in the parent's atexit functions.
 FORK = """
