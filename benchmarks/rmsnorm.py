@@ -11,9 +11,7 @@ small that the GPU waits for the host. Nothing is timed before it agrees with fl
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +21,7 @@ import kgen_ops
 import torch
 import yaml
 
+from kgen.measure.call_cost import call_costs
 from kgen.measure.clocks import clocks
 from kgen.measure.compare import compare
 from kgen.measure.memory import copy_bandwidth, sets_needed
@@ -44,7 +43,6 @@ HOST_PROBLEM = "M=64,N=4096,dtype=bf16"
 OURS, COPY = "kgen", "copy"
 SCALARS = OPERATOR.scalars("forward")
 ROUNDS = 61
-HOST_BATCHES, HOST_CALLS = 40, 500
 
 Peer = Callable[[Mapping[str, torch.Tensor], Mapping[str, float]], object]
 
@@ -119,7 +117,7 @@ def run_problem(text: str, device: torch.device, l2_bytes: int, copy_gbps: float
 
 
 def host_cost(device: torch.device) -> dict[str, Any]:
-    """Host time of a call, end to end: many in a row, few enough that the queue never fills."""
+    """Host time of a call, as `kgen bench --call-cost` takes it, beside a bare allocation."""
     problem = parse_problem(HOST_PROBLEM, OPERATOR.signature)
     generator = torch.Generator(device=device).manual_seed(0)
     inputs = OPERATOR.make_inputs("forward", problem, "normal", generator, device)
@@ -132,17 +130,10 @@ def host_cost(device: torch.device) -> dict[str, Any]:
     for name, peer in OPERATOR.peers("forward").items():
         if name != "eager":
             plain[name] = partial(peer, inputs, SCALARS)
-    us: dict[str, list[float]] = {name: [] for name in plain}
-    for _ in range(HOST_BATCHES):
-        for name, call in plain.items():
-            call()
-            torch.cuda.synchronize()
-            start = time.perf_counter_ns()
-            for _ in range(HOST_CALLS):
-                call()
-            us[name].append((time.perf_counter_ns() - start) / 1e3 / HOST_CALLS)
-            torch.cuda.synchronize()
-    medians = {name: statistics.median(samples) for name, samples in us.items()}
+    for call in plain.values():
+        call()
+    found = call_costs(plain, device, torch.cuda.synchronize)
+    medians = {cost.name: cost.median_us for cost in found}
     compiled = kgen_ops._runtime.launcher.compiled_launcher() is not None
     print(
         f"\nhost time of a call, {problem} ({'compiled' if compiled else 'pure Python'} launcher)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kgen.bench.results import Climb, Contest, PeerTime, Profile, Rung
+from kgen.bench.results import CallTable, Climb, Contest, PeerTime, Profile, Rung
 from kgen.model.record import OutputAccuracy, Timing
 
 _NAME_COLUMNS = 40
@@ -66,6 +66,27 @@ def print_profile(profile: Profile) -> str:
     lines += _aligned(rows, flush_left=2)
     lines += [f"  {name} did not run: {why}" for name, why in profile.failed.items()]
     lines.append(f"  trace: {profile.trace}")
+    return "\n".join(lines) + "\n"
+
+
+def print_calls(table: CallTable) -> str:
+    """Return the host's cost of calls as a table: the library's first."""
+    ours = table.costs[0]
+    rows = [["", "host time", "quartiles", f"over {ours.name}"]]
+    for cost in table.costs:
+        quartiles = f"{spell_us(cost.low_us)} - {spell_us(cost.high_us)}"
+        ratio = cost.median_us / ours.median_us
+        rows.append([cost.name, spell_us(cost.median_us), quartiles, f"{ratio:.2f}"])
+    lines = [f"{table.pass_name} {table.problem}, a call without gradients"]
+    lines += _aligned(rows, flush_left=1)
+    lines += [f"  {name} did not run: {why}" for name, why in table.failed.items()]
+    lines.append(f"  first call of {ours.name}: {table.first_ms:.3g} ms")
+    least, most = min(c.calls for c in table.costs), max(c.calls for c in table.costs)
+    each = str(most) if least == most else f"{least} to {most}"
+    lines.append(
+        f"  {table.launcher} launcher, host clock, interleaved over {ours.rounds} rounds of {each} "
+        "calls"
+    )
     return "\n".join(lines) + "\n"
 
 

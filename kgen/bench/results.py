@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kgen.model.call_cost import CallCost
 from kgen.model.config import Config, Value
 from kgen.model.record import OutputAccuracy, Timing
 from kgen.model.traced import Traced
@@ -183,3 +184,24 @@ class Profile:
     def label(self) -> str:
         """`variant(a=1, b=2)`, for people."""
         return Config.of(self.variant, self.config).label
+
+
+@dataclass(frozen=True, slots=True)
+class CallTable:
+    """What calls of one problem cost the host, without gradients.
+
+    Attributes:
+        pass_name: `forward` or `backward`; the key `pass`.
+        problem: The problem.
+        launcher: What the library launches with: `compiled`, `Python`, or `host` on a CPU.
+        first_ms: Host time of the library's first call of the problem; see docs/bench.md.
+        costs: `kgen_ops`: the library's function; then the peers that ran.
+        failed: Peers that did not, by name, with the reason.
+    """
+
+    pass_name: str
+    problem: str
+    launcher: str
+    first_ms: float
+    costs: tuple[CallCost, ...]
+    failed: Mapping[str, str]

@@ -156,6 +156,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="run all under torch.profiler instead: end-to-end time, largest kernel, a trace",
     )
     bench.add_argument(
+        "--call-cost",
+        action="store_true",
+        help="time what a call costs the host instead: kgen_ops beside the peers; without "
+        "--problem on the operator's smallest",
+    )
+    bench.add_argument(
         "--trace",
         metavar="FILE",
         help="where --profile keeps the trace (default: OP-GPU.pt.trace.json)",

@@ -16,14 +16,19 @@ import tempfile
 from collections.abc import Callable
 from ctypes import byref, c_int
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import cuda, host, nvrtc
+from . import cuda
 from .cache import Cache
 from .integrity import checked_bytes, checked_cubin, listed_files
 from .launcher import make_launcher
+
+# What runs on the CPU and what compiles is imported where it is needed: a GPU's first call of a
+# shipped cubin needs neither, and they take half as long as all the rest of this.
+if TYPE_CHECKING:
+    from .host import HostFunction, HostModule
 
 Launcher = Callable[..., None]  # (stream, grid_x, grid_y, grid_z, *kernel arguments)
 
@@ -75,11 +80,13 @@ class KernelFile:
             IntegrityError: If a file that is needed is not what the library's list says.
         """
         self.device = device
-        self._host: host.HostModule | None = None
+        self._host: HostModule | None = None
         self._cuda: cuda.Module | None = None
         source = folder / f"{stem}.cu"
         if device.type == "cpu":
-            self._host = host.HostModule(_host_module(root, source))
+            from .host import HostModule
+
+            self._host = HostModule(_host_module(root, source))
         else:
             image = _cubin(root, source, _index(device))
             self._cuda = cuda.Module(image, _index(device), f"{folder.parent.name}/{stem}")
@@ -102,7 +109,7 @@ class KernelFile:
         return _host_launcher(self._host.function(kernel), arguments, block, smem)
 
 
-def _host_launcher(function: host.HostFunction, arguments: str, block: tuple[int, int, int],
+def _host_launcher(function: HostFunction, arguments: str, block: tuple[int, int, int],
                    smem: int) -> Launcher:
     types = [_C_TYPES[letter] for letter in arguments]
 
@@ -125,6 +132,8 @@ def _cubin(root: Path, source: Path, ordinal: int) -> bytes:
         shipped = source.with_suffix(f".{arch}{suffix}.cubin")
         if shipped.exists():
             return checked_cubin(root, shipped)
+    from . import nvrtc
+
     if major >= 9:  # the kernel may use what only the architecture-specific target offers
         arch += "a"
     compiler = nvrtc.nvrtc()
@@ -143,6 +152,8 @@ def _cubin(root: Path, source: Path, ordinal: int) -> bytes:
 
 def _host_module(root: Path, source: Path) -> Path:
     """Compile a source for the CPU, or find it in the user's cache; returns the shared object."""
+    from . import host
+
     cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not cxx:
         raise RuntimeError("CPU kernels need a C++17 compiler, and there is neither g++ nor "

@@ -2,6 +2,8 @@
 
 from kgen.worker.handle import WorkerHandle
 from kgen.worker.messages import (
+    CallCosts,
+    CallCostsOutcome,
     Candidate,
     Finals,
     FinalsOutcome,
@@ -20,6 +22,8 @@ from kgen.worker.sanitizer import ComputeSanitizer
 from kgen.worker.session import Session, failed_build, trial_key
 
 __all__ = [
+    "CallCosts",
+    "CallCostsOutcome",
     "Candidate",
     "ComputeSanitizer",
     "Finals",

@@ -11,6 +11,8 @@ from kgen.errors import LaunchError, LaunchRefusedError, VerifyError, WorkerErro
 from kgen.model.record import Fate
 from kgen.worker.child import Child
 from kgen.worker.messages import (
+    CallCosts,
+    CallCostsOutcome,
     Failure,
     Finals,
     FinalsOutcome,
@@ -27,7 +29,13 @@ from kgen.worker.messages import (
 )
 
 Outcome = TypeVar(
-    "Outcome", ProbeOutcome, PeerNamesOutcome, TrialOutcome, FinalsOutcome, TraceOutcome
+    "Outcome",
+    ProbeOutcome,
+    PeerNamesOutcome,
+    TrialOutcome,
+    FinalsOutcome,
+    TraceOutcome,
+    CallCostsOutcome,
 )
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network file system is slow
@@ -169,6 +177,19 @@ class WorkerHandle:
             return self._ask(request, TraceOutcome, TRACE_TIMEOUT_S)
         except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
             raise WorkerError(f"profiling {request.finals.problem} failed: {problem}") from None
+
+    def call_costs(self, request: CallCosts) -> CallCostsOutcome:
+        """Time what calls cost the host.
+
+        Raises:
+            WorkerError: If the worker died or hung over it, or the library cannot be used.
+        """
+        try:
+            return self._ask(request, CallCostsOutcome, TRACE_TIMEOUT_S)
+        except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
+            raise WorkerError(
+                f"timing calls of {request.problem} failed: {problem}"
+            ) from None
 
     def abort(self) -> None:
         """Kill the worker whatever it does, and start no other. From any thread: whoever waits for

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,16 +39,40 @@ def library_calls(
         LaunchError: If the library cannot be imported from there, or lacks the function.
     """
     function = _function(folder, operator.name, pass_name)
+    return [_call(_bound(function, operator, pass_name, tensors, options)) for tensors in sets]
+
+
+def library_call(
+    folder: Path,
+    operator: Operator,
+    pass_name: str,
+    tensors: Mapping[str, torch.Tensor],
+    options: Mapping[str, str] | None = None,
+) -> Callable[[], object]:
+    """Return the bare call of `kgen_ops.<operator>` for one buffer set; see `library_calls`.
+
+    Raises:
+        LaunchError: If the library cannot be imported from there, or lacks the function.
+    """
+    return _bound(
+        _function(folder, operator.name, pass_name), operator, pass_name, tensors, options
+    )
+
+
+def _bound(
+    function: Callable[..., object],
+    operator: Operator,
+    pass_name: str,
+    tensors: Mapping[str, torch.Tensor],
+    options: Mapping[str, str] | None,
+) -> Callable[[], object]:
     declared = operator.signature.pass_named(pass_name)
     asked_for = operator.signature.asked_for(declared)
+    inputs = {i.name: tensors[i.name] for i in declared.inputs if i.name in tensors}
+    wanted = {f"return_{o.name}": True for o in asked_for if o.name in tensors}
+    # By name: an input that the problem leaves out may stand between two that it has.
     scalars = operator.scalars(pass_name)
-    calls = []
-    for tensors in sets:
-        inputs = {i.name: tensors[i.name] for i in declared.inputs if i.name in tensors}
-        wanted = {f"return_{o.name}": True for o in asked_for if o.name in tensors}
-        # By name: an input that the problem leaves out may stand between two that it has.
-        calls.append(_call(function, {**inputs, **scalars, **wanted, **(options or {})}))
-    return calls
+    return partial(function, **inputs, **scalars, **wanted, **(options or {}))
 
 
 def _function(folder: Path, operator: str, pass_name: str) -> Callable[..., object]:
@@ -56,7 +81,10 @@ def _function(folder: Path, operator: str, pass_name: str) -> Callable[..., obje
     try:
         library = importlib.import_module(PACKAGE)
     except ImportError as problem:
-        raise LaunchError(f"{root}: no {PACKAGE} can be imported from there: {problem}") from None
+        raise LaunchError(
+            f"{root}: no {PACKAGE} can be imported from there: {problem}\n"
+            "  run 'kgen tune' first, or say with --out where the library is"
+        ) from None
     finally:
         sys.path.remove(str(root))
     found = Path(str(library.__file__)).resolve()
@@ -72,14 +100,12 @@ def _function(folder: Path, operator: str, pass_name: str) -> Callable[..., obje
     return function
 
 
-def _call(
-    function: Callable[..., object], arguments: Mapping[str, object]
-) -> Callable[[], None]:
+def _call(bare: Callable[[], object]) -> Callable[[], None]:
     outputs: list[object] = []
 
     def call() -> None:
         with torch.no_grad():
-            result = function(**arguments)
+            result = bare()
         outputs[:] = [result]  # frees those of this set's last call, now that the new ones exist
 
     return call

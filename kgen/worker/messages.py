@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kgen.model.artifact import Artifact
+from kgen.model.call_cost import CallCost
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
@@ -213,6 +214,41 @@ class TraceOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class CallCosts:
+    """Time what calls of the library's function and of the peers cost the host, without gradients.
+
+    Attributes:
+        pass_name: `forward` or `backward`.
+        problem: The problem.
+        peers: Names of the peers to time; None: all that there are, but for the slow ones.
+        library: Folder of an emitted library.
+    """
+
+    pass_name: str
+    problem: Problem
+    peers: tuple[str, ...] | None
+    library: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallCostsOutcome:
+    """What calls cost the host.
+
+    Attributes:
+        costs: The library's first, then those of the peers that ran.
+        launcher: What the library launches with: `compiled`, `Python`, or `host` on a CPU.
+        first_ms: Host time of the library's first call, which reads its table, checks and loads
+            the kernel; without a shipped cubin it compiles it, too, or finds it in the cache.
+        peer_errors: Why a peer did not run.
+    """
+
+    costs: tuple[CallCost, ...]
+    launcher: str
+    first_ms: float
+    peer_errors: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """An error that the worker caught.
 
@@ -229,4 +265,4 @@ class Failure:
     refused: bool = False
 
 
-Request = Probe | PeerNames | Trial | Finals | Trace
+Request = Probe | PeerNames | Trial | Finals | Trace | CallCosts

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from kgen.operators.base import Operator
-from kgen.worker.messages import Finals
+from kgen.worker.messages import CallCosts, Finals
 
 Tensors = Mapping[str, torch.Tensor]
 Call = Callable[[], None]
+Bare = Callable[[], object]
 
 
 def peer_calls(
@@ -33,21 +35,48 @@ def peer_calls(
     Returns:
         The calls of those that work, by name, and why the others do not.
     """
+    bare, errors = _working(operator, finals, sets, synchronize, slow)
+    return {name: [_peer_call(call) for call in calls] for name, calls in bare.items()}, errors
+
+
+def bare_peer_calls(
+    operator: Operator,
+    request: CallCosts,
+    tensors: Tensors,
+    synchronize: Callable[[], None],
+) -> tuple[dict[str, Bare], dict[str, str]]:
+    """Make one call of each wanted peer, with nothing around it but what passes its arguments.
+
+    Returns:
+        The calls of those that work, by name, and why the others do not.
+    """
+    bare, errors = _working(operator, request, [tensors], synchronize, slow=False)
+    return {name: call for name, (call,) in bare.items()}, errors
+
+
+def _working(
+    operator: Operator,
+    request: Finals | CallCosts,
+    sets: Sequence[Tensors],
+    synchronize: Callable[[], None],
+    slow: bool,
+) -> tuple[dict[str, list[Bare]], dict[str, str]]:
     errors: dict[str, str] = {}
-    working: dict[str, Sequence[Call]] = {}
-    if finals.peers == ():  # not even made: torch.compile takes a while to load
+    working: dict[str, list[Bare]] = {}
+    if request.peers == ():  # not even made: torch.compile takes a while to load
         return working, errors
-    scalars = operator.arguments(finals.pass_name, finals.problem)
+    scalars = operator.arguments(request.pass_name, request.problem)
     # On a machine without a GPU, compiling a peer warns that it found no CUDA runtime.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    for name, peer in operator.peers(finals.pass_name).items():
+    for name, peer in operator.peers(request.pass_name).items():
         left_out = () if slow else operator.slow_peers
-        if name in left_out if finals.peers is None else name not in finals.peers:
+        if name in left_out if request.peers is None else name not in request.peers:
             continue
-        calls = [_peer_call(peer, tensors, scalars) for tensors in sets]
+        calls: list[Bare] = [partial(peer, tensors, scalars) for tensors in sets]
         try:
-            for _ in range(3):  # a compiled peer compiles here, not while it is timed
-                calls[0]()
+            with torch.no_grad():
+                for _ in range(3):  # a compiled peer compiles here, not while it is timed
+                    calls[0]()
             synchronize()
         except Exception as problem:  # a peer may fail in any way; it is reported, not hidden
             errors[name] = f"{type(problem).__name__}: {problem}".splitlines()[0]
@@ -56,13 +85,9 @@ def peer_calls(
     return working, errors
 
 
-def _peer_call(
-    peer: Callable[[Mapping[str, torch.Tensor], Mapping[str, float]], object],
-    tensors: Tensors,
-    scalars: Mapping[str, float],
-) -> Call:
+def _peer_call(bare: Bare) -> Call:
     def call() -> None:
         with torch.no_grad():
-            peer(tensors, scalars)
+            bare()
 
     return call

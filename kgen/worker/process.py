@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 from kgen.catalogue import open_catalogue
 from kgen.errors import KgenError, LaunchRefusedError, VerifyError
-from kgen.worker.messages import Failure, Finals, PeerNames, Probe, Setup, Trace, Trial
+from kgen.worker.messages import CallCosts, Failure, Finals, PeerNames, Probe, Setup, Trace, Trial
 
 
 def worker_main(
@@ -65,6 +65,8 @@ def worker_main(
                     answer = runner.finals(request)
                 case Trace():
                     answer = runner.trace(request)
+                case CallCosts():
+                    answer = runner.call_costs(request)
                 case _:
                     raise TypeError(f"not a request: {request!r}")
         except Exception as problem:  # a fault of any kind is an outcome here, never a silence

@@ -22,6 +22,7 @@ from kgen.model.record import Evidence, Fate, Tried
 from kgen.operators.base import Operator
 from kgen.runtime.launcher import provide_extension
 from kgen.verify import LAUNCHES, PROOF_SIZES, Fixture, Sizes, Verdict, verify
+from kgen.worker.calling import cost_of_calls
 from kgen.worker.facts import (
     clock_texts,
     device_facts,
@@ -31,6 +32,8 @@ from kgen.worker.facts import (
 )
 from kgen.worker.library import library_calls
 from kgen.worker.messages import (
+    CallCosts,
+    CallCostsOutcome,
     Candidate,
     Finals,
     FinalsOutcome,
@@ -231,7 +234,8 @@ class Runner:
             library: list[Call] = []
             if finals.library:
                 library = library_calls(
-                    Path(finals.library), self._operator, finals.pass_name, self._sets
+                    Path(finals.library), self._operator, finals.pass_name, self._sets,
+                    self._operator.options(finals.problem),
                 )
                 library[0]()  # what it prepares at its first call is not of a call's time
             contenders = {KERNEL: kernel, **({LIBRARY_CALL: library} if library else {}), **peers}
@@ -239,6 +243,14 @@ class Runner:
         finally:
             self._device.synchronize()
             module.close()
+
+    def call_costs(self, request: CallCosts) -> CallCostsOutcome:
+        """Time what calls of the library's function and of the operator's peers cost the host."""
+        self._fixture_for(request.pass_name, request.problem).release()
+        tensors = self._buffer_sets(request.pass_name, request.problem)[0]
+        return cost_of_calls(
+            self._operator, request, tensors, self._device.torch_device, self._device.synchronize
+        )
 
     def _compare(
         self, entrants: Mapping[str, Sequence[Call]]

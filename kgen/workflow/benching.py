@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kgen.bench import Choice, Climb, Contest, Profile, climb, run_contest, run_profile
+from kgen.bench import (
+    CallTable,
+    Choice,
+    Climb,
+    Contest,
+    Profile,
+    climb,
+    run_call_costs,
+    run_contest,
+    run_profile,
+)
 from kgen.build import Compiler
 from kgen.catalogue import Entry
 from kgen.errors import CatalogueError, RecordError, SpaceError, suggest
@@ -40,6 +50,7 @@ class BenchJob:
         ladder: Whether to run the published ladder instead of the contest with peers.
         trace: Where a profile's trace goes; given, a profile is made instead of the contest. With
             several problems, pass and number go into each file's name.
+        call_cost: Whether to time the host's part of calls of the library instead.
         tune_options: What a `kgen tune` command needs besides operator, GPU, pass and problem to
             fill this very report.
         on_result: Called with every result as it comes.
@@ -57,8 +68,9 @@ class BenchJob:
     against: tuple[str, ...] | None
     ladder: bool
     trace: Path | None
+    call_cost: bool
     tune_options: tuple[str, ...]
-    on_result: Callable[[Contest | Climb | Profile], None]
+    on_result: Callable[[Contest | Climb | Profile | CallTable], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,7 @@ class BenchReport:
         contests: Our kernels beside their peers.
         ladders: Published ladders.
         profiles: Kernels and peers under torch.profiler.
+        calls: What calls cost the host.
     """
 
     operator: str
@@ -80,6 +93,7 @@ class BenchReport:
     contests: tuple[Contest, ...]
     ladders: tuple[Climb, ...]
     profiles: tuple[Profile, ...] = ()
+    calls: tuple[CallTable, ...] = ()
     schema: int = SCHEMA
 
 
@@ -108,6 +122,7 @@ def run_bench(job: BenchJob) -> BenchReport:
     contests: list[Contest] = []
     ladders: list[Climb] = []
     profiles: list[Profile] = []
+    calls: list[CallTable] = []
     setup = Setup(operator, job.paths, job.gpu, job.ordinal, job.seed)
     with WorkerHandle(setup) as worker:
         if job.against is not None:
@@ -121,6 +136,9 @@ def run_bench(job: BenchJob) -> BenchReport:
                     steps = [s for s in space.ladder if s.pass_name == session.pass_name]
                     ladders.append(climb(session, problem, steps, copy_gbps))
                     job.on_result(ladders[-1])
+                elif job.call_cost:
+                    calls.append(run_call_costs(session, problem, job.against, _library(job)))
+                    job.on_result(calls[-1])
                 elif job.trace is not None:
                     profiles.append(_profile(job, session, problem, tuned, len(profiles)))
                     job.on_result(profiles[-1])
@@ -132,8 +150,14 @@ def run_bench(job: BenchJob) -> BenchReport:
     seen = [{}, *(c.clocks for c in contests), *(c.clocks for c in ladders)]
     environment = environment_of(facts, job.compiler, copy_gbps, seen[-1])
     return BenchReport(
-        operator, job.gpu.name, environment, tuple(contests), tuple(ladders), tuple(profiles)
+        operator, job.gpu.name, environment, tuple(contests), tuple(ladders), tuple(profiles),
+        tuple(calls),
     )
+
+
+def _library(job: BenchJob) -> Path:
+    """The folder that the library lies in; its reports lie in it, too."""
+    return job.reports.parents[2]
 
 
 def _profile(
@@ -146,7 +170,7 @@ def _profile(
         stem, _, suffixes = path.name.partition(".")
         path = path.with_name(f"{stem}.{session.pass_name}-{index + 1}.{suffixes or 'json'}")
     # Rows of the library follow the report: what is tuned there is served there.
-    library = job.reports.parents[2] if choice.origin == "tuned" else None
+    library = _library(job) if choice.origin == "tuned" else None
     return run_profile(session, problem, choice, job.against, path, library)
 
 

@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from kgen.workflow import load_bench
 
-SOFTMAX = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "softmax"
+ROOT = Path(__file__).resolve().parents[2]
+SOFTMAX = ROOT / "docs" / "tutorials" / "softmax"
 TEMPLATE = "mine/templates/softmax/forward_block_per_row.cu.jinja"
 TUNED = "M=9,N=64,dtype=fp32"
 UNTUNED = "M=5,N=64,dtype=fp32"
@@ -136,6 +138,48 @@ def test_a_profile(tuned: Path) -> None:
         assert f"trace: {profile.trace}" in done.stdout
 
 
+def test_what_calls_cost(tuned: Path) -> None:
+    """Without --problem the smallest of the operator's; the library serves it, tuned or not."""
+    done = softmax("bench", "--call-cost", "--against", "eager", "--yaml", "c.yaml", cwd=tuned)
+    assert done.returncode == 0, done.stderr
+    (table,) = load_bench(tuned / "c.yaml").calls
+    assert [cost.name for cost in table.costs] == ["kgen_ops", "eager"]
+    assert all(0 < c.low_us <= c.median_us <= c.high_us for c in table.costs)
+    assert table.launcher == "host"
+    assert table.first_ms > 0
+    assert f"forward {table.problem}, a call without gradients" in done.stdout
+    assert "GB/s" not in done.stdout
+
+
+def test_calls_of_what_is_not_the_operator_are_refused(tuned: Path, tmp_path: Path) -> None:
+    library = tmp_path / "generated" / "kgen_ops"
+    shutil.copytree(tuned / "generated", tmp_path / "generated")
+    shutil.copytree(tuned / "mine", tmp_path / "mine")
+    done = softmax("bench", "--call-cost", "--problem", TUNED, "--out", "no", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no kgen_ops can be imported from there" in done.stderr
+    module = library / "softmax" / "__init__.py"
+    text = module.read_text()
+    assert "def softmax(" in text
+    module.write_text(f"{text}\n\n_right = softmax\n\n\ndef softmax(x):\n"
+                      "    return _right(x) * 1.1\n")
+    done = softmax("bench", "--call-cost", "--problem", TUNED, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout
+    assert "y is off by" in done.stderr
+    assert "over kgen_ops" not in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU in this machine")
+@pytest.mark.parametrize("operator", ["rmsnorm", "linear_attention", "timex", "wkv6"])
+def test_what_calls_cost_on_the_gpu(operator: str) -> None:
+    """Printed, not judged: a time depends on the machine (run pytest with -s)."""
+    done = kgen("bench", "--op", operator, "--call-cost", "--pass", "forward", cwd=ROOT)
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert "over kgen_ops" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -143,6 +187,7 @@ def test_a_profile(tuned: Path) -> None:
         (["--op", "rmsnorm", "--against", "eager,"], "is no list of names"),
         (["--op", "rmsnorm", "--against", "eager", "--ladder"], "not allowed with"),
         (["--op", "rmsnorm", "--profile", "--ladder"], "ask for one at a time"),
+        (["--op", "rmsnorm", "--profile", "--call-cost"], "--profile and --call-cost are two"),
         (["--op", "rmsnorm", "--trace", "x.json"], "add --profile"),
         (["--op", "softmax", "--path", str(SOFTMAX), "--ladder"], "declares no ladder of forward"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -9,6 +10,7 @@ import math
 import shutil
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -311,3 +313,20 @@ def test_a_missing_driver_is_an_oserror(extension: Any) -> None:
 def test_build_extension_without_compiler(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"no C compiler \(no-such-cc\)"):
         build_extension(tmp_path, compiler="no-such-cc")
+
+
+def test_launches_leave_nothing_behind(fake: Fake) -> None:
+    """Arguments, refusals and their messages: a reference kept of one is an object a call."""
+    launcher = fake.launcher("pqf", result=0)
+
+    def call() -> None:
+        launcher(STREAM, 1000, 1, 1, 2**40, 2**41, 0.25)
+        with contextlib.suppress(TypeError):
+            launcher(STREAM, 1000, 1, 1, 2**40, 2**41, "x")
+
+    for _ in range(100):
+        call()
+    before = sys.getallocatedblocks()
+    for _ in range(5000):
+        call()
+    assert sys.getallocatedblocks() - before < 100

@@ -1,0 +1,35 @@
+"""What a call costs the host: the emitted library's function beside the operator's peers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kgen.bench.results import CallTable
+from kgen.model.problem import Problem
+from kgen.worker import CallCosts, Session
+
+
+def run_call_costs(
+    session: Session, problem: Problem, against: tuple[str, ...] | None, library: Path
+) -> CallTable:
+    """Time the host's part of calls without gradients, interleaved.
+
+    Args:
+        session: Of the pass.
+        problem: The problem; a small one, or the host waits for the device.
+        against: Names of peers; None: all but the slow ones.
+        library: Folder of an emitted library.
+    Raises:
+        WorkerError: If the library cannot be used, or the worker died over it.
+    """
+    found = session.worker.call_costs(
+        CallCosts(session.pass_name, problem, against, str(library))
+    )
+    return CallTable(
+        pass_name=session.pass_name,
+        problem=str(problem),
+        launcher=found.launcher,
+        first_ms=found.first_ms,
+        costs=found.costs,
+        failed=found.peer_errors,
+    )

@@ -1,0 +1,91 @@
+"""What a call of the library's function costs the host, beside its peers'."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from kgen.errors import LaunchError
+from kgen.measure.call_cost import call_costs
+from kgen.operators.base import Operator
+from kgen.worker.facts import extension_folder
+from kgen.worker.library import PACKAGE, library_call
+from kgen.worker.messages import CallCosts, CallCostsOutcome
+from kgen.worker.peers import bare_peer_calls
+
+Tensors = Mapping[str, torch.Tensor]
+
+# Relative to the norm of an output. Kernels are verified when they are tuned; this only tells a
+# call of the operator from a call of something else.
+_GROSS = 0.05
+
+
+def cost_of_calls(
+    operator: Operator,
+    request: CallCosts,
+    tensors: Tensors,
+    device: torch.device,
+    synchronize: Callable[[], None],
+) -> CallCostsOutcome:
+    """Time the library's function and the operator's peers on one set of inputs.
+
+    Args:
+        operator: Has the peers and the definition.
+        request: What is asked.
+        tensors: Inputs and outputs of the problem, by name.
+        device: Where they are.
+        synchronize: Waits for the device.
+    Raises:
+        LaunchError: If the library cannot be used, or does not compute the operator.
+    """
+    options = operator.options(request.problem)
+    library = library_call(
+        Path(request.library), operator, request.pass_name, tensors, options
+    )
+    launcher = _launcher() if device.type == "cuda" else "host"
+    synchronize()
+    with torch.no_grad():
+        started = time.perf_counter_ns()
+        made = library()
+        first_ms = (time.perf_counter_ns() - started) / 1e6
+    _check(operator, request, tensors, made)
+    peers, errors = bare_peer_calls(operator, request, tensors, synchronize)
+    costs = call_costs({PACKAGE: library, **peers}, device, synchronize)
+    return CallCostsOutcome(costs, launcher, first_ms, errors)
+
+
+def _launcher() -> str:
+    """Give the library its compiled launcher, as an installation by pip does; say which it has."""
+    runtime = importlib.import_module(f"{PACKAGE}._runtime.launcher")
+    # A file of its own: kgen's launcher is the same source, and is loaded in this process already.
+    folder = extension_folder() / PACKAGE
+    folder.mkdir(exist_ok=True)
+    return "compiled" if runtime.provide_extension(folder) else "Python"
+
+
+def _check(operator: Operator, request: CallCosts, tensors: Tensors, made: object) -> None:
+    declared = operator.signature.pass_named(request.pass_name)
+    inputs = {i.name: tensors[i.name] for i in declared.inputs if i.name in tensors}
+    wide = {n: x.double() if x.is_floating_point() else x for n, x in inputs.items()}
+    with torch.no_grad():
+        wanted = operator.definition(
+            request.pass_name, wide, operator.arguments(request.pass_name, request.problem)
+        )
+    outputs = (made,) if isinstance(made, torch.Tensor) else made
+    assert isinstance(outputs, tuple)
+    names = [o.name for o in declared.outputs if o.name in tensors]
+    for name, got in zip(names, outputs, strict=True):
+        norm = wanted[name].norm().item()
+        error = (got.double() - wanted[name]).norm().item()
+        if not error <= _GROSS * norm + torch.finfo(torch.float32).tiny:
+            raise LaunchError(
+                f"{PACKAGE}.{operator.name}, {request.pass_name} {request.problem}: {name} is off "
+                f"by {error:.2e}, its norm is {norm:.2e}; {_GROSS:.0%} is allowed here\n"
+                f"  run: kgen verify --op {operator.name} --pass {request.pass_name} --problem "
+                f"{request.problem}"
+            )
+
