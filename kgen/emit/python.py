@@ -32,7 +32,7 @@ _LOCAL_NAMES = frozenset({"call", "dense_like", "device_index", "empty_like", "f
                           "launch", "layout", "prepared", "present", "run", "stream", "torch",
                           "unpacked"})
 
-_NOT_SEARCHED = "measured among configs of other problems"
+_NOT_SEARCHED = "measured while a rule was learnt"
 
 
 def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:

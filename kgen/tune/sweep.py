@@ -6,15 +6,15 @@ the journal, and not repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kgen.model.artifact import BuildFailure
 from kgen.model.config import Config
 from kgen.model.problem import Problem
-from kgen.model.record import Fate, Record
+from kgen.model.record import Record
 from kgen.search.feasible import Feasible, enumerate_feasible
 from kgen.tune.ahead import Ahead, builds_at_once
 from kgen.tune.finals import certify, finalist
@@ -24,6 +24,15 @@ from kgen.tune.request import Finalist, TuneRequest
 from kgen.tune.search_loop import Books, search_problem
 from kgen.tune.settle import with_host_run
 from kgen.worker import Candidate, Finals, HostProver, Proof, Session
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A config with its certificate, whose host run is under way."""
+
+    problem: Problem
+    finalist: Finalist
+    proof: Future[Proof]
 
 
 @contextmanager
@@ -100,21 +109,27 @@ class Sweep:
         finals = Finals(self.session.pass_name, problem, candidates, peers=())
         return tuple(t.median_us for t in self.session.worker.finals(finals).timings)
 
-    def certified(
-        self,
-        trials: Sequence[tuple[Problem, Record]],
-        say: Callable[[str], None],
-    ) -> list[Finalist | None]:
-        """Certify configs as a tune does its winners: all inputs, and a host run of each.
-
-        Args:
-            trials: Verified ones.
-            say: Told of those that a host run refuses.
-        Returns:
-            One per trial, with the trial's timing; None for one that was refused.
+    def enter(self, problem: Problem, record: Record) -> Entered | None:
+        """Certify a verified trial as a tune does its winners: with all inputs, on the device at
+        once. Its host run goes on in the background. None if it was refused.
         """
-        entered = [self._entered(problem, record) for problem, record in trials]
-        return [waiting and self._settled(*waiting, say) for waiting in entered]
+        books = Books()
+        books.enter(record)
+        made = certify(self.session, problem, record, books)
+        if made is None:
+            return None
+        assert record.timing is not None
+        entered = finalist(self.session, problem, *made, record.timing)
+        proof = self._prover.start(
+            entered.rendered, entered.variant, entered.config, self.session.pass_name, problem
+        )
+        return Entered(problem, entered, proof)
+
+    def settle(self, entered: Entered) -> Finalist:
+        """Wait for the host run; the record is of a wrong config if that found a fault."""
+        return with_host_run(
+            self.session, entered.problem, entered.finalist, entered.proof.result()
+        )
 
     def _search(
         self,
@@ -128,35 +143,6 @@ class Sweep:
         return search_problem(
             self.session, request, problem, feasible, first, self._ahead, deadline, lambda _: None
         )
-
-    def _entered(
-        self, problem: Problem, record: Record
-    ) -> tuple[Problem, Finalist, Future[Proof]] | None:
-        """Run a certificate, and start its host run."""
-        books = Books()
-        books.enter(record)
-        made = certify(self.session, problem, record, books)
-        if made is None:
-            return None
-        assert record.timing is not None
-        entered = finalist(self.session, problem, *made, record.timing)
-        proof = self._prover.start(
-            entered.rendered, entered.variant, entered.config, self.session.pass_name, problem
-        )
-        return problem, entered, proof
-
-    def _settled(
-        self,
-        problem: Problem,
-        entered: Finalist,
-        proof: Future[Proof],
-        say: Callable[[str], None],
-    ) -> Finalist | None:
-        proven = with_host_run(self.session, problem, entered, proof.result())
-        if proven.record.fate is Fate.VERIFIED:
-            return proven
-        say(f"refused {proven.config.label} at {problem}: {proven.record.reason.splitlines()[0]}")
-        return None
 
     def _candidate(self, config: Config, problem: Problem) -> Candidate:
         built = self.session.build(self.session.render(config, problem)).result()

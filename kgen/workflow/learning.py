@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import wait
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kgen.assets import include_dir
@@ -14,9 +15,10 @@ from kgen.catalogue import Entry
 from kgen.emit import TUNED, Emitted, Winner, emit_rules, published_table
 from kgen.errors import TuneError
 from kgen.learn import group_problems, held_out_problems
+from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
-from kgen.model.record import Record
+from kgen.model.record import Fate
 from kgen.tune import Limits, Sweep, TuneRequest, opened_sweep
 from kgen.workflow.environment import environment_of
 from kgen.workflow.learn_group import GroupWork, open_group
@@ -30,6 +32,8 @@ from kgen.workflow.learning_report import (
 from kgen.workflow.publish import winner_of
 from kgen.workflow.tuning import DEFAULT_HOST_TRIALS, DEFAULT_TRIALS, check_writable
 
+LEAST_GROUP_S = 4.0  # less than this makes no rule
+SEARCH_SHARE = 0.4  # of a group's time: the rest is for measuring what the searches found
 RIVALS = 3  # configs of a search that are timed beside the rule's
 
 
@@ -109,10 +113,10 @@ def learn(job: LearnJob) -> Learnt:
                 continue
             with opened_sweep(_request(job, pass_name, anchors, Path(folder))) as sweep:
                 works = _measured(job, sweep, anchors)
-                new = _rows(sweep, works, job.say)
+                new, judgements = _settled(job, sweep, works)
                 library = _publish(job, works, new)
-                rules += [work.report(w.record.id for w in new) for work in works]
-                held_out += _held_out(job, sweep, works)
+                rules += [work.report([w.record.id for w in new]) for work in works]
+                held_out += judgements
                 environment = environment_of(
                     sweep.session.environment, job.compiler, sweep.copy_gbps, {}
                 )
@@ -170,23 +174,21 @@ def _measured(job: LearnJob, sweep: Sweep, anchors: Sequence[Problem]) -> list[G
     compiled_in = {c for v in job.entry.space.of_pass(pass_name) for c in v.constants}
     groups = group_problems(anchors, compiled_in)
     works = [open_group(sweep.session, job.entry, group, rows, job.points) for group in groups]
-    for work in works:
-        problem = work.problems[0]
-        sweep.prepare(problem, [c for c in work.configs if work.is_feasible(c, problem)])
+    works.sort(key=lambda work: -len(work.tuned))  # stable: those that are known best come first
     time_s = None if job.time_s is None else job.time_s / len(job.passes)
     started = time.monotonic()
     for place, work in enumerate(works):
         now = time.monotonic()
         end = None
         if time_s is not None:  # what earlier groups left over goes to those that are left
-            end = now + max(0.0, started + time_s - now) / (len(works) - place)
-        for problem in work.outlying(job.searches):
-            until = time.monotonic() + job.search_s
-            work.explore(sweep, problem, until if end is None else min(until, end))
-        for problem in work.problems:
-            if end is not None and work.tried and time.monotonic() >= end:
+            left = started + time_s - now
+            if place and left <= 0:
+                job.say(f"{pass_name}: no time for {len(works) - place} other groups")
                 break
-            work.measure(sweep, problem)
+            end = now + max(left / (len(works) - place), min(left, LEAST_GROUP_S))
+        for other in works[place + (place > 0) : place + 2]:  # this one's, if it is the first
+            _prepare(sweep, other)
+        _measure(job, sweep, work, end)
         job.say(
             f"{pass_name} {work.group.label}: {len(work.configs)} configs, {len(work.tried)} of "
             f"{len(work.problems)} problems in {time.monotonic() - now:.1f} s"
@@ -194,29 +196,61 @@ def _measured(job: LearnJob, sweep: Sweep, anchors: Sequence[Problem]) -> list[G
     return [work for work in works if work.tried]
 
 
-def _rows(
-    sweep: Sweep, works: Sequence[GroupWork], say: Callable[[str], None]
-) -> list[Winner]:
-    """Certify the configs that the rules prefer and that have no row in their groups."""
+def _prepare(sweep: Sweep, work: GroupWork) -> None:
+    """Have a group's candidates built while the device is at the group before."""
+    problem = work.problems[0]
+    sweep.prepare(problem, [c for c in work.configs if work.is_feasible(c, problem)])
+
+
+def _measure(job: LearnJob, sweep: Sweep, work: GroupWork, end: float | None) -> None:
+    """Search a few problems of a group for candidates, then try all candidates on all problems."""
+    for problem in work.outlying(job.searches):
+        now = time.monotonic()
+        most_s = job.search_s
+        if end is not None:
+            most_s = min(most_s, max(0.0, end - now) * SEARCH_SHARE / job.searches)
+        work.explore(sweep, problem, now + most_s)
+    for problem in work.problems:
+        if end is not None and work.tried and time.monotonic() >= end:
+            break
+        work.measure(sweep, problem)
+
+
+def _settled(
+    job: LearnJob, sweep: Sweep, works: Sequence[GroupWork]
+) -> tuple[list[Winner], list[HeldOut]]:
+    """Certify the configs that the rules prefer and that have no row in their groups, and judge the
+    rules while the host runs go on. What is refused is not chosen again.
+    """
     session = sweep.session
     made: list[Winner] = []
     while True:
-        wanted: list[tuple[GroupWork, Problem, Record]] = [
-            (work, *trial) for work in works for trial in work.wanted()
-        ]
-        if not wanted:
-            return made
-        say(f"{session.pass_name}: certifying {len(wanted)} new rows")
-        found = sweep.certified([(problem, record) for _, problem, record in wanted], say)
-        for (work, problem, record), finalist in zip(wanted, found, strict=True):
-            work.settle(problem, record, None if finalist is None else finalist.record.id)
-            if finalist is not None:
-                made.append(
-                    winner_of(
-                        session.entry, session.pass_name, session.gpu, problem, finalist,
-                        searched=False,
-                    )
+        wanted = [(work, *trial) for work in works for trial in work.wanted()]
+        if wanted:
+            job.say(f"{session.pass_name}: certifying {len(wanted)} new rows")
+        entered = [sweep.enter(problem, record) for _, problem, record in wanted]
+        if job.gpu.is_host:  # a host run beside it would disturb what is timed
+            wait([waiting.proof for waiting in entered if waiting is not None])
+        held_out = _held_out(job, sweep, works)
+        refused = False
+        for (work, problem, record), waiting in zip(wanted, entered, strict=True):
+            finalist = None if waiting is None else sweep.settle(waiting)
+            if finalist is None or finalist.record.fate is not Fate.VERIFIED:
+                job.say(f"refused: {record.config.label} at {problem}; see {session.journal.path}")
+                work.settle(problem, record, None)
+                refused = True
+                continue
+            work.settle(problem, record, finalist.record.id)
+            made.append(
+                winner_of(
+                    session.entry, session.pass_name, session.gpu, problem, finalist,
+                    searched=False,
                 )
+            )
+        if not refused:
+            return made, [
+                replace(found, record=work.records[digest]) for work, digest, found in held_out
+            ]
 
 
 def _publish(job: LearnJob, works: Sequence[GroupWork], new: Sequence[Winner]) -> Emitted:
@@ -228,9 +262,14 @@ def _publish(job: LearnJob, works: Sequence[GroupWork], new: Sequence[Winner]) -
     )
 
 
-def _held_out(job: LearnJob, sweep: Sweep, works: Sequence[GroupWork]) -> list[HeldOut]:
+def _held_out(
+    job: LearnJob, sweep: Sweep, works: Sequence[GroupWork]
+) -> list[tuple[GroupWork, str, HeldOut]]:
     """Judge the rules: search problems that none was learnt from, and time the rule's choice beside
     what was found. Groups take turns.
+
+    Returns:
+        The group, the digest of the rule's choice, and the judgement, which has no record yet.
     """
     drawn = [
         held_out_problems(
@@ -245,39 +284,37 @@ def _held_out(job: LearnJob, sweep: Sweep, works: Sequence[GroupWork]) -> list[H
         for work, problems in zip(works, drawn, strict=True)
         if turn < len(problems)
     ]
-    found: list[HeldOut] = []
+    found: list[tuple[GroupWork, str, HeldOut]] = []
     for work, problem in turns:
         if len(found) == job.held_out:
             break
-        judgement = _judge(job, sweep, work, problem)
-        if judgement is not None:
-            found.append(judgement)
+        ours = work.choice(problem)
+        judgement = None if ours is None else _judge(job, sweep, work, problem, ours)
+        if ours is not None and judgement is not None:
+            found.append((work, ours.digest, judgement))
             job.say(f"held out: {problem}: loss {100 * judgement.loss:.1f} %")
     return found
 
 
-def _judge(job: LearnJob, sweep: Sweep, work: GroupWork, problem: Problem) -> HeldOut | None:
-    """Judge one problem; None if the rule has no row for it, or that row's trial failed."""
-    ours, nearest = work.choice(problem), work.nearest(problem)
-    if ours is None:
-        return None
-    likely = [ours, *([nearest] if nearest else []), *work.configs]
-    books = sweep.search(problem, likely, time.monotonic() + job.search_s)
-    ranking = [record.config for record in books.ranking()]
-    known = sweep.try_all(problem, list(dict.fromkeys([ours, *([nearest] if nearest else [])])))
-    verified = {record.config for record in known.ranking()}
+def _judge(
+    job: LearnJob, sweep: Sweep, work: GroupWork, problem: Problem, ours: Config
+) -> HeldOut | None:
+    """Judge the rule's choice for one problem; None if it was not verified there."""
+    nearest = work.nearest(problem)
+    served = [ours] if nearest is None else [ours, nearest]
+    books = sweep.search(problem, [*served, *work.configs], time.monotonic() + job.search_s)
+    verified = [r.config for r in sweep.try_all(problem, list(dict.fromkeys(served))).ranking()]
     if ours not in verified:
         job.say(f"held out: {problem}: {ours.label} was not verified")
         return None
-    entrants = [ours, *([nearest] if nearest in verified and nearest else []), *ranking[:RIVALS]]
-    entrants = list(dict.fromkeys(entrants))
+    entrants = list(dict.fromkeys([*verified, *(r.config for r in books.ranking()[:RIVALS])]))
     times = dict(zip(entrants, sweep.race(problem, entrants), strict=True))
     best = min(entrants, key=times.__getitem__)
-    nearest_us = times.get(nearest) if nearest else None
+    nearest_us = None if nearest is None else times.get(nearest)
     return HeldOut(
         pass_name=sweep.session.pass_name,
         problem=str(problem),
-        record=work.records[ours.digest],
+        record="",
         rule_us=times[ours],
         best_us=times[best],
         best=best.label,
