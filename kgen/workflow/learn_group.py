@@ -20,7 +20,9 @@ from kgen.worker import Session
 from kgen.workflow.declared import as_declared
 from kgen.workflow.learning_report import RuleReport, TrainingProblem
 
-MOST_CONFIGS = 16  # per group
+MOST_CONFIGS = 16  # per problem
+FEW = 4  # candidates; with so many a problem needs no search of its own more than others
+LIKELY = 8  # candidates that a search begins with
 FOUND = 2  # configs of a search that become candidates
 # A config of another row is worth a kernel more in the library if it is better by this share.
 NEW_ROW_COST = 0.02
@@ -62,24 +64,28 @@ class GroupWork:
             problem: The problem.
             deadline: When to end if there is a result, as of `time.monotonic`.
         """
-        ranking = sweep.search(problem, self.configs, deadline).ranking()
+        ranking = sweep.search(problem, self.likely(problem), deadline).ranking()
         found = [record.config for record in ranking[:FOUND]]
-        self.configs = tuple(dict.fromkeys([*self.configs, *found]))
+        # Before those of other groups, behind those of the rows that there are.
+        own = [config for config in self.configs if config.digest in self.kept]
+        self.configs = tuple(dict.fromkeys([*own, *found, *self.configs]))
 
-    def outlying(self, count: int) -> list[Problem]:
-        """Training problems far from what was tuned, and from each other."""
-        known, chosen = list(self.tuned), list[Problem]()
-        left = [problem for problem in self.problems if problem not in self.tuned]
-        while left and len(chosen) < count:
-            far = max(left, key=lambda problem: _least_distance(problem, known))
-            left.remove(far)
-            known.append(far)
-            chosen.append(far)
-        return chosen
+    def outlying(self, explored: Sequence[Problem]) -> Problem | None:
+        """The training problem that a search would tell most of: where the fewest candidates are
+        feasible, and of these the farthest from what was tuned or explored. None if there is none.
+        """
+        known = [*self.tuned, *explored]
+        left = [problem for problem in self.problems if problem not in known]
+
+        def order(problem: Problem) -> tuple[int, float]:
+            feasible = sum(self.is_feasible(config, problem) for config in self.configs)
+            return min(feasible, FEW), -_least_distance(problem, known)
+
+        return min(left, key=order, default=None)
 
     def measure(self, sweep: Sweep, problem: Problem) -> None:
         """Try all candidates on a training problem that they are feasible for."""
-        feasible = [config for config in self.configs if self.is_feasible(config, problem)]
+        feasible = self.feasible(problem)
         if not feasible:
             return
         found = {
@@ -89,6 +95,15 @@ class GroupWork:
         }
         if found:
             self.tried[problem] = found
+
+    def feasible(self, problem: Problem) -> list[Config]:
+        """The candidates to try on a problem: not all, if there are many."""
+        found = [config for config in self.configs if self.is_feasible(config, problem)]
+        return found[:MOST_CONFIGS]
+
+    def likely(self, problem: Problem) -> list[Config]:
+        """What a search of a problem is to begin with; the rest of its time is its own."""
+        return self.feasible(problem)[:LIKELY]
 
     def is_feasible(self, config: Config, problem: Problem) -> bool:
         """Whether a config may serve a contiguous, aligned call of a problem."""
@@ -253,7 +268,7 @@ def open_group(
     return GroupWork(
         group=group,
         session=session,
-        configs=tuple(configs)[:MOST_CONFIGS],
+        configs=tuple(configs),
         records=records,
         kept=frozenset(records),
         tuned=tuned,

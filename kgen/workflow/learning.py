@@ -13,7 +13,7 @@ from kgen.assets import include_dir
 from kgen.build import Compiler
 from kgen.catalogue import Entry
 from kgen.emit import TUNED, Emitted, Winner, emit_rules, published_table
-from kgen.errors import TuneError
+from kgen.errors import TuneError, WorkerError
 from kgen.learn import group_problems, held_out_problems
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
@@ -198,19 +198,20 @@ def _measured(job: LearnJob, sweep: Sweep, anchors: Sequence[Problem]) -> list[G
 
 def _prepare(sweep: Sweep, work: GroupWork) -> None:
     """Have a group's candidates built while the device is at the group before."""
-    problem = work.problems[0]
-    sweep.prepare(problem, [c for c in work.configs if work.is_feasible(c, problem)])
+    sweep.prepare(work.problems[0], work.feasible(work.problems[0]))
 
 
 def _measure(job: LearnJob, sweep: Sweep, work: GroupWork, end: float | None) -> None:
     """Search a few problems of a group for candidates, then try all candidates on all problems."""
-    for problem in work.outlying(job.searches):
+    explored: list[Problem] = []
+    while len(explored) < job.searches and (problem := work.outlying(explored)) is not None:
+        explored.append(problem)
         now = time.monotonic()
         most_s = job.search_s
         if end is not None:
             most_s = min(most_s, max(0.0, end - now) * SEARCH_SHARE / job.searches)
         work.explore(sweep, problem, now + most_s)
-    for problem in work.problems:
+    for problem in dict.fromkeys([*work.tuned, *explored, *work.problems]):
         if end is not None and work.tried and time.monotonic() >= end:
             break
         work.measure(sweep, problem)
@@ -289,8 +290,14 @@ def _held_out(
         if len(found) == job.held_out:
             break
         ours = work.choice(problem)
-        judgement = None if ours is None else _judge(job, sweep, work, problem, ours)
-        if ours is not None and judgement is not None:
+        if ours is None:
+            continue
+        try:
+            judgement = _judge(job, sweep, work, problem, ours)
+        except WorkerError as trouble:  # the rules are not to be lost over one of their judgements
+            job.say(f"held out: {problem}: not judged: {trouble}")
+            continue
+        if judgement is not None:
             found.append((work, ours.digest, judgement))
             job.say(f"held out: {problem}: loss {100 * judgement.loss:.1f} %")
     return found
@@ -302,7 +309,8 @@ def _judge(
     """Judge the rule's choice for one problem; None if it was not verified there."""
     nearest = work.nearest(problem)
     served = [ours] if nearest is None else [ours, nearest]
-    books = sweep.search(problem, [*served, *work.configs], time.monotonic() + job.search_s)
+    likely = [*served, *work.likely(problem)]
+    books = sweep.search(problem, likely, time.monotonic() + job.search_s)
     verified = [r.config for r in sweep.try_all(problem, list(dict.fromkeys(served))).ranking()]
     if ours not in verified:
         job.say(f"held out: {problem}: {ours.label} was not verified")
