@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 
 from kgen.cli.opening import opened
+from kgen.errors import ProblemError, suggest
+from kgen.model.signature import Signature
 from kgen.tune import Limits
 from kgen.workflow import LearnJob, learn, print_learning
 
@@ -28,6 +30,7 @@ def run(options: argparse.Namespace) -> int:
                 compiler=common.compiler,
                 out=common.out,
                 reports=common.reports,
+                only=_pairs(options.only, common.entry.operator.signature),
                 points=options.points,
                 searches=options.searches,
                 search_s=options.search_time,
@@ -48,3 +51,21 @@ def run(options: argparse.Namespace) -> int:
         print(f"\nlibrary  {learnt.library.root}")
     print(f"report   {learnt.report_path}")
     return 0
+
+
+def _pairs(text: str, signature: Signature) -> tuple[tuple[str, str], ...]:
+    """Parse `--only`: `N=4096,dtype=bf16`.
+
+    Raises:
+        ProblemError: If a name is unknown, or there is no value.
+    """
+    pairs = []
+    for part in filter(None, text.split(",")):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name not in signature.field_names or not value:
+            raise ProblemError(
+                f"--only '{text}': '{part}' is not name=value\n"
+                f"  {suggest(name, signature.field_names)}"
+            )
+        pairs.append((name, value))
+    return tuple(pairs)

@@ -216,6 +216,12 @@ def _add_learn(learn: argparse.ArgumentParser) -> None:
     add_common(learn, problems=True, passes=True, compiler=True, seed=True)
     add_l2(learn)
     learn.add_argument(
+        "--only",
+        default="",
+        metavar="N=..,dtype=..",
+        help="only rules of problems that have these (default: all; rules of others stay)",
+    )
+    learn.add_argument(
         "--points",
         type=_positive,
         default=12,

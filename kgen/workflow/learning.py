@@ -43,6 +43,7 @@ class LearnJob:
 
     Attributes:
         problems: By pass: problems to learn from besides the tuned ones, whatever their constants.
+        only: What a problem must have to count: (name of a dim, dtype or option, value).
         points: Training problems per group, at most; the tuned ones are all taken.
         searches: Per rule, of training problems far from the tuned ones: what they find becomes a
             candidate.
@@ -61,6 +62,7 @@ class LearnJob:
     compiler: Compiler
     out: Path
     reports: Path
+    only: tuple[tuple[str, str], ...]
     points: int
     searches: int
     search_s: float
@@ -109,7 +111,7 @@ def learn(job: LearnJob) -> Learnt:
         for pass_name in job.passes:
             anchors = _anchors(job, pass_name)
             if not anchors:
-                job.say(f"{pass_name}: nothing was tuned, so there is nothing to learn from")
+                job.say(f"{pass_name}: no such problem was tuned: nothing to learn from")
                 continue
             with opened_sweep(_request(job, pass_name, anchors, Path(folder))) as sweep:
                 works = _measured(job, sweep, anchors)
@@ -122,7 +124,8 @@ def learn(job: LearnJob) -> Learnt:
                 )
     if environment is None:
         raise TuneError(
-            f"{job.entry.operator.name} on {job.gpu.name}: no {' or '.join(job.passes)} rows\n"
+            f"{job.entry.operator.name} on {job.gpu.name}: no {' or '.join(job.passes)} rows"
+            + "".join(f" of {name}={value}" for name, value in job.only) + "\n"
             f"  run: kgen tune --op {job.entry.operator.name} --gpu {job.gpu.name}, or name "
             "problems with --problem"
         )
@@ -136,11 +139,15 @@ def learn(job: LearnJob) -> Learnt:
 
 
 def _anchors(job: LearnJob, pass_name: str) -> tuple[Problem, ...]:
-    """The problems that were tuned, then those that the user named."""
+    """The problems that were tuned, then those that the user named, as far as they count."""
     table = published_table(job.out, job.entry.operator.name, job.gpu.name)
     rows = [r for r in table.rows if r.pass_name == pass_name and r.origin == TUNED]
     tuned = [Problem(row.dims, row.dtypes) for row in rows]
-    return tuple(dict.fromkeys([*tuned, *job.problems[pass_name]]))
+    return tuple(
+        problem
+        for problem in dict.fromkeys([*tuned, *job.problems[pass_name]])
+        if all(str(problem.names[name]) == value for name, value in job.only)
+    )
 
 
 def _request(

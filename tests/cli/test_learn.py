@@ -58,6 +58,13 @@ def test_from_rows_to_a_rule(tmp_path: Path) -> None:
         assert found.record in rows
         assert found.problem in {record.problem for record in records.values()} - with_rows
 
+    nothing = kgen("learn", *COMMON, "--only", "dtype=fp16", cwd=tmp_path)
+    assert nothing.returncode == 1
+    assert "no forward rows of dtype=fp16\n" in nothing.stderr
+    unknown = kgen("learn", *COMMON, "--only", "K=64", cwd=tmp_path)
+    assert unknown.returncode == 2
+    assert "--only 'K=64': 'K=64' is not name=value" in unknown.stderr
+
     told_so = kgen("explain", "--op", "rmsnorm", "--problem", "M=21,N=256,dtype=fp32",
                    cwd=tmp_path)
     assert told_so.returncode == 0, told_so.stderr
