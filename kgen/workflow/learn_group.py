@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -39,6 +39,7 @@ class GroupWork:
         records: Digest of a config -> the record of its row, of rows that the library has or gets.
         kept: Digests of configs whose rows the library has already.
         tuned: Problems with a tuned row, and its config.
+        learnt: Likewise, of rows that the library has, or gets, from learning.
         taken: Problems that have a row, which no new one may replace.
         problems: That it is learnt from, the anchors first.
         tried: Those of them that were measured, with the records of what was verified, by digest.
@@ -52,6 +53,7 @@ class GroupWork:
     tuned: dict[Problem, Config]
     taken: frozenset[Problem]
     problems: tuple[Problem, ...]
+    learnt: dict[Problem, Config] = field(default_factory=dict)
     tried: dict[Problem, dict[str, Record]] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
     _fitted: Fitted | None = None
@@ -144,6 +146,7 @@ class GroupWork:
         else:
             self.records[record.config.digest] = row
             self.taken |= {problem}
+            self.learnt[problem] = record.config
 
     def rule(self) -> LearntRule:
         """The rule; only once nothing is wanted any more."""
@@ -178,17 +181,26 @@ class GroupWork:
         )
 
     def choice(self, problem: Problem) -> Config | None:
-        """What the rule takes for a problem, as the library does; None if nothing fits."""
+        """What the library takes for a problem without a row, once all wanted rows are there: what
+        the rule says, else the nearest row; None if nothing fits.
+        """
         known = {config.digest: config for config in self.configs}
         rows = [known[digest] for digest in leaf_of(self.fitted().tree, dict(problem.dims)).rows]
-        return next((config for config in rows if self.is_feasible(config, problem)), None)
+        fitting = (config for config in rows if self.is_feasible(config, problem))
+        wanted = {at: record.config for at, record in self.wanted()}
+        return next(fitting, None) or self._nearest(
+            problem, {**self.learnt, **wanted, **self.tuned}
+        )
 
     def nearest(self, problem: Problem) -> Config | None:
-        """What the library would take without a rule: the nearest tuned row that fits."""
-        fitting = [other for other, c in self.tuned.items() if self.is_feasible(c, problem)]
+        """What the library would take without learning: the nearest tuned row that fits."""
+        return self._nearest(problem, self.tuned)
+
+    def _nearest(self, problem: Problem, rows: Mapping[Problem, Config]) -> Config | None:
+        fitting = [other for other, config in rows.items() if self.is_feasible(config, problem)]
         if not fitting:
             return None
-        return self.tuned[min(fitting, key=lambda other: _least_distance(problem, [other]))]
+        return rows[min(fitting, key=lambda other: _least_distance(problem, [other]))]
 
     def _refuse(self, digest: str) -> None:
         self._refused.add(digest)
@@ -251,6 +263,7 @@ def open_group(
     configs: dict[Config, None] = {}
     records: dict[str, str] = {}
     tuned: dict[Problem, Config] = {}
+    learnt: dict[Problem, Config] = {}
     for row in [*own, *same_dtypes, *rows]:
         config = as_declared(entry, session.pass_name, Config(row.variant, row.config))
         if config is None:
@@ -260,8 +273,7 @@ def open_group(
         # A row whose template was changed since is another kernel than what would be measured now.
         if row in own and session.render(config, problem).digest == row.kernel:
             records.setdefault(config.digest, row.record)
-            if row.origin == TUNED:
-                tuned[problem] = config
+            (tuned if row.origin == TUNED else learnt)[problem] = config
     for variant in entry.space.of_pass(session.pass_name):
         if variant.safe is None:  # that one is there to be right
             configs |= dict.fromkeys(variant.first)
@@ -274,4 +286,5 @@ def open_group(
         tuned=tuned,
         taken=frozenset(Problem(row.dims, row.dtypes) for row in own),
         problems=training_problems(group, entry.operator, session.pass_name, points),
+        learnt=learnt,
     )

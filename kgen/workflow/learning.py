@@ -23,6 +23,7 @@ from kgen.tune import Limits, Sweep, TuneRequest, opened_sweep
 from kgen.workflow.environment import environment_of
 from kgen.workflow.learn_group import GroupWork, open_group
 from kgen.workflow.learning_report import (
+    SAFE,
     HeldOut,
     LearnReport,
     RuleReport,
@@ -257,7 +258,8 @@ def _settled(
             )
         if not refused:
             return made, [
-                replace(found, record=work.records[digest]) for work, digest, found in held_out
+                replace(found, record=work.records.get(digest, SAFE))
+                for work, digest, found in held_out
             ]
 
 
@@ -273,11 +275,11 @@ def _publish(job: LearnJob, works: Sequence[GroupWork], new: Sequence[Winner]) -
 def _held_out(
     job: LearnJob, sweep: Sweep, works: Sequence[GroupWork]
 ) -> list[tuple[GroupWork, str, HeldOut]]:
-    """Judge the rules: search problems that none was learnt from, and time the rule's choice beside
-    what was found. Groups take turns.
+    """Judge the rules: search problems that none was learnt from, and time what the library takes
+    beside what was found. Groups take turns.
 
     Returns:
-        The group, the digest of the rule's choice, and the judgement, which has no record yet.
+        The group, the digest of what the library takes, and the judgement, which has no record yet.
     """
     drawn = [
         held_out_problems(
@@ -292,13 +294,13 @@ def _held_out(
         for work, problems in zip(works, drawn, strict=True)
         if turn < len(problems)
     ]
+    safe = job.entry.space.safe_variant(sweep.session.pass_name).safe
+    assert safe is not None
     found: list[tuple[GroupWork, str, HeldOut]] = []
     for work, problem in turns:
         if len(found) == job.held_out:
             break
-        ours = work.choice(problem)
-        if ours is None:
-            continue
+        ours = work.choice(problem) or safe
         try:
             judgement = _judge(job, sweep, work, problem, ours)
         except WorkerError as trouble:  # the rules are not to be lost over one of their judgements
@@ -313,7 +315,7 @@ def _held_out(
 def _judge(
     job: LearnJob, sweep: Sweep, work: GroupWork, problem: Problem, ours: Config
 ) -> HeldOut | None:
-    """Judge the rule's choice for one problem; None if it was not verified there."""
+    """Judge the library's choice for one problem; None if it was not verified there."""
     nearest = work.nearest(problem)
     served = [ours] if nearest is None else [ours, nearest]
     likely = [*served, *work.likely(problem)]

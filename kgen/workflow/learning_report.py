@@ -10,6 +10,7 @@ from kgen.errors import RecordError
 from kgen.report import Environment, decode_as, encode_as, write_whole
 
 SCHEMA = 1
+SAFE = "safe"  # stands for a record where no row fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class HeldOut:
     Attributes:
         pass_name: `forward` or `backward`.
         problem: The problem.
-        record: Of the row that the rule takes.
+        record: Of the row that the library takes: by the rule, or the nearest if it has none that
+            fits; `safe` if no row fits.
         rule_us: Its time.
         best_us: The least of all in that run: the fastest that a search of this very problem found,
             the rule's and the nearest row.

@@ -89,11 +89,23 @@ def test_a_new_row_does_not_take_the_place_of_another(work: GroupWork) -> None:
 
 
 def test_choice_and_nearest(work: GroupWork) -> None:
-    ((at, trial),) = work.wanted()
-    work.settle(at, trial, "new")
-    assert work.choice(problem(100)) == OLD
-    assert work.choice(problem(2000)) == NEW
-    assert work.nearest(problem(2000)) == OLD
+    for _ in range(2):  # before the new row is there, and after
+        assert work.choice(problem(100)) == OLD
+        assert work.choice(problem(2000)) == NEW
+        assert work.nearest(problem(2000)) == OLD
+        for at, trial in work.wanted():
+            work.settle(at, trial, "new")
+
+
+def test_where_the_rule_has_no_fitting_row_the_nearest_of_all_serves(
+    work: GroupWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work.learnt[problem(64)] = WORSE
+    monkeypatch.setattr(GroupWork, "is_feasible", lambda self, config, problem: config == WORSE)
+    assert work.choice(problem(100)) == WORSE
+    assert work.nearest(problem(100)) is None
+    monkeypatch.setattr(GroupWork, "is_feasible", lambda self, config, problem: False)
+    assert work.choice(problem(100)) is None
 
 
 def test_searches_go_where_least_is_known(work: GroupWork) -> None:
