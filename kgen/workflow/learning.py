@@ -28,6 +28,8 @@ from kgen.workflow.learning_report import (
     LearnReport,
     RuleReport,
     judged,
+    load_learning,
+    merge_learning,
     write_learning,
 )
 from kgen.workflow.publish import winner_of
@@ -82,8 +84,8 @@ class Learnt:
     """What came of it.
 
     Attributes:
-        report: As it was written.
-        report_path: Where.
+        report: What was found now.
+        report_path: Where it was written, beside what was found earlier about other rules.
         library: The emitted library; None if nothing was learnt.
     """
 
@@ -99,11 +101,14 @@ def learn(job: LearnJob) -> Learnt:
 
     Raises:
         CatalogueError: If the operator was not tuned for the GPU.
+        RecordError: If an earlier report, or the table, is not what kgen wrote.
         TuneError: If there is nothing to learn from.
         WorkerError, StorageError: As named.
     """
     check_writable(job.reports)
     published_table(job.out, job.entry.operator.name, job.gpu.name)
+    path = job.reports / "learnt" / f"{job.gpu.name}.yaml"
+    before = load_learning(path) if path.exists() else None
     rules: list[RuleReport] = []
     held_out: list[HeldOut] = []
     environment = None
@@ -134,8 +139,7 @@ def learn(job: LearnJob) -> Learnt:
         job.entry.operator.name, job.gpu.name, environment, judged(held_out), tuple(held_out),
         tuple(rules),
     )
-    path = job.reports / "learnt" / f"{job.gpu.name}.yaml"
-    write_learning(path, report)
+    write_learning(path, merge_learning(before, report))
     return Learnt(report, path, library)
 
 
@@ -331,6 +335,7 @@ def _judge(
     return HeldOut(
         pass_name=sweep.session.pass_name,
         problem=str(problem),
+        covers=work.group.label,
         record="",
         rule_us=times[ours],
         best_us=times[best],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kgen.errors import RecordError
@@ -62,6 +62,7 @@ class HeldOut:
     Attributes:
         pass_name: `forward` or `backward`.
         problem: The problem.
+        covers: What its rule's problems have in common.
         record: Of the row that the library takes: by the rule, or the nearest if it has none that
             fits; `safe` if no row fits.
         rule_us: Its time.
@@ -76,6 +77,7 @@ class HeldOut:
 
     pass_name: str
     problem: str
+    covers: str
     record: str
     rule_us: float
     best_us: float
@@ -107,12 +109,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class LearnReport:
-    """Everything that one `kgen learn` found.
+    """Everything that `kgen learn` found, last about each rule.
 
     Attributes:
         operator: Operator name.
         gpu: Profile name.
-        environment: Where it was measured; the keys are those of a tuning report.
+        environment: Where the newest of it was measured; the keys are those of a tuning report.
         verdict: On the problems that were held out; None if there were none.
         held_out: These.
         rules: The rules.
@@ -139,6 +141,19 @@ def judged(held_out: Sequence[HeldOut]) -> Verdict | None:
         max(losses),
         sum(nearest) / len(nearest) if nearest else None,
         max(nearest, default=None),
+    )
+
+
+def merge_learning(old: LearnReport | None, new: LearnReport) -> LearnReport:
+    """Return both; of rules that both have, and what was held out of these, the new one's."""
+    if old is None:
+        return new
+    renewed = {(rule.pass_name, rule.covers) for rule in new.rules}
+    held_out = tuple(h for h in old.held_out if (h.pass_name, h.covers) not in renewed)
+    rules = tuple(rule for rule in old.rules if (rule.pass_name, rule.covers) not in renewed)
+    held_out += new.held_out
+    return replace(
+        new, verdict=judged(held_out), held_out=held_out, rules=(*rules, *new.rules)
     )
 
 
