@@ -113,6 +113,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="do not time eager PyTorch and torch.compile beside the winner",
     )
 
+    _add_learn(commands.add_parser(
+        "learn", help="learn which row serves a problem that was not tuned"
+    ))
+
     verify = commands.add_parser("verify", help="check kernels against the float64 definition")
     add_common(verify, problems=True, passes=True, compiler=True, seed=True)
     verify.add_argument(
@@ -214,6 +218,73 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _add_learn(learn: argparse.ArgumentParser) -> None:
+    add_common(learn, problems=True, passes=True, compiler=True, seed=True)
+    add_l2(learn)
+    learn.add_argument(
+        "--only",
+        default="",
+        metavar="N=..,dtype=..",
+        help="only rules of problems that have these (default: all; rules of others stay)",
+    )
+    learn.add_argument(
+        "--points",
+        type=_positive,
+        default=12,
+        metavar="N",
+        help="problems per rule to measure all candidates on, the tuned ones included "
+        "(default: %(default)s)",
+    )
+    learn.add_argument(
+        "--time",
+        type=duration,
+        metavar="60s",
+        help="time for all this together, without --held-out: 90, 60s, 5m (default: no limit)",
+    )
+    learn.add_argument(
+        "--searches",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="per rule, short searches of problems far from the tuned ones; the best that they "
+        "find are candidates, too (default: %(default)s)",
+    )
+    learn.add_argument(
+        "--search-time",
+        type=duration,
+        default=6.0,
+        metavar="6s",
+        help="time for each search (default: 6s)",
+    )
+    learn.add_argument(
+        "--held-out",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="then search N other problems of each pass, and time the rule's choice beside what "
+        "was found (default: %(default)s)",
+    )
+    learn.add_argument(
+        "--trials",
+        type=_positive,
+        metavar="N",
+        help="trials of each such search, at most (default: 160; 12 on the host)",
+    )
+    learn.add_argument(
+        "--trial-timeout",
+        type=duration,
+        default=30.0,
+        metavar="30s",
+        help="a trial that takes longer is ended and recorded (default: 30s)",
+    )
+    learn.add_argument(
+        "--out",
+        default="generated",
+        metavar="DIR",
+        help="where the tuned library is (default: %(default)s)",
+    )
+
+
 def _add_measure_check(check: argparse.ArgumentParser) -> None:
     add_common(check, problems=True, passes=True, compiler=True, seed=True, operator="rmsnorm")
     add_l2(check)
@@ -291,6 +362,12 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where the library is (default: %(default)s)",
     )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number >= 0")
+    return int(text)
 
 
 def _positive(text: str) -> int:

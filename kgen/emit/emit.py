@@ -13,11 +13,14 @@ from kgen.emit.binding import absent_literals, literals, plan_text
 from kgen.emit.files import locked, remove, write_all
 from kgen.emit.functions import function_name
 from kgen.emit.state import (
+    LEARNT,
+    TUNED,
     GpuState,
     RowState,
     SafeState,
     TableState,
     read_safe,
+    read_table,
     read_tables,
     safe_text,
     table_text,
@@ -25,6 +28,7 @@ from kgen.emit.state import (
 from kgen.emit.values import SafeKernel, Winner
 from kgen.errors import CatalogueError, RecordError
 from kgen.model.gpu import GpuProfile
+from kgen.model.rule_tree import LearntRule
 from kgen.operators.base import Operator
 from kgen.runtime.integrity import MANIFEST, listed_files, manifest_text
 
@@ -75,6 +79,31 @@ def emit(
     return _write(Path(out_dir), operators, winners, safe, Path(include_dir))
 
 
+def emit_rules(
+    out_dir: str | Path, operator: Operator, gpu: GpuProfile, rules: Sequence[LearntRule],
+    winners: Sequence[Winner], include_dir: str | Path,
+) -> Emitted:
+    """Write learnt rules into the table of an operator on a GPU, with the rows that they need.
+
+    Args:
+        out_dir: The library's folder.
+        operator: The operator.
+        gpu: Of the table.
+        rules: They take the place of older ones for the same problems.
+        winners: Rows that the table does not have yet.
+        include_dir: As of `emit`.
+    Raises:
+        CatalogueError: If the operator is not in a library in the folder.
+        StorageError, RecordError: As `emit`.
+    """
+    root = Path(out_dir)
+    if not (root / PACKAGE / operator.name / "safe.yaml").exists():
+        raise no_library(root, "--out")
+    return _write(
+        root, {operator.name: operator}, winners, (), Path(include_dir), {gpu.name: rules}
+    )
+
+
 def renew(
     out_dir: str | Path, operator_named: Callable[[str], Operator], include_dir: str | Path
 ) -> Emitted:
@@ -95,6 +124,20 @@ def renew(
     return _write(root, {name: operator_named(name) for name in names}, (), (), Path(include_dir))
 
 
+def published_table(out_dir: str | Path, operator: str, gpu: str) -> TableState:
+    """Read the rows and rules of an operator on a GPU.
+
+    Raises:
+        CatalogueError: If it was not tuned there.
+        RecordError: If the file is not what kgen wrote.
+    """
+    path = Path(out_dir) / PACKAGE / operator / "tables" / f"{gpu}.yaml"
+    if not path.exists():
+        raise CatalogueError(f"{operator} was not tuned for {gpu}: there is no {path}\n"
+                             f"  run: kgen tune --op {operator} --gpu {gpu}")
+    return read_table(path)
+
+
 def no_library(root: Path, option: str) -> CatalogueError:
     """Return the error of a folder without a library, which `option` named."""
     return CatalogueError(f"there is no library in {root}: it has no {PACKAGE}/\n"
@@ -104,6 +147,7 @@ def no_library(root: Path, option: str) -> CatalogueError:
 def _write(
     root: Path, operators: Mapping[str, Operator], winners: Sequence[Winner],
     safe: Sequence[SafeKernel], include_dir: Path,
+    rules: Mapping[str, Sequence[LearntRule]] | None = None,
 ) -> Emitted:
     with locked(root):
         library = root / PACKAGE
@@ -113,7 +157,7 @@ def _write(
             mine = [w for w in winners if w.operator.name == name]
             fallbacks = [s for s in safe if s.operator.name == name]
             kernels |= _kernel_files(name, mine, fallbacks)
-            modules |= _operator_files(library / name, operator, mine, fallbacks)
+            modules |= _operator_files(library / name, operator, mine, fallbacks, rules or {})
         files = {**_shared_files(include_dir), **kernels, **modules}
         # The list goes along, behind what it names: a process that is killed between this and the
         # end leaves a library that loads.
@@ -141,8 +185,10 @@ def _kernel_files(
 
 
 def _operator_files(
-    folder: Path, operator: Operator, winners: Sequence[Winner], safe: Sequence[SafeKernel]
+    folder: Path, operator: Operator, winners: Sequence[Winner], safe: Sequence[SafeKernel],
+    rules: Mapping[str, Sequence[LearntRule]],
 ) -> dict[str, bytes]:
+    """Args as of `_write`, of one operator; `rules` by GPU."""
     fields = [f.name for f in operator.signature.choices]
     tables = {
         name: table.of_fields(fields) for name, table in read_tables(folder / "tables").items()
@@ -153,6 +199,7 @@ def _operator_files(
         tables[gpu.name] = table.with_rows(
             state, [_row_state(w) for w in winners if w.gpu.name == gpu.name]
         )
+    tables |= {name: tables[name].with_rules(found) for name, found in rules.items()}
     renewed = {s.pass_name for s in safe}
     fallbacks = [s for s in read_safe(folder / "safe.yaml") if s.pass_name not in renewed]
     fallbacks += [_safe_state(s) for s in safe]
@@ -203,6 +250,7 @@ def _row_state(winner: Winner) -> RowState:
         record=winner.record.id,
         median_us=round(timing.median_us, 3),
         plan=plan_text(winner.variant, passed, fixed),
+        origin=TUNED if winner.searched else LEARNT,
     )
 
 

@@ -16,7 +16,8 @@ from kgen.emit.functions import pass_values
 from kgen.emit.gradients import gradient_values
 from kgen.emit.layout import imported, paragraph, quoted
 from kgen.emit.plans import PlanFunction, config_label, plan_functions, plan_key
-from kgen.emit.state import GpuState, RowState, SafeState, TableState
+from kgen.emit.rules import rule_functions
+from kgen.emit.state import LEARNT, GpuState, RowState, SafeState, TableState
 from kgen.errors import CatalogueError
 from kgen.model.gpu import GPU_EXPR_NAMES
 from kgen.model.signature import Signature
@@ -30,6 +31,8 @@ _LIBRARY_NAMES = frozenset({"compat", "explain", "selftest", "warmup", "Dispatch
 _LOCAL_NAMES = frozenset({"call", "dense_like", "device_index", "empty_like", "facts", "file",
                           "launch", "layout", "prepared", "present", "run", "stream", "torch",
                           "unpacked"})
+
+_NOT_SEARCHED = "measured while a rule was learnt"
 
 
 def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
@@ -58,7 +61,8 @@ def table_module(operator: str, signature: Signature, table: TableState) -> str:
     return _render(
         "table.py.jinja", operator=operator, gpu=table.gpu, safe=False,
         records=sorted({row.record for row in table.rows}),
-        any_always=any(plan.fits == "always" for plan in values["plans"]), **values,
+        any_always=any(plan.fits == "always" for plan in values["plans"]),
+        rules=rule_functions(table.rules), **values,
     )
 
 
@@ -112,6 +116,7 @@ class _TableRow:
     plan: PlanFunction
     record: str
     median_us: float
+    evidence: str
 
 
 def _rows_values(
@@ -131,6 +136,7 @@ def _rows_values(
             plan=functions[plan_key(row)],
             record=measured.record if measured else "",
             median_us=measured.median_us if measured else 0.0,
+            evidence=_NOT_SEARCHED if measured and measured.origin == LEARNT else "",
         ))
     return {
         "format": FORMAT,

@@ -17,13 +17,19 @@ from kgen.catalogue.yaml_tree import LOADER
 from kgen.emit.binding import LaunchText, PlanText, WorkspaceText
 from kgen.errors import RecordError
 from kgen.model.config import Value
+from kgen.model.rule_tree import Leaf, LearntRule, Split, Tree
 
 SCHEMA = 1
+TUNED = "tuned"  # by a search
+LEARNT = "learnt"  # measured while a rule was learnt, among few configs
 
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """A measured problem with its winner; the fields are those of the generated `Row`."""
+    """A measured problem with its winner; the fields are those of the generated `Row`.
+
+    `origin` says how the winner was found: `tuned` or `learnt`.
+    """
 
     pass_name: str
     dims: tuple[tuple[str, int], ...]
@@ -35,6 +41,7 @@ class RowState:
     record: str
     median_us: float
     plan: PlanText
+    origin: str = TUNED
 
     @property
     def problem(self) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
@@ -67,31 +74,55 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """All rows of one operator on one GPU, sorted."""
+    """All rows of one operator on one GPU, and the rules that choose among them, sorted."""
 
     gpu: GpuState
     rows: tuple[RowState, ...]
+    rules: tuple[LearntRule, ...] = ()
 
     def with_rows(self, gpu: GpuState, rows: Iterable[RowState]) -> TableState:
-        """Add rows; those of the same problem are replaced."""
+        """Add rows; those of the same problem are replaced, and rules that named one are dropped.
+        """
         merged = {row.problem: row for row in (*self.rows, *rows)}
-        return replace(self, gpu=gpu, rows=tuple(merged[key] for key in sorted(merged)))
+        table = replace(self, gpu=gpu, rows=tuple(merged[key] for key in sorted(merged)))
+        return table._with_rules(self.rules)
+
+    def with_rules(self, rules: Iterable[LearntRule]) -> TableState:
+        """Add rules; those of the same problems are replaced, and learnt rows that only these named
+        are dropped.
+        """
+        merged = {rule.covers: rule for rule in (*self.rules, *rules)}
+        before = {record for rule in self.rules for record in rule.records}
+        named = {record for rule in merged.values() for record in rule.records}
+        kept = [row for row in self.rows
+                if row.origin == TUNED or row.record in named or row.record not in before]
+        table = replace(self, rows=tuple(kept))
+        return table._with_rules(merged[key] for key in sorted(merged))
+
+    def _with_rules(self, rules: Iterable[LearntRule]) -> TableState:
+        """These rules, without those that name a row that there is no more."""
+        known = {row.record for row in self.rows}
+        return replace(self, rules=tuple(rule for rule in rules if rule.records <= known))
 
     def of_fields(self, dtype_fields: Sequence[str]) -> TableState:
         """Drop rows from before the operator got its present dtype fields: no call finds them."""
         wanted = list(dtype_fields)
-        return replace(
+        table = replace(
             self, rows=tuple(row for row in self.rows if [n for n, _ in row.dtypes] == wanted)
         )
+        return table._with_rules(self.rules)
 
 
 def table_text(table: TableState) -> str:
     """Return the YAML of a table."""
-    return _dump("what the table of this GPU is generated from", {
+    data: dict[str, Any] = {
         "schema": SCHEMA,
         "gpu": {**asdict(table.gpu), "facts": dict(table.gpu.facts)},
         "rows": [_row(row) for row in table.rows],
-    })
+    }
+    if table.rules:
+        data["rules"] = [_rule(rule) for rule in table.rules]
+    return _dump("what the table of this GPU is generated from", data)
 
 
 def safe_text(rows: Iterable[SafeState]) -> str:
@@ -120,9 +151,10 @@ def read_table(path: Path) -> TableState:
             tuple(
                 RowState(constants=tuple(row["constants"]), record=row["record"],
                          median_us=float(row["median_us"]), dims=tuple(row["dims"].items()),
-                         **_common(row))
+                         origin=row.get("origin", TUNED), **_common(row))
                 for row in data["rows"]
             ),
+            tuple(_read_rule(rule) for rule in data.get("rules", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise _damaged(path, problem) from None
@@ -160,7 +192,37 @@ def _row(row: RowState | SafeState) -> dict[str, Any]:
     if isinstance(row, RowState):
         data |= {"constants": list(row.constants), "record": row.record,
                  "median_us": row.median_us}
+        if row.origin != TUNED:
+            data["origin"] = row.origin
     return {**data, "plan": plan}
+
+
+def _rule(rule: LearntRule) -> dict[str, Any]:
+    return {"pass": rule.pass_name, "dtypes": dict(rule.dtypes), "constants": dict(rule.constants),
+            "problems": rule.problems, "mean_loss": rule.mean_loss, "worst_loss": rule.worst_loss,
+            "tree": _tree(rule.tree)}
+
+
+def _tree(tree: Tree) -> dict[str, Any]:
+    if isinstance(tree, Leaf):
+        return {"rows": list(tree.rows)}
+    return {"product_of": list(tree.dims), "at_most": tree.at_most,
+            "below": _tree(tree.below), "above": _tree(tree.above)}
+
+
+def _read_rule(rule: dict[str, Any]) -> LearntRule:
+    return LearntRule(
+        rule["pass"], tuple(rule["dtypes"].items()), tuple(rule["constants"].items()),
+        _read_tree(rule["tree"]), int(rule["problems"]), float(rule["mean_loss"]),
+        float(rule["worst_loss"]),
+    )
+
+
+def _read_tree(tree: dict[str, Any]) -> Tree:
+    if "rows" in tree:
+        return Leaf(tuple(tree["rows"]))
+    return Split(tuple(tree["product_of"]), int(tree["at_most"]), _read_tree(tree["below"]),
+                 _read_tree(tree["above"]))
 
 
 def _common(row: dict[str, Any]) -> dict[str, Any]:

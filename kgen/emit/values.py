@@ -29,6 +29,7 @@ class Winner:
         cubin: The built module for `arch`; None for the host, which compiles where it runs.
         arch: `sm_90a`, or `host`.
         record: The verified trial; its timing goes into the table.
+        searched: Whether a search chose it; else it was measured while a rule was learnt.
     """
 
     operator: Operator
@@ -41,6 +42,7 @@ class Winner:
     cubin: bytes | None
     arch: str
     record: Record
+    searched: bool = True
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from kgen.tune.request import (
     TuneRequest,
     TuneResult,
 )
+from kgen.tune.sweep import Sweep, opened_sweep
 
 __all__ = [
     "Finalist",
@@ -17,7 +18,9 @@ __all__ = [
     "ProblemResult",
     "Progress",
     "SafeResult",
+    "Sweep",
     "TuneRequest",
     "TuneResult",
+    "opened_sweep",
     "tune",
 ]

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
-from kgen.assets import include_dir
 from kgen.errors import KgenError
 from kgen.model.config import Config
-from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.render import check_template
 from kgen.search.feasible import Feasible, enumerate_feasible
 from kgen.tune.ahead import Ahead, builds_at_once
 from kgen.tune.display import say_stage
 from kgen.tune.first import FirstTrials, first_trials
+from kgen.tune.opened import opened_session
 from kgen.tune.problem import tune_problem
 from kgen.tune.request import ProblemResult, TuneRequest, TuneResult
 from kgen.tune.safe import SafeCertificates
 from kgen.tune.search_loop import BUILD_AHEAD, Books
 from kgen.tune.settle import Settlements
-from kgen.worker import HostProver, Session, Setup, WorkerHandle
+from kgen.worker import HostProver, Session
 
 
 def tune(request: TuneRequest) -> TuneResult:
@@ -42,7 +39,7 @@ def tune(request: TuneRequest) -> TuneResult:
     if not request.journal.exists():
         # The study is a view of the journal; alone it would name configs done that nobody knows.
         request.study.unlink(missing_ok=True)
-    with _opened(request) as (session, prover), Ahead(session, builds_at_once()) as ahead:
+    with opened_session(request) as (session, prover), Ahead(session, builds_at_once()) as ahead:
         return _Tune(request, spaces, session, prover, ahead, started).run()
 
 
@@ -56,41 +53,6 @@ def _checked_spaces(request: TuneRequest) -> list[Feasible]:
         check_template(entry.templates / variant.template, variant, entry.operator.signature)
     pass_ = entry.operator.signature.pass_named(request.pass_name)
     return [enumerate_feasible(variants, pass_, p, request.gpu) for p in request.problems]
-
-
-@contextmanager
-def _opened(request: TuneRequest) -> Iterator[tuple[Session, HostProver]]:
-    """The worker's session and the prover; both end with the block."""
-    setup = Setup(
-        request.entry.operator.name,
-        request.paths,
-        request.gpu,
-        request.ordinal,
-        request.seed,
-        request.l2,
-        memory_bytes=request.limits.memory_bytes,
-    )
-    with (
-        WorkerHandle(setup, request.limits.trial_s) as worker,
-        HostProver(setup, include_dir(), _proofs_at_once(request.gpu)) as prover,
-    ):
-        session = Session(
-            request.entry,
-            request.pass_name,
-            request.gpu,
-            request.compiler,
-            request.journal,
-            worker,
-            request.l2,
-        )
-        yield session, prover
-
-
-def _proofs_at_once(gpu: GpuProfile) -> int:
-    """Host runs beside the search: a few where there are cores for them. On the host they come
-    after it, when nothing is timed any more."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(4, cores if gpu.is_host else cores // 4))
 
 
 class _Tune:

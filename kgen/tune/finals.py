@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TypeAlias
 
 from kgen.choose import Entrant, pick
 from kgen.errors import TuneError
 from kgen.model.artifact import Artifact, BuildFailure
-from kgen.model.config import Config
 from kgen.model.problem import Problem
-from kgen.model.record import Fate, Record
+from kgen.model.record import Fate, Record, Timing
 from kgen.tune.request import Finalist
 from kgen.tune.search_loop import Books
 from kgen.worker import Finals, FinalsOutcome, Session, TrialOutcome
@@ -19,6 +19,8 @@ FINALISTS = 5
 # Search times carry a few per cent of noise; beyond this no finalist can still be the best.
 FIELD_WIDTH = 1.15
 MAX_REASON_LINES = 16
+
+Certified: TypeAlias = tuple[Artifact, Record, TrialOutcome]
 
 
 def play_finals(
@@ -29,17 +31,17 @@ def play_finals(
     Raises:
         TuneError: If no config was verified.
     """
-    certified: list[tuple[Config, Artifact, Record, TrialOutcome]] = []
+    certified: list[Certified] = []
     limit_us = math.inf
     for record in books.ranking():
         assert record.timing is not None
         if len(certified) == FINALISTS or record.timing.median_us > limit_us:
             break
-        found = _certify(session, problem, record, books)
+        found = certify(session, problem, record, books)
         if found is not None:
             if not certified:  # a refused leader must not shut out the healthy ones behind it
                 limit_us = record.timing.median_us * FIELD_WIDTH
-            certified.append((record.config, *found))
+            certified.append(found)
     if not certified:
         raise TuneError(
             f"{session.entry.operator.name} {session.pass_name} {problem} on "
@@ -48,23 +50,12 @@ def play_finals(
             + _whole_reason(books)
             + f"\n  trials: {session.journal.path}"
         )
-    candidates = tuple(session.candidate(c, a) for c, a, _, _ in certified)
+    candidates = tuple(session.candidate(r.config, a) for a, r, _ in certified)
     wanted = None if peers else ()
     outcome = session.worker.finals(Finals(session.pass_name, problem, candidates, wanted))
     finalists = [
-        Finalist(
-            variant=session.variant_of(config),
-            config=config,
-            plan=session.plan(config, problem),
-            rendered=session.render(config, problem),
-            artifact=artifact,
-            record=record,
-            timing=timing,
-            occupancy=trial.occupancy,
-        )
-        for (config, artifact, record, trial), timing in zip(
-            certified, outcome.timings, strict=True
-        )
+        finalist(session, problem, *found, timing)
+        for found, timing in zip(certified, outcome.timings, strict=True)
     ]
     order = pick(
         [
@@ -79,6 +70,28 @@ def play_finals(
     return tuple(finalists[place] for place in order), outcome
 
 
+def finalist(
+    session: Session,
+    problem: Problem,
+    artifact: Artifact,
+    record: Record,
+    trial: TrialOutcome,
+    timing: Timing,
+) -> Finalist:
+    """Put together what is known of a certified config."""
+    config = record.config
+    return Finalist(
+        variant=session.variant_of(config),
+        config=config,
+        plan=session.plan(config, problem),
+        rendered=session.render(config, problem),
+        artifact=artifact,
+        record=record,
+        timing=timing,
+        occupancy=trial.occupancy,
+    )
+
+
 def _whole_reason(books: Books) -> str:
     """The commonest refusal in full: the compiler's message with the source's path, say."""
     if not books.reasons:
@@ -90,10 +103,15 @@ def _whole_reason(books: Books) -> str:
     return "\n  for instance:\n" + "\n".join(f"    {line}" for line in lines)
 
 
-def _certify(
+def certify(
     session: Session, problem: Problem, record: Record, books: Books
-) -> tuple[Artifact, Record, TrialOutcome] | None:
-    """Verify with every input case; the outcome is a record of its own."""
+) -> Certified | None:
+    """Verify a config with every input case; the outcome is a record of its own, which takes the
+    place of the trial's in the books.
+
+    Returns:
+        The built module, the record and the outcome; None if the config was refused.
+    """
     config = record.config
     rendered = session.render(config, problem)
     built = session.build(rendered).result()

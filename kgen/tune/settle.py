@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import replace
 
 from kgen.errors import TuneError
+from kgen.model.problem import Problem
 from kgen.model.record import Fate
 from kgen.tune.request import Finalist, ProblemResult
 from kgen.worker import HostProver, Proof, Session, TrialOutcome, with_proof
@@ -108,7 +109,7 @@ class _Settlement:
         while self.proof is not None and self.proof.done():
             finalist = self._waiting.pop(0)
             proof = self.proof.result()
-            recorded = self._record(finalist, proof)
+            recorded = with_host_run(self._session, self.result.problem, finalist, proof)
             if not proof.fault:
                 self.proof, self.is_settled = None, True
                 self.result = replace(self.result, finalists=(recorded, *self._waiting))
@@ -165,22 +166,32 @@ class _Settlement:
         reasons[headline] = reasons.get(headline, 0) + 1
         self.result = replace(self.result, fates=fates, reasons=reasons)
 
-    def _record(self, finalist: Finalist, proof: Proof) -> Finalist:
-        """Write the certificate down, now with its host runs."""
-        certificate = finalist.record
-        assert certificate.evidence is not None
-        record = self._session.record(
-            finalist.config,
-            self.result.problem,
-            finalist.rendered,
-            certificate.key,
-            TrialOutcome(
-                fate=Fate.WRONG if proof.fault else Fate.VERIFIED,
-                reason=proof.fault,
-                timing=None if proof.fault else certificate.timing,
-                accuracy=certificate.accuracy,
-                evidence=with_proof(certificate.evidence, proof),
-            ),
-            finalist.artifact,
-        )
-        return replace(finalist, record=record)
+
+def with_host_run(
+    session: Session, problem: Problem, finalist: Finalist, proof: Proof
+) -> Finalist:
+    """Write a certificate down, now with its host runs; its record is wrong if they found a fault.
+
+    Args:
+        session: Of the trials.
+        problem: The problem.
+        finalist: With its certificate as record.
+        proof: What the host runs said.
+    """
+    certificate = finalist.record
+    assert certificate.evidence is not None
+    record = session.record(
+        finalist.config,
+        problem,
+        finalist.rendered,
+        certificate.key,
+        TrialOutcome(
+            fate=Fate.WRONG if proof.fault else Fate.VERIFIED,
+            reason=proof.fault,
+            timing=None if proof.fault else certificate.timing,
+            accuracy=certificate.accuracy,
+            evidence=with_proof(certificate.evidence, proof),
+        ),
+        finalist.artifact,
+    )
+    return replace(finalist, record=record)

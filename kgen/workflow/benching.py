@@ -21,12 +21,13 @@ from kgen.bench import (
 from kgen.build import Compiler
 from kgen.catalogue import Entry
 from kgen.errors import CatalogueError, RecordError, SpaceError, suggest
-from kgen.model.config import Config, spell
+from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.report import Environment, Report, decode_as, encode_as, load_report, write_whole
 from kgen.search.feasible import is_feasible
 from kgen.worker import PeerNames, Session, Setup, WorkerHandle
+from kgen.workflow.declared import as_declared
 from kgen.workflow.environment import environment_of
 
 SCHEMA = 1
@@ -214,7 +215,7 @@ def _choice(job: BenchJob, pass_name: str, problem: Problem, tuned: Report | Non
     found = None if tuned is None else _winner(tuned, pass_name, problem)
     why = "not tuned"
     if found is not None:
-        config = _as_declared(job.entry, pass_name, found)
+        config = as_declared(job.entry, pass_name, found)
         pass_ = job.entry.operator.signature.pass_named(pass_name)
         if config is not None and is_feasible(
             job.entry.space.variant(pass_name, config.variant),
@@ -238,20 +239,6 @@ def _winner(tuned: Report, pass_name: str, problem: Problem) -> Config | None:
         if (entry.pass_name, entry.problem) == (pass_name, str(problem)):
             return Config.of(entry.chosen.variant, entry.chosen.config)
     return None
-
-
-def _as_declared(entry: Entry, pass_name: str, config: Config) -> Config | None:
-    """The config with its values in declared order; None if today's space has no such point."""
-    found = [v for v in entry.space.of_pass(pass_name) if v.name == config.variant]
-    if not found or {p.name for p in found[0].params} != set(config.as_dict()):
-        return None
-    values = {}
-    for param in found[0].params:
-        same = [c for c in param.choices if spell(c) == spell(config.as_dict()[param.name])]
-        if not same:
-            return None
-        values[param.name] = same[0]
-    return Config.of(config.variant, values)
 
 
 def _spelled(command: list[str]) -> str:

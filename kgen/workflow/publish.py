@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kgen.assets import include_dir
+from kgen.catalogue import Entry
 from kgen.emit import Emitted, SafeKernel, Winner, emit
+from kgen.model.gpu import GpuProfile
 from kgen.model.plan import Plan
+from kgen.model.problem import Problem
 from kgen.model.record import Evidence, Resources, Tried
 from kgen.report import (
     Chosen,
@@ -56,19 +59,7 @@ def publish(result: TuneResult, out: Path, reports: Path) -> Published:
     request = result.request
     operator, pass_name, gpu = request.entry.operator, request.pass_name, request.gpu
     winners = [
-        Winner(
-            operator=operator,
-            pass_name=pass_name,
-            problem=r.problem,
-            gpu=gpu,
-            variant=r.winner.variant,
-            config=r.winner.config,
-            rendered=r.winner.rendered,
-            cubin=None if gpu.is_host else read_file(r.winner.artifact.path),
-            arch=gpu.arch,
-            record=replace(r.winner.record, timing=r.winner.timing),
-        )
-        for r in result.results
+        winner_of(request.entry, pass_name, gpu, r.problem, r.winner) for r in result.results
     ]
     safe = [
         SafeKernel(operator, pass_name, s.dtypes, s.variant, s.config, s.rendered)
@@ -77,6 +68,30 @@ def publish(result: TuneResult, out: Path, reports: Path) -> Published:
     library = emit(out, winners, safe, include_dir())
     path = reports / f"{gpu.name}.yaml"
     return Published(library, path, update_report(path, to_report(result)))
+
+
+def winner_of(
+    entry: Entry,
+    pass_name: str,
+    gpu: GpuProfile,
+    problem: Problem,
+    finalist: Finalist,
+    searched: bool = True,
+) -> Winner:
+    """Return a finalist as what is emitted; args as of `Winner`."""
+    return Winner(
+        operator=entry.operator,
+        pass_name=pass_name,
+        problem=problem,
+        gpu=gpu,
+        variant=finalist.variant,
+        config=finalist.config,
+        rendered=finalist.rendered,
+        cubin=None if gpu.is_host else read_file(finalist.artifact.path),
+        arch=gpu.arch,
+        record=replace(finalist.record, timing=finalist.timing),
+        searched=searched,
+    )
 
 
 def to_report(result: TuneResult) -> Report:

@@ -53,7 +53,7 @@ def run_job(job: TuneJob) -> Iterator[tuple[TuneResult, Published]]:
         StorageError: If the output folder cannot be written; found out before anything runs.
         TuneError, WorkerError, UserError: See `tune`.
     """
-    _check_writable(job.reports)
+    check_writable(job.reports)
     default = DEFAULT_HOST_TRIALS if job.gpu.is_host else DEFAULT_TRIALS
 
     def on_settled(so_far: TuneResult) -> None:
@@ -85,7 +85,7 @@ def run_job(job: TuneJob) -> Iterator[tuple[TuneResult, Published]]:
         yield result, publish(result, job.out, job.reports)
 
 
-def _check_writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Make the folder now: a tune must not end with nowhere to write."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"workflow"},
-    {"tune", "emit", "bench", "report", "certify", "doctor", "package"},
+    {"tune", "emit", "bench", "report", "certify", "doctor", "package", "learn"},
     {"search", "choose", "worker"},
     {"render", "build", "launch", "verify", "measure", "journal"},
     {"catalogue"},

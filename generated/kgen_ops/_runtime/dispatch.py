@@ -4,9 +4,10 @@ A pass keeps one prepared launch per combination of shapes, strides, dtypes, dev
 alignment. The generated function of an operator looks it up and calls it; whatever it does not
 find, or cannot serve at speed, comes here.
 
-The ladder: the very problem that was tuned; else the nearest tuned problem whose compiled-in
-dims and dtypes are the call's and whose conditions hold (where products may be rounded: else one
-that does not round them); else the operator's safe variant. The
+The ladder: the very problem that was tuned; else what the rule of these dtypes and compiled-in dims
+chooses, which was learnt from measurements (`rules.py`); else the nearest tuned problem whose
+compiled-in dims and dtypes are the call's and whose conditions hold (where products may be rounded:
+else one that does not round them); else the operator's safe variant. The
 table is the device's own, else that of a GPU of the same architecture. Nothing ever falls back
 to eager PyTorch.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, log
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +39,8 @@ from .gradients import Gradient, refuse_grad
 from .integrity import checked_module
 from .layout import dense_like
 from .problems import Explanation, contiguous_call, not_loaded, problem_text
-from .rows import Call, Gpu, Prepared, Row, Run, SafeRow
+from .rows import Call, Gpu, Prepared, Row, Rule, Run, SafeRow, distance
+from .rules import covering, evidence_text, first_fitting, path_text
 from .streams import capturing, current_device, raw_stream, stream_getter
 
 if TYPE_CHECKING:
@@ -66,8 +68,9 @@ class DispatchError(RuntimeError):
 class Choice(NamedTuple):
     """What the ladder arrived at: a row and the step it stands on."""
 
-    step: str  # "exact", "nearest", "safe"
+    step: str  # "exact", "learnt", "nearest", "safe"
     row: Row | SafeRow
+    rule: Rule | None = None  # of "learnt"
 
 
 class _Table(NamedTuple):
@@ -76,6 +79,7 @@ class _Table(NamedTuple):
     gpu: Gpu | None
     same_gpu: bool
     rows: tuple[Row, ...]
+    rules: tuple[Rule, ...]
     facts: Mapping[str, int]
 
 
@@ -223,7 +227,7 @@ class Pass:
         chosen = complete_dtypes(signature, dict(dtypes))
         call = contiguous_call(signature, extents)
         if isinstance(device, Gpu):
-            table = _Table(device, True, self.rows(device), device.facts)
+            table = self._table_of(device, True, device.facts)
         else:
             table = self._table(device)
         choice = self._choose(table, tuple(extents.values()), tuple(chosen.values()), call)
@@ -240,9 +244,15 @@ class Pass:
         )
         if isinstance(row, SafeRow):
             return explanation._replace(same_gpu=True)
-        return explanation._replace(
+        explanation = explanation._replace(
             evidence=row.evidence, record=row.record, median_us=row.median_us,
             tuned_problem=problem_text(signature, row.dims, row.dtypes),
+        )
+        if choice.rule is None:
+            return explanation
+        return explanation._replace(
+            path=path_text(choice.rule, extents, row.record),
+            learnt_from=evidence_text(choice.rule),
         )
 
     def warm(self, dims: Mapping[str, int], dtypes: Mapping[str, str],
@@ -271,6 +281,12 @@ class Pass:
         table = checked_module(self.package, f"tables.{gpu.name}")
         rows: tuple[Row, ...] = getattr(table, self.name.upper(), ())
         return rows
+
+    def rules(self, gpu: Gpu) -> tuple[Rule, ...]:
+        """Return the rules of this pass that were learnt on a GPU."""
+        table = checked_module(self.package, f"tables.{gpu.name}")
+        rules: tuple[Rule, ...] = getattr(table, f"{self.name.upper()}_RULES", ())
+        return rules
 
     def safe_rows(self) -> tuple[SafeRow, ...]:
         """Return the safe kernels of this pass, one per combination of dtypes."""
@@ -336,14 +352,14 @@ class Pass:
 
     def _choose(self, table: _Table, dims: tuple[int, ...], dtypes: tuple[str, ...],
                 call: Call) -> Choice:
-        best = self._nearest(table, dims, dtypes, call)
-        if best is not None:
-            return Choice("exact" if best.dims == dims else "nearest", best)
+        choice = self._measured(table, dims, dtypes, call)
+        if choice is not None:
+            return choice
         # Products that may be rounded need not be.
         plain = tuple(ROUNDS.get(name, name) for name in dtypes)
-        best = self._nearest(table, dims, plain, call) if plain != dtypes else None
-        if best is not None:
-            return Choice("nearest", best)
+        choice = self._measured(table, dims, plain, call) if plain != dtypes else None
+        if choice is not None:
+            return choice if choice.step == "learnt" else choice._replace(step="nearest")
         for candidate in self.safe_rows():
             if candidate.dtypes == dtypes:
                 return Choice("safe", candidate)
@@ -353,17 +369,25 @@ class Pass:
             f"  run: kgen tune --op {self._operator} --problem {problem}"
         )
 
-    def _nearest(self, table: _Table, dims: tuple[int, ...], dtypes: tuple[str, ...],
-                 call: Call) -> Row | None:
-        best: Row | None = None
+    def _measured(self, table: _Table, dims: tuple[int, ...], dtypes: tuple[str, ...],
+                  call: Call) -> Choice | None:
+        """The measured row for a call: of its very problem, learnt, or the nearest one's."""
+        nearest: Row | None = None
         least = inf
         for row in table.rows:
             if row.dtypes != dtypes or not self._same_constants(row, dims):
                 continue
-            far = sum(abs(log(max(a, 1) / max(b, 1))) for a, b in zip(dims, row.dims, strict=True))
+            far = distance(dims, row.dims)
             if far < least and row.fits(call):
-                best, least = row, far
-        return best
+                nearest, least = row, far
+        if nearest is None:
+            return None
+        if nearest.dims == dims:
+            return Choice("exact", nearest)
+        names = (dim.name for dim in self.signature.dims)
+        rule = covering(table.rules, dict(zip(names, dims, strict=True)), dtypes)
+        learnt = None if rule is None else first_fitting(rule, table.rows, call)
+        return Choice("nearest", nearest) if learnt is None else Choice("learnt", learnt, rule)
 
     def _same_constants(self, row: Row, dims: tuple[int, ...]) -> bool:
         return all(
@@ -388,7 +412,7 @@ class Pass:
                     f"{self.signature.function}: this is a CPU tensor, but only {tuned} was tuned\n"
                     f"  run: kgen tune --op {self._operator} --gpu host, or move the tensors"
                 )
-            return _Table(host, True, self.rows(host), host.facts)
+            return self._table_of(host, True, host.facts)
         if device.type != "cuda":
             raise DispatchError(f"{self.signature.function}: tensors on {device} are not served; "
                                 "move them to a CUDA GPU")
@@ -398,12 +422,15 @@ class Pass:
         name = torch.cuda.get_device_name(device)
         for gpu in gpus:
             if name in gpu.device_names:
-                return _Table(gpu, True, self.rows(gpu), facts)
+                return self._table_of(gpu, True, facts)
         kin = [gpu for gpu in gpus if gpu.compute_capability == facts["compute_capability"]]
         if kin:
             nearest = min(kin, key=lambda g: abs(g.facts["sm_count"] - facts["sm_count"]))
-            return _Table(nearest, False, self.rows(nearest), facts)
-        return _Table(None, False, (), facts)
+            return self._table_of(nearest, False, facts)
+        return _Table(None, False, (), (), facts)
+
+    def _table_of(self, gpu: Gpu, same_gpu: bool, facts: Mapping[str, int]) -> _Table:
+        return _Table(gpu, same_gpu, self.rows(gpu), self.rules(gpu), facts)
 
     def _file(self, stem: str, device: torch.device, problem: str) -> KernelFile:
         """The loaded kernel file; loads it unless a CUDA graph is captured.

@@ -12,7 +12,10 @@ from .rows import Call
 
 
 class Explanation(NamedTuple):
-    """Why a problem is served by a kernel; its text is for people."""
+    """Why a problem is served by a kernel; its text is for people.
+
+    `path` and `learnt_from` are of the step `learnt`: the rule's comparisons, and its evidence.
+    """
 
     function: str
     problem: str
@@ -25,11 +28,15 @@ class Explanation(NamedTuple):
     tuned_problem: str = ""
     record: str = ""
     median_us: float | None = None
+    path: str = ""
+    learnt_from: str = ""
 
     def __repr__(self) -> str:
         where = self.gpu if self.same_gpu else f"{self.gpu} (same architecture)"
         lines = [f"{self.function}({self.problem}) on {where}: {self.step}",
                  f"  kernel    {self.config}, kernels/{self.kernel}.cu"]
+        if self.path:
+            lines += [f"  rule      {self.path}", f"            {self.learnt_from}"]
         if self.median_us is None:
             lines.append(f"  evidence  {self.evidence}")
         else:

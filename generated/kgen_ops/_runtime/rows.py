@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from math import log
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Row(NamedTuple):
         bind: Makes the launch for a call.
         record: Identity of the tuning record.
         median_us: Measured device time of the problem, microseconds.
-        evidence: `measured` on this GPU, or `predicted` without it.
+        evidence: `measured` on this GPU; says so if it was measured there without a search.
     """
 
     dims: tuple[int, ...]
@@ -71,6 +72,26 @@ class Row(NamedTuple):
     record: str
     median_us: float
     evidence: str = "measured"
+
+
+class Rule(NamedTuple):
+    """Which rows serve problems that were not tuned, learnt from times of all of them.
+
+    Attributes:
+        dtypes: Of the problems that it is for, in the operator's order.
+        constants: (dim, extent) that a problem must have.
+        choose: Records of rows for a call's dims, the preferred first.
+        problems: Number of problems that it was learnt from.
+        mean_loss: Time over that of the best kernel known for such a problem, less 1, on average.
+        worst_loss: The largest of these.
+    """
+
+    dtypes: tuple[str, ...]
+    constants: tuple[tuple[str, int], ...]
+    choose: Callable[[Call], tuple[str, ...]]
+    problems: int
+    mean_loss: float
+    worst_loss: float
 
 
 class SafeRow(NamedTuple):
@@ -108,3 +129,8 @@ class Gpu(NamedTuple):
 def always(call: Call) -> bool:
     """Serve as the conditions of a kernel that has none."""
     return True
+
+
+def distance(dims: Iterable[int], others: Iterable[int]) -> float:
+    """How far two problems are apart: the sum of the logarithms of the ratios of their extents."""
+    return sum(abs(log(max(a, 1) / max(b, 1))) for a, b in zip(dims, others, strict=True))

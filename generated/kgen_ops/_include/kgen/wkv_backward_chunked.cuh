@@ -45,12 +45,6 @@ KGEN_DEVICE void keep_states(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r
     }
 }
 
-template <class T>
-KGEN_DEVICE StepRows<T> head_steps(const Rows<T>& rows, i64 b, i64 h) {
-    const Rows<T> its = rows.head(b, h);
-    return {its.first, its.of_t};
-}
-
 // A block per head and chunk. gw if w has steps, gw_parts else.
 template <class C, class T, class W, class U>
 KGEN_DEVICE void chunk_gradients(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r,
@@ -58,46 +52,49 @@ KGEN_DEVICE void chunk_gradients(i64 steps, i64 H, Rows<const T> gy, Rows<const 
                                  const float* states, const float* gradients, Rows<T> gr,
                                  Rows<T> gk, Rows<T> gv, Rows<W> gw, float* gu_parts,
                                  float* gw_parts, float scale) {
-    const i64 chunks = ceil_div(steps, i64{C::kChunk});
-    const i64 head = blockIdx.x / chunks, chunk = blockIdx.x % chunks, b = head / H, h = head % H;
-    const i64 first = chunk * C::kChunk;
-    const ChunkTensors<T, W, U> tensors{head_steps(gy, b, h), head_steps(r, b, h),
-                                        head_steps(k, b, h),  head_steps(v, b, h),
-                                        head_steps(w, b, h),  u + h * C::kK,
-                                        head_steps(gr, b, h), head_steps(gk, b, h),
-                                        head_steps(gv, b, h), head_steps(gw, b, h)};
+    // A grid is less than 2^31 blocks: all of these are.
+    const u32 chunks = static_cast<u32>(ceil_div(steps, i64{C::kChunk}));
+    const u32 heads = static_cast<u32>(H), head = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
+    const i64 left = steps - static_cast<i64>(chunk) * C::kChunk;
+    const ChunkPlace place{static_cast<int>(head / heads), static_cast<int>(head % heads),
+                           static_cast<int>(chunk), static_cast<int>(min(left, i64{C::kChunk}))};
     const i64 offset = C::state_offset(head, chunks, chunk);
-    const i64 part = (head * chunks + chunk) * C::kK;
-    ChunkGradients<C, U>(tensors, first, static_cast<int>(min(steps - first, i64{C::kChunk})),
-                         scale)
-        .find(states + offset, gradients + offset, gu_parts + part,
-              C::kPerStep ? nullptr : gw_parts + part);
+    __shared__ ChunkPlace kept;
+    const ChunkTensors<T, W, U> tensors{gy, r, k, v, w, u, gr, gk, gv, gw};
+    ChunkGradients<C, U>(tensors, &kept, scale)
+        .find(place, states + offset, gradients + offset, gu_parts, gw_parts);
 }
 
-// Sums over batch and chunks of [B, H, chunks, K], always in the same order; a block per 32 of H *
-// K.
+// Sums over batch and chunks of [B, H, chunks, K], always in the same order; `block` is of 8 of H * K
+// features: a warp reads as many of four parts at a time.
 template <int Threads, class T>
-KGEN_DEVICE void sum_chunks(const float* parts, i64 B, i64 H, i64 K, i64 chunks, T* sums) {
-    constexpr int kWarps = Threads / kWarpSize;
-    __shared__ float of_warps[kWarps][kWarpSize];
-    const int warp = thread_rank() / kWarpSize;
-    const i64 feature = static_cast<i64>(blockIdx.x) * kWarpSize + lane_id();
+KGEN_DEVICE void sum_chunks(i64 block, const float* parts, i64 B, i64 H, i64 K, i64 chunks,
+                            T* sums) {
+    constexpr int kFeatures = 8, kRows = Threads / kFeatures, kEach = kWarpSize / kFeatures;
+    static_assert(kRows % kEach == 0, "whole warps");
+    __shared__ float of_rows[kRows][kFeatures];
+    const int row = thread_rank() / kFeatures, column = thread_rank() % kFeatures;
+    const i64 feature = block * kFeatures + column;
     const bool used = feature < H * K;
     CompensatedSum sum;
     if (used) {
         const i64 h = feature / K, key = feature % K;
-#pragma unroll 4
-        for (i64 i = warp; i < B * chunks; i += kWarps)
-            sum.add(parts[((i / chunks * H + h) * chunks + i % chunks) * K + key]);
+        const u32 of_batch = static_cast<u32>(chunks), all = static_cast<u32>(B * chunks);
+#pragma unroll 8
+        for (u32 i = row; i < all; i += kRows)
+            sum.add(parts[((i / of_batch * H + h) * chunks + i % of_batch) * K + key]);
     }
-    of_warps[warp][lane_id()] = sum.value();
+    of_rows[row][column] = sum.value();
     sync_block();
-    if (warp == 0 && used) {
+    if (thread_rank() < kWarpSize) {
         CompensatedSum all;
-        for (int i = 0; i < kWarps; ++i) all.add(of_warps[i][lane_id()]);
-        sums[feature] = from_float<T>(all.value());
+#pragma unroll 4
+        for (int i = row; i < kRows; i += kEach) all.add(of_rows[i][column]);
+        float total = all.value();
+#pragma unroll
+        for (int lanes = kFeatures; lanes < kWarpSize; lanes *= 2) total += shfl_xor(total, lanes);
+        if (row == 0 && used) sums[feature] = from_float<T>(total);
     }
-    sync_block();  // another sum may follow
 }
 
 }  // namespace kgen::wkv

@@ -1,11 +1,18 @@
 // What 16 steps' gradients of v take of the gradient G of the state behind them, in the chunked
-// backward pass of wkv5 and wkv6: gv_s = sum over keys of f_s G, f_s the rows of k with their decays.
-// All warps meet here: each brings its 16 keys, and takes tiles of 8 values over all keys.
+// backward pass of wkv5 and wkv6: gv_s = sum over keys of f_s G, f_s the rows of k with their
+// decays. All warps meet here: each brings its 16 keys, and takes tiles of 8 values over all keys.
 #pragma once
 
 #include "wkv_state_tile.cuh"
 
 namespace kgen::wkv {
+
+// Whether the n-th of every Stride-th tile of Tiles from `tile` < Stride on exists: no question
+// where all warps have as many.
+template <int Tiles, int Stride>
+KGEN_DEVICE bool tile_exists(int tile, int n) {
+    return Tiles % Stride == 0 || tile + n * Stride < Tiles;
+}
 
 // 16 bits: G and f as two bf16 each, in planes that ldmatrix reads; three products.
 template <class T, bool Precise, int Keys, int Values>
@@ -45,7 +52,8 @@ public:
     }
 
     // sums[i]: (step g, values 8 tile + {2q, 2q + 1}), then the same of step g + 8, of the tiles
-    // `tile` + i * Stride that exist. One chain: what it cuts off is far below a rounding to 16 bits.
+    // `tile` + i * Stride that exist. One chain: what it cuts off is far below a rounding to 16
+    // bits.
     template <int Stride, int Count>
     KGEN_DEVICE void multiply(int tile, float (&sums)[Count][4]) const {
 #pragma unroll
@@ -62,7 +70,7 @@ public:
             ldmatrix<4>(low, of_keys + kKeyPlane + key);
 #pragma unroll
             for (int n = 0; n < Count; ++n) {
-                if (tile + n * Stride >= Values / 8) continue;
+                if (!tile_exists<Values / 8, Stride>(tile, n)) continue;
                 u32 both[4];
                 ldmatrix<4, true>(both, of_values + key * kStride + 8 * n * Stride);
                 const u32 b_high[2] = {both[0], both[1]}, b_low[2] = {both[2], both[3]};
@@ -119,7 +127,7 @@ public:
     KGEN_DEVICE void multiply(int tile, float (&sums)[Count][4]) const {
 #pragma unroll
         for (int n = 0; n < Count; ++n)
-            if (tile + n * Stride < Values / 8) multiply_tile(tile + n * Stride, sums[n]);
+            if (tile_exists<Values / 8, Stride>(tile, n)) multiply_tile(tile + n * Stride, sums[n]);
     }
 
 private:

@@ -21,18 +21,44 @@ namespace kgen::wkv {
 
 template <class T, class W, class U>
 struct ChunkTensors {
-    StepRows<const T> gy, r, k, v;
-    StepRows<const W> w;
+    Rows<const T> gy, r, k, v;
+    Rows<const W> w;
     const U* u;
-    StepRows<T> gr, gk, gv;
-    StepRows<W> gw;  // if w has steps
+    Rows<T> gr, gk, gv;
+    Rows<W> gw;  // if w has steps
 };
+
+// A block's chunk. Rows are asked for where they are read or written: all their addresses would
+// not fit the registers.
+struct ChunkPlace {
+    int b, h;
+    int chunk;
+    int left;  // steps of the chunk that exist
+
+    template <class X>
+    KGEN_DEVICE StepRows<X> steps(const Rows<X>& rows) const {
+        const Rows<X> its = rows.head(b, h);
+        return {its.first, its.of_t};
+    }
+};
+
+// The thread's rank in a block of one dimension, read again: what comes before need not keep it.
+KGEN_DEVICE int read_thread_rank() {
+#if KGEN_HOST
+    return thread_rank();
+#else
+    int rank;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(rank));
+    return rank;
+#endif
+}
 
 // The gradient by a step's w, from that by its decay d.
 template <DecayForm Form, class W, class Real>
-KGEN_DEVICE float gradient_by_w(const W* w, Real d, Real by_decay) {
+KGEN_DEVICE float gradient_by_w(const StepRows<const W>& w, i64 step, int key, Real d,
+                                Real by_decay) {
     if constexpr (Form == DecayForm::log) return static_cast<float>(d * by_decay);
-    const Real slope = decay_slope<Form>(to_float(*w), static_cast<float>(d));
+    const Real slope = decay_slope<Form>(to_float(w.at(step)[key]), static_cast<float>(d));
     return static_cast<float>(slope * by_decay);
 }
 
@@ -57,6 +83,7 @@ class ChunkGradients {
     using Carried = CarriedValues<T, C::kPrecise, kKeys, kValues>;
     using Real = typename PairReal<C::kPrecise>::Type;  // of n
     using Products = PairProducts<Real>;
+    static constexpr int kUnits = kSubs * kGroups;
     static constexpr int kSums = kGroups * kPairsPadded + kCrossPairs;
     static constexpr int kOwnTiles = ceil_div(C::kTiles, kWarps);  // of gv
     static constexpr int kKeyStride = chunk_row_stride<T>(kKeys);
@@ -69,9 +96,9 @@ public:
              max(max(Carried::kBytes / 4, 2 * kKeyRows * static_cast<int>(sizeof(T)) / 4),
                  kSubs * (Products::kBytes / 4 + kSums)));
 
-    KGEN_DEVICE ChunkGradients(const ChunkTensors<T, W, U>& tensors, i64 first, int left,
-                               float scale)
-        : tensors_(tensors), first_(first), left_(left), scale_(scale) {
+    // kept: in shared memory, for this object's own use.
+    KGEN_DEVICE ChunkGradients(const ChunkTensors<T, W, U>& tensors, ChunkPlace* kept, float scale)
+        : tensors_(tensors), kept_(kept), scale_(scale) {
         // Shared memory: T v, g[Chunk][kRowStride]; float decays, of_r, read[kSubs][kSub],
         // of_k[kSubs][kWideSub], all (later gu), inner[, gw][kSubs][kKeys]; then what is Carried,
         // or T k, r[Chunk][kKeyStride], or Products products[kSubs]; float sums[kSubs][kSums].
@@ -91,10 +118,10 @@ public:
         key0_ = thread_rank() / kWarpSize * 16;
     }
 
-    // state, gradient: this warp's tiles, before the chunk and behind it. gu_part and gw_part: of
-    // the chunk, [K]; the latter only if w has no steps.
-    KGEN_DEVICE void find(const float* state, const float* gradient, float* gu_part,
-                          float* gw_part) const {
+    // state, gradient: this warp's tiles, before the chunk and behind it. gu_parts and gw_parts: of
+    // all blocks, [K]; the latter only if w has no steps.
+    KGEN_DEVICE void find(const ChunkPlace& place, const float* state, const float* gradient,
+                          float* gu_parts, float* gw_parts) const {
         if constexpr (kValues > C::kV) {
             for (int i = thread_rank(); i < 2 * C::kChunk * kRowStride; i += kThreads)
                 v_[i] = from_float<T>(0.0f);
@@ -104,48 +131,58 @@ public:
         T* k = reinterpret_cast<T*>(gradient_);
         T* r = k + kKeyRows;
         W* w = reinterpret_cast<W*>(read_);
-        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(k, kKeyStride, tensors_.k, first_,
-                                                           left_);
-        copy_rows<T, C::kChunk, C::kK, C::kCopy, kThreads>(r, kKeyStride, tensors_.r, first_,
-                                                           left_);
-        if constexpr (C::kPerStep)
-            copy_rows<W, C::kChunk, C::kK, C::kCopyW, kThreads>(w, kKeys, tensors_.w, first_,
-                                                                left_);
+        copy<C::kK, C::kCopy>(k, kKeyStride, tensors_.k, place);
+        copy<C::kK, C::kCopy>(r, kKeyStride, tensors_.r, place);
+        if constexpr (C::kPerStep) copy<C::kK, C::kCopyW>(w, kKeys, tensors_.w, place);
         cp_async_commit();
-        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(v_, kRowStride, tensors_.v, first_,
-                                                           left_);
-        copy_rows<T, C::kChunk, C::kV, C::kCopy, kThreads>(g_, kRowStride, tensors_.gy, first_,
-                                                           left_);
+        copy<C::kV, C::kCopy>(v_, kRowStride, tensors_.v, place);
+        copy<C::kV, C::kCopy>(g_, kRowStride, tensors_.gy, place);
         cp_async_commit();
+        Tile states[kSubs];
+        states[0].load_fragments(state);  // on their way while decays are taken
+        if (thread_rank() == 0) *kept_ = place;
         cp_async_wait<1>();
         sync_block();
-        take_decays(r, k, w);
+        take_decays(r, k, w, place);
         cp_async_wait_all();
         sync_block();
 
-        walk(state, gradient);
+        walk(states, state, gradient);
         sync_block();
         multiply_rows();
         sync_block();
 #pragma unroll 1
-        for (int unit = thread_rank() / kWarpSize; unit < kSubs * kGroups; unit += kWarps)
-            look_at_pairs(unit / kGroups, unit % kGroups);
+        for (int before = 0; look_at_unit(before); before += kWarps) {
+        }
         sync_block();
-        add_up(gu_part, gw_part);
+        add_up(gu_parts, gw_parts);
         multiply_cross();
         sync_block();
         write_values();
     }
 
 private:
+    // Rows of the chunk to shared memory; what has no step is zero.
+    template <int Width, int CopyBytes, class X>
+    static KGEN_DEVICE void copy(X* tile, int tile_stride, const Rows<const X>& rows,
+                                 const ChunkPlace& place) {
+        copy_rows<X, C::kChunk, Width, CopyBytes, kThreads>(
+            tile, tile_stride, place.steps(rows), first_of(place), place.left);
+    }
+
+    static KGEN_DEVICE i64 first_of(const ChunkPlace& place) {
+        return static_cast<i64>(place.chunk) * C::kChunk;
+    }
+
     // Rows of r from the first of 16 steps on and of k up to the last, with their decays; a lane
     // has one of its warp's keys and 16 steps.
-    KGEN_DEVICE void take_decays(const T* of_r, const T* of_k, const W* of_w) const {
+    KGEN_DEVICE void take_decays(const T* of_r, const T* of_k, const W* of_w,
+                                 const ChunkPlace& place) const {
         const int key = key0_ + lane_id() % 16;
         const bool used = kKeys == C::kK || key < C::kK;
         float fixed = 1.0f;
         if constexpr (!C::kPerStep)
-            if (used) fixed = decay_of<C::kForm>(to_float(tensors_.w.at(0)[key]));
+            if (used) fixed = decay_of<C::kForm>(to_float(place.steps(tensors_.w).at(0)[key]));
 #pragma unroll 1
         for (int sub = lane_id() / 16; sub < kSubs; sub += 2) {
             float r[kSubSteps], k[kSubSteps], d[kSubSteps];
@@ -155,9 +192,9 @@ private:
                 r[i] = used ? to_float(of_r[step * kKeyStride + key]) : 0.0f;
                 k[i] = used ? to_float(of_k[step * kKeyStride + key]) : 0.0f;
                 if constexpr (C::kPerStep) {
-                    d[i] = used ? C::decay_of_step(of_w[step * kKeys + key], step < left_) : 1.0f;
+                    d[i] = used ? C::decay_of_step(of_w[step * kKeys + key], step < place.left) : 1.0f;
                 } else {
-                    d[i] = step < left_ ? fixed : 1.0f;
+                    d[i] = step < place.left ? fixed : 1.0f;
                 }
             }
             LongProduct before(scale_), behind(1.0f);
@@ -176,16 +213,18 @@ private:
         }
     }
 
-    KGEN_DEVICE void walk(const float* state, const float* gradient) const {
+    // states: the first is there.
+    KGEN_DEVICE void walk(Tile (&states)[kSubs], const float* state, const float* gradient) const {
         const MmaLane lane = mma_lane();
-        // 1. Forward: z_j where it is read, and the states before each 16 steps but the first.
-        Tile states[kSubs];
-        states[0].load_fragments(state);
+        // 1. Forward: z_j where it is read, and the states before each 16 steps but the first. G is
+        // on its way where the first state has left its registers.
+        Tile back;
 #pragma unroll
         for (int sub = 0; sub < kSubs; ++sub) {
             float out[2][4];
             states[sub].read(rows_of(g_, sub), kRowStride, out, [](int, const Parts&) {});
             put_steps(read_ + sub * kSub, out, scale_);
+            if (sub == 1) back.load_fragments(gradient);
             if (sub + 1 < kSubs)
                 states[sub + 1].advance(states[sub], all_ + sub * kKeys + key0_,
                                         of_k_ + sub * kWideSub + key0_, kWideStride,
@@ -193,15 +232,14 @@ private:
         }
 
         // 2. Backward: y_s takes the place of what r's rows were needed for.
-        Tile back;
-        back.load_fragments(gradient);
 #pragma unroll
         for (int sub = kSubs - 1; sub >= 0; --sub) {
             float* rows_of_k = of_k_ + sub * kWideSub;
             const Carried carried(gradient_, rows_of_k, kWideStride);
             carried.put_keys(rows_of_k, kWideStride, key0_);
             float inner[2], out[2][4];
-            if (sub == 0) states[0].load_fragments(state);  // again: no registers in between
+            // Again, where other states have left their registers.
+            if (sub == kSubs / 2 - 1) states[0].load_fragments(state);
             states[sub].inner(back, inner);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -223,13 +261,13 @@ private:
             sync_block();
 #pragma unroll
             for (int i = 0; i < kOwnTiles; ++i) {
+                if (!tile_exists<C::kTiles, kWarps>(thread_rank() / kWarpSize, i)) continue;
                 const int tile = thread_rank() / kWarpSize + i * kWarps;
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    if (tile < C::kTiles)
-                        *reinterpret_cast<Vec<float, 2>*>(
-                            rows_of_k + (lane.g + 8 * half) * kWideStride + 8 * tile +
-                            2 * lane.q) = {{values[i][2 * half], values[i][2 * half + 1]}};
+                    *reinterpret_cast<Vec<float, 2>*>(
+                        rows_of_k + (lane.g + 8 * half) * kWideStride + 8 * tile +
+                        2 * lane.q) = {{values[i][2 * half], values[i][2 * half + 1]}};
             }
         }
     }
@@ -293,16 +331,38 @@ private:
         }
     }
 
-    KGEN_DEVICE void look_at_pairs(int sub, int group) const {
-        const int key = group * kWarpSize + lane_id();
-        const bool used = key < C::kK;
-        const int column = min(key, kKeys - 1);
-        const i64 first = first_ + sub * kSubSteps;
-        const int left = used ? left_ - sub * kSubSteps : 0;
+    // A set of 16 steps and 32 keys for each warp, behind the first `before` ones; false if the
+    // warp has none. That, and whether a set is whole, are votes: a compiler that knows a warp is
+    // of one mind makes no second form of all shuffles for one that is not.
+    KGEN_DEVICE bool look_at_unit(int before) const {
+        const int rank = read_thread_rank(), unit = rank / kWarpSize + before;
+        if (!any(unit < kUnits)) return false;
+        const ChunkPlace place = *kept_;
+        const int sub = unit / kGroups, key = unit % kGroups * kWarpSize + rank % kWarpSize;
+        float* sums = sums_ + sub * kSums + unit % kGroups * kPairsPadded;
+        if constexpr (C::kK % kWarpSize == 0) {
+            if (any(place.left - sub * kSubSteps >= kSubSteps)) {
+                look_at_pairs<true>(place, sub, key, sums);
+                return true;
+            }
+        }
+        look_at_pairs<false>(place, sub, key, sums);
+        return true;
+    }
+
+    // Whole: all steps and keys exist, and nothing asks for them.
+    template <bool Whole>
+    KGEN_DEVICE void look_at_pairs(const ChunkPlace& place, int sub, int key, float* sums) const {
+        const bool used = Whole || key < C::kK;
+        const int column = Whole ? key : min(key, kKeys - 1);
+        const i64 first = first_of(place) + sub * kSubSteps;
+        const int left = Whole ? kSubSteps : used ? place.left - sub * kSubSteps : 0;
 
         KeySteps x;
-        load_steps(tensors_.r, first, left, key, x.r);
-        load_steps(tensors_.k, first, left, key, x.k);
+        const StepRows<const T> of_r = place.steps(tensors_.r);
+        const StepRows<const T> of_k = place.steps(tensors_.k);
+        load_steps(of_r, first, left, key, x.r);
+        load_steps(of_k, first, left, key, x.k);
         float* rows = read_ + sub * kSub + column;
 #pragma unroll
         for (int i = 0; i < kSubSteps; ++i) {
@@ -311,37 +371,38 @@ private:
             x.back[i] = of_r_[sub * kSub + i * kStride + column];
         }
         sync_warp();  // lanes without a key have read what others now write
-        x.u = used ? to_float(tensors_.u[key]) : 0.0f;
+        x.u = used ? to_float(tensors_.u[place.h * C::kK + key]) : 0.0f;
         x.inner = inner_[sub * kKeys + column];
 
-        T* gr = tensors_.gr.at(first) + key;
-        T* gk = tensors_.gk.at(first) + key;
-        W* gw = C::kPerStep ? tensors_.gw.at(first) + key : nullptr;
-        const StepRows<const W> w{tensors_.w.at(first) + key, tensors_.w.stride};
+        T* gr = place.steps(tensors_.gr).at(first) + key;
+        T* gk = place.steps(tensors_.gk).at(first) + key;
+        W* gw = C::kPerStep ? place.steps(tensors_.gw).at(first) + key : nullptr;
+        const StepRows<const W> w = place.steps(tensors_.w);
         float gw_sum = 0.0f;
         const float gu = step_pairs(
-            x, products_of(sub), sums_ + sub * kSums + group * kPairsPadded,
-            [&](int t, float of_r, float of_k, Real d, Real by_decay) {
-                if (t < left) {
-                    *gr = from_float<T>(of_r);
-                    *gk = from_float<T>(of_k);
-                    const float of_w = gradient_by_w<C::kForm>(w.at(t), d, by_decay);
-                    if constexpr (C::kPerStep) {
-                        *gw = from_float<W>(of_w);
-                    } else {
-                        gw_sum += of_w;
-                    }
+            x, products_of(sub), sums,
+            [&](int t, float by_r, float by_k, Real d, Real by_decay) {
+                // Nothing but stores is conditional.
+                const bool there = Whole || t < left;
+                const float by_w = gradient_by_w<C::kForm>(
+                    w, first + (there ? t : 0), key, d, by_decay);
+                const T of_r = from_float<T>(by_r), of_k = from_float<T>(by_k);
+                if (there) {
+                    *gr = of_r;
+                    *gk = of_k;
+                    if constexpr (C::kPerStep) *gw = from_float<W>(by_w);
                 }
-                gr += tensors_.gr.stride;
-                gk += tensors_.gk.stride;
-                if constexpr (C::kPerStep) gw += tensors_.gw.stride;
+                if constexpr (!C::kPerStep) gw_sum += there ? by_w : 0.0f;
+                gr += tensors_.gr.of_t;
+                gk += tensors_.gk.of_t;
+                if constexpr (C::kPerStep) gw += tensors_.gw.of_t;
             },
             [&](int t, float of_key) {
-                if (key < kKeys) rows[t * kStride] = of_key;
+                if (Whole || key < kKeys) rows[t * kStride] = of_key;
             },
             [&](KeySteps& late) {
-                load_steps<kHalfSteps>(tensors_.r, first, left, key, late.r);
-                load_steps<kHalfSteps>(tensors_.k, first, left, key, late.k);
+                load_steps<kHalfSteps>(of_r, first, left, key, late.r);
+                load_steps<kHalfSteps>(of_k, first, left, key, late.k);
 #pragma unroll
                 for (int i = kHalfSteps; i < kSubSteps; ++i) {
                     late.d[i] = decays_[sub * kSub + i * kStride + column];
@@ -356,9 +417,10 @@ private:
     // Sums over keys of pairs of an early and a late step, of each 16 steps.
     KGEN_DEVICE void multiply_cross() const {
         constexpr int kDeep = 4;
-        const MmaLane lane = mma_lane();
+        const int rank = read_thread_rank();
+        const MmaLane lane{rank % kWarpSize / 4, rank % 4};
 #pragma unroll 1
-        for (int sub = thread_rank() / kWarpSize; sub < kSubs; sub += kWarps) {
+        for (int sub = rank / kWarpSize; sub < kSubs; sub += kWarps) {
             const float* early = read_ + sub * kSub + lane.g * kStride + lane.q;
             const float* late = early + kHalfSteps * kStride;
             float sums[4] = {};
@@ -386,47 +448,63 @@ private:
     }
 
     // Sums over groups of keys, and over sets of 16 steps.
-    KGEN_DEVICE void add_up(float* gu_part, float* gw_part) const {
+    KGEN_DEVICE void add_up(float* gu_parts, float* gw_parts) const {
+        const int rank = read_thread_rank();
         if constexpr (kGroups > 1)
-            for (int i = thread_rank(); i < kSubs * kPairs; i += kThreads) {
+            for (int i = rank; i < kSubs * kPairs; i += kThreads) {
                 float* sums = sums_ + i / kPairs * kSums + i % kPairs;
                 float sum = sums[0];
 #pragma unroll
                 for (int group = 1; group < kGroups; ++group) sum += sums[group * kPairsPadded];
                 sums[0] = sum;
             }
-        for (int key = thread_rank(); key < C::kK; key += kThreads) {
+        const i64 part = static_cast<i64>(blockIdx.x) * C::kK;
+        for (int key = rank; key < C::kK; key += kThreads) {
             float gu = 0.0f, gw = 0.0f;
 #pragma unroll
             for (int sub = 0; sub < kSubs; ++sub) {
                 gu += gu_[sub * kKeys + key];
                 if constexpr (!C::kPerStep) gw += gw_[sub * kKeys + key];
             }
-            gu_part[key] = gu;
-            if constexpr (!C::kPerStep) gw_part[key] = gw;
+            gu_parts[part + key] = gu;
+            if constexpr (!C::kPerStep) gw_parts[part + key] = gw;
         }
     }
 
     KGEN_DEVICE void write_values() const {
-        constexpr int kParts = ceil_div(kValues, kWarpSize);
+        // Two values of a lane share what is read of pairs, if all warps have work all the same.
+        constexpr int kCount = kSubs * ceil_div(kValues, 2 * kWarpSize) >= kWarps ? 2 : 1;
+        constexpr int kParts = ceil_div(kValues, kCount * kWarpSize);
+        const int rank = read_thread_rank();
+        const ChunkPlace place = *kept_;
 #pragma unroll 1
-        for (int unit = thread_rank() / kWarpSize; unit < kSubs * kParts; unit += kWarps) {
-            const int sub = unit / kParts, value = unit % kParts * kWarpSize + lane_id();
-            if (value >= C::kV) continue;
-            float g[kSubSteps];
+        for (int unit = rank / kWarpSize; unit < kSubs * kParts; unit += kWarps) {
+            const int sub = unit / kParts;
+            const int value = unit % kParts * kCount * kWarpSize + rank % kWarpSize;
+            const auto there = [&](int i) {
+                return C::kV % (kCount * kWarpSize) == 0 || value + i * kWarpSize < C::kV;
+            };
+            float g[kCount][kSubSteps];
 #pragma unroll
-            for (int i = 0; i < kSubSteps; ++i)
-                g[i] = to_float(rows_of(g_, sub)[i * kRowStride + value]);
+            for (int i = 0; i < kCount; ++i)
+#pragma unroll
+                for (int s = 0; s < kSubSteps; ++s)
+                    g[i][s] = there(i) ? to_float(rows_of(g_, sub)[s * kRowStride + value +
+                                                                   i * kWarpSize])
+                                       : 0.0f;
             const float* carried = of_k_ + sub * kWideSub + value;
-            const int left = left_ - sub * kSubSteps;
-            T* gv = tensors_.gv.at(first_ + sub * kSubSteps) + value;
+            const int left = place.left - sub * kSubSteps;
+            T* gv = place.steps(tensors_.gv).at(first_of(place) + sub * kSubSteps) + value;
             const float* sums = sums_ + sub * kSums;
             read_pairs(
                 sums, sums + kGroups * kPairsPadded, g, scale_,
-                [&](int s) { return carried[s * kWideStride]; },
-                [&](int s, float sum) {
-                    if (s < left) *gv = from_float<T>(sum);
-                    gv += tensors_.gv.stride;
+                [&](int s, int i) {
+                    return there(i) ? carried[s * kWideStride + i * kWarpSize] : 0.0f;
+                },
+                [&](int s, int i, float sum) {
+                    const T of_value = from_float<T>(sum);
+                    if (s < left && there(i)) gv[i * kWarpSize] = of_value;
+                    if (i + 1 == kCount) gv += tensors_.gv.of_t;
                 });
         }
     }
@@ -457,8 +535,7 @@ private:
     }
 
     const ChunkTensors<T, W, U>& tensors_;
-    i64 first_;
-    int left_;  // steps of the chunk that exist
+    ChunkPlace* kept_;
     float scale_;
     T *v_, *g_;
     float *decays_, *of_r_, *read_, *of_k_, *all_, *inner_, *gu_, *gw_, *gradient_, *sums_;

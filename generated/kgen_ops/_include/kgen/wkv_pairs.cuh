@@ -119,7 +119,7 @@ KGEN_DEVICE void load_products(const Real* row, int from, int to, Real (&n)[kSub
 // at its ends.
 template <int First, class Real, class OfStep>
 KGEN_DEVICE float half_pairs(const KeySteps& x, Real (&read)[kHalfSteps],
-                             const float (&back)[kHalfSteps], Real inner,
+                             const Real (&back)[kHalfSteps], Real inner,
                              const PairProducts<Real>& products, PairSums& pairs,
                              OfStep of_step) {
     constexpr int kHalf = kHalfSteps;
@@ -137,7 +137,7 @@ KGEN_DEVICE float half_pairs(const KeySteps& x, Real (&read)[kHalfSteps],
         // 1. From the far end: gradients of the state and of the key, which stand at step t.
         const Real k = x.k[t], d = x.d[t];
         Real across = inner;
-        float behind = back[i];
+        float behind = static_cast<float>(back[i]);
 #pragma unroll
         for (int j = kHalf - 1; j > i; --j) {
             across = Real(x.d[First + j]) * across + Real(x.r[First + j]) * read[j];
@@ -171,27 +171,26 @@ template <class Real, class OfStep, class OfCross, class LoadLate>
 KGEN_DEVICE float step_pairs(KeySteps& x, const PairProducts<Real>& products, float* sums,
                              OfStep of_step, OfCross of_cross, LoadLate load_late) {
     constexpr int kHalf = kHalfSteps;
-    // 1. The state and its gradient in the middle.
-    float keys[kHalf], queries[kHalf];
-    LongProduct early(1.0f), late(1.0f);
+    // 1. The state and its gradient in the middle. A key with its decays meets sums over all
+    // values: its rounding, the same for all of them, would count for more than that of any sum.
+    Real keys[kHalf], queries[kHalf], all_early(1.0f), all_late(1.0f);
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
         const int s = kHalf - 1 - i, j = kHalf + i;
-        keys[s] = early.times(x.k[s]);
-        queries[i] = late.times(x.r[j]);
-        early.multiply(x.d[s]);
-        late.multiply(x.d[j]);
-        of_cross(s, keys[s]);
-        of_cross(j, queries[i]);
+        keys[s] = all_early * Real(x.k[s]);
+        queries[i] = all_late * Real(x.r[j]);
+        all_early = all_early * Real(x.d[s]);
+        all_late = all_late * Real(x.d[j]);
+        of_cross(s, static_cast<float>(keys[s]));
+        of_cross(j, static_cast<float>(queries[i]));
     }
-    const Real all_early = early.value(), all_late = late.value();
     Real read[kHalf];
-    float back_early[kHalf];
+    Real back_early[kHalf];
     Real inner_early = all_late * Real(x.inner), inner_late = all_early * Real(x.inner);
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
-        inner_early = inner_early + Real(queries[i]) * Real(x.read[kHalf + i]);
-        inner_late = inner_late + Real(keys[i]) * Real(x.back[i]);
+        inner_early = inner_early + queries[i] * Real(x.read[kHalf + i]);
+        inner_late = inner_late + keys[i] * Real(x.back[i]);
         read[i] = all_early * Real(x.read[kHalf + i]);
     }
 #pragma unroll
@@ -202,47 +201,45 @@ KGEN_DEVICE float step_pairs(KeySteps& x, const PairProducts<Real>& products, fl
         Real back = all_late * Real(x.back[s]);
 #pragma unroll
         for (int i = 0; i < kHalf; ++i) {
-            read[i] = read[i] + Real(keys[s]) * n[kHalf + i];
-            back = back + Real(queries[i]) * n[kHalf + i];
+            read[i] = read[i] + keys[s] * n[kHalf + i];
+            back = back + queries[i] * n[kHalf + i];
         }
-        back_early[s] = static_cast<float>(back);
+        back_early[s] = back;
     }
 
     // 2. Each half.
     PairSums pairs(sums);
-    float late_read[kHalf], back_late[kHalf];
-    Real read_early[kHalf];
+    Real read_early[kHalf], back_late[kHalf];
 #pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-        late_read[i] = static_cast<float>(read[i]);
-        read_early[i] = x.read[i];
-    }
+    for (int i = 0; i < kHalf; ++i) read_early[i] = x.read[i];
     float gu = half_pairs<0>(x, read_early, back_early, inner_early, products, pairs, of_step);
     load_late(x);
 #pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-        read[i] = late_read[i];
-        back_late[i] = x.back[kHalf + i];
-    }
+    for (int i = 0; i < kHalf; ++i) back_late[i] = x.back[kHalf + i];
     gu += half_pairs<kHalf>(x, read, back_late, inner_late, products, pairs, of_step);
     pairs.finish();
     return gu;
 }
 
-// gv of one value from its carried part and g: out(s, carried + factor * sum_{j>=s} a_js g_j).
-// `sums` are kPairsPadded, `crosses` kCrossPairs; g is zero where there is no step.
-template <class Carried, class Out>
-KGEN_DEVICE void read_pairs(const float* sums, const float* crosses, const float (&g)[kSubSteps],
-                            float factor, Carried carried, Out out) {
+// gv of Count values from their carried parts and g: out(s, i, carried + factor * sum_{j>=s} a_js
+// g_j). `sums` are kPairsPadded, `crosses` kCrossPairs; g is zero where there is no step.
+template <int Count, class Carried, class Out>
+KGEN_DEVICE void read_pairs(const float* sums, const float* crosses,
+                            const float (&g)[Count][kSubSteps], float factor, Carried carried,
+                            Out out) {
     Vec<float, 4> four = {};
     int index = 0;
 #pragma unroll
     for (int s = 0; s < kSubSteps; ++s) {
-        float sum = 0.0f;
+        float of_step[Count] = {};
+        const auto add = [&](float pair, int j) {
+#pragma unroll
+            for (int i = 0; i < Count; ++i) of_step[i] = fma(pair, g[i][j], of_step[i]);
+        };
 #pragma unroll
         for (int j = s; j < (s / kHalfSteps + 1) * kHalfSteps; ++j, ++index) {
             if (index % 4 == 0) four = *reinterpret_cast<const Vec<float, 4>*>(sums + index);
-            sum = fma(four[index % 4], g[j], sum);
+            add(four[index % 4], j);
         }
         if (s < kHalfSteps) {
 #pragma unroll
@@ -250,10 +247,11 @@ KGEN_DEVICE void read_pairs(const float* sums, const float* crosses, const float
                 const Vec<float, 4> cross = *reinterpret_cast<const Vec<float, 4>*>(
                     crosses + s * kHalfSteps + j);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) sum = fma(cross[i], g[kHalfSteps + j + i], sum);
+                for (int i = 0; i < 4; ++i) add(cross[i], kHalfSteps + j + i);
             }
         }
-        out(s, fma(factor, sum, carried(s)));
+#pragma unroll
+        for (int i = 0; i < Count; ++i) out(s, i, fma(factor, of_step[i], carried(s, i)));
     }
 }
 

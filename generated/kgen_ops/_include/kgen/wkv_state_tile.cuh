@@ -48,6 +48,15 @@ private:
     float high_, low_;
 };
 
+// The high 16 bits of x and of y, the latter in the high half.
+KGEN_DEVICE u32 high_halves(float x, float y) {
+#if KGEN_HOST
+    return bit_cast<u32>(x) >> 16 | (bit_cast<u32>(y) & 0xffff0000u);
+#else
+    return __byte_perm(bit_cast<u32>(x), bit_cast<u32>(y), 0x7632);  // one instruction, no mask
+#endif
+}
+
 // Operands for a state in fp32 with rows of T, 16 steps and 16 values at a time. `State` is 16 keys
 // of the tile with the sum's k, which is 16 values or 16 steps; `Rows` are two fragments of 8 of
 // the others.
@@ -203,18 +212,17 @@ struct StateProducts<bf16, Precise> {
                 a.part[p][i] = pack2<bf16>(x, y);
                 break;
             }
-            const u32 high_x = bit_cast<u32>(x) & 0xffff0000u;
-            const u32 high_y = bit_cast<u32>(y) & 0xffff0000u;
-            a.part[p][i] = high_x >> 16 | high_y;
-            x -= bit_cast<float>(high_x);
-            y -= bit_cast<float>(high_y);
+            a.part[p][i] = high_halves(x, y);
+            x -= bit_cast<float>(bit_cast<u32>(x) & 0xffff0000u);
+            y -= bit_cast<float>(bit_cast<u32>(y) & 0xffff0000u);
         }
     }
 
     static KGEN_DEVICE Rows across(const bf16* rows, int stride) {
         u32 pairs[4];
-        ldmatrix<4>(pairs, rows + lane_id() % 16 * stride + lane_id() / 16 * 8);
-        return {{{pairs[0], pairs[2]}, {pairs[1], pairs[3]}}};
+        const int lane = lane_id();  // a fragment's pairs lie side by side, as a product takes them
+        ldmatrix<4>(pairs, rows + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8);
+        return {{{pairs[0], pairs[1]}, {pairs[2], pairs[3]}}};
     }
 
     static KGEN_DEVICE Rows along(const bf16* rows, int stride) {

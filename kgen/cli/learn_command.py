@@ -1,0 +1,71 @@
+"""`kgen learn`."""
+
+from __future__ import annotations
+
+import argparse
+
+from kgen.cli.opening import opened
+from kgen.errors import ProblemError, suggest
+from kgen.model.signature import Signature
+from kgen.tune import Limits
+from kgen.workflow import LearnJob, learn, print_learning
+
+
+def run(options: argparse.Namespace) -> int:
+    """Learn rules of dispatch, publish them, and print what they are worth."""
+    with opened(options) as common:
+        print(
+            f"learning rules of {common.entry.operator.name} on {common.gpu.title}, compiler "
+            f"{common.compiler.name} {common.compiler.version}",
+            flush=True,
+        )
+        learnt = learn(
+            LearnJob(
+                entry=common.entry,
+                passes=common.passes,
+                # Without --problem: the tuned ones alone, not the operator's own.
+                problems=common.problems if options.problem else dict.fromkeys(common.passes, ()),
+                gpu=common.gpu,
+                ordinal=common.ordinal,
+                compiler=common.compiler,
+                out=common.out,
+                reports=common.reports,
+                only=_pairs(options.only, common.entry.operator.signature),
+                points=options.points,
+                searches=options.searches,
+                search_s=options.search_time,
+                time_s=options.time,
+                held_out=options.held_out,
+                trials=options.trials,
+                seed=options.seed,
+                paths=common.paths,
+                l2=options.l2,
+                say=lambda text: print(text, flush=True),
+                limits=Limits(options.trial_timeout),
+            )
+        )
+    print(f"\n{print_learning(learnt.report)}")
+    if common.gpu.is_host:
+        print("  (times of the CPU, which others share: they say nothing of a GPU's)")
+    if learnt.library is not None:
+        print(f"\nlibrary  {learnt.library.root}")
+    print(f"report   {learnt.report_path}")
+    return 0
+
+
+def _pairs(text: str, signature: Signature) -> tuple[tuple[str, str], ...]:
+    """Parse `--only`: `N=4096,dtype=bf16`.
+
+    Raises:
+        ProblemError: If a name is unknown, or there is no value.
+    """
+    pairs = []
+    for part in filter(None, text.split(",")):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name not in signature.field_names or not value:
+            raise ProblemError(
+                f"--only '{text}': '{part}' is not name=value\n"
+                f"  {suggest(name, signature.field_names)}"
+            )
+        pairs.append((name, value))
+    return tuple(pairs)

@@ -1,0 +1,172 @@
+"""Fit a small decision tree to times: nested thresholds, a few rows at each leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isqrt
+
+from kgen.model.rule_tree import Leaf, Split, Tree, extent, leaf_of
+
+# Of mean loss, which a further leaf must save: of a dozen problems, 12 % of one. Trials do not
+# resolve much less, and what one problem says may be true of that one alone.
+LEAF_COST = 0.01
+# For a candidate that did not run on a problem, or was hopeless there.
+ABSENT_LOSS = 10.0
+MAX_DEPTH = 3
+LOOK_AHEAD = 2  # levels that are searched exhaustively before the first of them is settled
+CHOICES = 3  # rows at a leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A measured problem.
+
+    Attributes:
+        dims: Its extents.
+        times_us: By candidate, of those that ran.
+    """
+
+    dims: Mapping[str, int]
+    times_us: Mapping[str, float]
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """By candidate: its time over the least, less 1."""
+        best = min(self.times_us.values())
+        return {name: us / best - 1 for name, us in self.times_us.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A tree and what it costs.
+
+    Attributes:
+        tree: Its leaves name candidates.
+        losses: Of each sample, in order, at the first choice that ran there.
+    """
+
+    tree: Tree
+    losses: tuple[float, ...]
+
+    @property
+    def mean_loss(self) -> float:
+        """On average."""
+        return sum(self.losses) / len(self.losses)
+
+    @property
+    def worst_loss(self) -> float:
+        """At worst."""
+        return max(self.losses)
+
+
+def fit_tree(
+    samples: Sequence[Sample],
+    features: Sequence[tuple[str, ...]],
+    handicaps: Mapping[str, float] | None = None,
+) -> Fitted:
+    """Find the tree of least mean loss, counting something for each leaf.
+
+    Of equal trees the one with fewer leaves is taken, then the one that compares the earlier
+    feature with the smaller number; of equal candidates the first by name.
+
+    Args:
+        samples: At least one; each with a time at least.
+        features: Products of dims that may be compared.
+        handicaps: What a candidate must be better than others by, as a share, to be taken.
+    """
+    search = _Search(samples, features, handicaps or {})
+    tree = search.grown(tuple(range(len(samples))), MAX_DEPTH)
+    return Fitted(tree, tuple(_loss(sample, leaf_of(tree, sample.dims)) for sample in samples))
+
+
+def _loss(sample: Sample, leaf: Leaf) -> float:
+    found = sample.losses
+    return next((found[name] for name in leaf.rows if name in found), ABSENT_LOSS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The best of one set of samples; `cost` is a sum over them, leaves included."""
+
+    cost: float
+    tree: Tree
+
+
+class _Search:
+    """Samples by number; a set of them is a sorted tuple."""
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        features: Sequence[tuple[str, ...]],
+        handicaps: Mapping[str, float],
+    ) -> None:
+        self._samples, self._handicaps = samples, handicaps
+        self._losses = [sample.losses for sample in samples]
+        self._candidates = sorted({name for losses in self._losses for name in losses})
+        self._leaf_cost = LEAF_COST * len(samples)
+        self._values = {f: [extent(f, sample.dims) for sample in samples] for f in features}
+        self._known: dict[tuple[tuple[int, ...], int], _Found] = {}
+
+    def grown(self, places: tuple[int, ...], depth: int) -> Tree:
+        """The tree of a set: the first split of the best shallow tree, and so on below it."""
+        tree = self._best(places, min(depth, LOOK_AHEAD)).tree
+        if isinstance(tree, Leaf):
+            return tree
+        below, above = self._parts(places, tree.dims, tree.at_most)
+        return Split(
+            tree.dims, tree.at_most, self.grown(below, depth - 1), self.grown(above, depth - 1)
+        )
+
+    def _best(self, places: tuple[int, ...], depth: int) -> _Found:
+        key = (places, depth)
+        if key not in self._known:
+            best = self._leaf(places)
+            for feature in self._values if depth else ():
+                for at_most in self._thresholds(places, feature):
+                    below, above = (
+                        self._best(part, depth - 1)
+                        for part in self._parts(places, feature, at_most)
+                    )
+                    cost = below.cost + above.cost
+                    if cost < best.cost - 1e-9:
+                        best = _Found(cost, Split(feature, at_most, below.tree, above.tree))
+            self._known[key] = best
+        return self._known[key]
+
+    def _leaf(self, places: tuple[int, ...]) -> _Found:
+        def cost(name: str) -> float:
+            lost = sum(self._losses[p].get(name, ABSENT_LOSS) for p in places)
+            return lost + self._handicaps.get(name, 0.0) * len(places)
+
+        order = sorted(self._candidates, key=lambda name: (cost(name), name))
+        ran = {name for p in places for name in self._losses[p]}
+        # What has a handicap is worth it as a first choice alone.
+        others = [n for n in order[1:] if n in ran and n not in self._handicaps]
+        leaf = Leaf((order[0], *others[: CHOICES - 1]))
+        lost = sum(_loss(self._samples[p], leaf) for p in places)
+        handicap = self._handicaps.get(order[0], 0.0) * len(places)
+        return _Found(lost + handicap + self._leaf_cost, leaf)
+
+    def _thresholds(self, places: tuple[int, ...], feature: tuple[str, ...]) -> list[int]:
+        values = sorted({self._values[feature][p] for p in places})
+        return [threshold(low, high) for low, high in pairwise(values)]
+
+    def _parts(
+        self, places: tuple[int, ...], feature: tuple[str, ...], at_most: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        values = self._values[feature]
+        return (
+            tuple(p for p in places if values[p] <= at_most),
+            tuple(p for p in places if values[p] > at_most),
+        )
+
+
+def threshold(low: int, high: int) -> int:
+    """A number t with low <= t < high, near their geometric mean, of two digits if there is one."""
+    middle = max(low, isqrt(low * high))
+    step = 10 ** max(0, len(str(middle)) - 2)
+    rounded = middle // step * step
+    return rounded if low <= rounded < high else middle

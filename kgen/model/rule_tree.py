@@ -1,0 +1,113 @@
+"""A rule of dispatch: nested thresholds on extents, with rows at the leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """The end of a path.
+
+    Attributes:
+        rows: Records of rows, the preferred first; the next ones are for calls that it refuses.
+    """
+
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A comparison: `dims[0] * dims[1] ... <= at_most`."""
+
+    dims: tuple[str, ...]
+    at_most: int
+    below: Tree
+    above: Tree
+
+    @property
+    def text(self) -> str:
+        """`B * H <= 64`."""
+        return f"{' * '.join(self.dims)} <= {self.at_most}"
+
+
+Tree: TypeAlias = Leaf | Split
+
+
+@dataclass(frozen=True, slots=True)
+class LearntRule:
+    """Which rows serve the problems of one pass, of one choice of dtypes and of some extents.
+
+    Attributes:
+        pass_name: `forward` or `backward`.
+        dtypes: (field, dtype name) and (option, choice), complete, in the operator's order.
+        constants: (dim, extent) that a problem must have: those that kernels have compiled in.
+        tree: What is compared, and which rows follow.
+        problems: Number of problems that it was learnt from.
+        mean_loss: Time of the chosen row over that of the best config known for a problem, less 1,
+            on average over these problems.
+        worst_loss: The largest of these.
+    """
+
+    pass_name: str
+    dtypes: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, int], ...]
+    tree: Tree
+    problems: int
+    mean_loss: float
+    worst_loss: float
+
+    @property
+    def covers(self) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
+        """What a later rule of the same problems replaces; also the order of rules."""
+        extents = tuple(value for _, value in self.constants)
+        return (self.pass_name, tuple(value for _, value in self.dtypes), extents)
+
+    @property
+    def records(self) -> frozenset[str]:
+        """Of all rows that it may choose."""
+        return frozenset(record for leaf in leaves(self.tree) for record in leaf.rows)
+
+
+def leaves(tree: Tree) -> Iterator[Leaf]:
+    """Yield the leaves of a tree, from low extents to high ones."""
+    if isinstance(tree, Leaf):
+        yield tree
+    else:
+        yield from leaves(tree.below)
+        yield from leaves(tree.above)
+
+
+def leaf_of(tree: Tree, dims: Mapping[str, int]) -> Leaf:
+    """Follow a tree for some extents."""
+    while isinstance(tree, Split):
+        tree = tree.below if extent(tree.dims, dims) <= tree.at_most else tree.above
+    return tree
+
+
+def extent(names: tuple[str, ...], dims: Mapping[str, int]) -> int:
+    """The product of some extents."""
+    return prod(dims[name] for name in names)
+
+
+def with_names(tree: Tree, names: Mapping[str, str]) -> Tree:
+    """The tree with other names at its leaves."""
+    if isinstance(tree, Leaf):
+        return Leaf(tuple(names[row] for row in tree.rows))
+    return replace(
+        tree, below=with_names(tree.below, names), above=with_names(tree.above, names)
+    )
+
+
+def spelled(tree: Tree, margin: str = "") -> Iterator[str]:
+    """Yield the lines of a tree, for people."""
+    if isinstance(tree, Leaf):
+        yield f"{margin}{', else '.join(tree.rows)}"
+    else:
+        yield f"{margin}{tree.text}:"
+        yield from spelled(tree.below, margin + "  ")
+        yield f"{margin}else:"
+        yield from spelled(tree.above, margin + "  ")

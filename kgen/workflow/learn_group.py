@@ -1,0 +1,290 @@
+"""One group of problems while its rule is learnt: candidates, times, tree, the rows it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from kgen.catalogue import Entry
+from kgen.emit import TUNED, RowState
+from kgen.learn import Fitted, Group, Sample, features, fit_tree, training_problems
+from kgen.model.config import Config
+from kgen.model.problem import Problem
+from kgen.model.record import Fate, Record
+from kgen.model.rule_tree import LearntRule, leaf_of, leaves, spelled, with_names
+from kgen.runtime.rows import distance
+from kgen.search.feasible import is_feasible
+from kgen.tune import Sweep
+from kgen.worker import Session
+from kgen.workflow.declared import as_declared
+from kgen.workflow.learning_report import RuleReport, TrainingProblem
+
+MOST_CONFIGS = 16  # per problem
+FEW = 4  # candidates; with so many a problem needs no search of its own more than others
+LIKELY = 8  # candidates that a search begins with
+FOUND = 2  # configs of a search that become candidates
+# A config of another row is worth a kernel more in the library if it is better by this share.
+NEW_ROW_COST = 0.02
+
+
+@dataclass
+class GroupWork:
+    """What is known of a group so far.
+
+    Attributes:
+        group: The group.
+        session: Of the trials.
+        configs: The candidates.
+        records: Digest of a config -> the record of its row, of rows that the library has or gets.
+        kept: Digests of configs whose rows the library has already.
+        tuned: Problems with a tuned row, and its config.
+        learnt: Likewise, of rows that the library has, or gets, from learning.
+        taken: Problems that have a row, which no new one may replace.
+        problems: That it is learnt from, the anchors first.
+        tried: Those of them that were measured, with the records of what was verified, by digest.
+    """
+
+    group: Group
+    session: Session
+    configs: tuple[Config, ...]
+    records: dict[str, str]
+    kept: frozenset[str]
+    tuned: dict[Problem, Config]
+    taken: frozenset[Problem]
+    problems: tuple[Problem, ...]
+    learnt: dict[Problem, Config] = field(default_factory=dict)
+    tried: dict[Problem, dict[str, Record]] = field(default_factory=dict)
+    _refused: set[str] = field(default_factory=set)
+    _fitted: Fitted | None = None
+
+    def explore(self, sweep: Sweep, problem: Problem, deadline: float) -> None:
+        """Search a training problem, and add the best of what was found to the candidates.
+
+        Args:
+            sweep: Of the trials.
+            problem: The problem.
+            deadline: When to end if there is a result, as of `time.monotonic`.
+        """
+        ranking = sweep.search(problem, self.likely(problem), deadline).ranking()
+        found = [record.config for record in ranking[:FOUND]]
+        # Before those of other groups, behind those of the rows that there are.
+        own = [config for config in self.configs if config.digest in self.kept]
+        self.configs = tuple(dict.fromkeys([*own, *found, *self.configs]))
+
+    def outlying(self, explored: Sequence[Problem]) -> Problem | None:
+        """The training problem that a search would tell most of: where the fewest candidates are
+        feasible, and of these the farthest from what was tuned or explored. None if there is none.
+        """
+        known = [*self.tuned, *explored]
+        left = [problem for problem in self.problems if problem not in known]
+
+        def order(problem: Problem) -> tuple[int, float]:
+            feasible = sum(self.is_feasible(config, problem) for config in self.configs)
+            return min(feasible, FEW), -_least_distance(problem, known)
+
+        return min(left, key=order, default=None)
+
+    def measure(self, sweep: Sweep, problem: Problem) -> None:
+        """Try all candidates on a training problem that they are feasible for."""
+        feasible = self.feasible(problem)
+        if not feasible:
+            return
+        found = {
+            config.digest: record
+            for config, record in sweep.try_all(problem, feasible).records.items()
+            if record.fate is Fate.VERIFIED and record.timing is not None
+        }
+        if found:
+            self.tried[problem] = found
+
+    def feasible(self, problem: Problem) -> list[Config]:
+        """The candidates to try on a problem: not all, if there are many."""
+        found = [config for config in self.configs if self.is_feasible(config, problem)]
+        return found[:MOST_CONFIGS]
+
+    def likely(self, problem: Problem) -> list[Config]:
+        """What a search of a problem is to begin with; the rest of its time is its own."""
+        return self.feasible(problem)[:LIKELY]
+
+    def is_feasible(self, config: Config, problem: Problem) -> bool:
+        """Whether a config may serve a contiguous, aligned call of a problem."""
+        session = self.session
+        pass_ = session.entry.operator.signature.pass_named(session.pass_name)
+        return is_feasible(session.variant_of(config), config, pass_, problem, session.gpu)
+
+    def fitted(self) -> Fitted:
+        """The tree over digests of configs."""
+        if self._fitted is None:
+            samples = [self._sample(problem) for problem in self._samples]
+            new = {c.digest: NEW_ROW_COST for c in self.configs if c.digest not in self.kept}
+            compared = features(self.group, self.session.entry.operator)
+            self._fitted = fit_tree(samples, compared, new)
+        return self._fitted
+
+    def wanted(self) -> list[tuple[Problem, Record]]:
+        """Verified trials that have to become rows, because the tree prefers their configs."""
+        while True:
+            fitted = self.fitted()
+            first = dict.fromkeys(leaf.rows[0] for leaf in leaves(fitted.tree))
+            found: list[tuple[Problem, Record]] = []
+            for digest in first:
+                if digest in self.records:
+                    continue
+                place = self._best_place(digest, fitted, {problem for problem, _ in found})
+                if place is None:
+                    self._refuse(digest)
+                    break
+                found.append(place)
+            else:
+                return found
+
+    def settle(self, problem: Problem, record: Record, row: str | None) -> None:
+        """Take note of what became of a wanted trial: the record of its row, or None."""
+        if row is None:
+            self._refuse(record.config.digest)
+        else:
+            self.records[record.config.digest] = row
+            self.taken |= {problem}
+            self.learnt[problem] = record.config
+
+    def rule(self) -> LearntRule:
+        """The rule; only once nothing is wanted any more."""
+        fitted = self.fitted()
+        return LearntRule(
+            self.session.pass_name,
+            self.group.dtypes,
+            self.group.constants,
+            with_names(fitted.tree, self.records),
+            len(fitted.losses),
+            round(fitted.mean_loss, 4),
+            round(fitted.worst_loss, 4),
+        )
+
+    def report(self, new: Iterable[str]) -> RuleReport:
+        """What is written down of it; `new` are records of rows that came with all rules."""
+        fitted, rule = self.fitted(), self.rule()
+        labels = {config.digest: config.label for config in self.configs}
+        training = []
+        for problem, loss in zip(self._samples, fitted.losses, strict=True):
+            times = self._sample(problem).times_us
+            best = min(times, key=times.__getitem__)
+            training.append(TrainingProblem(str(problem), times[best], labels[best], loss))
+        return RuleReport(
+            rule.pass_name,
+            self.group.label,
+            tuple(spelled(rule.tree)),
+            tuple(sorted(rule.records & set(new))),
+            fitted.mean_loss,
+            fitted.worst_loss,
+            tuple(training),
+        )
+
+    def choice(self, problem: Problem) -> Config | None:
+        """What the library takes for a problem without a row, once all wanted rows are there: what
+        the rule says, else the nearest row; None if nothing fits.
+        """
+        known = {config.digest: config for config in self.configs}
+        rows = [known[digest] for digest in leaf_of(self.fitted().tree, dict(problem.dims)).rows]
+        fitting = (config for config in rows if self.is_feasible(config, problem))
+        wanted = {at: record.config for at, record in self.wanted()}
+        return next(fitting, None) or self._nearest(
+            problem, {**self.learnt, **wanted, **self.tuned}
+        )
+
+    def nearest(self, problem: Problem) -> Config | None:
+        """What the library would take without learning: the nearest tuned row that fits."""
+        return self._nearest(problem, self.tuned)
+
+    def _nearest(self, problem: Problem, rows: Mapping[Problem, Config]) -> Config | None:
+        fitting = [other for other, config in rows.items() if self.is_feasible(config, problem)]
+        if not fitting:
+            return None
+        return rows[min(fitting, key=lambda other: _least_distance(problem, [other]))]
+
+    def _refuse(self, digest: str) -> None:
+        self._refused.add(digest)
+        self._fitted = None
+
+    @property
+    def _samples(self) -> list[Problem]:
+        return [problem for problem in self.tried if self._sample(problem).times_us]
+
+    def _sample(self, problem: Problem) -> Sample:
+        times = {
+            digest: record.timing.median_us
+            for digest, record in self.tried[problem].items()
+            if record.timing is not None and digest not in self._refused
+        }
+        return Sample(dict(problem.dims), times)
+
+    def _best_place(
+        self, digest: str, fitted: Fitted, promised: set[Problem]
+    ) -> tuple[Problem, Record] | None:
+        """The problem, of those that a config is to serve and that have no row, at which it comes
+        nearest to the best; with its trial.
+        """
+        places = [
+            problem
+            for problem in self._samples
+            if problem not in self.taken | promised
+            and digest in self.tried[problem]
+            and leaf_of(fitted.tree, dict(problem.dims)).rows[0] == digest
+        ]
+        if not places:
+            return None
+        best = min(places, key=lambda problem: self._sample(problem).losses[digest])
+        return best, self.tried[best][digest]
+
+
+def _least_distance(problem: Problem, others: Sequence[Problem]) -> float:
+    """To the nearest of others, as the library measures it; inf if there are none."""
+    extents = [extent for _, extent in problem.dims]
+    return min((distance(extents, [e for _, e in other.dims]) for other in others), default=inf)
+
+
+def open_group(
+    session: Session, entry: Entry, group: Group, rows: Sequence[RowState], points: int
+) -> GroupWork:
+    """Choose a group's candidates and training problems.
+
+    Candidates are the configs of its own rows, then of rows of the same dtypes, then of the pass's
+    other rows, then what the search space says to try first.
+
+    Args:
+        session: Of the trials, of the pass.
+        entry: The operator.
+        group: The group.
+        rows: Of the pass, as the library has them.
+        points: Training problems, at most; all anchors are among them.
+    """
+    same_dtypes = [row for row in rows if row.dtypes == group.dtypes]
+    own = [row for row in same_dtypes if set(group.constants) <= set(row.dims)]
+    configs: dict[Config, None] = {}
+    records: dict[str, str] = {}
+    tuned: dict[Problem, Config] = {}
+    learnt: dict[Problem, Config] = {}
+    for row in [*own, *same_dtypes, *rows]:
+        config = as_declared(entry, session.pass_name, Config(row.variant, row.config))
+        if config is None:
+            continue
+        configs[config] = None
+        problem = Problem(row.dims, row.dtypes)
+        # A row whose template was changed since is another kernel than what would be measured now.
+        if row in own and session.render(config, problem).digest == row.kernel:
+            records.setdefault(config.digest, row.record)
+            (tuned if row.origin == TUNED else learnt)[problem] = config
+    for variant in entry.space.of_pass(session.pass_name):
+        if variant.safe is None:  # that one is there to be right
+            configs |= dict.fromkeys(variant.first)
+    return GroupWork(
+        group=group,
+        session=session,
+        configs=tuple(configs),
+        records=records,
+        kept=frozenset(records),
+        tuned=tuned,
+        taken=frozenset(Problem(row.dims, row.dtypes) for row in own),
+        problems=training_problems(group, entry.operator, session.pass_name, points),
+        learnt=learnt,
+    )
