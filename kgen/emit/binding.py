@@ -17,7 +17,7 @@ from kgen.model.dtypes import DTYPES, itemsizes
 from kgen.model.expr import FUNCTIONS, Expr, parse_expr
 from kgen.model.plan import MAX_GRID
 from kgen.model.signature import Pass
-from kgen.model.space import LaunchSpec, Variant
+from kgen.model.space import LaunchSpec, RuleKind, Variant
 
 # The library files a call under its pointers modulo this many bytes.
 MAX_ALIGNMENT = 32
@@ -75,6 +75,9 @@ def absent_literals(passed: Pass, dtypes: Mapping[str, str]) -> dict[str, int]:
 def plan_text(variant: Variant, passed: Pass, fixed: Mapping[str, Any]) -> PlanText:
     """Print a variant's plan and conditions with the fixed names filled in.
 
+    Rules of efficiency are no conditions: they say what is worth a trial, and a row that is slower
+    than it could be still serves a call that no other row serves better than a safe kernel would.
+
     Raises:
         SpaceError: If a guard asks for more of a pointer than its alignment.
     """
@@ -85,6 +88,8 @@ def plan_text(variant: Variant, passed: Pass, fixed: Mapping[str, Any]) -> PlanT
     )
     conditions: dict[str, None] = {}
     for rule in (*variant.requires, *variant.guards):
+        if rule.kind is RuleKind.EFFICIENCY:
+            continue
         for part in _conjuncts(ast.parse(bound(rule.condition, fixed), mode="eval").body):
             _check_pointers(part, rule.where)
             text = ast.unparse(part)

@@ -6,9 +6,10 @@ from kgen.model.artifact import Artifact
 from kgen.model.gpu import GpuProfile
 from kgen.model.plan import Plan
 
-# A few spilled words are sometimes the fastest kernel; this many are local-memory traffic on
-# every element, which no memory-bound kernel survives.
-MAX_SPILL_BYTES = 256
+# A few spilled words are sometimes the fastest kernel, and the count is of instructions, also of
+# those in a path that few blocks take: a trial decides. This many are local-memory traffic on every
+# element, which no memory-bound kernel survives.
+MAX_SPILL_BYTES = 512
 REGISTER_GRANULARITY = 256  # registers are allocated to warps in units of 256
 
 

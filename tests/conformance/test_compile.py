@@ -12,9 +12,13 @@ from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.problem import parse_problem
 from kgen.render import Renderer
 from kgen.search.feasible import enumerate_feasible
+from kgen.tune.resources import MAX_SPILL_BYTES
 
 GPUS = ("a100", "h200", "rtx_5090")
 CONFIGS = 3
+# Kernels that may spill as much as a tune admits: what is spilled lies in the path of the last
+# steps, which one chunk of a sequence takes. Without it all others take longer (decision 0015).
+MAY_SPILL = {"wkv5_backward", "wkv6_backward"}
 
 
 @pytest.mark.parametrize("gpu_name", GPUS)
@@ -47,6 +51,7 @@ def test_cross_compiles_without_spills(operator: str, gpu_name: str) -> None:
         assert isinstance(built, Artifact), f"{request.rendered.name}: {built}"
         assert built.resources, "the compiler's resource report was not understood"
         for kernel, used in built.resources:
-            assert used.spill_bytes == 0, f"{request.rendered.source[:400]}\n{kernel}: {used}"
+            most = MAX_SPILL_BYTES if kernel in MAY_SPILL else 0
+            assert used.spill_bytes <= most, f"{request.rendered.source[:400]}\n{kernel}: {used}"
             assert 0 < used.registers <= 255
     compiler.close()

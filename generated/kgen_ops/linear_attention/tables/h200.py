@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from ..._runtime.arith import next_pow2
 from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Run
 
@@ -282,7 +281,6 @@ def chunked_4_fits(call: Call) -> bool:
     return (
         call.B * call.H >= 1
         and call.T >= 1
-        and 32 < 2 * call.T
         and call.q_ptr % 16 == 0
         and call.k_ptr % 16 == 0
         and call.v_ptr % 16 == 0
@@ -349,9 +347,7 @@ def chunked_4(file: KernelFile, call: Call) -> Run:
 def block_per_head_1_fits(call: Call) -> bool:
     """Whether a call may use block_per_head_1."""
     return (
-        1 <= next_pow2(max(call.T, 1))
-        and call.T < 4
-        and call.q_ptr % 16 == 0
+        call.q_ptr % 16 == 0
         and call.q_stride_B % 4 == 0
         and call.q_stride_H % 4 == 0
         and call.q_stride_T % 4 == 0
@@ -407,7 +403,6 @@ def chunked_5_fits(call: Call) -> bool:
     return (
         call.B * call.H >= 1
         and call.T >= 1
-        and 32 < 2 * call.T
         and call.q_ptr % 16 == 0
         and call.k_ptr % 16 == 0
         and call.v_ptr % 16 == 0
@@ -476,7 +471,6 @@ def chunked_6_fits(call: Call) -> bool:
     return (
         call.B * call.H >= 1
         and call.T >= 1
-        and 32 < 2 * call.T
         and call.q_ptr % 16 == 0
         and call.k_ptr % 16 == 0
         and call.v_ptr % 16 == 0

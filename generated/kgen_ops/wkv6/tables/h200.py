@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from ..._runtime.arith import next_pow2
 from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Run
 
@@ -19,9 +18,7 @@ FORMAT = 1
 def block_per_head_1_fits(call: Call) -> bool:
     """Whether a call may use block_per_head_1."""
     return (
-        1 <= next_pow2(max(call.T, 1))
-        and call.T < 4
-        and call.r_ptr % 4 == 0
+        call.r_ptr % 4 == 0
         and call.r_stride_B % 2 == 0
         and call.r_stride_T % 2 == 0
         and call.r_stride_H % 2 == 0
@@ -158,7 +155,6 @@ def chunked_2_fits(call: Call) -> bool:
     return (
         call.N * call.H >= 1
         and call.T >= 1
-        and 32 < 2 * call.T
         and call.r_ptr % 16 == 0
         and call.k_ptr % 16 == 0
         and call.v_ptr % 16 == 0
@@ -231,8 +227,7 @@ def chunked_2(file: KernelFile, call: Call) -> Run:
 def block_per_head_2_fits(call: Call) -> bool:
     """Whether a call may use block_per_head_2."""
     return (
-        32 <= next_pow2(max(call.T, 1))
-        and call.r_ptr % 4 == 0
+        call.r_ptr % 4 == 0
         and call.r_stride_B % 2 == 0
         and call.r_stride_T % 2 == 0
         and call.r_stride_H % 2 == 0
