@@ -1,0 +1,264 @@
+// Outputs of one chunk of a linear recurrence from the state before it.
+//
+//     out_t = factor * (a_t S + sum over s <= t of (a_t b_s) v_s)
+//
+// As attention without softmax: a warp has 16 steps of a, and with them rows of the outputs. It reads
+// the state once, and then b and v of its steps and of those before, 16 at a time; what is a sum for
+// one product is an operand of the next as it lies in registers. So once everything has been copied
+// warps wait for nothing, and no state is updated: for that see state_walk.cuh, which leaves it.
+//
+// Scores are high and low parts, as in chunk_mma.cuh, where it says why; NaN and Inf are noticed as in
+// chunk_walk.cuh, by their effect, and then all is done again step by step.
+#pragma once
+
+#include "block.cuh"
+#include "chunk_mma.cuh"
+#include "chunk_place.cuh"
+#include "chunk_plain.cuh"
+#include "chunk_stage.cuh"
+#include "math.cuh"
+#include "state_walk.cuh"
+
+namespace kgen {
+
+// The state before a chunk, as state_walk.cuh leaves it, from the slice's first value on.
+template <class T>
+struct StoredState : WalkStates {
+    const T* stored;     // or null: zeros
+    i64 row_stride;
+    bool transposed;     // a row is a value feature's, not a key feature's
+
+    template <bool>
+    KGEN_DEVICE float first(int key, int value, int, int) const {
+        if (stored == nullptr) return 0.0f;
+        return to_float(transposed ? stored[value * row_stride + key]
+                                   : stored[key * row_stride + value]);
+    }
+};
+
+// Keys, Values: features of a and b, and of v and out; Slice: value features of a block; CopyBytes: of
+// one copy of a, b and v. Scaled: scores are multiplied by rows.value_factor.
+template <class T, int Keys, int Values, int Chunk, int Slice, int CopyBytes, bool Scaled>
+class ChunkOutputs {
+    static constexpr int kWarps = Chunk / 16;
+    static constexpr int kKeys = whole_fragments(Keys);
+    static constexpr int kSteps = kKeys / 16;   // of sums over keys
+    static constexpr int kPairs = Slice / 16;   // of tiles of 8 values
+    static constexpr int kHeld = kPairs % 2 == 0 ? 2 : 1;  // pairs whose operands B are held at once
+    static constexpr int kKeyStride = chunk_row_stride<T>(kKeys);
+    static constexpr int kValueStride = chunk_row_stride<T>(Slice);
+    static constexpr int kState = max(kKeys * kValueStride, Slice * kKeyStride);
+    static constexpr int kElements = Chunk * (2 * kKeyStride + kValueStride) + kState;
+    using Half = HalfOperands<T>;
+    using Sums = float[2 * kPairs][4];
+
+    static_assert(sizeof(T) == 2 && Chunk % 16 == 0 && Slice % 16 == 0, "fragments of 16 bits");
+
+public:
+    static constexpr int kThreads = kWarps * kWarpSize;
+    static constexpr int kSlices = (Values + Slice - 1) / Slice;
+    static constexpr int kSmemBytes =
+        max(kElements * static_cast<int>(sizeof(T)), plain_walk_bytes(Keys, Slice));
+
+    // Of v, out and the state the slice's features alone.
+    KGEN_DEVICE ChunkOutputs(const WalkRows<T>& rows, const StoredState<T>& state)
+        : rows_(rows), state_rows_(state) {
+        // Shared memory: T a, b[Chunk][kKeyStride], v[Chunk][kValueStride], and the state:
+        // [kKeys][kValueStride], or transposed [Slice][kKeyStride].
+        a_ = dynamic_smem<T>();
+        b_ = a_ + Chunk * kKeyStride;
+        v_ = b_ + Chunk * kKeyStride;
+        state_ = v_ + Chunk * kValueStride;
+        left_ = static_cast<int>(rows.end - rows.first);
+        // A scheduler's warps have long and short sums.
+        const int warp = thread_rank() / kWarpSize;
+        tile_ = warp % 8 < 4 || kWarps < 8 ? warp : warp / 8 * 8 + 11 - warp % 8;
+    }
+
+    KGEN_DEVICE void run() {
+        stage();
+        Sums sums = {};
+        cp_async_wait<1>();
+        sync_block();
+        // 1. What the steps read of the state.
+        typename Half::A a[kSteps];
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k)
+            a[k] = Half::a_rows(a_ + 16 * tile_ * kKeyStride + 16 * k, kKeyStride);
+        if (state_rows_.stored != nullptr) {
+            if (state_rows_.transposed) {
+                carry<true>(sums, a);
+            } else {
+                carry<false>(sums, a);
+            }
+        }
+        // 2. Of the steps before them, and of themselves.
+        cp_async_wait_all();
+        sync_block();
+        if (16 * tile_ < left_) {
+#pragma unroll 1
+            for (int tile = 0; tile < tile_; ++tile) look<false>(sums, a, tile);
+            look<true>(sums, a, tile_);
+        }
+        if (block_has(write(sums)))
+            walk_plainly<T, Keys, Values, Slice, kThreads, false, false, Scaled, true>(
+                rows_, state_rows_, NoDecayRows{});
+    }
+
+private:
+    // Start all copies: a and the state, then b and v.
+    KGEN_DEVICE void stage() {
+        const bool ragged = kKeys > Keys || rows_.values < Slice;
+        if (ragged) {  // features that do not exist are zeros
+            for (int i = thread_rank(); i < kElements; i += kThreads) a_[i] = from_float<T>(0.0f);
+            sync_block();
+        }
+        copy<Keys>(a_, kKeyStride, rows_.a, Keys);
+        if (state_rows_.stored != nullptr) {
+            const StepRows<const T> source{state_rows_.stored, state_rows_.row_stride};
+            const int values = min(whole_fragments(rows_.values), Slice);
+            if (state_rows_.transposed) {
+                ChunkCopier<T, Slice, kKeys, 16, kThreads>(source, 0, kKeys)
+                    .template start<false>(state_, kKeyStride, values);
+            } else {
+                ChunkCopier<T, kKeys, Slice, 16, kThreads>(source, 0, values)
+                    .template start<true>(state_, kValueStride, kKeys);
+            }
+        }
+        cp_async_commit();
+        copy<Keys>(b_, kKeyStride, rows_.b, Keys);
+        copy<Slice>(v_, kValueStride, rows_.v, rows_.values);
+        cp_async_commit();
+    }
+
+    template <int Width>
+    KGEN_DEVICE void copy(T* tile, int stride, const StepRows<const T>& from, int width) const {
+        ChunkCopier<T, Chunk, Width, CopyBytes, kThreads> copier(from, rows_.first, width);
+        if (left_ >= Chunk) {
+            copier.template start<true>(tile, stride, Chunk);
+        } else {
+            copier.template start<false>(tile, stride, left_);
+        }
+    }
+
+    // O += A S.
+    template <bool Transposed>
+    KGEN_DEVICE void carry(Sums& sums, const typename Half::A (&a)[kSteps]) const {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+            for (int n = 0; n < kPairs; ++n) {
+                typename Half::B two[2];
+                if constexpr (Transposed) {
+                    Half::two_rows(two, state_ + 16 * n * kKeyStride + 16 * k, kKeyStride);
+                } else {
+                    Half::two_columns(two, state_ + 16 * k * kValueStride + 16 * n, kValueStride);
+                }
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    Half::template multiply<0>(sums[2 * n + i], a[k], two[i]);
+            }
+    }
+
+    // O += (A B^T) V over the 16 steps of `tile`; those of the warp itself only up to each step.
+    template <bool Own>
+    KGEN_DEVICE void look(Sums& sums, const typename Half::A (&a)[kSteps], int tile) const {
+        const MmaLane lane = mma_lane();
+        // Two sums each, for chains of products that do not wait for each other.
+        float parts[2][2][4] = {};
+        const T* b = b_ + 16 * tile * kKeyStride;
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+            typename Half::B two[2];
+            Half::two_rows(two, b + 16 * k, kKeyStride);
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                Half::template multiply<0>(parts[k % 2][i], a[k], two[i]);
+        }
+        typename Half::A hi, lo;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float two[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int of = i % 2 * 2 + j;
+                two[j] = parts[0][i / 2][of] + parts[1][i / 2][of];
+                if constexpr (Scaled) two[j] *= rows_.value_factor;
+                if (Own && 8 * (i / 2) + 2 * lane.q + j > lane.g + 8 * (i % 2)) two[j] = 0.0f;
+            }
+            hi.pair[i] = pack2<T>(two[0], two[1]);
+            const f32x2 back = unpack2<T>(hi.pair[i]);
+            lo.pair[i] = pack2<T>(two[0] - back.x, two[1] - back.y);
+        }
+        const T* v = v_ + 16 * tile * kValueStride;
+#pragma unroll
+        for (int n = 0; n < kPairs; n += kHeld) {
+            typename Half::B two[kHeld][2];
+#pragma unroll
+            for (int j = 0; j < kHeld; ++j)
+                Half::two_columns(two[j], v + 16 * (n + j), kValueStride);
+#pragma unroll
+            for (int pass = 0; pass < 2; ++pass)
+#pragma unroll
+                for (int i = 0; i < 2 * kHeld; ++i)
+                    Half::template multiply<0>(sums[2 * n + i], pass == 0 ? lo : hi,
+                                               two[i / 2][i % 2]);
+        }
+    }
+
+    // Scale and write; what is not finite makes the result NaN.
+    KGEN_DEVICE float write(Sums& sums) const {
+        const MmaLane lane = mma_lane();
+        float poison = 0.0f;
+#pragma unroll
+        for (int n = 0; n < kPairs; ++n) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float& sum = sums[2 * n + i / 4][i % 4];
+                sum *= rows_.out_factor;
+                if (state_rows_.bias != nullptr) {
+                    const int value = 16 * n + i / 4 * 8 + 2 * lane.q + i % 2;
+                    if (value < rows_.values) sum += state_rows_.bias[value];
+                }
+                poison = fma(sum, 0.0f, poison);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int step = 16 * tile_ + lane.g + 8 * half;
+                T* row = rows_.out.at(rows_.first + step) + 16 * n;
+                if constexpr (Values % 4 == 0) {
+                    const Vec<u32, 2> quad = quad_of_row<T>(sums[2 * n], sums[2 * n + 1], half);
+                    if (step < left_ && 16 * n + column_of_quad() < rows_.values)
+                        *reinterpret_cast<Vec<u32, 2>*>(row + column_of_quad()) = quad;
+                } else {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const int column = i / 2 * 8 + 2 * lane.q + i % 2;
+                        if (step < left_ && 16 * n + column < rows_.values)
+                            row[column] = from_float<T>(sums[2 * n + i / 2][2 * half + i % 2]);
+                    }
+                }
+            }
+        }
+        return poison;
+    }
+
+    // Whether any thread's is not zero.
+    static KGEN_DEVICE bool block_has(float poison) {
+        __shared__ int flags[kWarps];
+        const bool of_warp = any(!(poison == 0.0f));
+        if (lane_id() == 0) flags[thread_rank() / kWarpSize] = of_warp ? 1 : 0;
+        sync_block();
+        bool found = false;
+#pragma unroll
+        for (int i = 0; i < kWarps; ++i) found = found || flags[i] != 0;
+        return found;
+    }
+
+    const WalkRows<T>& rows_;
+    const StoredState<T>& state_rows_;
+    T *a_, *b_, *v_, *state_;
+    int left_, tile_;  // steps of the chunk that exist, the warp's 16 among them
+};
+
+}  // namespace kgen
