@@ -211,36 +211,47 @@ private:
         const MmaLane lane = mma_lane();
         float poison = 0.0f;
 #pragma unroll
-        for (int n = 0; n < kPairs; ++n) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                float& sum = sums[2 * n + i / 4][i % 4];
-                sum *= rows_.out_factor;
-                if (state_rows_.bias != nullptr) {
-                    const int value = 16 * n + i / 4 * 8 + 2 * lane.q + i % 2;
-                    if (value < rows_.values) sum += state_rows_.bias[value];
-                }
-                poison = fma(sum, 0.0f, poison);
+        for (int i = 0; i < 8 * kPairs; ++i) {
+            float& sum = sums[i / 4][i % 4];
+            sum *= rows_.out_factor;
+            if (state_rows_.bias != nullptr) {
+                const int value = i / 4 * 8 + 2 * lane.q + i % 2;
+                if (value < rows_.values) sum += state_rows_.bias[value];
             }
+            poison = fma(sum, 0.0f, poison);
+        }
+        if constexpr (Values % 4 == 0) {
+            write_quads(sums);
+        } else {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int step = 16 * tile_ + lane.g + 8 * half;
-                T* row = rows_.out.at(rows_.first + step) + 16 * n;
-                if constexpr (Values % 4 == 0) {
-                    const Vec<u32, 2> quad = quad_of_row<T>(sums[2 * n], sums[2 * n + 1], half);
-                    if (step < left_ && 16 * n + column_of_quad() < rows_.values)
-                        *reinterpret_cast<Vec<u32, 2>*>(row + column_of_quad()) = quad;
-                } else {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const int column = i / 2 * 8 + 2 * lane.q + i % 2;
-                        if (step < left_ && 16 * n + column < rows_.values)
-                            row[column] = from_float<T>(sums[2 * n + i / 2][2 * half + i % 2]);
-                    }
-                }
+            for (int i = 0; i < 8 * kPairs; ++i) {
+                const int step = 16 * tile_ + lane.g + i % 4 / 2 * 8;
+                const int value = i / 4 * 8 + 2 * lane.q + i % 2;
+                if (step < left_ && value < rows_.values)
+                    rows_.out.at(rows_.first + step)[value] = from_float<T>(sums[i / 4][i % 4]);
             }
         }
         return poison;
+    }
+
+    KGEN_DEVICE void write_quads(const Sums& sums) const {
+        Vec<u32, 2> quads[kPairs][2];
+#pragma unroll
+        for (int n = 0; n < kPairs; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                quads[n][half] = quad_of_row<T>(sums[2 * n], sums[2 * n + 1], half);
+        const int step = 16 * tile_ + mma_lane().g, column = column_of_quad();
+        T* row = rows_.out.at(rows_.first + step) + column;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (step + 8 * half >= left_) break;
+#pragma unroll
+            for (int n = 0; n < kPairs; ++n)
+                if (Values % Slice == 0 || 16 * n + column < rows_.values)
+                    *reinterpret_cast<Vec<u32, 2>*>(row + 8 * half * rows_.out.stride + 16 * n) =
+                        quads[n][half];
+        }
     }
 
     // Whether any thread's is not zero.

@@ -34,6 +34,13 @@ KGEN_DEVICE int column_of_quad() {
     return q % 2 * 8 + q / 2 * 4;
 }
 
+// Have L2 fetch the line of 128 bytes that `source` lies in: a hint, and nothing waits for it.
+KGEN_DEVICE void prefetch_line([[maybe_unused]] const void* source) {
+#if !KGEN_HOST
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(source)));
+#endif
+}
+
 // What a walk begins with and leaves, of one head. Null: zeros, or not asked for.
 template <class T>
 struct StateEnds {
@@ -45,8 +52,9 @@ struct StateEnds {
 
 // KeyTile, ValueTile: features of a block; KeyWarps, ValueWarps: warps along them. Chunk: steps between
 // two states; Batch: steps per barrier; Stages: batches in shared memory; CopyBytes: of one copy.
+// Ahead: features of rows that nobody reads here but whoever comes next, and that L2 shall fetch.
 template <class T, int Keys, int Values, int KeyTile, int ValueTile, int KeyWarps, int ValueWarps,
-          int Chunk, int Batch, int Stages, int CopyBytes>
+          int Chunk, int Batch, int Stages, int CopyBytes, int Ahead = 0>
 class StateWalk {
     static_assert(sizeof(T) == 2, "states are written as 16 bits");
     static_assert(KeyTile % (16 * KeyWarps) == 0 && ValueTile % (16 * ValueWarps) == 0,
@@ -60,6 +68,7 @@ class StateWalk {
     static constexpr int kValueStride = chunk_row_stride<T>(ValueTile);
     static constexpr int kStage = Batch * (kKeyStride + kValueStride);
     static constexpr int kAllKeys = whole_fragments(Keys), kAllValues = whole_fragments(Values);
+    static constexpr int kDeep = kKeyTiles + kValuePairs <= 6 ? min(Batch / 16, 4) : 1;
     using Half = HalfOperands<T>;
 
 public:
@@ -69,10 +78,14 @@ public:
     static constexpr int kBlocks = kKeyBlocks * kValueBlocks;  // of one head
     static constexpr int kSmemBytes = Stages * kStage * static_cast<int>(sizeof(T));
 
-    // `block`: of kBlocks. Rows b and v with all their features.
+    // `block`: of kBlocks. Rows b and v with all their features. A kernel of such blocks wants to be bound
+    // to one per SM: without a bound ptxas saves registers, and reads operands one after the other.
     KGEN_DEVICE StateWalk(StepRows<const T> b, StepRows<const T> v, i64 steps,
-                          const StateEnds<T>& ends, int block)
+                          const StateEnds<T>& ends, int block, StepRows<const T> ahead = {})
         : ends_(ends),
+          ahead_(ahead),
+          steps_(steps),
+          block_(block),
           key0_(block / kValueBlocks * KeyTile),
           value0_(block % kValueBlocks * ValueTile),
           copy_b_(b.from(key0_), 0, min(Keys - key0_, KeyTile)),
@@ -98,6 +111,8 @@ public:
         }
 #pragma unroll
         for (int batch = 0; batch < Stages - 1; ++batch) stage();
+        if constexpr (Ahead > 0)  // of steps that are not walked
+            for (int batch = batches_; batch * i64{Batch} < steps_; ++batch) fetch_ahead(batch);
         constexpr int kPerChunk = Chunk / Batch;
         int slot = 0;
 #pragma unroll 1
@@ -129,32 +144,52 @@ private:
                 copy_b_.template start<false>(tile, kKeyStride, last_);
                 copy_v_.template start<false>(tile + Batch * kKeyStride, kValueStride, last_);
             }
+            if constexpr (Ahead > 0) fetch_ahead(staged_);
             stage_slot_ = stage_slot_ == Stages - 1 ? 0 : stage_slot_ + 1;
             ++staged_;
         }
         cp_async_commit();
     }
 
+    // A head's blocks share the lines of a batch's rows.
+    KGEN_DEVICE void fetch_ahead(int batch) const {
+        constexpr int kLine = 128 / static_cast<int>(sizeof(T));
+        constexpr int kLines = (Ahead + kLine - 1) / kLine;  // of a row
+        for (int i = thread_rank() * kBlocks + block_; i < Batch * kLines; i += kThreads * kBlocks) {
+            const i64 step = batch * i64{Batch} + i / kLines;
+            if (step < steps_) prefetch_line(ahead_.at(step) + i % kLines * kLine);
+        }
+    }
+
+    // Operands of kDeep fragments of steps are read before the first is multiplied: a warp is often its
+    // scheduler's only one, and nobody else's products hide the reads.
     KGEN_DEVICE void multiply(const T* tile) {
         const T* b = tile + warp_key_;
         const T* v = tile + Batch * kKeyStride + warp_value_;
 #pragma unroll
-        for (int step = 0; step < Batch; step += 16) {
-            typename Half::A keys[kKeyTiles];
+        for (int first = 0; first < Batch / 16; first += kDeep) {
+            typename Half::A keys[kDeep][kKeyTiles];
+            typename Half::B values[kDeep][kValuePairs][2];
 #pragma unroll
-            for (int m = 0; m < kKeyTiles; ++m)
-                keys[m] = Half::template a_columns<false>(b + step * kKeyStride + 16 * m,
-                                                          kKeyStride, 1.0f);
+            for (int step = 0; step < kDeep; ++step) {
+                const int row = 16 * (first + step);
 #pragma unroll
-            for (int n = 0; n < kValuePairs; ++n) {
-                typename Half::B values[2];
-                Half::two_columns(values, v + step * kValueStride + 16 * n, kValueStride);
+                for (int n = 0; n < kValuePairs; ++n)
+                    Half::two_columns(values[step][n], v + row * kValueStride + 16 * n,
+                                      kValueStride);
+#pragma unroll
+                for (int m = 0; m < kKeyTiles; ++m)
+                    keys[step][m] = Half::template a_columns<false>(
+                        b + row * kKeyStride + 16 * m, kKeyStride, 1.0f);
+            }
+#pragma unroll
+            for (int step = 0; step < kDeep; ++step)
 #pragma unroll
                 for (int m = 0; m < kKeyTiles; ++m)
 #pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        Half::template multiply<0>(state_[m][2 * n + i], keys[m], values[i]);
-            }
+                    for (int n = 0; n < 2 * kValuePairs; ++n)
+                        Half::template multiply<0>(state_[m][n], keys[step][m],
+                                                   values[step][n / 2][n % 2]);
         }
     }
 
@@ -174,7 +209,7 @@ private:
     }
 
     KGEN_DEVICE void store_before(int chunk) const {
-        T* target = ends_.before + static_cast<i64>(chunk) * kAllKeys * kAllValues;
+        Vec<u32, 2> quads[kKeyTiles][2][kValuePairs];
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m)
 #pragma unroll
@@ -182,14 +217,22 @@ private:
                 float tiles[2][4];
 #pragma unroll
                 for (int i = 0; i < 8; ++i) tiles[i / 4][i % 4] = at(m, 2 * n + i / 4, i % 4);
-                const int key = key0_ + warp_key_ + 16 * m, value = value0_ + warp_value_ + 16 * n;
-                if (key >= kAllKeys || value >= kAllValues) continue;
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    *reinterpret_cast<Vec<u32, 2>*>(
-                        target + (key + mma_lane().g + 8 * half) * kAllValues + value +
-                        column_of_quad()) = quad_of_row<T>(tiles[0], tiles[1], half);
+                    quads[m][half][n] = quad_of_row<T>(tiles[0], tiles[1], half);
             }
+        const int key = key0_ + warp_key_ + mma_lane().g;
+        const int value = value0_ + warp_value_ + column_of_quad();
+        T* target = ends_.before + static_cast<i64>(chunk) * kAllKeys * kAllValues +
+                    key * kAllValues + value;
+#pragma unroll
+        for (int row = 0; row < 16 * kKeyTiles; row += 8)
+#pragma unroll
+            for (int n = 0; n < kValuePairs; ++n)
+                if ((kAllKeys % KeyTile == 0 || key + row < kAllKeys) &&
+                    (kAllValues % ValueTile == 0 || value + 16 * n < kAllValues))
+                    *reinterpret_cast<Vec<u32, 2>*>(target + row * kAllValues + 16 * n) =
+                        quads[row / 16][row / 8 % 2][n];
     }
 
     KGEN_DEVICE void store_end(float factor) const {
@@ -206,6 +249,9 @@ private:
     }
 
     const StateEnds<T> ends_;
+    const StepRows<const T> ahead_;
+    const i64 steps_;
+    int block_;
     int key0_, value0_;  // the block's first features
     ChunkCopier<T, Batch, KeyTile, CopyBytes, kThreads> copy_b_;
     ChunkCopier<T, Batch, ValueTile, CopyBytes, kThreads> copy_v_;

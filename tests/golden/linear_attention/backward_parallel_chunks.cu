@@ -59,7 +59,7 @@ KGEN_DEVICE kgen::StepRows<Value> rows_of(Value* tensor, kgen::i64 head, kgen::i
 }  // namespace
 
 // S before each chunk, from k v^T forward in time, and G, from q gout^T backward.
-extern "C" __global__ void __launch_bounds__(States::kThreads)
+extern "C" __global__ void __launch_bounds__(States::kThreads, 1)
 linear_attention_backward_states(
     const T* __restrict__ gout,  // [B, H, T, M], rows gout_stride_T apart
     const T* __restrict__ q,     // [B, H, T, E]

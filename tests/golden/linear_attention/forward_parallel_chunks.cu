@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/linear_attention/forward_parallel_chunks.cu.jinja
-// config: parallel_chunks(chunk=128, slice=64, min_blocks=2, copy=16, state_keys=64, state_values=32, state_key_warps=2, state_value_warps=2, batch=64, stages=6)
+// config: parallel_chunks(chunk=128, slice=64, min_blocks=2, copy=16, state_keys=64, state_values=32, state_key_warps=2, state_value_warps=2, batch=64, stages=6, ahead=0)
 // problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention forward on tensor cores for few heads: one kernel walks the steps for tiles of the
 // states alone and leaves the state before each chunk; in the other all chunks' outputs are made at
@@ -26,12 +26,13 @@ constexpr int kStateKeyWarps = 2;      // its warps
 constexpr int kStateValueWarps = 2;
 constexpr int kBatch = 64;                        // steps per barrier there
 constexpr int kStages = 6;                      // batches in shared memory
+constexpr int kAhead = 0 * 64;                       // features of q that L2 fetches meanwhile
 
 static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
               "these blocks know no sums of keys");
 
 using States = kgen::StateWalk<T, kE, kM, kStateKeys, kStateValues, kStateKeyWarps,
-                               kStateValueWarps, kChunk, kBatch, kStages, kCopy>;
+                               kStateValueWarps, kChunk, kBatch, kStages, kCopy, kAhead>;
 using Outputs = kgen::ChunkOutputs<T, kE, kM, kChunk, kSlice, kCopy, false>;
 
 constexpr int kAllM = kgen::whole_fragments(kM);
@@ -39,13 +40,15 @@ constexpr int kStoredState = kgen::whole_fragments(kE) * kAllM;
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(States::kThreads)
-linear_attention_states(const T* __restrict__ k,  // [B, H, T, E], rows k_stride_T apart
+extern "C" __global__ void __launch_bounds__(States::kThreads, 1)
+linear_attention_states(const T* __restrict__ q,  // [B, H, T, E], rows q_stride_T apart
+                        const T* __restrict__ k,  // [B, H, T, E]
                         const T* __restrict__ v,  // [B, H, T, M]
                         const InitialState* __restrict__ initial_state,  // [B, H, E, M]
                         T* __restrict__ states,  // [B * H, chunks, E, M], whole fragments
                         FinalState* __restrict__ final_state,  // [B, H, E, M]
                         kgen::i64 H, kgen::i64 steps,
+                        kgen::i64 q_stride_B, kgen::i64 q_stride_H, kgen::i64 q_stride_T,
                         kgen::i64 k_stride_B, kgen::i64 k_stride_H, kgen::i64 k_stride_T,
                         kgen::i64 v_stride_B, kgen::i64 v_stride_H, kgen::i64 v_stride_T) {
     const kgen::i64 block = blockIdx.x;
@@ -56,7 +59,8 @@ linear_attention_states(const T* __restrict__ k,  // [B, H, T, E], rows k_stride
                                   kgen::floats_at(final_state, head * kE * kM), 1.0f};
     States(kgen::head_rows(k, head, H, k_stride_B, k_stride_H, k_stride_T),
            kgen::head_rows(v, head, H, v_stride_B, v_stride_H, v_stride_T), steps, ends,
-           static_cast<int>(block % States::kBlocks))
+           static_cast<int>(block % States::kBlocks),
+           kgen::head_rows(q, head, H, q_stride_B, q_stride_H, q_stride_T))
         .walk();
 }
 
