@@ -68,6 +68,8 @@ class StateWalk {
     static constexpr int kValueStride = chunk_row_stride<T>(ValueTile);
     static constexpr int kStage = Batch * (kKeyStride + kValueStride);
     static constexpr int kAllKeys = whole_fragments(Keys), kAllValues = whole_fragments(Values);
+    // Sums for chains of products that do not wait for each other, where registers are many.
+    static constexpr int kChains = kKeyTiles * kValuePairs <= 4 && Batch >= 32 ? 2 : 1;
     static constexpr int kDeep = kKeyTiles + kValuePairs <= 6 ? min(Batch / 16, 4) : 1;
     using Half = HalfOperands<T>;
 
@@ -188,14 +190,17 @@ private:
                 for (int m = 0; m < kKeyTiles; ++m)
 #pragma unroll
                     for (int n = 0; n < 2 * kValuePairs; ++n)
-                        Half::template multiply<0>(state_[m][n], keys[step][m],
+                        Half::template multiply<0>(state_[step % kChains][m][n], keys[step][m],
                                                    values[step][n / 2][n % 2]);
         }
     }
 
     // The state at an element of the accumulators.
     KGEN_DEVICE float at(int m, int tile, int i) const {
-        const float sum = state_[m][tile][i] * ends_.factor;
+        float sum = state_[0][m][tile][i];
+#pragma unroll
+        for (int chain = 1; chain < kChains; ++chain) sum += state_[chain][m][tile][i];
+        sum *= ends_.factor;
         if (ends_.initial == nullptr) return sum;
         const int key = key_of(m, i), value = value_of(tile, i);
         return key < Keys && value < Values ? sum + ends_.initial[key * Values + value] : sum;
@@ -256,7 +261,7 @@ private:
     ChunkCopier<T, Batch, KeyTile, CopyBytes, kThreads> copy_b_;
     ChunkCopier<T, Batch, ValueTile, CopyBytes, kThreads> copy_v_;
     T* ring_;  // [Stages][b: Batch x kKeyStride; v: Batch x kValueStride]
-    float state_[kKeyTiles][2 * kValuePairs][4] = {};
+    float state_[kChains][kKeyTiles][2 * kValuePairs][4] = {};
     int warp_key_, warp_value_;        // the warp's first features in the block's
     int chunks_, batches_, whole_, last_;  // batches, those with all steps, steps of the one that has not
     int staged_ = 0, stage_slot_ = 0;

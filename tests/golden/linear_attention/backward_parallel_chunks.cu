@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/linear_attention/backward_parallel_chunks.cu.jinja
-// config: parallel_chunks(chunk=128, slice=64, min_blocks=2, copy=16, state_keys=64, state_values=64, state_key_warps=2, state_value_warps=2, batch=64, stages=6)
+// config: parallel_chunks(chunk=128, step_tiles=2, slice=64, min_blocks=2, copy=16, state_keys=64, state_values=64, state_key_warps=2, state_value_warps=2, batch=64, stages=6)
 // problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention backward on tensor cores for few heads: one kernel walks the steps for tiles of
 // the state S and, backwards in time, of its gradient G, and leaves both before each chunk; in the
@@ -21,6 +21,7 @@ constexpr int kE = 64;
 constexpr int kM = 64;
 constexpr int kChunk = 128;                        // steps of a block of gradients
 constexpr int kSlice = 64;                        // features of such a block
+constexpr int kStepTiles = 2;                  // fragments of 16 steps of its warps
 constexpr int kMinBlocks = 2;               // blocks per SM that registers leave room for
 constexpr int kCopy = 16;                          // bytes that one copy moves
 constexpr int kStateKeys = 64;               // features of a block of states
@@ -38,7 +39,7 @@ constexpr bool kScaled = kgen::kPresent<FinalState>;
 using States = kgen::StateWalk<T, kE, kM, kStateKeys, kStateValues, kStateKeyWarps,
                                kStateValueWarps, kChunk, kBatch, kStages, kCopy>;
 template <int Keys, int Values>
-using OutputsOf = kgen::ChunkOutputs<T, Keys, Values, kChunk, kSlice, kCopy, kScaled>;
+using OutputsOf = kgen::ChunkOutputs<T, Keys, Values, kChunk, kSlice, kStepTiles, kCopy, kScaled>;
 using KeyOutputs = OutputsOf<kM, kE>;    // gq and gk: the features of k
 using ValueOutputs = OutputsOf<kE, kM>;  // gv
 

@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/linear_attention/forward_parallel_chunks.cu.jinja
-// config: parallel_chunks(chunk=128, slice=64, min_blocks=2, copy=16, state_keys=64, state_values=32, state_key_warps=2, state_value_warps=2, batch=64, stages=6, ahead=0)
+// config: parallel_chunks(chunk=128, step_tiles=2, slice=64, min_blocks=2, copy=16, state_keys=64, state_values=32, state_key_warps=2, state_value_warps=2, batch=64, stages=6, ahead=0)
 // problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention forward on tensor cores for few heads: one kernel walks the steps for tiles of the
 // states alone and leaves the state before each chunk; in the other all chunks' outputs are made at
@@ -18,6 +18,7 @@ constexpr int kE = 64;
 constexpr int kM = 64;
 constexpr int kChunk = 128;                        // steps of a block of outputs
 constexpr int kSlice = 64;                        // value features of such a block
+constexpr int kStepTiles = 2;                  // fragments of 16 steps of its warps
 constexpr int kMinBlocks = 2;               // blocks per SM that registers leave room for
 constexpr int kCopy = 16;                          // bytes that one copy moves
 constexpr int kStateKeys = 64;               // features of a block of states
@@ -33,7 +34,7 @@ static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
 
 using States = kgen::StateWalk<T, kE, kM, kStateKeys, kStateValues, kStateKeyWarps,
                                kStateValueWarps, kChunk, kBatch, kStages, kCopy, kAhead>;
-using Outputs = kgen::ChunkOutputs<T, kE, kM, kChunk, kSlice, kCopy, false>;
+using Outputs = kgen::ChunkOutputs<T, kE, kM, kChunk, kSlice, kStepTiles, kCopy, false>;
 
 constexpr int kAllM = kgen::whole_fragments(kM);
 constexpr int kStoredState = kgen::whole_fragments(kE) * kAllM;
