@@ -8,9 +8,13 @@
 // range of fp32 (bf16).
 #pragma once
 
+#include "async.cuh"
+#include "block.cuh"
 #include "chunk_mma.cuh"
 #include "chunk_stage.cuh"
 #include "math.cuh"
+#include "memory.cuh"
+#include "mma.cuh"
 #include "warp.cuh"
 
 namespace kgen {
