@@ -185,6 +185,26 @@ struct HalfOperands {
         return b;
     }
 
+    // b_rows of two neighbouring tiles by one load, and b_columns.
+    static KGEN_DEVICE void two_rows(B (&b)[2], const T* tile, int stride) {
+        const int lane = lane_id();
+        u32 words[4];
+        ldmatrix<4>(words, tile + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8);
+        split(b, words);
+    }
+
+    static KGEN_DEVICE void two_columns(B (&b)[2], const T* tile, int stride) {
+        const int lane = lane_id();
+        u32 words[4];
+        ldmatrix<4, true>(words, tile + lane % 16 * stride + lane / 16 * 8);
+        split(b, words);
+    }
+
+    static KGEN_DEVICE void split(B (&b)[2], const u32 (&words)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) b[i / 2].pair[i % 2] = words[i];
+    }
+
     // Two neighbouring tiles of accumulators are one fragment.
     template <class Tiles>
     static KGEN_DEVICE A of_sums(const Tiles& sums, int tile) {

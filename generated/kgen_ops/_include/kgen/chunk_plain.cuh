@@ -13,10 +13,11 @@ KGEN_DEVICE constexpr int plain_walk_bytes(int keys, int slice) {
 }
 
 // All of a block's walk, or of its sum without outputs: NaN and Inf reach what depends on them and
-// nothing else. A thread has value features of its own. Begins with a block barrier.
+// nothing else. A thread has value features of its own. `states` is a WalkStates, or has its members.
+// Begins with a block barrier.
 template <class T, int Keys, int Values, int Slice, int Threads, bool KeySums, bool Normalised,
-          bool Scaled, bool WithOutputs, class Decay>
-KGEN_DEVICE void walk_plainly(const WalkRows<T>& rows, const WalkStates& states,
+          bool Scaled, bool WithOutputs, class States, class Decay>
+KGEN_DEVICE void walk_plainly(const WalkRows<T>& rows, const States& states,
                               const Decay& decay) {
     // Shared memory: float state[Keys][Slice], key_sum[Keys], norm.
     float* state = dynamic_smem<float>();
