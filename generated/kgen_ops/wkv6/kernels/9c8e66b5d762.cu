@@ -1,6 +1,6 @@
-// digest: 64ef95b86a85
+// digest: 9c8e66b5d762
 // Rendered by kgen from templates/wkv6/forward_chunked.cu.jinja
-// config: chunked(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, segments=1, min_blocks=4)
+// config: chunked(chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, segments=8, min_blocks=2)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv6 forward on tensor cores: a block walks the chunks of one head, or of a segment of it, with its
 // slice of the state in registers. Rows get their decays in fp32. With segments, a first kernel
@@ -19,14 +19,14 @@ using kgen::i64;
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr int kK = 64;
 constexpr int kV = 64;
-constexpr int kChunk = 16;             // steps
+constexpr int kChunk = 32;             // steps
 constexpr int kValueTiles = 1;  // fragments of 16 value features per warp
 constexpr int kValueWarps = 4;  // warps side by side along the value features
 constexpr int kKeyWarps = 1;      // warps that share these features' keys
 constexpr int kStages = 3;           // chunks in shared memory
 constexpr int kCopy = 16;               // bytes that one copy moves
-constexpr int kSegments = 1;       // blocks in a row along the steps
-constexpr int kMinBlocks = 4;    // blocks per SM that registers leave room for
+constexpr int kSegments = 8;       // blocks in a row along the steps
+constexpr int kMinBlocks = 2;    // blocks per SM that registers leave room for
 
 using Walk = kgen::ChunkWalk<T, Product, kK, kV, kChunk, kValueTiles, kValueWarps, kKeyWarps,
                              kStages, kCopy, false, false, false, kgen::DecayRows<W, U, kForm>>;

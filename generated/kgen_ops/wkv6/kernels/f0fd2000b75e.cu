@@ -1,6 +1,6 @@
-// digest: 689803f902e0
+// digest: f0fd2000b75e
 // Rendered by kgen from templates/wkv6/forward_block_per_head.cu.jinja
-// config: block_per_head(split=1, tile=1, columns=32, tokens=1, stages=1, vec=2)
+// config: block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=fp32, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=log
 // wkv6 forward, a block per head and slice of values: the state stays in registers while the block
 // walks over time; r, k, v and w come through shared memory, several steps per barrier.
@@ -25,7 +25,7 @@ struct Config {
     static constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
     static constexpr int kSplit = 1;      // threads that share a column of the state
     static constexpr int kTile = 1;        // columns of a thread
-    static constexpr int kColumns = 32;  // columns of a block
+    static constexpr int kColumns = 64;  // columns of a block
     static constexpr int kTokens = 1;    // steps per barrier
     static constexpr int kStages = 1;    // batches of steps in shared memory
     static constexpr int kVec = 2;          // elements per copy

@@ -1,6 +1,6 @@
-// digest: c9431e00f3ae
+// digest: 059a0a00e1d2
 // Rendered by kgen from templates/wkv6/forward_block_per_head.cu.jinja
-// config: block_per_head(split=16, tile=1, columns=32, tokens=32, stages=1, vec=2)
+// config: block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)
 // problem: K=64, V=64, dtype=fp16, w_dtype=fp32, u_dtype=fp16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv6 forward, a block per head and slice of values: the state stays in registers while the block
 // walks over time; r, k, v and w come through shared memory, several steps per barrier.
@@ -25,10 +25,10 @@ struct Config {
     static constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
     static constexpr int kSplit = 16;      // threads that share a column of the state
     static constexpr int kTile = 1;        // columns of a thread
-    static constexpr int kColumns = 32;  // columns of a block
+    static constexpr int kColumns = 16;  // columns of a block
     static constexpr int kTokens = 32;    // steps per barrier
     static constexpr int kStages = 1;    // batches of steps in shared memory
-    static constexpr int kVec = 2;          // elements per copy
+    static constexpr int kVec = 4;          // elements per copy
 };
 
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;

@@ -1,4 +1,4 @@
-// digest: ef947193e063
+// digest: 3ba27a122204
 // Rendered by kgen from templates/wkv6/forward_chunked.cu.jinja
 // config: chunked(chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, segments=1, min_blocks=2)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log

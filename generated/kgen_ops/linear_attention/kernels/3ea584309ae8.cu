@@ -1,7 +1,7 @@
-// digest: a60e3ecfde17
+// digest: 3ea584309ae8
 // Rendered by kgen from templates/linear_attention/forward_chunked.cu.jinja
 // config: chunked(chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, segments=1, min_blocks=1)
-// problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
+// problem: E=64, M=64, dtype=fp32, product_dtype=tf32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention forward on tensor cores: a block walks the chunks of one head, or of a segment of
 // it, with its slice of the state in registers. With segments, a first kernel sums each segment's
 // outer products, and every segment starts from the sums of those before it.
@@ -10,8 +10,8 @@
 
 namespace {
 
-using T = kgen::bf16;
-using Product = kgen::bf16;
+using T = float;
+using Product = kgen::tf32;
 using InitialState = kgen::none;
 using InitialKeySum = kgen::none;
 using FinalState = kgen::none;

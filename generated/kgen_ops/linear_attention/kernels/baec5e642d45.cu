@@ -1,12 +1,13 @@
-// digest: c0050c183d98
-// Rendered by kgen from templates/linear_attention/forward_chunked.cu.jinja
-// config: chunked(chunk=32, value_tiles=1, value_warps=4, key_warps=2, stages=4, copy=16, segments=1, min_blocks=1)
-// problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
-// Linear attention forward on tensor cores: a block walks the chunks of one head, or of a segment of
-// it, with its slice of the state in registers. With segments, a first kernel sums each segment's
-// outer products, and every segment starts from the sums of those before it.
+// digest: baec5e642d45
+// Rendered by kgen from templates/linear_attention/forward_scanned.cu.jinja
+// config: scanned(chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, copy=16, segments=8, min_blocks=4, scan_vec=1)
+// problem: E=72, M=40, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
+// Linear attention forward on tensor cores for few heads: many short segments. One kernel sums each
+// segment's outer products, one turns the sums into the states before the segments, and in the last
+// each block reads one state and walks its few chunks.
 #include "kgen/chunk_place.cuh"
 #include "kgen/chunk_walk.cuh"
+#include "kgen/segment_scan.cuh"
 
 namespace {
 
@@ -18,19 +19,22 @@ using FinalState = kgen::none;
 using FinalKeySum = kgen::none;
 using Norm = kgen::none;
 
-constexpr int kE = 64;
-constexpr int kM = 64;
-constexpr int kChunk = 32;             // steps
+constexpr int kE = 72;
+constexpr int kM = 40;
+constexpr int kChunk = 16;             // steps
 constexpr int kValueTiles = 1;  // fragments of 16 value features per warp
-constexpr int kValueWarps = 4;  // warps side by side along the value features
-constexpr int kKeyWarps = 2;      // warps that share these features' keys
-constexpr int kStages = 4;           // chunks in shared memory
+constexpr int kValueWarps = 1;  // warps side by side along the value features
+constexpr int kKeyWarps = 1;      // warps that share these features' keys
+constexpr int kStages = 3;           // chunks in shared memory
 constexpr int kCopy = 16;               // bytes that one copy moves
-constexpr int kSegments = 1;       // blocks in a row along the steps
-constexpr int kMinBlocks = 1;    // blocks per SM that registers leave room for
+constexpr int kSegments = 8;       // blocks in a row along the steps
+constexpr int kMinBlocks = 4;    // blocks per SM that registers leave room for
+constexpr int kScanWidth = 1;      // values of a state per thread of the scan
 
 constexpr bool kNormalised = kgen::kPresent<Norm>;
 constexpr bool kKeySums = kNormalised || kgen::kPresent<FinalKeySum>;
+constexpr int kParts = kSegments - 1;  // nobody needs the sum of the last segment
+constexpr int kScanThreads = 128;
 
 using Walk = kgen::ChunkWalk<T, Product, kE, kM, kChunk, kValueTiles, kValueWarps, kKeyWarps,
                              kStages, kCopy, kKeySums, kNormalised>;
@@ -40,18 +44,18 @@ constexpr int kSlices = (kM + Walk::kSlice - 1) / Walk::kSlice;
 
 // Sums of k v^T over each segment but the last.
 extern "C" __global__ void __launch_bounds__(Walk::kThreads, kMinBlocks)
-linear_attention_segments(const T* __restrict__ k,  // [B, H, T, E], rows k_stride_T apart
-                          const T* __restrict__ v,  // [B, H, T, M]
-                          float* __restrict__ parts,      // [B * H, segments - 1, E, M]
-                          float* __restrict__ key_parts,  // [B * H, segments - 1, E]
-                          kgen::i64 H, kgen::i64 steps,
-                          kgen::i64 k_stride_B, kgen::i64 k_stride_H, kgen::i64 k_stride_T,
-                          kgen::i64 v_stride_B, kgen::i64 v_stride_H, kgen::i64 v_stride_T) {
-    const kgen::WalkPlace place(steps, kChunk, kSegments, kSegments - 1, kSlices);
+linear_attention_sums(const T* __restrict__ k,  // [B, H, T, E], rows k_stride_T apart
+                      const T* __restrict__ v,  // [B, H, T, M]
+                      float* __restrict__ parts,      // [B * H, segments - 1, E, M]
+                      float* __restrict__ key_parts,  // [B * H, segments - 1, E]
+                      kgen::i64 H, kgen::i64 steps,
+                      kgen::i64 k_stride_B, kgen::i64 k_stride_H, kgen::i64 k_stride_T,
+                      kgen::i64 v_stride_B, kgen::i64 v_stride_H, kgen::i64 v_stride_T) {
+    const kgen::WalkPlace place(steps, kChunk, kSegments, kParts, kSlices);
     const int value = place.rest * Walk::kSlice;
     const auto keys = kgen::head_rows(k, place.head, H, k_stride_B, k_stride_H, k_stride_T);
     const auto values = kgen::head_rows(v, place.head, H, v_stride_B, v_stride_H, v_stride_T).from(value);
-    const kgen::i64 part = place.head * (kSegments - 1) + place.segment;
+    const kgen::i64 part = place.head * kParts + place.segment;
 
     const kgen::WalkRows<T> rows{keys, keys, values, {}, place.first, place.end,
                                  kgen::min(kM - value, Walk::kSlice), 1.0f, 1.0f};
@@ -63,7 +67,26 @@ linear_attention_segments(const T* __restrict__ k,  // [B, H, T, E], rows k_stri
     Walk(rows, states).sum();
 }
 
-KGEN_EXPORT(linear_attention_segments);
+KGEN_EXPORT(linear_attention_sums);
+
+// In place: the sums become states before the segments behind them, and so do the sums of keys.
+extern "C" __global__ void __launch_bounds__(kScanThreads)
+linear_attention_scan(const InitialState* __restrict__ initial_state,     // [B, H, E, M]
+                      const InitialKeySum* __restrict__ initial_key_sum,  // [B, H, E]
+                      float* __restrict__ parts,      // [B * H, segments - 1, E, M]
+                      float* __restrict__ key_parts,  // [B * H, segments - 1, E]
+                      kgen::i64 B, kgen::i64 H) {
+    const kgen::i64 heads = B * H;
+    const kgen::i64 index = static_cast<kgen::i64>(blockIdx.x) * kScanThreads + kgen::thread_rank();
+    kgen::scan_states<kParts, kScanWidth, kE * kM>(parts, kgen::floats_at(initial_state, 0), heads,
+                                                   index);
+    if constexpr (kKeySums) {  // behind the threads that have states
+        kgen::scan_states<kParts, 1, kE>(key_parts, kgen::floats_at(initial_key_sum, 0), heads,
+                                         index - heads * (kE * kM / kScanWidth));
+    }
+}
+
+KGEN_EXPORT(linear_attention_scan);
 
 extern "C" __global__ void __launch_bounds__(Walk::kThreads, kMinBlocks)
 linear_attention_forward(const T* __restrict__ q,  // [B, H, T, E], rows q_stride_T apart
@@ -71,8 +94,8 @@ linear_attention_forward(const T* __restrict__ q,  // [B, H, T, E], rows q_strid
                          const T* __restrict__ v,  // [B, H, T, M]
                          const InitialState* __restrict__ initial_state,     // [B, H, E, M]
                          const InitialKeySum* __restrict__ initial_key_sum,  // [B, H, E]
-                         const float* __restrict__ parts,      // [B * H, segments - 1, E, M]
-                         const float* __restrict__ key_parts,  // [B * H, segments - 1, E]
+                         const float* __restrict__ before,      // [B * H, segments - 1, E, M]
+                         const float* __restrict__ key_before,  // [B * H, segments - 1, E]
                          T* __restrict__ out,                      // [B, H, T, M]
                          FinalState* __restrict__ final_state,     // [B, H, E, M]
                          FinalKeySum* __restrict__ final_key_sum,  // [B, H, E]
@@ -96,14 +119,14 @@ linear_attention_forward(const T* __restrict__ q,  // [B, H, T, E], rows q_strid
         place.first, place.end, kgen::min(kM - value, Walk::kSlice), scale, 1.0f};
 
     kgen::WalkStates states{};
-    states.state = kgen::floats_at(initial_state, head * kE * kM + value);
-    states.key_sum = kgen::floats_at(initial_key_sum, head * kE);
+    states.state = kgen::state_before<kParts, kE * kM>(before, kgen::floats_at(initial_state, 0), head,
+                                                       place.segment);
+    if (states.state != nullptr) states.state += value;
+    if constexpr (kKeySums)
+        states.key_sum = kgen::state_before<kParts, kE>(
+            key_before, kgen::floats_at(initial_key_sum, 0), head, place.segment);
     states.key_stride = states.end_key_stride = kM;
     states.value_stride = states.end_value_stride = 1;
-    states.count = place.segment;
-    states.parts = parts + head * (kSegments - 1) * kE * kM + value;
-    states.key_parts = key_parts + head * (kSegments - 1) * kE;
-    states.part_stride = kE * kM;
     states.end_factor = 1.0f;
     if (last) states.end = kgen::floats_at(final_state, head * kE * kM + value);
     if (last && place.rest == 0) states.end_key_sum = kgen::floats_at(final_key_sum, head * kE);

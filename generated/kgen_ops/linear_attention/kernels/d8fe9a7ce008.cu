@@ -1,6 +1,6 @@
-// digest: 7a83e92af187
+// digest: d8fe9a7ce008
 // Rendered by kgen from templates/linear_attention/backward_chunked.cu.jinja
-// config: chunked(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, segments=1, min_blocks=3)
+// config: chunked(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, segments=1, min_blocks=1)
 // problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention backward on tensor cores. Each gradient is a walk like the forward pass's: gq of
 // gout, v, k, and backwards in time gk of v, gout, q and gv of k, q, gout. The walks of a head are
@@ -27,7 +27,7 @@ constexpr int kKeyWarps = 1;      // warps that share these features' keys
 constexpr int kStages = 4;           // chunks in shared memory
 constexpr int kCopy = 16;               // bytes that one copy moves
 constexpr int kSegments = 1;       // blocks in a row along the steps
-constexpr int kMinBlocks = 3;    // blocks per SM that registers leave room for
+constexpr int kMinBlocks = 1;    // blocks per SM that registers leave room for
 
 static_assert(!kgen::kPresent<kgen::none>, "these walks know no norm");
 

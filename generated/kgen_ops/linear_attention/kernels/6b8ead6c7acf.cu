@@ -1,7 +1,7 @@
-// digest: d9f92927cf64
+// digest: 6b8ead6c7acf
 // Rendered by kgen from templates/linear_attention/backward_chunked.cu.jinja
-// config: chunked(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, segments=1, min_blocks=2)
-// problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
+// config: chunked(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy=16, segments=1, min_blocks=1)
+// problem: E=64, M=64, dtype=fp32, product_dtype=tf32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention backward on tensor cores. Each gradient is a walk like the forward pass's: gq of
 // gout, v, k, and backwards in time gk of v, gout, q and gv of k, q, gout. The walks of a head are
 // neighbouring blocks, so that what one reads another finds in L2. With segments, a first kernel
@@ -12,7 +12,7 @@
 namespace {
 
 using T = float;
-using Product = float;
+using Product = kgen::tf32;
 using InitialState = kgen::none;
 using InitialKeySum = kgen::none;
 using FinalState = kgen::none;
@@ -24,10 +24,10 @@ constexpr int kChunk = 16;             // steps
 constexpr int kValueTiles = 1;  // fragments of 16 value features per warp
 constexpr int kValueWarps = 4;  // warps side by side along the value features
 constexpr int kKeyWarps = 1;      // warps that share these features' keys
-constexpr int kStages = 4;           // chunks in shared memory
+constexpr int kStages = 5;           // chunks in shared memory
 constexpr int kCopy = 16;               // bytes that one copy moves
 constexpr int kSegments = 1;       // blocks in a row along the steps
-constexpr int kMinBlocks = 2;    // blocks per SM that registers leave room for
+constexpr int kMinBlocks = 1;    // blocks per SM that registers leave room for
 
 static_assert(!kgen::kPresent<kgen::none>, "these walks know no norm");
 
