@@ -13,7 +13,7 @@ from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Run
 
 # What this file and the runtime must agree on.
-FORMAT = 1
+FORMAT = 2
 
 
 def chunked_1_fits(call: Call) -> bool:
@@ -77,15 +77,14 @@ def chunked_1(file: KernelFile, call: Call) -> Run:
         smem=30720,
     )
     grid_2_x = size_b * size_h * 3 * 1
+    new_parts = file.scratch(3 * size_b * size_h * 0 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        parts = torch.empty(
-            3 * size_b * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device,
-        )
+        parts = new_parts()
         launch_1(
             stream, grid_1_x, 1, 1, gout, q, k, v, parts.data_ptr(), size_h, size_t, gout_stride_b,
             gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b,
@@ -164,15 +163,14 @@ def chunked_2(file: KernelFile, call: Call) -> Run:
         smem=57856,
     )
     grid_2_x = size_b * size_h * 3 * 1
+    new_parts = file.scratch(3 * size_b * size_h * 0 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        parts = torch.empty(
-            3 * size_b * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device,
-        )
+        parts = new_parts()
         launch_1(
             stream, grid_1_x, 1, 1, gout, q, k, v, parts.data_ptr(), size_h, size_t, gout_stride_b,
             gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b,
@@ -251,15 +249,14 @@ def chunked_3(file: KernelFile, call: Call) -> Run:
         smem=57856,
     )
     grid_2_x = size_b * size_h * 3 * 1
+    new_parts = file.scratch(3 * size_b * size_h * 0 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        parts = torch.empty(
-            3 * size_b * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device,
-        )
+        parts = new_parts()
         launch_1(
             stream, grid_1_x, 1, 1, gout, q, k, v, parts.data_ptr(), size_h, size_t, gout_stride_b,
             gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b,
@@ -325,13 +322,15 @@ def chunked_4(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(128, 1, 1), smem=65536,
     )
     grid_2_x = size_b * size_h * 1 * 1
+    new_parts = file.scratch(size_b * size_h * 0 * 64 * 64, torch.float32)
+    new_key_parts = file.scratch(size_b * size_h * 0 * 64, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = torch.empty(size_b * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device)
-        key_parts = torch.empty(size_b * size_h * 0 * 64, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        key_parts = new_key_parts()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
@@ -450,13 +449,15 @@ def chunked_5(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(256, 1, 1), smem=136192,
     )
     grid_2_x = size_b * size_h * 1 * 1
+    new_parts = file.scratch(size_b * size_h * 0 * 64 * 64, torch.float32)
+    new_key_parts = file.scratch(size_b * size_h * 0 * 64, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = torch.empty(size_b * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device)
-        key_parts = torch.empty(size_b * size_h * 0 * 64, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        key_parts = new_key_parts()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
@@ -519,13 +520,15 @@ def chunked_6(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(128, 1, 1), smem=119808,
     )
     grid_2_x = size_b * size_h * 1 * 1
+    new_parts = file.scratch(size_b * size_h * 0 * 64 * 64, torch.float32)
+    new_key_parts = file.scratch(size_b * size_h * 0 * 64, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = torch.empty(size_b * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device)
-        key_parts = torch.empty(size_b * size_h * 0 * 64, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        key_parts = new_key_parts()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
