@@ -73,6 +73,18 @@ def test_what_a_shipped_cubin_needs(library_folder: Path) -> None:
     assert set(done.stdout.split()) - AT_IMPORT == {"cuda", "device", "launcher"}
 
 
+def test_a_first_call_imports_nothing_that_only_builds(library_folder: Path) -> None:
+    """These are Python's own, but PyTorch does not load them, so that a first call would."""
+    done = run(
+        "import sys, torch\nbefore = set(sys.modules)\n"
+        "import kgen_ops, kgen_ops._runtime.device\n"
+        "print(*(n for n in set(sys.modules) - before if not n.startswith('kgen_ops')))",
+        library_folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
 # In the child: a call that was prepared before the fork, one that was not, and one that loads a
 # kernel. os._exit: the child has no business in the parent's atexit functions.
 FORK = """
