@@ -1,4 +1,4 @@
-"""Allocation of a known layout: what is made, and what serves where PyTorch's short way does not."""
+"""Allocation of a known layout: what is made, and what serves where PyTorch has no short way."""
 
 from __future__ import annotations
 
@@ -78,12 +78,16 @@ def test_public_functions_serve_where_the_short_way_does_not(
 
 def test_another_gpu_may_be_current(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rehearsed with GPUs that are not there: the short way allocates on the current one."""
-    current, asked = [1], []
+    current = [1]
+    asked: list[torch.device] = []
     monkeypatch.setattr(allocation, "current_device", lambda: current[0])
     monkeypatch.setattr(allocation, "_short", lambda kind: lambda *_: "short")
-    monkeypatch.setattr(
-        torch, "empty_strided", lambda *_, device, **__: asked.append(device) or "public"
-    )
+
+    def public(*_: object, device: torch.device, **__: object) -> str:
+        asked.append(device)
+        return "public"
+
+    monkeypatch.setattr(torch, "empty_strided", public)
     device = torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     allocate: Any = allocator((4,), (1,), torch.float32, device)
