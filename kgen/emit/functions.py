@@ -84,8 +84,10 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         "pointers": [line for t in tensors for line in _pointer(t, optional)],
         "key": [_key(t, first, optional) for t in tensors] + ([", ".join(flags)] if flags else []),
         "usual": f"({' and '.join(usual)})" if len(usual) > 1 else usual[0],
-        "allocations": [_prepared_allocation(o, passed, optional) for o in passed.outputs],
-        "allocator": "empty_like" if any(_carrier(o, passed) for o in passed.outputs) else "_",
+        "allocations": [_prepared_allocation(o, optional) for o in passed.outputs],
+        "allocators": fold(
+            "launch, stream, (", [f"new_{o.name}" for o in passed.outputs],
+            ",) = prepared" if len(passed.outputs) == 1 else ") = prepared", 4),
         "fake_body": _fake_body(passed, optional),
         "run": fold("launch(", [
             "stream(device_index)", *(f"{t}_ptr" for t in tensors),
@@ -235,7 +237,7 @@ def _bare(passed: Pass, optional: _Optional) -> dict[str, Any] | None:
               for c in optional.outputs.values()]
     return {
         "condition": " and ".join(absent),
-        "allocations": [_prepared_allocation(o, passed, optional) for o in always],
+        "allocations": [_prepared_allocation(o, optional) for o in always],
         "run": fold("launch(", [
             "stream(device_index)", *(f"{t.name}_ptr" for t in passed.inputs),
             *(f"{o.name}.data_ptr()" if o.name not in optional.outputs else "0"
@@ -293,21 +295,18 @@ def _carrier(output: Tensor, passed: Pass) -> str:
     """The input that an output looks like, or an empty text."""
     if output.layout_of:
         return output.layout_of
-    mixed = any(o.layout_of for o in passed.outputs)  # their allocator keeps strides
     for t in passed.inputs:
-        if mixed and t.free_strides:
-            continue
         same = (t.dims, t.dtype, t.flatten_leading)
         if same == (output.dims, output.dtype, output.flatten_leading):
             return t.name
     return ""
 
 
-def _prepared_allocation(output: Tensor, passed: Pass, optional: _Optional) -> str:
-    carrier = _carrier(output, passed)
-    return _assigned(output.name, optional, lambda indent: (
-        f"empty_like({carrier})" if carrier else _allocation(output, passed, optional, indent)
-    ))
+def _prepared_allocation(output: Tensor, optional: _Optional) -> str:
+    made = f"new_{output.name}()"
+    if output.name in optional.outputs:
+        made = f"None if new_{output.name} is None else {made}"
+    return f"{output.name} = {made}"
 
 
 def _assigned(name: str, optional: _Optional, made: Callable[[int], str]) -> str:

@@ -104,11 +104,11 @@ def _plan_function(
                 text = head.partition(" ")[0]
             arguments.append(text)
         launches.append(fold(f"{launcher}(", ["stream", *grid, *arguments], ")", 2 * INDENT))
-    scratch = [
-        fold(f"{w.name} = torch.empty(",
-             [local(w.elements), f"dtype=torch.{w.dtype}", "device=file.device"], ")", 2 * INDENT)
+    prepared += [
+        fold(f"new_{w.name} = file.scratch(", [local(w.elements), f"torch.{w.dtype}"], ")", INDENT)
         for w in plan.workspaces
     ]
+    scratch = [f"{w.name} = new_{w.name}()" for w in plan.workspaces]
     names = [f'{_local(n)} = facts["{n}"]' if n in facts else f"{_local(n)} = call.{n}"
              for n in used]
     parameters = [f"{t.name}: int" for t in passed.tensors]

@@ -28,7 +28,7 @@ from kgen.runtime.rows import FORMAT
 _LIBRARY_NAMES = frozenset({"compat", "explain", "selftest", "warmup", "DispatchError",
                             "Explanation", "IntegrityError", "torch"})
 # Locals and imports of the generated functions, which an argument must not hide.
-_LOCAL_NAMES = frozenset({"call", "dense_like", "device_index", "empty_like", "facts", "file",
+_LOCAL_NAMES = frozenset({"call", "dense_like", "device_index", "facts", "file",
                           "launch", "layout", "prepared", "present", "run", "stream", "torch",
                           "unpacked"})
 

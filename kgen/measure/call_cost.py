@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -42,23 +43,33 @@ def call_costs(
         One entry per contender, in their order.
     """
     took_us: dict[str, list[float]] = {name: [] for name in contenders}
-    collecting = gc.isenabled()
     with on(device), torch.no_grad():
         counts = {
             name: _calls_of_a_round(_stretch_us(call, 3, synchronize, clock))
             for name, call in contenders.items()
         }
-        gc.disable()
-        try:
+        with collected():
             for _ in range(rounds):
                 for name, call in contenders.items():
                     took_us[name].append(_stretch_us(call, counts[name], synchronize, clock))
-        finally:
-            if collecting:
-                gc.enable()
     return tuple(
         _summary(name, samples, rounds, counts[name]) for name, samples in took_us.items()
     )
+
+
+@contextmanager
+def collected() -> Iterator[None]:
+    """Have Python collect garbage before the block, and none within: a full collection of a process
+    with torch takes 7 ms, and falls on whoever allocates when it is due.
+    """
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _stretch_us(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import cuda
-from .cache import Cache
+from .allocation import Allocate, allocator
 from .integrity import checked_bytes, checked_cubin, listed_files
 from .launcher import make_launcher
 
@@ -108,6 +108,14 @@ class KernelFile:
         assert self._host is not None
         return _host_launcher(self._host.function(kernel), arguments, block, smem)
 
+    def scratch(self, elements: int, dtype: torch.dtype) -> Allocate:
+        """Prepare allocations of a workspace: each launch has its own, unless it is empty."""
+        allocate = allocator((elements,), (1,), dtype, self.device)
+        if elements:
+            return allocate
+        empty = allocate()
+        return lambda: empty
+
 
 def _host_launcher(function: HostFunction, arguments: str, block: tuple[int, int, int],
                    smem: int) -> Launcher:
@@ -133,6 +141,7 @@ def _cubin(root: Path, source: Path, ordinal: int) -> bytes:
         if shipped.exists():
             return checked_cubin(root, shipped)
     from . import nvrtc
+    from .cache import Cache
 
     if major >= 9:  # the kernel may use what only the architecture-specific target offers
         arch += "a"
@@ -153,6 +162,7 @@ def _cubin(root: Path, source: Path, ordinal: int) -> bytes:
 def _host_module(root: Path, source: Path) -> Path:
     """Compile a source for the CPU, or find it in the user's cache; returns the shared object."""
     from . import host
+    from .cache import Cache
 
     cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not cxx:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import shutil
 import struct
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable
 from ctypes import c_void_p
@@ -259,7 +259,7 @@ def provide_extension(folder: str | Path) -> bool:
     """
     if compiled_launcher() is not None:
         return True
-    path = Path(folder) / f"_launch{sysconfig.get_config_var('EXT_SUFFIX')}"
+    path = Path(folder) / _extension_name()
     try:
         if not path.is_file():
             # Built aside and renamed: two processes may start at once.
@@ -292,6 +292,8 @@ def build_extension(out_dir: str | Path, compiler: str | None = None) -> Path:
         RuntimeError: If there is no C compiler, no Python.h, or the compilation fails.
     """
     cc = compiler or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
+    import sysconfig  # 0.5 ms that a first call has no use for
+
     include = sysconfig.get_paths()["include"]
     if cc is None or shutil.which(cc) is None:
         raise RuntimeError(f"no C compiler ({compiler or 'cc, gcc, clang'}) on PATH\n"
@@ -300,10 +302,14 @@ def build_extension(out_dir: str | Path, compiler: str | None = None) -> Path:
         raise RuntimeError(f"Python.h is not in {include}\n"
                            "  next: install the development files of Python "
                            f"{sys.version_info.major}.{sys.version_info.minor}")
-    out = Path(out_dir) / f"_launch{sysconfig.get_config_var('EXT_SUFFIX')}"
+    out = Path(out_dir) / _extension_name()
     source = Path(__file__).with_name("_launch.c")
     command = [cc, "-O2", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(out), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
     return out
+
+
+def _extension_name() -> str:
+    return f"_launch{importlib.machinery.EXTENSION_SUFFIXES[0]}"

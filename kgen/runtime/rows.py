@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from math import log
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from .device import KernelFile
 
 # Of the tables, and of what the runtime does with them; a table of another format is refused.
 # Counted up when a row of an older library would be read wrongly, or not at all.
-FORMAT = 1
+FORMAT = 2
 
 Run = Callable[..., None]  # (stream, *input pointers, *output pointers, *scalars)
 
@@ -24,12 +22,12 @@ class Prepared(NamedTuple):
     Attributes:
         launch: Launches the kernels.
         stream: Gives torch's current stream of a device.
-        empty_like: Allocates a tensor like an input: contiguous, or with its order of dims.
+        outputs: Allocate the outputs, one each; None for one that is not there.
     """
 
     launch: Run
     stream: Callable[[int], int]
-    empty_like: Callable[[Tensor], Tensor]
+    outputs: tuple[Any, ...]
 
 
 class Call:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import importlib
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 
 from kgen.errors import LaunchError
-from kgen.measure.call_cost import call_costs
+from kgen.measure.call_cost import call_costs, collected
 from kgen.operators.base import Operator
 from kgen.worker.facts import extension_folder
 from kgen.worker.library import PACKAGE, library_call
@@ -43,12 +44,14 @@ def cost_of_calls(
         LaunchError: If the library cannot be used, or does not compute the operator.
     """
     options = operator.options(request.problem)
+    # As an installation by pip does; else the first call would compile the dispatch table, too.
+    compileall.compile_dir(Path(request.library, PACKAGE), quiet=2)
     library = library_call(
         Path(request.library), operator, request.pass_name, tensors, options
     )
     launcher = _launcher() if device.type == "cuda" else "host"
     synchronize()
-    with torch.no_grad():
+    with torch.no_grad(), collected():
         started = time.perf_counter_ns()
         made = library()
         first_ms = (time.perf_counter_ns() - started) / 1e6

@@ -35,8 +35,8 @@ print(torch.cuda.is_initialized())
 """
 # Beside the operators themselves. What compiles, loads, checks and caches comes with a first call.
 AT_IMPORT = {
-    "arguments", "autocast", "batching", "dispatch", "explain", "gradients", "integrity", "layout",
-    "problems", "registration", "rows", "streams", "warmup",
+    "allocation", "arguments", "autocast", "batching", "dispatch", "explain", "gradients",
+    "integrity", "layout", "problems", "registration", "rows", "rules", "streams", "warmup",
 }
 
 
@@ -70,7 +70,19 @@ def test_what_a_shipped_cubin_needs(library_folder: Path) -> None:
         library_folder,
     )
     assert done.returncode == 0, done.stderr
-    assert set(done.stdout.split()) - AT_IMPORT == {"cache", "cuda", "device", "launcher"}
+    assert set(done.stdout.split()) - AT_IMPORT == {"cuda", "device", "launcher"}
+
+
+def test_a_first_call_imports_nothing_that_only_builds(library_folder: Path) -> None:
+    """These are Python's own, but PyTorch does not load them, so that a first call would."""
+    done = run(
+        "import sys, torch\nbefore = set(sys.modules)\n"
+        "import kgen_ops, kgen_ops._runtime.device\n"
+        "print(*(n for n in set(sys.modules) - before if not n.startswith('kgen_ops')))",
+        library_folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
 
 
 # In the child: a call that was prepared before the fork, one that was not, and one that loads a

@@ -84,6 +84,10 @@ class File:
 
         return record
 
+    def scratch(self, elements: int, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        """Return what allocates a workspace."""
+        return lambda: torch.empty(elements, dtype=dtype)
+
 
 Import = Callable[[str, str], ModuleType]
 
@@ -184,7 +188,8 @@ def test_two_outputs(import_module: Import) -> None:
     x_ptr = x.data_ptr()
     key = (x.shape, x.stride(), x.dtype, -1, x_ptr & 31)
     module.FORWARD.prepared[key] = Prepared(
-        lambda *args: seen.append(args), lambda device: 0, torch.empty_like
+        lambda *args: seen.append(args), lambda device: 0,
+        (lambda: torch.empty_like(x), lambda: torch.empty(2, 3)),
     )
     y, scale = module.twofold(x, 0.25)
     assert scale.shape == (2, 3)

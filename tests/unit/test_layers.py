@@ -27,8 +27,9 @@ LAYERS: list[set[str]] = [
 RANK = {name: i for i, row in enumerate(LAYERS) for name in row}
 # `assets` raises kgen's errors; both are leaves.
 ALLOWED_SIBLINGS = {("assets", "errors")}
-# Imports inside functions are for these alone: what a light command must not load.
-HEAVY = {"torch", "optuna", "jinja2", "numpy", "triton", "liger_kernel", "fla"}
+# Imports inside functions are for these alone: what a light command must not load, and sysconfig,
+# which no first call needs.
+HEAVY = {"torch", "optuna", "jinja2", "numpy", "triton", "liger_kernel", "fla", "sysconfig"}
 # Modules of ours that need a heavy package at their top: the worker's child runs the first (its
 # parent must not load torch), an opened study the second, an opened device the others.
 LATE = {

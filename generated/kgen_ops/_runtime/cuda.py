@@ -12,8 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 DRIVER_LIBRARY = "libcuda.so.1"
 SMEM_WITHOUT_OPT_IN = 48 * 1024  # static plus dynamic bytes a block may use without asking
@@ -48,8 +47,7 @@ class CudaError(RuntimeError):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
+class DeviceFacts(NamedTuple):
     """What the driver says of a device.
 
     Attributes:
@@ -69,8 +67,7 @@ class DeviceFacts:
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionAttributes:
+class FunctionAttributes(NamedTuple):
     """What a loaded kernel uses: registers per thread, local bytes per thread, static smem."""
 
     registers: int

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .allocation import allocator
 from .arguments import (
     ABSENT,
     ROUNDS,
@@ -37,7 +38,6 @@ from .arguments import (
 from .autocast import any_autocast, promoted
 from .gradients import Gradient, refuse_grad
 from .integrity import checked_module
-from .layout import dense_like
 from .problems import Explanation, contiguous_call, not_loaded, problem_text
 from .rows import Call, Gpu, Prepared, Row, Rule, Run, SafeRow, distance
 from .rules import covering, evidence_text, first_fitting, path_text
@@ -155,9 +155,11 @@ class Pass:
         if key is not None:
             if len(self.prepared) >= MAX_PREPARED:
                 self.prepared.clear()
-            self.prepared[key] = Prepared(
-                run, stream_getter(first.get_device()), self._allocator(bound, tensors)
-            )
+            self.prepared[key] = Prepared(run, stream_getter(first.get_device()), tuple(
+                None if made is None
+                else allocator(tuple(made.shape), made.stride(), made.dtype, device)
+                for made in outputs
+            ))
         pointers = (0 if t is None else t.data_ptr() for t in (*tensors, *outputs))
         run(raw_stream(first.get_device()), *pointers, *scalars)
         return found
@@ -451,21 +453,6 @@ class Pass:
             self._files[key] = KernelFile(folder.parent, folder / "kernels", stem, device)
         return self._files[key]
 
-    def _allocator(
-        self, bound: Bound, tensors: Sequence[Tensor | None]
-    ) -> Callable[[Tensor], Tensor]:
-        """What allocates outputs like inputs, as fast as these inputs allow."""
-        given = {a.name: t for a, t in zip(self.signature.inputs, tensors, strict=True)}
-        if any(bound.layouts):
-            for output, layout in zip(self.signature.outputs, bound.layouts, strict=True):
-                like = given.get(output.layout_of)
-                if like is not None and torch.empty_like(like).stride() != layout:
-                    return dense_like
-            return torch.empty_like
-        # Telling empty_like the format costs it 0.2 us; contiguous inputs need not.
-        plain = all(tensor is None or tensor.is_contiguous() for tensor in given.values())
-        return torch.empty_like if plain else _contiguous_like
-
     def _allocate(self, bound: Bound, device: torch.device) -> list[Tensor | None]:
         outputs: list[Tensor | None] = []
         for shape, layout, output in zip(
@@ -501,10 +488,6 @@ def unpacked(outputs: Any) -> Any:
 def present(*outputs: Tensor | None) -> Any:
     """Return the outputs that there are: one as it is, several as a tuple."""
     return unpacked([output for output in outputs if output is not None])
-
-
-def _contiguous_like(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _on_device(run: Run, device: int) -> Run:

@@ -197,30 +197,18 @@ def _linear_attention(
             (scale, eps),
             (return_final_state, return_final_key_sum, return_norm, allow_tf32),
         )
-    launch, stream, empty_like = prepared
+    launch, stream, (new_out, new_final_state, new_final_key_sum, new_norm) = prepared
     if not return_final_state and not return_final_key_sum and not return_norm:
-        out = empty_like(v)
+        out = new_out()
         launch(
             stream(device_index), q_ptr, k_ptr, v_ptr, initial_state_ptr, initial_key_sum_ptr,
             out.data_ptr(), 0, 0, 0, scale, eps,
         )
         return out
-    out = empty_like(v)
-    final_state = (
-        torch.empty(
-            (q.shape[-4], q.shape[-3], q.shape[-1], v.shape[-1]), dtype=torch.float32,
-            device=q.device,
-        )
-        if return_final_state else None
-    )
-    final_key_sum = (
-        torch.empty((q.shape[-4], q.shape[-3], q.shape[-1]), dtype=torch.float32, device=q.device)
-        if return_final_key_sum else None
-    )
-    norm = (
-        torch.empty((q.shape[-4], q.shape[-3], q.shape[-2]), dtype=torch.float32, device=q.device)
-        if return_norm else None
-    )
+    out = new_out()
+    final_state = None if new_final_state is None else new_final_state()
+    final_key_sum = None if new_final_key_sum is None else new_final_key_sum()
+    norm = None if new_norm is None else new_norm()
     launch(
         stream(device_index), q_ptr, k_ptr, v_ptr, initial_state_ptr, initial_key_sum_ptr,
         out.data_ptr(), 0 if final_state is None else final_state.data_ptr(),
@@ -502,22 +490,22 @@ def _linear_attention_backward(
             (scale,),
             (allow_tf32,),
         )
-    launch, stream, empty_like = prepared
+    launch, stream, (new_gq, new_gk, new_gv, new_ginitial_state, new_ginitial_key_sum) = prepared
     if initial_state is None and initial_key_sum is None:
-        gq = empty_like(q)
-        gk = empty_like(k)
-        gv = empty_like(v)
+        gq = new_gq()
+        gk = new_gk()
+        gv = new_gv()
         launch(
             stream(device_index), gout_ptr, q_ptr, k_ptr, v_ptr, initial_state_ptr,
             initial_key_sum_ptr, norm_ptr, gout_dot_out_ptr, gfinal_state_ptr, gfinal_key_sum_ptr,
             gq.data_ptr(), gk.data_ptr(), gv.data_ptr(), 0, 0, scale,
         )
         return gq, gk, gv
-    gq = empty_like(q)
-    gk = empty_like(k)
-    gv = empty_like(v)
-    ginitial_state = empty_like(initial_state) if initial_state is not None else None
-    ginitial_key_sum = empty_like(initial_key_sum) if initial_key_sum is not None else None
+    gq = new_gq()
+    gk = new_gk()
+    gv = new_gv()
+    ginitial_state = None if new_ginitial_state is None else new_ginitial_state()
+    ginitial_key_sum = None if new_ginitial_key_sum is None else new_ginitial_key_sum()
     launch(
         stream(device_index), gout_ptr, q_ptr, k_ptr, v_ptr, initial_state_ptr, initial_key_sum_ptr,
         norm_ptr, gout_dot_out_ptr, gfinal_state_ptr, gfinal_key_sum_ptr, gq.data_ptr(),

@@ -14,7 +14,7 @@ from .._runtime.device import KernelFile
 from .._runtime.rows import Call, Run, SafeRow
 
 # What this file and the runtime must agree on.
-FORMAT = 1
+FORMAT = 2
 
 
 def naive_1(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
@@ -43,15 +43,15 @@ def naive_1(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
         "linear_attention_forward", "ppppppppqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
     )
     grid_2_x = ceil_div(size_b * size_h * size_m, 64)
+    new_key_sums = file.scratch(0, torch.float32)
+    new_states = file.scratch(size_b * size_h * size_e * size_m, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        key_sums = torch.empty(0, dtype=torch.float32, device=file.device)
-        states = torch.empty(
-            size_b * size_h * size_e * size_m, dtype=torch.float32, device=file.device,
-        )
+        key_sums = new_key_sums()
+        states = new_states()
         launch_1(
             stream, 0, 1, 1, q, k, initial_key_sum, final_key_sum, norm, key_sums.data_ptr(),
             size_b, size_h, size_t, size_e, q_stride_b, q_stride_h, q_stride_t, k_stride_b,
@@ -94,15 +94,15 @@ def naive_2(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
         "linear_attention_forward", "ppppppppqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
     )
     grid_2_x = ceil_div(size_b * size_h * size_m, 64)
+    new_key_sums = file.scratch(size_b * size_h * size_e, torch.float32)
+    new_states = file.scratch(size_b * size_h * size_e * size_m, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        key_sums = torch.empty(size_b * size_h * size_e, dtype=torch.float32, device=file.device)
-        states = torch.empty(
-            size_b * size_h * size_e * size_m, dtype=torch.float32, device=file.device,
-        )
+        key_sums = new_key_sums()
+        states = new_states()
         launch_1(
             stream, grid_1_x, 1, 1, q, k, initial_key_sum, final_key_sum, norm, key_sums.data_ptr(),
             size_b, size_h, size_t, size_e, q_stride_b, q_stride_h, q_stride_t, k_stride_b,
@@ -158,15 +158,14 @@ def naive_3(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
         "linear_attention_backward_v", "ppppppppqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
     )
     grid_3_x = ceil_div(size_b * size_h * size_m, 64)
+    new_states = file.scratch(size_b * size_h * size_e * size_m, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        states = torch.empty(
-            size_b * size_h * size_e * size_m, dtype=torch.float32, device=file.device,
-        )
+        states = new_states()
         launch_1(
             stream, grid_1_x, 1, 1, gout, k, v, initial_state, initial_key_sum, norm, gout_dot_out,
             gq, states.data_ptr(), size_b, size_h, size_t, size_e, size_m, gout_stride_b,

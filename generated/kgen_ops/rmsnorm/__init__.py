@@ -150,17 +150,14 @@ def _rmsnorm(
     prepared = _prepared_forward(layout)
     if prepared is None or not (x_ptr and eps > 0.0):
         return FORWARD.call(layout, (x, w, residual), (eps, offset), (return_rstd,))
-    launch, stream, empty_like = prepared
+    launch, stream, (new_y, new_h, new_rstd) = prepared
     if residual is None and not return_rstd:
-        y = empty_like(x)
+        y = new_y()
         launch(stream(device_index), x_ptr, w_ptr, residual_ptr, y.data_ptr(), 0, 0, eps, offset)
         return y
-    y = empty_like(x)
-    h = empty_like(residual) if residual is not None else None
-    rstd = (
-        torch.empty((*x.shape[:-1],), dtype=torch.float32, device=x.device)
-        if return_rstd else None
-    )
+    y = new_y()
+    h = None if new_h is None else new_h()
+    rstd = None if new_rstd is None else new_rstd()
     launch(
         stream(device_index), x_ptr, w_ptr, residual_ptr, y.data_ptr(),
         0 if h is None else h.data_ptr(), 0 if rstd is None else rstd.data_ptr(), eps, offset,
@@ -328,9 +325,9 @@ def _rmsnorm_backward(
     prepared = _prepared_backward(layout)
     if prepared is None or not (dy_ptr and x_ptr and eps > 0.0):
         return BACKWARD.call(layout, (dy, x, w, rstd, dh), (eps, offset))
-    launch, stream, empty_like = prepared
-    dx = empty_like(dy)
-    dw = empty_like(w) if w is not None else None
+    launch, stream, (new_dx, new_dw) = prepared
+    dx = new_dx()
+    dw = None if new_dw is None else new_dw()
     launch(
         stream(device_index), dy_ptr, x_ptr, w_ptr, rstd_ptr, dh_ptr, dx.data_ptr(),
         0 if dw is None else dw.data_ptr(), eps, offset,

@@ -14,7 +14,7 @@ from .._runtime.device import KernelFile
 from .._runtime.rows import Call, Run, SafeRow
 
 # What this file and the runtime must agree on.
-FORMAT = 1
+FORMAT = 2
 
 
 def naive_1(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
@@ -70,13 +70,15 @@ def naive_3(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
     grid_2_x = ceil_div(size_n, 256)
     launch_3 = file.launcher("rmsnorm_backward_weight", "ppq", block=(256, 1, 1), smem=0)
     grid_3_x = ceil_div(size_n, 256)
+    new_row_rstd = file.scratch(size_m, torch.float32)
+    new_partial = file.scratch(32 * size_n, torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        row_rstd = torch.empty(size_m, dtype=torch.float32, device=file.device)
-        partial = torch.empty(32 * size_n, dtype=torch.float32, device=file.device)
+        row_rstd = new_row_rstd()
+        partial = new_partial()
         launch_1(
             stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, row_rstd.data_ptr(), size_m, size_n,
             dy_stride_m, x_stride_m, 0, eps, offset,
@@ -103,13 +105,15 @@ def naive_4(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
     grid_2_x = ceil_div(size_n, 256)
     launch_3 = file.launcher("rmsnorm_backward_weight", "ppq", block=(256, 1, 1), smem=0)
     grid_3_x = ceil_div(size_n, 256)
+    new_row_rstd = file.scratch(size_m, torch.float32)
+    new_partial = file.scratch(32 * size_n, torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        row_rstd = torch.empty(size_m, dtype=torch.float32, device=file.device)
-        partial = torch.empty(32 * size_n, dtype=torch.float32, device=file.device)
+        row_rstd = new_row_rstd()
+        partial = new_partial()
         launch_1(
             stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, row_rstd.data_ptr(), size_m, size_n,
             dy_stride_m, x_stride_m, dh_stride_m, eps, offset,
@@ -133,13 +137,15 @@ def naive_5(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
     grid_1_x = min(size_m, 2147483647)
     launch_2 = file.launcher("rmsnorm_backward_partial", "ppppqqqq", block=(256, 1, 1), smem=0)
     launch_3 = file.launcher("rmsnorm_backward_weight", "ppq", block=(256, 1, 1), smem=0)
+    new_row_rstd = file.scratch(0, torch.float32)
+    new_partial = file.scratch(0, torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        row_rstd = torch.empty(0, dtype=torch.float32, device=file.device)
-        partial = torch.empty(0, dtype=torch.float32, device=file.device)
+        row_rstd = new_row_rstd()
+        partial = new_partial()
         launch_1(
             stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, row_rstd.data_ptr(), size_m, size_n,
             dy_stride_m, x_stride_m, 0, eps, offset,
@@ -164,13 +170,15 @@ def naive_6(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
     grid_1_x = min(size_m, 2147483647)
     launch_2 = file.launcher("rmsnorm_backward_partial", "ppppqqqq", block=(256, 1, 1), smem=0)
     launch_3 = file.launcher("rmsnorm_backward_weight", "ppq", block=(256, 1, 1), smem=0)
+    new_row_rstd = file.scratch(0, torch.float32)
+    new_partial = file.scratch(0, torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        row_rstd = torch.empty(0, dtype=torch.float32, device=file.device)
-        partial = torch.empty(0, dtype=torch.float32, device=file.device)
+        row_rstd = new_row_rstd()
+        partial = new_partial()
         launch_1(
             stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, row_rstd.data_ptr(), size_m, size_n,
             dy_stride_m, x_stride_m, dh_stride_m, eps, offset,

@@ -94,8 +94,8 @@ def _timex(w: Tensor, k: Tensor, eps: float = 0.0) -> Tensor:
     prepared = _prepared_forward(layout)
     if prepared is None or not (w_ptr and k_ptr):
         return FORWARD.call(layout, (w, k), (eps,))
-    launch, stream, empty_like = prepared
-    out = empty_like(k)
+    launch, stream, (new_out,) = prepared
+    out = new_out()
     launch(stream(device_index), w_ptr, k_ptr, out.data_ptr(), eps)
     return out
 
@@ -193,9 +193,9 @@ def _timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]
     prepared = _prepared_backward(layout)
     if prepared is None or not (gout_ptr and w_ptr and k_ptr):
         return BACKWARD.call(layout, (gout, w, k), ())
-    launch, stream, empty_like = prepared
-    gw = empty_like(w)
-    gk = empty_like(gout)
+    launch, stream, (new_gw, new_gk) = prepared
+    gw = new_gw()
+    gk = new_gk()
     launch(stream(device_index), gout_ptr, w_ptr, k_ptr, gw.data_ptr(), gk.data_ptr())
     return gw, gk
 

@@ -12,7 +12,7 @@ from .._runtime.device import KernelFile
 from .._runtime.rows import Call, Run, SafeRow
 
 # What this file and the runtime must agree on.
-FORMAT = 1
+FORMAT = 2
 
 
 def naive_1(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:

@@ -203,18 +203,9 @@ def _wkv6(
             (scale,),
             (return_final_state, decay_form),
         )
-    launch, stream, empty_like = prepared
-    y = empty_like(v)
-    final_state = (
-        torch.empty(
-            (
-                r.shape[-4] if cu_seqlens is None else cu_seqlens.shape[0] - 1, r.shape[-2],
-                r.shape[-1], v.shape[-1],
-            ),
-            dtype=torch.float32, device=r.device,
-        )
-        if return_final_state else None
-    )
+    launch, stream, (new_y, new_final_state) = prepared
+    y = new_y()
+    final_state = None if new_final_state is None else new_final_state()
     launch(
         stream(device_index), r_ptr, k_ptr, v_ptr, w_ptr, u_ptr, initial_state_ptr, cu_seqlens_ptr,
         y.data_ptr(), 0 if final_state is None else final_state.data_ptr(), scale,

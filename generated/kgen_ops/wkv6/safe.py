@@ -14,7 +14,7 @@ from .._runtime.device import KernelFile
 from .._runtime.rows import Call, Run, SafeRow
 
 # What this file and the runtime must agree on.
-FORMAT = 1
+FORMAT = 2
 
 
 def naive_1(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
@@ -43,14 +43,13 @@ def naive_1(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
         "wkv6_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
     )
     grid_x = ceil_div(size_n * size_h * size_v, 64)
+    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
         y: int, final_state: int, scale: float,
     ) -> None:
-        states = torch.empty(
-            size_n * size_h * size_k * size_v, dtype=torch.float32, device=file.device,
-        )
+        states = new_states()
         launch(
             stream, grid_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens, y, final_state,
             states.data_ptr(), 0, size_n, size_t, size_h, size_k, size_v, r_stride_b, r_stride_t,
@@ -87,14 +86,13 @@ def naive_2(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
         "wkv6_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
     )
     grid_x = ceil_div(size_n * size_h * size_v, 64)
+    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
         y: int, final_state: int, scale: float,
     ) -> None:
-        states = torch.empty(
-            size_n * size_h * size_k * size_v, dtype=torch.float32, device=file.device,
-        )
+        states = new_states()
         launch(
             stream, grid_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens, y, final_state,
             states.data_ptr(), 4, size_n, size_t, size_h, size_k, size_v, r_stride_b, r_stride_t,
@@ -131,14 +129,13 @@ def naive_3(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
         "wkv6_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
     )
     grid_x = ceil_div(size_n * size_h * size_v, 64)
+    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
         y: int, final_state: int, scale: float,
     ) -> None:
-        states = torch.empty(
-            size_n * size_h * size_k * size_v, dtype=torch.float32, device=file.device,
-        )
+        states = new_states()
         launch(
             stream, grid_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens, y, final_state,
             states.data_ptr(), 8, size_n, size_t, size_h, size_k, size_v, r_stride_b, r_stride_t,

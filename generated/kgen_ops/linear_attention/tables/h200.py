@@ -14,7 +14,7 @@ from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Run
 
 # What this file and the runtime must agree on.
-FORMAT = 1
+FORMAT = 2
 
 
 def parallel_chunks_1_fits(call: Call) -> bool:
@@ -79,20 +79,16 @@ def parallel_chunks_1(file: KernelFile, call: Call) -> Run:
         smem=87040,
     )
     grid_2_x = size_b * size_h * 3 * ceil_div(size_t, 64)
+    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 128 * 128, torch.bfloat16)
+    new_gradients = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 128 * 128, torch.bfloat16)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        states = torch.empty(
-            size_b * size_h * ceil_div(size_t, 64) * 128 * 128, dtype=torch.bfloat16,
-            device=file.device,
-        )
-        gradients = torch.empty(
-            size_b * size_h * ceil_div(size_t, 64) * 128 * 128, dtype=torch.bfloat16,
-            device=file.device,
-        )
+        states = new_states()
+        gradients = new_gradients()
         launch_1(
             stream, grid_1_x, 1, 1, gout, q, k, v, initial_state, gfinal_state, gfinal_key_sum,
             states.data_ptr(), gradients.data_ptr(), ginitial_state, ginitial_key_sum, size_h,
@@ -171,15 +167,14 @@ def chunked_1(file: KernelFile, call: Call) -> Run:
         smem=30720,
     )
     grid_2_x = size_b * size_h * 3 * 1
+    new_parts = file.scratch(3 * size_b * size_h * 0 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        parts = torch.empty(
-            3 * size_b * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device,
-        )
+        parts = new_parts()
         launch_1(
             stream, grid_1_x, 1, 1, gout, q, k, v, parts.data_ptr(), size_h, size_t, gout_stride_b,
             gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b,
@@ -260,18 +255,16 @@ def scanned_1(file: KernelFile, call: Call) -> Run:
         smem=49664,
     )
     grid_3_x = size_b * size_h * 6 * 16
+    new_state_parts = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
+    new_gradient_parts = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        state_parts = torch.empty(
-            size_b * size_h * 15 * 64 * 64, dtype=torch.float32, device=file.device,
-        )
-        gradient_parts = torch.empty(
-            size_b * size_h * 15 * 64 * 64, dtype=torch.float32, device=file.device,
-        )
+        state_parts = new_state_parts()
+        gradient_parts = new_gradient_parts()
         launch_1(
             stream, grid_1_x, 1, 1, gout, q, k, v, state_parts.data_ptr(),
             gradient_parts.data_ptr(), size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
@@ -357,18 +350,16 @@ def scanned_2(file: KernelFile, call: Call) -> Run:
         smem=48128,
     )
     grid_3_x = size_b * size_h * 8 * 8
+    new_state_parts = file.scratch(size_b * size_h * 7 * 72 * 40, torch.float32)
+    new_gradient_parts = file.scratch(size_b * size_h * 7 * 72 * 40, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        state_parts = torch.empty(
-            size_b * size_h * 7 * 72 * 40, dtype=torch.float32, device=file.device,
-        )
-        gradient_parts = torch.empty(
-            size_b * size_h * 7 * 72 * 40, dtype=torch.float32, device=file.device,
-        )
+        state_parts = new_state_parts()
+        gradient_parts = new_gradient_parts()
         launch_1(
             stream, grid_1_x, 1, 1, gout, q, k, v, state_parts.data_ptr(),
             gradient_parts.data_ptr(), size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
@@ -452,15 +443,14 @@ def chunked_2(file: KernelFile, call: Call) -> Run:
         smem=57856,
     )
     grid_2_x = size_b * size_h * 3 * 1
+    new_parts = file.scratch(3 * size_b * size_h * 0 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        parts = torch.empty(
-            3 * size_b * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device,
-        )
+        parts = new_parts()
         launch_1(
             stream, grid_1_x, 1, 1, gout, q, k, v, parts.data_ptr(), size_h, size_t, gout_stride_b,
             gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b,
@@ -541,18 +531,16 @@ def scanned_3(file: KernelFile, call: Call) -> Run:
         smem=57856,
     )
     grid_3_x = size_b * size_h * 3 * 16
+    new_state_parts = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
+    new_gradient_parts = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        state_parts = torch.empty(
-            size_b * size_h * 15 * 64 * 64, dtype=torch.float32, device=file.device,
-        )
-        gradient_parts = torch.empty(
-            size_b * size_h * 15 * 64 * 64, dtype=torch.float32, device=file.device,
-        )
+        state_parts = new_state_parts()
+        gradient_parts = new_gradient_parts()
         launch_1(
             stream, grid_1_x, 1, 1, gout, q, k, v, state_parts.data_ptr(),
             gradient_parts.data_ptr(), size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
@@ -638,18 +626,16 @@ def scanned_4(file: KernelFile, call: Call) -> Run:
         smem=107008,
     )
     grid_3_x = size_b * size_h * 3 * 8
+    new_state_parts = file.scratch(size_b * size_h * 7 * 128 * 128, torch.float32)
+    new_gradient_parts = file.scratch(size_b * size_h * 7 * 128 * 128, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        state_parts = torch.empty(
-            size_b * size_h * 7 * 128 * 128, dtype=torch.float32, device=file.device,
-        )
-        gradient_parts = torch.empty(
-            size_b * size_h * 7 * 128 * 128, dtype=torch.float32, device=file.device,
-        )
+        state_parts = new_state_parts()
+        gradient_parts = new_gradient_parts()
         launch_1(
             stream, grid_1_x, 1, 1, gout, q, k, v, state_parts.data_ptr(),
             gradient_parts.data_ptr(), size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
@@ -733,15 +719,14 @@ def chunked_3(file: KernelFile, call: Call) -> Run:
         smem=71680,
     )
     grid_2_x = size_b * size_h * 3 * 1
+    new_parts = file.scratch(3 * size_b * size_h * 0 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        parts = torch.empty(
-            3 * size_b * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device,
-        )
+        parts = new_parts()
         launch_1(
             stream, grid_1_x, 1, 1, gout, q, k, v, parts.data_ptr(), size_h, size_t, gout_stride_b,
             gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b,
@@ -806,13 +791,15 @@ def chunked_4(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(128, 1, 1), smem=65536,
     )
     grid_2_x = size_b * size_h * 1 * 1
+    new_parts = file.scratch(size_b * size_h * 0 * 64 * 64, torch.float32)
+    new_key_parts = file.scratch(size_b * size_h * 0 * 64, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = torch.empty(size_b * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device)
-        key_parts = torch.empty(size_b * size_h * 0 * 64, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        key_parts = new_key_parts()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
@@ -874,15 +861,13 @@ def parallel_chunks_2(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppqqqqqqqqqqqqqqf", block=(256, 1, 1), smem=139264,
     )
     grid_2_x = size_b * size_h * 1 * ceil_div(size_t, 128)
+    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 128) * 128 * 128, torch.bfloat16)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        states = torch.empty(
-            size_b * size_h * ceil_div(size_t, 128) * 128 * 128, dtype=torch.bfloat16,
-            device=file.device,
-        )
+        states = new_states()
         launch_1(
             stream, grid_1_x, 1, 1, q, k, v, initial_state, states.data_ptr(), final_state, size_h,
             size_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t,
@@ -998,13 +983,15 @@ def scanned_5(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(128, 1, 1), smem=44032,
     )
     grid_3_x = size_b * size_h * 1 * 32
+    new_parts = file.scratch(size_b * size_h * 31 * 64 * 64, torch.float32)
+    new_key_parts = file.scratch(size_b * size_h * 31 * 64, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = torch.empty(size_b * size_h * 31 * 64 * 64, dtype=torch.float32, device=file.device)
-        key_parts = torch.empty(size_b * size_h * 31 * 64, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        key_parts = new_key_parts()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
@@ -1070,13 +1057,15 @@ def scanned_6(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(32, 1, 1), smem=34816,
     )
     grid_3_x = size_b * size_h * 3 * 8
+    new_parts = file.scratch(size_b * size_h * 7 * 72 * 40, torch.float32)
+    new_key_parts = file.scratch(size_b * size_h * 7 * 72, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = torch.empty(size_b * size_h * 7 * 72 * 40, dtype=torch.float32, device=file.device)
-        key_parts = torch.empty(size_b * size_h * 7 * 72, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        key_parts = new_key_parts()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
@@ -1142,13 +1131,15 @@ def chunked_5(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(256, 1, 1), smem=191488,
     )
     grid_2_x = size_b * size_h * 1 * 1
+    new_parts = file.scratch(size_b * size_h * 0 * 64 * 64, torch.float32)
+    new_key_parts = file.scratch(size_b * size_h * 0 * 64, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = torch.empty(size_b * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device)
-        key_parts = torch.empty(size_b * size_h * 0 * 64, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        key_parts = new_key_parts()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
@@ -1210,13 +1201,15 @@ def scanned_7(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(128, 1, 1), smem=57856,
     )
     grid_3_x = size_b * size_h * 1 * 32
+    new_parts = file.scratch(size_b * size_h * 31 * 64 * 64, torch.float32)
+    new_key_parts = file.scratch(size_b * size_h * 31 * 64, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = torch.empty(size_b * size_h * 31 * 64 * 64, dtype=torch.float32, device=file.device)
-        key_parts = torch.empty(size_b * size_h * 31 * 64, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        key_parts = new_key_parts()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
@@ -1282,15 +1275,15 @@ def scanned_8(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(256, 1, 1), smem=80896,
     )
     grid_3_x = size_b * size_h * 1 * 16
+    new_parts = file.scratch(size_b * size_h * 15 * 128 * 128, torch.float32)
+    new_key_parts = file.scratch(size_b * size_h * 15 * 128, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = torch.empty(
-            size_b * size_h * 15 * 128 * 128, dtype=torch.float32, device=file.device,
-        )
-        key_parts = torch.empty(size_b * size_h * 15 * 128, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        key_parts = new_key_parts()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
@@ -1356,13 +1349,15 @@ def chunked_6(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(128, 1, 1), smem=119808,
     )
     grid_2_x = size_b * size_h * 1 * 1
+    new_parts = file.scratch(size_b * size_h * 0 * 64 * 64, torch.float32)
+    new_key_parts = file.scratch(size_b * size_h * 0 * 64, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = torch.empty(size_b * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device)
-        key_parts = torch.empty(size_b * size_h * 0 * 64, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        key_parts = new_key_parts()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,

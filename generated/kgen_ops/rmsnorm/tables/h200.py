@@ -16,7 +16,7 @@ from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Rule, Run, always
 
 # What this file and the runtime must agree on.
-FORMAT = 1
+FORMAT = 2
 
 
 def bulk_rows_1_fits(call: Call) -> bool:
@@ -47,12 +47,13 @@ def bulk_rows_1(file: KernelFile, call: Call) -> Run:
     grid_1_x = min(size_m, 132)
     launch_2 = file.launcher("rmsnorm_backward_weight", "ppq", block=(512, 1, 1), smem=0)
     number_2_2 = min(size_m, 132)
+    new_partial = file.scratch(8192 * min(size_m, 132), torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        partial = torch.empty(8192 * min(size_m, 132), dtype=torch.float32, device=file.device)
+        partial = new_partial()
         launch_1(
             stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, partial.data_ptr(), size_m, dy_stride_m,
             x_stride_m, dh_stride_m, eps, offset,
@@ -87,12 +88,13 @@ def bulk_rows_2(file: KernelFile, call: Call) -> Run:
     grid_1_x = min(size_m, 132)
     launch_2 = file.launcher("rmsnorm_backward_weight", "ppq", block=(512, 1, 1), smem=0)
     number_2_2 = min(size_m, 132)
+    new_partial = file.scratch(8192 * min(size_m, 132), torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        partial = torch.empty(8192 * min(size_m, 132), dtype=torch.float32, device=file.device)
+        partial = new_partial()
         launch_1(
             stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, partial.data_ptr(), size_m, dy_stride_m,
             x_stride_m, 0, eps, offset,
@@ -125,13 +127,15 @@ def two_passes_1(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher("rmsnorm_backward_rows", "pppppqqff", block=(512, 1, 1), smem=0)
     launch_2 = file.launcher("rmsnorm_backward_tiles", "pppppppqqqqf", block=(256, 1, 1), smem=0)
     launch_3 = file.launcher("rmsnorm_backward_weight", "pp", block=(512, 1, 1), smem=0)
+    new_known = file.scratch(2 * size_m, torch.float32)
+    new_partial = file.scratch(1048576, torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        known = torch.empty(2 * size_m, dtype=torch.float32, device=file.device)
-        partial = torch.empty(1048576, dtype=torch.float32, device=file.device)
+        known = new_known()
+        partial = new_partial()
         launch_1(
             stream, size_m, 1, 1, dy, x, w, rstd, known.data_ptr(), dy_stride_m, x_stride_m, eps,
             offset,
@@ -170,12 +174,13 @@ def bulk_rows_3(file: KernelFile, call: Call) -> Run:
     grid_1_x = min(size_m, 132)
     launch_2 = file.launcher("rmsnorm_backward_weight", "ppq", block=(512, 1, 1), smem=0)
     number_2_2 = min(size_m, 132)
+    new_partial = file.scratch(32768 * min(size_m, 132), torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        partial = torch.empty(32768 * min(size_m, 132), dtype=torch.float32, device=file.device)
+        partial = new_partial()
         launch_1(
             stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, partial.data_ptr(), size_m, dy_stride_m,
             x_stride_m, 0, eps, offset,
@@ -208,12 +213,13 @@ def rows_in_registers_1(file: KernelFile, call: Call) -> Run:
     grid_1_x = min(size_m, 264)
     launch_2 = file.launcher("rmsnorm_backward_weight", "ppq", block=(512, 1, 1), smem=0)
     number_2_2 = min(size_m, 264)
+    new_partial = file.scratch(5003 * min(size_m, 264), torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        partial = torch.empty(5003 * min(size_m, 264), dtype=torch.float32, device=file.device)
+        partial = new_partial()
         launch_1(
             stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, partial.data_ptr(), size_m, dy_stride_m,
             x_stride_m, 0, eps, offset,
@@ -248,12 +254,13 @@ def bulk_rows_4(file: KernelFile, call: Call) -> Run:
     grid_1_x = min(size_m, 264)
     launch_2 = file.launcher("rmsnorm_backward_weight", "ppq", block=(512, 1, 1), smem=0)
     number_2_2 = min(size_m, 264)
+    new_partial = file.scratch(4096 * min(size_m, 264), torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        partial = torch.empty(4096 * min(size_m, 264), dtype=torch.float32, device=file.device)
+        partial = new_partial()
         launch_1(
             stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, partial.data_ptr(), size_m, dy_stride_m,
             x_stride_m, 0, eps, offset,
@@ -288,12 +295,13 @@ def bulk_rows_5(file: KernelFile, call: Call) -> Run:
     grid_1_x = min(size_m, 396)
     launch_2 = file.launcher("rmsnorm_backward_weight", "ppq", block=(512, 1, 1), smem=0)
     number_2_2 = min(size_m, 396)
+    new_partial = file.scratch(8192 * min(size_m, 396), torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        partial = torch.empty(8192 * min(size_m, 396), dtype=torch.float32, device=file.device)
+        partial = new_partial()
         launch_1(
             stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, partial.data_ptr(), size_m, dy_stride_m,
             x_stride_m, 0, eps, offset,
@@ -328,14 +336,13 @@ def rows_in_registers_2(file: KernelFile, call: Call) -> Run:
     grid_1_x = min(ceil_div(size_m, 16), 660)
     launch_2 = file.launcher("rmsnorm_backward_weight", "ppq", block=(512, 1, 1), smem=0)
     number_2_2 = min(ceil_div(size_m, 16), 660)
+    new_partial = file.scratch(128 * min(ceil_div(size_m, 16), 660), torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        partial = torch.empty(
-            128 * min(ceil_div(size_m, 16), 660), dtype=torch.float32, device=file.device,
-        )
+        partial = new_partial()
         launch_1(
             stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, partial.data_ptr(), size_m, dy_stride_m,
             x_stride_m, 0, eps, offset,
@@ -370,12 +377,13 @@ def bulk_rows_6(file: KernelFile, call: Call) -> Run:
     grid_1_x = min(size_m, 264)
     launch_2 = file.launcher("rmsnorm_backward_weight", "ppq", block=(512, 1, 1), smem=0)
     number_2_2 = min(size_m, 264)
+    new_partial = file.scratch(4096 * min(size_m, 264), torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        partial = torch.empty(4096 * min(size_m, 264), dtype=torch.float32, device=file.device)
+        partial = new_partial()
         launch_1(
             stream, grid_1_x, 1, 1, dy, x, w, rstd, dh, dx, partial.data_ptr(), size_m, dy_stride_m,
             x_stride_m, 0, eps, offset,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..._runtime.rows import Gpu
 
 # What this file and the runtime must agree on.
-FORMAT = 1
+FORMAT = 2
 
 GPUS = (
     Gpu(

@@ -12,7 +12,7 @@ from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Rule, Run
 
 # What this file and the runtime must agree on.
-FORMAT = 1
+FORMAT = 2
 
 
 def toeplitz_mma_1_fits(call: Call) -> bool:

@@ -12,7 +12,7 @@ from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Run
 
 # What this file and the runtime must agree on.
-FORMAT = 1
+FORMAT = 2
 
 
 def block_per_head_1_fits(call: Call) -> bool:
@@ -128,13 +128,15 @@ def chunked_1(file: KernelFile, call: Call) -> Run:
         "wkv6_forward", "pppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=108304,
     )
     grid_2_x = size_n * size_h * 1 * 8
+    new_parts = file.scratch(size_n * size_h * 7 * 64 * 64, torch.float32)
+    new_decays = file.scratch(size_n * size_h * 7 * 64, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
         y: int, final_state: int, scale: float,
     ) -> None:
-        parts = torch.empty(size_n * size_h * 7 * 64 * 64, dtype=torch.float32, device=file.device)
-        decays = torch.empty(size_n * size_h * 7 * 64, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        decays = new_decays()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, w, parts.data_ptr(), decays.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
@@ -202,13 +204,15 @@ def chunked_2(file: KernelFile, call: Call) -> Run:
         "wkv6_forward", "pppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=53392,
     )
     grid_2_x = size_n * size_h * 1 * 1
+    new_parts = file.scratch(size_n * size_h * 0 * 64 * 64, torch.float32)
+    new_decays = file.scratch(size_n * size_h * 0 * 64, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
         y: int, final_state: int, scale: float,
     ) -> None:
-        parts = torch.empty(size_n * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device)
-        decays = torch.empty(size_n * size_h * 0 * 64, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        decays = new_decays()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, w, parts.data_ptr(), decays.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
@@ -276,13 +280,15 @@ def chunked_3(file: KernelFile, call: Call) -> Run:
         "wkv6_forward", "pppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=108304,
     )
     grid_2_x = size_n * size_h * 1 * 1
+    new_parts = file.scratch(size_n * size_h * 0 * 64 * 64, torch.float32)
+    new_decays = file.scratch(size_n * size_h * 0 * 64, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
         y: int, final_state: int, scale: float,
     ) -> None:
-        parts = torch.empty(size_n * size_h * 0 * 64 * 64, dtype=torch.float32, device=file.device)
-        decays = torch.empty(size_n * size_h * 0 * 64, dtype=torch.float32, device=file.device)
+        parts = new_parts()
+        decays = new_decays()
         launch_1(
             stream, grid_1_x, 1, 1, k, v, w, parts.data_ptr(), decays.data_ptr(), size_h, size_t,
             k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
