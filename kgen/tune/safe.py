@@ -41,6 +41,7 @@ class _Claim:
     known: Record | None = None
     outcome: TrialOutcome | None = None
     proof: Future[Proof] | None = None
+    settled: SafeResult | None = None
 
     @property
     def dtypes(self) -> Mapping[str, str]:
@@ -62,14 +63,17 @@ class SafeCertificates:
         """Build and run all, and start the host runs.
 
         Raises:
-            TuneError: If one does not build: the library would have nothing to fall back on.
+            TuneError: If one does not build or is wrong: the library would have nothing to fall
+                back on.
         """
         # Builds and host runs go on side by side, so all start before the first is waited for.
         self._session = session
         claims = [_looked_up(session, claim) for claim in _built(session)]
         outcomes = _outcomes(session, prover, [c for c in claims if c.needs_a_run])
         self._claims = [
-            _with_proof_started(session, prover, replace(c, outcome=next(outcomes)))
+            _settled_if_it_can(
+                session, _with_proof_started(session, prover, replace(c, outcome=next(outcomes)))
+            )
             if c.needs_a_run
             else c
             for c in claims
@@ -88,7 +92,9 @@ class SafeCertificates:
             TuneError: If one is wrong.
         """
         if self._results is None:
-            self._results = tuple(_settled(self._session, claim) for claim in self._claims)
+            self._results = tuple(
+                claim.settled or _settled(self._session, claim) for claim in self._claims
+            )
         return self._results
 
 
@@ -206,6 +212,13 @@ def _with_proof_started(session: Session, prover: HostProver, claim: _Claim) -> 
         return claim
     proof = prover.start(claim.rendered, variant, config, session.pass_name, claim.problem)
     return replace(claim, proof=proof)
+
+
+def _settled_if_it_can(session: Session, claim: _Claim) -> _Claim:
+    """Write a certificate down at once if no host run belongs to it: a tune that is ended meanwhile
+    has so many fewer to make again.
+    """
+    return claim if claim.proof is not None else replace(claim, settled=_settled(session, claim))
 
 
 def _settled(session: Session, claim: _Claim) -> SafeResult:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
+from itertools import repeat
+from typing import cast
 
 import pytest
 
@@ -15,10 +18,12 @@ from kgen.model.digest import digest_of
 from kgen.model.plan import Launch, Plan
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record, Resources
+from kgen.tune import safe
 from kgen.tune.known import still_valid
+from kgen.tune.request import SafeResult
 from kgen.tune.resources import MAX_SPILL_BYTES, resource_refusal
 from kgen.tune.safe import safe_dims
-from kgen.worker import select, trial_key
+from kgen.worker import HostProver, Session, TrialOutcome, select, trial_key
 from kgen.worker.select import select_gpu
 
 H200 = profile_named("h200")
@@ -62,6 +67,37 @@ def test_safe_kernels_are_certified_at_ragged_extents_of_what_does_not_repeat() 
     # Not said: the first dims are few, so that five dims are no billion elements.
     silent = replace(open_catalogue().entry("linear_attention").operator, repeats=())
     assert [extent for _, extent in safe_dims(silent)] == [3, 3, 67, 67, 67]
+
+
+def test_certificates_that_wait_for_no_host_run_are_written_down_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tune that is ended during the host runs need not make them again."""
+    written: list[str] = []
+
+    def claim(name: str) -> safe._Claim:
+        rendered = Rendered(name, name, name)
+        artifact = Artifact("cubin", "path", "key", (), 0.1)
+        return safe._Claim(Problem((), ()), rendered, artifact, name, name == "pair")
+
+    def started(session: object, prover: object, one: safe._Claim) -> safe._Claim:
+        return replace(one, proof=Future()) if one.shows_a_pair else one
+
+    def settled(session: object, one: safe._Claim) -> SafeResult:
+        written.append(one.key)
+        return cast(SafeResult, one.key)
+
+    monkeypatch.setattr(safe, "_built", lambda session: [claim("pair"), claim("source")])
+    monkeypatch.setattr(safe, "_looked_up", lambda session, one: one)
+    outcome = TrialOutcome(Fate.VERIFIED, "")
+    monkeypatch.setattr(safe, "_outcomes", lambda session, prover, claims: repeat(outcome))
+    monkeypatch.setattr(safe, "_with_proof_started", started)
+    monkeypatch.setattr(safe, "_settled", settled)
+    certificates = safe.SafeCertificates(cast(Session, None), cast(HostProver, None))
+    assert written == ["source"]
+    assert not certificates.done
+    assert [str(result) for result in certificates.results()] == ["pair", "source"]
+    assert sorted(written) == ["pair", "source"], "each is written once"
 
 
 def test_which_device_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
