@@ -22,9 +22,7 @@ FORMAT = 2
 def bulk_rows_1_fits(call: Call) -> bool:
     """Whether a call may use bulk_rows_1."""
     return (
-        call.M > 0
-        and call.M > 264
-        and call.x_ptr % 16 == 0
+        call.x_ptr % 16 == 0
         and call.dy_ptr % 16 == 0
         and call.dx_ptr % 16 == 0
         and call.dh_ptr % 16 == 0
@@ -66,9 +64,7 @@ def bulk_rows_1(file: KernelFile, call: Call) -> Run:
 def bulk_rows_2_fits(call: Call) -> bool:
     """Whether a call may use bulk_rows_2."""
     return (
-        call.M > 0
-        and call.M > 264
-        and call.x_ptr % 16 == 0
+        call.x_ptr % 16 == 0
         and call.dy_ptr % 16 == 0
         and call.dx_ptr % 16 == 0
         and call.w_ptr % 16 == 0
@@ -152,9 +148,7 @@ def two_passes_1(file: KernelFile, call: Call) -> Run:
 def bulk_rows_3_fits(call: Call) -> bool:
     """Whether a call may use bulk_rows_3."""
     return (
-        call.M > 0
-        and call.M > 264
-        and call.x_ptr % 16 == 0
+        call.x_ptr % 16 == 0
         and call.dy_ptr % 16 == 0
         and call.dx_ptr % 16 == 0
         and call.w_ptr % 16 == 0
@@ -193,8 +187,7 @@ def bulk_rows_3(file: KernelFile, call: Call) -> Run:
 def rows_in_registers_1_fits(call: Call) -> bool:
     """Whether a call may use rows_in_registers_1."""
     return (
-        call.M > 132
-        and call.x_ptr % 16 == 0
+        call.x_ptr % 16 == 0
         and call.dy_ptr % 16 == 0
         and call.dx_ptr % 16 == 0
         and ((call.x_stride_M - 5003) % 8 == 0 or call.M <= 1)
@@ -232,9 +225,7 @@ def rows_in_registers_1(file: KernelFile, call: Call) -> Run:
 def bulk_rows_4_fits(call: Call) -> bool:
     """Whether a call may use bulk_rows_4."""
     return (
-        call.M > 132
-        and call.M > 528
-        and call.x_ptr % 16 == 0
+        call.x_ptr % 16 == 0
         and call.dy_ptr % 16 == 0
         and call.dx_ptr % 16 == 0
         and call.w_ptr % 16 == 0
@@ -273,9 +264,7 @@ def bulk_rows_4(file: KernelFile, call: Call) -> Run:
 def bulk_rows_5_fits(call: Call) -> bool:
     """Whether a call may use bulk_rows_5."""
     return (
-        call.M > 264
-        and call.M > 792
-        and call.x_ptr % 16 == 0
+        call.x_ptr % 16 == 0
         and call.dy_ptr % 16 == 0
         and call.dx_ptr % 16 == 0
         and call.w_ptr % 16 == 0
@@ -314,9 +303,7 @@ def bulk_rows_5(file: KernelFile, call: Call) -> Run:
 def rows_in_registers_2_fits(call: Call) -> bool:
     """Whether a call may use rows_in_registers_2."""
     return (
-        call.M >= 4224
-        and call.M > 8448
-        and call.x_ptr % 16 == 0
+        call.x_ptr % 16 == 0
         and call.dy_ptr % 16 == 0
         and call.dx_ptr % 16 == 0
         and ((call.x_stride_M - 128) % 8 == 0 or call.M <= 1)
@@ -355,9 +342,7 @@ def rows_in_registers_2(file: KernelFile, call: Call) -> Run:
 def bulk_rows_6_fits(call: Call) -> bool:
     """Whether a call may use bulk_rows_6."""
     return (
-        call.M > 132
-        and call.M > 528
-        and call.x_ptr % 16 == 0
+        call.x_ptr % 16 == 0
         and call.dy_ptr % 16 == 0
         and call.dx_ptr % 16 == 0
         and call.w_ptr % 16 == 0
