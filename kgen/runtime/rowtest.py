@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from .arguments import ABSENT, ROUNDS, TORCH_DTYPES, Argument, Signature
-from .dispatch import DispatchError, Pass
+from .dispatch import Pass
+from .ladder import DispatchError
 from .problems import contiguous_call
 from .rows import Row
 

@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 
 from .arguments import complete_dtypes
-from .dispatch import DispatchError, Pass
+from .dispatch import Pass
 from .integrity import LEAST_TORCH, MANIFEST, IntegrityError, content_hash, cubin_sm, damages
+from .ladder import DispatchError
 from .problems import Explanation
 from .rows import Gpu, Row, SafeRow
 from .rowtest import compare_rows, is_served

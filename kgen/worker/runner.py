@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from kgen.launch import Module, open_device
 from kgen.launch.host import HostDevice
 from kgen.measure.clocks import clocks
 from kgen.measure.compare import Comparison, compare
-from kgen.measure.memory import cache_state, copy_bandwidth, sets_for
+from kgen.measure.memory import copy_bandwidth
 from kgen.measure.timing import BUDGETS, measure
 from kgen.model.plan import Workspace, make_plan
 from kgen.model.problem import Problem
@@ -22,6 +21,15 @@ from kgen.model.record import Evidence, Fate, Tried
 from kgen.operators.base import Operator
 from kgen.runtime.launcher import provide_extension
 from kgen.verify import LAUNCHES, PROOF_SIZES, Fixture, Sizes, Verdict, verify
+from kgen.worker.binding import (
+    Call,
+    Tensors,
+    admission,
+    bind,
+    bind_sets,
+    buffer_sets,
+    shared_scratch,
+)
 from kgen.worker.calling import cost_of_calls
 from kgen.worker.facts import (
     clock_texts,
@@ -48,9 +56,6 @@ from kgen.worker.messages import (
 )
 from kgen.worker.peers import peer_calls
 from kgen.worker.tracing import KERNEL, LIBRARY_CALL, traced
-
-Tensors = dict[str, torch.Tensor]
-Call = Callable[[], None]
 
 FINAL_ROUNDS = 41
 FINAL_BUDGET_MS = 800.0  # of all finalists and peers together
@@ -278,29 +283,24 @@ class Runner:
 
     def _verify(self, fixture: Fixture, module: Module, trial: Trial) -> Verdict:
         candidate = trial.candidate
-        guards = [rule.condition for rule in candidate.variant.guards]
-        fixed: dict[str, object] = {**self._gpu.names, **candidate.config.as_dict()}
         pass_ = self._operator.signature.pass_named(trial.pass_name)
-
-        def admits(numbers: Mapping[str, int | str], tensors: Mapping[str, torch.Tensor]) -> bool:
-            pointers = dict.fromkeys((f"{t.name}_ptr" for t in pass_.tensors), 0)
-            pointers |= {f"{name}_ptr": t.data_ptr() for name, t in tensors.items()}
-            env = {**fixed, **numbers, **pointers}
-            return all(guard(env) for guard in guards)
 
         def workspaces(problem: Problem) -> Sequence[Workspace]:
             return make_plan(candidate.variant, candidate.config, problem, self._gpu).workspaces
 
-        def bind(tensors: Mapping[str, torch.Tensor]) -> Call:
-            return self._bind(module, candidate, trial.pass_name, trial.problem, tensors)
+        def bound(tensors: Mapping[str, torch.Tensor]) -> Call:
+            return bind(
+                module, candidate, self._operator, self._gpu, trial.pass_name, trial.problem,
+                tensors,
+            )
 
         try:
             return verify(
                 fixture,
-                bind,
+                bound,
                 trial.level,
                 workspaces=workspaces,
-                admits=admits,
+                admits=admission(candidate, self._gpu, pass_),
                 constants=candidate.variant.constants,
                 seed=trial.seeds[1] if trial.seeds else None,
                 bitwise=not candidate.variant.nondeterministic,
@@ -354,100 +354,24 @@ class Runner:
             return ""
         return f" (limit on device memory: {self._memory_bytes / 2**30:.3g} GiB)"
 
-    def _bind(
-        self,
-        module: Module,
-        candidate: Candidate,
-        pass_name: str,
-        problem: Problem,
-        tensors: Mapping[str, torch.Tensor],
-    ) -> Callable[[], None]:
-        """Bind a candidate to tensors, whose extents may differ from the problem's."""
-        numbers = self._numbers(pass_name, problem, tensors)
-        dims = tuple((name, int(numbers[name])) for name, _ in problem.dims)
-        its_own = Problem(dims, problem.dtypes)
-        plan = make_plan(candidate.variant, candidate.config, its_own, self._gpu)
-        return module.bind(plan, {**self._absent(pass_name, problem), **tensors}, numbers)
-
-    def _absent(self, pass_name: str, problem: Problem) -> dict[str, None]:
-        """The tensors that a problem leaves out."""
-        pass_ = self._operator.signature.pass_named(pass_name)
-        present = problem.present(pass_).tensors
-        return {t.name: None for t in pass_.tensors if t not in present}
-
-    def _numbers(
-        self, pass_name: str, problem: Problem, tensors: Mapping[str, torch.Tensor]
-    ) -> dict[str, int | float]:
-        """Scalars, dims and strides of a call, by the names that kernels take them by."""
-        pass_ = self._operator.signature.pass_named(pass_name)
-        numbers: dict[str, int | float] = {
-            **self._operator.scalars(pass_name),
-            **dict(problem.dims),
-        }
-        for declared in pass_.tensors:
-            tensor = tensors.get(declared.name)
-            for i, dim in enumerate(declared.dims):
-                if tensor is not None:
-                    name = dim.removesuffix(" + 1")
-                    numbers[name] = tensor.shape[i] - (name != dim)
-                if dim in declared.free_strides:
-                    stride = 0 if tensor is None else tensor.stride(i)
-                    numbers[f"{declared.name}_stride_{dim}"] = stride
-        implied = self._operator.signature.implied(dict(problem.dtypes))
-        if implied is not None:
-            numbers[implied[0]] = numbers.get(implied[1], 1)
-        return numbers
-
     def _calls(
         self, module: Module, candidate: Candidate, pass_name: str, problem: Problem
     ) -> list[Call]:
         """One bound call per buffer set."""
         plan = make_plan(candidate.variant, candidate.config, problem, self._gpu)
-        numbers: dict[str, int | float] = {}
-        # One for all sets: an allocator, too, gives the next call the last one's scratch memory.
-        scratch = {
-            w.name: torch.empty(
-                w.elements,
-                dtype=_torch_dtype(problem, w.dtype),
-                device=self._device.torch_device,
-            )
-            for w in plan.workspaces
-        }
-        absent = self._absent(pass_name, problem)
-        calls = []
-        for tensors in self._buffer_sets(pass_name, problem):
-            # All sets have the same extents and strides; there may be hundreds of them.
-            numbers = numbers or self._numbers(pass_name, problem, tensors)
-            calls.append(module.bind(plan, {**absent, **tensors, **scratch}, numbers))
-        return calls
+        # Before the sets: how many there are depends on the memory that is left.
+        scratch = shared_scratch(plan, problem, self._device.torch_device)
+        sets = self._buffer_sets(pass_name, problem)
+        return bind_sets(module, plan, self._operator, pass_name, problem, sets, scratch)
 
     def _buffer_sets(self, pass_name: str, problem: Problem) -> list[Tensors]:
-        """Inputs and outputs of the problem; for cold times in enough copies to overflow L2."""
+        """Those of the current problem; made when they are first asked for."""
         self._fixture_for(pass_name, problem)
         if not self._sets:
-            pass_ = problem.present(self._operator.signature.pass_named(pass_name))
-            bytes_per_set = sum(
-                math.prod(problem.shape(t.dims)) * problem.dtype(t.dtype).itemsize
-                for t in pass_.tensors
+            self._sets, self._cache_state = buffer_sets(
+                self._operator, self._gpu, pass_name, problem, self._l2,
+                self._seed, self._device.torch_device,
             )
-            device = self._device.torch_device
-            memory = self._gpu.memory_bytes
-            if device.type == "cuda":
-                memory = torch.cuda.mem_get_info(device)[0]
-            count = sets_for(self._l2, bytes_per_set, self._gpu.l2_bytes, memory // 2)
-            self._cache_state = cache_state(count, bytes_per_set, self._gpu.l2_bytes)
-            generator = torch.Generator(device=device).manual_seed(self._seed)
-            for _ in range(count):
-                tensors: Tensors = dict(
-                    self._operator.make_inputs(pass_name, problem, "normal", generator, device)
-                )
-                for output in pass_.outputs:
-                    tensors[output.name] = torch.empty(
-                        problem.shape(output.dims),
-                        dtype=_torch_dtype(problem, output.dtype),
-                        device=device,
-                    )
-                self._sets.append(tensors)
         return self._sets
 
     def _occupancy(self, module: Module, candidate: Candidate, problem: Problem) -> float | None:
@@ -478,10 +402,3 @@ class Runner:
             )
             self._current = wanted
         return self._fixture
-
-
-def _torch_dtype(problem: Problem, name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, problem.dtype(name).torch)
-    return dtype
-
-

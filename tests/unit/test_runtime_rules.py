@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kgen.runtime.arguments import Argument, Dim, DTypeField, Signature
-from kgen.runtime.dispatch import Pass, _Table
+from kgen.runtime.ladder import Table, measured
 from kgen.runtime.problems import Explanation
 from kgen.runtime.rows import Call, Row, Rule
 from kgen.runtime.rules import covering, evidence_text, first_fitting, path_text
@@ -48,10 +48,8 @@ RULE = Rule(("bf16",), (("N", 64),), choose, 12, 0.0123, 0.05)
 def choice(b: int, h: int, *, n: int = 64, dtype: str = "bf16", rules: tuple[Rule, ...] = (RULE,),
            rows: tuple[Row, ...] = ROWS) -> tuple[str, str] | None:
     """(step, record) that the ladder arrives at; None: no measured row."""
-    table = _Table(None, True, rows, rules, {})
-    found = Pass("lib.op", "forward", SIGNATURE)._measured(
-        table, (b, h, n), (dtype,), Call(B=b, H=h, N=n)
-    )
+    table = Table(None, True, rows, rules, {})
+    found = measured(SIGNATURE, table, (b, h, n), (dtype,), Call(B=b, H=h, N=n))
     return None if found is None else (found.step, found.row.record)  # type: ignore[union-attr]
 
 

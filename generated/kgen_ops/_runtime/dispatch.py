@@ -1,15 +1,8 @@
-"""From a call to its kernel: the table of the device, the ladder on a miss, the prepared launch.
+"""From a call to its kernel: what is checked, allocated and prepared, and how it is launched.
 
 A pass keeps one prepared launch per combination of shapes, strides, dtypes, device and pointer
 alignment. The generated function of an operator looks it up and calls it; whatever it does not
-find, or cannot serve at speed, comes here.
-
-The ladder: the very problem that was tuned; else what the rule of these dtypes and compiled-in dims
-chooses, which was learnt from measurements (`rules.py`); else the nearest tuned problem whose
-compiled-in dims and dtypes are the call's and whose conditions hold (where products may be rounded:
-else one that does not round them); else the operator's safe variant. The
-table is the device's own, else that of a GPU of the same architecture. Nothing ever falls back
-to eager PyTorch.
+find, or cannot serve at speed, comes here. Which row then serves it, `ladder.py` says.
 """
 
 from __future__ import annotations
@@ -17,9 +10,8 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,7 +19,6 @@ from torch import Tensor
 from .allocation import allocator
 from .arguments import (
     ABSENT,
-    ROUNDS,
     TORCH_DTYPES,
     Bound,
     Signature,
@@ -38,9 +29,9 @@ from .arguments import (
 from .autocast import any_autocast, promoted
 from .gradients import Gradient, refuse_grad
 from .integrity import checked_module
+from .ladder import DispatchError, Table, choose, explanation, lender
 from .problems import Explanation, contiguous_call, not_loaded, problem_text
-from .rows import Call, Gpu, Prepared, Row, Rule, Run, SafeRow, distance
-from .rules import covering, evidence_text, first_fitting, path_text
+from .rows import Call, Gpu, Prepared, Row, Rule, Run, SafeRow
 from .streams import capturing, current_device, raw_stream, stream_getter
 
 if TYPE_CHECKING:
@@ -59,28 +50,6 @@ PLAIN_OR_NONE = PLAIN_TENSORS | {type(None)}
 # The state that sends a call through PyTorch's dispatcher; C functions, 20 ns each.
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 transforms: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
-
-
-class DispatchError(RuntimeError):
-    """No kernel of the library serves the call."""
-
-
-class Choice(NamedTuple):
-    """What the ladder arrived at: a row and the step it stands on."""
-
-    step: str  # "exact", "learnt", "nearest", "safe"
-    row: Row | SafeRow
-    rule: Rule | None = None  # of "learnt"
-
-
-class _Table(NamedTuple):
-    """Rows for one device, and whose they are."""
-
-    gpu: Gpu | None
-    same_gpu: bool
-    rows: tuple[Row, ...]
-    rules: tuple[Rule, ...]
-    facts: Mapping[str, int]
 
 
 class Pass:
@@ -107,7 +76,7 @@ class Pass:
         self.differentiable = differentiable
         self.signature = signature
         self.prepared: dict[Any, Prepared] = {}
-        self._tables: dict[tuple[str, int | None], _Table] = {}
+        self._tables: dict[tuple[str, int | None], Table] = {}
         self._files: dict[tuple[str, str, int | None], KernelFile] = {}
         self._lock = threading.RLock()
 
@@ -232,30 +201,10 @@ class Pass:
             table = self._table_of(device, True, device.facts)
         else:
             table = self._table(device)
-        choice = self._choose(table, tuple(extents.values()), tuple(chosen.values()), call)
-        row = choice.row
-        explanation = Explanation(
-            function=signature.function,
-            problem=problem_text(signature, tuple(extents.values()), tuple(chosen.values())),
-            gpu=table.gpu.name if table.gpu else str(device),
-            same_gpu=table.same_gpu,
-            step=choice.step,
-            config=row.config,
-            kernel=row.kernel,
-            evidence="right for every problem, tuned for none",
-        )
-        if isinstance(row, SafeRow):
-            return explanation._replace(same_gpu=True)
-        explanation = explanation._replace(
-            evidence=row.evidence, record=row.record, median_us=row.median_us,
-            tuned_problem=problem_text(signature, row.dims, row.dtypes),
-        )
-        if choice.rule is None:
-            return explanation
-        return explanation._replace(
-            path=path_text(choice.rule, extents, row.record),
-            learnt_from=evidence_text(choice.rule),
-        )
+        dtype_names = tuple(chosen.values())
+        choice = choose(signature, self._operator, table, self.safe_rows,
+                        tuple(extents.values()), dtype_names, call)
+        return explanation(signature, table, choice, extents, dtype_names, str(device))
 
     def warm(self, dims: Mapping[str, int], dtypes: Mapping[str, str],
              device: torch.device) -> Explanation:
@@ -329,9 +278,8 @@ class Pass:
         call = self._call(bound, tensors)
         with self._lock:
             table = self._table(device)
-            choice = self._choose(
-                table, tuple(bound.dims.values()), tuple(bound.dtypes.values()), call
-            )
+            choice = choose(self.signature, self._operator, table, self.safe_rows,
+                            tuple(bound.dims.values()), tuple(bound.dtypes.values()), call)
             return self._bind_row(choice.row, bound, call, table.facts, device)
 
     def _call(self, bound: Bound, tensors: Sequence[Tensor | None]) -> Call:
@@ -352,87 +300,18 @@ class Pass:
             return _on_device(run, device.index)
         return run
 
-    def _choose(self, table: _Table, dims: tuple[int, ...], dtypes: tuple[str, ...],
-                call: Call) -> Choice:
-        choice = self._measured(table, dims, dtypes, call)
-        if choice is not None:
-            return choice
-        # Products that may be rounded need not be.
-        plain = tuple(ROUNDS.get(name, name) for name in dtypes)
-        choice = self._measured(table, dims, plain, call) if plain != dtypes else None
-        if choice is not None:
-            return choice if choice.step == "learnt" else choice._replace(step="nearest")
-        for candidate in self.safe_rows():
-            if candidate.dtypes == dtypes:
-                return Choice("safe", candidate)
-        problem = problem_text(self.signature, dims, dtypes)
-        raise DispatchError(
-            f"{self.signature.function}: the library has no kernel for {problem}\n"
-            f"  run: kgen tune --op {self._operator} --problem {problem}"
-        )
-
-    def _measured(self, table: _Table, dims: tuple[int, ...], dtypes: tuple[str, ...],
-                  call: Call) -> Choice | None:
-        """The measured row for a call: of its very problem, learnt, or the nearest one's."""
-        nearest: Row | None = None
-        least = inf
-        for row in table.rows:
-            if row.dtypes != dtypes or not self._same_constants(row, dims):
-                continue
-            far = distance(dims, row.dims)
-            if far < least and row.fits(call):
-                nearest, least = row, far
-        if nearest is None:
-            return None
-        if nearest.dims == dims:
-            return Choice("exact", nearest)
-        names = (dim.name for dim in self.signature.dims)
-        rule = covering(table.rules, dict(zip(names, dims, strict=True)), dtypes)
-        learnt = None if rule is None else first_fitting(rule, table.rows, call)
-        return Choice("nearest", nearest) if learnt is None else Choice("learnt", learnt, rule)
-
-    def _same_constants(self, row: Row, dims: tuple[int, ...]) -> bool:
-        return all(
-            extent == tuned
-            for dim, extent, tuned in zip(self.signature.dims, dims, row.dims, strict=True)
-            if dim.name in row.constants
-        )
-
-    def _table(self, device: torch.device) -> _Table:
+    def _table(self, device: torch.device) -> Table:
         key = (device.type, device.index)
         if key not in self._tables:
-            self._tables[key] = self._load_table(device)
+            self._tables[key] = self._table_of(
+                *lender(self.signature.function, self._operator, self.gpus(), device)
+            )
         return self._tables[key]
 
-    def _load_table(self, device: torch.device) -> _Table:
-        gpus = self.gpus()
-        if device.type == "cpu":
-            host = next((gpu for gpu in gpus if gpu.arch == "host"), None)
-            if host is None:
-                tuned = ", ".join(gpu.name for gpu in gpus) or "nothing"
-                raise DispatchError(
-                    f"{self.signature.function}: this is a CPU tensor, but only {tuned} was tuned\n"
-                    f"  run: kgen tune --op {self._operator} --gpu host, or move the tensors"
-                )
-            return self._table_of(host, True, host.facts)
-        if device.type != "cuda":
-            raise DispatchError(f"{self.signature.function}: tensors on {device} are not served; "
-                                "move them to a CUDA GPU")
-        from .device import device_facts
-
-        facts = device_facts(device)
-        name = torch.cuda.get_device_name(device)
-        for gpu in gpus:
-            if name in gpu.device_names:
-                return self._table_of(gpu, True, facts)
-        kin = [gpu for gpu in gpus if gpu.compute_capability == facts["compute_capability"]]
-        if kin:
-            nearest = min(kin, key=lambda g: abs(g.facts["sm_count"] - facts["sm_count"]))
-            return self._table_of(nearest, False, facts)
-        return _Table(None, False, (), (), facts)
-
-    def _table_of(self, gpu: Gpu, same_gpu: bool, facts: Mapping[str, int]) -> _Table:
-        return _Table(gpu, same_gpu, self.rows(gpu), self.rules(gpu), facts)
+    def _table_of(self, gpu: Gpu | None, same_gpu: bool, facts: Mapping[str, int]) -> Table:
+        if gpu is None:
+            return Table(None, same_gpu, (), (), facts)
+        return Table(gpu, same_gpu, self.rows(gpu), self.rules(gpu), facts)
 
     def _file(self, stem: str, device: torch.device, problem: str) -> KernelFile:
         """The loaded kernel file; loads it unless a CUDA graph is captured.

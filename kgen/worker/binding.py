@@ -1,0 +1,189 @@
+"""Binds candidates to tensors, and makes the buffer sets that timed calls rotate through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from kgen.launch import Module
+from kgen.measure.memory import cache_state, sets_for
+from kgen.model.gpu import GpuProfile
+from kgen.model.plan import Plan, make_plan
+from kgen.model.problem import Problem
+from kgen.model.signature import Pass
+from kgen.operators.base import Operator
+from kgen.worker.messages import Candidate
+
+Tensors = dict[str, torch.Tensor]
+Call = Callable[[], None]
+
+
+def bind(
+    module: Module,
+    candidate: Candidate,
+    operator: Operator,
+    gpu: GpuProfile,
+    pass_name: str,
+    problem: Problem,
+    tensors: Mapping[str, torch.Tensor],
+) -> Call:
+    """Bind a candidate to tensors, whose extents may differ from the problem's.
+
+    Args:
+        module: The candidate, loaded.
+        candidate: What to plan launches for.
+        operator: Has the pass.
+        gpu: Where it runs.
+        pass_name: `forward` or `backward`.
+        problem: Says the dtypes, and the extents of dims that no tensor has.
+        tensors: Inputs, outputs and workspaces by name, without those that the problem leaves out.
+    Raises:
+        LaunchError: If the tensors are not what the kernels take.
+    """
+    numbers = _numbers(operator, pass_name, problem, tensors)
+    dims = tuple((name, int(numbers[name])) for name, _ in problem.dims)
+    its_own = Problem(dims, problem.dtypes)
+    plan = make_plan(candidate.variant, candidate.config, its_own, gpu)
+    return module.bind(plan, {**_absent(operator, pass_name, problem), **tensors}, numbers)
+
+
+def bind_sets(
+    module: Module,
+    plan: Plan,
+    operator: Operator,
+    pass_name: str,
+    problem: Problem,
+    sets: Sequence[Tensors],
+    scratch: Tensors,
+) -> list[Call]:
+    """Bind a candidate to each of a problem's buffer sets.
+
+    Args:
+        module: The candidate, loaded.
+        plan: Of the candidate, for the problem.
+        operator: Has the pass.
+        pass_name: `forward` or `backward`.
+        problem: Of the sets.
+        sets: From `buffer_sets`.
+        scratch: From `shared_scratch`.
+    Returns:
+        One call per set.
+    Raises:
+        LaunchError: If the tensors are not what the kernels take.
+    """
+    absent = _absent(operator, pass_name, problem)
+    numbers: dict[str, int | float] = {}
+    calls = []
+    for tensors in sets:
+        # All sets have the same extents and strides; there may be hundreds of them.
+        numbers = numbers or _numbers(operator, pass_name, problem, tensors)
+        calls.append(module.bind(plan, {**absent, **tensors, **scratch}, numbers))
+    return calls
+
+
+def shared_scratch(plan: Plan, problem: Problem, device: torch.device) -> Tensors:
+    """Allocate a plan's workspaces, by name.
+
+    One for all sets: an allocator, too, gives the next call the last one's scratch memory.
+    """
+    return {
+        w.name: torch.empty(w.elements, dtype=_torch_dtype(problem, w.dtype), device=device)
+        for w in plan.workspaces
+    }
+
+
+def buffer_sets(
+    operator: Operator,
+    gpu: GpuProfile,
+    pass_name: str,
+    problem: Problem,
+    l2: str,
+    seed: int,
+    device: torch.device,
+) -> tuple[list[Tensors], str]:
+    """Make inputs and outputs of a problem; for cold times in enough copies to overflow L2.
+
+    Args:
+        operator: Makes the inputs.
+        gpu: Where they will be used.
+        pass_name: `forward` or `backward`.
+        problem: Its extents and dtypes.
+        l2: `cold` or `warm`; see `sets_for`.
+        seed: Of the inputs.
+        device: Where to make them.
+    Returns:
+        The sets, and what is in the cache when a call begins: see `cache_state`.
+    """
+    pass_ = problem.present(operator.signature.pass_named(pass_name))
+    bytes_per_set = sum(
+        math.prod(problem.shape(t.dims)) * problem.dtype(t.dtype).itemsize for t in pass_.tensors
+    )
+    memory = gpu.memory_bytes
+    if device.type == "cuda":
+        memory = torch.cuda.mem_get_info(device)[0]
+    count = sets_for(l2, bytes_per_set, gpu.l2_bytes, memory // 2)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    sets = []
+    for _ in range(count):
+        tensors: Tensors = dict(
+            operator.make_inputs(pass_name, problem, "normal", generator, device)
+        )
+        for output in pass_.outputs:
+            tensors[output.name] = torch.empty(
+                problem.shape(output.dims),
+                dtype=_torch_dtype(problem, output.dtype),
+                device=device,
+            )
+        sets.append(tensors)
+    return sets, cache_state(count, bytes_per_set, gpu.l2_bytes)
+
+
+def admission(
+    candidate: Candidate, gpu: GpuProfile, pass_: Pass
+) -> Callable[[Mapping[str, int | str], Mapping[str, torch.Tensor]], bool]:
+    """Return what says whether a candidate's guards admit a call of some numbers and tensors."""
+    guards = [rule.condition for rule in candidate.variant.guards]
+    fixed: dict[str, object] = {**gpu.names, **candidate.config.as_dict()}
+
+    def admits(numbers: Mapping[str, int | str], tensors: Mapping[str, torch.Tensor]) -> bool:
+        pointers = dict.fromkeys((f"{t.name}_ptr" for t in pass_.tensors), 0)
+        pointers |= {f"{name}_ptr": t.data_ptr() for name, t in tensors.items()}
+        env = {**fixed, **numbers, **pointers}
+        return all(guard(env) for guard in guards)
+
+    return admits
+
+
+def _absent(operator: Operator, pass_name: str, problem: Problem) -> dict[str, None]:
+    """The tensors that a problem leaves out."""
+    pass_ = operator.signature.pass_named(pass_name)
+    present = problem.present(pass_).tensors
+    return {t.name: None for t in pass_.tensors if t not in present}
+
+
+def _numbers(
+    operator: Operator, pass_name: str, problem: Problem, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, int | float]:
+    """Scalars, dims and strides of a call, by the names that kernels take them by."""
+    pass_ = operator.signature.pass_named(pass_name)
+    numbers: dict[str, int | float] = {**operator.scalars(pass_name), **dict(problem.dims)}
+    for declared in pass_.tensors:
+        tensor = tensors.get(declared.name)
+        for i, dim in enumerate(declared.dims):
+            if tensor is not None:
+                name = dim.removesuffix(" + 1")
+                numbers[name] = tensor.shape[i] - (name != dim)
+            if dim in declared.free_strides:
+                stride = 0 if tensor is None else tensor.stride(i)
+                numbers[f"{declared.name}_stride_{dim}"] = stride
+    implied = operator.signature.implied(dict(problem.dtypes))
+    if implied is not None:
+        numbers[implied[0]] = numbers.get(implied[1], 1)
+    return numbers
+
+
+def _torch_dtype(problem: Problem, name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, problem.dtype(name).torch)
+    return dtype
