@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv5/backward_chunked.cu.jinja
-// config: chunked(chunk=64, slice=64, stages=3, copy=16, min_blocks=2)
+// config: chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 backward on tensor cores. Its w is wkv6's with a stride of 0 over time. A first kernel walks
 // over time and keeps the states at the ends of chunks, those of the recurrence and their
@@ -18,9 +18,9 @@ constexpr int kK = 64;
 constexpr int kV = 64;
 constexpr int kChunk = 64;           // steps between two states
 constexpr int kSlice = 64;           // values of a block of the walk
-constexpr int kStages = 3;         // batches of 32 steps in its shared memory
+constexpr int kStages = 4;         // batches of 32 steps in its shared memory
 constexpr int kCopy = 16;             // bytes that one copy moves
-constexpr int kMinBlocks = 2;  // blocks per SM that registers leave room for
+constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
 
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
