@@ -108,10 +108,14 @@ class GroupWork:
         return self.feasible(problem)[:LIKELY]
 
     def is_feasible(self, config: Config, problem: Problem) -> bool:
-        """Whether a config may serve a contiguous, aligned call of a problem."""
+        """Whether a config may serve a contiguous, aligned call of a problem: as in the library,
+        whose rows ask for legality alone.
+        """
         session = self.session
         pass_ = session.entry.operator.signature.pass_named(session.pass_name)
-        return is_feasible(session.variant_of(config), config, pass_, problem, session.gpu)
+        return is_feasible(
+            session.variant_of(config), config, pass_, problem, session.gpu, legality_only=True
+        )
 
     def fitted(self) -> Fitted:
         """The tree over digests of configs."""

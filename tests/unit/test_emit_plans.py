@@ -6,6 +6,7 @@ import importlib
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,7 @@ from kgen.errors import CatalogueError
 from kgen.model.config import Config
 from kgen.model.expr import parse_expr
 from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
-from kgen.model.space import LaunchSpec, Rule, Variant, WorkspaceSpec
+from kgen.model.space import LaunchSpec, Rule, RuleKind, Variant, WorkspaceSpec
 from kgen.operators.base import Cost, Operator
 from kgen.runtime.rows import Prepared
 
@@ -141,6 +142,18 @@ def test_rows_of_equal_plans_share_a_function(import_module: Import) -> None:
     call = sys.modules["fakelib._runtime.rows"].Call
     assert third.fits(call(M=32)) is True
     assert third.fits(call(M=31)) is False
+
+
+def test_rows_ask_for_what_is_legal_alone(import_module: Import) -> None:
+    rules = (
+        Rule(parse_expr("M >= 8 * rows"), "", "s.yaml:1"),
+        Rule(parse_expr("M >= 64 * rows"), "", "s.yaml:2", RuleKind.EFFICIENCY),
+    )
+    only = row(replace(variant("split"), requires=rules), 300)
+    (made,) = import_module("op.tables.h200", table(only)).FORWARD
+    call = sys.modules["fakelib._runtime.rows"].Call
+    assert made.fits(call(M=32)) is True
+    assert made.fits(call(M=31)) is False
 
 
 def test_safe_plans_ask_the_device(import_module: Import) -> None:

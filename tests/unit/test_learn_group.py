@@ -13,6 +13,8 @@ from kgen.model.config import Config, Value
 from kgen.model.problem import Problem, parse_problem
 from kgen.model.record import Fate, Record, Timing
 from kgen.model.rule_tree import Leaf, Split
+from kgen.model.space import RuleKind
+from kgen.search.feasible import refusing_rule
 from kgen.workflow.learn_group import GroupWork
 
 ENTRY = open_catalogue().entry("rmsnorm")
@@ -112,3 +114,18 @@ def test_searches_go_where_least_is_known(work: GroupWork) -> None:
     assert work.outlying([]) == problem(16384)
     assert work.outlying([problem(16384)]) in (problem(256), problem(1024))
     assert work.outlying([problem(m) for m in ROWS]) is None
+
+
+def test_a_row_serves_what_it_is_right_for_if_not_worth_a_trial(work: GroupWork) -> None:
+    """As in the library: rules of efficiency keep no row from a call."""
+    idle = Config.of("rows_in_registers", {**BASE, "persistent": True})
+    pass_ = ENTRY.operator.signature.pass_named("forward")
+    variant = ENTRY.space.variant("forward", "rows_in_registers")
+    few = problem(64)
+    refusal = refusing_rule(variant, idle, pass_, few, profile_named("h200"))
+    assert refusal is not None
+    assert refusal.kind is RuleKind.EFFICIENCY
+    work.tuned = {problem(16384): idle}
+    assert work.nearest(few) == idle
+    illegal = Config.of("rows_in_registers", {**BASE, "lanes_per_row": 1024, "groups_per_block": 8})
+    assert not work.is_feasible(illegal, few)
