@@ -160,12 +160,8 @@ class WorkerHandle:
             WorkerError: If the worker died or hung over it.
         """
         deadline = START_TIMEOUT_S + 60.0 * (len(finals.candidates) + 3)
-        try:
-            return self._ask(finals, FinalsOutcome, deadline)
-        except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
-            raise WorkerError(
-                f"timing the finalists of {finals.problem} failed: {problem}"
-            ) from None
+        doing = f"timing the finalists of {finals.problem}"
+        return self._ask_or_fail(doing, finals, FinalsOutcome, deadline)
 
     def trace(self, request: Trace) -> TraceOutcome:
         """Trace a candidate and peers.
@@ -173,10 +169,8 @@ class WorkerHandle:
         Raises:
             WorkerError: If the worker died or hung over it, or the trace cannot be written.
         """
-        try:
-            return self._ask(request, TraceOutcome, TRACE_TIMEOUT_S)
-        except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
-            raise WorkerError(f"profiling {request.finals.problem} failed: {problem}") from None
+        doing = f"profiling {request.finals.problem}"
+        return self._ask_or_fail(doing, request, TraceOutcome, TRACE_TIMEOUT_S)
 
     def call_costs(self, request: CallCosts) -> CallCostsOutcome:
         """Time what calls cost the host.
@@ -184,12 +178,8 @@ class WorkerHandle:
         Raises:
             WorkerError: If the worker died or hung over it, or the library cannot be used.
         """
-        try:
-            return self._ask(request, CallCostsOutcome, TRACE_TIMEOUT_S)
-        except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
-            raise WorkerError(
-                f"timing calls of {request.problem} failed: {problem}"
-            ) from None
+        doing = f"timing calls of {request.problem}"
+        return self._ask_or_fail(doing, request, CallCostsOutcome, TRACE_TIMEOUT_S)
 
     def abort(self) -> None:
         """Kill the worker whatever it does, and start no other. From any thread: whoever waits for
@@ -210,6 +200,14 @@ class WorkerHandle:
             child.dismiss()
         for burial in self._burials:
             burial.join()
+
+    def _ask_or_fail(
+        self, doing: str, request: Request, outcome: type[Outcome], timeout_s: float
+    ) -> Outcome:
+        try:
+            return self._ask(request, outcome, timeout_s)
+        except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
+            raise WorkerError(f"{doing} failed: {problem}") from None
 
     def _ask(self, request: Request, outcome: type[Outcome], timeout_s: float) -> Outcome:
         child = self._ready_child()

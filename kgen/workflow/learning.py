@@ -12,7 +12,7 @@ from pathlib import Path
 from kgen.assets import include_dir
 from kgen.build import Compiler
 from kgen.catalogue import Entry
-from kgen.emit import TUNED, Emitted, Winner, emit_rules, published_table
+from kgen.emit import TUNED, Emitted, RowState, Winner, emit_rules, published_table
 from kgen.errors import TuneError, WorkerError
 from kgen.learn import group_problems, held_out_problems
 from kgen.model.config import Config
@@ -106,7 +106,7 @@ def learn(job: LearnJob) -> Learnt:
         WorkerError, StorageError: As named.
     """
     check_writable(job.reports)
-    published_table(job.out, job.entry.operator.name, job.gpu.name)
+    table = published_table(job.out, job.entry.operator.name, job.gpu.name)
     path = job.reports / "learnt" / f"{job.gpu.name}.yaml"
     before = load_learning(path) if path.exists() else None
     rules: list[RuleReport] = []
@@ -115,12 +115,14 @@ def learn(job: LearnJob) -> Learnt:
     library = None
     with tempfile.TemporaryDirectory(prefix="kgen-learn-") as folder:
         for pass_name in job.passes:
-            anchors = _anchors(job, pass_name)
+            # Of this pass; what is published of one leaves the other's as they are.
+            rows = [row for row in table.rows if row.pass_name == pass_name]
+            anchors = _anchors(job, pass_name, rows)
             if not anchors:
                 job.say(f"{pass_name}: no such problem was tuned: nothing to learn from")
                 continue
             with opened_sweep(_request(job, pass_name, anchors, Path(folder))) as sweep:
-                works = _measured(job, sweep, anchors)
+                works = _measured(job, sweep, anchors, rows)
                 new, judgements = _settled(job, sweep, works)
                 library = _publish(job, works, new)
                 rules += [work.report([w.record.id for w in new]) for work in works]
@@ -143,11 +145,9 @@ def learn(job: LearnJob) -> Learnt:
     return Learnt(report, path, library)
 
 
-def _anchors(job: LearnJob, pass_name: str) -> tuple[Problem, ...]:
+def _anchors(job: LearnJob, pass_name: str, rows: Sequence[RowState]) -> tuple[Problem, ...]:
     """The problems that were tuned, then those that the user named, as far as they count."""
-    table = published_table(job.out, job.entry.operator.name, job.gpu.name)
-    rows = [r for r in table.rows if r.pass_name == pass_name and r.origin == TUNED]
-    tuned = [Problem(row.dims, row.dtypes) for row in rows]
+    tuned = [Problem(row.dims, row.dtypes) for row in rows if row.origin == TUNED]
     return tuple(
         problem
         for problem in dict.fromkeys([*tuned, *job.problems[pass_name]])
@@ -178,11 +178,11 @@ def _request(
     )
 
 
-def _measured(job: LearnJob, sweep: Sweep, anchors: Sequence[Problem]) -> list[GroupWork]:
+def _measured(
+    job: LearnJob, sweep: Sweep, anchors: Sequence[Problem], rows: Sequence[RowState]
+) -> list[GroupWork]:
     """Try the candidates of each group on its training problems, as far as the time goes."""
     pass_name = sweep.session.pass_name
-    table = published_table(job.out, job.entry.operator.name, job.gpu.name)
-    rows = [row for row in table.rows if row.pass_name == pass_name]
     compiled_in = {c for v in job.entry.space.of_pass(pass_name) for c in v.constants}
     groups = group_problems(anchors, compiled_in)
     works = [open_group(sweep.session, job.entry, group, rows, job.points) for group in groups]
