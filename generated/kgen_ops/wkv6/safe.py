@@ -146,6 +146,252 @@ def naive_3(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
     return run
 
 
+def naive_4(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=64, chunk=64)."""
+    size_h = call.H
+    size_n = call.N
+    size_v = call.V
+    size_t = call.T
+    size_k = call.K
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    gw_stride_b = call.gw_stride_B
+    gw_stride_t = call.gw_stride_T
+    gw_stride_h = call.gw_stride_H
+    size_b = call.B
+    launch_1 = file.launcher(
+        "wkv6_backward_v", "ppppppppppqqqqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
+    )
+    grid_1_x = ceil_div(size_n * size_h * size_v, 64)
+    launch_2 = file.launcher(
+        "wkv6_backward_k", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1),
+        smem=0,
+    )
+    grid_2_x = ceil_div(size_n * size_h * size_k, 64)
+    launch_3 = file.launcher("wkv6_backward_sums", "ppqqq", block=(64, 1, 1), smem=0)
+    grid_3_x = ceil_div(size_h * size_k, 64)
+    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_kept = file.scratch(
+        size_h * (size_b * ceil_div(size_t, 64)) * size_k * size_v, torch.float32,
+    )
+    new_chunk_states = file.scratch(size_n * size_h * 64 * size_k * size_v, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * size_k, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gk: int, gv: int, gw: int, gu: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        states = new_states()
+        gradients = new_gradients()
+        kept = new_kept()
+        chunk_states = new_chunk_states()
+        gu_parts = new_gu_parts()
+        launch_1(
+            stream, grid_1_x, 1, 1, gy, r, k, w, u, gfinal_state, cu_seqlens, gv, ginitial_state,
+            states.data_ptr(), 0, size_n, size_t, size_h, size_k, size_v, gy_stride_b, gy_stride_t,
+            gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h,
+            w_stride_b, w_stride_t, w_stride_h, gv_stride_b, gv_stride_t, gv_stride_h, scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, gr,
+            gk, gw, gu_parts.data_ptr(), states.data_ptr(), gradients.data_ptr(), kept.data_ptr(),
+            chunk_states.data_ptr(), 0, size_n, size_t, size_h, size_k, size_v, gy_stride_b,
+            gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t,
+            k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h,
+            gr_stride_b, gr_stride_t, gr_stride_h, gk_stride_b, gk_stride_t, gk_stride_h,
+            gw_stride_b, gw_stride_t, gw_stride_h, scale,
+        )
+        launch_3(stream, grid_3_x, 1, 1, gu_parts.data_ptr(), gu, size_n, size_h, size_k)
+
+    return run
+
+
+def naive_5(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=64, chunk=64)."""
+    size_h = call.H
+    size_n = call.N
+    size_v = call.V
+    size_t = call.T
+    size_k = call.K
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    gw_stride_b = call.gw_stride_B
+    gw_stride_t = call.gw_stride_T
+    gw_stride_h = call.gw_stride_H
+    launch_1 = file.launcher(
+        "wkv6_backward_v", "ppppppppppqqqqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
+    )
+    grid_1_x = ceil_div(size_n * size_h * size_v, 64)
+    launch_2 = file.launcher(
+        "wkv6_backward_k", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1),
+        smem=0,
+    )
+    grid_2_x = ceil_div(size_n * size_h * size_k, 64)
+    launch_3 = file.launcher("wkv6_backward_sums", "ppqqq", block=(64, 1, 1), smem=0)
+    grid_3_x = ceil_div(size_h * size_k, 64)
+    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_kept = file.scratch(size_h * (size_t // 64 + size_n) * size_k * size_v, torch.float32)
+    new_chunk_states = file.scratch(size_n * size_h * 64 * size_k * size_v, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * size_k, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gk: int, gv: int, gw: int, gu: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        states = new_states()
+        gradients = new_gradients()
+        kept = new_kept()
+        chunk_states = new_chunk_states()
+        gu_parts = new_gu_parts()
+        launch_1(
+            stream, grid_1_x, 1, 1, gy, r, k, w, u, gfinal_state, cu_seqlens, gv, ginitial_state,
+            states.data_ptr(), 4, size_n, size_t, size_h, size_k, size_v, gy_stride_b, gy_stride_t,
+            gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h,
+            w_stride_b, w_stride_t, w_stride_h, gv_stride_b, gv_stride_t, gv_stride_h, scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, gr,
+            gk, gw, gu_parts.data_ptr(), states.data_ptr(), gradients.data_ptr(), kept.data_ptr(),
+            chunk_states.data_ptr(), 4, size_n, size_t, size_h, size_k, size_v, gy_stride_b,
+            gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t,
+            k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h,
+            gr_stride_b, gr_stride_t, gr_stride_h, gk_stride_b, gk_stride_t, gk_stride_h,
+            gw_stride_b, gw_stride_t, gw_stride_h, scale,
+        )
+        launch_3(stream, grid_3_x, 1, 1, gu_parts.data_ptr(), gu, size_n, size_h, size_k)
+
+    return run
+
+
+def naive_6(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=64, chunk=64)."""
+    size_h = call.H
+    size_n = call.N
+    size_v = call.V
+    size_t = call.T
+    size_k = call.K
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    gw_stride_b = call.gw_stride_B
+    gw_stride_t = call.gw_stride_T
+    gw_stride_h = call.gw_stride_H
+    launch_1 = file.launcher(
+        "wkv6_backward_v", "ppppppppppqqqqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
+    )
+    grid_1_x = ceil_div(size_n * size_h * size_v, 64)
+    launch_2 = file.launcher(
+        "wkv6_backward_k", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1),
+        smem=0,
+    )
+    grid_2_x = ceil_div(size_n * size_h * size_k, 64)
+    launch_3 = file.launcher("wkv6_backward_sums", "ppqqq", block=(64, 1, 1), smem=0)
+    grid_3_x = ceil_div(size_h * size_k, 64)
+    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_kept = file.scratch(size_h * (size_t // 64 + size_n) * size_k * size_v, torch.float32)
+    new_chunk_states = file.scratch(size_n * size_h * 64 * size_k * size_v, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * size_k, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gk: int, gv: int, gw: int, gu: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        states = new_states()
+        gradients = new_gradients()
+        kept = new_kept()
+        chunk_states = new_chunk_states()
+        gu_parts = new_gu_parts()
+        launch_1(
+            stream, grid_1_x, 1, 1, gy, r, k, w, u, gfinal_state, cu_seqlens, gv, ginitial_state,
+            states.data_ptr(), 8, size_n, size_t, size_h, size_k, size_v, gy_stride_b, gy_stride_t,
+            gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h,
+            w_stride_b, w_stride_t, w_stride_h, gv_stride_b, gv_stride_t, gv_stride_h, scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, gr,
+            gk, gw, gu_parts.data_ptr(), states.data_ptr(), gradients.data_ptr(), kept.data_ptr(),
+            chunk_states.data_ptr(), 8, size_n, size_t, size_h, size_k, size_v, gy_stride_b,
+            gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t,
+            k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h,
+            gr_stride_b, gr_stride_t, gr_stride_h, gk_stride_b, gk_stride_t, gk_stride_h,
+            gw_stride_b, gw_stride_t, gw_stride_h, scale,
+        )
+        launch_3(stream, grid_3_x, 1, 1, gu_parts.data_ptr(), gu, size_n, size_h, size_k)
+
+    return run
+
+
 FORWARD = (
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
@@ -2090,5 +2336,1953 @@ FORWARD = (
         kernel="61335304474a",
         config="naive(threads=64)",
         bind=naive_3,
+    ),
+)
+
+
+BACKWARD = (
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
+        kernel="a51706b76b39",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "raw"),
+        kernel="788385cd0287",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "decay"),
+        kernel="cae4a9596de6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int32", "log"),
+        kernel="a51706b76b39",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int32", "raw"),
+        kernel="788385cd0287",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int32", "decay"),
+        kernel="cae4a9596de6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int64", "log"),
+        kernel="a51706b76b39",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int64", "raw"),
+        kernel="788385cd0287",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int64", "decay"),
+        kernel="cae4a9596de6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "log"),
+        kernel="a51706b76b39",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "raw"),
+        kernel="788385cd0287",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "decay"),
+        kernel="cae4a9596de6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int32", "log"),
+        kernel="a51706b76b39",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int32", "raw"),
+        kernel="788385cd0287",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int32", "decay"),
+        kernel="cae4a9596de6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int64", "log"),
+        kernel="a51706b76b39",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int64", "raw"),
+        kernel="788385cd0287",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int64", "decay"),
+        kernel="cae4a9596de6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "log"),
+        kernel="a51706b76b39",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "raw"),
+        kernel="788385cd0287",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "decay"),
+        kernel="cae4a9596de6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int32", "log"),
+        kernel="a51706b76b39",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int32", "raw"),
+        kernel="788385cd0287",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int32", "decay"),
+        kernel="cae4a9596de6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int64", "log"),
+        kernel="a51706b76b39",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int64", "raw"),
+        kernel="788385cd0287",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int64", "decay"),
+        kernel="cae4a9596de6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="a51706b76b39",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "raw"),
+        kernel="788385cd0287",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "decay"),
+        kernel="cae4a9596de6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="a51706b76b39",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int32", "raw"),
+        kernel="788385cd0287",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int32", "decay"),
+        kernel="cae4a9596de6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="a51706b76b39",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int64", "raw"),
+        kernel="788385cd0287",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int64", "decay"),
+        kernel="cae4a9596de6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "none", "log"),
+        kernel="dc7577acdaa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "none", "raw"),
+        kernel="f71912c1cb73",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "none", "decay"),
+        kernel="15bd8f39813d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "int32", "log"),
+        kernel="dc7577acdaa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "int32", "raw"),
+        kernel="f71912c1cb73",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "int32", "decay"),
+        kernel="15bd8f39813d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "int64", "log"),
+        kernel="dc7577acdaa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "int64", "raw"),
+        kernel="f71912c1cb73",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "int64", "decay"),
+        kernel="15bd8f39813d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "none", "log"),
+        kernel="dc7577acdaa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "none", "raw"),
+        kernel="f71912c1cb73",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "none", "decay"),
+        kernel="15bd8f39813d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "int32", "log"),
+        kernel="dc7577acdaa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "int32", "raw"),
+        kernel="f71912c1cb73",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "int32", "decay"),
+        kernel="15bd8f39813d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "int64", "log"),
+        kernel="dc7577acdaa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "int64", "raw"),
+        kernel="f71912c1cb73",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "int64", "decay"),
+        kernel="15bd8f39813d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "none", "log"),
+        kernel="dc7577acdaa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "none", "raw"),
+        kernel="f71912c1cb73",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "none", "decay"),
+        kernel="15bd8f39813d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "int32", "log"),
+        kernel="dc7577acdaa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "int32", "raw"),
+        kernel="f71912c1cb73",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "int32", "decay"),
+        kernel="15bd8f39813d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "int64", "log"),
+        kernel="dc7577acdaa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "int64", "raw"),
+        kernel="f71912c1cb73",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "int64", "decay"),
+        kernel="15bd8f39813d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "none", "log"),
+        kernel="dc7577acdaa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "none", "raw"),
+        kernel="f71912c1cb73",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "none", "decay"),
+        kernel="15bd8f39813d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "int32", "log"),
+        kernel="dc7577acdaa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "int32", "raw"),
+        kernel="f71912c1cb73",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "int32", "decay"),
+        kernel="15bd8f39813d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "int64", "log"),
+        kernel="dc7577acdaa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "int64", "raw"),
+        kernel="f71912c1cb73",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "int64", "decay"),
+        kernel="15bd8f39813d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "none", "log"),
+        kernel="d7c2bdafacf4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "none", "raw"),
+        kernel="40766b1c5508",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "none", "decay"),
+        kernel="eaa1531f99db",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "int32", "log"),
+        kernel="d7c2bdafacf4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "int32", "raw"),
+        kernel="40766b1c5508",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "int32", "decay"),
+        kernel="eaa1531f99db",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "int64", "log"),
+        kernel="d7c2bdafacf4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "int64", "raw"),
+        kernel="40766b1c5508",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "int64", "decay"),
+        kernel="eaa1531f99db",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "none", "log"),
+        kernel="d7c2bdafacf4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "none", "raw"),
+        kernel="40766b1c5508",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "none", "decay"),
+        kernel="eaa1531f99db",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "int32", "log"),
+        kernel="d7c2bdafacf4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "int32", "raw"),
+        kernel="40766b1c5508",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "int32", "decay"),
+        kernel="eaa1531f99db",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "int64", "log"),
+        kernel="d7c2bdafacf4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "int64", "raw"),
+        kernel="40766b1c5508",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "int64", "decay"),
+        kernel="eaa1531f99db",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "none", "log"),
+        kernel="d7c2bdafacf4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "none", "raw"),
+        kernel="40766b1c5508",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "none", "decay"),
+        kernel="eaa1531f99db",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "int32", "log"),
+        kernel="d7c2bdafacf4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "int32", "raw"),
+        kernel="40766b1c5508",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "int32", "decay"),
+        kernel="eaa1531f99db",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "int64", "log"),
+        kernel="d7c2bdafacf4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "int64", "raw"),
+        kernel="40766b1c5508",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "int64", "decay"),
+        kernel="eaa1531f99db",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="d7c2bdafacf4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "none", "raw"),
+        kernel="40766b1c5508",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "none", "decay"),
+        kernel="eaa1531f99db",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="d7c2bdafacf4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "int32", "raw"),
+        kernel="40766b1c5508",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "int32", "decay"),
+        kernel="eaa1531f99db",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="d7c2bdafacf4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "int64", "raw"),
+        kernel="40766b1c5508",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "int64", "decay"),
+        kernel="eaa1531f99db",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
+        kernel="fed6e3ffdc86",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "raw"),
+        kernel="4c14c543573e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "decay"),
+        kernel="c4350eba3f4d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int32", "log"),
+        kernel="fed6e3ffdc86",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int32", "raw"),
+        kernel="4c14c543573e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int32", "decay"),
+        kernel="c4350eba3f4d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int64", "log"),
+        kernel="fed6e3ffdc86",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int64", "raw"),
+        kernel="4c14c543573e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int64", "decay"),
+        kernel="c4350eba3f4d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "none", "log"),
+        kernel="fed6e3ffdc86",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "none", "raw"),
+        kernel="4c14c543573e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "none", "decay"),
+        kernel="c4350eba3f4d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int32", "log"),
+        kernel="fed6e3ffdc86",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int32", "raw"),
+        kernel="4c14c543573e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int32", "decay"),
+        kernel="c4350eba3f4d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int64", "log"),
+        kernel="fed6e3ffdc86",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int64", "raw"),
+        kernel="4c14c543573e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int64", "decay"),
+        kernel="c4350eba3f4d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "none", "log"),
+        kernel="fed6e3ffdc86",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "none", "raw"),
+        kernel="4c14c543573e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "none", "decay"),
+        kernel="c4350eba3f4d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int32", "log"),
+        kernel="fed6e3ffdc86",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int32", "raw"),
+        kernel="4c14c543573e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int32", "decay"),
+        kernel="c4350eba3f4d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int64", "log"),
+        kernel="fed6e3ffdc86",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int64", "raw"),
+        kernel="4c14c543573e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int64", "decay"),
+        kernel="c4350eba3f4d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "log"),
+        kernel="fed6e3ffdc86",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
+        kernel="4c14c543573e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "decay"),
+        kernel="c4350eba3f4d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int32", "log"),
+        kernel="fed6e3ffdc86",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int32", "raw"),
+        kernel="4c14c543573e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int32", "decay"),
+        kernel="c4350eba3f4d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "log"),
+        kernel="fed6e3ffdc86",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "raw"),
+        kernel="4c14c543573e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "decay"),
+        kernel="c4350eba3f4d",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "none", "log"),
+        kernel="05d5a1a9e4f3",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "none", "raw"),
+        kernel="cb2181e968b5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "none", "decay"),
+        kernel="a8721b55200a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "int32", "log"),
+        kernel="05d5a1a9e4f3",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "int32", "raw"),
+        kernel="cb2181e968b5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "int32", "decay"),
+        kernel="a8721b55200a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "int64", "log"),
+        kernel="05d5a1a9e4f3",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "int64", "raw"),
+        kernel="cb2181e968b5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "int64", "decay"),
+        kernel="a8721b55200a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "none", "log"),
+        kernel="05d5a1a9e4f3",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "none", "raw"),
+        kernel="cb2181e968b5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "none", "decay"),
+        kernel="a8721b55200a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "int32", "log"),
+        kernel="05d5a1a9e4f3",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "int32", "raw"),
+        kernel="cb2181e968b5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "int32", "decay"),
+        kernel="a8721b55200a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "int64", "log"),
+        kernel="05d5a1a9e4f3",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "int64", "raw"),
+        kernel="cb2181e968b5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "int64", "decay"),
+        kernel="a8721b55200a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "none", "log"),
+        kernel="05d5a1a9e4f3",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "none", "raw"),
+        kernel="cb2181e968b5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "none", "decay"),
+        kernel="a8721b55200a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "int32", "log"),
+        kernel="05d5a1a9e4f3",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "int32", "raw"),
+        kernel="cb2181e968b5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "int32", "decay"),
+        kernel="a8721b55200a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "int64", "log"),
+        kernel="05d5a1a9e4f3",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "int64", "raw"),
+        kernel="cb2181e968b5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "int64", "decay"),
+        kernel="a8721b55200a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="05d5a1a9e4f3",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "none", "raw"),
+        kernel="cb2181e968b5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "none", "decay"),
+        kernel="a8721b55200a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="05d5a1a9e4f3",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "int32", "raw"),
+        kernel="cb2181e968b5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "int32", "decay"),
+        kernel="a8721b55200a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="05d5a1a9e4f3",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "int64", "raw"),
+        kernel="cb2181e968b5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "int64", "decay"),
+        kernel="a8721b55200a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "log"),
+        kernel="b00dbb4ccd6e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
+        kernel="49535b8f2597",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "decay"),
+        kernel="90f507c4320c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "log"),
+        kernel="b00dbb4ccd6e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "raw"),
+        kernel="49535b8f2597",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "decay"),
+        kernel="90f507c4320c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "int64", "log"),
+        kernel="b00dbb4ccd6e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "int64", "raw"),
+        kernel="49535b8f2597",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "int64", "decay"),
+        kernel="90f507c4320c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "none", "log"),
+        kernel="b00dbb4ccd6e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "none", "raw"),
+        kernel="49535b8f2597",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "none", "decay"),
+        kernel="90f507c4320c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "int32", "log"),
+        kernel="b00dbb4ccd6e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "int32", "raw"),
+        kernel="49535b8f2597",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "int32", "decay"),
+        kernel="90f507c4320c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "int64", "log"),
+        kernel="b00dbb4ccd6e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "int64", "raw"),
+        kernel="49535b8f2597",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "int64", "decay"),
+        kernel="90f507c4320c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "none", "log"),
+        kernel="b00dbb4ccd6e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "none", "raw"),
+        kernel="49535b8f2597",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "none", "decay"),
+        kernel="90f507c4320c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "int32", "log"),
+        kernel="b00dbb4ccd6e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "int32", "raw"),
+        kernel="49535b8f2597",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "int32", "decay"),
+        kernel="90f507c4320c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "int64", "log"),
+        kernel="b00dbb4ccd6e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "int64", "raw"),
+        kernel="49535b8f2597",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "int64", "decay"),
+        kernel="90f507c4320c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
+        kernel="b00dbb4ccd6e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
+        kernel="49535b8f2597",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "decay"),
+        kernel="90f507c4320c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int32", "log"),
+        kernel="b00dbb4ccd6e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int32", "raw"),
+        kernel="49535b8f2597",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int32", "decay"),
+        kernel="90f507c4320c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int64", "log"),
+        kernel="b00dbb4ccd6e",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int64", "raw"),
+        kernel="49535b8f2597",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int64", "decay"),
+        kernel="90f507c4320c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "none", "log"),
+        kernel="6c7c440070e0",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "none", "raw"),
+        kernel="6e85dd9e9acd",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "none", "decay"),
+        kernel="67696ff69f93",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "int32", "log"),
+        kernel="6c7c440070e0",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "int32", "raw"),
+        kernel="6e85dd9e9acd",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "int32", "decay"),
+        kernel="67696ff69f93",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "int64", "log"),
+        kernel="6c7c440070e0",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "int64", "raw"),
+        kernel="6e85dd9e9acd",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "int64", "decay"),
+        kernel="67696ff69f93",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "log"),
+        kernel="6c7c440070e0",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "raw"),
+        kernel="6e85dd9e9acd",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "decay"),
+        kernel="67696ff69f93",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "int32", "log"),
+        kernel="6c7c440070e0",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "int32", "raw"),
+        kernel="6e85dd9e9acd",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "int32", "decay"),
+        kernel="67696ff69f93",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "int64", "log"),
+        kernel="6c7c440070e0",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "int64", "raw"),
+        kernel="6e85dd9e9acd",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "int64", "decay"),
+        kernel="67696ff69f93",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "none", "log"),
+        kernel="6c7c440070e0",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "none", "raw"),
+        kernel="6e85dd9e9acd",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "none", "decay"),
+        kernel="67696ff69f93",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "int32", "log"),
+        kernel="6c7c440070e0",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "int32", "raw"),
+        kernel="6e85dd9e9acd",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "int32", "decay"),
+        kernel="67696ff69f93",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "int64", "log"),
+        kernel="6c7c440070e0",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "int64", "raw"),
+        kernel="6e85dd9e9acd",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "int64", "decay"),
+        kernel="67696ff69f93",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="6c7c440070e0",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "none", "raw"),
+        kernel="6e85dd9e9acd",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "none", "decay"),
+        kernel="67696ff69f93",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="6c7c440070e0",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "int32", "raw"),
+        kernel="6e85dd9e9acd",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "int32", "decay"),
+        kernel="67696ff69f93",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="6c7c440070e0",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "int64", "raw"),
+        kernel="6e85dd9e9acd",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "int64", "decay"),
+        kernel="67696ff69f93",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
+        kernel="6e56d21bcada",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "raw"),
+        kernel="8e0e315bb07a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "decay"),
+        kernel="844ba2d2d77f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
+        kernel="6e56d21bcada",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "raw"),
+        kernel="8e0e315bb07a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "decay"),
+        kernel="844ba2d2d77f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int64", "log"),
+        kernel="6e56d21bcada",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int64", "raw"),
+        kernel="8e0e315bb07a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int64", "decay"),
+        kernel="844ba2d2d77f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "none", "log"),
+        kernel="6e56d21bcada",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "none", "raw"),
+        kernel="8e0e315bb07a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "none", "decay"),
+        kernel="844ba2d2d77f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int32", "log"),
+        kernel="6e56d21bcada",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int32", "raw"),
+        kernel="8e0e315bb07a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int32", "decay"),
+        kernel="844ba2d2d77f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int64", "log"),
+        kernel="6e56d21bcada",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int64", "raw"),
+        kernel="8e0e315bb07a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int64", "decay"),
+        kernel="844ba2d2d77f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "none", "log"),
+        kernel="6e56d21bcada",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "none", "raw"),
+        kernel="8e0e315bb07a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "none", "decay"),
+        kernel="844ba2d2d77f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int32", "log"),
+        kernel="6e56d21bcada",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int32", "raw"),
+        kernel="8e0e315bb07a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int32", "decay"),
+        kernel="844ba2d2d77f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int64", "log"),
+        kernel="6e56d21bcada",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int64", "raw"),
+        kernel="8e0e315bb07a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int64", "decay"),
+        kernel="844ba2d2d77f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
+        kernel="6e56d21bcada",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "raw"),
+        kernel="8e0e315bb07a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "decay"),
+        kernel="844ba2d2d77f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int32", "log"),
+        kernel="6e56d21bcada",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int32", "raw"),
+        kernel="8e0e315bb07a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int32", "decay"),
+        kernel="844ba2d2d77f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int64", "log"),
+        kernel="6e56d21bcada",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int64", "raw"),
+        kernel="8e0e315bb07a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int64", "decay"),
+        kernel="844ba2d2d77f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "none", "log"),
+        kernel="b027d4465b87",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "none", "raw"),
+        kernel="9c476cb40d6c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "none", "decay"),
+        kernel="7cf8c73937fb",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "int32", "log"),
+        kernel="b027d4465b87",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "int32", "raw"),
+        kernel="9c476cb40d6c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "int32", "decay"),
+        kernel="7cf8c73937fb",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "int64", "log"),
+        kernel="b027d4465b87",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "int64", "raw"),
+        kernel="9c476cb40d6c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "int64", "decay"),
+        kernel="7cf8c73937fb",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "none", "log"),
+        kernel="b027d4465b87",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "none", "raw"),
+        kernel="9c476cb40d6c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "none", "decay"),
+        kernel="7cf8c73937fb",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "int32", "log"),
+        kernel="b027d4465b87",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "int32", "raw"),
+        kernel="9c476cb40d6c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "int32", "decay"),
+        kernel="7cf8c73937fb",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "int64", "log"),
+        kernel="b027d4465b87",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "int64", "raw"),
+        kernel="9c476cb40d6c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "int64", "decay"),
+        kernel="7cf8c73937fb",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "none", "log"),
+        kernel="b027d4465b87",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "none", "raw"),
+        kernel="9c476cb40d6c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "none", "decay"),
+        kernel="7cf8c73937fb",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "int32", "log"),
+        kernel="b027d4465b87",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "int32", "raw"),
+        kernel="9c476cb40d6c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "int32", "decay"),
+        kernel="7cf8c73937fb",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "int64", "log"),
+        kernel="b027d4465b87",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "int64", "raw"),
+        kernel="9c476cb40d6c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "int64", "decay"),
+        kernel="7cf8c73937fb",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="b027d4465b87",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "none", "raw"),
+        kernel="9c476cb40d6c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "none", "decay"),
+        kernel="7cf8c73937fb",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="b027d4465b87",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int32", "raw"),
+        kernel="9c476cb40d6c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int32", "decay"),
+        kernel="7cf8c73937fb",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="b027d4465b87",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int64", "raw"),
+        kernel="9c476cb40d6c",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int64", "decay"),
+        kernel="7cf8c73937fb",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
     ),
 )
