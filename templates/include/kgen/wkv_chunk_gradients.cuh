@@ -34,6 +34,7 @@ struct ChunkPlace {
     int b, h;
     int chunk;
     int left;  // steps of the chunk that exist
+    int part;  // of [B * H, chunks]
 
     template <class X>
     KGEN_DEVICE StepRows<X> steps(const Rows<X>& rows) const {
@@ -115,18 +116,23 @@ public:
         gradient_ = C::kPerStep ? gw_ : gw_ + kSubs * kKeys;
         products_ = reinterpret_cast<char*>(gradient_);
         sums_ = gradient_ + kSubs * (Products::kBytes / 4);
-        key0_ = thread_rank() / kWarpSize * 16;
+        key0_ = (C::kCarry ? read_thread_rank() : thread_rank()) / kWarpSize * 16;
     }
 
-    // state, gradient: this warp's tiles, before the chunk and behind it. gu_parts and gw_parts: of
-    // all blocks, [K]; the latter only if w has no steps.
-    KGEN_DEVICE void find(const ChunkPlace& place, const float* state, const float* gradient,
-                          float* gu_parts, float* gw_parts) const {
+    // Once, before all chunks of a block: what no copy brings.
+    KGEN_DEVICE void clear_padding() const {
         if constexpr (kValues > C::kV) {
             for (int i = thread_rank(); i < 2 * C::kChunk * kRowStride; i += kThreads)
                 v_[i] = from_float<T>(0.0f);
             sync_block();
         }
+    }
+
+    // state, gradient: this warp's tiles, before the chunk and behind it; if C::kCarry the latter
+    // becomes that before the chunk. gu_parts and gw_parts: of all chunks, [K]; the latter only if w
+    // has no steps.
+    KGEN_DEVICE void find(const ChunkPlace& place, const float* state, float* gradient,
+                          float* gu_parts, float* gw_parts) const {
         // Of k, r and w until the walk begins, in places of what comes later.
         T* k = reinterpret_cast<T*>(gradient_);
         T* r = k + kKeyRows;
@@ -214,7 +220,7 @@ private:
     }
 
     // states: the first is there.
-    KGEN_DEVICE void walk(Tile (&states)[kSubs], const float* state, const float* gradient) const {
+    KGEN_DEVICE void walk(Tile (&states)[kSubs], const float* state, float* gradient) const {
         const MmaLane lane = mma_lane();
         // 1. Forward: z_j where it is read, and the states before each 16 steps but the first. G is
         // on its way where the first state has left its registers.
@@ -248,9 +254,10 @@ private:
             }
             back.read(rows_of(v_, sub), kRowStride, out,
                       [&](int i, const Parts& parts) { carried.put(back.at, i, parts, key0_); });
-            if (sub > 0)
+            if (C::kCarry || sub > 0)
                 back.advance(back, all_ + sub * kKeys + key0_, of_r_ + sub * kSub + key0_, kStride,
                              rows_of(g_, sub), kRowStride);
+            if (C::kCarry && sub == 0) back.store_fragments(gradient, C::kTiles);
             sync_warp();
             put_steps(of_r_ + sub * kSub, out, 1.0f);
             sync_block();
@@ -458,7 +465,7 @@ private:
                 for (int group = 1; group < kGroups; ++group) sum += sums[group * kPairsPadded];
                 sums[0] = sum;
             }
-        const i64 part = static_cast<i64>(blockIdx.x) * C::kK;
+        const i64 part = i64{C::kCarry ? kept_->part : static_cast<int>(blockIdx.x)} * C::kK;
         for (int key = rank; key < C::kK; key += kThreads) {
             float gu = 0.0f, gw = 0.0f;
 #pragma unroll
@@ -542,5 +549,39 @@ private:
     char* products_;
     int key0_;
 };
+
+// All chunks of a head from the last one to the first, by one block that carries the gradient of the
+// state. Between two chunks it lies in `gradients`, one state per head: the registers are needed for
+// pairs. A thread reads what it has written itself, so that no barrier is needed for that.
+template <class C, class T, class W, class U>
+KGEN_DEVICE void find_all_chunks(const ChunkTensors<T, W, U>& tensors, ChunkPlace place,
+                                 ChunkPlace* kept, const float* states, float* gradients,
+                                 const float* gfinal_state, float* ginitial_state,
+                                 float* gu_parts, float* gw_parts, float scale) {
+    using Tile = KeyTile<T, C::kPrecise, C::kTiles>;
+    const auto own = [&] { return gradients + C::state_offset(blockIdx.x, 1, 0); };
+    const int key0 = read_thread_rank() / kWarpSize * 16;
+    Tile last;
+    last.clear();
+    if (gfinal_state != nullptr)
+        last.load_rows(gfinal_state + i64{key0} * C::kV, C::kV, C::kK - key0, C::kV);
+    last.store_fragments(own(), C::kTiles);
+    ChunkGradients<C, U>(tensors, kept, scale).clear_padding();
+#pragma unroll 1
+    while (true) {
+        ChunkGradients<C, U>(tensors, kept, scale)
+            .find(place, states + C::state_offset(0, 0, place.part), own(), gu_parts, gw_parts);
+        place = *kept;
+        if (place.chunk == 0) break;
+        sync_block();  // before copies of the next chunk, and its place, come where this one's are
+        place = {place.b, place.h, place.chunk - 1, C::kChunk, place.part - 1};
+    }
+    if (ginitial_state != nullptr) {
+        const int key0 = read_thread_rank() / kWarpSize * 16;
+        Tile first;
+        first.load_fragments(own());
+        first.store_rows(ginitial_state + i64{key0} * C::kV, C::kV, C::kK - key0, C::kV);
+    }
+}
 
 }  // namespace kgen::wkv
