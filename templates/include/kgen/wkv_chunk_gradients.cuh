@@ -568,13 +568,12 @@ KGEN_DEVICE void find_all_chunks(const ChunkTensors<T, W, U>& tensors, ChunkPlac
     last.store_fragments(own(), C::kTiles);
     ChunkGradients<C, U>(tensors, kept, scale).clear_padding();
 #pragma unroll 1
-    while (true) {
+    while (place.chunk >= 0) {
         ChunkGradients<C, U>(tensors, kept, scale)
             .find(place, states + C::state_offset(0, 0, place.part), own(), gu_parts, gw_parts);
         place = *kept;
-        if (place.chunk == 0) break;
-        sync_block();  // before copies of the next chunk, and its place, come where this one's are
         place = {place.b, place.h, place.chunk - 1, C::kChunk, place.part - 1};
+        sync_block();  // before copies of the next chunk, and its place, come where this one's are
     }
     if (ginitial_state != nullptr) {
         const int key0 = read_thread_rank() / kWarpSize * 16;
