@@ -89,20 +89,24 @@ class ChunkGradients {
     static constexpr int kOwnTiles = ceil_div(C::kTiles, kWarps);  // of gv
     static constexpr int kKeyStride = chunk_row_stride<T>(kKeys);
     static constexpr int kKeyRows = C::kChunk * kKeyStride;  // of r and of k, as they come
+    static constexpr int kRawFloats = 2 * kKeyRows * static_cast<int>(sizeof(T)) / 4;
+    // Behind n, and behind the next chunk's r and k, which come while sums are still read.
+    static constexpr int kSumsAt =
+        max(kSubs * (Products::kBytes / 4), C::kCarry ? kRawFloats : 0);
 
 public:
     static constexpr int kSmemBytes =
         2 * C::kChunk * kRowStride * static_cast<int>(sizeof(T)) +
         4 * (kSubs * (3 * kSub + kWideSub + (C::kPerStep ? 2 : 3) * kKeys) +
-             max(max(Carried::kBytes / 4, 2 * kKeyRows * static_cast<int>(sizeof(T)) / 4),
-                 kSubs * (Products::kBytes / 4 + kSums)));
+             max(max(Carried::kBytes / 4, kRawFloats), kSumsAt + kSubs * kSums));
 
     // kept: in shared memory, for this object's own use.
     KGEN_DEVICE ChunkGradients(const ChunkTensors<T, W, U>& tensors, ChunkPlace* kept, float scale)
         : tensors_(tensors), kept_(kept), scale_(scale) {
         // Shared memory: T v, g[Chunk][kRowStride]; float decays, of_r, read[kSubs][kSub],
         // of_k[kSubs][kWideSub], all (later gu), inner[, gw][kSubs][kKeys]; then what is Carried,
-        // or T k, r[Chunk][kKeyStride], or Products products[kSubs]; float sums[kSubs][kSums].
+        // or T k, r[Chunk][kKeyStride], or Products products[kSubs]; float sums[kSubs][kSums], at
+        // kSumsAt.
         v_ = dynamic_smem<T>();
         g_ = v_ + C::kChunk * kRowStride;
         decays_ = reinterpret_cast<float*>(g_ + C::kChunk * kRowStride);
@@ -115,7 +119,7 @@ public:
         gw_ = inner_ + kSubs * kKeys;
         gradient_ = C::kPerStep ? gw_ : gw_ + kSubs * kKeys;
         products_ = reinterpret_cast<char*>(gradient_);
-        sums_ = gradient_ + kSubs * (Products::kBytes / 4);
+        sums_ = gradient_ + kSumsAt;
         key0_ = (C::kCarry ? read_thread_rank() : thread_rank()) / kWarpSize * 16;
     }
 
@@ -128,19 +132,13 @@ public:
         }
     }
 
-    // state, gradient: this warp's tiles, before the chunk and behind it; if C::kCarry the latter
+    // The chunk's k, r and w are on their way if C::kCarry, and then those of the chunk before it
+    // are. state, gradient: this warp's tiles, before the chunk and behind it; if C::kCarry the latter
     // becomes that before the chunk. gu_parts and gw_parts: of all chunks, [K]; the latter only if w
     // has no steps.
     KGEN_DEVICE void find(const ChunkPlace& place, const float* state, float* gradient,
                           float* gu_parts, float* gw_parts) const {
-        // Of k, r and w until the walk begins, in places of what comes later.
-        T* k = reinterpret_cast<T*>(gradient_);
-        T* r = k + kKeyRows;
-        W* w = reinterpret_cast<W*>(read_);
-        copy<C::kK, C::kCopy>(k, kKeyStride, tensors_.k, place);
-        copy<C::kK, C::kCopy>(r, kKeyStride, tensors_.r, place);
-        if constexpr (C::kPerStep) copy<C::kK, C::kCopyW>(w, kKeys, tensors_.w, place);
-        cp_async_commit();
+        if constexpr (!C::kCarry) copy_keys(place);
         copy<C::kV, C::kCopy>(v_, kRowStride, tensors_.v, place);
         copy<C::kV, C::kCopy>(g_, kRowStride, tensors_.gy, place);
         cp_async_commit();
@@ -149,7 +147,7 @@ public:
         if (thread_rank() == 0) *kept_ = place;
         cp_async_wait<1>();
         sync_block();
-        take_decays(r, k, w, place);
+        take_decays(place);
         cp_async_wait_all();
         sync_block();
 
@@ -164,10 +162,31 @@ public:
         add_up(gu_parts, gw_parts);
         multiply_cross();
         sync_block();
+        if constexpr (C::kCarry) {
+            const ChunkPlace next = before(*kept_);
+            if (next.chunk >= 0) copy_keys(next);  // while values are written
+        }
         write_values();
     }
 
+    // k, r and w of a chunk, until its walk begins in places of what comes later.
+    KGEN_DEVICE void copy_keys(const ChunkPlace& place) const {
+        copy<C::kK, C::kCopy>(raw_k(), kKeyStride, tensors_.k, place);
+        copy<C::kK, C::kCopy>(raw_r(), kKeyStride, tensors_.r, place);
+        if constexpr (C::kPerStep) copy<C::kK, C::kCopyW>(raw_w(), kKeys, tensors_.w, place);
+        cp_async_commit();
+    }
+
+    // The chunk before one, -1 if that is the first.
+    static KGEN_DEVICE ChunkPlace before(const ChunkPlace& place) {
+        return {place.b, place.h, place.chunk - 1, C::kChunk, place.part - 1};
+    }
+
 private:
+    KGEN_DEVICE T* raw_k() const { return reinterpret_cast<T*>(gradient_); }
+    KGEN_DEVICE T* raw_r() const { return raw_k() + kKeyRows; }
+    KGEN_DEVICE W* raw_w() const { return reinterpret_cast<W*>(read_); }
+
     // Rows of the chunk to shared memory; what has no step is zero.
     template <int Width, int CopyBytes, class X>
     static KGEN_DEVICE void copy(X* tile, int tile_stride, const Rows<const X>& rows,
@@ -182,8 +201,9 @@ private:
 
     // Rows of r from the first of 16 steps on and of k up to the last, with their decays; a lane
     // has one of its warp's keys and 16 steps.
-    KGEN_DEVICE void take_decays(const T* of_r, const T* of_k, const W* of_w,
-                                 const ChunkPlace& place) const {
+    KGEN_DEVICE void take_decays(const ChunkPlace& place) const {
+        const T *of_r = raw_r(), *of_k = raw_k();
+        const W* of_w = raw_w();
         const int key = key0_ + lane_id() % 16;
         const bool used = kKeys == C::kK || key < C::kK;
         float fixed = 1.0f;
@@ -566,13 +586,14 @@ KGEN_DEVICE void find_all_chunks(const ChunkTensors<T, W, U>& tensors, ChunkPlac
     if (gfinal_state != nullptr)
         last.load_rows(gfinal_state + i64{key0} * C::kV, C::kV, C::kK - key0, C::kV);
     last.store_fragments(own(), C::kTiles);
-    ChunkGradients<C, U>(tensors, kept, scale).clear_padding();
+    using Gradients = ChunkGradients<C, U>;
+    Gradients(tensors, kept, scale).clear_padding();
+    if (place.chunk >= 0) Gradients(tensors, kept, scale).copy_keys(place);
 #pragma unroll 1
     while (place.chunk >= 0) {
-        ChunkGradients<C, U>(tensors, kept, scale)
+        Gradients(tensors, kept, scale)
             .find(place, states + C::state_offset(0, 0, place.part), own(), gu_parts, gw_parts);
-        place = *kept;
-        place = {place.b, place.h, place.chunk - 1, C::kChunk, place.part - 1};
+        place = Gradients::before(*kept);
         sync_block();  // before copies of the next chunk, and its place, come where this one's are
     }
     if (ginitial_state != nullptr) {
