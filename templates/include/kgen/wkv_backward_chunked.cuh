@@ -1,7 +1,8 @@
 // The kernels of the chunked backward pass of wkv5 and wkv6: a block's part of each.
 //
 //     keep_states       wkv_state_walk.cuh: states and their gradients at the ends of chunks
-//     chunk_gradients   wkv_chunk_gradients.cuh: everything else, all chunks side by side
+//     chunk_gradients   wkv_chunk_gradients.cuh: everything else, all chunks side by side or
+//                       those of a head one after the other
 //     sum_chunks        sums over batch and chunks, in a fixed order
 #pragma once
 

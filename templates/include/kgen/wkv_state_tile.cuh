@@ -310,13 +310,13 @@ struct KeyTile {
     // `keys` and `values` of the tile exist, the others stay as they are.
     KGEN_DEVICE void load_rows(const float* rows, int stride, int keys, int values) {
         for_each([&](float& element, int key, int value) {
-            if (key < keys && value < values) element = rows[static_cast<i64>(key) * stride + value];
+            if (key < keys && value < values) element = rows[i64{key} * stride + value];
         });
     }
 
     KGEN_DEVICE void store_rows(float* rows, int stride, int keys, int values) {
         for_each([&](float& element, int key, int value) {
-            if (key < keys && value < values) rows[static_cast<i64>(key) * stride + value] = element;
+            if (key < keys && value < values) rows[i64{key} * stride + value] = element;
         });
     }
 
