@@ -64,21 +64,21 @@ wkv6_backward_states(const T* __restrict__ gy,                 // [B, T, H, V]
 KGEN_EXPORT(wkv6_backward_states);
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
-wkv6_backward(const T* __restrict__ gy,               // [B, T, H, V]
-              const T* __restrict__ r,                // [B, T, H, K]
-              const T* __restrict__ k,                // [B, T, H, K]
-              const T* __restrict__ v,                // [B, T, H, V]
-              const W* __restrict__ w,                // [B, T, H, K]
-              const U* __restrict__ u,                // [H, K]
-              const float* __restrict__ gfinal_state, // as above, if kCarry
-              float* __restrict__ ginitial_state,     // as above, if kCarry
-              const float* __restrict__ states,       // as above
-              float* __restrict__ gradients,          // as above; if kCarry of one chunk per head
-              T* __restrict__ gr,                     // [B, T, H, K]
-              T* __restrict__ gk,                     // [B, T, H, K]
-              T* __restrict__ gv,                     // [B, T, H, V]
-              W* __restrict__ gw,                     // [B, T, H, K]
-              float* __restrict__ gu_parts,           // [B, H, chunks, K]
+wkv6_backward(const T* __restrict__ gy,                // [B, T, H, V]
+              const T* __restrict__ r,                 // [B, T, H, K]
+              const T* __restrict__ k,                 // [B, T, H, K]
+              const T* __restrict__ v,                 // [B, T, H, V]
+              const W* __restrict__ w,                 // [B, T, H, K]
+              const U* __restrict__ u,                 // [H, K]
+              const float* __restrict__ gfinal_state,  // as above, if kCarry
+              float* __restrict__ ginitial_state,      // as above, if kCarry
+              const float* __restrict__ states,        // as above
+              float* __restrict__ gradients,           // as above; if kCarry of one chunk per head
+              T* __restrict__ gr,                      // [B, T, H, K]
+              T* __restrict__ gk,                      // [B, T, H, K]
+              T* __restrict__ gv,                      // [B, T, H, V]
+              W* __restrict__ gw,                      // [B, T, H, K]
+              float* __restrict__ gu_parts,            // [B, H, chunks, K]
               i64 steps, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H, i64 r_stride_B,
               i64 r_stride_T, i64 r_stride_H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H,
               i64 v_stride_B, i64 v_stride_T, i64 v_stride_H, i64 w_stride_B, i64 w_stride_T,
