@@ -1,10 +1,11 @@
 // Rendered by kgen from templates/wkv5/backward_chunked.cu.jinja
-// config: chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1)
+// config: chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 backward on tensor cores. Its w is wkv6's with a stride of 0 over time. A first kernel walks
 // over time and keeps the states at the ends of chunks, those of the recurrence and their
 // gradients; a second one finds the gradients of all chunks side by side; a third adds up gw and
-// gu. Nothing is added in an order that depends on timing.
+// gu. Where heads are many, the second one has a block per head that walks back over its chunks and
+// carries the state's gradient itself. Nothing is added in an order that depends on timing.
 #include "kgen/wkv_backward_chunked.cuh"
 
 namespace {
@@ -21,6 +22,7 @@ constexpr int kSlice = 64;           // values of a block of the walk
 constexpr int kStages = 4;         // batches of 32 steps in its shared memory
 constexpr int kCopy = 16;             // bytes that one copy moves
 constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
+constexpr bool kCarry = true;          // a block walks back over all chunks of its head
 
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
@@ -30,12 +32,12 @@ constexpr bool kPrecise = sizeof(W) == 4 || kInitialState;
 constexpr int kSumThreads = 512;
 
 using Config = kgen::wkv::ChunkedBackward<T, W, kForm, false, kPrecise, kK, kV, kChunk,
-                                          kSlice, kStages, kCopy>;
+                                          kSlice, kStages, kCopy, kCarry>;
 constexpr int kThreads = Config::kThreads;
 
 }  // namespace
 
-// The state before each chunk and the gradient of the one behind it, each
+// The state before each chunk and, unless kCarry, the gradient of the one behind it, each
 // [B * H, chunks, K / 16, V / 8, 32, 4] of padded K and V.
 extern "C" __global__ void __launch_bounds__(kThreads)
 wkv5_backward_states(const T* __restrict__ gy,                 // [B, T, H, V]
@@ -62,19 +64,21 @@ wkv5_backward_states(const T* __restrict__ gy,                 // [B, T, H, V]
 KGEN_EXPORT(wkv5_backward_states);
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
-wkv5_backward(const T* __restrict__ gy,           // [B, T, H, V]
-              const T* __restrict__ r,            // [B, T, H, K]
-              const T* __restrict__ k,            // [B, T, H, K]
-              const T* __restrict__ v,            // [B, T, H, V]
-              const W* __restrict__ w,            // [H, K]
-              const U* __restrict__ u,            // [H, K]
-              const float* __restrict__ states,   // as above
-              const float* __restrict__ gradients,
-              T* __restrict__ gr,                 // [B, T, H, K]
-              T* __restrict__ gk,                 // [B, T, H, K]
-              T* __restrict__ gv,                 // [B, T, H, V]
-              float* __restrict__ gw_parts,       // [B, H, chunks, K]
-              float* __restrict__ gu_parts,       // [B, H, chunks, K]
+wkv5_backward(const T* __restrict__ gy,                // [B, T, H, V]
+              const T* __restrict__ r,                 // [B, T, H, K]
+              const T* __restrict__ k,                 // [B, T, H, K]
+              const T* __restrict__ v,                 // [B, T, H, V]
+              const W* __restrict__ w,                 // [H, K]
+              const U* __restrict__ u,                 // [H, K]
+              const float* __restrict__ gfinal_state,  // as above, if kCarry
+              float* __restrict__ ginitial_state,      // as above, if kCarry
+              const float* __restrict__ states,        // as above
+              float* __restrict__ gradients,           // as above; if kCarry of one chunk per head
+              T* __restrict__ gr,                      // [B, T, H, K]
+              T* __restrict__ gk,                      // [B, T, H, K]
+              T* __restrict__ gv,                      // [B, T, H, V]
+              float* __restrict__ gw_parts,            // [B, H, chunks, K]
+              float* __restrict__ gu_parts,            // [B, H, chunks, K]
               i64 steps, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H, i64 r_stride_B,
               i64 r_stride_T, i64 r_stride_H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H,
               i64 v_stride_B, i64 v_stride_T, i64 v_stride_H, i64 gr_stride_B, i64 gr_stride_T,
@@ -84,7 +88,8 @@ wkv5_backward(const T* __restrict__ gy,           // [B, T, H, V]
         steps, H, {gy, gy_stride_B, gy_stride_T, gy_stride_H},
         {r, r_stride_B, r_stride_T, r_stride_H}, {k, k_stride_B, k_stride_T, k_stride_H},
         {v, v_stride_B, v_stride_T, v_stride_H}, kgen::wkv::of_every_step(w, kK), u,
-        states, gradients, {gr, gr_stride_B, gr_stride_T, gr_stride_H},
+        states, gradients, kFinalState ? gfinal_state : nullptr,
+        kInitialState ? ginitial_state : nullptr, {gr, gr_stride_B, gr_stride_T, gr_stride_H},
         {gk, gk_stride_B, gk_stride_T, gk_stride_H}, {gv, gv_stride_B, gv_stride_T, gv_stride_H},
         {}, gu_parts, gw_parts, scale);
 }
