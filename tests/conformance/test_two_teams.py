@@ -1,0 +1,46 @@
+"""linear_attention's two_teams with several batches, of several chunks, with and without states.
+
+`test_host.py` has batches of few steps, which sequences of its size do not fill; here both teams have
+more warps than one, the last batch is not whole, and a head has several slices.
+"""
+
+from __future__ import annotations
+
+import pytest
+from test_host import BY_RANK, HOST, SHUFFLED, run_configs
+
+from kgen.catalogue import open_catalogue
+from kgen.model.config import Config
+from kgen.model.problem import parse_problem
+from kgen.model.record import Fate
+from kgen.search.feasible import is_feasible
+
+BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
+# Slice; chunk and chunks of a batch; warps of the state; stages.
+CASES = (
+    ("B=1,H=2,T=150,E=32,M=32,dtype=bf16", 32, (16, 2), (2, 2), 3),
+    (f"B=1,H=1,T=135,E=24,M=40,dtype=bf16,{BEFORE}", 32, (32, 1), (2, 1), 4),
+    (f"B=1,H=1,T=129,E=64,M=48,dtype=bf16,{BEHIND}", 16, (16, 2), (4, 1), 3),
+    (f"B=1,H=1,T=70,E=48,M=64,dtype=bf16,{BEFORE},{BEHIND}", 32, (16, 1), (1, 2), 5),
+    ("B=1,H=1,T=150,E=16,M=16,dtype=bf16", 16, (64, 1), (1, 1), 3),
+    (f"B=1,H=1,T=200,E=16,M=16,dtype=bf16,{BEFORE},{BEHIND}", 16, (16, 4), (1, 1), 3),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "slice_", "batch", "warps", "stages"), CASES)
+def test_batches_and_states(
+    text: str, slice_: int, batch: tuple[int, int], warps: tuple[int, int], stages: int
+) -> None:
+    entry = open_catalogue().entry("linear_attention")
+    variant, signature = entry.space.variant("forward", "two_teams"), entry.operator.signature
+    problem = parse_problem(text, signature)
+    values = dict(zip(("chunk", "chunks"), batch, strict=True))
+    values |= dict(zip(("key_warps", "value_warps"), warps, strict=True))
+    values |= {"slice": slice_, "stages": stages, "copy": 16, "min_blocks": 1}
+    config = Config.of(variant.name, values)
+    pass_ = signature.pass_named("forward")
+    assert is_feasible(variant, config, pass_, problem, HOST, legality_only=True)
+    for _, _, outcome in run_configs(
+        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
+    ):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
