@@ -2,10 +2,10 @@
 
 Here steps are the dim before the features, [B, H, T, features], as matrix products want them.
 
-Nothing but S_t = diag(d_t) S_{t-1} + k_t v_t^T must be taken one step after the other, and its mirror
-image for the gradient of the state. So that is one torch op per step (`_walk_on`); outer products
-come before, for many steps at once, and what reads the states comes after, for many steps at once. On
-a GPU an op costs some microseconds however little it does, and a small problem nothing else.
+Nothing but S_t = diag(d_t) S_{t-1} + k_t v_t^T must be taken one step after the other, and its
+mirror image for the gradient of the state. So that is one torch op per step (`_walk_on`). Outer
+products come before it and what reads the states comes after it, each for many steps at once. On a
+GPU an op costs some microseconds, however little it does.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def _walk(
     if v.shape[-2] == 0:
         return v, state
     read = []
-    for r_b, *block in _blocks((r, k, v, decay), state):
-        states = _states(*block, state)
+    for r_b, k_b, v_b, decay_b in _blocks((r, k, v, decay), state):
+        states = _states(k_b, v_b, decay_b, state)
         read.append((r_b.movedim(-2, 0)[..., None, :] @ states[:-1]).squeeze(-2))
         state = states[-1].clone()  # a view would keep all of them
     return torch.cat(read).movedim(0, -2), state
@@ -239,17 +239,21 @@ def _walk(
 
 def _blocks(x: Steps, state: torch.Tensor) -> Iterator[Steps]:
     """Blocks of steps, as many each as `_KEPT` allows."""
+    import torch
+
     steps = max(1, _most_kept(state) // max(state.numel(), 1))
-    return zip(*(part.split(steps, dim=-2) for part in x), strict=True)
+    return zip(*(torch.split(part, steps, dim=-2) for part in x), strict=True)
 
 
 def _groups(x: Steps, *states: torch.Tensor) -> Iterator[Steps]:
     """Chunks [B, H, chunks, steps, features] and states before them, flat, as many at a time as
     `_KEPT` allows.
     """
+    import torch
+
     of_a_chunk = x[0].shape[3] * states[0].shape[-1] * states[0].shape[-2]
     size = max(1, _most_kept(states[0]) // max(of_a_chunk, 1))
-    flat = (part.flatten(0, 2).split(size) for part in (*x, *states))
+    flat = (torch.split(part.flatten(0, 2), size) for part in (*x, *states))
     return zip(*flat, strict=True)
 
 
@@ -287,8 +291,7 @@ def _factors(k: torch.Tensor, v: torch.Tensor) -> Steps:
 
 
 def _walk_on(terms: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """Turn the terms k_t v_t^T, [steps, ..., K, V], into the state after each step; return the last.
-    """
+    """Turn the terms k_t v_t^T, [steps, ..., K, V], into the states after; return the last."""
     for made, d_t in zip(terms.unbind(0), decay[..., None].unbind(-3), strict=True):
         state = made.addcmul_(d_t, state)
     return state
@@ -310,8 +313,10 @@ def _gradients(
     pads = (0.0, 0.0, 0.0, 1.0, 0.0)  # a decay of 1 keeps the state
     chunks = [_in_chunks(part, pad) for part, pad in zip(x, pads, strict=True)]
     r, k, v, decay, g = chunks
-    both = [torch.cat([a, b.flip(2, 3)]) for a, b in ((k, r), (v, g), (decay, decay))]
-    starts, ends = _starts(*both, torch.cat([state, gstate])).chunk(2)
+    keys, values, kept = (
+        torch.cat([a, b.flip(2, 3)]) for a, b in ((k, r), (v, g), (decay, decay))
+    )
+    starts, ends = _starts(keys, values, kept, torch.cat([state, gstate])).chunk(2)
     groups = _groups(tuple(chunks), starts[:, :, :-1], ends[:, :, :-1].flip(2))
     found = [_gradients_inside(group[:5], *group[5:]) for group in groups]
     whole = (
@@ -331,8 +336,9 @@ def _gradients_inside(
     import torch
 
     r, k, v, decay, g = x
-    both = [torch.cat([a, b.flip(1)]) for a, b in ((k, r), (v, g), (decay, decay))]
-    before, backwards = _states(*both, torch.cat([state, gstate]))[:-1].chunk(2, dim=1)
+    keys, values, kept = (torch.cat([a, b.flip(1)]) for a, b in ((k, r), (v, g), (decay, decay)))
+    states = _states(keys, values, kept, torch.cat([state, gstate]))
+    before, backwards = states[:-1].chunk(2, dim=1)
     gradients = backwards.flip(0)
     k, v, g = (part.movedim(1, 0) for part in (k, v, g))
     return (
