@@ -385,5 +385,6 @@ def operator(
         slab_dim="B",
         repeats=("B", "N", "H"),
         serial_dims=("T",),
+        widens=True,
         slow_peers=SLOW_PEERS,
     )

@@ -1,12 +1,18 @@
 """The recurrence of RWKV-5 and RWKV-6 and its gradients, in plain torch.
 
 Here steps are the dim before the features, [B, H, T, features], as matrix products want them.
+
+Nothing but S_t = diag(d_t) S_{t-1} + k_t v_t^T must be taken one step after the other, and its
+mirror image for the gradient of the state. So that is one torch op per step (`_walk_on`). Outer
+products come before it and what reads the states comes after it, each for many steps at once. On a
+GPU an op costs some microseconds, however little it does.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,12 +21,12 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, torch.Tensor]
     Steps = tuple[torch.Tensor, ...]
 
-# Steps that are taken one after the other, in all chunks at once; about the root of a usual T.
-_CHUNK = 64
+_ROWS = ("r", "k", "v", "gy")
+_MADE_ROWS = ("y", "gr", "gk", "gv")
 _GIVEN_STATES = ("initial_state", "gfinal_state")
 _MADE_STATES = ("final_state", "ginitial_state")
-# Elements of the states of all steps that a float64 gradient keeps at a time.
-_KEPT = 1 << 26
+# Elements of the states of all steps that are kept at a time: few launches, or what a cache holds.
+_KEPT = {"cuda": 1 << 26, "cpu": 1 << 18}
 
 
 def definition(
@@ -59,60 +65,106 @@ def decays(
 def recurrence(
     pass_name: str, x: Tensors, decay: tuple[torch.Tensor, torch.Tensor], scale: float
 ) -> dict[str, torch.Tensor]:
-    """The definition on decays, and derivatives of them by w, instead of w. Sequences that are
-    packed are taken one after the other.
+    """The definition on decays, and derivatives of them by w, instead of w."""
+    run = _packed if "cu_seqlens" in x else _of_rows
+    found = run(pass_name, x, decay, scale)
+    return {n: y.sum(0) if _is_of_heads(n, decay[0]) else y for n, y in found.items()}
+
+
+def _is_of_heads(name: str, decay: torch.Tensor) -> bool:
+    """Whether an output has neither batch nor steps: gu, and gw of w that has no steps."""
+    return name == "gu" or (name == "gw" and decay.ndim == 2)
+
+
+def _packed(
+    pass_name: str, x: Tensors, decay: tuple[torch.Tensor, torch.Tensor], scale: float
+) -> dict[str, torch.Tensor]:
+    """`_of_rows` of packed sequences, each of which is a row.
+
+    Those of like length go side by side, padded to the longest of them: less than twice their own.
     """
     import torch
 
-    if "cu_seqlens" not in x:
-        return _unpacked(pass_name, x, decay, scale)
     cuts = x["cu_seqlens"].tolist()
-    rows = ("r", "k", "v", "gy")
-    parts = []
+    like: dict[int, list[int]] = {}
     for n, (first, last) in enumerate(itertools.pairwise(cuts)):
-        its = {name: y[:, first:last] if name in rows else y for name, y in x.items()}
-        del its["cu_seqlens"]
-        its |= {name: x[name][n : n + 1] for name in _GIVEN_STATES if name in x}
-        of_steps = (decay[0], decay[1])
-        if decay[0].ndim == 4:
-            of_steps = (decay[0][:, first:last], decay[1][:, first:last])
-        parts.append(_unpacked(pass_name, its, of_steps, scale))
+        like.setdefault((last - first).bit_length(), []).append(n)
+    whole: dict[str, torch.Tensor] = {}
+    for members in like.values():
+        length = torch.tensor([cuts[n + 1] - cuts[n] for n in members])
+        step = torch.arange(int(length.max()))
+        inside = step < length[:, None]
+        # Behind a sequence's end any step will do: nothing of it stays.
+        index = (torch.tensor([cuts[n] for n in members])[:, None] + step).clamp_max(cuts[-1] - 1)
+        taken = inside.flatten().nonzero()[:, 0]
+        index, inside, taken, rows, place = (
+            y.to(x["k"].device)
+            for y in (index, inside, taken, index.flatten()[taken], torch.tensor(members))
+        )
+        its = {n: x[n][0][index] if n in _ROWS else y for n, y in x.items()}
+        its |= {n: x[n][place] for n in _GIVEN_STATES if n in x}
+        of_steps = decay if decay[0].ndim == 2 else (decay[0][0][index], decay[1][0][index])
+        found = _of_rows(pass_name, its, of_steps, scale, inside)
+        for name, y in found.items():
+            if name in _MADE_STATES or _is_of_heads(name, decay[0]):
+                whole.setdefault(name, y.new_empty(len(cuts) - 1, *y.shape[1:]))[place] = y
+            else:
+                made = whole.setdefault(name, y.new_empty(1, cuts[-1], *y.shape[2:]))
+                made[0, rows] = y.flatten(0, 1)[taken]
+    return whole
 
-    def joined(name: str) -> torch.Tensor:
-        of_sequences = [part[name] for part in parts]
-        if name in _MADE_STATES:
-            return torch.cat(of_sequences)
-        if of_sequences[0].ndim == 4:
-            return torch.cat(of_sequences, dim=1)
-        return torch.stack(of_sequences).sum(0)  # gu, and gw of w that has no steps
 
-    return {name: joined(name) for name in parts[0]}
-
-
-def _unpacked(
-    pass_name: str, x: Tensors, decay: tuple[torch.Tensor, torch.Tensor], scale: float
+def _of_rows(
+    pass_name: str,
+    x: Tensors,
+    decay: tuple[torch.Tensor, torch.Tensor],
+    scale: float,
+    inside: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The recurrence of batch rows.
+    """The recurrence of batch rows; gu, and gw of w that has no steps, are still those of each row.
 
     fp32 takes one step after the other, as a kernel does: what that loses is what kernels are
-    allowed. float64 takes the steps of all chunks side by side, each from its own start: no
-    exponent is ever positive, so that it is exact for decays of 0 and of 1.
+    allowed. Every element of a state is one product, one product and one sum per step from the
+    state before; what is read of a state is the sum over its keys or values, once per step; no step
+    is skipped, and none is reached from another than the one before it. That all outer products, or
+    all reads, of a block of steps are one op changes nothing of that.
+
+    float64 takes the steps of all chunks side by side, each from its own start: no exponent is ever
+    positive, so that it is exact for decays of 0 and of 1.
+
+    Args:
+        pass_name: `forward` or `backward`.
+        x: Rows [B, T, H, features], u and states.
+        decay: As in `recurrence`.
+        scale: Of y.
+        inside: [B, T], which steps a row has, the first ones; None: all. What is returned of the
+            others means nothing.
     """
-    steps = {n: x[n].transpose(1, 2) for n in ("r", "k", "v", "gy") if n in x}
+    import torch
+
+    steps = {n: x[n].transpose(1, 2) for n in _ROWS if n in x}
     per_step = decay[0].ndim == 4
     for name, by_key in zip(("decay", "slope"), decay, strict=True):
         steps[name] = (
             by_key.transpose(1, 2) if per_step else by_key[:, None].expand(steps["k"].shape)
         )
+    if inside is not None:
+        keeps = {"decay": 1.0}  # no step changes the state that is not there
+        there = inside[:, None, :, None]
+        steps = {n: torch.where(there, y, keeps.get(n, 0.0)) for n, y in steps.items()}
     u = x["u"][:, None]
     if pass_name == "forward":
         found = _forward(steps, u, x.get("initial_state"), scale)
     else:
         found = _backward(steps, u, x.get("initial_state"), x.get("gfinal_state"), scale)
-        found["gu"] = _sum_of_steps(found["gu"]).sum(0)
-        if not per_step:
-            found["gw"] = _sum_of_steps(found["gw"]).sum(0)
-    rows = ("y", "gr", "gk", "gv", "gw")
+        if per_step:
+            found["gu"] = _sum_of_steps(found["gu"])
+        else:
+            if inside is not None:  # 0 times the state is NaN where that is
+                found["gw"] = torch.where(there, found["gw"], 0.0)
+            both = _sum_of_steps(torch.cat([found["gu"], found["gw"]], dim=-1))
+            found["gu"], found["gw"] = both.tensor_split(2, dim=-1)
+    rows = (*_MADE_ROWS, "gw")
     return {n: y.transpose(1, 2) if n in rows and y.ndim == 4 else y for n, y in found.items()}
 
 
@@ -122,13 +174,14 @@ def _forward(
     import torch
 
     r, k, v, decay = x["r"], x["k"], x["v"], x["decay"]
-    state = _state_or_zero(k, v, start)
-    if v.dtype == torch.float64 and v.shape[2] > _CHUNK:
+    state, steps = _state_or_zero(k, v, start), v.shape[2]
+    if v.dtype == torch.float64 and steps > 1:
         r_c, k_c, v_c = (_in_chunks(y) for y in (r, k, v))
         decay_c = _in_chunks(decay, 1.0)  # which keeps the state
         starts = _starts(k_c, v_c, decay_c, state)
-        read, _ = _walk(r_c, k_c, v_c, decay_c, starts[:, :, :-1])
-        read, state = read.flatten(2, 3)[:, :, : v.shape[2]], starts[:, :, -1]
+        groups = _groups((r_c, k_c, v_c, decay_c), starts[:, :, :-1])
+        read = torch.cat([_walk(*group)[0] for group in groups]).view(v_c.shape)
+        read, state = read.flatten(2, 3)[:, :, :steps], starts[:, :, -1]
     else:
         read, state = _walk(r, k, v, decay, state)
     return {
@@ -145,13 +198,10 @@ def _backward(
     scale: float,
 ) -> dict[str, torch.Tensor]:
     """Gradients; those of w and u per step."""
-    import torch
-
     r, k, v, decay, g = x["r"], x["k"], x["v"], x["decay"], x["gy"] * scale
     state, gstate = _state_or_zero(k, v, start), _state_or_zero(k, v, end)
-    back = _back_by_chunks if v.dtype == torch.float64 else _back_one_by_one
     if v.shape[2]:
-        gr, gk, gv, by_decay, gstate = back((r, k, v, decay, g), state, gstate)
+        gr, gk, gv, by_decay, gstate = _gradients((r, k, v, decay, g), state, gstate)
     else:
         gr, gk, gv, by_decay = r, k, v, decay
     bonus = (v * g).sum(-1, keepdim=True)
@@ -180,90 +230,123 @@ def _walk(
     if v.shape[-2] == 0:
         return v, state
     read = []
-    for r_t, k_t, v_t, d_t in zip(*(x.unbind(-2) for x in (r, k, v, decay)), strict=True):
-        read.append((r_t[..., None, :] @ state).squeeze(-2))
-        state = torch.addcmul(d_t[..., None] * state, k_t[..., None], v_t[..., None, :])
-    return torch.stack(read, dim=-2), state
+    for r_b, k_b, v_b, decay_b in _blocks((r, k, v, decay), state):
+        states = _states(k_b, v_b, decay_b, state)
+        read.append((r_b.movedim(-2, 0)[..., None, :] @ states[:-1]).squeeze(-2))
+        state = states[-1].clone()  # a view would keep all of them
+    return torch.cat(read).movedim(0, -2), state
 
 
-def _walk_back(
-    x: Steps, state: torch.Tensor, gstate: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """(gr, gk, gv, gradient by the decay, gradient of the state before) without the bonus, from the
-    state before the first step and the gradient of the one after the last. Keeps all steps' states.
+def _blocks(x: Steps, state: torch.Tensor) -> Iterator[Steps]:
+    """Blocks of steps, as many each as `_KEPT` allows."""
+    import torch
+
+    steps = max(1, _most_kept(state) // max(state.numel(), 1))
+    return zip(*(torch.split(part, steps, dim=-2) for part in x), strict=True)
+
+
+def _groups(x: Steps, *states: torch.Tensor) -> Iterator[Steps]:
+    """Chunks [B, H, chunks, steps, features] and states before them, flat, as many at a time as
+    `_KEPT` allows.
     """
     import torch
 
-    r, k, v, decay, g = x
-    before, after = _states(k, v, decay, state)[0], []
-    by_step = list(zip(*(part.unbind(-2) for part in (r, decay, g)), strict=True))
-    for r_t, d_t, g_t in reversed(by_step):
-        after.append(gstate)
-        gstate = torch.addcmul(d_t[..., None] * gstate, r_t[..., None], g_t[..., None, :])
-    gradients = torch.stack(after[::-1], dim=-3)
-    return (
-        (before @ g[..., None]).squeeze(-1),
-        (gradients @ v[..., None]).squeeze(-1),
-        (k[..., None, :] @ gradients).squeeze(-2),
-        (before * gradients).sum(-1),
-        gstate,
-    )
+    of_a_chunk = x[0].shape[3] * states[0].shape[-1] * states[0].shape[-2]
+    size = max(1, _most_kept(states[0]) // max(of_a_chunk, 1))
+    flat = (torch.split(part.flatten(0, 2), size) for part in (*x, *states))
+    return zip(*flat, strict=True)
+
+
+def _most_kept(state: torch.Tensor) -> int:
+    return _KEPT["cpu" if state.device.type == "cpu" else "cuda"]
 
 
 def _states(
     k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, state: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(S_{t-1} of every step, S_T)."""
+) -> torch.Tensor:
+    """The state before each step, and after the last: [steps + 1, ..., K, V]."""
     import torch
 
-    states = []
-    for k_t, v_t, d_t in zip(*(x.unbind(-2) for x in (k, v, decay)), strict=True):
-        states.append(state)
-        state = torch.addcmul(d_t[..., None] * state, k_t[..., None], v_t[..., None, :])
-    return torch.stack(states, dim=-3), state
+    made = state.new_empty(k.shape[-2] + 1, *state.shape)
+    made[0] = state
+    torch.mul(*_factors(k, v), out=made[1:])
+    _walk_on(made[1:], decay, state)
+    return made
 
 
-def _back_one_by_one(
-    x: Steps, state: torch.Tensor, gstate: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """`_walk_back`, from kept states of every 64th step."""
+def _last(
+    k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, state: torch.Tensor
+) -> torch.Tensor:
+    """The state after the last step."""
     import torch
 
-    chunks = list(zip(*(torch.split(part, _CHUNK, dim=2) for part in x), strict=True))
-    starts = [state]
-    for _, k, v, decay, _ in chunks[:-1]:
-        starts.append(_states(k, v, decay, starts[-1])[1])
-    found = []
-    for start, chunk in zip(reversed(starts), reversed(chunks), strict=True):
-        *gradients, gstate = _walk_back(chunk, start, gstate)
-        found.append(gradients)
-    whole = (torch.cat(parts[::-1], dim=2) for parts in zip(*found, strict=True))
-    return (*whole, gstate)
+    for k_b, v_b, decay_b in _blocks((k, v, decay), state):
+        state = _walk_on(torch.mul(*_factors(k_b, v_b)), decay_b, state)
+    return state
 
 
-def _back_by_chunks(
+def _factors(k: torch.Tensor, v: torch.Tensor) -> Steps:
+    """What k_t v_t^T of all steps is the product of, steps first."""
+    return k.movedim(-2, 0)[..., None], v.movedim(-2, 0)[..., None, :]
+
+
+def _walk_on(terms: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """Turn the terms k_t v_t^T, [steps, ..., K, V], into the states after; return the last."""
+    for made, d_t in zip(terms.unbind(0), decay[..., None].unbind(-3), strict=True):
+        state = made.addcmul_(d_t, state)
+    return state
+
+
+def _gradients(
     x: Steps, state: torch.Tensor, gstate: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """`_walk_back` of all chunks side by side, as many as `_KEPT` allows."""
+    """(gr, gk, gv, gradient by the decay, gradient of the state before) without the bonus, from the
+    state before the first step and the gradient of the one after the last.
+
+    The gradient of the state goes from the last step to the first as the state does from the first
+    to the last, with r and g for k and v: both are one walk. First to every chunk's ends; then
+    through all chunks side by side, as many as `_KEPT` allows, keeping the states of all steps.
+    """
     import torch
 
     steps = x[0].shape[2]
     pads = (0.0, 0.0, 0.0, 1.0, 0.0)  # a decay of 1 keeps the state
     chunks = [_in_chunks(part, pad) for part, pad in zip(x, pads, strict=True)]
     r, k, v, decay, g = chunks
-    starts = _starts(k, v, decay, state)[:, :, :-1]
-    ends = _starts(r.flip(2, 3), g.flip(2, 3), decay.flip(2, 3), gstate)
-    flat = [part.flatten(0, 2) for part in (*chunks, starts, ends[:, :, :-1].flip(2))]
-    size = max(1, _KEPT // (_CHUNK * starts.shape[-1] * starts.shape[-2]))
-    found = []
-    for i in range(0, max(flat[0].shape[0], 1), size):
-        group = [part[i : i + size] for part in flat]
-        found.append(_walk_back(tuple(group[:5]), group[5], group[6])[:4])
+    keys, values, kept = (
+        torch.cat([a, b.flip(2, 3)]) for a, b in ((k, r), (v, g), (decay, decay))
+    )
+    starts, ends = _starts(keys, values, kept, torch.cat([state, gstate])).chunk(2)
+    groups = _groups(tuple(chunks), starts[:, :, :-1], ends[:, :, :-1].flip(2))
+    found = [_gradients_inside(group[:5], *group[5:]) for group in groups]
     whole = (
-        torch.cat(parts).view(*r.shape[:4], parts[0].shape[-1]).flatten(2, 3)[:, :, :steps]
+        torch.cat(parts, dim=1)
+        .movedim(0, 1)
+        .reshape(*r.shape[:4], parts[0].shape[-1])
+        .flatten(2, 3)[:, :, :steps]
         for parts in zip(*found, strict=True)
     )
     return (*whole, ends[:, :, -1])
+
+
+def _gradients_inside(
+    x: Steps, state: torch.Tensor, gstate: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """(gr, gk, gv, gradient by the decay), steps first, of chunks [n, steps, features]."""
+    import torch
+
+    r, k, v, decay, g = x
+    keys, values, kept = (torch.cat([a, b.flip(1)]) for a, b in ((k, r), (v, g), (decay, decay)))
+    states = _states(keys, values, kept, torch.cat([state, gstate]))
+    before, backwards = states[:-1].chunk(2, dim=1)
+    gradients = backwards.flip(0)
+    k, v, g = (part.movedim(1, 0) for part in (k, v, g))
+    return (
+        (before @ g[..., None]).squeeze(-1),
+        (gradients @ v[..., None]).squeeze(-1),
+        (k[..., None, :] @ gradients).squeeze(-2),
+        (before * gradients).sum(-1),
+    )
 
 
 def _starts(
@@ -272,22 +355,31 @@ def _starts(
     """States before every chunk, and after the last: [B, H, chunks + 1, K, V]."""
     import torch
 
-    inside = torch.zeros_like(start)[:, :, None].expand(-1, -1, k.shape[2], -1, -1)
-    for k_t, v_t, d_t in zip(*(x.unbind(3) for x in (k, v, decay)), strict=True):
-        inside = torch.addcmul(d_t[..., None] * inside, k_t[..., None], v_t[..., None, :])
-    kept = decay.prod(3)
-    states = [start]
-    for i in range(k.shape[2]):
-        states.append(kept[:, :, i, :, None] * states[-1] + inside[:, :, i])
-    return torch.stack(states, dim=2)
+    states = start.new_empty(*start.shape[:2], k.shape[2] + 1, *start.shape[2:])
+    by_chunk = states.unbind(2)
+    by_chunk[0].copy_(start)
+    if start.dtype == torch.float64:
+        zero = torch.zeros_like(start)[:, :, None].expand(-1, -1, k.shape[2], -1, -1)
+        inside = torch.cat([_last(*group) for group in _groups((k, v, decay), zero)])
+        kept = decay.prod(3).flatten(0, 2)[..., None]
+        by_itself = (x.view(*k.shape[:3], *x.shape[1:]).unbind(2) for x in (inside, kept))
+        for i, (inside_c, kept_c) in enumerate(zip(*by_itself, strict=True)):
+            torch.addcmul(inside_c, kept_c, by_chunk[i], out=by_chunk[i + 1])
+    else:
+        for i, chunk in enumerate(zip(k.unbind(2), v.unbind(2), decay.unbind(2), strict=True)):
+            by_chunk[i + 1].copy_(_last(*chunk, by_chunk[i]))
+    return states
 
 
 def _in_chunks(x: torch.Tensor, pad: float = 0.0) -> torch.Tensor:
-    """[B, H, chunks, _CHUNK, features] of whole chunks."""
+    """[B, H, chunks, steps, features] of whole chunks, about as many as they have steps: what is
+    done once per chunk and what is done once per step of all chunks are then about as many ops.
+    """
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
-    x = F.pad(x, (0, 0, 0, -x.shape[2] % _CHUNK), value=pad)
-    return x.reshape(*x.shape[:2], x.shape[2] // _CHUNK, _CHUNK, x.shape[-1])
+    steps = max(1, math.isqrt(x.shape[2] // 2))
+    x = F.pad(x, (0, 0, 0, -x.shape[2] % steps), value=pad)
+    return x.reshape(*x.shape[:2], x.shape[2] // steps, steps, x.shape[-1])
 
 
 def _sum_of_steps(x: torch.Tensor) -> torch.Tensor:
@@ -298,5 +390,5 @@ def _sum_of_steps(x: torch.Tensor) -> torch.Tensor:
         return x.sum(2)
     total = torch.zeros_like(x[:, :, 0])
     for x_t in x.unbind(2):
-        total = total + x_t
+        total += x_t
     return total

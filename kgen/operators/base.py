@@ -113,6 +113,8 @@ class Operator:
             steps of what the kernel does in turn.
         serial_dims: Those that the definition in fp32 walks along step by step (time): every step
             is a few launches, so that small sets are short.
+        widens: Whether the definition computes in fp32 whatever 16-bit dtypes the inputs have, and
+            rounds nothing but what it returns: one run of it in fp32 then tells what both lose.
         slow_peers: Names of peers that are run only when asked for, or profiled: a tune would wait
             for them.
         gradients: What autograd cannot tell from the names of the two passes' tensors.
@@ -136,6 +138,7 @@ class Operator:
     slab_dim: str | None = None
     repeats: tuple[str, ...] = ()
     serial_dims: tuple[str, ...] = ()
+    widens: bool = False
     slow_peers: tuple[str, ...] = ()
     gradients: Gradients = Gradients()
 

@@ -427,4 +427,5 @@ OPERATOR = Operator(
     slab_dim="B",
     repeats=("B", "H"),
     serial_dims=("T",),
+    widens=True,
 )

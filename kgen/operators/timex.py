@@ -348,4 +348,5 @@ OPERATOR = Operator(
     scale=scale,
     aliases=("depthwise_conv1d",),
     slab_dim="C",
+    widens=True,
 )

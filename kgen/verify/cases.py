@@ -74,7 +74,8 @@ class Sizes:
         quick: The set that every trial starts with.
         pool: Ordinary inputs that the definition alone runs on.
         flops: Arithmetic of a small set, at most; None: whatever its bytes ask for.
-        rows: Of the slab dim in a hard set, at most.
+        rows: Of the slab dim in a hard set, at most; no more than of a quick set where the
+            operator says that rows repeat its work.
     """
 
     small: int
@@ -221,6 +222,8 @@ class Schedule:
         }
         if slab is not None and slab not in constants:
             fits = max(1, budget // max(self._row_bytes(slab), 1))
+            if slab in self.operator.repeats:  # a row is a whole sequence there, not a line
+                rows = min(rows, QUICK)
             dims[slab] = min(rows, fits)
         smallest = {
             dim.name: max(1, dim.smallest)

@@ -264,9 +264,7 @@ class Oracle:
         references: dict[str, Reference] = {}
         eager: dict[str, float] = {}
         ranged: dict[str, float] = {}
-        native = self._define(part)
-        in_fp32 = all(t.dtype == torch.float32 for t in part.values() if t.is_floating_point())
-        single = native if in_fp32 else self._define(_in(torch.float32, part))
+        native, single = self._native_and_single(problem, part)
         growth = coarsest / torch.finfo(torch.float32).eps
         for t in self.pass_.outputs:
             dtype = self._dtype(problem, t.dtype)
@@ -297,6 +295,20 @@ class Oracle:
         if self.operator.scale is None:
             return outputs, {name: default_scale(y) for name, y in outputs.items()}
         return outputs, self.operator.scale(self.pass_.name, part, outputs, self.scalars)
+
+    def _native_and_single(
+        self, problem: Problem, part: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The definition run in the problem's dtypes, and in fp32."""
+        if all(t.dtype == torch.float32 for t in part.values() if t.is_floating_point()):
+            native = self._define(part)
+            return native, native
+        single = self._define(_in(torch.float32, part))
+        if not self.operator.widens:
+            return self._define(part), single
+        fields = {t.name: t.dtype for t in self.pass_.outputs}
+        rounded = {n: y.to(self._dtype(problem, fields[n])) for n, y in single.items()}
+        return rounded, single
 
     def _define(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs = self.operator.definition(self.pass_.name, inputs, self.scalars)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kgen.catalogue import open_catalogue
 from kgen.model.problem import parse_problem
-from kgen.verify.cases import FEW, GPU_SIZES, PROOF_SIZES, SHORT, Case, Schedule, Sizes
+from kgen.verify.cases import FEW, GPU_SIZES, PROOF_SIZES, QUICK, SHORT, Case, Schedule, Sizes
 
 LONG = "B=8,H=16,T=4096,E=64,M=64,dtype=fp32"
 
@@ -34,6 +34,12 @@ def test_small_sets_are_short_where_the_definition_walks() -> None:
     hard = [extents(c, made)["T"] for c in cases if c.name == "alternating"]
     assert hard == [SHORT]
     assert extents(cases[-1], made)["T"] == 4096, "a fresh set of full size is last"
+
+
+def test_hard_sets_have_fewer_rows_where_a_row_is_a_sequence() -> None:
+    made = schedule(GPU_SIZES, "B=3,H=3,T=67,E=67,M=67,dtype=fp32")
+    hard = [extents(c, made) for c in made.certify(1, {"E", "M"}) if c.name == "alternating"]
+    assert [dims["B"] for dims in hard] == [QUICK]
 
 
 def test_the_pool_is_one_draw_where_a_row_is_large() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kgen.catalogue import open_catalogue
 from kgen.errors import VerifyError
-from kgen.model.problem import Problem, parse_problem
+from kgen.model.problem import Problem, parse_problem, with_dims
 from kgen.model.signature import Dim, DTypeField, Pass, Signature
 from kgen.model.signature import Tensor as Declared
 from kgen.operators.base import Cost, Operator
@@ -28,6 +29,7 @@ from kgen.verify.oracle import (
     reference_of,
     slabs,
     smallest_scale,
+    torch_dtype,
 )
 
 CPU = torch.device("cpu")
@@ -353,3 +355,33 @@ def test_operator_that_contradicts_its_signature_is_named() -> None:
     inputs = Operator(**{**vars(good), "make_inputs": lambda *a: {"x": torch.zeros(1)}})
     with pytest.raises(VerifyError, match=r"make_inputs gives torch\.float32"):
         verify(fixture_of(inputs, "M=2,N=4,dtype=bf16"), lambda t: lambda: None)
+
+
+WIDENING = [
+    (operator, declared.name)
+    for operator in map(open_catalogue().operator, open_catalogue().names)
+    if operator.widens
+    for declared in operator.signature.passes
+]
+
+
+@pytest.mark.parametrize(
+    ("operator", "pass_name"), WIDENING, ids=[f"{o.name}-{p}" for o, p in WIDENING]
+)
+def test_a_definition_that_widens_rounds_only_what_it_returns(
+    operator: Operator, pass_name: str
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for choices in operator.signature.dtype_pairs():
+        dims = tuple((dim.name, max(5, dim.smallest)) for dim in operator.signature.dims)
+        problem = with_dims(Problem(dims, tuple(choices.items())), {}, operator.signature)
+        given = operator.make_inputs(pass_name, problem, "normal", generator, CPU)
+        scalars = operator.arguments(pass_name, problem)
+        wide = {n: x.float() if x.is_floating_point() else x for n, x in given.items()}
+        single = operator.definition(pass_name, wide, scalars)
+        native = operator.definition(pass_name, given, scalars)
+        declared = operator.signature.pass_named(pass_name)
+        for t in problem.present(declared).outputs:
+            dtype = torch_dtype(problem.dtype(t.dtype).torch)
+            assert native[t.name].dtype == dtype
+            assert native[t.name].equal(single[t.name].to(dtype))

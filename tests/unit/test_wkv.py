@@ -8,10 +8,11 @@ from itertools import pairwise, product
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kgen.errors import ProblemError
 from kgen.model.problem import Problem, parse_problem
-from kgen.operators import wkv5, wkv6
+from kgen.operators import _wkv_definition, wkv5, wkv6
 from kgen.operators._wkv import STATES
 from kgen.operators._wkv_definition import decays, definition
 from kgen.operators._wkv_peers import peers
@@ -152,17 +153,124 @@ def test_packed_sequences_are_calls_of_their_own(
             want = definition("forward", own, {"scale": 0.5})
             want |= definition("backward", own, {"scale": 0.5})
             for name in ("y", "gr", "gk", "gv"):
-                assert made[name][:, first:last].equal(want[name])
+                same(made[name][:, first:last], want[name])
             for name in ("final_state", "ginitial_state"):
-                assert made[name][i : i + 1].equal(want[name])
+                same(made[name][i : i + 1], want[name])
             shared["gu"] += want["gu"]
             if operator is wkv5.OPERATOR:
                 shared["gw"] += want["gw"]
             else:
-                assert made["gw"][:, first:last].equal(want["gw"])
+                same(made["gw"][:, first:last], want["gw"])
         torch.testing.assert_close(made["gu"], shared["gu"])
         if operator is wkv5.OPERATOR:
             torch.testing.assert_close(made["gw"], shared["gw"])
+
+
+def same(got: Tensor, want: Tensor) -> None:
+    """Bit by bit; but where float64 is cut into chunks depends on the longest sequence beside."""
+    if got.dtype == torch.float64:
+        torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
+    else:
+        assert got.equal(want)
+
+
+@each_operator
+@pytest.mark.parametrize("case", ["normal", "mixed", "nonfinite"])
+def test_fp32_takes_one_step_after_the_other(operator: Operator, case: str) -> None:
+    at = problem(operator, "B=2,T=150,H=2,K=3,V=4")
+    given = {name: x.float() for name, x in inputs(operator, case, at, "forward").items()}
+    r, k, v, w = (x.transpose(1, 2) if x.ndim == 4 else x for x in (given[n] for n in NAMES[:4]))
+    decay = w.exp() if w.ndim == 4 else w.exp()[None, :, None].expand(k.shape)
+    state, read = given["initial_state"], []
+    for t in range(150):
+        read.append((r[:, :, t, None] @ state)[:, :, 0])
+        term = k[:, :, t, :, None] * v[:, :, t, None]
+        state = torch.addcmul(term, decay[:, :, t, :, None], state)
+    given["u"] = torch.zeros_like(given["u"])
+    made = definition("forward", given, {"scale": 1.0})
+    bonus = (r * 0.0 * k).sum(-1, keepdim=True) * v
+    for got, want in (
+        (made["y"].transpose(1, 2), torch.stack(read, dim=2) + bonus),
+        (made["final_state"], state),
+    ):
+        assert got.isnan().equal(want.isnan())
+        assert got.nan_to_num().equal(want.nan_to_num())
+
+
+@each_operator
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_kept_at_a_time_changes_no_bit(
+    operator: Operator, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dims = "B=1,N=5,T=150,H=2,K=3,V=4,cu_seqlens_dtype=int32" if packed else "B=3,T=150,H=2,K=3,V=4"
+    at = problem(operator, dims)
+    given = {
+        name: x.float() if x.is_floating_point() else x
+        for name, x in inputs(operator, "mixed", at).items()
+    }
+    exact = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
+
+    def made() -> list[Tensor]:
+        return [
+            y
+            for x in (given, exact)
+            for pass_name in ("forward", "backward")
+            for y in definition(pass_name, x, {"scale": 0.5}).values()
+        ]
+
+    at_once = made()
+    monkeypatch.setattr(_wkv_definition, "_KEPT", {"cpu": 200})
+    for some, whole in zip(made(), at_once, strict=True):
+        assert some.equal(whole)
+
+
+class Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the ops that are not views: on a GPU each is a launch."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("pass_name", "operator", "per_step"),
+    [
+        ("forward", wkv6.OPERATOR, 1),
+        ("forward", wkv5.OPERATOR, 1),
+        ("backward", wkv6.OPERATOR, 2),  # both states in one; and the sum that is gu
+        ("backward", wkv5.OPERATOR, 2),
+    ],
+)
+def test_a_step_is_one_launch(pass_name: str, operator: Operator, per_step: int) -> None:
+    counts = []
+    for steps in (2048, 4096):
+        at = problem(operator, f"B=1,T={steps},H=1,K=2,V=2")
+        given = {name: x.float() for name, x in inputs(operator, "normal", at, pass_name).items()}
+        with Ops() as ops:
+            definition(pass_name, given, {"scale": 1.0})
+        counts.append(ops.count)
+    # Beside the steps there are some ops for each chunk, of which there are about sqrt(T).
+    assert counts[1] - counts[0] <= (per_step + 0.1) * 2048
+
+
+@each_operator
+def test_float64_takes_about_the_root_of_the_steps(operator: Operator) -> None:
+    at = problem(operator, "B=1,T=4096,H=1,K=2,V=2")
+    for pass_name in ("forward", "backward"):
+        given = inputs(operator, "normal", at, pass_name)
+        with Ops() as ops:
+            definition(pass_name, given, {"scale": 1.0})
+        assert ops.count < 6 * 64
 
 
 @each_operator
