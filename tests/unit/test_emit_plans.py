@@ -63,7 +63,7 @@ def variant(name: str, rule: str | None = None, safe: bool = False) -> Variant:
 def row(v: Variant, m: int, **config: Any) -> RowState:
     """A row of N = 4096."""
     chosen = Config.of(v.name, {"threads": 64, "rows": 4, **config})
-    fixed = literals({"N": 4096}, {"dtype": "bf16"}, chosen, {"sm_count": 132})
+    fixed = literals({"N": 4096}, {"dtype": "bf16"}, chosen.as_dict(), {"sm_count": 132})
     return RowState("forward", (("M", m), ("N", 4096)), (("dtype", "bf16"),), v.name,
                     chosen.values, ("N",), "0123456789ab", "r1", 3.25,
                     plan_text(v, SIGNATURE.passes[0], fixed))
@@ -161,7 +161,8 @@ def test_safe_plans_ask_the_device(import_module: Import) -> None:
     config = Config.of("split", {"threads": 64, "rows": 4})
     states = [
         SafeState("forward", (("dtype", dtype),), "split", config.values, "0123456789ab",
-                  plan_text(v, SIGNATURE.passes[0], literals({}, {"dtype": dtype}, config, {})))
+                  plan_text(v, SIGNATURE.passes[0],
+                            literals({}, {"dtype": dtype}, config.as_dict(), {})))
         for dtype in ("fp32", "bf16")
     ]
     fp32, bf16 = import_module("op.safe", safe_module("op", SIGNATURE, states)).FORWARD

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kgen.model.config import Config
-from kgen.search.params import ParamSpace, to_params
+from kgen.search.params import ParamSpace
 from kgen.search.study import Proposal, Search, open_study
 
 
@@ -306,7 +306,7 @@ def test_sampler_serves_any_optuna_program() -> None:
 
 def test_params_round_trip() -> None:
     space = ParamSpace.of(configs())
-    assert all(space.config_of(to_params(config)) == config for config in configs())
+    assert all(space.config_of(space.to_params(config)) == config for config in configs())
     assert space.config_of({"variant": "rows", "rows.vec": 1}) is None
     assert space.config_of({}) is None
     assert space.digest == ParamSpace.of(reversed(configs())).digest
