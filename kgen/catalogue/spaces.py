@@ -197,8 +197,9 @@ class _PassReader:
             block=_extents(entries["block"], names),
             smem=_expr(entries["smem"], names) if "smem" in entries else parse_expr(0),
             args=tuple(a.text() if a.text() in allowed else _expr(a, names) for a in args),
-            # Of parameters alone, so that the library knows it when it is written.
-            overlaps=_condition(entries["overlaps"], params) if "overlaps" in entries else None,
+            overlaps=(
+                _overlaps(entries["overlaps"], params, kernel) if "overlaps" in entries else None
+            ),
         )
 
 
@@ -221,13 +222,23 @@ def _choice(name: str, choices: Sequence[Value], tree: Tree) -> Value:
     )
 
 
-def _condition(tree: Tree, names: Sequence[str]) -> Expr:
-    """Read the condition of a launch's property."""
-    expr = _expr(tree, names)
+def _overlaps(tree: Tree, params: Sequence[str], kernel: str) -> Expr:
+    """Read when a launch overlaps the one before it: a condition over parameters.
+
+    Of nothing else, so that the generated library knows it when it is written.
+    """
+    try:
+        expr = parse_expr(tree.text())
+    except ExprError as problem:
+        raise tree.fail(f"launch '{kernel}': {problem}") from None
+    where = f"launch '{kernel}' overlaps where '{expr.text}'"
+    for name in sorted(expr.names):
+        if name not in params:
+            raise tree.fail(f"{where}, but '{name}' is no parameter\n  {suggest(name, params)}")
     if not expr.names:
         raise tree.fail(
-            f"'{expr.text}' is the same for every config; a condition uses a parameter\n"
-            f"  known: {', '.join(names)}"
+            f"{where}, which is the same for every config\n"
+            f"  allowed: a condition over {', '.join(params)}"
         )
     return expr
 

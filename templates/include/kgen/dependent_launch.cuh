@@ -18,6 +18,20 @@
 
 namespace kgen {
 
+#if !KGEN_HOST && KGEN_ARCH >= 900
+namespace detail {
+
+// The compiler goes on knowing that it is global memory, and so how to read it.
+template <class Pointer>
+KGEN_DEVICE void forget_origin(Pointer& pointer) {
+    u64 address = __cvta_generic_to_global(pointer);
+    asm volatile("" : "+l"(address)::"memory");
+    pointer = static_cast<Pointer>(__cvta_global_to_generic(address));
+}
+
+}  // namespace detail
+#endif
+
 // From where each block of this kernel has come here, or has ended, blocks of the next may begin.
 KGEN_DEVICE void let_next_kernel_start() {
 #if !KGEN_HOST && KGEN_ARCH >= 900
@@ -32,7 +46,7 @@ template <class... Pointers>
 KGEN_DEVICE void wait_for_earlier_kernel([[maybe_unused]] Pointers&... pointers) {
 #if !KGEN_HOST && KGEN_ARCH >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    (..., [&] { asm volatile("" : "+l"(pointers)::"memory"); }());
+    (..., detail::forget_origin(pointers));
 #endif
 }
 

@@ -7,6 +7,9 @@
 // for one product is an operand of the next as it lies in registers. So once everything has been copied
 // warps wait for nothing, and no state is updated: for that see state_walk.cuh, which leaves it.
 //
+// A block may begin while the states are still made (dependent_launch.cuh): then it makes first what
+// needs no state. One that begins later has the state to copy at once, and goes through it first.
+//
 // Scores are high and low parts, as in chunk_mma.cuh, where it says why; NaN and Inf are noticed as in
 // chunk_walk.cuh, by their effect, and then all is done again step by step.
 #pragma once
@@ -16,6 +19,7 @@
 #include "chunk_place.cuh"
 #include "chunk_plain.cuh"
 #include "chunk_stage.cuh"
+#include "dependent_launch.cuh"
 #include "math.cuh"
 #include "state_walk.cuh"
 
@@ -38,9 +42,10 @@ struct StoredState : WalkStates {
 
 // Keys, Values: features of a and b, and of v and out; Slice: value features of a block; StepTiles:
 // fragments of 16 steps of a warp, for which it reads b, v and the state once; CopyBytes: of one copy of
-// a, b and v. Scaled: scores are multiplied by rows.value_factor.
+// a, b and v. Scaled: scores are multiplied by rows.value_factor. Early: so many blocks per SM, those
+// that the GPU begins first, begin while the states are made; 0: the kernel begins behind them.
 template <class T, int Keys, int Values, int Chunk, int Slice, int StepTiles, int CopyBytes,
-          bool Scaled>
+          bool Scaled, int Early>
 class ChunkOutputs {
     static constexpr int kWarps = Chunk / (16 * StepTiles);
     static constexpr int kKeys = whole_fragments(Keys);
@@ -83,32 +88,39 @@ public:
     }
 
     KGEN_DEVICE void run() {
-        stage();
+        bool early = false;
+        if constexpr (Early > 0) {
+            early = static_cast<int>(blockIdx.x) < Early * multiprocessors();
+            if (!early) wait_for_earlier_kernel(state_rows_.stored);
+        }
+        stage(!early);
         Sums sums = {};
         cp_async_wait<1>();
         sync_block();
-        // 1. What the steps read of the state.
         Rows a;
 #pragma unroll
         for (int k = 0; k < kSteps; ++k)
 #pragma unroll
             for (int m = 0; m < StepTiles; ++m)
                 a[m][k] = Half::a_rows(a_ + 16 * (tile_ + m) * kKeyStride + 16 * k, kKeyStride);
-        if (state_rows_.stored != nullptr) {
-            if (state_rows_.transposed) {
-                carry<true>(sums, a);
-            } else {
-                carry<false>(sums, a);
-            }
-        }
-        // 2. Of the steps before them, and of themselves.
-        cp_async_wait_all();
-        sync_block();
-        if (16 * tile_ < left_) {
+        // What the steps read of the state, and of the steps before them and of themselves. A loop has
+        // both orders without twice the code.
 #pragma unroll 1
-            for (int tile = 0; tile < tile_; ++tile) look<-1>(sums, a, tile);
-            look<0>(sums, a, tile_);
-            if constexpr (StepTiles > 1) look<1>(sums, a, tile_ + 1);
+        for (int part = 0; part < (Early > 0 ? 2 : 1); ++part) {
+            if (Early == 0 || (part == 0) != early) {
+                if (early) {
+                    wait_for_earlier_kernel(state_rows_.stored);
+                    copy_state();
+                    cp_async_wait_all();
+                    sync_block();
+                }
+                see_state(sums, a);
+            }
+            if (Early == 0 || (part == 0) == early) {
+                cp_async_wait_all();
+                sync_block();
+                see_steps(sums, a);
+            }
         }
         if (block_has(write(sums)))
             walk_plainly<T, Keys, Values, Slice, kThreads, false, false, Scaled, true>(
@@ -116,29 +128,32 @@ public:
     }
 
 private:
-    // Start all copies: a and the state, then b and v.
-    KGEN_DEVICE void stage() {
+    // Start all copies: a and, if it is there, the state; then b and v.
+    KGEN_DEVICE void stage(bool with_state) {
         const bool ragged = kKeys > Keys || rows_.values < Slice;
         if (ragged) {  // features that do not exist are zeros
             for (int i = thread_rank(); i < kElements; i += kThreads) a_[i] = from_float<T>(0.0f);
             sync_block();
         }
         copy<Keys>(a_, kKeyStride, rows_.a, Keys);
-        if (state_rows_.stored != nullptr) {
-            const StepRows<const T> source{state_rows_.stored, state_rows_.row_stride};
-            const int values = min(whole_fragments(rows_.values), Slice);
-            if (state_rows_.transposed) {
-                ChunkCopier<T, Slice, kKeys, 16, kThreads>(source, 0, kKeys)
-                    .template start<false>(state_, kKeyStride, values);
-            } else {
-                ChunkCopier<T, kKeys, Slice, 16, kThreads>(source, 0, values)
-                    .template start<true>(state_, kValueStride, kKeys);
-            }
-        }
+        if (with_state) copy_state();
         cp_async_commit();
         copy<Keys>(b_, kKeyStride, rows_.b, Keys);
         copy<Slice>(v_, kValueStride, rows_.v, rows_.values);
         cp_async_commit();
+    }
+
+    KGEN_DEVICE void copy_state() const {
+        if (state_rows_.stored == nullptr) return;
+        const StepRows<const T> source{state_rows_.stored, state_rows_.row_stride};
+        const int values = min(whole_fragments(rows_.values), Slice);
+        if (state_rows_.transposed) {
+            ChunkCopier<T, Slice, kKeys, 16, kThreads>(source, 0, kKeys)
+                .template start<false>(state_, kKeyStride, values);
+        } else {
+            ChunkCopier<T, kKeys, Slice, 16, kThreads>(source, 0, values)
+                .template start<true>(state_, kValueStride, kKeys);
+        }
     }
 
     template <int Width>
@@ -149,6 +164,23 @@ private:
         } else {
             copier.template start<false>(tile, stride, left_);
         }
+    }
+
+    KGEN_DEVICE void see_state(Sums& sums, const Rows& a) const {
+        if (state_rows_.stored == nullptr) return;
+        if (state_rows_.transposed) {
+            carry<true>(sums, a);
+        } else {
+            carry<false>(sums, a);
+        }
+    }
+
+    KGEN_DEVICE void see_steps(Sums& sums, const Rows& a) const {
+        if (16 * tile_ >= left_) return;
+#pragma unroll 1
+        for (int tile = 0; tile < tile_; ++tile) look<-1>(sums, a, tile);
+        look<0>(sums, a, tile_);
+        if constexpr (StepTiles > 1) look<1>(sums, a, tile_ + 1);
     }
 
     // O += A S.
@@ -295,7 +327,7 @@ private:
     }
 
     const WalkRows<T>& rows_;
-    const StoredState<T>& state_rows_;
+    StoredState<T> state_rows_;
     T *a_, *b_, *v_, *state_;
     int left_, tile_;  // steps of the chunk that exist, the warp's first 16 among them
 };
