@@ -103,6 +103,15 @@ class _PassReader:
                 raise entries["nondeterministic"].fail(
                     "say why launches on the same inputs may differ, or leave the key out"
                 )
+        launches = tuple(
+            self._launch(item, static, [w.name for w in workspaces], [p.name for p in params], i)
+            for i, item in enumerate(entries["launch"].sequence())
+        )
+        if safe is not None and any(launch.overlaps is not None for launch in launches):
+            raise entries["safe"].fail(
+                "a variant with 'safe' must run on every GPU, so no launch of it can have "
+                "'overlaps'\n  next: take it out of its launches"
+            )
         return Variant(
             name=name,
             pass_name=self.pass_name,
@@ -111,10 +120,7 @@ class _PassReader:
             constants=constants,
             requires=_rules(entries.get("require"), static, kinds=True),
             guards=guards,
-            launches=tuple(
-                self._launch(item, static, [w.name for w in workspaces])
-                for item in entries["launch"].sequence()
-            ),
+            launches=launches,
             workspaces=workspaces,
             first=tuple(config(t) for t in _items(entries.get("first"))),
             safe=safe,
@@ -130,12 +136,14 @@ class _PassReader:
                     f"'{name}' cannot name a parameter: it is no identifier, "
                     "or already means something else in rules"
                 )
+            choices_tree, default_tree = _choices(choices_tree)
             choices = tuple(_value(item) for item in choices_tree.sequence())
             if not choices:
                 raise choices_tree.fail(f"'{name}' has no choices")
             if len({spell(c) for c in choices}) != len(choices):
                 raise choices_tree.fail(f"'{name}' has a choice twice")
-            params.append(Param(name, choices))
+            default = None if default_tree is None else _choice(name, choices, default_tree)
+            params.append(Param(name, choices, default))
         return tuple(params)
 
     def _constants(self, tree: Tree | None) -> tuple[str, ...]:
@@ -158,8 +166,24 @@ class _PassReader:
             found.append(WorkspaceSpec(name, dtype, _expr(entries["elements"], names)))
         return tuple(found)
 
-    def _launch(self, tree: Tree, names: Sequence[str], workspaces: list[str]) -> LaunchSpec:
-        entries = tree.fields(required=["kernel", "grid", "block", "args"], optional=["smem"])
+    def _launch(
+        self,
+        tree: Tree,
+        names: Sequence[str],
+        workspaces: list[str],
+        params: list[str],
+        index: int,
+    ) -> LaunchSpec:
+        entries = tree.fields(
+            required=["kernel", "grid", "block", "args"], optional=["smem", "overlaps"]
+        )
+        kernel = entries["kernel"].text()
+        if "overlaps" in entries and index == 0:
+            raise entries["overlaps"].fail(
+                f"launch '{kernel}' is the first of its plan, so it cannot have 'overlaps: "
+                f"{entries['overlaps'].text()}': what runs before a plan does not know of it\n"
+                "  allowed: in the second launch and later ones"
+            )
         allowed = [*self.tensors, *workspaces, *self.dims, *self.scalars, *self.strides]
         args = entries["args"].sequence()
         for arg in args:
@@ -168,12 +192,55 @@ class _PassReader:
                     f"unknown kernel argument '{arg.text()}'\n  {suggest(arg.text(), allowed)}"
                 )
         return LaunchSpec(
-            kernel=entries["kernel"].text(),
+            kernel=kernel,
             grid=_extents(entries["grid"], names),
             block=_extents(entries["block"], names),
             smem=_expr(entries["smem"], names) if "smem" in entries else parse_expr(0),
             args=tuple(a.text() if a.text() in allowed else _expr(a, names) for a in args),
+            overlaps=(
+                _overlaps(entries["overlaps"], params, kernel) if "overlaps" in entries else None
+            ),
         )
+
+
+def _choices(tree: Tree) -> tuple[Tree, Tree | None]:
+    """Read `[a, b]`, or `{choices: [a, b], default: a}`; the default's tree is None for a list."""
+    if not tree.is_mapping:
+        return tree, None
+    entries = tree.fields(required=["choices", "default"])
+    return entries["choices"], entries["default"]
+
+
+def _choice(name: str, choices: Sequence[Value], tree: Tree) -> Value:
+    value = _value(tree)
+    for choice in choices:
+        if spell(choice) == spell(value):
+            return choice
+    raise tree.fail(
+        f"{name}={spell(value)} is not among its choices\n"
+        f"  allowed: {', '.join(spell(c) for c in choices)}"
+    )
+
+
+def _overlaps(tree: Tree, params: Sequence[str], kernel: str) -> Expr:
+    """Read when a launch overlaps the one before it: a condition over parameters.
+
+    Of nothing else, so that the generated library knows it when it is written.
+    """
+    try:
+        expr = parse_expr(tree.text())
+    except ExprError as problem:
+        raise tree.fail(f"launch '{kernel}': {problem}") from None
+    where = f"launch '{kernel}' overlaps where '{expr.text}'"
+    for name in sorted(expr.names):
+        if name not in params:
+            raise tree.fail(f"{where}, but '{name}' is no parameter\n  {suggest(name, params)}")
+    if not expr.names:
+        raise tree.fail(
+            f"{where}, which is the same for every config\n"
+            f"  allowed: a condition over {', '.join(params)}"
+        )
+    return expr
 
 
 def _items(tree: Tree | None) -> list[Tree]:
@@ -278,16 +345,13 @@ def _ladder(items: Sequence[Tree], variants: Sequence[Variant]) -> tuple[LadderS
 
 def _config_reader(variant: str, params: tuple[Param, ...]) -> Callable[[Tree], Config]:
     def read(tree: Tree) -> Config:
-        entries = tree.fields(required=[p.name for p in params])
-        values = {}
-        for param in params:
-            value = _value(entries[param.name])
-            if not any(spell(value) == spell(choice) for choice in param.choices):
-                raise entries[param.name].fail(
-                    f"{param.name}={spell(value)} is not among its choices\n  "
-                    f"allowed: {', '.join(spell(c) for c in param.choices)}"
-                )
-            values[param.name] = value
-        return Config.of(variant, values)
+        entries = tree.fields(
+            required=[p.name for p in params if p.default is None],
+            optional=[p.name for p in params if p.default is not None],
+        )
+        said = [p for p in params if p.name in entries]
+        values = {p.name: _choice(p.name, p.choices, entries[p.name]) for p in said}
+        return Config.of(variant, {p.name: values[p.name] for p in said
+                                   if not p.is_default(values[p.name])})
 
     return read

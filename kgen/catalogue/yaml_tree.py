@@ -43,6 +43,11 @@ class Tree:
         """Build an error at this entry's name, which may stand lines above its value."""
         return Tree(self.key or self.node, self.path, self.error).fail(message)
 
+    @property
+    def is_mapping(self) -> bool:
+        """Whether it has entries with names."""
+        return isinstance(self.node, yaml.MappingNode)
+
     def mapping(self) -> dict[str, Tree]:
         """Return the entries of a mapping, in order.
 

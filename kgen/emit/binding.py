@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.errors import SpaceError
-from kgen.model.config import Config
+from kgen.model.config import Value
 from kgen.model.dtypes import DTYPES, itemsizes
 from kgen.model.expr import FUNCTIONS, Expr, parse_expr
 from kgen.model.plan import MAX_GRID
@@ -34,6 +34,7 @@ class LaunchText:
     smem: str
     args: tuple[str, ...]
     kinds: str  # one letter per argument: p(ointer), q (int64), f(loat32)
+    overlaps: bool = False  # may begin before the launch before it has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,11 @@ class PlanText:
 
 
 def literals(
-    dims: Mapping[str, int], dtypes: Mapping[str, str], config: Config, facts: Mapping[str, int]
+    dims: Mapping[str, int], dtypes: Mapping[str, str], config: Mapping[str, Value],
+    facts: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Values of all names that are fixed for a kernel."""
-    values: dict[str, Any] = {**facts, **dims, **dtypes, **config.as_dict()}
+    """Values of all names that are fixed for a kernel; `config` has all parameters."""
+    values: dict[str, Any] = {**facts, **dims, **dtypes, **config}
     return values | itemsizes(dtypes.items())
 
 
@@ -138,7 +140,8 @@ def _launch(
         for arg, kind in zip(spec.args, kinds, strict=True)
     )
     return LaunchText(spec.kernel, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]),
-                      bound(spec.smem, fixed), args, kinds)
+                      bound(spec.smem, fixed), args, kinds,
+                      spec.overlaps is not None and bool(spec.overlaps(fixed)))
 
 
 class _Fold(ast.NodeTransformer):

@@ -237,7 +237,8 @@ def _row_state(winner: Winner) -> RowState:
         )
     constants = {name: winner.problem.dim(name) for name in winner.variant.constants}
     dtypes = dict(winner.problem.dtypes)
-    fixed = literals(constants, dtypes, winner.config, winner.gpu.names)
+    config = winner.variant.values(winner.config)
+    fixed = literals(constants, dtypes, config, winner.gpu.names)
     fixed |= absent_literals(passed, dtypes)
     return RowState(
         pass_name=winner.pass_name,
@@ -256,7 +257,8 @@ def _row_state(winner: Winner) -> RowState:
 
 def _safe_state(safe: SafeKernel) -> SafeState:
     passed = safe.operator.signature.pass_named(safe.pass_name)
-    fixed = literals({}, safe.dtypes, safe.config, {}) | absent_literals(passed, safe.dtypes)
+    fixed = literals({}, safe.dtypes, safe.variant.values(safe.config), {})
+    fixed |= absent_literals(passed, safe.dtypes)
     plan = plan_text(safe.variant, passed, fixed)
     return SafeState(
         pass_name=safe.pass_name,

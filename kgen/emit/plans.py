@@ -79,13 +79,16 @@ def _plan_function(
 
     prepared: list[str] = []
     launches: list[str] = []
+    grids: list[list[str]] = []
     for index, launch in enumerate(plan.launches):
         suffix = "" if len(plan.launches) == 1 else f"_{index + 1}"
         launcher = f"launch{suffix}"
         block = f"block=({', '.join(map(local, launch.block))})"
+        options = [block, f"smem={local(launch.smem)}"]
+        if launch.overlaps:
+            options.append(f"overlaps={_any_launched(grids)}")
         prepared.append(fold(
-            f"{launcher} = file.launcher(",
-            [quoted(launch.kernel), quoted(launch.kinds), block, f"smem={local(launch.smem)}"],
+            f"{launcher} = file.launcher(", [quoted(launch.kernel), quoted(launch.kinds), *options],
             ")", INDENT,
         ))
         grid = []
@@ -96,6 +99,7 @@ def _plan_function(
                 grid.append(f"grid{suffix}_{axis}")
                 head = f"{grid[-1]} = "
                 prepared.append(head + wrapped(local(extent), INDENT, len(head)))
+        grids.append(grid)
         arguments = []
         for position, text in enumerate(_arguments(launch, plan, used)):
             if launch.kinds[position] == "q" and not (text.isdecimal() or text.isidentifier()):
@@ -127,6 +131,17 @@ def _plan_function(
         fits=f"{name}_fits" if parts else "always",
         helpers=frozenset(helpers),
     )
+
+
+def _any_launched(grids: list[list[str]]) -> str:
+    """Whether any launch before has a block: the first that has one must not overlap."""
+    extents = [[extent for extent in grid if not extent.isdecimal()] for grid in grids
+               if "0" not in grid]
+    if not extents:
+        return "False"
+    if not all(extents):
+        return "True"
+    return " or ".join(" and ".join(f"{extent} > 0" for extent in grid) for grid in extents)
 
 
 def _arguments(launch: LaunchText, plan: PlanText, used: dict[str, None]) -> list[str]:

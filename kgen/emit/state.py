@@ -177,9 +177,7 @@ def read_safe(path: Path) -> tuple[SafeState, ...]:
 def _row(row: RowState | SafeState) -> dict[str, Any]:
     plan = {
         "launches": [
-            {**asdict(launch), "grid": list(launch.grid), "block": list(launch.block),
-             "args": list(launch.args)}
-            for launch in row.plan.launches
+            _launch(launch) for launch in row.plan.launches
         ],
         "workspaces": [asdict(workspace) for workspace in row.plan.workspaces],
         "conditions": list(row.plan.conditions),
@@ -195,6 +193,14 @@ def _row(row: RowState | SafeState) -> dict[str, Any]:
         if row.origin != TUNED:
             data["origin"] = row.origin
     return {**data, "plan": plan}
+
+
+def _launch(launch: LaunchText) -> dict[str, Any]:
+    data = {**asdict(launch), "grid": list(launch.grid), "block": list(launch.block),
+            "args": list(launch.args)}
+    if not launch.overlaps:
+        del data["overlaps"]
+    return data
 
 
 def _rule(rule: LearntRule) -> dict[str, Any]:
@@ -236,7 +242,8 @@ def _common(row: dict[str, Any]) -> dict[str, Any]:
         "plan": PlanText(
             tuple(
                 LaunchText(launch["kernel"], _three(launch["grid"]), _three(launch["block"]),
-                           launch["smem"], tuple(launch["args"]), launch["kinds"])
+                           launch["smem"], tuple(launch["args"]), launch["kinds"],
+                           bool(launch.get("overlaps", False)))
                 for launch in plan["launches"]
             ),
             tuple(WorkspaceText(**workspace) for workspace in plan["workspaces"]),

@@ -71,7 +71,7 @@ class CudaModule(Module):
         """Load the cubin; see `CudaDevice.load`."""
         super().__init__(artifact)
         self._device = device
-        self._launchers: dict[tuple[str, str, tuple[int, int, int], int], Launcher] = {}
+        self._launchers: dict[tuple[str, str, tuple[int, int, int], int, bool], Launcher] = {}
         try:
             self._module = cuda.Module(read_file(artifact.path), device.ordinal, artifact.path)
         except (CudaError, OSError) as error:
@@ -122,7 +122,7 @@ class CudaModule(Module):
         values = resolve(launch, tensors, numbers, self._device.torch_device)
         codes = ["q" if isinstance(v, int) else "f" if isinstance(v, float) else "p"
                  for v in values]
-        key = (launch.kernel, "".join(codes), launch.block, launch.smem_bytes)
+        key = (launch.kernel, "".join(codes), launch.block, launch.smem_bytes, launch.overlaps)
         if key not in self._launchers:  # one serves the many buffer sets of a measurement
             try:
                 function = self._module.function(launch.kernel)

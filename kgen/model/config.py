@@ -16,7 +16,8 @@ class Config:
 
     Attributes:
         variant: Name of the variant.
-        values: (parameter, value) in the order in which the variant declares them.
+        values: (parameter, value) in the order in which the variant declares them; without those
+            that are what the variant declares as their default (`Variant.config`).
     """
 
     variant: str

@@ -11,21 +11,32 @@ from kgen.model.config import Config
 from kgen.model.expr import Expr
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
-from kgen.model.space import Variant
+from kgen.model.space import LaunchSpec, Variant
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
+OVERLAP_SINCE = 90  # compute capability from which on a launch can overlap the one before it
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch with concrete numbers; `args` are names, bound to values by a caller, or
-    whole numbers."""
+    """One kernel launch with concrete numbers.
+
+    Attributes:
+        kernel: Name of the `extern "C"` kernel.
+        grid: Blocks in x, y, z.
+        block: Threads in x, y, z.
+        smem_bytes: Dynamic shared memory.
+        args: Names, bound to values by a caller, or whole numbers.
+        overlaps: Whether it may begin before the launch before it has ended. Never of the first
+            launch that is not empty: what comes before a plan does not know of it.
+    """
 
     kernel: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     smem_bytes: int
     args: tuple[str | int, ...]
+    overlaps: bool = False
 
     @property
     def threads(self) -> int:
@@ -55,19 +66,22 @@ class Plan:
     workspaces: tuple[Workspace, ...]
 
 
-def expression_names(problem: Problem, config: Config, gpu: GpuProfile) -> dict[str, Any]:
+def expression_names(
+    variant: Variant, config: Config, problem: Problem, gpu: GpuProfile
+) -> dict[str, Any]:
     """Values of every name that rules and launch expressions may use."""
-    return {**gpu.names, **problem.names, **config.as_dict()}
+    return {**gpu.names, **problem.names, **variant.values(config)}
 
 
 def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfile) -> Plan:
     """Evaluate a variant's launch expressions.
 
     Raises:
-        SpaceError: If an extent is no whole number, negative, or beyond what CUDA can launch.
+        SpaceError: If an extent is no whole number, negative, or beyond what CUDA can launch; or
+            a launch overlaps on a GPU that cannot.
     """
-    env = expression_names(problem, config, gpu)
-    launches = []
+    env = expression_names(variant, config, problem, gpu)
+    launches: list[Launch] = []
     for spec in variant.launches:
         grid = _extents(spec.grid, env, variant, "grid", least=0, most=MAX_GRID)
         block = _extents(spec.block, env, variant, "block", least=1, most=(1024, 1024, 64))
@@ -76,12 +90,26 @@ def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfil
             _whole(arg, env, variant, "argument") if isinstance(arg, Expr) else arg
             for arg in spec.args
         )
-        launches.append(Launch(spec.kernel, grid, block, smem, args))
+        overlaps = _overlaps(spec, env, variant, gpu) and not all(x.is_empty for x in launches)
+        launches.append(Launch(spec.kernel, grid, block, smem, args, overlaps))
     workspaces = tuple(
         Workspace(w.name, w.dtype, _whole(w.elements, env, variant, w.name))
         for w in variant.workspaces
     )
     return Plan(tuple(launches), workspaces)
+
+
+def _overlaps(spec: LaunchSpec, env: dict[str, Any], variant: Variant, gpu: GpuProfile) -> bool:
+    if spec.overlaps is None or not spec.overlaps(env):
+        return False
+    if not gpu.is_host and gpu.compute_capability < OVERLAP_SINCE:
+        raise SpaceError(
+            f"{variant.where}: launch '{spec.kernel}' overlaps the one before it "
+            f"('{spec.overlaps.text}'), which takes sm_{OVERLAP_SINCE} or later; {gpu.name} is "
+            f"{gpu.arch}\n  next: add a rule that allows it from compute_capability "
+            f"{OVERLAP_SINCE} on"
+        )
+    return True
 
 
 def _whole(expr: Expr, env: dict[str, Any], variant: Variant, what: str) -> int:

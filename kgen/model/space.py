@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from kgen.errors import SpaceError, suggest
-from kgen.model.config import Config, Value
+from kgen.model.config import Config, Value, spell
 from kgen.model.expr import Expr
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter and its choices, in the order in which they are written."""
+    """A parameter and its choices, in the order in which they are written.
+
+    Attributes:
+        name: Its name.
+        choices: What it may be.
+        default: The choice that a config means by leaving it out; None if every config says one.
+            For what a variant gains later: kernels and records from before keep their identity.
+    """
 
     name: str
     choices: tuple[Value, ...]
+    default: Value | None = None
+
+    def is_default(self, value: Value) -> bool:
+        """Whether a config leaves the parameter out to say this."""
+        return self.default is not None and spell(value) == spell(self.default)
 
 
 class RuleKind(StrEnum):
@@ -51,6 +64,8 @@ class LaunchSpec:
         args: In the kernel's order: names of tensors, workspaces, dims, scalars,
             `<tensor>_stride_<dim>`; or whole-number expressions, passed as `long long`. A tensor
             that a problem leaves out is passed as a null pointer, its strides as 0.
+        overlaps: Over parameters: whether it may begin before the launch before it has ended. Its
+            kernel then waits before it touches what that one reads or writes. None: never.
     """
 
     kernel: str
@@ -58,6 +73,7 @@ class LaunchSpec:
     block: tuple[Expr, ...]
     smem: Expr
     args: tuple[str | Expr, ...]
+    overlaps: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +134,23 @@ class Variant:
         for param in self.params:
             total *= len(param.choices)
         return total
+
+    def config(self, values: Mapping[str, Value]) -> Config:
+        """Return the one config that such values are: in declared order, without defaults.
+
+        Args:
+            values: Of every parameter; those with a default may be left out.
+        """
+        said = [p for p in self.params if p.name in values or p.default is None]
+        return Config(
+            self.name,
+            tuple((p.name, values[p.name]) for p in said if not p.is_default(values[p.name])),
+        )
+
+    def values(self, config: Config) -> dict[str, Value]:
+        """Return the values of all parameters of a config: what it says, and the defaults."""
+        defaults = {p.name: p.default for p in self.params if p.default is not None}
+        return {**defaults, **config.as_dict()}
 
 
 @dataclass(frozen=True, slots=True)

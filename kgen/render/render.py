@@ -130,7 +130,8 @@ class Renderer:
 
 def template_context(variant: Variant, config: Config, problem: Problem) -> dict[str, str | int]:
     """Names that a template may use, with the text that each renders to."""
-    context: dict[str, str | int] = {name: spell(value) for name, value in config}
+    values = variant.values(config)
+    context: dict[str, str | int] = {name: spell(value) for name, value in values.items()}
     context |= {dim: problem.dim(dim) for dim in variant.constants}
     context |= {field: spelled(field, choice) for field, choice in problem.dtypes}
     return context

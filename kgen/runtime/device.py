@@ -92,7 +92,7 @@ class KernelFile:
             self._cuda = cuda.Module(image, _index(device), f"{folder.parent.name}/{stem}")
 
     def launcher(self, kernel: str, arguments: str, block: tuple[int, int, int],
-                 smem: int) -> Launcher:
+                 smem: int, overlaps: bool = False) -> Launcher:
         """Prepare launches of a kernel.
 
         Args:
@@ -100,11 +100,12 @@ class KernelFile:
             arguments: One letter each: p (address), q (int64), f (float32).
             block: Threads in x, y, z.
             smem: Dynamic shared memory, bytes.
+            overlaps: Whether a GPU may begin it before the launch before it has ended.
         """
         if self._cuda is not None:
             function = self._cuda.function(kernel)
             function.allow_smem(smem)
-            return make_launcher(function, arguments, block, smem)
+            return make_launcher(function, arguments, block, smem, overlaps)
         assert self._host is not None
         return _host_launcher(self._host.function(kernel), arguments, block, smem)
 

@@ -118,7 +118,7 @@ def refusing_rule(
             be worth a trial.
     """
     walk = _Walk(variant, pass_, problem, gpu)
-    env = {**walk.env, **config.as_dict()}
+    env = {**walk.env, **variant.values(config)}
     for level in walk.levels:
         for rule in level:
             if legality_only and rule.kind is RuleKind.EFFICIENCY:
@@ -158,7 +158,7 @@ class _Walk:
                 self.refused[rule] = self.refused.get(rule, 0) + lost
                 return
         if depth == len(params):
-            config = Config(self.variant.name, tuple(chosen))
+            config = self.variant.config(dict(chosen))
             refusal = self.plan_refusal(config)
             if refusal is None:
                 found.append(config)

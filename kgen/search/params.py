@@ -10,23 +10,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 
 from kgen.model.config import Config, Value
 
 VARIANT = "variant"
+DEFAULT = "default"  # stands for what a config leaves out, and other configs of its variant say
 
 
 def param_name(variant: str, name: str) -> str:
     """Return the Optuna name of a variant's parameter."""
     return f"{variant}.{name}"
-
-
-def to_params(config: Config) -> dict[str, Value]:
-    """Return a config as Optuna parameters."""
-    params: dict[str, Value] = {VARIANT: config.variant}
-    for name, value in config.values:
-        params[param_name(config.variant, name)] = value
-    return params
 
 
 @dataclass(frozen=True)
@@ -45,13 +39,17 @@ class ParamSpace:
     def of(cls, configs: Iterable[Config]) -> ParamSpace:
         """Collect the parameters and values of a feasible set."""
         seen: dict[str, set[Value]] = {VARIANT: set()}
-        order: dict[str, tuple[str, ...]] = {}
+        named: dict[str, set[tuple[str, ...]]] = {}
         for config in configs:
             seen[VARIANT].add(config.variant)
-            if config.variant not in order:
-                order[config.variant] = tuple(name for name, _ in config.values)
+            named.setdefault(config.variant, set()).add(tuple(name for name, _ in config.values))
             for name, value in config.values:
                 seen.setdefault(param_name(config.variant, name), set()).add(value)
+        order = {variant: _merged(names) for variant, names in named.items()}
+        for variant, every in order.items():
+            for name in every:
+                if any(name not in names for names in named[variant]):
+                    seen[param_name(variant, name)].add(DEFAULT)
         return cls({name: _sorted(values) for name, values in seen.items()}, order)
 
     @property
@@ -61,6 +59,14 @@ class ParamSpace:
             {name: list(values) for name, values in self.choices.items()}, sort_keys=True
         )
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def to_params(self, config: Config) -> dict[str, Value]:
+        """Return a config as Optuna parameters: of its variant all, so that none looks cut off."""
+        values = config.as_dict()
+        order = self.order.get(config.variant, tuple(values))
+        return {VARIANT: config.variant} | {
+            param_name(config.variant, name): values.get(name, DEFAULT) for name in order
+        }
 
     def config_of(self, params: Mapping[str, object]) -> Config | None:
         """Return the config that a trial's parameters spell, or None if they are not of this space.
@@ -75,16 +81,28 @@ class ParamSpace:
             value = params.get(param_name(variant, name))
             if not isinstance(value, (bool, int, float, str)):
                 return None
-            values.append((name, value))
+            if value != DEFAULT or DEFAULT not in self.choices[param_name(variant, name)]:
+                values.append((name, value))
         return Config(variant, tuple(values))
 
     def normal(self, config: Config) -> Config:
         """Return a config with its values in the declared order, which equality asks for."""
         order = self.order.get(config.variant)
         values = config.as_dict()
-        if order is None or set(order) != set(values):
+        if order is None or not set(values) <= set(order):
             return config
-        return Config(config.variant, tuple((name, values[name]) for name in order))
+        return Config(
+            config.variant, tuple((name, values[name]) for name in order if name in values)
+        )
+
+
+def _merged(orders: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Names in one order that agrees with all of these, of which some leave names out."""
+    before: dict[str, dict[str, None]] = {}
+    for names in sorted(orders):
+        for i, name in enumerate(names):
+            before.setdefault(name, {}).update(dict.fromkeys(names[:i]))
+    return tuple(TopologicalSorter(before).static_order())
 
 
 def _sorted(values: set[Value]) -> tuple[Value, ...]:

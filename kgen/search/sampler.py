@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from kgen.model.config import Config
 from kgen.search.encoding import Encoding
-from kgen.search.params import ParamSpace, to_params
+from kgen.search.params import ParamSpace
 from kgen.search.proposer import Proposer
 
 FATE = "fate"  # trial user attribute: how the trial ended
@@ -75,7 +75,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
 
     def distributions_of(self, config: Config) -> dict[str, BaseDistribution]:
         """Return the distributions of the parameters that the config has."""
-        return {name: self.distributions[name] for name in to_params(config)}
+        return {name: self.distributions[name] for name in self.space.to_params(config)}
 
     def propose(self, study: optuna.Study, n: int) -> list[Config]:
         """Return up to n configs that no trial of the study has; fewer when the set runs out."""
@@ -102,7 +102,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
         """Return the chosen config as parameters."""
-        return dict(to_params(self._chosen.pop(trial.number)))
+        return dict(self.space.to_params(self._chosen.pop(trial.number)))
 
     def sample_independent(
         self,

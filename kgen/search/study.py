@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kgen.model.config import Config
 from kgen.search.lock import FileLock
-from kgen.search.params import ParamSpace, to_params
+from kgen.search.params import ParamSpace
 from kgen.search.study_file import StudyFile
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Search:
                     self._study_id,
                     create_trial(
                         state=TrialState.RUNNING,
-                        params=dict(to_params(config)),
+                        params=dict(self._sampler.space.to_params(config)),
                         distributions=self._sampler.distributions_of(config),
                         user_attrs={_OWNER: _this_process()},
                     ),
@@ -193,7 +193,7 @@ class Search:
                 create_trial(
                     state=TrialState.FAIL if median_us is None else TrialState.COMPLETE,
                     value=median_us,
-                    params=dict(to_params(config)),
+                    params=dict(space.to_params(config)),
                     distributions=self._sampler.distributions_of(config),
                     user_attrs={FATE: "failed" if median_us is None else "verified", "known": True},
                 )

@@ -145,7 +145,7 @@ def admission(
 ) -> Callable[[Mapping[str, int | str], Mapping[str, torch.Tensor]], bool]:
     """Return what says whether a candidate's guards admit a call of some numbers and tensors."""
     guards = [rule.condition for rule in candidate.variant.guards]
-    fixed: dict[str, object] = {**gpu.names, **candidate.config.as_dict()}
+    fixed: dict[str, object] = {**gpu.names, **candidate.variant.values(candidate.config)}
 
     def admits(numbers: Mapping[str, int | str], tensors: Mapping[str, torch.Tensor]) -> bool:
         pointers = dict.fromkeys((f"{t.name}_ptr" for t in pass_.tensors), 0)

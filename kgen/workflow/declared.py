@@ -9,12 +9,16 @@ from kgen.model.config import Config, spell
 def as_declared(entry: Entry, pass_name: str, config: Config) -> Config | None:
     """The config with its values in declared order; None if today's space has no such point."""
     found = [v for v in entry.space.of_pass(pass_name) if v.name == config.variant]
-    if not found or {p.name for p in found[0].params} != set(config.as_dict()):
+    if not found:
+        return None
+    variant = found[0]
+    said = variant.values(config)
+    if {p.name for p in variant.params} != set(said):
         return None
     values = {}
-    for param in found[0].params:
-        same = [c for c in param.choices if spell(c) == spell(config.as_dict()[param.name])]
+    for param in variant.params:
+        same = [c for c in param.choices if spell(c) == spell(said[param.name])]
         if not same:
             return None
         values[param.name] = same[0]
-    return Config.of(config.variant, values)
+    return variant.config(values)

@@ -90,7 +90,7 @@ def inefficient(
     reasons: set[str] = set()
     for _ in range(3000):
         problem = draw.choice(tried)
-        config = Config.of(variant.name, {p.name: draw.choice(p.choices) for p in variant.params})
+        config = variant.config({p.name: draw.choice(p.choices) for p in variant.params})
         if not is_feasible(variant, config, pass_, problem, HOST, legality_only=True):
             continue
         rules = [refusing_rule(variant, config, pass_, problem, gpu) for gpu in (HOST, H200)]

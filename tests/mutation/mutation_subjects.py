@@ -52,7 +52,7 @@ class Subject:
     @property
     def config(self) -> Config:
         """As the search proposes it."""
-        return Config.of(self.variant, {p.name: self.values[p.name] for p in self.space.params})
+        return self.space.config(self.values)
 
     @property
     def entry(self) -> Entry:

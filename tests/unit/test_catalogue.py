@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from kgen.catalogue import load_profiles, open_catalogue, profile_named
 from kgen.catalogue.spaces import load_space
 from kgen.errors import CatalogueError, GpuError, SpaceError
 from kgen.model.config import Config
+from kgen.model.expr import parse_expr
+from kgen.model.plan import make_plan
+from kgen.model.problem import parse_problem
 from kgen.model.space import RuleKind
 from kgen.operators.rmsnorm import SIGNATURE
 
@@ -157,6 +161,127 @@ def test_safe_excludes_constants(tmp_path: Path) -> None:
     text = SPACE.replace("      params:\n", "      constants: [N]\n      params:\n", 1)
     with pytest.raises(SpaceError, match="right for every problem"):
         load(tmp_path, text)
+
+
+# Two kernels, of which the second may overlap where a parameter with a default says so.
+OVERLAPPING = (
+    SPACE.replace(
+        "        flag: [false, true]\n",
+        "        flag: [false, true]\n        overlap: {choices: [0, 1], default: 0}\n",
+    ).replace(
+        "      first:\n",
+        """\
+        - kernel: rmsnorm_scale
+          overlaps: overlap == 1
+          grid: [M]
+          block: [threads]
+          args: [y, M, N]
+      first:
+        - {threads: 64, cache: normal, flag: true, overlap: 1}
+        - {threads: 32, cache: normal, flag: true, overlap: 0}
+""",
+    )
+    # The safe variant runs everywhere, so it cannot overlap: another one is.
+    .replace("      safe: {threads: 32, cache: normal, flag: false}\n", "")
+    + """\
+    other:
+      doc: One thread per row.
+      params:
+        threads: [32]
+      launch:
+        - kernel: rmsnorm_forward
+          grid: [ceil_div(M, threads)]
+          block: [threads]
+          args: [x, w, y, M, N, x_stride_M, eps]
+      safe: {threads: 32}
+"""
+)
+
+
+def test_a_default_is_left_out_of_configs(tmp_path: Path) -> None:
+    file = tmp_path / "rmsnorm.yaml"
+    file.write_text(OVERLAPPING)
+    variant = load_space(file, "rmsnorm", SIGNATURE).variant("forward", "plain")
+    assert variant.size == 16
+    said, brief, unsaid = variant.first
+    assert said.as_dict() == {"threads": 64, "cache": "normal", "flag": True, "overlap": 1}
+    assert brief == Config.of("plain", {"threads": 32, "cache": "normal", "flag": True})
+    assert "overlap" not in unsaid.as_dict()
+    assert variant.values(brief)["overlap"] == 0
+    assert variant.values(said)["overlap"] == 1
+    assert variant.config(variant.values(brief)) == brief
+    assert variant.config(dict(reversed(said.values))) == said
+    # So it is the same config, under the same name, as before the parameter was there.
+    before = load_space(_written(tmp_path, SPACE), "rmsnorm", SIGNATURE).variants[0]
+    assert before.config(brief.as_dict()).digest == brief.digest
+
+
+def _written(folder: Path, text: str) -> Path:
+    file = folder / "before" / "rmsnorm.yaml"
+    file.parent.mkdir()
+    file.write_text(text)
+    return file
+
+
+def test_a_launch_overlaps_where_its_config_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "rmsnorm.yaml"
+    file.write_text(OVERLAPPING)
+    variant = load_space(file, "rmsnorm", SIGNATURE).variant("forward", "plain")
+    problem = parse_problem("M=64,N=32,dtype=fp32", SIGNATURE)
+    overlapping, plain, _ = variant.first
+    h200, host = profile_named("h200"), profile_named("host")
+    for config, gpu, wanted in (
+        (overlapping, h200, [False, True]),
+        (overlapping, host, [False, True]),
+        (plain, h200, [False, False]),
+        (plain, profile_named("a100"), [False, False]),
+    ):
+        plan = make_plan(variant, config, problem, gpu)
+        assert [launch.overlaps for launch in plan.launches] == wanted
+    refusal = r"'rmsnorm_scale' .*'overlap == 1'.*sm_90 .*sm_80\n.*next:"
+    with pytest.raises(SpaceError, match=refusal):
+        make_plan(variant, overlapping, problem, profile_named("a100"))
+    # What runs first must not overlap what came before the plan.
+    first, second = variant.launches
+    empty = replace(variant, launches=(replace(first, grid=(parse_expr(0),)), second, second))
+    plan = make_plan(empty, overlapping, problem, h200)
+    assert [launch.overlaps for launch in plan.launches] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "part"),
+    [
+        ("overlap == 1", "lap == 1", 20, "'rmsnorm_scale' .*'lap' is no parameter.*mean 'overlap'"),
+        ("overlap == 1", "M > 8", 20, "launch 'rmsnorm_scale' .*'M > 8', but 'M' is no parameter"),
+        ("overlap == 1", "1 == 1", 20, "'1 == 1', which is the same .*allowed: .* over threads"),
+        ("overlap == 1", "overlap =", 20, "launch 'rmsnorm_scale': .*overlap ="),
+        ("default: 0", "default: 2", 10, "overlap=2 is not among its choices.*allowed: 0, 1"),
+        (", default: 0", "", 10, "'default' is missing.*required: choices, default"),
+        ("default:", "defualt:", 10, "unknown key 'defualt'.*did you mean 'default'"),
+        ("overlap: 1}", "overlap: 3}", 25, "overlap=3 is not among its choices.*allowed: 0, 1"),
+        (
+            "        - kernel: rmsnorm_forward\n",
+            "        - kernel: rmsnorm_forward\n          overlaps: overlap == 1\n",
+            16,
+            "'rmsnorm_forward' is the first .*'overlaps: overlap == 1'.*allowed: in the second",
+        ),
+        (
+            "      first:\n",
+            "      safe: {threads: 32, cache: normal, flag: false}\n      first:\n",
+            24,
+            "'safe' must run on every GPU.*'overlaps'.*next: take it out",
+        ),
+    ],
+)
+def test_mistakes_in_overlaps_have_a_line(
+    tmp_path: Path, old: str, new: str, line: int, part: str
+) -> None:
+    assert old in OVERLAPPING
+    with pytest.raises(SpaceError) as caught:
+        load(tmp_path, OVERLAPPING.replace(old, new, 1))
+    message = str(caught.value)
+    assert f"rmsnorm.yaml:{line}:" in message, message
+    assert re.search(part, message, re.DOTALL), message
 
 
 def test_profiles_cover_the_named_gpus() -> None:

@@ -9,7 +9,6 @@ import pytest
 from kgen.emit.binding import bound, functions_in, literals, names_in, plan_text
 from kgen.emit.layout import fold, paragraph, quoted, wrapped
 from kgen.errors import SpaceError
-from kgen.model.config import Config
 from kgen.model.expr import parse_expr
 from kgen.model.signature import Pass, Scalar, Tensor
 from kgen.model.space import LaunchSpec, Rule, Variant, WorkspaceSpec
@@ -46,7 +45,7 @@ def variant(*, requires: tuple[str, ...] = (), guards: tuple[str, ...] = ()) -> 
 
 FIXED = literals(
     {"N": 4096}, {"dtype": "bf16"},
-    Config.of("split", {"threads": 128, "rows": 4, "parts": 2, "mode": "warp", "loop": True}),
+    {"threads": 128, "rows": 4, "parts": 2, "mode": "warp", "loop": True},
     {"sm_count": 132},
 )
 

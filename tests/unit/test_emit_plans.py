@@ -17,7 +17,7 @@ import torch
 import kgen.runtime
 from kgen.emit.binding import literals, plan_text
 from kgen.emit.python import operator_module, safe_module, table_module
-from kgen.emit.state import GpuState, RowState, SafeState, TableState
+from kgen.emit.state import GpuState, RowState, SafeState, TableState, read_table, table_text
 from kgen.errors import CatalogueError
 from kgen.model.config import Config
 from kgen.model.expr import parse_expr
@@ -63,7 +63,7 @@ def variant(name: str, rule: str | None = None, safe: bool = False) -> Variant:
 def row(v: Variant, m: int, **config: Any) -> RowState:
     """A row of N = 4096."""
     chosen = Config.of(v.name, {"threads": 64, "rows": 4, **config})
-    fixed = literals({"N": 4096}, {"dtype": "bf16"}, chosen, {"sm_count": 132})
+    fixed = literals({"N": 4096}, {"dtype": "bf16"}, chosen.as_dict(), {"sm_count": 132})
     return RowState("forward", (("M", m), ("N", 4096)), (("dtype", "bf16"),), v.name,
                     chosen.values, ("N",), "0123456789ab", "r1", 3.25,
                     plan_text(v, SIGNATURE.passes[0], fixed))
@@ -76,10 +76,13 @@ class File:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.overlaps: list[bool] = []  # of the launchers made
 
     def launcher(self, kernel: str, arguments: str, block: tuple[int, int, int],
-                 smem: int) -> Callable[..., None]:
+                 smem: int, overlaps: bool = False) -> Callable[..., None]:
         """Return a launcher that writes down what it is called with."""
+        self.overlaps.append(overlaps)
+
         def record(*args: Any) -> None:
             self.calls.append((kernel, arguments, block, smem, args))
 
@@ -133,6 +136,37 @@ def test_a_chain_with_scratch(import_module: Import) -> None:
                       (7, 10, 1, 1, scratch, 2000, 3000, 10, 4096, 0.5))
 
 
+def overlapping(**config: Any) -> RowState:
+    """A row whose second kernel overlaps where the config says so."""
+    v = variant("split")
+    first, second = v.launches
+    second = replace(second, overlaps=parse_expr("overlap == 1"))
+    return row(replace(v, launches=(first, second)), 100, **config)
+
+
+def test_a_launch_that_overlaps(import_module: Import) -> None:
+    text = table(overlapping(overlap=1))
+    (made,) = import_module("op.tables.h200", text).FORWARD
+    call = sys.modules["fakelib._runtime.rows"].Call
+    assert text.count("overlaps=") == 1
+    # The first launch that has blocks does not overlap what came before the plan.
+    for rows, overlaps in ((10, True), (0, False)):
+        file = File()
+        made.bind(file, call(M=rows, N=4096, x_stride_M=5000))
+        assert file.overlaps == [False, overlaps]
+
+
+def test_a_launch_that_does_not_overlap_is_written_as_ever(tmp_path: Path) -> None:
+    never, no = row(variant("split"), 100, overlap=0), overlapping(overlap=0)
+    assert no == never
+    gpu = GpuState("h200", "H200", (), "sm_90a", (("sm_count", 132),))
+    assert "overlaps" not in table_text(TableState(gpu, (no,)))
+    file = tmp_path / "h200.yaml"
+    for made in (no, overlapping(overlap=1)):
+        file.write_text(table_text(TableState(gpu, (made,))))
+        assert read_table(file).rows == (made,)
+
+
 def test_rows_of_equal_plans_share_a_function(import_module: Import) -> None:
     rows = [row(variant("split"), 100), row(variant("split"), 200),
             row(variant("split", "M >= 8 * rows"), 300)]
@@ -161,7 +195,8 @@ def test_safe_plans_ask_the_device(import_module: Import) -> None:
     config = Config.of("split", {"threads": 64, "rows": 4})
     states = [
         SafeState("forward", (("dtype", dtype),), "split", config.values, "0123456789ab",
-                  plan_text(v, SIGNATURE.passes[0], literals({}, {"dtype": dtype}, config, {})))
+                  plan_text(v, SIGNATURE.passes[0],
+                            literals({}, {"dtype": dtype}, config.as_dict(), {})))
         for dtype in ("fp32", "bf16")
     ]
     fp32, bf16 = import_module("op.safe", safe_module("op", SIGNATURE, states)).FORWARD

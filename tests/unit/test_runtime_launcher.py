@@ -25,7 +25,7 @@ FAKE_DRIVER = r"""
 #include <string.h>
 static struct Record {
     unsigned long long calls, function, stream, context;
-    unsigned grid[3], block[3], smem;
+    unsigned grid[3], block[3], smem, attributes, kind, allowed;
     unsigned char values[128][8];
 } record;
 static int count, result, refuse_context;
@@ -52,9 +52,13 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
     for (int i = 0; i < count; ++i) memcpy(record.values[i], params[i], 8);
     return result;
 }
-struct Config { unsigned grid[3], block[3], smem; void *stream, *attrs; unsigned attr_count; };
+struct Attribute { unsigned kind, padding; unsigned value[16]; };
+struct Config {
+    unsigned grid[3], block[3], smem; void *stream; struct Attribute *attrs; unsigned attr_count;
+};
 int cuLaunchKernelEx(const struct Config *c, void *f, void **params, void **extra) {
-    if (c->attr_count) return 999;
+    record.attributes = c->attr_count;
+    if (c->attr_count) { record.kind = c->attrs[0].kind; record.allowed = c->attrs[0].value[0]; }
     return cuLaunchKernel(f, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
                           c->block[2], c->smem, c->stream, params, extra);
 }
@@ -96,7 +100,8 @@ class Record(ctypes.Structure):
     _fields_ = [
         ("calls", ctypes.c_uint64), ("function", ctypes.c_uint64), ("stream", ctypes.c_uint64),
         ("context", ctypes.c_uint64), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
-        ("smem", ctypes.c_uint), ("values", (ctypes.c_char * 8) * 128),
+        ("smem", ctypes.c_uint), ("attributes", ctypes.c_uint), ("kind", ctypes.c_uint),
+        ("allowed", ctypes.c_uint), ("values", (ctypes.c_char * 8) * 128),
     ]
 
 
@@ -134,9 +139,9 @@ class Fake:
         library.fake_current.restype = ctypes.c_void_p
 
     def launcher(self, types: str, block: tuple[int, ...] = (128, 2, 1), smem: int = 4096,
-                 result: int = 0, refuse: bool = False) -> Any:
+                 result: int = 0, refuse: bool = False, overlaps: bool = False) -> Any:
         self.library.fake_setup(len(types), result, int(refuse))
-        return self.make(FUNCTION, types, block, smem, "scale", CONTEXT, CudaError)
+        return self.make(FUNCTION, types, block, smem, "scale", CONTEXT, CudaError, overlaps)
 
     @property
     def record(self) -> Record:
@@ -262,6 +267,39 @@ def test_the_drivers_refusal_names_kernel_grid_and_block(fake: Fake) -> None:
     assert str(caught.value) == (
         "scale: cuLaunchKernel: CUDA_ERROR_INVALID_VALUE (1): invalid argument\n"
         "  grid (5, 6, 7), block (128, 2, 1), 4096 bytes of dynamic shared memory")
+
+
+def test_a_launch_that_overlaps_says_so_to_the_driver(fake: Fake) -> None:
+    programmatic_stream_serialization = 6
+    fake.launcher("pf", overlaps=True)(STREAM, 5, 6, 7, 2**40, 0.5)
+    record = fake.record
+    assert (record.calls, record.attributes) == (1, 1)
+    assert (record.kind, record.allowed) == (programmatic_stream_serialization, 1)
+    assert (record.function, record.stream, record.smem) == (FUNCTION, STREAM, 4096)
+    assert (tuple(record.grid), tuple(record.block)) == ((5, 6, 7), (128, 2, 1))
+    assert struct.unpack("<Q", raw(fake, 0))[0] == 2**40
+    assert raw(fake, 1)[:4] == struct.pack("<f", 0.5)
+
+
+def test_any_other_launch_has_no_attributes(fake: Fake) -> None:
+    fake.launcher("p")(STREAM, 1, 1, 1, 1)
+    assert (fake.record.calls, fake.record.attributes) == (1, 0)
+
+
+def test_a_launch_that_overlaps_is_retried_and_refused_as_one(fake: Fake) -> None:
+    fake.launcher("q", refuse=True, overlaps=True)(0, 1, 1, 1, 9)
+    assert (fake.record.calls, fake.record.context, fake.record.attributes) == (2, CONTEXT, 1)
+    launcher = fake.launcher("p", result=1, overlaps=True)
+    with pytest.raises(CudaError, match=r"4096 bytes .* memory, overlapping the launch before it"):
+        launcher(0, 5, 6, 7, 1)
+
+
+def test_a_driver_that_knows_no_attributes(extension: Any, tmp_path: Path) -> None:
+    old = "int cuLaunchKernel(void) { return 0; }"
+    extension.set_driver(str(compile_driver(tmp_path, "old", old)))
+    extension.Launcher(FUNCTION, "p", (1, 1, 1), 0)(0, 1, 1, 1, 1)
+    with pytest.raises(OSError, match=r"no cuLaunchKernelEx, .* CUDA 11\.8"):
+        extension.Launcher(FUNCTION, "p", (1, 1, 1), 0, overlaps=True)
 
 
 def test_a_thread_without_context_gets_and_keeps_the_kernels(fake: Fake) -> None:

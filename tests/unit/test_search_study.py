@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kgen.model.config import Config
-from kgen.search.params import ParamSpace, to_params
+from kgen.search.params import ParamSpace
 from kgen.search.study import Proposal, Search, open_study
 
 
@@ -304,9 +304,34 @@ def test_sampler_serves_any_optuna_program() -> None:
     assert time_us(seen[-1]) == 10.0
 
 
+def test_what_a_config_leaves_out_is_a_parameter_all_the_same(tmp_path: Path) -> None:
+    feasible = [
+        *(Config.of("rows", {"vec": vec, "warps": warps}) for vec in (1, 2) for warps in (1, 2)),
+        *(Config.of("rows", {"vec": vec, "overlap": 1, "warps": 1}) for vec in (1, 2)),
+        Config.of("rows", {"vec": 2, "ahead": 1, "warps": 1}),
+    ]
+    space = ParamSpace.of(feasible)
+    assert all(space.config_of(space.to_params(config)) == config for config in feasible)
+    assert space.to_params(feasible[0])["rows.overlap"] == "default"
+    assert space.choices["rows.overlap"] == (1, "default")
+    # A trial that was cut off is not the config that leaves the rest out.
+    assert space.config_of({"variant": "rows", "rows.vec": 1, "rows.warps": 1}) is None
+    search = open_study(tmp_path / "s.log", "p", feasible)
+    seen = []
+    while proposals := search.ask(2):
+        seen += [proposal.config for proposal in proposals]
+        for proposal in proposals:
+            search.tell(proposal.number, 5.0, "verified")
+    assert set(seen) == set(feasible)
+    assert len(seen) == len(feasible)
+    known = open_study(tmp_path / "other.log", "p", feasible)
+    assert known.add_known([(config, 3.0) for config in feasible]) == len(feasible)
+    assert {config for config, _ in known.results()} == set(feasible)
+
+
 def test_params_round_trip() -> None:
     space = ParamSpace.of(configs())
-    assert all(space.config_of(to_params(config)) == config for config in configs())
+    assert all(space.config_of(space.to_params(config)) == config for config in configs())
     assert space.config_of({"variant": "rows", "rows.vec": 1}) is None
     assert space.config_of({}) is None
     assert space.digest == ParamSpace.of(reversed(configs())).digest

@@ -1,4 +1,5 @@
-/* A kernel launch for 0.2 us of host time: Python ints and floats in, one cuLaunchKernel out.
+/* A kernel launch for 0.2 us of host time: Python ints and floats in, one cuLaunchKernel out, or one
+ * cuLaunchKernelEx if the launch may overlap the one before it.
  *
  * Needs no CUDA or torch header, so that it compiles wherever Python.h is: the driver is found at
  * run time, and what is needed of its interface is declared here. The pure-Python twin with the
@@ -22,15 +23,33 @@
 typedef int (*LaunchKernelFn)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                               unsigned block_x, unsigned block_y, unsigned block_z, unsigned smem,
                               void *stream, void **params, void **extra);
+/* CUlaunchAttribute and CUlaunchConfig. */
+typedef struct {
+    int kind;
+    char padding[4];
+    union {
+        char bytes[64];
+        int allowed;
+    } value;
+} LaunchAttribute;
+typedef struct {
+    unsigned grid[3], block[3], smem;
+    void *stream;
+    LaunchAttribute *attributes;
+    unsigned attribute_count;
+} LaunchConfig;
+typedef int (*LaunchKernelExFn)(const LaunchConfig *config, void *function, void **params,
+                                void **extra);
 typedef int (*GetErrorTextFn)(int code, const char **text);
 typedef int (*CtxGetCurrentFn)(void **context);
 typedef int (*CtxSetCurrentFn)(void *context);
 
-enum { kInvalidContext = 201, kInvalidHandle = 400 };
+enum { kInvalidContext = 201, kInvalidHandle = 400, kProgrammaticStreamSerialization = 6 };
 
 /* One driver per process, whatever the number of interpreters. launch_kernel is written last. */
 static struct {
     LaunchKernelFn launch_kernel;
+    LaunchKernelExFn launch_kernel_ex; /* NULL before CUDA 11.8 */
     GetErrorTextFn error_name;
     GetErrorTextFn error_string;
     CtxGetCurrentFn get_context;
@@ -48,6 +67,7 @@ static int load_driver(const char *path) {
         PyErr_Format(PyExc_OSError, "%s has no cuLaunchKernel", path);
         return -1;
     }
+    driver.launch_kernel_ex = (LaunchKernelExFn)dlsym(library, "cuLaunchKernelEx");
     driver.error_name = (GetErrorTextFn)dlsym(library, "cuGetErrorName");
     driver.error_string = (GetErrorTextFn)dlsym(library, "cuGetErrorString");
     driver.get_context = (CtxGetCurrentFn)dlsym(library, "cuCtxGetCurrent");
@@ -67,6 +87,7 @@ typedef struct {
     void *context; /* the function's; may be NULL */
     unsigned block[3];
     unsigned smem;
+    int overlaps; /* may begin before the launch before it has ended */
     Py_ssize_t count; /* of kernel arguments */
     char format[kMaxArguments];
     PyObject *name;  /* str, for messages */
@@ -165,6 +186,24 @@ static int grid_extent(Launcher *self, PyObject *object, unsigned *extent) {
     return -1;
 }
 
+/* Called without the GIL. */
+static inline int launch(const Launcher *self, const unsigned *grid, void *stream, void **params) {
+    if (!self->overlaps)
+        return driver.launch_kernel(self->function, grid[0], grid[1], grid[2], self->block[0],
+                                    self->block[1], self->block[2], self->smem, stream, params,
+                                    NULL);
+    LaunchAttribute overlaps = {.kind = kProgrammaticStreamSerialization, .value.allowed = 1};
+    const LaunchConfig config = {
+        .grid = {grid[0], grid[1], grid[2]},
+        .block = {self->block[0], self->block[1], self->block[2]},
+        .smem = self->smem,
+        .stream = stream,
+        .attributes = &overlaps,
+        .attribute_count = 1,
+    };
+    return driver.launch_kernel_ex(&config, self->function, params, NULL);
+}
+
 /* A thread that torch did not start has no current context, and one that works on another device
  * has that device's. Both are refused by the driver before anything ran, so trying again is safe.
  * Called without the GIL. */
@@ -178,8 +217,7 @@ static int retry_in_context(Launcher *self, int code, const unsigned *grid, void
     const int failed = driver.set_context(self->context);
     if (failed)
         return failed;
-    code = driver.launch_kernel(self->function, grid[0], grid[1], grid[2], self->block[0],
-                                self->block[1], self->block[2], self->smem, stream, params, NULL);
+    code = launch(self, grid, stream, params);
     if (current != NULL)
         driver.set_context(current);
     return code; /* a thread that had no context keeps this one: its next launch is a fast one */
@@ -193,9 +231,9 @@ static PyObject *raise_error(Launcher *self, int code, const unsigned *grid) {
         text = "no description";
     PyObject *message = PyUnicode_FromFormat(
         "%U: cuLaunchKernel: %s (%d): %s\n"
-        "  grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory",
+        "  grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory%s",
         self->name, name, code, text, grid[0], grid[1], grid[2], self->block[0], self->block[1],
-        self->block[2], self->smem);
+        self->block[2], self->smem, self->overlaps ? ", overlapping the launch before it" : "");
     if (message == NULL)
         return NULL;
     PyObject *error = PyObject_CallFunction(self->error, "Oi", message, code);
@@ -242,8 +280,7 @@ static PyObject *launcher_call(PyObject *callable, PyObject *const *args, size_t
     int code;
     /* A full queue blocks here until the device, or a host callback that wants the GIL, is done. */
     Py_BEGIN_ALLOW_THREADS
-    code = driver.launch_kernel(self->function, grid[0], grid[1], grid[2], self->block[0],
-                                self->block[1], self->block[2], self->smem, stream, params, NULL);
+    code = launch(self, grid, stream, params);
     if (code == kInvalidContext || code == kInvalidHandle)
         code = retry_in_context(self, code, grid, stream, params);
     Py_END_ALLOW_THREADS
@@ -253,15 +290,17 @@ static PyObject *launcher_call(PyObject *callable, PyObject *const *args, size_t
 }
 
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"function", "format", "block", "smem", "name", "context", "error", NULL};
+    static char *names[] = {"function", "format", "block", "smem", "name",
+                            "context", "error", "overlaps", NULL};
     unsigned long long function, context = 0;
     const char *format;
     Py_ssize_t count;
     long long block[3], smem;
     PyObject *name = NULL, *error = PyExc_RuntimeError;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "Ks#(LLL)L|UKO:Launcher", names, &function,
+    int overlaps = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "Ks#(LLL)L|UKOp:Launcher", names, &function,
                                      &format, &count, &block[0], &block[1], &block[2], &smem, &name,
-                                     &context, &error))
+                                     &context, &error, &overlaps))
         return NULL;
     if (count > kMaxArguments) {
         PyErr_Format(PyExc_ValueError, "format '%s' has %zd arguments; at most %d are supported",
@@ -289,6 +328,12 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *keyw
     if (driver.launch_kernel == NULL && load_driver("libcuda.so.1") < 0)
         return NULL;
 
+    if (overlaps && driver.launch_kernel_ex == NULL) {
+        PyErr_SetString(PyExc_OSError, "the CUDA driver has no cuLaunchKernelEx, which a launch that "
+                                       "overlaps the one before it takes; it came with CUDA 11.8");
+        return NULL;
+    }
+
     Launcher *self = (Launcher *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
@@ -298,6 +343,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *keyw
     for (int axis = 0; axis < 3; ++axis)
         self->block[axis] = (unsigned)block[axis];
     self->smem = (unsigned)smem;
+    self->overlaps = overlaps;
     self->count = count;
     memcpy(self->format, format, (size_t)count);
     self->name = name ? Py_NewRef(name) : PyUnicode_FromString("kernel");
@@ -339,7 +385,7 @@ static PyMemberDef launcher_members[] = {
 
 PyDoc_STRVAR(launcher_doc,
              "Launcher(function, format, block, smem, name='kernel', context=0, "
-             "error=RuntimeError)\n--\n\n"
+             "error=RuntimeError, overlaps=False)\n--\n\n"
              "A kernel with its block and shared memory, called as\n"
              "launcher(stream, grid_x, grid_y, grid_z, *kernel_arguments).");
 

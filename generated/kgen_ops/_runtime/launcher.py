@@ -57,6 +57,7 @@ def make_launcher(
     format: str,  # noqa: A002 - what struct and ctypes users call it
     block: tuple[int, int, int],
     smem: int,
+    overlaps: bool = False,
 ) -> Launcher:
     """Prepare launches of a kernel.
 
@@ -68,15 +69,19 @@ def make_launcher(
             f (float32), d (float64).
         block: Threads in x, y, z.
         smem: Dynamic shared memory, bytes; the caller has opted in where that is needed.
+        overlaps: Whether a launch may begin before the one before it in its stream has ended
+            (programmatic dependent launch, sm_90 and later); its kernel then waits by itself.
     Raises:
         ValueError: If format, block or smem is malformed.
     """
     compiled = compiled_launcher()
     if compiled is not None:
         launcher: Launcher = compiled(
-            function.handle, format, block, smem, function.name, function.context, CudaError)
+            function.handle, format, block, smem, function.name, function.context, CudaError,
+            overlaps)
         return launcher
-    return PythonLauncher(function.handle, format, block, smem, function.name, function.context)
+    return PythonLauncher(function.handle, format, block, smem, function.name, function.context,
+                          overlaps=overlaps)
 
 
 @functools.cache
@@ -93,10 +98,15 @@ def compiled_launcher() -> Callable[..., Any] | None:
     return launcher
 
 
-# CUlaunchConfig: grid, block, shared memory, stream, no attributes. The kernel's arguments follow
-# it in the same memory, so that one `pack_into` converts and checks all that a launch needs.
+# CUlaunchConfig: grid, block, shared memory, stream, address and number of attributes. The kernel's
+# arguments follow it in the same memory, so that one `pack_into` converts and checks all that a
+# launch needs.
 _CONFIG = "<3i3II4xQQI4x"
 _CONFIG_BYTES = struct.calcsize(_CONFIG)
+
+# CUlaunchAttribute: its kind, and a value in a union of 64 bytes. This one says that a launch may
+# begin before the one before it has ended.
+_OVERLAPS = ctypes.create_string_buffer(struct.pack("<i4xi60x", 6, 1))
 
 
 class _Frame:
@@ -132,6 +142,7 @@ class PythonLauncher:
         name: str = "kernel",
         context: int = 0,
         error: Callable[[str, int], Exception] = CudaError,
+        overlaps: bool = False,
         library: Any = None,
     ) -> None:
         """Prepare launches; see `make_launcher`.
@@ -144,6 +155,7 @@ class PythonLauncher:
             name: Kernel name, for messages.
             context: The function's context, made current where a launch needs it; 0 if unknown.
             error: Called with (message, code) for what to raise.
+            overlaps: As for `make_launcher`.
             library: The driver; a test passes its own.
         """
         if len(format) > MAX_ARGUMENTS:
@@ -162,6 +174,10 @@ class PythonLauncher:
         self._format = format
         self._block = block
         self._smem = smem
+        self._overlaps = overlaps
+        # What is the same in each call, in the order in which it is packed.
+        self._fixed = (*block, smem)
+        self._attributes = (ctypes.addressof(_OVERLAPS), 1) if overlaps else (0, 0)
         self._context = context
         self._error = error
         self._library = driver().library if library is None else library
@@ -180,9 +196,8 @@ class PythonLauncher:
         except IndexError:  # the first call, or as many threads inside as frames exist
             frame = _Frame(len(self._format))
         try:
-            x, y, z = self._block
-            self._pack(frame.memory, 0, grid_x, grid_y, grid_z, x, y, z, self._smem, stream, 0, 0,
-                       *args)
+            self._pack(frame.memory, 0, grid_x, grid_y, grid_z, *self._fixed, stream,
+                       *self._attributes, *args)
             if grid_x > 0 and grid_y > 0 and grid_z > 0:
                 code = self._launch(frame.config, self._function, frame.params, None)
                 if code:
@@ -238,7 +253,7 @@ class PythonLauncher:
             raise self._error(
                 f"{self.name}: cuLaunchKernel: {error_text(self._library, code)}\n"
                 f"  grid {grid}, block {tuple(self._block)}, {self._smem} bytes of dynamic shared "
-                "memory", code)
+                f"memory{', overlapping the launch before it' if self._overlaps else ''}", code)
 
 
 def _packs(char: str, value: Any) -> bool:

@@ -3,6 +3,9 @@
 // A warp has rows of the outputs (chunk_rows.cuh). Once everything has been copied warps wait for
 // nothing, and no state is updated: for that see state_walk.cuh, which leaves it. What is not finite
 // is noticed by its effect, and then all is done again step by step.
+//
+// A block may begin while the states are still made (dependent_launch.cuh): then it makes first what
+// needs no state. One that begins later has the state to copy at once, and goes through it first.
 #pragma once
 
 #include "block.cuh"
@@ -10,6 +13,7 @@
 #include "chunk_plain.cuh"
 #include "chunk_rows.cuh"
 #include "chunk_stage.cuh"
+#include "dependent_launch.cuh"
 #include "math.cuh"
 
 namespace kgen {
@@ -31,9 +35,10 @@ struct StoredState : WalkStates {
 
 // Keys, Values: features of a and b, and of v and out; Slice: value features of a block; StepTiles:
 // fragments of 16 steps of a warp, for which it reads b, v and the state once; CopyBytes: of one copy of
-// a, b and v. Scaled: scores are multiplied by rows.value_factor.
+// a, b and v. Scaled: scores are multiplied by rows.value_factor. Early: so many blocks per SM, those
+// that the GPU begins first, begin while the states are made; 0: the kernel begins behind them.
 template <class T, int Keys, int Values, int Chunk, int Slice, int StepTiles, int CopyBytes,
-          bool Scaled>
+          bool Scaled, int Early>
 class ChunkOutputs {
     static constexpr int kWarps = Chunk / (16 * StepTiles);
     static constexpr int kKeys = whole_fragments(Keys);
@@ -67,52 +72,76 @@ public:
     }
 
     KGEN_DEVICE void run() {
-        stage();
+        bool early = false;
+        if constexpr (Early > 0) {
+            early = static_cast<int>(blockIdx.x) < Early * multiprocessors();
+            if (!early) wait_for_earlier_kernel(state_rows_.stored);
+        }
+        stage(!early);
         Rows outputs(rows_, tile_);
         cp_async_wait<1>();
         sync_block();
-        // 1. What the steps read of the state.
         outputs.read(a_);
-        if (state_rows_.stored != nullptr) {
-            if (state_rows_.transposed) {
-                outputs.template carry<true>(state_);
-            } else {
-                outputs.template carry<false>(state_);
+        // What the steps read of the state, and of the steps before them and of themselves. A loop has
+        // both orders without twice the code.
+#pragma unroll 1
+        for (int part = 0; part < (Early > 0 ? 2 : 1); ++part) {
+            if (Early == 0 || (part == 0) != early) {
+                if (early) {
+                    wait_for_earlier_kernel(state_rows_.stored);
+                    copy_state();
+                    cp_async_wait_all();
+                    sync_block();
+                }
+                carry(outputs);
+            }
+            if (Early == 0 || (part == 0) == early) {
+                cp_async_wait_all();
+                sync_block();
+                if (16 * tile_ < left_) outputs.look_back(b_, v_);
             }
         }
-        // 2. Of the steps before them, and of themselves.
-        cp_async_wait_all();
-        sync_block();
-        if (16 * tile_ < left_) outputs.look_back(b_, v_);
         if (block_has<kWarps>(outputs.write(rows_.first, left_, state_rows_.bias)))
             walk_plainly<T, Keys, Values, Slice, kThreads, false, false, Scaled, true>(
                 rows_, state_rows_, NoDecayRows{});
     }
 
 private:
-    // Start all copies: a and the state, then b and v.
-    KGEN_DEVICE void stage() {
+    // Start all copies: a and, if it is there, the state; then b and v.
+    KGEN_DEVICE void stage(bool with_state) {
         const bool ragged = kKeys > Keys || rows_.values < Slice;
         if (ragged) {  // features that do not exist are zeros
             for (int i = thread_rank(); i < kElements; i += kThreads) a_[i] = from_float<T>(0.0f);
             sync_block();
         }
         copy<Keys>(a_, kKeyStride, rows_.a, Keys);
-        if (state_rows_.stored != nullptr) {
-            const StepRows<const T> source{state_rows_.stored, state_rows_.row_stride};
-            const int values = min(whole_fragments(rows_.values), Slice);
-            if (state_rows_.transposed) {
-                ChunkCopier<T, Slice, kKeys, 16, kThreads>(source, 0, kKeys)
-                    .template start<false>(state_, kKeyStride, values);
-            } else {
-                ChunkCopier<T, kKeys, Slice, 16, kThreads>(source, 0, values)
-                    .template start<true>(state_, kValueStride, kKeys);
-            }
-        }
+        if (with_state) copy_state();
         cp_async_commit();
         copy<Keys>(b_, kKeyStride, rows_.b, Keys);
         copy<Slice>(v_, kValueStride, rows_.v, rows_.values);
         cp_async_commit();
+    }
+
+    KGEN_DEVICE void copy_state() const {
+        if (state_rows_.stored == nullptr) return;
+        const StepRows<const T> source{state_rows_.stored, state_rows_.row_stride};
+        const int values = min(whole_fragments(rows_.values), Slice);
+        if (state_rows_.transposed) {
+            ChunkCopier<T, Slice, kKeys, 16, kThreads>(source, 0, kKeys)
+                .template start<false>(state_, kKeyStride, values);
+        } else {
+            ChunkCopier<T, kKeys, Slice, 16, kThreads>(source, 0, values)
+                .template start<true>(state_, kValueStride, kKeys);
+        }
+    }
+
+    KGEN_DEVICE void carry(Rows& outputs) const {
+        if (state_rows_.stored == nullptr) return;
+        if (state_rows_.transposed) {
+            outputs.template carry<true>(state_);
+        } else {
+            outputs.template carry<false>(state_);
+        }
     }
 
     template <int Width>
@@ -126,7 +155,7 @@ private:
     }
 
     const WalkRows<T>& rows_;
-    const StoredState<T>& state_rows_;
+    StoredState<T> state_rows_;
     T *a_, *b_, *v_, *state_;
     int left_, tile_;  // steps of the chunk that exist, the warp's first 16 among them
 };

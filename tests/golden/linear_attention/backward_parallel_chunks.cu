@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/linear_attention/backward_parallel_chunks.cu.jinja
-// config: parallel_chunks(chunk=128, step_tiles=2, slice=64, min_blocks=2, copy=16, state_keys=64, state_values=64, state_key_warps=2, state_value_warps=2, batch=64, stages=6)
+// config: parallel_chunks(chunk=64, step_tiles=1, slice=64, min_blocks=3, copy=16, state_keys=64, state_values=64, state_key_warps=2, state_value_warps=2, batch=64, stages=4, overlap=2)
 // problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention backward on tensor cores for few heads: one kernel walks the steps for tiles of
 // the state S and, backwards in time, of its gradient G, and leaves both before each chunk; in the
@@ -7,6 +7,7 @@
 // gv read G, gq and gk transposed.
 #include "kgen/chunk_outputs.cuh"
 #include "kgen/chunk_place.cuh"
+#include "kgen/dependent_launch.cuh"
 #include "kgen/state_walk.cuh"
 
 namespace {
@@ -19,17 +20,18 @@ using FinalKeySum = kgen::none;
 
 constexpr int kE = 64;
 constexpr int kM = 64;
-constexpr int kChunk = 128;                        // steps of a block of gradients
+constexpr int kChunk = 64;                        // steps of a block of gradients
 constexpr int kSlice = 64;                        // features of such a block
-constexpr int kStepTiles = 2;                  // fragments of 16 steps of its warps
-constexpr int kMinBlocks = 2;               // blocks per SM that registers leave room for
+constexpr int kStepTiles = 1;                  // fragments of 16 steps of its warps
+constexpr int kMinBlocks = 3;               // blocks per SM that registers leave room for
 constexpr int kCopy = 16;                          // bytes that one copy moves
+constexpr int kEarly = 2;                      // such blocks per SM that begin beside those of states
 constexpr int kStateKeys = 64;               // features of a block of states
 constexpr int kStateValues = 64;
 constexpr int kStateKeyWarps = 2;      // its warps
 constexpr int kStateValueWarps = 2;
 constexpr int kBatch = 64;                        // steps per barrier there
-constexpr int kStages = 6;                      // batches in shared memory
+constexpr int kStages = 4;                      // batches in shared memory
 
 static_assert(!kgen::kPresent<kgen::none>, "these blocks know no norm");
 
@@ -39,7 +41,8 @@ constexpr bool kScaled = kgen::kPresent<FinalState>;
 using States = kgen::StateWalk<T, kE, kM, kStateKeys, kStateValues, kStateKeyWarps,
                                kStateValueWarps, kChunk, kBatch, kStages, kCopy>;
 template <int Keys, int Values>
-using OutputsOf = kgen::ChunkOutputs<T, Keys, Values, kChunk, kSlice, kStepTiles, kCopy, kScaled>;
+using OutputsOf =
+    kgen::ChunkOutputs<T, Keys, Values, kChunk, kSlice, kStepTiles, kCopy, kScaled, kEarly>;
 using KeyOutputs = OutputsOf<kM, kE>;    // gq and gk: the features of k
 using ValueOutputs = OutputsOf<kE, kM>;  // gv
 
@@ -78,6 +81,7 @@ linear_attention_backward_states(
     kgen::i64 q_stride_B, kgen::i64 q_stride_H, kgen::i64 q_stride_T,
     kgen::i64 k_stride_B, kgen::i64 k_stride_H, kgen::i64 k_stride_T,
     kgen::i64 v_stride_B, kgen::i64 v_stride_H, kgen::i64 v_stride_T, float scale) {
+    if constexpr (kEarly > 0) kgen::let_next_kernel_start();
     const int rest = static_cast<int>(blockIdx.x % (2 * States::kBlocks));
     const kgen::i64 head = blockIdx.x / (2 * States::kBlocks);
     const bool of_state = rest < States::kBlocks;

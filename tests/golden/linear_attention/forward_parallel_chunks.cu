@@ -1,11 +1,12 @@
 // Rendered by kgen from templates/linear_attention/forward_parallel_chunks.cu.jinja
-// config: parallel_chunks(chunk=128, step_tiles=2, slice=64, min_blocks=2, copy=16, state_keys=64, state_values=32, state_key_warps=2, state_value_warps=2, batch=64, stages=6, ahead=0)
+// config: parallel_chunks(chunk=128, step_tiles=2, slice=64, min_blocks=2, copy=16, state_keys=64, state_values=32, state_key_warps=2, state_value_warps=2, batch=64, stages=4, ahead=0, overlap=1)
 // problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention forward on tensor cores for few heads: one kernel walks the steps for tiles of the
 // states alone and leaves the state before each chunk; in the other all chunks' outputs are made at
 // once, each by blocks of its own.
 #include "kgen/chunk_outputs.cuh"
 #include "kgen/chunk_place.cuh"
+#include "kgen/dependent_launch.cuh"
 #include "kgen/state_walk.cuh"
 
 namespace {
@@ -21,12 +22,13 @@ constexpr int kSlice = 64;                        // value features of such a bl
 constexpr int kStepTiles = 2;                  // fragments of 16 steps of its warps
 constexpr int kMinBlocks = 2;               // blocks per SM that registers leave room for
 constexpr int kCopy = 16;                          // bytes that one copy moves
+constexpr int kEarly = 1;                      // such blocks per SM that begin beside those of states
 constexpr int kStateKeys = 64;               // features of a block of states
 constexpr int kStateValues = 32;
 constexpr int kStateKeyWarps = 2;      // its warps
 constexpr int kStateValueWarps = 2;
 constexpr int kBatch = 64;                        // steps per barrier there
-constexpr int kStages = 6;                      // batches in shared memory
+constexpr int kStages = 4;                      // batches in shared memory
 constexpr int kAhead = 0 * 64;                       // features of q that L2 fetches meanwhile
 
 static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
@@ -34,7 +36,7 @@ static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
 
 using States = kgen::StateWalk<T, kE, kM, kStateKeys, kStateValues, kStateKeyWarps,
                                kStateValueWarps, kChunk, kBatch, kStages, kCopy, kAhead>;
-using Outputs = kgen::ChunkOutputs<T, kE, kM, kChunk, kSlice, kStepTiles, kCopy, false>;
+using Outputs = kgen::ChunkOutputs<T, kE, kM, kChunk, kSlice, kStepTiles, kCopy, false, kEarly>;
 
 constexpr int kAllM = kgen::whole_fragments(kM);
 constexpr int kStoredState = kgen::whole_fragments(kE) * kAllM;
@@ -52,6 +54,7 @@ linear_attention_states(const T* __restrict__ q,  // [B, H, T, E], rows q_stride
                         kgen::i64 q_stride_B, kgen::i64 q_stride_H, kgen::i64 q_stride_T,
                         kgen::i64 k_stride_B, kgen::i64 k_stride_H, kgen::i64 k_stride_T,
                         kgen::i64 v_stride_B, kgen::i64 v_stride_H, kgen::i64 v_stride_T) {
+    if constexpr (kEarly > 0) kgen::let_next_kernel_start();
     const kgen::i64 block = blockIdx.x;
     const kgen::i64 head = block / States::kBlocks;
     const kgen::i64 chunks = kgen::ceil_div(steps, kgen::i64{kChunk});

@@ -10,33 +10,14 @@
 
 #include "async.cuh"
 #include "block.cuh"
-#include "chunk_mma.cuh"
+#include "chunk_rows.cuh"
 #include "chunk_stage.cuh"
 #include "math.cuh"
 #include "memory.cuh"
-#include "mma.cuh"
+#include "state_tile.cuh"
 #include "warp.cuh"
 
 namespace kgen {
-
-// Features as states in T have them: whole fragments.
-KGEN_DEVICE constexpr int whole_fragments(int features) { return (features + 15) / 16 * 16; }
-
-// Row `half` (g or g + 8) of two neighbouring tiles of accumulators, as T: neighbouring lanes swap a
-// pair, so that each has four columns of one tile, from column_of_quad() on, and a row is whole sectors.
-template <class T>
-KGEN_DEVICE Vec<u32, 2> quad_of_row(const float (&left)[4], const float (&right)[4], int half) {
-    const bool odd = mma_lane().q % 2 != 0;
-    const u32 of_left = pack2<T>(left[2 * half], left[2 * half + 1]);
-    const u32 of_right = pack2<T>(right[2 * half], right[2 * half + 1]);
-    const u32 got = shfl_xor(odd ? of_left : of_right, 1);
-    return {{odd ? got : of_left, odd ? of_right : got}};
-}
-
-KGEN_DEVICE int column_of_quad() {
-    const int q = mma_lane().q;
-    return q % 2 * 8 + q / 2 * 4;
-}
 
 // Have L2 fetch the line of 128 bytes that `source` lies in: a hint, and nothing waits for it.
 KGEN_DEVICE void prefetch_line([[maybe_unused]] const void* source) {
@@ -72,10 +53,7 @@ class StateWalk {
     static constexpr int kValueStride = chunk_row_stride<T>(ValueTile);
     static constexpr int kStage = Batch * (kKeyStride + kValueStride);
     static constexpr int kAllKeys = whole_fragments(Keys), kAllValues = whole_fragments(Values);
-    // Sums for chains of products that do not wait for each other, where registers are many.
-    static constexpr int kChains = kKeyTiles * kValuePairs <= 4 && Batch >= 32 ? 2 : 1;
-    static constexpr int kDeep = kKeyTiles + kValuePairs <= 6 ? min(Batch / 16, 4) : 1;
-    using Half = HalfOperands<T>;
+    using Tile = StateTile<T, kKeyTiles, kValuePairs, Batch>;
 
 public:
     static constexpr int kThreads = 32 * KeyWarps * ValueWarps;
@@ -167,94 +145,39 @@ private:
         }
     }
 
-    // Operands of kDeep fragments of steps are read before the first is multiplied: a warp is often its
-    // scheduler's only one, and nobody else's products hide the reads.
     KGEN_DEVICE void multiply(const T* tile) {
-        const T* b = tile + warp_key_;
-        const T* v = tile + Batch * kKeyStride + warp_value_;
-#pragma unroll
-        for (int first = 0; first < Batch / 16; first += kDeep) {
-            typename Half::A keys[kDeep][kKeyTiles];
-            typename Half::B values[kDeep][kValuePairs][2];
-#pragma unroll
-            for (int step = 0; step < kDeep; ++step) {
-                const int row = 16 * (first + step);
-#pragma unroll
-                for (int n = 0; n < kValuePairs; ++n)
-                    Half::two_columns(values[step][n], v + row * kValueStride + 16 * n,
-                                      kValueStride);
-#pragma unroll
-                for (int m = 0; m < kKeyTiles; ++m)
-                    keys[step][m] = Half::template a_columns<false>(
-                        b + row * kKeyStride + 16 * m, kKeyStride, 1.0f);
-            }
-#pragma unroll
-            for (int step = 0; step < kDeep; ++step)
-#pragma unroll
-                for (int m = 0; m < kKeyTiles; ++m)
-#pragma unroll
-                    for (int n = 0; n < 2 * kValuePairs; ++n)
-                        Half::template multiply<0>(state_[step % kChains][m][n], keys[step][m],
-                                                   values[step][n / 2][n % 2]);
-        }
+        state_.add(tile + warp_key_, kKeyStride, tile + Batch * kKeyStride + warp_value_,
+                   kValueStride);
     }
 
     // The state at an element of the accumulators.
-    KGEN_DEVICE float at(int m, int tile, int i) const {
-        float sum = state_[0][m][tile][i];
-#pragma unroll
-        for (int chain = 1; chain < kChains; ++chain) sum += state_[chain][m][tile][i];
-        sum *= ends_.factor;
+    KGEN_DEVICE float at(int m, int n, int i) const {
+        const float sum = state_.at(m, n, i) * ends_.factor;
         if (ends_.initial == nullptr) return sum;
-        const int key = key_of(m, i), value = value_of(tile, i);
+        const int key = key_of(Tile::key_of(m, i)), value = value_of(Tile::value_of(n, i));
         return key < Keys && value < Values ? sum + ends_.initial[key * Values + value] : sum;
     }
 
-    KGEN_DEVICE int key_of(int m, int i) const {
-        return key0_ + warp_key_ + 16 * m + mma_lane().g + i / 2 * 8;
-    }
-    KGEN_DEVICE int value_of(int tile, int i) const {
-        return value0_ + warp_value_ + 8 * tile + 2 * mma_lane().q + i % 2;
-    }
+    KGEN_DEVICE int key_of(int of_warp) const { return key0_ + warp_key_ + of_warp; }
+    KGEN_DEVICE int value_of(int of_warp) const { return value0_ + warp_value_ + of_warp; }
 
     KGEN_DEVICE void store_before(int chunk) const {
-        Vec<u32, 2> quads[kKeyTiles][2][kValuePairs];
-#pragma unroll
-        for (int m = 0; m < kKeyTiles; ++m)
-#pragma unroll
-            for (int n = 0; n < kValuePairs; ++n) {
-                float tiles[2][4];
-#pragma unroll
-                for (int i = 0; i < 8; ++i) tiles[i / 4][i % 4] = at(m, 2 * n + i / 4, i % 4);
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    quads[m][half][n] = quad_of_row<T>(tiles[0], tiles[1], half);
-            }
-        const int key = key0_ + warp_key_ + mma_lane().g;
-        const int value = value0_ + warp_value_ + column_of_quad();
         T* target = ends_.before + static_cast<i64>(chunk) * kAllKeys * kAllValues +
-                    key * kAllValues + value;
-#pragma unroll
-        for (int row = 0; row < 16 * kKeyTiles; row += 8)
-#pragma unroll
-            for (int n = 0; n < kValuePairs; ++n)
-                if ((kAllKeys % KeyTile == 0 || key + row < kAllKeys) &&
-                    (kAllValues % ValueTile == 0 || value + 16 * n < kAllValues))
-                    *reinterpret_cast<Vec<u32, 2>*>(target + row * kAllValues + 16 * n) =
-                        quads[row / 16][row / 8 % 2][n];
+                    key_of(0) * kAllValues + value_of(0);
+        state_.store(
+            target, kAllValues, [&](int m, int n, int i) { return at(m, n, i); },
+            [&](int key, int value) {
+                return (kAllKeys % KeyTile == 0 || key_of(key) < kAllKeys) &&
+                       (kAllValues % ValueTile == 0 || value_of(value) < kAllValues);
+            });
     }
 
     KGEN_DEVICE void store_end(float factor) const {
-#pragma unroll
-        for (int m = 0; m < kKeyTiles; ++m)
-#pragma unroll
-            for (int tile = 0; tile < 2 * kValuePairs; ++tile)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int key = key_of(m, i), value = value_of(tile, i);
-                    if (key < Keys && value < Values)
-                        ends_.end[key * Values + value] = at(m, tile, i) * factor;
-                }
+        Tile::for_all([&](int m, int n, int i, int of_key, int of_value) {
+            const int key = key_of(of_key), value = value_of(of_value);
+            if (key < Keys && value < Values)
+                ends_.end[key * Values + value] = at(m, n, i) * factor;
+        });
     }
 
     const StateEnds<T> ends_;
@@ -265,7 +188,7 @@ private:
     ChunkCopier<T, Batch, KeyTile, CopyBytes, kThreads> copy_b_;
     ChunkCopier<T, Batch, ValueTile, CopyBytes, kThreads> copy_v_;
     T* ring_;  // [Stages][b: Batch x kKeyStride; v: Batch x kValueStride]
-    float state_[kChains][kKeyTiles][2 * kValuePairs][4] = {};
+    Tile state_;
     int warp_key_, warp_value_;        // the warp's first features in the block's
     int chunks_, batches_, whole_, last_;  // batches, those with all steps, steps of the one that has not
     int staged_ = 0, stage_slot_ = 0;

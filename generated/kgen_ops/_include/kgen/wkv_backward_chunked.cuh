@@ -1,7 +1,8 @@
 // The kernels of the chunked backward pass of wkv5 and wkv6: a block's part of each.
 //
 //     keep_states       wkv_state_walk.cuh: states and their gradients at the ends of chunks
-//     chunk_gradients   wkv_chunk_gradients.cuh: everything else, all chunks side by side
+//     chunk_gradients   wkv_chunk_gradients.cuh: everything else, all chunks side by side or
+//                       those of a head one after the other
 //     sum_chunks        sums over batch and chunks, in a fixed order
 #pragma once
 
@@ -10,15 +11,16 @@
 
 namespace kgen::wkv {
 
-// A block per head, direction and slice of the values.
+// A block per head, direction and slice of the values; forward alone if C::kCarry.
 template <class C, class T, class W>
 KGEN_DEVICE void keep_states(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r, Rows<const T> k,
                              Rows<const T> v, Rows<const W> w, const float* initial_state,
                              const float* gfinal_state, float* ginitial_state, float* states,
                              float* gradients, float scale) {
-    constexpr int kSlices = ceil_div(C::kV, C::kSlice);
-    const i64 block = blockIdx.x, head = block / (2 * kSlices), b = head / H, h = head % H;
-    const bool backward = block / kSlices % 2 != 0;
+    constexpr int kSlices = ceil_div(C::kV, C::kSlice), kDirections = C::kCarry ? 1 : 2;
+    const i64 block = blockIdx.x, head = block / (kDirections * kSlices), b = head / H,
+              h = head % H;
+    const bool backward = block / kSlices % kDirections != 0;
     const int value = static_cast<int>(block % kSlices) * C::kSlice;
     const int width = min(C::kV - value, C::kSlice);
     const i64 chunks = ceil_div(steps, i64{C::kChunk});
@@ -33,7 +35,7 @@ KGEN_DEVICE void keep_states(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r
     const Rows<const W> w_h = w.head(b, h);
     const StepRows<const W> steps_w{w_h.first, w_h.of_t};
 
-    if (backward) {
+    if (!C::kCarry && backward) {
         StateWalk<C>{rows(r, 0), rows(gy, value), steps_w, steps, width, scale}
             .template walk<true>(gfinal_state ? gfinal_state + state : nullptr, gradients + kept,
                                  kept_stride, kept_tiles,
@@ -45,24 +47,36 @@ KGEN_DEVICE void keep_states(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r
     }
 }
 
-// A block per head and chunk. gw if w has steps, gw_parts else.
+// A block per head and chunk, or per head if C::kCarry. gw if w has steps, gw_parts else.
 template <class C, class T, class W, class U>
 KGEN_DEVICE void chunk_gradients(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r,
                                  Rows<const T> k, Rows<const T> v, Rows<const W> w, const U* u,
-                                 const float* states, const float* gradients, Rows<T> gr,
+                                 const float* states, float* gradients,
+                                 const float* gfinal_state, float* ginitial_state, Rows<T> gr,
                                  Rows<T> gk, Rows<T> gv, Rows<W> gw, float* gu_parts,
                                  float* gw_parts, float scale) {
     // A grid is less than 2^31 blocks: all of these are.
     const u32 chunks = static_cast<u32>(ceil_div(steps, i64{C::kChunk}));
-    const u32 heads = static_cast<u32>(H), head = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
+    const u32 heads = static_cast<u32>(H), head = C::kCarry ? blockIdx.x : blockIdx.x / chunks;
+    const u32 chunk = C::kCarry ? chunks - 1 : blockIdx.x % chunks;
     const i64 left = steps - static_cast<i64>(chunk) * C::kChunk;
     const ChunkPlace place{static_cast<int>(head / heads), static_cast<int>(head % heads),
-                           static_cast<int>(chunk), static_cast<int>(min(left, i64{C::kChunk}))};
-    const i64 offset = C::state_offset(head, chunks, chunk);
+                           static_cast<int>(chunk), static_cast<int>(min(left, i64{C::kChunk})),
+                           static_cast<int>(head * chunks + chunk)};
     __shared__ ChunkPlace kept;
     const ChunkTensors<T, W, U> tensors{gy, r, k, v, w, u, gr, gk, gv, gw};
-    ChunkGradients<C, U>(tensors, &kept, scale)
-        .find(place, states + offset, gradients + offset, gu_parts, gw_parts);
+    if constexpr (C::kCarry) {
+        const i64 state = i64{head} * C::kK * C::kV;
+        find_all_chunks<C>(tensors, place, &kept, states, gradients,
+                           gfinal_state ? gfinal_state + state : nullptr,
+                           ginitial_state ? ginitial_state + state : nullptr, gu_parts, gw_parts,
+                           scale);
+    } else {
+        const i64 offset = C::state_offset(head, chunks, chunk);
+        ChunkGradients<C, U> gradients_of(tensors, &kept, scale);
+        gradients_of.clear_padding();
+        gradients_of.find(place, states + offset, gradients + offset, gu_parts, gw_parts);
+    }
 }
 
 // Sums over batch and chunks of [B, H, chunks, K], always in the same order; `block` is of 8 of H * K

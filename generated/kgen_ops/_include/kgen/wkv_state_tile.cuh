@@ -306,6 +306,20 @@ struct KeyTile {
                 visit(at[i][j], lane.g + j / 2 * 8, 8 * i + 2 * lane.q + j % 2);
     }
 
+    // From and to rows of values, `stride` apart, from the tile's first key and value on; the first
+    // `keys` and `values` of the tile exist, the others stay as they are.
+    KGEN_DEVICE void load_rows(const float* rows, int stride, int keys, int values) {
+        for_each([&](float& element, int key, int value) {
+            if (key < keys && value < values) element = rows[i64{key} * stride + value];
+        });
+    }
+
+    KGEN_DEVICE void store_rows(float* rows, int stride, int keys, int values) {
+        for_each([&](float& element, int key, int value) {
+            if (key < keys && value < values) rows[i64{key} * stride + value] = element;
+        });
+    }
+
     // out[n]: keys g and g + 8 of steps 8 n + {2q, 2q + 1}, sums over values of S x. visit(i, a)
     // sees the parts of tiles i and i + 1 on the way.
     template <class Visit>

@@ -59,14 +59,15 @@ KGEN_DEVICE void copy_rows(T* tile, int tile_stride, const StepRows<const T>& ro
 
 // Extents and choices of the kernels: tensors of T, decays of W in Form, one per step if PerStep;
 // Chunk steps between two states; Slice values and Stages batches of a block of the walk; CopyBytes
-// of a copy; Precise: products as good as fp32's.
+// of a copy; Precise: products as good as fp32's; Carry: blocks that walk back over their head's
+// chunks and carry the gradient of the state themselves.
 template <class T_, class W_, DecayForm Form, bool PerStep, bool Precise, int K, int V, int Chunk,
-          int Slice, int Stages, int CopyBytes>
+          int Slice, int Stages, int CopyBytes, bool Carry>
 struct ChunkedBackward {
     using T = T_;
     using W = W_;
     static constexpr DecayForm kForm = Form;
-    static constexpr bool kPerStep = PerStep, kPrecise = Precise;
+    static constexpr bool kPerStep = PerStep, kPrecise = Precise, kCarry = Carry;
     static constexpr int kK = K, kV = V, kChunk = Chunk, kSlice = Slice, kStages = Stages;
     static constexpr int kCopy = CopyBytes;
     static constexpr int kCopyW = max(CopyBytes, static_cast<int>(sizeof(W)));
@@ -135,10 +136,7 @@ public:
         Tile state;
         state.clear();
         if (start != nullptr)
-            state.for_each([&](float& value, int key, int column) {
-                if (key0 + key < C::kK && column < width)
-                    value = start[static_cast<i64>(key0 + key) * C::kV + column];
-            });
+            state.load_rows(start + static_cast<i64>(key0) * C::kV, C::kV, C::kK - key0, width);
         if (kKeys > C::kK || width < C::kSlice) {  // what no copy brings is zero for good
             if constexpr (C::kPerStep)
                 for (int i = thread_rank(); i < kStages * kBatch; i += kThreads)
@@ -221,10 +219,7 @@ public:
         }
         cp_async_wait_all();
         if (end != nullptr)
-            state.for_each([&](float& value, int key_of, int column) {
-                if (key0 + key_of < C::kK && column < width)
-                    end[static_cast<i64>(key0 + key_of) * C::kV + column] = value;
-            });
+            state.store_rows(end + static_cast<i64>(key0) * C::kV, C::kV, C::kK - key0, width);
     }
 };
 

@@ -1,0 +1,139 @@
+"""linear_attention's kernels that begin while the kernel before them runs.
+
+The host layer runs one kernel after the other: here blocks of both kinds, those that make first
+what needs nothing of the earlier kernel and those that begin behind it, must be right. That kernels
+wait where they must, only a GPU can show: `tests/gpu/test_overlap_gpu.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from test_host import BY_RANK, HOST, SHUFFLED, run_configs
+
+from kgen.assets import include_dir
+from kgen.build import open_compiler
+from kgen.catalogue import open_catalogue, profile_named
+from kgen.model.artifact import Artifact, BuildRequest
+from kgen.model.config import Config, Value
+from kgen.model.plan import make_plan
+from kgen.model.problem import Problem, parse_problem
+from kgen.model.record import Fate
+from kgen.model.space import Variant
+from kgen.render import Renderer
+from kgen.search.feasible import is_feasible
+
+ENTRY = open_catalogue().entry("linear_attention")
+SIGNATURE = ENTRY.operator.signature
+STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
+KEY_SUMS = "initial_key_sum_dtype=fp32,final_key_sum_dtype=fp32,norm_dtype=fp32"
+CHUNKS = {
+    "chunk": 32, "step_tiles": 1, "slice": 32, "min_blocks": 1, "copy": 16, "state_keys": 32,
+    "state_values": 16, "state_key_warps": 2, "state_value_warps": 1, "batch": 32, "stages": 3,
+}  # fmt: skip
+SEGMENTS = {
+    "chunk": 16, "value_tiles": 1, "value_warps": 2, "key_warps": 1, "stages": 3, "copy": 16,
+    "segments": 4, "min_blocks": 1, "scan_vec": 2,
+}  # fmt: skip
+CASES = (
+    ("forward", "parallel_chunks", f"B=1,H=2,T=150,E=64,M=48,dtype=bf16,{STATES}",
+     {**CHUNKS, "ahead": 1, "overlap": 3}),
+    ("backward", "parallel_chunks", f"B=1,H=1,T=70,E=32,M=64,dtype=bf16,{STATES}",
+     {**CHUNKS, "overlap": 2}),
+    ("forward", "scanned", f"B=1,H=2,T=150,E=32,M=32,dtype=fp32,{STATES},{KEY_SUMS}",
+     {**SEGMENTS, "overlap": 1}),
+    ("backward", "scanned", f"B=1,H=1,T=150,E=32,M=32,dtype=bf16,{STATES}",
+     {**SEGMENTS, "overlap": 1}),
+)  # fmt: skip
+each_case = pytest.mark.parametrize(
+    ("pass_name", "name", "text", "values"), CASES, ids=[f"{p}-{n}" for p, n, _, _ in CASES]
+)
+
+
+def opened(
+    pass_name: str, name: str, text: str, values: Mapping[str, Value]
+) -> tuple[Variant, Problem, Config]:
+    """A case's variant, problem and config."""
+    variant = ENTRY.space.variant(pass_name, name)
+    return variant, parse_problem(text, SIGNATURE), variant.config(values)
+
+
+@each_case
+def test_is_right_on_the_host(
+    pass_name: str, name: str, text: str, values: Mapping[str, Value]
+) -> None:
+    variant, problem, config = opened(pass_name, name, text, values)
+    pass_ = SIGNATURE.pass_named(pass_name)
+    assert is_feasible(variant, config, pass_, problem, HOST, legality_only=True)
+    plan = make_plan(variant, config, problem, HOST)
+    assert [launch.overlaps for launch in plan.launches] == [
+        False, *(True for _ in plan.launches[1:])
+    ]  # fmt: skip
+    wanted = [(problem, config)]
+    for _, _, outcome in run_configs(ENTRY, variant, "host", wanted, (BY_RANK, SHUFFLED)):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+@each_case
+def test_is_allowed_from_sm_90_on(
+    pass_name: str, name: str, text: str, values: Mapping[str, Value]
+) -> None:
+    variant, problem, config = opened(pass_name, name, text, values)
+    pass_ = SIGNATURE.pass_named(pass_name)
+    for gpu, allowed in (("a100", False), ("l40s", False), ("h200", True), ("rtx_5090", True)):
+        for overlap in (0, values["overlap"]):
+            tried = variant.config({**values, "overlap": overlap})
+            assert is_feasible(
+                variant, tried, pass_, problem, profile_named(gpu), legality_only=True
+            ) is (allowed or overlap == 0)
+    assert config.as_dict()["overlap"] == values["overlap"]
+
+
+@pytest.mark.parametrize(
+    ("pass_name", "text"),
+    [(p, t) for p, n, t, _ in CASES if n == "scanned"],
+    ids=["forward", "backward"],
+)
+def test_a_kernel_that_does_not_overlap_is_what_it_was(pass_name: str, text: str) -> None:
+    """Rows and records from before there was a choice go on being those of today's kernels."""
+    variant, problem, plain = opened(pass_name, "scanned", text, SEGMENTS)
+    overlapping = variant.config({**SEGMENTS, "overlap": 1})
+    renderer = Renderer(include_dir())
+    before, after = (
+        renderer.render("linear_attention", ENTRY.templates, variant, config, problem)
+        for config in (plain, overlapping)
+    )
+    assert "overlap" not in before.source
+    assert "dependent_launch" not in before.source
+    added = [
+        line
+        for line in after.source.splitlines()
+        if "dependent_launch" in line or ("_kernel" in line and "kgen::" in line)
+    ]
+    calls = [line.partition("(")[0].strip() for line in added]
+    assert calls.count("kgen::let_next_kernel_start") == 2
+    assert calls.count("kgen::wait_for_earlier_kernel") == 2
+    kept = [line for line in after.source.splitlines()[3:] if line not in added]
+    assert kept == before.source.splitlines()[3:]
+
+
+def test_cross_compiles_for_gpus_that_can_and_cannot_overlap() -> None:
+    renderer = Renderer(include_dir())
+    problems = {
+        "parallel_chunks": "B=2,H=8,T=2048,E=128,M=128,dtype=bf16",
+        "scanned": "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32",
+    }
+    requests = []
+    for pass_name, name, _, _ in CASES:
+        variant = ENTRY.space.variant(pass_name, name)
+        problem = parse_problem(problems[name], SIGNATURE)
+        config = next(c for c in variant.first if "overlap" in c.as_dict())
+        rendered = renderer.render("linear_attention", ENTRY.templates, variant, config, problem)
+        requests += [BuildRequest(rendered, arch) for arch in ("sm_90a", "sm_80")]
+    compiler = open_compiler("nvrtc", [include_dir()])
+    for request, built in zip(requests, compiler.build(requests), strict=True):
+        assert isinstance(built, Artifact), f"{request.rendered.name} {request.arch}: {built}"
+        for kernel, used in built.resources:
+            assert used.spill_bytes == 0, f"{request.arch} {kernel}: {used}"
+    compiler.close()

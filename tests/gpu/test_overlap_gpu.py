@@ -1,0 +1,179 @@
+"""Plans whose kernels overlap give the bits of plans whose kernels do not, however they are called.
+
+The same cubin is launched with and without the property, so any difference is a kernel that read
+before it waited, or wrote what was still read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kgen.assets import include_dir
+from kgen.build import open_compiler
+from kgen.catalogue import open_catalogue, profile_named
+from kgen.launch.cuda import CudaDevice
+from kgen.model.artifact import Artifact, BuildRequest
+from kgen.model.plan import Plan, make_plan
+from kgen.model.problem import Problem, parse_problem
+from kgen.render import Renderer
+from kgen.worker.binding import bind_sets, buffer_sets, shared_scratch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability(0) < (9, 0),
+        reason="kernels overlap from sm_90 on",
+    ),
+]
+
+ENTRY = open_catalogue().entry("linear_attention")
+OPERATOR = ENTRY.operator
+SETS = 3  # of inputs and outputs; all calls share one scratch memory
+CALLS = 200  # back to back
+BEFORE = "initial_state_dtype=fp32"
+CASES = [
+    ("forward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
+    ("forward", "parallel_chunks", f"B=1,H=3,T=1000,E=128,M=128,dtype=bf16,{BEFORE}"),
+    ("backward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
+    ("forward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32"),
+    ("backward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=bf16"),
+]
+
+
+class Calls:
+    """One kernel file with its buffers, called with overlapping kernels or without."""
+
+    def __init__(self, pass_name: str, variant_name: str, text: str) -> None:
+        variant = ENTRY.space.variant(pass_name, variant_name)
+        problem = parse_problem(text, OPERATOR.signature)
+        config = next(c for c in variant.first if "overlap" in c.as_dict())
+        major, minor = torch.cuda.get_device_capability(0)
+        compiler = open_compiler("nvrtc", [include_dir()])
+        rendered = Renderer(include_dir()).render(
+            OPERATOR.name, ENTRY.templates, variant, config, problem
+        )
+        [built] = compiler.build([BuildRequest(rendered, f"sm_{major}{minor}a")])
+        compiler.close()
+        assert isinstance(built, Artifact), built
+        gpu = profile_named("h200")
+        plan = make_plan(variant, config, problem, gpu)
+        assert any(launch.overlaps for launch in plan.launches)
+        apart = Plan(
+            tuple(replace(launch, overlaps=False) for launch in plan.launches), plan.workspaces
+        )
+        device = CudaDevice(0)
+        self.module = device.load(built)
+        self.outputs = [t.name for t in OPERATOR.signature.pass_named(pass_name).outputs]
+        self.sets = [
+            made
+            for seed in range(SETS)
+            for made in buffer_sets(
+                OPERATOR, gpu, pass_name, problem, "warm", seed, device.torch_device
+            )[0]
+        ]
+        self.scratch = shared_scratch(plan, problem, device.torch_device)
+        self.overlapping = self._bound(plan, pass_name, problem)
+        self.apart = self._bound(apart, pass_name, problem)
+
+    def _bound(self, plan: Plan, pass_name: str, problem: Problem) -> list[Callable[[], None]]:
+        return bind_sets(
+            self.module, plan, OPERATOR, pass_name, problem, self.sets, self.scratch
+        )
+
+    def poison(self) -> None:
+        """Fill outputs and scratch with NaN."""
+        for tensors in self.sets:
+            for name in self.outputs:
+                if name in tensors:
+                    tensors[name].fill_(torch.nan)
+        for tensor in self.scratch.values():
+            tensor.fill_(torch.nan)
+
+    def results(self) -> list[torch.Tensor]:
+        """The outputs of all sets, as bits."""
+        torch.cuda.synchronize()
+        return [
+            tensors[name].clone().view(torch.uint8)
+            for tensors in self.sets
+            for name in self.outputs
+            if name in tensors
+        ]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
+def calls(request: pytest.FixtureRequest) -> Calls:
+    return Calls(*request.param)
+
+
+@pytest.fixture
+def wanted(calls: Calls) -> list[torch.Tensor]:
+    """What the kernels give one after the other."""
+    calls.poison()
+    for call in calls.apart:
+        call()
+        torch.cuda.synchronize()
+    found = calls.results()
+    assert not any(
+        tensors[name].isnan().any()
+        for tensors in calls.sets for name in calls.outputs if name in tensors
+    )  # fmt: skip
+    return found
+
+
+def equal(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_a_call_by_itself(calls: Calls, wanted: list[torch.Tensor]) -> None:
+    calls.poison()
+    for call in calls.overlapping:
+        call()
+        torch.cuda.synchronize()
+    assert equal(calls.results(), wanted)
+
+
+def test_many_calls_back_to_back(calls: Calls, wanted: list[torch.Tensor]) -> None:
+    calls.poison()
+    for _ in range(CALLS):
+        for call in calls.overlapping:
+            call()
+    assert equal(calls.results(), wanted)
+
+
+def test_inputs_that_are_made_right_before_on_another_stream(
+    calls: Calls, wanted: list[torch.Tensor]
+) -> None:
+    """The first kernel of a plan does not overlap what made its inputs."""
+    kept = [
+        {name: t.clone() for name, t in tensors.items() if name not in calls.outputs}
+        for tensors in calls.sets
+    ]
+    calls.poison()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for _ in range(20):
+            for tensors, inputs, call in zip(calls.sets, kept, calls.overlapping, strict=True):
+                for name, value in inputs.items():
+                    tensors[name].zero_()
+                    tensors[name].copy_(value)
+                call()
+    stream.synchronize()
+    assert equal(calls.results(), wanted)
+
+
+def test_a_graph(calls: Calls, wanted: list[torch.Tensor]) -> None:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            for call in calls.overlapping:
+                call()
+    for replays in (1, CALLS):
+        calls.poison()
+        for _ in range(replays):
+            graph.replay()
+        assert equal(calls.results(), wanted)
