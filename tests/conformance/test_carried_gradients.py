@@ -1,7 +1,7 @@
 """wkv5's and wkv6's chunked backward pass where one block carries the gradient over all chunks.
 
-`test_host.py` has sequences of few chunks, and of two sequences per config at most some; here a
-block walks over many chunks, the last of them not whole, with states that come and go.
+`test_host.py` has sequences of few chunks; here a block walks over many, the last of them not
+whole, with states that come and go.
 """
 
 from __future__ import annotations
