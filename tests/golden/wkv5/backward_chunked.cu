@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv5/backward_chunked.cu.jinja
-// config: chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true)
+// config: chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true, overlap=true)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 backward on tensor cores. Its w is wkv6's with a stride of 0 over time. A first kernel walks
 // over time and keeps the states at the ends of chunks, those of the recurrence and their
@@ -23,6 +23,7 @@ constexpr int kStages = 4;         // batches of 32 steps in its shared memory
 constexpr int kCopy = 16;             // bytes that one copy moves
 constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
 constexpr bool kCarry = true;          // a block walks back over all chunks of its head
+constexpr bool kOverlap = true;      // a kernel may begin before the one before it has ended
 
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
@@ -32,7 +33,7 @@ constexpr bool kPrecise = sizeof(W) == 4 || kInitialState;
 constexpr int kSumThreads = 512;
 
 using Config = kgen::wkv::ChunkedBackward<T, W, kForm, false, kPrecise, kK, kV, kChunk,
-                                          kSlice, kStages, kCopy, kCarry>;
+                                          kSlice, kStages, kCopy, kCarry, kOverlap>;
 constexpr int kThreads = Config::kThreads;
 
 }  // namespace
@@ -106,9 +107,9 @@ wkv5_backward_sums(const float* __restrict__ gw_parts,  // [B, H, chunks, K]
     const i64 chunks = kgen::ceil_div(steps, i64{kChunk});
     const i64 half = gridDim.x / 2, block = blockIdx.x;
     if (block < half)
-        kgen::wkv::sum_chunks<kSumThreads>(block, gw_parts, B, H, i64{kK}, chunks, gw);
+        kgen::wkv::sum_chunks<kSumThreads, kOverlap>(block, gw_parts, B, H, i64{kK}, chunks, gw);
     else
-        kgen::wkv::sum_chunks<kSumThreads>(block - half, gu_parts, B, H, i64{kK}, chunks, gu);
+        kgen::wkv::sum_chunks<kSumThreads, kOverlap>(block - half, gu_parts, B, H, i64{kK}, chunks, gu);
 }
 
 KGEN_EXPORT(wkv5_backward_sums);
