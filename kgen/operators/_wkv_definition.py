@@ -359,7 +359,7 @@ def _starts(
     by_chunk = states.unbind(2)
     by_chunk[0].copy_(start)
     if start.dtype == torch.float64:
-        zero = torch.zeros_like(start)[:, :, None].expand(-1, -1, k.shape[2], -1, -1)
+        zero = start.new_zeros(()).expand(*k.shape[:3], *start.shape[2:])
         inside = torch.cat([_last(*group) for group in _groups((k, v, decay), zero)])
         kept = decay.prod(3).flatten(0, 2)[..., None]
         by_itself = (x.view(*k.shape[:3], *x.shape[1:]).unbind(2) for x in (inside, kept))
