@@ -124,10 +124,10 @@ def _of_rows(
     """The recurrence of batch rows; gu, and gw of w that has no steps, are still those of each row.
 
     fp32 takes one step after the other, as a kernel does: what that loses is what kernels are
-    allowed. Every element of a state is one product, one product and one sum per step from the
-    state before; what is read of a state is the sum over its keys or values, once per step; no step
-    is skipped, and none is reached from another than the one before it. That all outer products, or
-    all reads, of a block of steps are one op changes nothing of that.
+    allowed. Every element of a state is k_t v_t + d_t S_{t-1} of the state one step before: k_t v_t
+    is rounded, then the sum (`addcmul`; where that is no fused multiply-add, d_t S_{t-1} as well).
+    What is read of a state is one sum over its keys or values. That all outer products, or all
+    reads, of a block of steps are one op changes nothing of that.
 
     float64 takes the steps of all chunks side by side, each from its own start: no exponent is ever
     positive, so that it is exact for decays of 0 and of 1.
@@ -359,7 +359,7 @@ def _starts(
     by_chunk = states.unbind(2)
     by_chunk[0].copy_(start)
     if start.dtype == torch.float64:
-        zero = torch.zeros_like(start)[:, :, None].expand(-1, -1, k.shape[2], -1, -1)
+        zero = start.new_zeros(()).expand(*k.shape[:3], *start.shape[2:])
         inside = torch.cat([_last(*group) for group in _groups((k, v, decay), zero)])
         kept = decay.prod(3).flatten(0, 2)[..., None]
         by_itself = (x.view(*k.shape[:3], *x.shape[1:]).unbind(2) for x in (inside, kept))
