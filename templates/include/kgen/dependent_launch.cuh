@@ -50,15 +50,4 @@ KGEN_DEVICE void wait_for_earlier_kernel([[maybe_unused]] Pointers&... pointers)
 #endif
 }
 
-// Multiprocessors of the GPU, or a few more; the host has one.
-KGEN_DEVICE int multiprocessors() {
-#if KGEN_HOST
-    return 1;
-#else
-    u32 count;
-    asm("mov.u32 %0, %%nsmid;" : "=r"(count));
-    return static_cast<int>(count);
-#endif
-}
-
 }  // namespace kgen

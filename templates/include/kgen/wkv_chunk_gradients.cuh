@@ -14,6 +14,7 @@
 #pragma once
 
 #include "dependent_launch.cuh"
+#include "multiprocessors.cuh"
 #include "wkv_chunk_pairs.cuh"
 #include "wkv_chunk_walk.cuh"
 
@@ -169,6 +170,10 @@ KGEN_DEVICE void find_all_chunks(const ChunkTensors<T, W, U>& tensors, ChunkPlac
     Gradients(tensors, kept, scale).clear_padding();
     if (place.chunk >= 0) Gradients(tensors, kept, scale).copy_keys(place);
     if constexpr (C::kOverlap) wait_for_earlier_kernel(states);
+    // Blocks that share an SM go through the same phases, each of which wants other units: in step they
+    // would stay in step.
+    if constexpr (C::kStagger > 0)
+        if (static_cast<int>(blockIdx.x) >= multiprocessors()) let_cycles_pass(1000 * C::kStagger);
 #pragma unroll 1
     while (place.chunk >= 0) {
         Gradients(tensors, kept, scale)

@@ -61,15 +61,18 @@ KGEN_DEVICE void copy_rows(T* tile, int tile_stride, const StepRows<const T>& ro
 // Chunk steps between two states; Slice values and Stages batches of a block of the walk; CopyBytes
 // of a copy; Precise: products as good as fp32's; Carry: blocks that walk back over their head's
 // chunks and carry the gradient of the state themselves; Overlap: a kernel may begin before the one
-// before it has ended (dependent_launch.cuh).
+// before it has ended (dependent_launch.cuh); Stagger: thousands of cycles by which the blocks behind
+// the first on an SM begin later, if Carry.
 template <class T_, class W_, DecayForm Form, bool PerStep, bool Precise, int K, int V, int Chunk,
-          int Slice, int Stages, int CopyBytes, bool Carry, bool Overlap>
+          int Slice, int Stages, int CopyBytes, bool Carry, bool Overlap,
+          int Stagger>
 struct ChunkedBackward {
     using T = T_;
     using W = W_;
     static constexpr DecayForm kForm = Form;
     static constexpr bool kPerStep = PerStep, kPrecise = Precise;
     static constexpr bool kCarry = Carry, kOverlap = Overlap;
+    static constexpr int kStagger = Stagger;
     static constexpr int kK = K, kV = V, kChunk = Chunk, kSlice = Slice, kStages = Stages;
     static constexpr int kCopy = CopyBytes;
     static constexpr int kCopyW = max(CopyBytes, static_cast<int>(sizeof(W)));

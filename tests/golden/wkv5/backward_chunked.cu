@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv5/backward_chunked.cu.jinja
-// config: chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true, overlap=true)
+// config: chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true, stagger=40)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 backward on tensor cores. Its w is wkv6's with a stride of 0 over time. A first kernel walks
 // over time and keeps the states at the ends of chunks, those of the recurrence and their
@@ -23,7 +23,8 @@ constexpr int kStages = 4;         // batches of 32 steps in its shared memory
 constexpr int kCopy = 16;             // bytes that one copy moves
 constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
 constexpr bool kCarry = true;          // a block walks back over all chunks of its head
-constexpr bool kOverlap = true;      // a kernel may begin before the one before it has ended
+constexpr int kStagger = 40;       // thousands of cycles: see ChunkedBackward
+constexpr bool kOverlap = false;      // a kernel may begin before the one before it has ended
 
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
@@ -33,7 +34,7 @@ constexpr bool kPrecise = sizeof(W) == 4 || kInitialState;
 constexpr int kSumThreads = 512;
 
 using Config = kgen::wkv::ChunkedBackward<T, W, kForm, false, kPrecise, kK, kV, kChunk,
-                                          kSlice, kStages, kCopy, kCarry, kOverlap>;
+                                          kSlice, kStages, kCopy, kCarry, kOverlap, kStagger>;
 constexpr int kThreads = Config::kThreads;
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "chunk_stage.cuh"
 #include "dependent_launch.cuh"
 #include "math.cuh"
+#include "multiprocessors.cuh"
 
 namespace kgen {
 

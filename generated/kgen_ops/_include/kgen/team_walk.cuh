@@ -34,8 +34,10 @@ class TeamWalk {
     using Rows = ChunkRows<T, Keys, Values, Slice, 1, false>;
     using Tile = StateTile<T, kKeys / (16 * KeyWarps), Slice / (16 * ValueWarps), Chunk>;
     static constexpr int kKeyStride = Rows::kKeyStride, kValueStride = Rows::kValueStride;
-    static constexpr int kB = kBatch * kKeyStride, kV = 2 * kB;  // where b and v lie in a stage
-    static constexpr int kStage = kV + kBatch * kValueStride;
+    // Rows of a are needed a batch later than those of b and v: they have a stage less.
+    static constexpr int kKeyRows = kBatch * kKeyStride;
+    static constexpr int kStage = kKeyRows + kBatch * kValueStride;  // of b and v
+    static constexpr int kRing = Stages * kStage + (Stages - 1) * kKeyRows;
     static constexpr int kState = kKeys * kValueStride;
 
     static_assert(kKeys % (16 * KeyWarps) == 0 && Slice % (16 * ValueWarps) == 0,
@@ -47,7 +49,7 @@ class TeamWalk {
 public:
     static constexpr int kThreads = kWarps * kWarpSize;
     static constexpr int kSlices = (Values + Slice - 1) / Slice;
-    static constexpr int kSmemBytes = max((Stages * kStage + 2 * Chunks * kState) *
+    static constexpr int kSmemBytes = max((kRing + 2 * Chunks * kState) *
                                               static_cast<int>(sizeof(T)),
                                           plain_walk_bytes(Keys, Slice));
 
@@ -58,10 +60,11 @@ public:
           copy_a_(rows.a, rows.first, Keys),
           copy_b_(rows.b, rows.first, Keys),
           copy_v_(rows.v, rows.first, rows.values) {
-        // Shared memory: T ring[Stages][a, b: kBatch x kKeyStride; v: kBatch x kValueStride], and
-        // states[2][Chunks][kKeys][kValueStride].
+        // Shared memory: T ring[Stages][b: kBatch x kKeyStride; v: kBatch x kValueStride],
+        // a[Stages - 1][kBatch x kKeyStride], states[2][Chunks][kKeys][kValueStride].
         ring_ = dynamic_smem<T>();
-        before_ = ring_ + Stages * kStage;
+        ring_a_ = ring_ + Stages * kStage;
+        before_ = ring_ + kRing;
         const i64 steps = rows.end - rows.first;
         whole_ = static_cast<int>(steps / kBatch);
         last_ = static_cast<int>(steps % kBatch);
@@ -78,7 +81,7 @@ public:
 
     KGEN_DEVICE void walk() {
         if (kKeys > Keys || rows_.values < Slice) {  // features that do not exist are zeros
-            for (int i = thread_rank(); i < Stages * kStage; i += kThreads)
+            for (int i = thread_rank(); i < kRing; i += kThreads)
                 ring_[i] = from_float<T>(0.0f);
             sync_block();
         }
@@ -106,29 +109,39 @@ public:
     }
 
 private:
+    // Start copies of the next batch of b and v, and of the one before it of a.
     KGEN_DEVICE void stage() {
         if (staged_ < batches_) {
-            T* tile = ring_ + stage_slot_ * kStage;
+            T* tile = ring_ + staged_ % Stages * kStage;
             if (staged_ < whole_) {
-                start<true>(tile, kBatch);
+                copy_b_.template start<true>(tile, kKeyStride, kBatch);
+                copy_v_.template start<true>(tile + kKeyRows, kValueStride, kBatch);
             } else {
-                start<false>(tile, last_);
+                copy_b_.template start<false>(tile, kKeyStride, last_);
+                copy_v_.template start<false>(tile + kKeyRows, kValueStride, last_);
             }
-            stage_slot_ = stage_slot_ == Stages - 1 ? 0 : stage_slot_ + 1;
-            ++staged_;
         }
+        if (staged_ > 0 && staged_ <= batches_) {
+            T* tile = ring_a_ + (staged_ - 1) % (Stages - 1) * kKeyRows;
+            if (staged_ <= whole_) {
+                copy_a_.template start<true>(tile, kKeyStride, kBatch);
+            } else {
+                copy_a_.template start<false>(tile, kKeyStride, last_);
+            }
+        }
+        ++staged_;
         cp_async_commit();
     }
 
-    template <bool Whole>
-    KGEN_DEVICE void start(T* tile, int left) {
-        copy_b_.template start<Whole>(tile + kB, kKeyStride, left);
-        copy_v_.template start<Whole>(tile + kV, kValueStride, left);
-        copy_a_.template start<Whole>(tile, kKeyStride, left);
+    // Of a chunk.
+    KGEN_DEVICE const T* a_of(int batch, int chunk) const {
+        return ring_a_ + batch % (Stages - 1) * kKeyRows + chunk * Chunk * kKeyStride;
     }
-
-    KGEN_DEVICE const T* rows_of(int batch, int chunk, int what, int stride) const {
-        return ring_ + batch % Stages * kStage + what + chunk * Chunk * stride;
+    KGEN_DEVICE const T* b_of(int batch, int chunk) const {
+        return ring_ + batch % Stages * kStage + chunk * Chunk * kKeyStride;
+    }
+    KGEN_DEVICE const T* v_of(int batch, int chunk) const {
+        return ring_ + batch % Stages * kStage + kKeyRows + chunk * Chunk * kValueStride;
     }
 
     KGEN_DEVICE T* before(int batch, int chunk) const {
@@ -142,8 +155,8 @@ private:
                 before(batch, chunk) + key0_ * kValueStride + value0_, kValueStride,
                 [&](int m, int n, int i) { return state.at(m, n, i); },
                 [](int, int) { return true; });
-            state.add(rows_of(batch, chunk, kB, kKeyStride) + key0_, kKeyStride,
-                      rows_of(batch, chunk, kV, kValueStride) + value0_, kValueStride);
+            state.add(b_of(batch, chunk) + key0_, kKeyStride, v_of(batch, chunk) + value0_,
+                      kValueStride);
         }
     }
 
@@ -152,10 +165,9 @@ private:
         const int left = (batch < whole_ ? kBatch : last_) - chunk_ * Chunk;
         if (left <= 16 * tile_) return 0.0f;
         Rows outputs(rows_, tile_);
-        outputs.read(rows_of(batch, chunk_, 0, kKeyStride));
+        outputs.read(a_of(batch, chunk_));
         outputs.template carry<false>(before(batch, chunk_));
-        outputs.look_back(rows_of(batch, chunk_, kB, kKeyStride),
-                          rows_of(batch, chunk_, kV, kValueStride));
+        outputs.look_back(b_of(batch, chunk_), v_of(batch, chunk_));
         return outputs.write(rows_.first + static_cast<i64>(batch) * kBatch + chunk_ * Chunk, left,
                              states_.bias);
     }
@@ -183,12 +195,12 @@ private:
     const WalkStates& states_;
     Copier<Keys, kBatch> copy_a_, copy_b_;
     Copier<Slice, kBatch> copy_v_;
-    T *ring_, *before_;
+    T *ring_, *ring_a_, *before_;
     int batches_, whole_, last_;  // batches, those with all steps, steps of the one that has not
     bool adds_;                   // the warp is of the team that keeps the state
     int key0_, value0_;           // first features of its tile of the state
     int chunk_, tile_;            // or its 16 steps in a batch
-    int staged_ = 0, stage_slot_ = 0;
+    int staged_ = 0;
 };
 
 }  // namespace kgen

@@ -17,6 +17,7 @@ KGEN_DEVICE void keep_states(i64 steps, i64 H, Rows<const T> gy, Rows<const T> r
                              Rows<const T> v, Rows<const W> w, const float* initial_state,
                              const float* gfinal_state, float* ginitial_state, float* states,
                              float* gradients, float scale) {
+    if constexpr (C::kOverlap) let_next_kernel_start();
     constexpr int kSlices = ceil_div(C::kV, C::kSlice), kDirections = C::kCarry ? 1 : 2;
     const i64 block = blockIdx.x, head = block / (kDirections * kSlices), b = head / H,
               h = head % H;
@@ -55,6 +56,7 @@ KGEN_DEVICE void chunk_gradients(i64 steps, i64 H, Rows<const T> gy, Rows<const 
                                  const float* gfinal_state, float* ginitial_state, Rows<T> gr,
                                  Rows<T> gk, Rows<T> gv, Rows<W> gw, float* gu_parts,
                                  float* gw_parts, float scale) {
+    if constexpr (C::kOverlap) let_next_kernel_start();
     // A grid is less than 2^31 blocks: all of these are.
     const u32 chunks = static_cast<u32>(ceil_div(steps, i64{C::kChunk}));
     const u32 heads = static_cast<u32>(H), head = C::kCarry ? blockIdx.x : blockIdx.x / chunks;
@@ -80,8 +82,9 @@ KGEN_DEVICE void chunk_gradients(i64 steps, i64 H, Rows<const T> gy, Rows<const 
 }
 
 // Sums over batch and chunks of [B, H, chunks, K], always in the same order; `block` is of 8 of H * K
-// features: a warp reads as many of four parts at a time.
-template <int Threads, class T>
+// features: a warp reads as many of four parts at a time. Overlap: the kernel that makes the parts may
+// still run.
+template <int Threads, bool Overlap, class T>
 KGEN_DEVICE void sum_chunks(i64 block, const float* parts, i64 B, i64 H, i64 K, i64 chunks,
                             T* sums) {
     constexpr int kFeatures = 8, kRows = Threads / kFeatures, kEach = kWarpSize / kFeatures;
@@ -90,6 +93,7 @@ KGEN_DEVICE void sum_chunks(i64 block, const float* parts, i64 B, i64 H, i64 K, 
     const int row = thread_rank() / kFeatures, column = thread_rank() % kFeatures;
     const i64 feature = block * kFeatures + column;
     const bool used = feature < H * K;
+    if constexpr (Overlap) wait_for_earlier_kernel(parts);
     CompensatedSum sum;
     if (used) {
         const i64 h = feature / K, key = feature % K;

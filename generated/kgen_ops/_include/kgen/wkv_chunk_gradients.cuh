@@ -13,6 +13,8 @@
 // The first two are in wkv_chunk_walk.cuh, the next two in wkv_chunk_pairs.cuh.
 #pragma once
 
+#include "dependent_launch.cuh"
+#include "multiprocessors.cuh"
 #include "wkv_chunk_pairs.cuh"
 #include "wkv_chunk_walk.cuh"
 
@@ -54,6 +56,7 @@ public:
         copy<C::kV, C::kCopy>(at_.g, kRowStride, tensors_.gy, place);
         cp_async_commit();
         Tile states[kSubs];
+        if constexpr (C::kOverlap && !C::kCarry) wait_for_earlier_kernel(state, gradient);
         states[0].load_fragments(state);  // on their way while decays are taken
         if (thread_rank() == 0) *kept_ = place;
         cp_async_wait<1>();
@@ -166,6 +169,11 @@ KGEN_DEVICE void find_all_chunks(const ChunkTensors<T, W, U>& tensors, ChunkPlac
     last.store_fragments(own(), C::kTiles);
     Gradients(tensors, kept, scale).clear_padding();
     if (place.chunk >= 0) Gradients(tensors, kept, scale).copy_keys(place);
+    if constexpr (C::kOverlap) wait_for_earlier_kernel(states);
+    // Blocks that share an SM go through the same phases, each of which wants other units: in step they
+    // would stay in step.
+    if constexpr (C::kStagger > 0)
+        if (static_cast<int>(blockIdx.x) >= multiprocessors()) let_cycles_pass(1000 * C::kStagger);
 #pragma unroll 1
     while (place.chunk >= 0) {
         Gradients(tensors, kept, scale)
