@@ -1,7 +1,7 @@
 """linear_attention's two_teams with several batches, of several chunks, with and without states.
 
-`test_host.py` has batches of few steps, which sequences of its size do not fill; here both teams have
-more warps than one, the last batch is not whole, and a head has several slices.
+`test_host.py` has batches of few steps, which sequences of its size do not fill; here both teams
+have more warps than one, the last batch is not whole, and a head has several slices.
 """
 
 from __future__ import annotations
