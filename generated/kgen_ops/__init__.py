@@ -11,7 +11,7 @@ from ._runtime.warmup import warmup
 from .linear_attention import linear_attention, linear_attention_backward
 from .rmsnorm import rmsnorm, rmsnorm_backward
 from .timex import timex, timex_backward
-from .wkv5 import wkv5
+from .wkv5 import wkv5, wkv5_backward
 from .wkv6 import wkv6, wkv6_backward
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ __all__ = [
     "timex_backward",
     "warmup",
     "wkv5",
+    "wkv5_backward",
     "wkv6",
     "wkv6_backward",
 ]

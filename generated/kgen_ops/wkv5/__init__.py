@@ -20,6 +20,7 @@ from .._runtime.dispatch import (
     transforms,
     unpacked,
 )
+from .._runtime.gradients import Gradient
 from .._runtime.layout import dense_like
 from .._runtime.registration import register
 
@@ -240,4 +241,267 @@ _library_forward = register(
     _wkv5,
     _fake_wkv5,
     FORWARD,
+)
+
+BACKWARD = Pass(
+    package=__name__,
+    name="backward",
+    signature=Signature(
+        function="wkv5_backward",
+        dims=(
+            Dim("B"),
+            Dim("N"),
+            Dim("T"),
+            Dim("H"),
+            Dim("K", smallest=1),
+            Dim("V", smallest=1),
+        ),
+        dtypes=(
+            DTypeField("dtype", ("fp32", "fp16", "bf16")),
+            DTypeField("w_dtype", ("dtype", "fp32"), default="fp32"),
+            DTypeField("u_dtype", ("dtype", "fp32"), default="dtype"),
+            DTypeField("initial_state_dtype", ("none", "fp32"), default="none"),
+            DTypeField("final_state_dtype", ("none", "fp32"), default="none"),
+            DTypeField("cu_seqlens_dtype", ("none", "int32", "int64"), default="none"),
+        ),
+        inputs=(
+            Argument("gy", ("B", "T", "H", "V"), free_strides=("B", "T", "H")),
+            Argument("r", ("B", "T", "H", "K"), free_strides=("B", "T", "H")),
+            Argument("k", ("B", "T", "H", "K"), free_strides=("B", "T", "H")),
+            Argument("v", ("B", "T", "H", "V"), free_strides=("B", "T", "H")),
+            Argument("w", ("H", "K"), dtype="w_dtype"),
+            Argument("u", ("H", "K"), dtype="u_dtype"),
+            Argument("initial_state", ("N", "H", "K", "V"), dtype="initial_state_dtype"),
+            Argument("gfinal_state", ("N", "H", "K", "V"), dtype="final_state_dtype"),
+            Argument("cu_seqlens", ("N + 1",), dtype="cu_seqlens_dtype"),
+        ),
+        outputs=(
+            Argument("gr", ("B", "T", "H", "K"), free_strides=("B", "T", "H"), layout_of="r"),
+            Argument("gk", ("B", "T", "H", "K"), free_strides=("B", "T", "H"), layout_of="k"),
+            Argument("gv", ("B", "T", "H", "V"), free_strides=("B", "T", "H"), layout_of="v"),
+            Argument("gw", ("H", "K"), dtype="w_dtype"),
+            Argument("gu", ("H", "K"), dtype="u_dtype"),
+            Argument("ginitial_state", ("N", "H", "K", "V"), dtype="initial_state_dtype"),
+        ),
+        scalars=(
+            Scalar("scale", 1.0),
+        ),
+        options=(
+            Option("decay_form", ("log", "raw", "decay"), default="log"),
+        ),
+        packing=Packing("cu_seqlens", "N", "B"),
+    ),
+)
+_prepared_backward = BACKWARD.prepared.get
+
+
+def wkv5_backward(
+    gy: Tensor, r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor,
+    initial_state: Tensor | None = None, gfinal_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None, scale: float = 1.0, decay_form: str = "log",
+) -> Any:
+    """The backward pass of `wkv5`.
+
+    y_t = scale * r_t (S_{t-1} + diag(u) k_t v_t^T)
+    S_t = diag(d) S_{t-1} + k_t v_t^T;  S_0 as given, else 0
+    d = exp(w), with decay_form "raw" exp(-exp(w)), with "decay" w
+
+    Gradients, with g = scale * gy and n_t = v_t . g_t:
+    gr_t = S_{t-1} g_t + n_t u k_t
+    G_{t-1} = diag(d) G_t + r_t g_t^T;  G_T the gradient of the final state, else 0
+    gk_t = G_t v_t + n_t u r_t,  gv_t = k_t G_t + (sum_k r u k) g_t
+    gw = dd/dw * sum over b, t and v of S_{t-1} * G_t,  gu = sum over b and t of n_t r_t k_t
+    With cu_seqlens every sequence begins with a state of its own, as if it were a batch row.
+
+    Args:
+        gy: [B, T, H, V]; gradient of y; dtype of r; the last dim contiguous, any strides of B, T
+            and H.
+        r: [B, T, H, K]; fp32, fp16 or bf16; the last dim contiguous, any strides of B, T and H.
+        k: [B, T, H, K]; dtype of r.
+        v: [B, T, H, V]; dtype of r.
+        w: [H, K]; dtype of r, or fp32; the decay, as decay_form says.
+        u: [H, K]; dtype of r, or fp32; the bonus of a step's own.
+        initial_state: [N, H, K, V]; fp32; S before the first step; None: 0. N is B, or with
+            cu_seqlens the number of sequences.
+        gfinal_state: [N, H, K, V]; fp32; gradient of final_state.
+        cu_seqlens: [N + 1]; int32 or int64; None: every batch row is a sequence. Else B is 1, and
+            sequence n has the steps from cu_seqlens[n] to cu_seqlens[n + 1], none if they are
+            equal. 0 first, never decreasing, T last: the values stay on the device, and nothing
+            checks them.
+        scale: As in the forward pass.
+        decay_form: "log" or "raw" or "decay". What w is: the log decay, at most 0, -inf forgets
+            everything; what RWKV's models learn, whose decay is exp(-exp(w)); the decay itself,
+            from 0 to 1.
+    Returns:
+        gr: [B, T, H, K]; dtype and layout of r.
+        gk: [B, T, H, K]; dtype and layout of k.
+        gv: [B, T, H, V]; dtype and layout of v.
+        gw: [H, K]; dtype of w.
+        gu: [H, K]; dtype of u.
+        ginitial_state: [N, H, K, V]; fp32; gradient of initial_state. Only with initial_state.
+    Raises:
+        ValueError: If shapes, strides, devices or scalars are not as said above.
+        TypeError: If a dtype is not supported.
+        NotImplementedError: If a gradient is wanted of what this returns.
+        DispatchError: If the library has no kernel for the device.
+
+    Source: Peng et al. 2024, arXiv:2404.05892.
+    """
+    if _is_compiling():
+        return unpacked(torch.ops.kgen_ops.wkv5_backward(
+            gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale, decay_form,
+        ))
+    if (
+        dispatch_modes()
+        or transforms()
+        or type(gy) not in PLAIN_TENSORS
+        or type(r) not in PLAIN_TENSORS
+        or type(k) not in PLAIN_TENSORS
+        or type(v) not in PLAIN_TENSORS
+        or type(w) not in PLAIN_TENSORS
+        or type(u) not in PLAIN_TENSORS
+        or type(initial_state) not in PLAIN_OR_NONE
+        or type(gfinal_state) not in PLAIN_OR_NONE
+        or type(cu_seqlens) not in PLAIN_OR_NONE
+    ):
+        return BACKWARD.dispatched(
+            (gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens),
+            (scale,),
+            (decay_form,),
+        )
+    if _is_grad_enabled() and (
+        gy.requires_grad
+        or r.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or w.requires_grad
+        or u.requires_grad
+        or (initial_state is not None and initial_state.requires_grad)
+        or (gfinal_state is not None and gfinal_state.requires_grad)
+        or (cu_seqlens is not None and cu_seqlens.requires_grad)
+    ):
+        return unpacked(BACKWARD.recorded(_wkv5_backward, (
+            gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale, decay_form,
+        )))
+    return _wkv5_backward(
+        gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale, decay_form,
+    )
+
+
+def _wkv5_backward(
+    gy: Tensor, r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor,
+    initial_state: Tensor | None = None, gfinal_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None, scale: float = 1.0, decay_form: str = "log",
+) -> Any:
+    """Launch the kernel that was prepared for such arguments, or prepare one."""
+    gy_ptr = gy.data_ptr()
+    r_ptr = r.data_ptr()
+    k_ptr = k.data_ptr()
+    v_ptr = v.data_ptr()
+    w_ptr = w.data_ptr()
+    u_ptr = u.data_ptr()
+    if initial_state is None:
+        initial_state_ptr = 0
+        initial_state_layout: Any = None
+    else:
+        initial_state_ptr = initial_state.data_ptr()
+        initial_state_layout = (
+            initial_state.shape, initial_state.stride(), initial_state.dtype,
+            initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
+        )
+    if gfinal_state is None:
+        gfinal_state_ptr = 0
+        gfinal_state_layout: Any = None
+    else:
+        gfinal_state_ptr = gfinal_state.data_ptr()
+        gfinal_state_layout = (
+            gfinal_state.shape, gfinal_state.stride(), gfinal_state.dtype,
+            gfinal_state.get_device(), gfinal_state_ptr & 31 if gfinal_state_ptr else -1,
+        )
+    if cu_seqlens is None:
+        cu_seqlens_ptr = 0
+        cu_seqlens_layout: Any = None
+    else:
+        cu_seqlens_ptr = cu_seqlens.data_ptr()
+        cu_seqlens_layout = (
+            cu_seqlens.shape, cu_seqlens.stride(), cu_seqlens.dtype, cu_seqlens.get_device(),
+            cu_seqlens_ptr & 31 if cu_seqlens_ptr else -1,
+        )
+    device_index = gy.get_device()
+    # All that a launch was chosen by: layout, dtype, device, alignment.
+    layout = (
+        gy.shape, gy.stride(), gy.dtype, device_index, gy_ptr & 31,
+        r.shape, r.stride(), r.dtype, r.get_device(), r_ptr & 31,
+        k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
+        v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
+        w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31,
+        u.shape, u.stride(), u.dtype, u.get_device(), u_ptr & 31,
+        initial_state_layout,
+        gfinal_state_layout,
+        cu_seqlens_layout,
+        decay_form,
+    )
+    prepared = _prepared_backward(layout)
+    if prepared is None or not (gy_ptr and r_ptr and k_ptr and v_ptr and w_ptr and u_ptr):
+        return BACKWARD.call(
+            layout,
+            (gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens),
+            (scale,),
+            (decay_form,),
+        )
+    launch, stream, (new_gr, new_gk, new_gv, new_gw, new_gu, new_ginitial_state) = prepared
+    gr = new_gr()
+    gk = new_gk()
+    gv = new_gv()
+    gw = new_gw()
+    gu = new_gu()
+    ginitial_state = None if new_ginitial_state is None else new_ginitial_state()
+    launch(
+        stream(device_index), gy_ptr, r_ptr, k_ptr, v_ptr, w_ptr, u_ptr, initial_state_ptr,
+        gfinal_state_ptr, cu_seqlens_ptr, gr.data_ptr(), gk.data_ptr(), gv.data_ptr(),
+        gw.data_ptr(), gu.data_ptr(), 0 if ginitial_state is None else ginitial_state.data_ptr(),
+        scale,
+    )
+    return present(gr, gk, gv, gw, gu, ginitial_state)
+
+
+def _fake_wkv5_backward(
+    gy: Tensor, r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor,
+    initial_state: Tensor | None = None, gfinal_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None, scale: float = 1.0, decay_form: str = "log",
+) -> Any:
+    """Allocate the results without computing them."""
+    gr = dense_like(r)
+    gk = dense_like(k)
+    gv = dense_like(v)
+    gw = torch.empty_like(w, memory_format=torch.contiguous_format)
+    gu = torch.empty_like(u, memory_format=torch.contiguous_format)
+    ginitial_state = (
+        torch.empty_like(initial_state, memory_format=torch.contiguous_format)
+        if initial_state is not None else None
+    )
+    return present(gr, gk, gv, gw, gu, ginitial_state)
+
+
+_library_backward = register(
+    "wkv5_backward(Tensor gy, Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, Tensor? "
+    "initial_state=None, Tensor? gfinal_state=None, Tensor? cu_seqlens=None, float "
+    "scale=1.0, str decay_form=\"log\") -> Tensor[]",
+    _wkv5_backward,
+    _fake_wkv5_backward,
+    BACKWARD,
+)
+
+FORWARD.gradient = Gradient(
+    FORWARD.signature,
+    BACKWARD.signature,
+    wkv5_backward,
+    incoming={"gy": "y", "gfinal_state": "final_state"},
+    saved={
+        "r": ("r",), "k": ("k",), "v": ("v",), "w": ("w",), "u": ("u",),
+        "initial_state": ("initial_state",), "cu_seqlens": ("cu_seqlens",),
+    },
+    outgoing={
+        "r": "gr", "k": "gk", "v": "gv", "w": "gw", "u": "gu", "initial_state": "ginitial_state",
+    },
 )

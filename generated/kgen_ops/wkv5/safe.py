@@ -137,6 +137,243 @@ def naive_3(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
     return run
 
 
+def naive_4(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=64, chunk=64)."""
+    size_h = call.H
+    size_n = call.N
+    size_v = call.V
+    size_t = call.T
+    size_k = call.K
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    size_b = call.B
+    launch_1 = file.launcher(
+        "wkv5_backward_v", "ppppppppppqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
+    )
+    grid_1_x = ceil_div(size_n * size_h * size_v, 64)
+    launch_2 = file.launcher(
+        "wkv5_backward_k", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
+    )
+    grid_2_x = ceil_div(size_n * size_h * size_k, 64)
+    launch_3 = file.launcher("wkv5_backward_sums", "ppppqqq", block=(64, 1, 1), smem=0)
+    grid_3_x = ceil_div(size_h * size_k, 64)
+    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_kept = file.scratch(
+        size_h * (size_b * ceil_div(size_t, 64)) * size_k * size_v, torch.float32,
+    )
+    new_chunk_states = file.scratch(size_n * size_h * 64 * size_k * size_v, torch.float32)
+    new_gw_parts = file.scratch(size_n * size_h * size_k, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * size_k, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gk: int, gv: int, gw: int, gu: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        states = new_states()
+        gradients = new_gradients()
+        kept = new_kept()
+        chunk_states = new_chunk_states()
+        gw_parts = new_gw_parts()
+        gu_parts = new_gu_parts()
+        launch_1(
+            stream, grid_1_x, 1, 1, gy, r, k, w, u, gfinal_state, cu_seqlens, gv, ginitial_state,
+            states.data_ptr(), 0, size_n, size_t, size_h, size_k, size_v, gy_stride_b, gy_stride_t,
+            gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h,
+            gv_stride_b, gv_stride_t, gv_stride_h, scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, gr,
+            gk, gw_parts.data_ptr(), gu_parts.data_ptr(), states.data_ptr(), gradients.data_ptr(),
+            kept.data_ptr(), chunk_states.data_ptr(), 0, size_n, size_t, size_h, size_k, size_v,
+            gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b,
+            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, gr_stride_b, gr_stride_t,
+            gr_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, scale,
+        )
+        launch_3(
+            stream, grid_3_x, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
+            size_h, size_k,
+        )
+
+    return run
+
+
+def naive_5(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=64, chunk=64)."""
+    size_h = call.H
+    size_n = call.N
+    size_v = call.V
+    size_t = call.T
+    size_k = call.K
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    launch_1 = file.launcher(
+        "wkv5_backward_v", "ppppppppppqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
+    )
+    grid_1_x = ceil_div(size_n * size_h * size_v, 64)
+    launch_2 = file.launcher(
+        "wkv5_backward_k", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
+    )
+    grid_2_x = ceil_div(size_n * size_h * size_k, 64)
+    launch_3 = file.launcher("wkv5_backward_sums", "ppppqqq", block=(64, 1, 1), smem=0)
+    grid_3_x = ceil_div(size_h * size_k, 64)
+    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_kept = file.scratch(size_h * (size_t // 64 + size_n) * size_k * size_v, torch.float32)
+    new_chunk_states = file.scratch(size_n * size_h * 64 * size_k * size_v, torch.float32)
+    new_gw_parts = file.scratch(size_n * size_h * size_k, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * size_k, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gk: int, gv: int, gw: int, gu: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        states = new_states()
+        gradients = new_gradients()
+        kept = new_kept()
+        chunk_states = new_chunk_states()
+        gw_parts = new_gw_parts()
+        gu_parts = new_gu_parts()
+        launch_1(
+            stream, grid_1_x, 1, 1, gy, r, k, w, u, gfinal_state, cu_seqlens, gv, ginitial_state,
+            states.data_ptr(), 4, size_n, size_t, size_h, size_k, size_v, gy_stride_b, gy_stride_t,
+            gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h,
+            gv_stride_b, gv_stride_t, gv_stride_h, scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, gr,
+            gk, gw_parts.data_ptr(), gu_parts.data_ptr(), states.data_ptr(), gradients.data_ptr(),
+            kept.data_ptr(), chunk_states.data_ptr(), 4, size_n, size_t, size_h, size_k, size_v,
+            gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b,
+            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, gr_stride_b, gr_stride_t,
+            gr_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, scale,
+        )
+        launch_3(
+            stream, grid_3_x, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
+            size_h, size_k,
+        )
+
+    return run
+
+
+def naive_6(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """naive(threads=64, chunk=64)."""
+    size_h = call.H
+    size_n = call.N
+    size_v = call.V
+    size_t = call.T
+    size_k = call.K
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    launch_1 = file.launcher(
+        "wkv5_backward_v", "ppppppppppqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
+    )
+    grid_1_x = ceil_div(size_n * size_h * size_v, 64)
+    launch_2 = file.launcher(
+        "wkv5_backward_k", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=0,
+    )
+    grid_2_x = ceil_div(size_n * size_h * size_k, 64)
+    launch_3 = file.launcher("wkv5_backward_sums", "ppppqqq", block=(64, 1, 1), smem=0)
+    grid_3_x = ceil_div(size_h * size_k, 64)
+    new_states = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * size_k * size_v, torch.float32)
+    new_kept = file.scratch(size_h * (size_t // 64 + size_n) * size_k * size_v, torch.float32)
+    new_chunk_states = file.scratch(size_n * size_h * 64 * size_k * size_v, torch.float32)
+    new_gw_parts = file.scratch(size_n * size_h * size_k, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * size_k, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gk: int, gv: int, gw: int, gu: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        states = new_states()
+        gradients = new_gradients()
+        kept = new_kept()
+        chunk_states = new_chunk_states()
+        gw_parts = new_gw_parts()
+        gu_parts = new_gu_parts()
+        launch_1(
+            stream, grid_1_x, 1, 1, gy, r, k, w, u, gfinal_state, cu_seqlens, gv, ginitial_state,
+            states.data_ptr(), 8, size_n, size_t, size_h, size_k, size_v, gy_stride_b, gy_stride_t,
+            gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h,
+            gv_stride_b, gv_stride_t, gv_stride_h, scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, gr,
+            gk, gw_parts.data_ptr(), gu_parts.data_ptr(), states.data_ptr(), gradients.data_ptr(),
+            kept.data_ptr(), chunk_states.data_ptr(), 8, size_n, size_t, size_h, size_k, size_v,
+            gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b,
+            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, gr_stride_b, gr_stride_t,
+            gr_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, scale,
+        )
+        launch_3(
+            stream, grid_3_x, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
+            size_h, size_k,
+        )
+
+    return run
+
+
 FORWARD = (
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
@@ -2081,5 +2318,1953 @@ FORWARD = (
         kernel="1e133dbcf663",
         config="naive(threads=64)",
         bind=naive_3,
+    ),
+)
+
+
+BACKWARD = (
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
+        kernel="d90694ef0141",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "raw"),
+        kernel="ea6ae63c6cf9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "decay"),
+        kernel="ed918d15eec4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int32", "log"),
+        kernel="d90694ef0141",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int32", "raw"),
+        kernel="ea6ae63c6cf9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int32", "decay"),
+        kernel="ed918d15eec4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int64", "log"),
+        kernel="d90694ef0141",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int64", "raw"),
+        kernel="ea6ae63c6cf9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int64", "decay"),
+        kernel="ed918d15eec4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "log"),
+        kernel="d90694ef0141",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "raw"),
+        kernel="ea6ae63c6cf9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "decay"),
+        kernel="ed918d15eec4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int32", "log"),
+        kernel="d90694ef0141",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int32", "raw"),
+        kernel="ea6ae63c6cf9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int32", "decay"),
+        kernel="ed918d15eec4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int64", "log"),
+        kernel="d90694ef0141",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int64", "raw"),
+        kernel="ea6ae63c6cf9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int64", "decay"),
+        kernel="ed918d15eec4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "log"),
+        kernel="d90694ef0141",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "raw"),
+        kernel="ea6ae63c6cf9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "decay"),
+        kernel="ed918d15eec4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int32", "log"),
+        kernel="d90694ef0141",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int32", "raw"),
+        kernel="ea6ae63c6cf9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int32", "decay"),
+        kernel="ed918d15eec4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int64", "log"),
+        kernel="d90694ef0141",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int64", "raw"),
+        kernel="ea6ae63c6cf9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int64", "decay"),
+        kernel="ed918d15eec4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="d90694ef0141",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "raw"),
+        kernel="ea6ae63c6cf9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "decay"),
+        kernel="ed918d15eec4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="d90694ef0141",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int32", "raw"),
+        kernel="ea6ae63c6cf9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int32", "decay"),
+        kernel="ed918d15eec4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="d90694ef0141",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int64", "raw"),
+        kernel="ea6ae63c6cf9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int64", "decay"),
+        kernel="ed918d15eec4",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "none", "log"),
+        kernel="43befff95e91",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "none", "raw"),
+        kernel="0a50ad25f841",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "none", "decay"),
+        kernel="36b4fd7617ee",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "int32", "log"),
+        kernel="43befff95e91",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "int32", "raw"),
+        kernel="0a50ad25f841",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "int32", "decay"),
+        kernel="36b4fd7617ee",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "int64", "log"),
+        kernel="43befff95e91",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "int64", "raw"),
+        kernel="0a50ad25f841",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "none", "int64", "decay"),
+        kernel="36b4fd7617ee",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "none", "log"),
+        kernel="43befff95e91",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "none", "raw"),
+        kernel="0a50ad25f841",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "none", "decay"),
+        kernel="36b4fd7617ee",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "int32", "log"),
+        kernel="43befff95e91",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "int32", "raw"),
+        kernel="0a50ad25f841",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "int32", "decay"),
+        kernel="36b4fd7617ee",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "int64", "log"),
+        kernel="43befff95e91",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "int64", "raw"),
+        kernel="0a50ad25f841",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "none", "fp32", "int64", "decay"),
+        kernel="36b4fd7617ee",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "none", "log"),
+        kernel="43befff95e91",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "none", "raw"),
+        kernel="0a50ad25f841",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "none", "decay"),
+        kernel="36b4fd7617ee",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "int32", "log"),
+        kernel="43befff95e91",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "int32", "raw"),
+        kernel="0a50ad25f841",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "int32", "decay"),
+        kernel="36b4fd7617ee",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "int64", "log"),
+        kernel="43befff95e91",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "int64", "raw"),
+        kernel="0a50ad25f841",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "none", "int64", "decay"),
+        kernel="36b4fd7617ee",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "none", "log"),
+        kernel="43befff95e91",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "none", "raw"),
+        kernel="0a50ad25f841",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "none", "decay"),
+        kernel="36b4fd7617ee",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "int32", "log"),
+        kernel="43befff95e91",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "int32", "raw"),
+        kernel="0a50ad25f841",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "int32", "decay"),
+        kernel="36b4fd7617ee",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "int64", "log"),
+        kernel="43befff95e91",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "int64", "raw"),
+        kernel="0a50ad25f841",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp16", "fp32", "fp32", "int64", "decay"),
+        kernel="36b4fd7617ee",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "none", "log"),
+        kernel="3d6e938f8c07",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "none", "raw"),
+        kernel="6067a9a4d42a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "none", "decay"),
+        kernel="f12bbd878ed6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "int32", "log"),
+        kernel="3d6e938f8c07",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "int32", "raw"),
+        kernel="6067a9a4d42a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "int32", "decay"),
+        kernel="f12bbd878ed6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "int64", "log"),
+        kernel="3d6e938f8c07",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "int64", "raw"),
+        kernel="6067a9a4d42a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "none", "int64", "decay"),
+        kernel="f12bbd878ed6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "none", "log"),
+        kernel="3d6e938f8c07",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "none", "raw"),
+        kernel="6067a9a4d42a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "none", "decay"),
+        kernel="f12bbd878ed6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "int32", "log"),
+        kernel="3d6e938f8c07",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "int32", "raw"),
+        kernel="6067a9a4d42a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "int32", "decay"),
+        kernel="f12bbd878ed6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "int64", "log"),
+        kernel="3d6e938f8c07",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "int64", "raw"),
+        kernel="6067a9a4d42a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "none", "fp32", "int64", "decay"),
+        kernel="f12bbd878ed6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "none", "log"),
+        kernel="3d6e938f8c07",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "none", "raw"),
+        kernel="6067a9a4d42a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "none", "decay"),
+        kernel="f12bbd878ed6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "int32", "log"),
+        kernel="3d6e938f8c07",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "int32", "raw"),
+        kernel="6067a9a4d42a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "int32", "decay"),
+        kernel="f12bbd878ed6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "int64", "log"),
+        kernel="3d6e938f8c07",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "int64", "raw"),
+        kernel="6067a9a4d42a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "none", "int64", "decay"),
+        kernel="f12bbd878ed6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="3d6e938f8c07",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "none", "raw"),
+        kernel="6067a9a4d42a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "none", "decay"),
+        kernel="f12bbd878ed6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="3d6e938f8c07",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "int32", "raw"),
+        kernel="6067a9a4d42a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "int32", "decay"),
+        kernel="f12bbd878ed6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="3d6e938f8c07",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "int64", "raw"),
+        kernel="6067a9a4d42a",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp16", "fp32", "fp32", "fp32", "int64", "decay"),
+        kernel="f12bbd878ed6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
+        kernel="727e546b3c53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "raw"),
+        kernel="528c68009910",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "decay"),
+        kernel="7eb0416c6eb6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int32", "log"),
+        kernel="727e546b3c53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int32", "raw"),
+        kernel="528c68009910",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int32", "decay"),
+        kernel="7eb0416c6eb6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int64", "log"),
+        kernel="727e546b3c53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int64", "raw"),
+        kernel="528c68009910",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int64", "decay"),
+        kernel="7eb0416c6eb6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "none", "log"),
+        kernel="727e546b3c53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "none", "raw"),
+        kernel="528c68009910",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "none", "decay"),
+        kernel="7eb0416c6eb6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int32", "log"),
+        kernel="727e546b3c53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int32", "raw"),
+        kernel="528c68009910",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int32", "decay"),
+        kernel="7eb0416c6eb6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int64", "log"),
+        kernel="727e546b3c53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int64", "raw"),
+        kernel="528c68009910",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int64", "decay"),
+        kernel="7eb0416c6eb6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "none", "log"),
+        kernel="727e546b3c53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "none", "raw"),
+        kernel="528c68009910",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "none", "decay"),
+        kernel="7eb0416c6eb6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int32", "log"),
+        kernel="727e546b3c53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int32", "raw"),
+        kernel="528c68009910",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int32", "decay"),
+        kernel="7eb0416c6eb6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int64", "log"),
+        kernel="727e546b3c53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int64", "raw"),
+        kernel="528c68009910",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int64", "decay"),
+        kernel="7eb0416c6eb6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "log"),
+        kernel="727e546b3c53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
+        kernel="528c68009910",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "decay"),
+        kernel="7eb0416c6eb6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int32", "log"),
+        kernel="727e546b3c53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int32", "raw"),
+        kernel="528c68009910",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int32", "decay"),
+        kernel="7eb0416c6eb6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "log"),
+        kernel="727e546b3c53",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "raw"),
+        kernel="528c68009910",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "decay"),
+        kernel="7eb0416c6eb6",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "none", "log"),
+        kernel="94a911c8c8d9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "none", "raw"),
+        kernel="5db0a8a585c9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "none", "decay"),
+        kernel="1f60c6198a13",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "int32", "log"),
+        kernel="94a911c8c8d9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "int32", "raw"),
+        kernel="5db0a8a585c9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "int32", "decay"),
+        kernel="1f60c6198a13",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "int64", "log"),
+        kernel="94a911c8c8d9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "int64", "raw"),
+        kernel="5db0a8a585c9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "none", "int64", "decay"),
+        kernel="1f60c6198a13",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "none", "log"),
+        kernel="94a911c8c8d9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "none", "raw"),
+        kernel="5db0a8a585c9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "none", "decay"),
+        kernel="1f60c6198a13",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "int32", "log"),
+        kernel="94a911c8c8d9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "int32", "raw"),
+        kernel="5db0a8a585c9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "int32", "decay"),
+        kernel="1f60c6198a13",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "int64", "log"),
+        kernel="94a911c8c8d9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "int64", "raw"),
+        kernel="5db0a8a585c9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "none", "fp32", "int64", "decay"),
+        kernel="1f60c6198a13",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "none", "log"),
+        kernel="94a911c8c8d9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "none", "raw"),
+        kernel="5db0a8a585c9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "none", "decay"),
+        kernel="1f60c6198a13",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "int32", "log"),
+        kernel="94a911c8c8d9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "int32", "raw"),
+        kernel="5db0a8a585c9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "int32", "decay"),
+        kernel="1f60c6198a13",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "int64", "log"),
+        kernel="94a911c8c8d9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "int64", "raw"),
+        kernel="5db0a8a585c9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "none", "int64", "decay"),
+        kernel="1f60c6198a13",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="94a911c8c8d9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "none", "raw"),
+        kernel="5db0a8a585c9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "none", "decay"),
+        kernel="1f60c6198a13",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="94a911c8c8d9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "int32", "raw"),
+        kernel="5db0a8a585c9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "int32", "decay"),
+        kernel="1f60c6198a13",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="94a911c8c8d9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "int64", "raw"),
+        kernel="5db0a8a585c9",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp32", "fp32", "fp32", "int64", "decay"),
+        kernel="1f60c6198a13",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "log"),
+        kernel="66c24d1868c5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
+        kernel="1538cd6a3fe1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "decay"),
+        kernel="6afee4055036",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "log"),
+        kernel="66c24d1868c5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "raw"),
+        kernel="1538cd6a3fe1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "int32", "decay"),
+        kernel="6afee4055036",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "int64", "log"),
+        kernel="66c24d1868c5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "int64", "raw"),
+        kernel="1538cd6a3fe1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "none", "int64", "decay"),
+        kernel="6afee4055036",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "none", "log"),
+        kernel="66c24d1868c5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "none", "raw"),
+        kernel="1538cd6a3fe1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "none", "decay"),
+        kernel="6afee4055036",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "int32", "log"),
+        kernel="66c24d1868c5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "int32", "raw"),
+        kernel="1538cd6a3fe1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "int32", "decay"),
+        kernel="6afee4055036",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "int64", "log"),
+        kernel="66c24d1868c5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "int64", "raw"),
+        kernel="1538cd6a3fe1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "none", "fp32", "int64", "decay"),
+        kernel="6afee4055036",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "none", "log"),
+        kernel="66c24d1868c5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "none", "raw"),
+        kernel="1538cd6a3fe1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "none", "decay"),
+        kernel="6afee4055036",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "int32", "log"),
+        kernel="66c24d1868c5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "int32", "raw"),
+        kernel="1538cd6a3fe1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "int32", "decay"),
+        kernel="6afee4055036",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "int64", "log"),
+        kernel="66c24d1868c5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "int64", "raw"),
+        kernel="1538cd6a3fe1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "none", "int64", "decay"),
+        kernel="6afee4055036",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "log"),
+        kernel="66c24d1868c5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "raw"),
+        kernel="1538cd6a3fe1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "none", "decay"),
+        kernel="6afee4055036",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int32", "log"),
+        kernel="66c24d1868c5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int32", "raw"),
+        kernel="1538cd6a3fe1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int32", "decay"),
+        kernel="6afee4055036",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int64", "log"),
+        kernel="66c24d1868c5",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int64", "raw"),
+        kernel="1538cd6a3fe1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "bf16", "fp32", "fp32", "int64", "decay"),
+        kernel="6afee4055036",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "none", "log"),
+        kernel="8b2618078bca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "none", "raw"),
+        kernel="bd6232eaa162",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "none", "decay"),
+        kernel="68ca1dd23cca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "int32", "log"),
+        kernel="8b2618078bca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "int32", "raw"),
+        kernel="bd6232eaa162",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "int32", "decay"),
+        kernel="68ca1dd23cca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "int64", "log"),
+        kernel="8b2618078bca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "int64", "raw"),
+        kernel="bd6232eaa162",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "int64", "decay"),
+        kernel="68ca1dd23cca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "log"),
+        kernel="8b2618078bca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "raw"),
+        kernel="bd6232eaa162",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "decay"),
+        kernel="68ca1dd23cca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "int32", "log"),
+        kernel="8b2618078bca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "int32", "raw"),
+        kernel="bd6232eaa162",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "int32", "decay"),
+        kernel="68ca1dd23cca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "int64", "log"),
+        kernel="8b2618078bca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "int64", "raw"),
+        kernel="bd6232eaa162",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "fp32", "int64", "decay"),
+        kernel="68ca1dd23cca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "none", "log"),
+        kernel="8b2618078bca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "none", "raw"),
+        kernel="bd6232eaa162",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "none", "decay"),
+        kernel="68ca1dd23cca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "int32", "log"),
+        kernel="8b2618078bca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "int32", "raw"),
+        kernel="bd6232eaa162",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "int32", "decay"),
+        kernel="68ca1dd23cca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "int64", "log"),
+        kernel="8b2618078bca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "int64", "raw"),
+        kernel="bd6232eaa162",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "int64", "decay"),
+        kernel="68ca1dd23cca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="8b2618078bca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "none", "raw"),
+        kernel="bd6232eaa162",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "none", "decay"),
+        kernel="68ca1dd23cca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="8b2618078bca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "int32", "raw"),
+        kernel="bd6232eaa162",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "int32", "decay"),
+        kernel="68ca1dd23cca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="8b2618078bca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "int64", "raw"),
+        kernel="bd6232eaa162",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "fp32", "int64", "decay"),
+        kernel="68ca1dd23cca",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
+        kernel="8859a6dce221",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "raw"),
+        kernel="5aea4f729660",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "decay"),
+        kernel="6955a6d3e164",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
+        kernel="8859a6dce221",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "raw"),
+        kernel="5aea4f729660",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "decay"),
+        kernel="6955a6d3e164",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int64", "log"),
+        kernel="8859a6dce221",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int64", "raw"),
+        kernel="5aea4f729660",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int64", "decay"),
+        kernel="6955a6d3e164",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "none", "log"),
+        kernel="8859a6dce221",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "none", "raw"),
+        kernel="5aea4f729660",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "none", "decay"),
+        kernel="6955a6d3e164",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int32", "log"),
+        kernel="8859a6dce221",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int32", "raw"),
+        kernel="5aea4f729660",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int32", "decay"),
+        kernel="6955a6d3e164",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int64", "log"),
+        kernel="8859a6dce221",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int64", "raw"),
+        kernel="5aea4f729660",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int64", "decay"),
+        kernel="6955a6d3e164",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "none", "log"),
+        kernel="8859a6dce221",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "none", "raw"),
+        kernel="5aea4f729660",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "none", "decay"),
+        kernel="6955a6d3e164",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int32", "log"),
+        kernel="8859a6dce221",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int32", "raw"),
+        kernel="5aea4f729660",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int32", "decay"),
+        kernel="6955a6d3e164",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int64", "log"),
+        kernel="8859a6dce221",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int64", "raw"),
+        kernel="5aea4f729660",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int64", "decay"),
+        kernel="6955a6d3e164",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
+        kernel="8859a6dce221",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "raw"),
+        kernel="5aea4f729660",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "decay"),
+        kernel="6955a6d3e164",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int32", "log"),
+        kernel="8859a6dce221",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int32", "raw"),
+        kernel="5aea4f729660",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int32", "decay"),
+        kernel="6955a6d3e164",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int64", "log"),
+        kernel="8859a6dce221",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int64", "raw"),
+        kernel="5aea4f729660",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int64", "decay"),
+        kernel="6955a6d3e164",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "none", "log"),
+        kernel="f82509a98567",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "none", "raw"),
+        kernel="cef498651aa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "none", "decay"),
+        kernel="caf4e967564f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "int32", "log"),
+        kernel="f82509a98567",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "int32", "raw"),
+        kernel="cef498651aa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "int32", "decay"),
+        kernel="caf4e967564f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "int64", "log"),
+        kernel="f82509a98567",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "int64", "raw"),
+        kernel="cef498651aa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "int64", "decay"),
+        kernel="caf4e967564f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "none", "log"),
+        kernel="f82509a98567",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "none", "raw"),
+        kernel="cef498651aa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "none", "decay"),
+        kernel="caf4e967564f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "int32", "log"),
+        kernel="f82509a98567",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "int32", "raw"),
+        kernel="cef498651aa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "int32", "decay"),
+        kernel="caf4e967564f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "int64", "log"),
+        kernel="f82509a98567",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "int64", "raw"),
+        kernel="cef498651aa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "fp32", "int64", "decay"),
+        kernel="caf4e967564f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "none", "log"),
+        kernel="f82509a98567",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "none", "raw"),
+        kernel="cef498651aa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "none", "decay"),
+        kernel="caf4e967564f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "int32", "log"),
+        kernel="f82509a98567",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "int32", "raw"),
+        kernel="cef498651aa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "int32", "decay"),
+        kernel="caf4e967564f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "int64", "log"),
+        kernel="f82509a98567",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "int64", "raw"),
+        kernel="cef498651aa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "int64", "decay"),
+        kernel="caf4e967564f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="f82509a98567",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "none", "raw"),
+        kernel="cef498651aa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "none", "decay"),
+        kernel="caf4e967564f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_4,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="f82509a98567",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int32", "raw"),
+        kernel="cef498651aa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int32", "decay"),
+        kernel="caf4e967564f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_5,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="f82509a98567",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int64", "raw"),
+        kernel="cef498651aa1",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int64", "decay"),
+        kernel="caf4e967564f",
+        config="naive(threads=64, chunk=64)",
+        bind=naive_6,
     ),
 )
