@@ -1453,11 +1453,9 @@ def forward_rule_1(call: Call) -> tuple[str, ...]:
     """Rows for N=128, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none, the preferred
     first.
     """
-    if call.M <= 8100:
-        return ("9a51d54b",)
     if call.M <= 32000:
-        return ("e97536c0",)
-    return ("33ee6673",)
+        return ("e97536c0", "33ee6673", "9a51d54b")
+    return ("33ee6673", "e97536c0", "9a51d54b")
 
 
 def forward_rule_2(call: Call) -> tuple[str, ...]:
@@ -1483,8 +1481,8 @@ def forward_rule_4(call: Call) -> tuple[str, ...]:
     preferred first.
     """
     if call.M <= 250:
-        return ("78944559",)
-    return ("31ce17f6", "32ca24f4")
+        return ("78944559", "31ce17f6", "32ca24f4")
+    return ("31ce17f6", "32ca24f4", "78944559")
 
 
 def forward_rule_5(call: Call) -> tuple[str, ...]:
@@ -1499,10 +1497,10 @@ def forward_rule_6(call: Call) -> tuple[str, ...]:
     preferred first.
     """
     if call.M <= 4:
-        return ("f66a7a4e",)
+        return ("f66a7a4e", "ea0015c5")
     if call.M <= 250:
         return ("ea0015c5", "f66a7a4e")
-    return ("f66a7a4e",)
+    return ("f66a7a4e", "ea0015c5")
 
 
 def forward_rule_7(call: Call) -> tuple[str, ...]:
@@ -1518,8 +1516,8 @@ FORWARD_RULES = (
         constants=(("N", 128),),
         choose=forward_rule_1,
         problems=8,
-        mean_loss=0.0,
-        worst_loss=0.0,
+        mean_loss=0.0192,
+        worst_loss=0.0683,
     ),
     Rule(
         dtypes=("bf16", "bf16", "none", "none"),
@@ -1558,15 +1556,15 @@ FORWARD_RULES = (
         constants=(("N", 8192),),
         choose=forward_rule_6,
         problems=8,
-        mean_loss=0.0168,
-        worst_loss=0.0592,
+        mean_loss=0.0034,
+        worst_loss=0.0147,
     ),
     Rule(
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(("N", 32768),),
         choose=forward_rule_7,
         problems=7,
-        mean_loss=0.0176,
-        worst_loss=0.0365,
+        mean_loss=0.0196,
+        worst_loss=0.0449,
     ),
 )
