@@ -69,6 +69,30 @@ def first_trials(
     return FirstTrials(tuple(dict.fromkeys([*winners, *heads, *others, *last])), fallback)
 
 
+def owed(first: FirstTrials, known: Collection[Config]) -> set[Config]:
+    """The first trials of variants that are newer than what is known, in text or in name.
+
+    A limit on trials counts what is known, so that the same command goes on where it ended. But if
+    all of it was known before a variant was written, or written anew, that would never be tried.
+    Such a variant has no result, though there are more of them than configs that go before its
+    first one. Its first trials are on top of the limit.
+
+    Args:
+        first: How the search begins.
+        known: Configs with a result that is still valid.
+    """
+    tried = {config.variant for config in known}
+    begins: dict[str, int] = {}
+    for place, config in enumerate(first.configs):
+        begins.setdefault(config.variant, place)
+    late = {
+        variant
+        for variant, place in begins.items()
+        if variant not in tried and variant != first.fallback and place < len(known)
+    }
+    return {config for config in first.configs if config.variant in late}
+
+
 def outclassed(ranking: Sequence[Record]) -> set[str]:
     """The variants that are so slow on a problem that their first trials are not worth going on.
 

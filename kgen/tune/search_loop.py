@@ -24,7 +24,7 @@ from kgen.model.record import Fate, Record
 from kgen.search.feasible import Feasible
 from kgen.search.study import Proposal, Search, open_study
 from kgen.tune.ahead import Ahead
-from kgen.tune.first import FirstTrials, outclassed
+from kgen.tune.first import FirstTrials, outclassed, owed
 from kgen.tune.known import still_valid
 from kgen.tune.request import TuneRequest
 from kgen.tune.resources import resource_refusal
@@ -216,6 +216,7 @@ class _Loop:
         self.same_code: dict[str, TrialOutcome] = {}
         self.places = {config: i for i, config in enumerate(first.configs)}
         self.passed_over: set[str] = set()
+        self.owed = owed(first, books.records)
         self.exhausted = False
         # Of the trial's thread alone: it knows of the trial before sooner than the books do.
         self.least_us = books.best_us or math.inf
@@ -236,7 +237,11 @@ class _Loop:
 
     def _refill(self) -> bool:
         """Propose and start builds; False when there is nothing left to propose."""
-        wanted = self.trials - sum(self.books.fates.values()) - len(self.flights)
+        flying = {flight.proposal.config for flight in self.flights}
+        wanted = max(
+            self.trials - sum(self.books.fates.values()) - len(flying),
+            len(self.owed - self.books.records.keys() - flying),
+        )
         # Out of time with nothing verified, a search goes on to its first result: a problem that
         # comes late in a list would otherwise end the tune of all of them.
         late = (
@@ -347,6 +352,7 @@ class _Loop:
         """
         for variant in outclassed(self.books.ranking()) - self.passed_over:
             self.passed_over.add(variant)
+            self.owed = {config for config in self.owed if config.variant != variant}
             self.study.pass_over(variant)
             for flight in list(self.flights):
                 if flight.is_first and flight.variant == variant and flight.withdraw():

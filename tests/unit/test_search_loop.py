@@ -21,7 +21,7 @@ from kgen.model.record import Fate, Record
 from kgen.search.feasible import Feasible
 from kgen.tune import engine, search_loop
 from kgen.tune.ahead import Ahead
-from kgen.tune.first import FirstTrials, first_trials, outclassed
+from kgen.tune.first import FirstTrials, first_trials, outclassed, owed
 from kgen.tune.request import TuneRequest
 from kgen.tune.search_loop import Books, search_problem
 from kgen.tune.trial_queue import TrialQueue
@@ -196,6 +196,24 @@ def test_an_outclassed_variant_gets_no_more_first_trials(tmp_path: Path) -> None
     first = FirstTrials((B[2], more[3], A[1], A[2]))
     search(tmp_path, session, [*A, *B, *more], first, 5)
     assert session.trials == [A[1], A[2]]
+
+
+def test_first_trials_of_a_variant_that_is_newer_than_all_results_are_on_top(
+    tmp_path: Path,
+) -> None:
+    first = FirstTrials((A[0], B[0], A[1], B[1], SAFE[0]), "safe")
+    assert owed(first, []) == owed(first, [A[0]]) == set()  # b's turn has not come
+    assert owed(first, [A[0], A[1]]) == {B[0], B[1]}
+    assert owed(first, [A[0], A[1], B[2]]) == set()
+    session = FakeSession(tmp_path, {"a": 10.0, "b": 9.0, "safe": 9000.0})
+    for known in A:
+        record_of(known, session)
+    feasible = [*A, *B, SAFE[0]]
+    books = search(tmp_path, session, feasible, first, 3)
+    assert session.trials == [B[0], B[1]]
+    assert books.fates == {Fate.VERIFIED: 5}
+    search(tmp_path, session, feasible, first, 3)
+    assert session.trials == [B[0], B[1]]
 
 
 def test_first_trials_under_way_are_given_back_and_may_be_proposed_again(tmp_path: Path) -> None:

@@ -110,16 +110,12 @@ class StateWalk {
     static constexpr int kRows = kSteps * kRowStride, kBatch = kSteps * kKeys;
     static constexpr int kStride = key_row_stride(kKeys), kFactors = key_rows(kStride);
     static constexpr int kPerChunk = C::kChunk / kSteps;
-    // Decays of the next batch are taken while this one is multiplied, if it is there by then: neither
-    // waits for the other, and a scheduler has few warps.
-    static constexpr bool kAhead = kStages > 2;
-    static constexpr int kSets = kAhead ? 2 : 1;  // of factors
 
 public:
     static constexpr int kSmemBytes =
         kStages * ((kRows + kBatch) * static_cast<int>(sizeof(T)) +
                    (C::kPerStep ? kBatch * static_cast<int>(sizeof(W)) : 0)) +
-        4 * kSets * (2 * kFactors + 2 * kKeys);
+        4 * (2 * kFactors + 2 * kKeys);
 
     StepRows<const T> x;     // rows of keys: k, or r
     StepRows<const T> rows;  // of values, from the slice's first one on: v, or gy
@@ -134,12 +130,12 @@ public:
     KGEN_DEVICE void walk(const float* start, float* kept, i64 kept_stride, int kept_tiles,
                           float* end) const {
         // Shared memory: W w[Stages][32][kKeys]; T x[Stages][32][kKeys],
-        // rows[Stages][32][kRowStride]; float factors[kSets][2][kFactors], decays[kSets][2][kKeys].
+        // rows[Stages][32][kRowStride]; float factors[2][kFactors], decays[2][kKeys].
         W* ring_w = dynamic_smem<W>();
         T* ring_x = reinterpret_cast<T*>(ring_w + (C::kPerStep ? kStages * kBatch : 0));
         T* ring_rows = ring_x + kStages * kBatch;
         float* factors = reinterpret_cast<float*>(ring_rows + kStages * kRows);
-        float* decays = factors + kSets * 2 * kFactors;
+        float* decays = factors + 2 * kFactors;
 
         const int key0 = thread_rank() / kWarpSize * 16;
         Tile state;
@@ -176,64 +172,55 @@ public:
             }
             cp_async_commit();
         };
-        // A lane has a key of its warp and 16 of a batch's steps. Nobody looks at what is made of steps
-        // behind the last batch.
-        const auto take_decays = [&](i64 batch) {
-            const int slot = static_cast<int>(batch % kStages), half = lane_id() / 16;
-            const T* from = ring_x + slot * kBatch + half * kSubSteps * kKeys + key;
-            const W* decays_of = ring_w + slot * kBatch + half * kSubSteps * kKeys + key;
-            const i64 place = Backward ? batches - 1 - batch : batch;
-            const i64 first = place * kSteps + half * kSubSteps;
-            const int set = static_cast<int>(batch % kSets) * 2 + half;
-            float* to = factors + set * kFactors + key;
-            LongProduct product(scale);
-            float all = 1.0f;
-#pragma unroll
-            for (int i = 0; i < kSubSteps; ++i) {
-                const int step = Backward ? i : kSubSteps - 1 - i;
-                float decay = fixed;
-                if constexpr (C::kPerStep) {
-                    decay = C::decay_of_step(decays_of[step * kKeys], first + step < steps);
-                } else if (first + step >= steps) {
-                    decay = 1.0f;
-                }
-                to[step * kStride] = product.times(to_float(from[step * kKeys]));
-                product.multiply(decay);
-                all *= decay;
-            }
-            decays[set * kKeys + key] = all;
-        };
         for (int batch = 0; batch < kStages - 1; ++batch) stage(batch);
-        if constexpr (kAhead) {
-            cp_async_wait<kStages - 2>();
-            sync_block();
-            take_decays(0);
-        }
 
 #pragma unroll 1
         for (i64 batch = 0; batch < batches; ++batch) {
-            cp_async_wait<kStages - 2 - (kAhead ? 1 : 0)>();
+            cp_async_wait<kStages - 2>();
             sync_block();
             stage(batch + kStages - 1);
+            const int slot = static_cast<int>(batch % kStages);
             const i64 place = Backward ? batches - 1 - batch : batch;
             const bool boundary =
                 Backward ? (place + 1) % kPerChunk == 0 || batch == 0 : place % kPerChunk == 0;
             if (boundary) state.store_fragments(kept + place / kPerChunk * kept_stride, kept_tiles);
             if (!Backward && place / kPerChunk == (batches - 1) / kPerChunk) break;
-            if constexpr (!kAhead) {
-                take_decays(batch);
-                sync_warp();
+
+            // 1. A lane has a key of its warp and 16 of the steps.
+            {
+                const int half = lane_id() / 16;
+                const T* from = ring_x + slot * kBatch + half * kSubSteps * kKeys + key;
+                const W* decays_of = ring_w + slot * kBatch + half * kSubSteps * kKeys + key;
+                const i64 first = place * kSteps + half * kSubSteps;
+                float* to = factors + half * kFactors + key;
+                LongProduct product(scale);
+                float all = 1.0f;
+#pragma unroll
+                for (int i = 0; i < kSubSteps; ++i) {
+                    const int step = Backward ? i : kSubSteps - 1 - i;
+                    float decay = fixed;
+                    if constexpr (C::kPerStep) {
+                        decay = C::decay_of_step(decays_of[step * kKeys], first + step < steps);
+                    } else if (first + step >= steps) {
+                        decay = 1.0f;
+                    }
+                    to[step * kStride] = product.times(to_float(from[step * kKeys]));
+                    product.multiply(decay);
+                    all *= decay;
+                }
+                decays[half * kKeys + key] = all;
             }
-            // The state moves on by two sets of steps.
-            const T* rows_of = ring_rows + batch % kStages * kRows;
+            sync_warp();
+
+            // 2. The state moves on by two sets of steps.
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int half = Backward ? 1 - i : i;
-                const int set = static_cast<int>(batch % kSets) * 2 + half;
-                state.advance(state, decays + set * kKeys + key0, factors + set * kFactors + key0,
-                              kStride, rows_of + half * kSubSteps * kRowStride, kRowStride);
+                state.advance(state, decays + half * kKeys + key0,
+                              factors + half * kFactors + key0, kStride,
+                              ring_rows + slot * kRows + half * kSubSteps * kRowStride, kRowStride);
             }
-            if constexpr (kAhead) take_decays(batch + 1);
+            sync_warp();
         }
         cp_async_wait_all();
         if (end != nullptr)

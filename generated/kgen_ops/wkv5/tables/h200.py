@@ -67,7 +67,7 @@ def chunked_1(file: KernelFile, call: Call) -> Run:
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
     launch_1 = file.launcher(
-        "wkv5_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=53504,
+        "wkv5_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=44160,
     )
     grid_1_x = 1 * size_b * size_h * 1
     launch_2 = file.launcher(
@@ -167,7 +167,7 @@ def chunked_2(file: KernelFile, call: Call) -> Run:
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
     launch_1 = file.launcher(
-        "wkv5_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=53504,
+        "wkv5_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=44160,
     )
     grid_1_x = 1 * size_b * size_h * 1
     launch_2 = file.launcher(

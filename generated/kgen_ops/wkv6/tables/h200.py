@@ -78,7 +78,7 @@ def chunked_1(file: KernelFile, call: Call) -> Run:
     gw_stride_t = call.gw_stride_T
     gw_stride_h = call.gw_stride_H
     launch_1 = file.launcher(
-        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=78080,
+        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=68736,
     )
     grid_1_x = 2 * size_b * size_h * 2
     launch_2 = file.launcher(
@@ -181,7 +181,7 @@ def chunked_2(file: KernelFile, call: Call) -> Run:
     gw_stride_t = call.gw_stride_T
     gw_stride_h = call.gw_stride_H
     launch_1 = file.launcher(
-        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=86272,
+        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=76928,
     )
     grid_1_x = 1 * size_b * size_h * 1
     launch_2 = file.launcher(
@@ -284,7 +284,7 @@ def chunked_3(file: KernelFile, call: Call) -> Run:
     gw_stride_t = call.gw_stride_T
     gw_stride_h = call.gw_stride_H
     launch_1 = file.launcher(
-        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=86272,
+        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=76928,
     )
     grid_1_x = 1 * size_b * size_h * 1
     launch_2 = file.launcher(
@@ -490,7 +490,7 @@ def chunked_5(file: KernelFile, call: Call) -> Run:
     gw_stride_t = call.gw_stride_T
     gw_stride_h = call.gw_stride_H
     launch_1 = file.launcher(
-        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(224, 1, 1), smem=158720,
+        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(224, 1, 1), smem=142848,
     )
     grid_1_x = 2 * size_b * size_h * 5
     launch_2 = file.launcher(
