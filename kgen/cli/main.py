@@ -74,7 +74,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--trials",
         type=_positive,
         metavar="N",
-        help="trials per problem, at most, known ones included (default: 160; 12 on the host); the first ones of a variant that is new come on top",
+        help="trials per problem, at most, known ones included (default: 160; 12 on the host); the "
+        "first ones of a variant that is new come on top",
     )
     tune.add_argument(
         "--time",
