@@ -44,4 +44,4 @@ def _proofs_at_once(gpu: GpuProfile) -> int:
     """Host runs beside the search: a few where there are cores for them. On the host they come
     after it, when nothing is timed any more."""
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(4, cores if gpu.is_host else cores // 4))
+    return max(1, min(4, cores) if gpu.is_host else min(8, cores // 2))
