@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 from test_host import BY_RANK, H200, HOST, SHUFFLED, run_configs
 
-from kgen.catalogue import open_catalogue
+from kgen.catalogue import open_catalogue, profile_named
 from kgen.model.config import Config
+from kgen.model.plan import make_plan
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
 from kgen.search.feasible import is_feasible
@@ -45,6 +46,30 @@ def test_a_block_walks_back_over_all_chunks(
     config = Config.of(variant.name, choices | {"copy": 16})
     pass_ = signature.pass_named("backward")
     assert is_feasible(variant, config, pass_, problem, LARGE, legality_only=True)
+    wanted = [(problem, config)]
+    for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+@pytest.mark.parametrize("operator", ["wkv5", "wkv6"])
+@pytest.mark.parametrize("carry", [False, True])
+def test_kernels_that_overlap_and_blocks_that_stagger(operator: str, carry: bool) -> None:
+    """On the host both change nothing but the text of the kernels, which must stay right."""
+    entry = open_catalogue().entry(operator)
+    variant, signature = entry.space.variant("backward", "chunked"), entry.operator.signature
+    problem = parse_problem(f"B=1,T=70,H=2,K=16,V=32,dtype=bf16,{STATES}", signature)
+    config = variant.config(
+        {"chunk": 32, "slice": 32, "stages": 2, "min_blocks": 1, "copy": 16, "carry": carry,
+         "stagger": 40, "overlap": True}
+    )  # fmt: skip
+    pass_ = signature.pass_named("backward")
+    for gpu, allowed in (("a100", False), ("h200", True)):
+        legal = is_feasible(
+            variant, config, pass_, problem, profile_named(gpu), legality_only=True
+        )
+        assert legal is allowed
+    overlaps = [launch.overlaps for launch in make_plan(variant, config, problem, H200).launches]
+    assert overlaps == [False, True, True]
     wanted = [(problem, config)]
     for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
