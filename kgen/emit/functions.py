@@ -43,10 +43,12 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         *(f"{flag}: bool = False" for flag in optional.flags),
         *(f"{option.name}: str = {quoted(option.default)}" for option in options),
     ]
-    first = tensors[0]
+    bounds = [f"{s.name} > {s.above}" for s in passed.scalars if s.above is not None]
+    present = [f"_no_{t} if {t} is None else {t}" if t in optional.inputs else t for t in tensors]
+    given = [*(f"{t} is None" for t in tensors if t in optional.inputs), *flags]
     usual = [
         *(f"{name}_ptr" for name in tensors if name not in optional.inputs),
-        *(f"{s.name} > {s.above}" for s in passed.scalars if s.above is not None),
+        *bounds,
     ]
     names = [*tensors, *scalars, *flags]
     groups = [tensors, scalars, *([list(flags)] if flags else [])]
@@ -57,6 +59,7 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
     imports |= {"present"} if optional.outputs else set()
     return {
         "name": passed.name,
+        "optional": optional.inputs,
         "constant": passed.name.upper(),
         "function": function,
         "imports": imports,
@@ -65,32 +68,42 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         "outputs": [{"declaration": _declaration(t)} for t in passed.outputs],
         "scalars": passed.scalars,
         "head": fold(f"def {function}(", head, f") -> {optional.result}:"),
-        "private_head": fold(f"def _{function}(", head, f") -> {optional.result}:"),
+        "private_head": fold(
+            f"def _{function}(",
+            [*head, "given: Any = None", "prepared: Prepared | None = None"],
+            f") -> {optional.result}:"),
         "fake_head": fold(f"def _fake_{function}(", head, f") -> {optional.result}:"),
         "doc": _docstring(operator, passed, optional),
         "through_dispatcher": (
             fold(f"return unpacked({dispatcher}", names, "))", 8) if optional.outputs
             else fold(f"return {dispatcher}", names, ")", 8)
         ),
-        "indirect": _alternatives(["dispatch_modes()", "transforms()", *indirect], 4),
+        "given": fold("(", given, ",)" if len(given) == 1 else ")", 4),
+        "check": fold("check(", present, ")", 8),
+        "check_next_time": fold(
+            f"{passed.name.upper()}.check_next_time(", ["given", "prepared", *present], ")", 12),
+        "unaligned": f"({' | '.join(f'{t}_ptr' for t in tensors)}) & {MAX_ALIGNMENT - 1}",
+        "unusual": "".join(f" or not {bound}" for bound in bounds),
+        "indirect": _alternatives(["transforms()", *indirect], 8),
         "wants_grad": _bracketed(_alternatives(
             [f"({t} is not None and {t}.requires_grad)" if t in optional.inputs
              else f"{t}.requires_grad" for t in tensors], 4)),
         "recorded": _recorded(passed, function, names),
         "dispatched": _call("dispatched", passed, groups),
-        "call": _call("call", passed, ["layout", *groups]),
-        "direct": fold(f"return _{function}(", names, ")", 4),
-        "first": first,
-        "pointers": [line for t in tensors for line in _pointer(t, optional)],
-        "key": [_key(t, first, optional) for t in tensors] + ([", ".join(flags)] if flags else []),
+        "dispatched_inside": _call("dispatched", passed, groups, 12),
+        "call": _call("call", passed, ["layout", *groups], 12),
+        "direct": fold(f"return _{function}(", [*names, "given", "prepared"], ")", 4),
+        "pointers": [f"{t}_ptr = 0 if {t} is None else {t}.data_ptr()" if t in optional.inputs
+                     else f"{t}_ptr = {t}.data_ptr()" for t in tensors],
+        "key": [_key(t, optional) for t in tensors] + ([", ".join(flags)] if flags else []),
         "usual": f"({' and '.join(usual)})" if len(usual) > 1 else usual[0],
         "allocations": [_prepared_allocation(o, optional) for o in passed.outputs],
         "allocators": fold(
-            "launch, stream, (", [f"new_{o.name}" for o in passed.outputs],
+            "launch, stream, device, (", [f"new_{o.name}" for o in passed.outputs],
             ",) = prepared" if len(passed.outputs) == 1 else ") = prepared", 4),
         "fake_body": _fake_body(passed, optional),
         "run": fold("launch(", [
-            "stream(device_index)", *(f"{t}_ptr" for t in tensors),
+            "stream(device)", *(f"{t}_ptr" for t in tensors),
             *(f"0 if {o.name} is None else {o.name}.data_ptr()" if o.name in optional.outputs
               else f"{o.name}.data_ptr()" for o in passed.outputs),
             *scalars,
@@ -189,29 +202,15 @@ def _schema(function: str, passed: Pass, optional: _Optional) -> str:
     return f"{function}({', '.join(arguments)}) -> {result}"
 
 
-def _pointer(name: str, optional: _Optional) -> list[str]:
-    """Lines that fetch an input's address and, if it may be absent, what it is known by."""
-    if name not in optional.inputs:
-        return [f"{name}_ptr = {name}.data_ptr()"]
-    # A meta tensor looks like one on the CPU but for its null pointer.
+def _key(name: str, optional: _Optional) -> str:
+    """What is known of an input, as part of the key of a prepared launch."""
     key = [f"{name}.{attribute}" for attribute in ("shape", "stride()", "dtype", "get_device()")]
-    key.append(f"{name}_ptr & {MAX_ALIGNMENT - 1} if {name}_ptr else -1")
-    return [
-        f"if {name} is None:",
-        f"    {name}_ptr = 0",
-        f"    {name}_layout: Any = None",
-        "else:",
-        f"    {name}_ptr = {name}.data_ptr()",
-        "    " + fold(f"{name}_layout = (", key, ")", 8),
-    ]
-
-
-def _key(name: str, first: str, optional: _Optional) -> str:
-    if name in optional.inputs:
-        return f"{name}_layout"
-    device = "device_index" if name == first else f"{name}.get_device()"
-    return (f"{name}.shape, {name}.stride(), {name}.dtype, {device}, "
-            f"{name}_ptr & {MAX_ALIGNMENT - 1}")
+    alignment = f"{name}_ptr & {MAX_ALIGNMENT - 1}"
+    if name not in optional.inputs:
+        return fold("", [*key, alignment], "", 12)
+    # A meta tensor looks like one on the CPU but for its null pointer.
+    return fold(f"None if {name} is None else (",
+                [*key, f"{alignment} if {name}_ptr else -1"], ")", 12)
 
 
 def _results(passed: Pass, optional: _Optional) -> str:
@@ -239,7 +238,7 @@ def _bare(passed: Pass, optional: _Optional) -> dict[str, Any] | None:
         "condition": " and ".join(absent),
         "allocations": [_prepared_allocation(o, optional) for o in always],
         "run": fold("launch(", [
-            "stream(device_index)", *(f"{t.name}_ptr" for t in passed.inputs),
+            "stream(device)", *(f"{t.name}_ptr" for t in passed.inputs),
             *(f"{o.name}.data_ptr()" if o.name not in optional.outputs else "0"
               for o in passed.outputs),
             *(s.name for s in passed.scalars),
@@ -319,16 +318,22 @@ def _assigned(name: str, optional: _Optional, made: Callable[[int], str]) -> str
     return f"{name} = (\n        {made(8)}\n        if {condition} else None\n    )"
 
 
-def _call(method: str, passed: Pass, groups: Sequence[str | list[str]]) -> str:
-    """A call of a method of the pass's object with names and tuples of names."""
+def _call(
+    method: str, passed: Pass, groups: Sequence[str | list[str]], indent: int = 8
+) -> str:
+    """A call of a method of the pass's object with names and tuples of names.
+
+    `indent` is of the line that it stands in, behind `return `.
+    """
     head, items = f"{passed.name.upper()}.{method}(", [
         g if isinstance(g, str) else _tuple(g) for g in groups
     ]
-    if len(head) + sum(len(item) + 2 for item in items) + 16 <= WIDTH:
+    if len(head) + sum(len(item) + 2 for item in items) + indent + 8 <= WIDTH:
         return f"{head}{', '.join(items)})"
-    lines = [g if isinstance(g, str) else _tuple(g) if len(_tuple(g)) + 13 <= WIDTH
-             else fold("(", g, ")", 12) for g in groups]
-    return "\n".join([head, *(f"            {line}," for line in lines), "        )"])
+    inner = " " * (indent + 4)
+    lines = [g if isinstance(g, str) else _tuple(g) if len(_tuple(g)) + indent + 5 <= WIDTH
+             else fold("(", g, ")", indent + 4) for g in groups]
+    return "\n".join([head, *(f"{inner}{line}," for line in lines), f"{' ' * indent})"])
 
 
 def _recorded(passed: Pass, function: str, names: list[str]) -> str:

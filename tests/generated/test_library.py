@@ -252,7 +252,7 @@ def test_prepared_launches_are_bounded(
     kgen_ops: ModuleType, forward: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules["kgen_ops._runtime.dispatch"], "MAX_PREPARED", 4)
-    forward.prepared.clear()
+    forward.forget()
     for m in range(1, 12):
         kgen_ops.rmsnorm(torch.ones(m, 16), W)
         assert 1 <= len(forward.prepared) <= 4

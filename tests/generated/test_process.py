@@ -136,7 +136,7 @@ def test_threads_that_all_call_first(
     forward = sys.modules[f"{kgen_ops.__name__}.rmsnorm"].FORWARD
     device = importlib.import_module(f"{kgen_ops.__name__}._runtime.device")
     kgen_ops.rmsnorm(torch.ones(8, 16), torch.ones(16))  # in the cache, compiled
-    forward.prepared.clear()
+    forward.forget()
     monkeypatch.setattr(forward, "_files", {})
     monkeypatch.setattr(forward, "_tables", {})
     loaded: list[str] = []
@@ -202,7 +202,7 @@ def test_a_launch_goes_to_the_tensors_gpu(
 @pytest.fixture
 def launches(kgen_ops: ModuleType) -> Iterator[Callable[[str], Callable[[], int]]]:
     """Stub an operator's prepared launches; returns what tells how many there were."""
-    stubbed: list[dict[Any, Any]] = []
+    stubbed: list[Any] = []
 
     def stub(operator: str) -> Callable[[], int]:
         module, count = sys.modules[f"{kgen_ops.__name__}.{operator}"], 0
@@ -212,14 +212,15 @@ def launches(kgen_ops: ModuleType) -> Iterator[Callable[[str], Callable[[], int]
             count += 1
 
         for served in (module.FORWARD, module.BACKWARD):
-            stubbed.append(served.prepared)
+            stubbed.append(served)
+            served.checked.clear()
             for key, prepared in served.prepared.items():
                 served.prepared[key] = prepared._replace(launch=launch)
         return lambda: count
 
     yield stub
-    for prepared in stubbed:
-        prepared.clear()
+    for served in stubbed:
+        served.forget()
 
 
 def resident_bytes() -> int:

@@ -14,6 +14,7 @@ import references
 import torch
 from operator_cases import CASES, Case, H, K, Outputs, T, V, agree, close, randn, weighed, wide
 from torch import Tensor
+from torch.autograd import forward_ad
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -222,6 +223,14 @@ def test_forward_mode_is_refused(kgen_ops: ModuleType) -> None:
     x = torch.ones(8, 16)
     with pytest.raises(NotImplementedError, match="jvp"):
         torch.func.jvp(kgen_ops.rmsnorm, (x,), (x,))
+    w = torch.ones(16)
+    kgen_ops.rmsnorm(x, w)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(w, w)  # type: ignore[no-untyped-call]
+        for call in (kgen_ops.rmsnorm, torch.ops.kgen_ops.rmsnorm):
+            with pytest.raises(NotImplementedError, match="w is a dual tensor"):
+                call(x, dual)
+        close(kgen_ops.rmsnorm(x, w), kgen_ops.rmsnorm(x))
 
 
 def test_an_operator_inside_a_transform_says_what_to_call(kgen_ops: ModuleType) -> None:

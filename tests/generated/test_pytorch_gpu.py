@@ -159,7 +159,7 @@ def test_a_miss_in_a_capture_names_warmup(
     forward, _ = passes(kgen_ops, case)
     inputs = {n: x.detach() for n, x in case.inputs_on("cuda").items()}
     case.call(kgen_ops, **inputs)  # so that the kernel alone is missing, not tables or driver
-    forward.prepared.clear()
+    forward.forget()
     monkeypatch.setattr(forward, "_files", {})
     with (
         pytest.raises(kgen_ops.DispatchError, match=rf'warmup\("{case.operator}", '),
@@ -204,7 +204,7 @@ def test_threads_on_streams_of_their_own(kgen_ops: ModuleType, case: Case) -> No
     inputs = {n: x.detach() for n, x in case.inputs_on("cuda").items()}
     want = wanted(case, inputs)[0]
     forward, _ = passes(kgen_ops, case)
-    forward.prepared.clear()
+    forward.forget()
     torch.cuda.synchronize()
     start = threading.Barrier(4)
     errors: list[BaseException] = []

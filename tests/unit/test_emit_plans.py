@@ -236,7 +236,7 @@ def test_two_outputs(import_module: Import) -> None:
     x_ptr = x.data_ptr()
     key = (x.shape, x.stride(), x.dtype, -1, x_ptr & 31)
     module.FORWARD.prepared[key] = Prepared(
-        lambda *args: seen.append(args), lambda device: 0,
+        lambda *args: seen.append(args), lambda device: 0, -1,
         (lambda: torch.empty_like(x), lambda: torch.empty(2, 3)),
     )
     y, scale = module.twofold(x, 0.25)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .arguments import ABSENT, Signature
 from .batching import Outputs, batched, servable
@@ -240,6 +241,28 @@ def refuse_grad(signature: Signature, arguments: Sequence[object], why: str) -> 
         f"{signature.function}: {' and '.join(wanting)} requires grad, but {why}\n  or call it "
         f"under torch.no_grad(), or pass {wanting[0]}.detach(), if no gradient is wanted"
     )
+
+
+def refuse_tangents(signature: Signature, tensors: Sequence[object]) -> None:
+    """Raise an error if a tensor carries a tangent, which a kernel would leave behind.
+
+    Args:
+        signature: Of the pass.
+        tensors: Its inputs.
+    Raises:
+        NotImplementedError: Forward-mode gradients are wanted.
+    """
+    if forward_ad._current_level < 0:
+        return
+    for argument, tensor in zip(signature.inputs, tensors, strict=True):
+        if not isinstance(tensor, Tensor):
+            continue
+        if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+            raise NotImplementedError(
+                f"{signature.function}: {argument.name} is a dual tensor, but the operator has no "
+                "forward-mode gradient\n  take the gradient in reverse mode, or pass "
+                f"torch.autograd.forward_ad.unpack_dual({argument.name}).primal"
+            )
 
 
 def _positions(forward: Signature, backward: Signature) -> list[int]:

@@ -15,6 +15,7 @@ import torch
 from .autocast import promoted
 from .batching import batched
 from .dispatch import Pass, transforms
+from .gradients import refuse_tangents
 
 NAMESPACE = "kgen_ops"
 
@@ -61,6 +62,7 @@ def register(
             return operator(*arguments)
 
     def with_autograd(*arguments: Any) -> Any:
+        refuse_tangents(served.signature, complete(arguments)[:count])
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             if served.gradient is not None and transforms():
                 raise NotImplementedError(

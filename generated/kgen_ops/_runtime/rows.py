@@ -22,11 +22,13 @@ class Prepared(NamedTuple):
     Attributes:
         launch: Launches the kernels.
         stream: Gives torch's current stream of a device.
+        device: The device's index; -1 for the CPU.
         outputs: Allocate the outputs, one each; None for one that is not there.
     """
 
     launch: Run
     stream: Callable[[int], int]
+    device: int
     outputs: tuple[Any, ...]
 
 

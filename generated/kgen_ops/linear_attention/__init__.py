@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .._runtime.arguments import Argument, Dim, DTypeField, Scalar, Signature
 from .._runtime.dispatch import (
@@ -23,9 +25,17 @@ from .._runtime.dispatch import (
 from .._runtime.gradients import Dot, Gradient
 from .._runtime.layout import dense_like
 from .._runtime.registration import register
+from .._runtime.rows import Prepared
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
+# In the place of tensors that are left out: what looks at all tensors wants different ones.
+_no_gfinal_key_sum = torch.empty(0)
+_no_gfinal_state = torch.empty(0)
+_no_gout_dot_out = torch.empty(0)
+_no_initial_key_sum = torch.empty(0)
+_no_initial_state = torch.empty(0)
+_no_norm = torch.empty(0)
 
 FORWARD = Pass(
     package=__name__,
@@ -69,6 +79,7 @@ FORWARD = Pass(
     ),
 )
 _prepared_forward = FORWARD.prepared.get
+_checked_forward = FORWARD.checked.get
 
 
 def linear_attention(
@@ -120,20 +131,39 @@ def linear_attention(
             q, k, v, initial_state, initial_key_sum, scale, eps, return_final_state,
             return_final_key_sum, return_norm, allow_tf32,
         ))
-    if (
-        dispatch_modes()
-        or transforms()
-        or type(q) not in PLAIN_TENSORS
-        or type(k) not in PLAIN_TENSORS
-        or type(v) not in PLAIN_TENSORS
-        or type(initial_state) not in PLAIN_OR_NONE
-        or type(initial_key_sum) not in PLAIN_OR_NONE
-    ):
+    if dispatch_modes() or forward_ad._current_level >= 0:
         return FORWARD.dispatched(
             (q, k, v, initial_state, initial_key_sum),
             (scale, eps),
             (return_final_state, return_final_key_sum, return_norm, allow_tf32),
         )
+    # Whoever has called with such tensors before: one look of PyTorch's at all of them.
+    given: Any = (
+        initial_state is None, initial_key_sum is None, return_final_state, return_final_key_sum,
+        return_norm, allow_tf32,
+    )
+    for check, prepared in _checked_forward(given, ()):
+        if check(
+            q, k, v, _no_initial_state if initial_state is None else initial_state,
+            _no_initial_key_sum if initial_key_sum is None else initial_key_sum,
+        ):
+            given = None
+            break
+    else:
+        if (
+            transforms()
+            or type(q) not in PLAIN_TENSORS
+            or type(k) not in PLAIN_TENSORS
+            or type(v) not in PLAIN_TENSORS
+            or type(initial_state) not in PLAIN_OR_NONE
+            or type(initial_key_sum) not in PLAIN_OR_NONE
+        ):
+            return FORWARD.dispatched(
+                (q, k, v, initial_state, initial_key_sum),
+                (scale, eps),
+                (return_final_state, return_final_key_sum, return_norm, allow_tf32),
+            )
+        prepared = None
     if _is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -147,7 +177,7 @@ def linear_attention(
         )))
     return _linear_attention(
         q, k, v, initial_state, initial_key_sum, scale, eps, return_final_state,
-        return_final_key_sum, return_norm, allow_tf32,
+        return_final_key_sum, return_norm, allow_tf32, given, prepared,
     )
 
 
@@ -155,53 +185,51 @@ def _linear_attention(
     q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None = None,
     initial_key_sum: Tensor | None = None, scale: float = 1.0, eps: float = 0.0,
     return_final_state: bool = False, return_final_key_sum: bool = False, return_norm: bool = False,
-    allow_tf32: bool = False,
+    allow_tf32: bool = False, given: Any = None, prepared: Prepared | None = None,
 ) -> Any:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     q_ptr = q.data_ptr()
     k_ptr = k.data_ptr()
     v_ptr = v.data_ptr()
-    if initial_state is None:
-        initial_state_ptr = 0
-        initial_state_layout: Any = None
-    else:
-        initial_state_ptr = initial_state.data_ptr()
-        initial_state_layout = (
-            initial_state.shape, initial_state.stride(), initial_state.dtype,
-            initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
+    initial_state_ptr = 0 if initial_state is None else initial_state.data_ptr()
+    initial_key_sum_ptr = 0 if initial_key_sum is None else initial_key_sum.data_ptr()
+    unaligned = (q_ptr | k_ptr | v_ptr | initial_state_ptr | initial_key_sum_ptr) & 31
+    if prepared is None or unaligned:
+        # All that a launch was chosen by: layout, dtype, device, alignment.
+        layout = (
+            q.shape, q.stride(), q.dtype, q.get_device(), q_ptr & 31,
+            k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
+            v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
+            None if initial_state is None else (
+                initial_state.shape, initial_state.stride(), initial_state.dtype,
+                initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
+            ),
+            None if initial_key_sum is None else (
+                initial_key_sum.shape, initial_key_sum.stride(), initial_key_sum.dtype,
+                initial_key_sum.get_device(),
+                initial_key_sum_ptr & 31 if initial_key_sum_ptr else -1,
+            ),
+            return_final_state, return_final_key_sum, return_norm, allow_tf32,
         )
-    if initial_key_sum is None:
-        initial_key_sum_ptr = 0
-        initial_key_sum_layout: Any = None
-    else:
-        initial_key_sum_ptr = initial_key_sum.data_ptr()
-        initial_key_sum_layout = (
-            initial_key_sum.shape, initial_key_sum.stride(), initial_key_sum.dtype,
-            initial_key_sum.get_device(), initial_key_sum_ptr & 31 if initial_key_sum_ptr else -1,
-        )
-    device_index = q.get_device()
-    # All that a launch was chosen by: layout, dtype, device, alignment.
-    layout = (
-        q.shape, q.stride(), q.dtype, device_index, q_ptr & 31,
-        k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
-        v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
-        initial_state_layout,
-        initial_key_sum_layout,
-        return_final_state, return_final_key_sum, return_norm, allow_tf32,
-    )
-    prepared = _prepared_forward(layout)
-    if prepared is None or not (q_ptr and k_ptr and v_ptr):
-        return FORWARD.call(
-            layout,
-            (q, k, v, initial_state, initial_key_sum),
-            (scale, eps),
-            (return_final_state, return_final_key_sum, return_norm, allow_tf32),
-        )
-    launch, stream, (new_out, new_final_state, new_final_key_sum, new_norm) = prepared
+        prepared = _prepared_forward(layout)
+        if prepared is None or not (q_ptr and k_ptr and v_ptr):
+            return FORWARD.call(
+                layout,
+                (q, k, v, initial_state, initial_key_sum),
+                (scale, eps),
+                (return_final_state, return_final_key_sum, return_norm, allow_tf32),
+            )
+        if given is not None and not unaligned:
+            FORWARD.check_next_time(
+                given, prepared, q, k, v,
+                _no_initial_state if initial_state is None else initial_state,
+                _no_initial_key_sum if initial_key_sum is None else initial_key_sum,
+            )
+    launch, stream, device, (new_out, new_final_state, new_final_key_sum, new_norm) = prepared
     if not return_final_state and not return_final_key_sum and not return_norm:
         out = new_out()
         launch(
-            stream(device_index), q_ptr, k_ptr, v_ptr, initial_state_ptr, initial_key_sum_ptr,
+            stream(device), q_ptr, k_ptr, v_ptr, initial_state_ptr, initial_key_sum_ptr,
             out.data_ptr(), 0, 0, 0, scale, eps,
         )
         return out
@@ -210,8 +238,8 @@ def _linear_attention(
     final_key_sum = None if new_final_key_sum is None else new_final_key_sum()
     norm = None if new_norm is None else new_norm()
     launch(
-        stream(device_index), q_ptr, k_ptr, v_ptr, initial_state_ptr, initial_key_sum_ptr,
-        out.data_ptr(), 0 if final_state is None else final_state.data_ptr(),
+        stream(device), q_ptr, k_ptr, v_ptr, initial_state_ptr, initial_key_sum_ptr, out.data_ptr(),
+        0 if final_state is None else final_state.data_ptr(),
         0 if final_key_sum is None else final_key_sum.data_ptr(),
         0 if norm is None else norm.data_ptr(), scale, eps,
     )
@@ -301,6 +329,7 @@ BACKWARD = Pass(
     ),
 )
 _prepared_backward = BACKWARD.prepared.get
+_checked_backward = BACKWARD.checked.get
 
 
 def linear_attention_backward(
@@ -355,20 +384,7 @@ def linear_attention_backward(
             gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
             gfinal_key_sum, scale, allow_tf32,
         ))
-    if (
-        dispatch_modes()
-        or transforms()
-        or type(gout) not in PLAIN_TENSORS
-        or type(q) not in PLAIN_TENSORS
-        or type(k) not in PLAIN_TENSORS
-        or type(v) not in PLAIN_TENSORS
-        or type(initial_state) not in PLAIN_OR_NONE
-        or type(initial_key_sum) not in PLAIN_OR_NONE
-        or type(norm) not in PLAIN_OR_NONE
-        or type(gout_dot_out) not in PLAIN_OR_NONE
-        or type(gfinal_state) not in PLAIN_OR_NONE
-        or type(gfinal_key_sum) not in PLAIN_OR_NONE
-    ):
+    if dispatch_modes() or forward_ad._current_level >= 0:
         return BACKWARD.dispatched(
             (
                 gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
@@ -377,6 +393,45 @@ def linear_attention_backward(
             (scale,),
             (allow_tf32,),
         )
+    # Whoever has called with such tensors before: one look of PyTorch's at all of them.
+    given: Any = (
+        initial_state is None, initial_key_sum is None, norm is None, gout_dot_out is None,
+        gfinal_state is None, gfinal_key_sum is None, allow_tf32,
+    )
+    for check, prepared in _checked_backward(given, ()):
+        if check(
+            gout, q, k, v, _no_initial_state if initial_state is None else initial_state,
+            _no_initial_key_sum if initial_key_sum is None else initial_key_sum,
+            _no_norm if norm is None else norm,
+            _no_gout_dot_out if gout_dot_out is None else gout_dot_out,
+            _no_gfinal_state if gfinal_state is None else gfinal_state,
+            _no_gfinal_key_sum if gfinal_key_sum is None else gfinal_key_sum,
+        ):
+            given = None
+            break
+    else:
+        if (
+            transforms()
+            or type(gout) not in PLAIN_TENSORS
+            or type(q) not in PLAIN_TENSORS
+            or type(k) not in PLAIN_TENSORS
+            or type(v) not in PLAIN_TENSORS
+            or type(initial_state) not in PLAIN_OR_NONE
+            or type(initial_key_sum) not in PLAIN_OR_NONE
+            or type(norm) not in PLAIN_OR_NONE
+            or type(gout_dot_out) not in PLAIN_OR_NONE
+            or type(gfinal_state) not in PLAIN_OR_NONE
+            or type(gfinal_key_sum) not in PLAIN_OR_NONE
+        ):
+            return BACKWARD.dispatched(
+                (
+                    gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+                    gfinal_key_sum,
+                ),
+                (scale,),
+                (allow_tf32,),
+            )
+        prepared = None
     if _is_grad_enabled() and (
         gout.requires_grad
         or q.requires_grad
@@ -395,7 +450,7 @@ def linear_attention_backward(
         )))
     return _linear_attention_backward(
         gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
-        gfinal_key_sum, scale, allow_tf32,
+        gfinal_key_sum, scale, allow_tf32, given, prepared,
     )
 
 
@@ -404,101 +459,86 @@ def _linear_attention_backward(
     initial_key_sum: Tensor | None = None, norm: Tensor | None = None,
     gout_dot_out: Tensor | None = None, gfinal_state: Tensor | None = None,
     gfinal_key_sum: Tensor | None = None, scale: float = 1.0, allow_tf32: bool = False,
+    given: Any = None, prepared: Prepared | None = None,
 ) -> Any:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     gout_ptr = gout.data_ptr()
     q_ptr = q.data_ptr()
     k_ptr = k.data_ptr()
     v_ptr = v.data_ptr()
-    if initial_state is None:
-        initial_state_ptr = 0
-        initial_state_layout: Any = None
-    else:
-        initial_state_ptr = initial_state.data_ptr()
-        initial_state_layout = (
-            initial_state.shape, initial_state.stride(), initial_state.dtype,
-            initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
-        )
-    if initial_key_sum is None:
-        initial_key_sum_ptr = 0
-        initial_key_sum_layout: Any = None
-    else:
-        initial_key_sum_ptr = initial_key_sum.data_ptr()
-        initial_key_sum_layout = (
-            initial_key_sum.shape, initial_key_sum.stride(), initial_key_sum.dtype,
-            initial_key_sum.get_device(), initial_key_sum_ptr & 31 if initial_key_sum_ptr else -1,
-        )
-    if norm is None:
-        norm_ptr = 0
-        norm_layout: Any = None
-    else:
-        norm_ptr = norm.data_ptr()
-        norm_layout = (
-            norm.shape, norm.stride(), norm.dtype, norm.get_device(),
-            norm_ptr & 31 if norm_ptr else -1,
-        )
-    if gout_dot_out is None:
-        gout_dot_out_ptr = 0
-        gout_dot_out_layout: Any = None
-    else:
-        gout_dot_out_ptr = gout_dot_out.data_ptr()
-        gout_dot_out_layout = (
-            gout_dot_out.shape, gout_dot_out.stride(), gout_dot_out.dtype,
-            gout_dot_out.get_device(), gout_dot_out_ptr & 31 if gout_dot_out_ptr else -1,
-        )
-    if gfinal_state is None:
-        gfinal_state_ptr = 0
-        gfinal_state_layout: Any = None
-    else:
-        gfinal_state_ptr = gfinal_state.data_ptr()
-        gfinal_state_layout = (
-            gfinal_state.shape, gfinal_state.stride(), gfinal_state.dtype,
-            gfinal_state.get_device(), gfinal_state_ptr & 31 if gfinal_state_ptr else -1,
-        )
-    if gfinal_key_sum is None:
-        gfinal_key_sum_ptr = 0
-        gfinal_key_sum_layout: Any = None
-    else:
-        gfinal_key_sum_ptr = gfinal_key_sum.data_ptr()
-        gfinal_key_sum_layout = (
-            gfinal_key_sum.shape, gfinal_key_sum.stride(), gfinal_key_sum.dtype,
-            gfinal_key_sum.get_device(), gfinal_key_sum_ptr & 31 if gfinal_key_sum_ptr else -1,
-        )
-    device_index = gout.get_device()
-    # All that a launch was chosen by: layout, dtype, device, alignment.
-    layout = (
-        gout.shape, gout.stride(), gout.dtype, device_index, gout_ptr & 31,
-        q.shape, q.stride(), q.dtype, q.get_device(), q_ptr & 31,
-        k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
-        v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
-        initial_state_layout,
-        initial_key_sum_layout,
-        norm_layout,
-        gout_dot_out_layout,
-        gfinal_state_layout,
-        gfinal_key_sum_layout,
-        allow_tf32,
-    )
-    prepared = _prepared_backward(layout)
-    if prepared is None or not (gout_ptr and q_ptr and k_ptr and v_ptr):
-        return BACKWARD.call(
-            layout,
-            (
-                gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
-                gfinal_key_sum,
+    initial_state_ptr = 0 if initial_state is None else initial_state.data_ptr()
+    initial_key_sum_ptr = 0 if initial_key_sum is None else initial_key_sum.data_ptr()
+    norm_ptr = 0 if norm is None else norm.data_ptr()
+    gout_dot_out_ptr = 0 if gout_dot_out is None else gout_dot_out.data_ptr()
+    gfinal_state_ptr = 0 if gfinal_state is None else gfinal_state.data_ptr()
+    gfinal_key_sum_ptr = 0 if gfinal_key_sum is None else gfinal_key_sum.data_ptr()
+    unaligned = (gout_ptr | q_ptr | k_ptr | v_ptr | initial_state_ptr | initial_key_sum_ptr | norm_ptr | gout_dot_out_ptr | gfinal_state_ptr | gfinal_key_sum_ptr) & 31
+    if prepared is None or unaligned:
+        # All that a launch was chosen by: layout, dtype, device, alignment.
+        layout = (
+            gout.shape, gout.stride(), gout.dtype, gout.get_device(), gout_ptr & 31,
+            q.shape, q.stride(), q.dtype, q.get_device(), q_ptr & 31,
+            k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
+            v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
+            None if initial_state is None else (
+                initial_state.shape, initial_state.stride(), initial_state.dtype,
+                initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
             ),
-            (scale,),
-            (allow_tf32,),
+            None if initial_key_sum is None else (
+                initial_key_sum.shape, initial_key_sum.stride(), initial_key_sum.dtype,
+                initial_key_sum.get_device(),
+                initial_key_sum_ptr & 31 if initial_key_sum_ptr else -1,
+            ),
+            None if norm is None else (
+                norm.shape, norm.stride(), norm.dtype, norm.get_device(),
+                norm_ptr & 31 if norm_ptr else -1,
+            ),
+            None if gout_dot_out is None else (
+                gout_dot_out.shape, gout_dot_out.stride(), gout_dot_out.dtype,
+                gout_dot_out.get_device(), gout_dot_out_ptr & 31 if gout_dot_out_ptr else -1,
+            ),
+            None if gfinal_state is None else (
+                gfinal_state.shape, gfinal_state.stride(), gfinal_state.dtype,
+                gfinal_state.get_device(), gfinal_state_ptr & 31 if gfinal_state_ptr else -1,
+            ),
+            None if gfinal_key_sum is None else (
+                gfinal_key_sum.shape, gfinal_key_sum.stride(), gfinal_key_sum.dtype,
+                gfinal_key_sum.get_device(), gfinal_key_sum_ptr & 31 if gfinal_key_sum_ptr else -1,
+            ),
+            allow_tf32,
         )
-    launch, stream, (new_gq, new_gk, new_gv, new_ginitial_state, new_ginitial_key_sum) = prepared
+        prepared = _prepared_backward(layout)
+        if prepared is None or not (gout_ptr and q_ptr and k_ptr and v_ptr):
+            return BACKWARD.call(
+                layout,
+                (
+                    gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+                    gfinal_key_sum,
+                ),
+                (scale,),
+                (allow_tf32,),
+            )
+        if given is not None and not unaligned:
+            BACKWARD.check_next_time(
+                given, prepared, gout, q, k, v,
+                _no_initial_state if initial_state is None else initial_state,
+                _no_initial_key_sum if initial_key_sum is None else initial_key_sum,
+                _no_norm if norm is None else norm,
+                _no_gout_dot_out if gout_dot_out is None else gout_dot_out,
+                _no_gfinal_state if gfinal_state is None else gfinal_state,
+                _no_gfinal_key_sum if gfinal_key_sum is None else gfinal_key_sum,
+            )
+    launch, stream, device, (
+        new_gq, new_gk, new_gv, new_ginitial_state, new_ginitial_key_sum,
+    ) = prepared
     if initial_state is None and initial_key_sum is None:
         gq = new_gq()
         gk = new_gk()
         gv = new_gv()
         launch(
-            stream(device_index), gout_ptr, q_ptr, k_ptr, v_ptr, initial_state_ptr,
-            initial_key_sum_ptr, norm_ptr, gout_dot_out_ptr, gfinal_state_ptr, gfinal_key_sum_ptr,
-            gq.data_ptr(), gk.data_ptr(), gv.data_ptr(), 0, 0, scale,
+            stream(device), gout_ptr, q_ptr, k_ptr, v_ptr, initial_state_ptr, initial_key_sum_ptr,
+            norm_ptr, gout_dot_out_ptr, gfinal_state_ptr, gfinal_key_sum_ptr, gq.data_ptr(),
+            gk.data_ptr(), gv.data_ptr(), 0, 0, scale,
         )
         return gq, gk, gv
     gq = new_gq()
@@ -507,7 +547,7 @@ def _linear_attention_backward(
     ginitial_state = None if new_ginitial_state is None else new_ginitial_state()
     ginitial_key_sum = None if new_ginitial_key_sum is None else new_ginitial_key_sum()
     launch(
-        stream(device_index), gout_ptr, q_ptr, k_ptr, v_ptr, initial_state_ptr, initial_key_sum_ptr,
+        stream(device), gout_ptr, q_ptr, k_ptr, v_ptr, initial_state_ptr, initial_key_sum_ptr,
         norm_ptr, gout_dot_out_ptr, gfinal_state_ptr, gfinal_key_sum_ptr, gq.data_ptr(),
         gk.data_ptr(), gv.data_ptr(), 0 if ginitial_state is None else ginitial_state.data_ptr(),
         0 if ginitial_key_sum is None else ginitial_key_sum.data_ptr(), scale,

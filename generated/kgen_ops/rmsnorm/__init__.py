@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .._runtime.arguments import Argument, Dim, DTypeField, Scalar, Signature
 from .._runtime.dispatch import (
@@ -22,9 +24,15 @@ from .._runtime.dispatch import (
 )
 from .._runtime.gradients import Gradient
 from .._runtime.registration import register
+from .._runtime.rows import Prepared
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
+# In the place of tensors that are left out: what looks at all tensors wants different ones.
+_no_dh = torch.empty(0)
+_no_residual = torch.empty(0)
+_no_rstd = torch.empty(0)
+_no_w = torch.empty(0)
 
 FORWARD = Pass(
     package=__name__,
@@ -61,6 +69,7 @@ FORWARD = Pass(
     ),
 )
 _prepared_forward = FORWARD.prepared.get
+_checked_forward = FORWARD.checked.get
 
 
 def rmsnorm(
@@ -101,66 +110,74 @@ def rmsnorm(
     """
     if _is_compiling():
         return unpacked(torch.ops.kgen_ops.rmsnorm(x, w, residual, eps, offset, return_rstd))
-    if (
-        dispatch_modes()
-        or transforms()
-        or type(x) not in PLAIN_TENSORS
-        or type(w) not in PLAIN_OR_NONE
-        or type(residual) not in PLAIN_OR_NONE
-    ):
+    if dispatch_modes() or forward_ad._current_level >= 0:
         return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
+    # Whoever has called with such tensors before: one look of PyTorch's at all of them.
+    given: Any = (w is None, residual is None, return_rstd)
+    for check, prepared in _checked_forward(given, ()):
+        if check(x, _no_w if w is None else w, _no_residual if residual is None else residual):
+            given = None
+            break
+    else:
+        if (
+            transforms()
+            or type(x) not in PLAIN_TENSORS
+            or type(w) not in PLAIN_OR_NONE
+            or type(residual) not in PLAIN_OR_NONE
+        ):
+            return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
+        prepared = None
     if _is_grad_enabled() and (
         x.requires_grad
         or (w is not None and w.requires_grad)
         or (residual is not None and residual.requires_grad)
     ):
         return unpacked(FORWARD.recorded(_rmsnorm, (x, w, residual, eps, offset, return_rstd)))
-    return _rmsnorm(x, w, residual, eps, offset, return_rstd)
+    return _rmsnorm(x, w, residual, eps, offset, return_rstd, given, prepared)
 
 
 def _rmsnorm(
     x: Tensor, w: Tensor | None = None, residual: Tensor | None = None, eps: float = 1e-06,
-    offset: float = 0.0, return_rstd: bool = False,
+    offset: float = 0.0, return_rstd: bool = False, given: Any = None,
+    prepared: Prepared | None = None,
 ) -> Any:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     x_ptr = x.data_ptr()
-    if w is None:
-        w_ptr = 0
-        w_layout: Any = None
-    else:
-        w_ptr = w.data_ptr()
-        w_layout = (w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31 if w_ptr else -1)
-    if residual is None:
-        residual_ptr = 0
-        residual_layout: Any = None
-    else:
-        residual_ptr = residual.data_ptr()
-        residual_layout = (
-            residual.shape, residual.stride(), residual.dtype, residual.get_device(),
-            residual_ptr & 31 if residual_ptr else -1,
+    w_ptr = 0 if w is None else w.data_ptr()
+    residual_ptr = 0 if residual is None else residual.data_ptr()
+    unaligned = (x_ptr | w_ptr | residual_ptr) & 31
+    if prepared is None or unaligned or not eps > 0.0:
+        # All that a launch was chosen by: layout, dtype, device, alignment.
+        layout = (
+            x.shape, x.stride(), x.dtype, x.get_device(), x_ptr & 31,
+            None if w is None else (
+                w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31 if w_ptr else -1,
+            ),
+            None if residual is None else (
+                residual.shape, residual.stride(), residual.dtype, residual.get_device(),
+                residual_ptr & 31 if residual_ptr else -1,
+            ),
+            return_rstd,
         )
-    device_index = x.get_device()
-    # All that a launch was chosen by: layout, dtype, device, alignment.
-    layout = (
-        x.shape, x.stride(), x.dtype, device_index, x_ptr & 31,
-        w_layout,
-        residual_layout,
-        return_rstd,
-    )
-    prepared = _prepared_forward(layout)
-    if prepared is None or not (x_ptr and eps > 0.0):
-        return FORWARD.call(layout, (x, w, residual), (eps, offset), (return_rstd,))
-    launch, stream, (new_y, new_h, new_rstd) = prepared
+        prepared = _prepared_forward(layout)
+        if prepared is None or not (x_ptr and eps > 0.0):
+            return FORWARD.call(layout, (x, w, residual), (eps, offset), (return_rstd,))
+        if given is not None and not unaligned:
+            FORWARD.check_next_time(
+                given, prepared, x, _no_w if w is None else w,
+                _no_residual if residual is None else residual,
+            )
+    launch, stream, device, (new_y, new_h, new_rstd) = prepared
     if residual is None and not return_rstd:
         y = new_y()
-        launch(stream(device_index), x_ptr, w_ptr, residual_ptr, y.data_ptr(), 0, 0, eps, offset)
+        launch(stream(device), x_ptr, w_ptr, residual_ptr, y.data_ptr(), 0, 0, eps, offset)
         return y
     y = new_y()
     h = None if new_h is None else new_h()
     rstd = None if new_rstd is None else new_rstd()
     launch(
-        stream(device_index), x_ptr, w_ptr, residual_ptr, y.data_ptr(),
-        0 if h is None else h.data_ptr(), 0 if rstd is None else rstd.data_ptr(), eps, offset,
+        stream(device), x_ptr, w_ptr, residual_ptr, y.data_ptr(), 0 if h is None else h.data_ptr(),
+        0 if rstd is None else rstd.data_ptr(), eps, offset,
     )
     return y if h is None and rstd is None else present(y, h, rstd)
 
@@ -223,6 +240,7 @@ BACKWARD = Pass(
     ),
 )
 _prepared_backward = BACKWARD.prepared.get
+_checked_backward = BACKWARD.checked.get
 
 
 def rmsnorm_backward(
@@ -262,16 +280,28 @@ def rmsnorm_backward(
     """
     if _is_compiling():
         return unpacked(torch.ops.kgen_ops.rmsnorm_backward(dy, x, w, rstd, dh, eps, offset))
-    if (
-        dispatch_modes()
-        or transforms()
-        or type(dy) not in PLAIN_TENSORS
-        or type(x) not in PLAIN_TENSORS
-        or type(w) not in PLAIN_OR_NONE
-        or type(rstd) not in PLAIN_OR_NONE
-        or type(dh) not in PLAIN_OR_NONE
-    ):
+    if dispatch_modes() or forward_ad._current_level >= 0:
         return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
+    # Whoever has called with such tensors before: one look of PyTorch's at all of them.
+    given: Any = (w is None, rstd is None, dh is None)
+    for check, prepared in _checked_backward(given, ()):
+        if check(
+            dy, x, _no_w if w is None else w, _no_rstd if rstd is None else rstd,
+            _no_dh if dh is None else dh,
+        ):
+            given = None
+            break
+    else:
+        if (
+            transforms()
+            or type(dy) not in PLAIN_TENSORS
+            or type(x) not in PLAIN_TENSORS
+            or type(w) not in PLAIN_OR_NONE
+            or type(rstd) not in PLAIN_OR_NONE
+            or type(dh) not in PLAIN_OR_NONE
+        ):
+            return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
+        prepared = None
     if _is_grad_enabled() and (
         dy.requires_grad
         or x.requires_grad
@@ -280,56 +310,50 @@ def rmsnorm_backward(
         or (dh is not None and dh.requires_grad)
     ):
         return unpacked(BACKWARD.recorded(_rmsnorm_backward, (dy, x, w, rstd, dh, eps, offset)))
-    return _rmsnorm_backward(dy, x, w, rstd, dh, eps, offset)
+    return _rmsnorm_backward(dy, x, w, rstd, dh, eps, offset, given, prepared)
 
 
 def _rmsnorm_backward(
     dy: Tensor, x: Tensor, w: Tensor | None = None, rstd: Tensor | None = None,
-    dh: Tensor | None = None, eps: float = 1e-06, offset: float = 0.0,
+    dh: Tensor | None = None, eps: float = 1e-06, offset: float = 0.0, given: Any = None,
+    prepared: Prepared | None = None,
 ) -> Any:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     dy_ptr = dy.data_ptr()
     x_ptr = x.data_ptr()
-    if w is None:
-        w_ptr = 0
-        w_layout: Any = None
-    else:
-        w_ptr = w.data_ptr()
-        w_layout = (w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31 if w_ptr else -1)
-    if rstd is None:
-        rstd_ptr = 0
-        rstd_layout: Any = None
-    else:
-        rstd_ptr = rstd.data_ptr()
-        rstd_layout = (
-            rstd.shape, rstd.stride(), rstd.dtype, rstd.get_device(),
-            rstd_ptr & 31 if rstd_ptr else -1,
+    w_ptr = 0 if w is None else w.data_ptr()
+    rstd_ptr = 0 if rstd is None else rstd.data_ptr()
+    dh_ptr = 0 if dh is None else dh.data_ptr()
+    unaligned = (dy_ptr | x_ptr | w_ptr | rstd_ptr | dh_ptr) & 31
+    if prepared is None or unaligned or not eps > 0.0:
+        # All that a launch was chosen by: layout, dtype, device, alignment.
+        layout = (
+            dy.shape, dy.stride(), dy.dtype, dy.get_device(), dy_ptr & 31,
+            x.shape, x.stride(), x.dtype, x.get_device(), x_ptr & 31,
+            None if w is None else (
+                w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31 if w_ptr else -1,
+            ),
+            None if rstd is None else (
+                rstd.shape, rstd.stride(), rstd.dtype, rstd.get_device(),
+                rstd_ptr & 31 if rstd_ptr else -1,
+            ),
+            None if dh is None else (
+                dh.shape, dh.stride(), dh.dtype, dh.get_device(), dh_ptr & 31 if dh_ptr else -1,
+            ),
         )
-    if dh is None:
-        dh_ptr = 0
-        dh_layout: Any = None
-    else:
-        dh_ptr = dh.data_ptr()
-        dh_layout = (
-            dh.shape, dh.stride(), dh.dtype, dh.get_device(), dh_ptr & 31 if dh_ptr else -1,
-        )
-    device_index = dy.get_device()
-    # All that a launch was chosen by: layout, dtype, device, alignment.
-    layout = (
-        dy.shape, dy.stride(), dy.dtype, device_index, dy_ptr & 31,
-        x.shape, x.stride(), x.dtype, x.get_device(), x_ptr & 31,
-        w_layout,
-        rstd_layout,
-        dh_layout,
-    )
-    prepared = _prepared_backward(layout)
-    if prepared is None or not (dy_ptr and x_ptr and eps > 0.0):
-        return BACKWARD.call(layout, (dy, x, w, rstd, dh), (eps, offset))
-    launch, stream, (new_dx, new_dw) = prepared
+        prepared = _prepared_backward(layout)
+        if prepared is None or not (dy_ptr and x_ptr and eps > 0.0):
+            return BACKWARD.call(layout, (dy, x, w, rstd, dh), (eps, offset))
+        if given is not None and not unaligned:
+            BACKWARD.check_next_time(
+                given, prepared, dy, x, _no_w if w is None else w,
+                _no_rstd if rstd is None else rstd, _no_dh if dh is None else dh,
+            )
+    launch, stream, device, (new_dx, new_dw) = prepared
     dx = new_dx()
     dw = None if new_dw is None else new_dw()
     launch(
-        stream(device_index), dy_ptr, x_ptr, w_ptr, rstd_ptr, dh_ptr, dx.data_ptr(),
+        stream(device), dy_ptr, x_ptr, w_ptr, rstd_ptr, dh_ptr, dx.data_ptr(),
         0 if dw is None else dw.data_ptr(), eps, offset,
     )
     return dx if dw is None else present(dx, dw)

@@ -1,6 +1,6 @@
-// digest: a457ef64838d
+// digest: d14fa4981a6e
 // Rendered by kgen from templates/wkv6/backward_chunked.cu.jinja
-// config: chunked(chunk=64, slice=32, stages=2, copy=16, min_blocks=1, carry=false)
+// config: chunked(chunk=32, slice=32, stages=2, copy=16, min_blocks=1, carry=false, overlap=true)
 // problem: K=64, V=64, dtype=fp16, w_dtype=fp32, u_dtype=fp16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv6 backward on tensor cores. A first kernel walks over time and keeps the states at the ends of
 // chunks, those of the recurrence and their gradients; a second one finds the gradients of all
@@ -18,14 +18,14 @@ using kgen::i64;
 
 constexpr int kK = 64;
 constexpr int kV = 64;
-constexpr int kChunk = 64;           // steps between two states
+constexpr int kChunk = 32;           // steps between two states
 constexpr int kSlice = 32;           // values of a block of the walk
 constexpr int kStages = 2;         // batches of 32 steps in its shared memory
 constexpr int kCopy = 16;             // bytes that one copy moves
 constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
 constexpr bool kCarry = false;          // a block walks back over all chunks of its head
 constexpr int kStagger = 0;       // thousands of cycles: see ChunkedBackward
-constexpr bool kOverlap = false;      // a kernel may begin before the one before it has ended
+constexpr bool kOverlap = true;      // a kernel may begin before the one before it has ended
 
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
