@@ -28,7 +28,8 @@ from kgen.runtime.rows import FORMAT
 _LIBRARY_NAMES = frozenset({"compat", "explain", "selftest", "warmup", "DispatchError",
                             "Explanation", "IntegrityError", "torch"})
 # Locals and imports of the generated functions, which an argument must not hide.
-_LOCAL_NAMES = frozenset({"call", "check", "dense_like", "device", "facts", "file", "given",
+_LOCAL_NAMES = frozenset({"call", "check", "dense_like", "device", "facts", "file",
+                          "found", "given",
                           "launch", "layout", "prepared", "present", "run", "stream", "torch",
                           "unaligned", "unpacked"})
 

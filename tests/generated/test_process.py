@@ -36,8 +36,8 @@ print(torch.cuda.is_initialized())
 # Beside the operators themselves. What compiles, loads, checks and caches comes with a first call.
 AT_IMPORT = {
     "allocation", "arguments", "autocast", "batching", "dispatch", "explain", "gradients",
-    "integrity", "ladder", "layout", "problems", "registration", "rows", "rules", "streams",
-    "warmup",
+    "integrity", "ladder", "layout", "problems", "quick", "registration", "rows", "rules",
+    "streams", "warmup",
 }
 
 

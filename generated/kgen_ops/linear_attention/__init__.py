@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -142,12 +141,12 @@ def linear_attention(
         initial_state is None, initial_key_sum is None, return_final_state, return_final_key_sum,
         return_norm, allow_tf32,
     )
-    for check, prepared in _checked_forward(given, ()):
+    for check, found in _checked_forward(given, ()):
         if check(
             q, k, v, _no_initial_state if initial_state is None else initial_state,
             _no_initial_key_sum if initial_key_sum is None else initial_key_sum,
         ):
-            given = None
+            given, prepared = None, found
             break
     else:
         if (
@@ -398,7 +397,7 @@ def linear_attention_backward(
         initial_state is None, initial_key_sum is None, norm is None, gout_dot_out is None,
         gfinal_state is None, gfinal_key_sum is None, allow_tf32,
     )
-    for check, prepared in _checked_backward(given, ()):
+    for check, found in _checked_backward(given, ()):
         if check(
             gout, q, k, v, _no_initial_state if initial_state is None else initial_state,
             _no_initial_key_sum if initial_key_sum is None else initial_key_sum,
@@ -407,7 +406,7 @@ def linear_attention_backward(
             _no_gfinal_state if gfinal_state is None else gfinal_state,
             _no_gfinal_key_sum if gfinal_key_sum is None else gfinal_key_sum,
         ):
-            given = None
+            given, prepared = None, found
             break
     else:
         if (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -114,9 +113,9 @@ def rmsnorm(
         return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
     # Whoever has called with such tensors before: one look of PyTorch's at all of them.
     given: Any = (w is None, residual is None, return_rstd)
-    for check, prepared in _checked_forward(given, ()):
+    for check, found in _checked_forward(given, ()):
         if check(x, _no_w if w is None else w, _no_residual if residual is None else residual):
-            given = None
+            given, prepared = None, found
             break
     else:
         if (
@@ -284,12 +283,12 @@ def rmsnorm_backward(
         return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
     # Whoever has called with such tensors before: one look of PyTorch's at all of them.
     given: Any = (w is None, rstd is None, dh is None)
-    for check, prepared in _checked_backward(given, ()):
+    for check, found in _checked_backward(given, ()):
         if check(
             dy, x, _no_w if w is None else w, _no_rstd if rstd is None else rstd,
             _no_dh if dh is None else dh,
         ):
-            given = None
+            given, prepared = None, found
             break
     else:
         if (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -79,9 +78,9 @@ def timex(w: Tensor, k: Tensor, eps: float = 0.0) -> Tensor:
         return FORWARD.dispatched((w, k), (eps,))
     # Whoever has called with such tensors before: one look of PyTorch's at all of them.
     given: Any = ()
-    for check, prepared in _checked_forward(given, ()):
+    for check, found in _checked_forward(given, ()):
         if check(w, k):
-            given = None
+            given, prepared = None, found
             break
     else:
         if (
@@ -190,9 +189,9 @@ def timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return BACKWARD.dispatched((gout, w, k), ())
     # Whoever has called with such tensors before: one look of PyTorch's at all of them.
     given: Any = ()
-    for check, prepared in _checked_backward(given, ()):
+    for check, found in _checked_backward(given, ()):
         if check(gout, w, k):
-            given = None
+            given, prepared = None, found
             break
     else:
         if (

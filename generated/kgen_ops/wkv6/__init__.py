@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -140,12 +139,12 @@ def wkv6(
         )
     # Whoever has called with such tensors before: one look of PyTorch's at all of them.
     given: Any = (initial_state is None, cu_seqlens is None, return_final_state, decay_form)
-    for check, prepared in _checked_forward(given, ()):
+    for check, found in _checked_forward(given, ()):
         if check(
             r, k, v, w, u, _no_initial_state if initial_state is None else initial_state,
             _no_cu_seqlens if cu_seqlens is None else cu_seqlens,
         ):
-            given = None
+            given, prepared = None, found
             break
     else:
         if (
@@ -387,13 +386,13 @@ def wkv6_backward(
         )
     # Whoever has called with such tensors before: one look of PyTorch's at all of them.
     given: Any = (initial_state is None, gfinal_state is None, cu_seqlens is None, decay_form)
-    for check, prepared in _checked_backward(given, ()):
+    for check, found in _checked_backward(given, ()):
         if check(
             gy, r, k, v, w, u, _no_initial_state if initial_state is None else initial_state,
             _no_gfinal_state if gfinal_state is None else gfinal_state,
             _no_cu_seqlens if cu_seqlens is None else cu_seqlens,
         ):
-            given = None
+            given, prepared = None, found
             break
     else:
         if (
