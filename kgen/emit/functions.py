@@ -44,7 +44,6 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         *(f"{option.name}: str = {quoted(option.default)}" for option in options),
     ]
     bounds = [f"{s.name} > {s.above}" for s in passed.scalars if s.above is not None]
-    present = [f"_no_{t} if {t} is None else {t}" if t in optional.inputs else t for t in tensors]
     given = [*(f"{t} is None" for t in tensors if t in optional.inputs), *flags]
     usual = [
         *(f"{name}_ptr" for name in tensors if name not in optional.inputs),
@@ -59,7 +58,6 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
     imports |= {"present"} if optional.outputs else set()
     return {
         "name": passed.name,
-        "optional": optional.inputs,
         "constant": passed.name.upper(),
         "function": function,
         "imports": imports,
@@ -70,7 +68,7 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         "head": fold(f"def {function}(", head, f") -> {optional.result}:"),
         "private_head": fold(
             f"def _{function}(",
-            [*head, "given: Any = None", "prepared: Prepared | None = None"],
+            [*head, "given: Any = None"],
             f") -> {optional.result}:"),
         "fake_head": fold(f"def _fake_{function}(", head, f") -> {optional.result}:"),
         "doc": _docstring(operator, passed, optional),
@@ -79,20 +77,18 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
             else fold(f"return {dispatcher}", names, ")", 8)
         ),
         "given": fold("(", given, ",)" if len(given) == 1 else ")", 4),
-        "check": fold("check(", present, ")", 8),
-        "check_next_time": fold(
-            f"{passed.name.upper()}.check_next_time(", ["given", "prepared", *present], ")", 12),
-        "unaligned": f"({' | '.join(f'{t}_ptr' for t in tensors)}) & {MAX_ALIGNMENT - 1}",
-        "unusual": "".join(f" or not {bound}" for bound in bounds),
-        "indirect": _alternatives(["transforms()", *indirect], 8),
+        "bounds": " and ".join(bounds),
+        "ready": fold("ready(", [*tensors, *scalars], ")", 12 if bounds else 8),
+        "ready_next_time": fold(
+            f"{passed.name.upper()}.ready_next_time(", ["given", "prepared", *tensors], ")", 8),
+        "indirect": _alternatives(["transforms()", *indirect], 4),
         "wants_grad": _bracketed(_alternatives(
             [f"({t} is not None and {t}.requires_grad)" if t in optional.inputs
              else f"{t}.requires_grad" for t in tensors], 4)),
         "recorded": _recorded(passed, function, names),
         "dispatched": _call("dispatched", passed, groups),
-        "dispatched_inside": _call("dispatched", passed, groups, 12),
-        "call": _call("call", passed, ["layout", *groups], 12),
-        "direct": fold(f"return _{function}(", [*names, "given", "prepared"], ")", 4),
+        "call": _call("call", passed, ["layout", *groups]),
+        "direct": fold(f"return _{function}(", [*names, "given"], ")", 4),
         "pointers": [f"{t}_ptr = 0 if {t} is None else {t}.data_ptr()" if t in optional.inputs
                      else f"{t}_ptr = {t}.data_ptr()" for t in tensors],
         "key": [_key(t, optional) for t in tensors] + ([", ".join(flags)] if flags else []),
@@ -207,10 +203,10 @@ def _key(name: str, optional: _Optional) -> str:
     key = [f"{name}.{attribute}" for attribute in ("shape", "stride()", "dtype", "get_device()")]
     alignment = f"{name}_ptr & {MAX_ALIGNMENT - 1}"
     if name not in optional.inputs:
-        return fold("", [*key, alignment], "", 12)
+        return fold("", [*key, alignment], "", 8)
     # A meta tensor looks like one on the CPU but for its null pointer.
     return fold(f"None if {name} is None else (",
-                [*key, f"{alignment} if {name}_ptr else -1"], ")", 12)
+                [*key, f"{alignment} if {name}_ptr else -1"], ")", 8)
 
 
 def _results(passed: Pass, optional: _Optional) -> str:
@@ -318,22 +314,16 @@ def _assigned(name: str, optional: _Optional, made: Callable[[int], str]) -> str
     return f"{name} = (\n        {made(8)}\n        if {condition} else None\n    )"
 
 
-def _call(
-    method: str, passed: Pass, groups: Sequence[str | list[str]], indent: int = 8
-) -> str:
-    """A call of a method of the pass's object with names and tuples of names.
-
-    `indent` is of the line that it stands in, behind `return `.
-    """
+def _call(method: str, passed: Pass, groups: Sequence[str | list[str]]) -> str:
+    """A call of a method of the pass's object with names and tuples of names."""
     head, items = f"{passed.name.upper()}.{method}(", [
         g if isinstance(g, str) else _tuple(g) for g in groups
     ]
-    if len(head) + sum(len(item) + 2 for item in items) + indent + 8 <= WIDTH:
+    if len(head) + sum(len(item) + 2 for item in items) + 16 <= WIDTH:
         return f"{head}{', '.join(items)})"
-    inner = " " * (indent + 4)
-    lines = [g if isinstance(g, str) else _tuple(g) if len(_tuple(g)) + indent + 5 <= WIDTH
-             else fold("(", g, ")", indent + 4) for g in groups]
-    return "\n".join([head, *(f"{inner}{line}," for line in lines), f"{' ' * indent})"])
+    lines = [g if isinstance(g, str) else _tuple(g) if len(_tuple(g)) + 13 <= WIDTH
+             else fold("(", g, ")", 12) for g in groups]
+    return "\n".join([head, *(f"            {line}," for line in lines), "        )"])
 
 
 def _recorded(passed: Pass, function: str, names: list[str]) -> str:

@@ -28,10 +28,9 @@ from kgen.runtime.rows import FORMAT
 _LIBRARY_NAMES = frozenset({"compat", "explain", "selftest", "warmup", "DispatchError",
                             "Explanation", "IntegrityError", "torch"})
 # Locals and imports of the generated functions, which an argument must not hide.
-_LOCAL_NAMES = frozenset({"call", "check", "dense_like", "device", "facts", "file",
-                          "found", "given",
-                          "launch", "layout", "prepared", "present", "run", "stream", "torch",
-                          "unaligned", "unpacked"})
+_LOCAL_NAMES = frozenset({"call", "dense_like", "device", "facts", "file", "given",
+                          "launch", "layout", "made", "prepared", "present", "ready", "run",
+                          "stream", "torch", "unpacked"})
 
 _NOT_SEARCHED = "measured while a rule was learnt"
 
@@ -50,7 +49,6 @@ def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
         differentiable=any(p.name == "backward" for p in signature.passes),
         any_scalar=any(p["scalars"] for p in passes),
         any_layout=any(p["any_layout"] for p in passes),
-        optional=sorted({name for p in passes for name in p["optional"]}),
         imports=sorted({"Pass", "dispatch_modes", "transforms", "unpacked",
                         *(n for p in passes for n in p["imports"])},
                        key=_isort_key),

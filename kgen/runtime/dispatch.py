@@ -31,7 +31,7 @@ from .gradients import Gradient, refuse_grad
 from .integrity import checked_module
 from .ladder import DispatchError, Table, choose, explanation, lender
 from .problems import Explanation, contiguous_call, not_loaded, problem_text
-from .quick import Checked, tensor_check
+from .quick import Ready, ready_call
 from .rows import Call, Gpu, Prepared, Row, Rule, Run, SafeRow
 from .streams import capturing, current_device, raw_stream, stream_getter
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 ALIGNMENT = 32
 # A server with many sequence lengths must not grow without bound; a refill costs microseconds.
 MAX_PREPARED = 8192
-# Looks at the tensors before a call turns to `prepared`, 0.1 us each, and how many calls that none
-# of them knew it takes to replace one.
-MAX_CHECKED = 4
+# How many are asked, 0.1 us each, before a call turns to `prepared`, and how many calls that none
+# of them served it takes to replace one.
+MAX_READY = 4
 REPLACED_EVERY = 64
 
 # Tensor types that are served directly; any other (fake, functional, user subclass) goes through
@@ -66,8 +66,8 @@ class Pass:
         signature: What it takes and returns.
         differentiable: Of a forward pass: whether kgen has a backward pass of the operator.
         prepared: Lookup key of the generated function -> what a call needs.
-        checked: Which tensors are given, and what flags -> (check, what a call needs) of such calls
-            that `prepared` has served; see `quick.py`.
+        ready: Which tensors are given, and what flags -> what serves such calls if their tensors
+            are like those of an earlier one; see `quick.py`.
         run: The generated function's part behind all checks; set when it is registered.
         gradient: Of a forward pass, if the library has the backward pass, too.
     """
@@ -83,8 +83,9 @@ class Pass:
         self.differentiable = differentiable
         self.signature = signature
         self.prepared: dict[Any, Prepared] = {}
-        self.checked: dict[Any, Checked] = {}
-        self._unchecked = 0
+        self.ready: dict[Any, tuple[Ready, ...]] = {}
+        self._not_ready = 0
+        self._never_ready = False
         self._tables: dict[tuple[str, int | None], Table] = {}
         self._files: dict[tuple[str, str, int | None], KernelFile] = {}
         self._lock = threading.RLock()
@@ -143,28 +144,38 @@ class Pass:
         run(raw_stream(first.get_device()), *pointers, *scalars)
         return found
 
-    def check_next_time(self, given: object, prepared: Prepared, *tensors: Tensor) -> None:
-        """Have calls with tensors like these find their launch by one look at all of them.
+    def ready_next_time(
+        self, given: object, prepared: Prepared, *tensors: Tensor | None
+    ) -> None:
+        """Have calls with tensors like these served without asking each for its layout.
 
         Args:
             given: Which tensors are given, and what flags.
             prepared: What the call needs.
-            tensors: Aligned; no two the same, so that one that is left out has its own stand-in.
+            tensors: One per input; None for one that is left out. Calls are served if theirs are
+                aligned.
         """
-        checks = self.checked.get(given, ())
-        if len(checks) == MAX_CHECKED:
-            # Many layouts take turns. To make a check costs more than it saves once, so that
-            # a new one rarely takes the place of the oldest.
-            self._unchecked += 1
-            if self._unchecked % REPLACED_EVERY:
+        if self._never_ready:
+            return
+        ready = self.ready.get(given, ())
+        if len(ready) == MAX_READY:
+            # Many layouts take turns. To make a new one costs more than it saves once, so that it
+            # rarely takes the place of the oldest.
+            self._not_ready += 1
+            if self._not_ready % REPLACED_EVERY:
                 return
-            checks = checks[1:]
-        if (check := tensor_check(tensors)) is not None:
-            self.checked[given] = (*checks, (check, prepared))
+            ready = ready[1:]
+        if any(tensor is not None and tensor.data_ptr() % ALIGNMENT for tensor in tensors):
+            return  # one for such a layout may be there, and refuses this call for its addresses
+        if (new := ready_call(tensors, prepared, ALIGNMENT)) is None:
+            self._never_ready = True
+        else:
+            self.ready[given] = (*ready, new)
 
     def forget(self) -> None:
         """Forget all prepared launches; the next calls prepare them again."""
-        self.checked.clear()
+        self.ready.clear()
+        self._never_ready = False
         self.prepared.clear()
 
     def dispatched(

@@ -62,12 +62,12 @@ def cost_of_calls(
 
 
 def _launcher() -> str:
-    """Give the library its compiled launcher, as an installation by pip does; say which it has."""
-    runtime = importlib.import_module(f"{PACKAGE}._runtime.launcher")
+    """Give the library its extensions in C, as an installation by pip does; say which it has."""
+    runtime = importlib.import_module(f"{PACKAGE}._runtime.extension")
     # A file of its own: kgen's launcher is the same source, and is loaded in this process already.
     folder = extension_folder() / PACKAGE
     folder.mkdir(exist_ok=True)
-    return "compiled" if runtime.provide_extension(folder) else "Python"
+    return "compiled" if runtime.provide_extensions(folder) else "Python"
 
 
 def _check(operator: Operator, request: CallCosts, tensors: Tensors, made: object) -> None:

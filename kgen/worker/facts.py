@@ -10,7 +10,7 @@ import torch
 
 from kgen.measure.clocks import ClockState, driver_version
 from kgen.model.digest import digest_of_text
-from kgen.runtime import launcher
+from kgen.runtime import extension
 from kgen.runtime.cache import Cache
 
 
@@ -29,9 +29,11 @@ def total_memory(device: torch.device) -> int:
 
 
 def extension_folder() -> Path:
-    """Where this version's compiled launcher is kept."""
-    source = Path(launcher.__file__).with_name("_launch.c").read_text(encoding="utf-8")
-    folder = Cache().directory / "launcher" / digest_of_text(source)
+    """Where this version's extensions in C are kept."""
+    folder_of_sources = Path(extension.__file__).parent
+    sources = "".join((folder_of_sources / f"{name}.c").read_text(encoding="utf-8")
+                      for name in extension.EXTENSIONS)
+    folder = Cache().directory / "launcher" / digest_of_text(sources)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

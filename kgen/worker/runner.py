@@ -19,7 +19,7 @@ from kgen.model.plan import Workspace, make_plan
 from kgen.model.problem import Problem
 from kgen.model.record import Evidence, Fate, Tried
 from kgen.operators.base import Operator
-from kgen.runtime.launcher import provide_extension
+from kgen.runtime.extension import provide_extensions
 from kgen.verify import LAUNCHES, PROOF_SIZES, Fixture, Sizes, Verdict, verify
 from kgen.worker.binding import (
     Call,
@@ -100,7 +100,7 @@ class Runner:
         self._memory_bytes = setup.memory_bytes
         if self._device.torch_device.type == "cuda":
             # A graph of a tiny kernel is hundreds of launches to capture.
-            provide_extension(extension_folder())
+            provide_extensions(extension_folder())
             if setup.memory_bytes is not None:
                 total = torch.cuda.mem_get_info(self._device.torch_device)[1]
                 share = min(1.0, setup.memory_bytes / total)

@@ -35,9 +35,9 @@ print(torch.cuda.is_initialized())
 """
 # Beside the operators themselves. What compiles, loads, checks and caches comes with a first call.
 AT_IMPORT = {
-    "allocation", "arguments", "autocast", "batching", "dispatch", "explain", "gradients",
-    "integrity", "ladder", "layout", "problems", "quick", "registration", "rows", "rules",
-    "streams", "warmup",
+    "allocation", "arguments", "autocast", "batching", "dispatch", "explain", "extension",
+    "gradients", "integrity", "ladder", "layout", "problems", "quick", "registration", "rows",
+    "rules", "streams", "warmup",
 }
 
 
@@ -213,7 +213,7 @@ def launches(kgen_ops: ModuleType) -> Iterator[Callable[[str], Callable[[], int]
 
         for served in (module.FORWARD, module.BACKWARD):
             stubbed.append(served)
-            served.checked.clear()
+            served.ready.clear()
             for key, prepared in served.prepared.items():
                 served.prepared[key] = prepared._replace(launch=launch)
         return lambda: count

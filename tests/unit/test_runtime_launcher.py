@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from kgen.runtime.cuda import CudaError
-from kgen.runtime.launcher import PythonLauncher, build_extension
+from kgen.runtime.extension import build_extension
+from kgen.runtime.launcher import PythonLauncher
 
 FAKE_DRIVER = r"""
 #include <string.h>
@@ -120,7 +121,7 @@ def driver_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def extension(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = build_extension(tmp_path_factory.mktemp("extension"))
+    path = build_extension(tmp_path_factory.mktemp("extension"), "_launch")
     spec = importlib.util.spec_from_file_location("_launch", path)
     assert spec is not None
     assert spec.loader is not None
@@ -350,7 +351,7 @@ def test_a_missing_driver_is_an_oserror(extension: Any) -> None:
 
 def test_build_extension_without_compiler(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"no C compiler \(no-such-cc\)"):
-        build_extension(tmp_path, compiler="no-such-cc")
+        build_extension(tmp_path, "_launch", compiler="no-such-cc")
 
 
 def test_launches_leave_nothing_behind(fake: Fake) -> None:

@@ -7,21 +7,13 @@ time on top of the driver's own), else a Python one with the same behaviour, whi
 from __future__ import annotations
 
 import ctypes
-import functools
-import importlib
-import importlib.machinery
-import importlib.util
-import shutil
 import struct
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from ctypes import c_void_p
-from pathlib import Path
 from typing import Any, Protocol
 
 from .cuda import INVALID_CONTEXT, INVALID_HANDLE, CudaError, Function, driver, error_text
+from .extension import extension
 
 MAX_ARGUMENTS = 128
 MAX_GRID_EXTENT = 2**31 - 1
@@ -84,17 +76,10 @@ def make_launcher(
                           overlaps=overlaps)
 
 
-@functools.cache
 def compiled_launcher() -> Callable[..., Any] | None:
-    """Return the type `Launcher` of the C extension, or None where it was not built.
-
-    Looked for once: a failing import takes longer than a launch.
-    """
-    try:
-        module = importlib.import_module("._launch", __package__)
-    except ImportError:
-        return None
-    launcher: Callable[..., Any] = module.Launcher
+    """Return the type `Launcher` of the C extension, or None where it was not built."""
+    module = extension("_launch")
+    launcher: Callable[..., Any] | None = None if module is None else module.Launcher
     return launcher
 
 
@@ -262,69 +247,3 @@ def _packs(char: str, value: Any) -> bool:
     except (struct.error, OverflowError, TypeError):
         return False
     return True
-
-
-def provide_extension(folder: str | Path) -> bool:
-    """Have `make_launcher` use the C extension, built in `folder` if it is nowhere yet.
-
-    For a process that launches a great deal from an installation that has none built in.
-
-    Returns:
-        Whether there is one now; without a C compiler the Python launcher goes on serving.
-    """
-    if compiled_launcher() is not None:
-        return True
-    path = Path(folder) / _extension_name()
-    try:
-        if not path.is_file():
-            # Built aside and renamed: two processes may start at once.
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                build_extension(scratch).replace(path)
-        name = f"{__package__}._launch"
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            return False
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except (ImportError, OSError, RuntimeError):
-        return False
-    sys.modules[name] = module
-    compiled_launcher.cache_clear()
-    return True
-
-
-def build_extension(out_dir: str | Path, compiler: str | None = None) -> Path:
-    """Compile `_launch.c` for the running interpreter.
-
-    Put `out_dir` beside launcher.py (in place) to have `make_launcher` find the result.
-
-    Args:
-        out_dir: Existing directory; the file is named as the interpreter wants it.
-        compiler: C compiler; default $CC as Python was configured, else `cc`.
-    Returns:
-        Path of the extension.
-    Raises:
-        RuntimeError: If there is no C compiler, no Python.h, or the compilation fails.
-    """
-    cc = compiler or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
-    import sysconfig  # 0.5 ms that a first call has no use for
-
-    include = sysconfig.get_paths()["include"]
-    if cc is None or shutil.which(cc) is None:
-        raise RuntimeError(f"no C compiler ({compiler or 'cc, gcc, clang'}) on PATH\n"
-                           "  next: install one, or go on with the Python launcher")
-    if not Path(include, "Python.h").is_file():
-        raise RuntimeError(f"Python.h is not in {include}\n"
-                           "  next: install the development files of Python "
-                           f"{sys.version_info.major}.{sys.version_info.minor}")
-    out = Path(out_dir) / _extension_name()
-    source = Path(__file__).with_name("_launch.c")
-    command = [cc, "-O2", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(out), "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
-    return out
-
-
-def _extension_name() -> str:
-    return f"_launch{importlib.machinery.EXTENSION_SUFFIXES[0]}"

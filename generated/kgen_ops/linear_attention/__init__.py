@@ -24,17 +24,9 @@ from .._runtime.dispatch import (
 from .._runtime.gradients import Dot, Gradient
 from .._runtime.layout import dense_like
 from .._runtime.registration import register
-from .._runtime.rows import Prepared
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
-# In the place of tensors that are left out: what looks at all tensors wants different ones.
-_no_gfinal_key_sum = torch.empty(0)
-_no_gfinal_state = torch.empty(0)
-_no_gout_dot_out = torch.empty(0)
-_no_initial_key_sum = torch.empty(0)
-_no_initial_state = torch.empty(0)
-_no_norm = torch.empty(0)
 
 FORWARD = Pass(
     package=__name__,
@@ -78,7 +70,7 @@ FORWARD = Pass(
     ),
 )
 _prepared_forward = FORWARD.prepared.get
-_checked_forward = FORWARD.checked.get
+_ready_forward = FORWARD.ready.get
 
 
 def linear_attention(
@@ -136,33 +128,27 @@ def linear_attention(
             (scale, eps),
             (return_final_state, return_final_key_sum, return_norm, allow_tf32),
         )
-    # Whoever has called with such tensors before: one look of PyTorch's at all of them.
-    given: Any = (
+    given = (
         initial_state is None, initial_key_sum is None, return_final_state, return_final_key_sum,
         return_norm, allow_tf32,
     )
-    for check, found in _checked_forward(given, ()):
-        if check(
-            q, k, v, _no_initial_state if initial_state is None else initial_state,
-            _no_initial_key_sum if initial_key_sum is None else initial_key_sum,
-        ):
-            given, prepared = None, found
-            break
-    else:
-        if (
-            transforms()
-            or type(q) not in PLAIN_TENSORS
-            or type(k) not in PLAIN_TENSORS
-            or type(v) not in PLAIN_TENSORS
-            or type(initial_state) not in PLAIN_OR_NONE
-            or type(initial_key_sum) not in PLAIN_OR_NONE
-        ):
-            return FORWARD.dispatched(
-                (q, k, v, initial_state, initial_key_sum),
-                (scale, eps),
-                (return_final_state, return_final_key_sum, return_norm, allow_tf32),
-            )
-        prepared = None
+    for ready in _ready_forward(given, ()):
+        made = ready(q, k, v, initial_state, initial_key_sum, scale, eps)
+        if made is not None:
+            return made
+    if (
+        transforms()
+        or type(q) not in PLAIN_TENSORS
+        or type(k) not in PLAIN_TENSORS
+        or type(v) not in PLAIN_TENSORS
+        or type(initial_state) not in PLAIN_OR_NONE
+        or type(initial_key_sum) not in PLAIN_OR_NONE
+    ):
+        return FORWARD.dispatched(
+            (q, k, v, initial_state, initial_key_sum),
+            (scale, eps),
+            (return_final_state, return_final_key_sum, return_norm, allow_tf32),
+        )
     if _is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -176,7 +162,7 @@ def linear_attention(
         )))
     return _linear_attention(
         q, k, v, initial_state, initial_key_sum, scale, eps, return_final_state,
-        return_final_key_sum, return_norm, allow_tf32, given, prepared,
+        return_final_key_sum, return_norm, allow_tf32, given,
     )
 
 
@@ -184,7 +170,7 @@ def _linear_attention(
     q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None = None,
     initial_key_sum: Tensor | None = None, scale: float = 1.0, eps: float = 0.0,
     return_final_state: bool = False, return_final_key_sum: bool = False, return_norm: bool = False,
-    allow_tf32: bool = False, given: Any = None, prepared: Prepared | None = None,
+    allow_tf32: bool = False, given: Any = None,
 ) -> Any:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     q_ptr = q.data_ptr()
@@ -192,38 +178,31 @@ def _linear_attention(
     v_ptr = v.data_ptr()
     initial_state_ptr = 0 if initial_state is None else initial_state.data_ptr()
     initial_key_sum_ptr = 0 if initial_key_sum is None else initial_key_sum.data_ptr()
-    unaligned = (q_ptr | k_ptr | v_ptr | initial_state_ptr | initial_key_sum_ptr) & 31
-    if prepared is None or unaligned:
-        # All that a launch was chosen by: layout, dtype, device, alignment.
-        layout = (
-            q.shape, q.stride(), q.dtype, q.get_device(), q_ptr & 31,
-            k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
-            v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
-            None if initial_state is None else (
-                initial_state.shape, initial_state.stride(), initial_state.dtype,
-                initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
-            ),
-            None if initial_key_sum is None else (
-                initial_key_sum.shape, initial_key_sum.stride(), initial_key_sum.dtype,
-                initial_key_sum.get_device(),
-                initial_key_sum_ptr & 31 if initial_key_sum_ptr else -1,
-            ),
-            return_final_state, return_final_key_sum, return_norm, allow_tf32,
+    # All that a launch was chosen by: layout, dtype, device, alignment.
+    layout = (
+        q.shape, q.stride(), q.dtype, q.get_device(), q_ptr & 31,
+        k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
+        v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
+        None if initial_state is None else (
+            initial_state.shape, initial_state.stride(), initial_state.dtype,
+            initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
+        ),
+        None if initial_key_sum is None else (
+            initial_key_sum.shape, initial_key_sum.stride(), initial_key_sum.dtype,
+            initial_key_sum.get_device(), initial_key_sum_ptr & 31 if initial_key_sum_ptr else -1,
+        ),
+        return_final_state, return_final_key_sum, return_norm, allow_tf32,
+    )
+    prepared = _prepared_forward(layout)
+    if prepared is None or not (q_ptr and k_ptr and v_ptr):
+        return FORWARD.call(
+            layout,
+            (q, k, v, initial_state, initial_key_sum),
+            (scale, eps),
+            (return_final_state, return_final_key_sum, return_norm, allow_tf32),
         )
-        prepared = _prepared_forward(layout)
-        if prepared is None or not (q_ptr and k_ptr and v_ptr):
-            return FORWARD.call(
-                layout,
-                (q, k, v, initial_state, initial_key_sum),
-                (scale, eps),
-                (return_final_state, return_final_key_sum, return_norm, allow_tf32),
-            )
-        if given is not None and not unaligned:
-            FORWARD.check_next_time(
-                given, prepared, q, k, v,
-                _no_initial_state if initial_state is None else initial_state,
-                _no_initial_key_sum if initial_key_sum is None else initial_key_sum,
-            )
+    if given is not None:
+        FORWARD.ready_next_time(given, prepared, q, k, v, initial_state, initial_key_sum)
     launch, stream, device, (new_out, new_final_state, new_final_key_sum, new_norm) = prepared
     if not return_final_state and not return_final_key_sum and not return_norm:
         out = new_out()
@@ -328,7 +307,7 @@ BACKWARD = Pass(
     ),
 )
 _prepared_backward = BACKWARD.prepared.get
-_checked_backward = BACKWARD.checked.get
+_ready_backward = BACKWARD.ready.get
 
 
 def linear_attention_backward(
@@ -392,45 +371,38 @@ def linear_attention_backward(
             (scale,),
             (allow_tf32,),
         )
-    # Whoever has called with such tensors before: one look of PyTorch's at all of them.
-    given: Any = (
+    given = (
         initial_state is None, initial_key_sum is None, norm is None, gout_dot_out is None,
         gfinal_state is None, gfinal_key_sum is None, allow_tf32,
     )
-    for check, found in _checked_backward(given, ()):
-        if check(
-            gout, q, k, v, _no_initial_state if initial_state is None else initial_state,
-            _no_initial_key_sum if initial_key_sum is None else initial_key_sum,
-            _no_norm if norm is None else norm,
-            _no_gout_dot_out if gout_dot_out is None else gout_dot_out,
-            _no_gfinal_state if gfinal_state is None else gfinal_state,
-            _no_gfinal_key_sum if gfinal_key_sum is None else gfinal_key_sum,
-        ):
-            given, prepared = None, found
-            break
-    else:
-        if (
-            transforms()
-            or type(gout) not in PLAIN_TENSORS
-            or type(q) not in PLAIN_TENSORS
-            or type(k) not in PLAIN_TENSORS
-            or type(v) not in PLAIN_TENSORS
-            or type(initial_state) not in PLAIN_OR_NONE
-            or type(initial_key_sum) not in PLAIN_OR_NONE
-            or type(norm) not in PLAIN_OR_NONE
-            or type(gout_dot_out) not in PLAIN_OR_NONE
-            or type(gfinal_state) not in PLAIN_OR_NONE
-            or type(gfinal_key_sum) not in PLAIN_OR_NONE
-        ):
-            return BACKWARD.dispatched(
-                (
-                    gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
-                    gfinal_key_sum,
-                ),
-                (scale,),
-                (allow_tf32,),
-            )
-        prepared = None
+    for ready in _ready_backward(given, ()):
+        made = ready(
+            gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+            gfinal_key_sum, scale,
+        )
+        if made is not None:
+            return made
+    if (
+        transforms()
+        or type(gout) not in PLAIN_TENSORS
+        or type(q) not in PLAIN_TENSORS
+        or type(k) not in PLAIN_TENSORS
+        or type(v) not in PLAIN_TENSORS
+        or type(initial_state) not in PLAIN_OR_NONE
+        or type(initial_key_sum) not in PLAIN_OR_NONE
+        or type(norm) not in PLAIN_OR_NONE
+        or type(gout_dot_out) not in PLAIN_OR_NONE
+        or type(gfinal_state) not in PLAIN_OR_NONE
+        or type(gfinal_key_sum) not in PLAIN_OR_NONE
+    ):
+        return BACKWARD.dispatched(
+            (
+                gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+                gfinal_key_sum,
+            ),
+            (scale,),
+            (allow_tf32,),
+        )
     if _is_grad_enabled() and (
         gout.requires_grad
         or q.requires_grad
@@ -449,7 +421,7 @@ def linear_attention_backward(
         )))
     return _linear_attention_backward(
         gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
-        gfinal_key_sum, scale, allow_tf32, given, prepared,
+        gfinal_key_sum, scale, allow_tf32, given,
     )
 
 
@@ -458,7 +430,7 @@ def _linear_attention_backward(
     initial_key_sum: Tensor | None = None, norm: Tensor | None = None,
     gout_dot_out: Tensor | None = None, gfinal_state: Tensor | None = None,
     gfinal_key_sum: Tensor | None = None, scale: float = 1.0, allow_tf32: bool = False,
-    given: Any = None, prepared: Prepared | None = None,
+    given: Any = None,
 ) -> Any:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     gout_ptr = gout.data_ptr()
@@ -471,62 +443,54 @@ def _linear_attention_backward(
     gout_dot_out_ptr = 0 if gout_dot_out is None else gout_dot_out.data_ptr()
     gfinal_state_ptr = 0 if gfinal_state is None else gfinal_state.data_ptr()
     gfinal_key_sum_ptr = 0 if gfinal_key_sum is None else gfinal_key_sum.data_ptr()
-    unaligned = (gout_ptr | q_ptr | k_ptr | v_ptr | initial_state_ptr | initial_key_sum_ptr | norm_ptr | gout_dot_out_ptr | gfinal_state_ptr | gfinal_key_sum_ptr) & 31
-    if prepared is None or unaligned:
-        # All that a launch was chosen by: layout, dtype, device, alignment.
-        layout = (
-            gout.shape, gout.stride(), gout.dtype, gout.get_device(), gout_ptr & 31,
-            q.shape, q.stride(), q.dtype, q.get_device(), q_ptr & 31,
-            k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
-            v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
-            None if initial_state is None else (
-                initial_state.shape, initial_state.stride(), initial_state.dtype,
-                initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
+    # All that a launch was chosen by: layout, dtype, device, alignment.
+    layout = (
+        gout.shape, gout.stride(), gout.dtype, gout.get_device(), gout_ptr & 31,
+        q.shape, q.stride(), q.dtype, q.get_device(), q_ptr & 31,
+        k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
+        v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
+        None if initial_state is None else (
+            initial_state.shape, initial_state.stride(), initial_state.dtype,
+            initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
+        ),
+        None if initial_key_sum is None else (
+            initial_key_sum.shape, initial_key_sum.stride(), initial_key_sum.dtype,
+            initial_key_sum.get_device(), initial_key_sum_ptr & 31 if initial_key_sum_ptr else -1,
+        ),
+        None if norm is None else (
+            norm.shape, norm.stride(), norm.dtype, norm.get_device(),
+            norm_ptr & 31 if norm_ptr else -1,
+        ),
+        None if gout_dot_out is None else (
+            gout_dot_out.shape, gout_dot_out.stride(), gout_dot_out.dtype,
+            gout_dot_out.get_device(), gout_dot_out_ptr & 31 if gout_dot_out_ptr else -1,
+        ),
+        None if gfinal_state is None else (
+            gfinal_state.shape, gfinal_state.stride(), gfinal_state.dtype,
+            gfinal_state.get_device(), gfinal_state_ptr & 31 if gfinal_state_ptr else -1,
+        ),
+        None if gfinal_key_sum is None else (
+            gfinal_key_sum.shape, gfinal_key_sum.stride(), gfinal_key_sum.dtype,
+            gfinal_key_sum.get_device(), gfinal_key_sum_ptr & 31 if gfinal_key_sum_ptr else -1,
+        ),
+        allow_tf32,
+    )
+    prepared = _prepared_backward(layout)
+    if prepared is None or not (gout_ptr and q_ptr and k_ptr and v_ptr):
+        return BACKWARD.call(
+            layout,
+            (
+                gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
+                gfinal_key_sum,
             ),
-            None if initial_key_sum is None else (
-                initial_key_sum.shape, initial_key_sum.stride(), initial_key_sum.dtype,
-                initial_key_sum.get_device(),
-                initial_key_sum_ptr & 31 if initial_key_sum_ptr else -1,
-            ),
-            None if norm is None else (
-                norm.shape, norm.stride(), norm.dtype, norm.get_device(),
-                norm_ptr & 31 if norm_ptr else -1,
-            ),
-            None if gout_dot_out is None else (
-                gout_dot_out.shape, gout_dot_out.stride(), gout_dot_out.dtype,
-                gout_dot_out.get_device(), gout_dot_out_ptr & 31 if gout_dot_out_ptr else -1,
-            ),
-            None if gfinal_state is None else (
-                gfinal_state.shape, gfinal_state.stride(), gfinal_state.dtype,
-                gfinal_state.get_device(), gfinal_state_ptr & 31 if gfinal_state_ptr else -1,
-            ),
-            None if gfinal_key_sum is None else (
-                gfinal_key_sum.shape, gfinal_key_sum.stride(), gfinal_key_sum.dtype,
-                gfinal_key_sum.get_device(), gfinal_key_sum_ptr & 31 if gfinal_key_sum_ptr else -1,
-            ),
-            allow_tf32,
+            (scale,),
+            (allow_tf32,),
         )
-        prepared = _prepared_backward(layout)
-        if prepared is None or not (gout_ptr and q_ptr and k_ptr and v_ptr):
-            return BACKWARD.call(
-                layout,
-                (
-                    gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
-                    gfinal_key_sum,
-                ),
-                (scale,),
-                (allow_tf32,),
-            )
-        if given is not None and not unaligned:
-            BACKWARD.check_next_time(
-                given, prepared, gout, q, k, v,
-                _no_initial_state if initial_state is None else initial_state,
-                _no_initial_key_sum if initial_key_sum is None else initial_key_sum,
-                _no_norm if norm is None else norm,
-                _no_gout_dot_out if gout_dot_out is None else gout_dot_out,
-                _no_gfinal_state if gfinal_state is None else gfinal_state,
-                _no_gfinal_key_sum if gfinal_key_sum is None else gfinal_key_sum,
-            )
+    if given is not None:
+        BACKWARD.ready_next_time(
+            given, prepared, gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out,
+            gfinal_state, gfinal_key_sum,
+        )
     launch, stream, device, (
         new_gq, new_gk, new_gv, new_ginitial_state, new_ginitial_key_sum,
     ) = prepared

@@ -23,15 +23,9 @@ from .._runtime.dispatch import (
 )
 from .._runtime.gradients import Gradient
 from .._runtime.registration import register
-from .._runtime.rows import Prepared
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
-# In the place of tensors that are left out: what looks at all tensors wants different ones.
-_no_dh = torch.empty(0)
-_no_residual = torch.empty(0)
-_no_rstd = torch.empty(0)
-_no_w = torch.empty(0)
 
 FORWARD = Pass(
     package=__name__,
@@ -68,7 +62,7 @@ FORWARD = Pass(
     ),
 )
 _prepared_forward = FORWARD.prepared.get
-_checked_forward = FORWARD.checked.get
+_ready_forward = FORWARD.ready.get
 
 
 def rmsnorm(
@@ -111,61 +105,53 @@ def rmsnorm(
         return unpacked(torch.ops.kgen_ops.rmsnorm(x, w, residual, eps, offset, return_rstd))
     if dispatch_modes() or forward_ad._current_level >= 0:
         return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
-    # Whoever has called with such tensors before: one look of PyTorch's at all of them.
-    given: Any = (w is None, residual is None, return_rstd)
-    for check, found in _checked_forward(given, ()):
-        if check(x, _no_w if w is None else w, _no_residual if residual is None else residual):
-            given, prepared = None, found
-            break
-    else:
-        if (
-            transforms()
-            or type(x) not in PLAIN_TENSORS
-            or type(w) not in PLAIN_OR_NONE
-            or type(residual) not in PLAIN_OR_NONE
-        ):
-            return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
-        prepared = None
+    given = (w is None, residual is None, return_rstd)
+    if eps > 0.0:
+        for ready in _ready_forward(given, ()):
+            made = ready(x, w, residual, eps, offset)
+            if made is not None:
+                return made
+    if (
+        transforms()
+        or type(x) not in PLAIN_TENSORS
+        or type(w) not in PLAIN_OR_NONE
+        or type(residual) not in PLAIN_OR_NONE
+    ):
+        return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
     if _is_grad_enabled() and (
         x.requires_grad
         or (w is not None and w.requires_grad)
         or (residual is not None and residual.requires_grad)
     ):
         return unpacked(FORWARD.recorded(_rmsnorm, (x, w, residual, eps, offset, return_rstd)))
-    return _rmsnorm(x, w, residual, eps, offset, return_rstd, given, prepared)
+    return _rmsnorm(x, w, residual, eps, offset, return_rstd, given)
 
 
 def _rmsnorm(
     x: Tensor, w: Tensor | None = None, residual: Tensor | None = None, eps: float = 1e-06,
     offset: float = 0.0, return_rstd: bool = False, given: Any = None,
-    prepared: Prepared | None = None,
 ) -> Any:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     x_ptr = x.data_ptr()
     w_ptr = 0 if w is None else w.data_ptr()
     residual_ptr = 0 if residual is None else residual.data_ptr()
-    unaligned = (x_ptr | w_ptr | residual_ptr) & 31
-    if prepared is None or unaligned or not eps > 0.0:
-        # All that a launch was chosen by: layout, dtype, device, alignment.
-        layout = (
-            x.shape, x.stride(), x.dtype, x.get_device(), x_ptr & 31,
-            None if w is None else (
-                w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31 if w_ptr else -1,
-            ),
-            None if residual is None else (
-                residual.shape, residual.stride(), residual.dtype, residual.get_device(),
-                residual_ptr & 31 if residual_ptr else -1,
-            ),
-            return_rstd,
-        )
-        prepared = _prepared_forward(layout)
-        if prepared is None or not (x_ptr and eps > 0.0):
-            return FORWARD.call(layout, (x, w, residual), (eps, offset), (return_rstd,))
-        if given is not None and not unaligned:
-            FORWARD.check_next_time(
-                given, prepared, x, _no_w if w is None else w,
-                _no_residual if residual is None else residual,
-            )
+    # All that a launch was chosen by: layout, dtype, device, alignment.
+    layout = (
+        x.shape, x.stride(), x.dtype, x.get_device(), x_ptr & 31,
+        None if w is None else (
+            w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31 if w_ptr else -1,
+        ),
+        None if residual is None else (
+            residual.shape, residual.stride(), residual.dtype, residual.get_device(),
+            residual_ptr & 31 if residual_ptr else -1,
+        ),
+        return_rstd,
+    )
+    prepared = _prepared_forward(layout)
+    if prepared is None or not (x_ptr and eps > 0.0):
+        return FORWARD.call(layout, (x, w, residual), (eps, offset), (return_rstd,))
+    if given is not None:
+        FORWARD.ready_next_time(given, prepared, x, w, residual)
     launch, stream, device, (new_y, new_h, new_rstd) = prepared
     if residual is None and not return_rstd:
         y = new_y()
@@ -239,7 +225,7 @@ BACKWARD = Pass(
     ),
 )
 _prepared_backward = BACKWARD.prepared.get
-_checked_backward = BACKWARD.checked.get
+_ready_backward = BACKWARD.ready.get
 
 
 def rmsnorm_backward(
@@ -281,26 +267,21 @@ def rmsnorm_backward(
         return unpacked(torch.ops.kgen_ops.rmsnorm_backward(dy, x, w, rstd, dh, eps, offset))
     if dispatch_modes() or forward_ad._current_level >= 0:
         return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
-    # Whoever has called with such tensors before: one look of PyTorch's at all of them.
-    given: Any = (w is None, rstd is None, dh is None)
-    for check, found in _checked_backward(given, ()):
-        if check(
-            dy, x, _no_w if w is None else w, _no_rstd if rstd is None else rstd,
-            _no_dh if dh is None else dh,
-        ):
-            given, prepared = None, found
-            break
-    else:
-        if (
-            transforms()
-            or type(dy) not in PLAIN_TENSORS
-            or type(x) not in PLAIN_TENSORS
-            or type(w) not in PLAIN_OR_NONE
-            or type(rstd) not in PLAIN_OR_NONE
-            or type(dh) not in PLAIN_OR_NONE
-        ):
-            return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
-        prepared = None
+    given = (w is None, rstd is None, dh is None)
+    if eps > 0.0:
+        for ready in _ready_backward(given, ()):
+            made = ready(dy, x, w, rstd, dh, eps, offset)
+            if made is not None:
+                return made
+    if (
+        transforms()
+        or type(dy) not in PLAIN_TENSORS
+        or type(x) not in PLAIN_TENSORS
+        or type(w) not in PLAIN_OR_NONE
+        or type(rstd) not in PLAIN_OR_NONE
+        or type(dh) not in PLAIN_OR_NONE
+    ):
+        return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
     if _is_grad_enabled() and (
         dy.requires_grad
         or x.requires_grad
@@ -309,13 +290,12 @@ def rmsnorm_backward(
         or (dh is not None and dh.requires_grad)
     ):
         return unpacked(BACKWARD.recorded(_rmsnorm_backward, (dy, x, w, rstd, dh, eps, offset)))
-    return _rmsnorm_backward(dy, x, w, rstd, dh, eps, offset, given, prepared)
+    return _rmsnorm_backward(dy, x, w, rstd, dh, eps, offset, given)
 
 
 def _rmsnorm_backward(
     dy: Tensor, x: Tensor, w: Tensor | None = None, rstd: Tensor | None = None,
     dh: Tensor | None = None, eps: float = 1e-06, offset: float = 0.0, given: Any = None,
-    prepared: Prepared | None = None,
 ) -> Any:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     dy_ptr = dy.data_ptr()
@@ -323,31 +303,26 @@ def _rmsnorm_backward(
     w_ptr = 0 if w is None else w.data_ptr()
     rstd_ptr = 0 if rstd is None else rstd.data_ptr()
     dh_ptr = 0 if dh is None else dh.data_ptr()
-    unaligned = (dy_ptr | x_ptr | w_ptr | rstd_ptr | dh_ptr) & 31
-    if prepared is None or unaligned or not eps > 0.0:
-        # All that a launch was chosen by: layout, dtype, device, alignment.
-        layout = (
-            dy.shape, dy.stride(), dy.dtype, dy.get_device(), dy_ptr & 31,
-            x.shape, x.stride(), x.dtype, x.get_device(), x_ptr & 31,
-            None if w is None else (
-                w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31 if w_ptr else -1,
-            ),
-            None if rstd is None else (
-                rstd.shape, rstd.stride(), rstd.dtype, rstd.get_device(),
-                rstd_ptr & 31 if rstd_ptr else -1,
-            ),
-            None if dh is None else (
-                dh.shape, dh.stride(), dh.dtype, dh.get_device(), dh_ptr & 31 if dh_ptr else -1,
-            ),
-        )
-        prepared = _prepared_backward(layout)
-        if prepared is None or not (dy_ptr and x_ptr and eps > 0.0):
-            return BACKWARD.call(layout, (dy, x, w, rstd, dh), (eps, offset))
-        if given is not None and not unaligned:
-            BACKWARD.check_next_time(
-                given, prepared, dy, x, _no_w if w is None else w,
-                _no_rstd if rstd is None else rstd, _no_dh if dh is None else dh,
-            )
+    # All that a launch was chosen by: layout, dtype, device, alignment.
+    layout = (
+        dy.shape, dy.stride(), dy.dtype, dy.get_device(), dy_ptr & 31,
+        x.shape, x.stride(), x.dtype, x.get_device(), x_ptr & 31,
+        None if w is None else (
+            w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31 if w_ptr else -1,
+        ),
+        None if rstd is None else (
+            rstd.shape, rstd.stride(), rstd.dtype, rstd.get_device(),
+            rstd_ptr & 31 if rstd_ptr else -1,
+        ),
+        None if dh is None else (
+            dh.shape, dh.stride(), dh.dtype, dh.get_device(), dh_ptr & 31 if dh_ptr else -1,
+        ),
+    )
+    prepared = _prepared_backward(layout)
+    if prepared is None or not (dy_ptr and x_ptr and eps > 0.0):
+        return BACKWARD.call(layout, (dy, x, w, rstd, dh), (eps, offset))
+    if given is not None:
+        BACKWARD.ready_next_time(given, prepared, dy, x, w, rstd, dh)
     launch, stream, device, (new_dx, new_dw) = prepared
     dx = new_dx()
     dw = None if new_dw is None else new_dw()

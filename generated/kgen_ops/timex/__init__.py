@@ -15,7 +15,6 @@ from .._runtime.arguments import Argument, Dim, DTypeField, Scalar, Signature
 from .._runtime.dispatch import PLAIN_TENSORS, Pass, dispatch_modes, transforms, unpacked
 from .._runtime.gradients import Gradient
 from .._runtime.registration import register
-from .._runtime.rows import Prepared
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
@@ -47,7 +46,7 @@ FORWARD = Pass(
     ),
 )
 _prepared_forward = FORWARD.prepared.get
-_checked_forward = FORWARD.checked.get
+_ready_forward = FORWARD.ready.get
 
 
 def timex(w: Tensor, k: Tensor, eps: float = 0.0) -> Tensor:
@@ -76,43 +75,36 @@ def timex(w: Tensor, k: Tensor, eps: float = 0.0) -> Tensor:
         return torch.ops.kgen_ops.timex(w, k, eps)
     if dispatch_modes() or forward_ad._current_level >= 0:
         return FORWARD.dispatched((w, k), (eps,))
-    # Whoever has called with such tensors before: one look of PyTorch's at all of them.
-    given: Any = ()
-    for check, found in _checked_forward(given, ()):
-        if check(w, k):
-            given, prepared = None, found
-            break
-    else:
-        if (
-            transforms()
-            or type(w) not in PLAIN_TENSORS
-            or type(k) not in PLAIN_TENSORS
-        ):
-            return FORWARD.dispatched((w, k), (eps,))
-        prepared = None
+    given = ()
+    for ready in _ready_forward(given, ()):
+        made = ready(w, k, eps)
+        if made is not None:
+            return made
+    if (
+        transforms()
+        or type(w) not in PLAIN_TENSORS
+        or type(k) not in PLAIN_TENSORS
+    ):
+        return FORWARD.dispatched((w, k), (eps,))
     if _is_grad_enabled() and (w.requires_grad or k.requires_grad):
         return unpacked(FORWARD.recorded(_timex, (w, k, eps)))
-    return _timex(w, k, eps, given, prepared)
+    return _timex(w, k, eps, given)
 
 
-def _timex(
-    w: Tensor, k: Tensor, eps: float = 0.0, given: Any = None, prepared: Prepared | None = None,
-) -> Tensor:
+def _timex(w: Tensor, k: Tensor, eps: float = 0.0, given: Any = None) -> Tensor:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     w_ptr = w.data_ptr()
     k_ptr = k.data_ptr()
-    unaligned = (w_ptr | k_ptr) & 31
-    if prepared is None or unaligned:
-        # All that a launch was chosen by: layout, dtype, device, alignment.
-        layout = (
-            w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31,
-            k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
-        )
-        prepared = _prepared_forward(layout)
-        if prepared is None or not (w_ptr and k_ptr):
-            return FORWARD.call(layout, (w, k), (eps,))
-        if given is not None and not unaligned:
-            FORWARD.check_next_time(given, prepared, w, k)
+    # All that a launch was chosen by: layout, dtype, device, alignment.
+    layout = (
+        w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31,
+        k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
+    )
+    prepared = _prepared_forward(layout)
+    if prepared is None or not (w_ptr and k_ptr):
+        return FORWARD.call(layout, (w, k), (eps,))
+    if given is not None:
+        FORWARD.ready_next_time(given, prepared, w, k)
     launch, stream, device, (new_out,) = prepared
     out = new_out()
     launch(stream(device), w_ptr, k_ptr, out.data_ptr(), eps)
@@ -157,7 +149,7 @@ BACKWARD = Pass(
     ),
 )
 _prepared_backward = BACKWARD.prepared.get
-_checked_backward = BACKWARD.checked.get
+_ready_backward = BACKWARD.ready.get
 
 
 def timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,46 +179,39 @@ def timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return torch.ops.kgen_ops.timex_backward(gout, w, k)
     if dispatch_modes() or forward_ad._current_level >= 0:
         return BACKWARD.dispatched((gout, w, k), ())
-    # Whoever has called with such tensors before: one look of PyTorch's at all of them.
-    given: Any = ()
-    for check, found in _checked_backward(given, ()):
-        if check(gout, w, k):
-            given, prepared = None, found
-            break
-    else:
-        if (
-            transforms()
-            or type(gout) not in PLAIN_TENSORS
-            or type(w) not in PLAIN_TENSORS
-            or type(k) not in PLAIN_TENSORS
-        ):
-            return BACKWARD.dispatched((gout, w, k), ())
-        prepared = None
+    given = ()
+    for ready in _ready_backward(given, ()):
+        made = ready(gout, w, k)
+        if made is not None:
+            return made
+    if (
+        transforms()
+        or type(gout) not in PLAIN_TENSORS
+        or type(w) not in PLAIN_TENSORS
+        or type(k) not in PLAIN_TENSORS
+    ):
+        return BACKWARD.dispatched((gout, w, k), ())
     if _is_grad_enabled() and (gout.requires_grad or w.requires_grad or k.requires_grad):
         return unpacked(BACKWARD.recorded(_timex_backward, (gout, w, k)))
-    return _timex_backward(gout, w, k, given, prepared)
+    return _timex_backward(gout, w, k, given)
 
 
-def _timex_backward(
-    gout: Tensor, w: Tensor, k: Tensor, given: Any = None, prepared: Prepared | None = None,
-) -> tuple[Tensor, Tensor]:
+def _timex_backward(gout: Tensor, w: Tensor, k: Tensor, given: Any = None) -> tuple[Tensor, Tensor]:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     gout_ptr = gout.data_ptr()
     w_ptr = w.data_ptr()
     k_ptr = k.data_ptr()
-    unaligned = (gout_ptr | w_ptr | k_ptr) & 31
-    if prepared is None or unaligned:
-        # All that a launch was chosen by: layout, dtype, device, alignment.
-        layout = (
-            gout.shape, gout.stride(), gout.dtype, gout.get_device(), gout_ptr & 31,
-            w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31,
-            k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
-        )
-        prepared = _prepared_backward(layout)
-        if prepared is None or not (gout_ptr and w_ptr and k_ptr):
-            return BACKWARD.call(layout, (gout, w, k), ())
-        if given is not None and not unaligned:
-            BACKWARD.check_next_time(given, prepared, gout, w, k)
+    # All that a launch was chosen by: layout, dtype, device, alignment.
+    layout = (
+        gout.shape, gout.stride(), gout.dtype, gout.get_device(), gout_ptr & 31,
+        w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31,
+        k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
+    )
+    prepared = _prepared_backward(layout)
+    if prepared is None or not (gout_ptr and w_ptr and k_ptr):
+        return BACKWARD.call(layout, (gout, w, k), ())
+    if given is not None:
+        BACKWARD.ready_next_time(given, prepared, gout, w, k)
     launch, stream, device, (new_gw, new_gk) = prepared
     gw = new_gw()
     gk = new_gk()

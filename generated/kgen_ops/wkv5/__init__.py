@@ -24,14 +24,9 @@ from .._runtime.dispatch import (
 from .._runtime.gradients import Gradient
 from .._runtime.layout import dense_like
 from .._runtime.registration import register
-from .._runtime.rows import Prepared
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
-# In the place of tensors that are left out: what looks at all tensors wants different ones.
-_no_cu_seqlens = torch.empty(0)
-_no_gfinal_state = torch.empty(0)
-_no_initial_state = torch.empty(0)
 
 FORWARD = Pass(
     package=__name__,
@@ -78,7 +73,7 @@ FORWARD = Pass(
     ),
 )
 _prepared_forward = FORWARD.prepared.get
-_checked_forward = FORWARD.checked.get
+_ready_forward = FORWARD.ready.get
 
 
 def wkv5(
@@ -137,32 +132,26 @@ def wkv5(
             (scale,),
             (return_final_state, decay_form),
         )
-    # Whoever has called with such tensors before: one look of PyTorch's at all of them.
-    given: Any = (initial_state is None, cu_seqlens is None, return_final_state, decay_form)
-    for check, found in _checked_forward(given, ()):
-        if check(
-            r, k, v, w, u, _no_initial_state if initial_state is None else initial_state,
-            _no_cu_seqlens if cu_seqlens is None else cu_seqlens,
-        ):
-            given, prepared = None, found
-            break
-    else:
-        if (
-            transforms()
-            or type(r) not in PLAIN_TENSORS
-            or type(k) not in PLAIN_TENSORS
-            or type(v) not in PLAIN_TENSORS
-            or type(w) not in PLAIN_TENSORS
-            or type(u) not in PLAIN_TENSORS
-            or type(initial_state) not in PLAIN_OR_NONE
-            or type(cu_seqlens) not in PLAIN_OR_NONE
-        ):
-            return FORWARD.dispatched(
-                (r, k, v, w, u, initial_state, cu_seqlens),
-                (scale,),
-                (return_final_state, decay_form),
-            )
-        prepared = None
+    given = (initial_state is None, cu_seqlens is None, return_final_state, decay_form)
+    for ready in _ready_forward(given, ()):
+        made = ready(r, k, v, w, u, initial_state, cu_seqlens, scale)
+        if made is not None:
+            return made
+    if (
+        transforms()
+        or type(r) not in PLAIN_TENSORS
+        or type(k) not in PLAIN_TENSORS
+        or type(v) not in PLAIN_TENSORS
+        or type(w) not in PLAIN_TENSORS
+        or type(u) not in PLAIN_TENSORS
+        or type(initial_state) not in PLAIN_OR_NONE
+        or type(cu_seqlens) not in PLAIN_OR_NONE
+    ):
+        return FORWARD.dispatched(
+            (r, k, v, w, u, initial_state, cu_seqlens),
+            (scale,),
+            (return_final_state, decay_form),
+        )
     if _is_grad_enabled() and (
         r.requires_grad
         or k.requires_grad
@@ -177,14 +166,13 @@ def wkv5(
         )))
     return _wkv5(
         r, k, v, w, u, initial_state, cu_seqlens, scale, return_final_state, decay_form, given,
-        prepared,
     )
 
 
 def _wkv5(
     r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None, scale: float = 1.0, return_final_state: bool = False,
-    decay_form: str = "log", given: Any = None, prepared: Prepared | None = None,
+    decay_form: str = "log", given: Any = None,
 ) -> Any:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     r_ptr = r.data_ptr()
@@ -194,39 +182,33 @@ def _wkv5(
     u_ptr = u.data_ptr()
     initial_state_ptr = 0 if initial_state is None else initial_state.data_ptr()
     cu_seqlens_ptr = 0 if cu_seqlens is None else cu_seqlens.data_ptr()
-    unaligned = (r_ptr | k_ptr | v_ptr | w_ptr | u_ptr | initial_state_ptr | cu_seqlens_ptr) & 31
-    if prepared is None or unaligned:
-        # All that a launch was chosen by: layout, dtype, device, alignment.
-        layout = (
-            r.shape, r.stride(), r.dtype, r.get_device(), r_ptr & 31,
-            k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
-            v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
-            w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31,
-            u.shape, u.stride(), u.dtype, u.get_device(), u_ptr & 31,
-            None if initial_state is None else (
-                initial_state.shape, initial_state.stride(), initial_state.dtype,
-                initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
-            ),
-            None if cu_seqlens is None else (
-                cu_seqlens.shape, cu_seqlens.stride(), cu_seqlens.dtype, cu_seqlens.get_device(),
-                cu_seqlens_ptr & 31 if cu_seqlens_ptr else -1,
-            ),
-            return_final_state, decay_form,
+    # All that a launch was chosen by: layout, dtype, device, alignment.
+    layout = (
+        r.shape, r.stride(), r.dtype, r.get_device(), r_ptr & 31,
+        k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
+        v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
+        w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31,
+        u.shape, u.stride(), u.dtype, u.get_device(), u_ptr & 31,
+        None if initial_state is None else (
+            initial_state.shape, initial_state.stride(), initial_state.dtype,
+            initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
+        ),
+        None if cu_seqlens is None else (
+            cu_seqlens.shape, cu_seqlens.stride(), cu_seqlens.dtype, cu_seqlens.get_device(),
+            cu_seqlens_ptr & 31 if cu_seqlens_ptr else -1,
+        ),
+        return_final_state, decay_form,
+    )
+    prepared = _prepared_forward(layout)
+    if prepared is None or not (r_ptr and k_ptr and v_ptr and w_ptr and u_ptr):
+        return FORWARD.call(
+            layout,
+            (r, k, v, w, u, initial_state, cu_seqlens),
+            (scale,),
+            (return_final_state, decay_form),
         )
-        prepared = _prepared_forward(layout)
-        if prepared is None or not (r_ptr and k_ptr and v_ptr and w_ptr and u_ptr):
-            return FORWARD.call(
-                layout,
-                (r, k, v, w, u, initial_state, cu_seqlens),
-                (scale,),
-                (return_final_state, decay_form),
-            )
-        if given is not None and not unaligned:
-            FORWARD.check_next_time(
-                given, prepared, r, k, v, w, u,
-                _no_initial_state if initial_state is None else initial_state,
-                _no_cu_seqlens if cu_seqlens is None else cu_seqlens,
-            )
+    if given is not None:
+        FORWARD.ready_next_time(given, prepared, r, k, v, w, u, initial_state, cu_seqlens)
     launch, stream, device, (new_y, new_final_state) = prepared
     y = new_y()
     final_state = None if new_final_state is None else new_final_state()
@@ -316,7 +298,7 @@ BACKWARD = Pass(
     ),
 )
 _prepared_backward = BACKWARD.prepared.get
-_checked_backward = BACKWARD.checked.get
+_ready_backward = BACKWARD.ready.get
 
 
 def wkv5_backward(
@@ -381,35 +363,28 @@ def wkv5_backward(
             (scale,),
             (decay_form,),
         )
-    # Whoever has called with such tensors before: one look of PyTorch's at all of them.
-    given: Any = (initial_state is None, gfinal_state is None, cu_seqlens is None, decay_form)
-    for check, found in _checked_backward(given, ()):
-        if check(
-            gy, r, k, v, w, u, _no_initial_state if initial_state is None else initial_state,
-            _no_gfinal_state if gfinal_state is None else gfinal_state,
-            _no_cu_seqlens if cu_seqlens is None else cu_seqlens,
-        ):
-            given, prepared = None, found
-            break
-    else:
-        if (
-            transforms()
-            or type(gy) not in PLAIN_TENSORS
-            or type(r) not in PLAIN_TENSORS
-            or type(k) not in PLAIN_TENSORS
-            or type(v) not in PLAIN_TENSORS
-            or type(w) not in PLAIN_TENSORS
-            or type(u) not in PLAIN_TENSORS
-            or type(initial_state) not in PLAIN_OR_NONE
-            or type(gfinal_state) not in PLAIN_OR_NONE
-            or type(cu_seqlens) not in PLAIN_OR_NONE
-        ):
-            return BACKWARD.dispatched(
-                (gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens),
-                (scale,),
-                (decay_form,),
-            )
-        prepared = None
+    given = (initial_state is None, gfinal_state is None, cu_seqlens is None, decay_form)
+    for ready in _ready_backward(given, ()):
+        made = ready(gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale)
+        if made is not None:
+            return made
+    if (
+        transforms()
+        or type(gy) not in PLAIN_TENSORS
+        or type(r) not in PLAIN_TENSORS
+        or type(k) not in PLAIN_TENSORS
+        or type(v) not in PLAIN_TENSORS
+        or type(w) not in PLAIN_TENSORS
+        or type(u) not in PLAIN_TENSORS
+        or type(initial_state) not in PLAIN_OR_NONE
+        or type(gfinal_state) not in PLAIN_OR_NONE
+        or type(cu_seqlens) not in PLAIN_OR_NONE
+    ):
+        return BACKWARD.dispatched(
+            (gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens),
+            (scale,),
+            (decay_form,),
+        )
     if _is_grad_enabled() and (
         gy.requires_grad
         or r.requires_grad
@@ -426,7 +401,6 @@ def wkv5_backward(
         )))
     return _wkv5_backward(
         gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale, decay_form, given,
-        prepared,
     )
 
 
@@ -434,7 +408,7 @@ def _wkv5_backward(
     gy: Tensor, r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor,
     initial_state: Tensor | None = None, gfinal_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None, scale: float = 1.0, decay_form: str = "log",
-    given: Any = None, prepared: Prepared | None = None,
+    given: Any = None,
 ) -> Any:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     gy_ptr = gy.data_ptr()
@@ -446,45 +420,40 @@ def _wkv5_backward(
     initial_state_ptr = 0 if initial_state is None else initial_state.data_ptr()
     gfinal_state_ptr = 0 if gfinal_state is None else gfinal_state.data_ptr()
     cu_seqlens_ptr = 0 if cu_seqlens is None else cu_seqlens.data_ptr()
-    unaligned = (gy_ptr | r_ptr | k_ptr | v_ptr | w_ptr | u_ptr | initial_state_ptr | gfinal_state_ptr | cu_seqlens_ptr) & 31
-    if prepared is None or unaligned:
-        # All that a launch was chosen by: layout, dtype, device, alignment.
-        layout = (
-            gy.shape, gy.stride(), gy.dtype, gy.get_device(), gy_ptr & 31,
-            r.shape, r.stride(), r.dtype, r.get_device(), r_ptr & 31,
-            k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
-            v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
-            w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31,
-            u.shape, u.stride(), u.dtype, u.get_device(), u_ptr & 31,
-            None if initial_state is None else (
-                initial_state.shape, initial_state.stride(), initial_state.dtype,
-                initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
-            ),
-            None if gfinal_state is None else (
-                gfinal_state.shape, gfinal_state.stride(), gfinal_state.dtype,
-                gfinal_state.get_device(), gfinal_state_ptr & 31 if gfinal_state_ptr else -1,
-            ),
-            None if cu_seqlens is None else (
-                cu_seqlens.shape, cu_seqlens.stride(), cu_seqlens.dtype, cu_seqlens.get_device(),
-                cu_seqlens_ptr & 31 if cu_seqlens_ptr else -1,
-            ),
-            decay_form,
+    # All that a launch was chosen by: layout, dtype, device, alignment.
+    layout = (
+        gy.shape, gy.stride(), gy.dtype, gy.get_device(), gy_ptr & 31,
+        r.shape, r.stride(), r.dtype, r.get_device(), r_ptr & 31,
+        k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
+        v.shape, v.stride(), v.dtype, v.get_device(), v_ptr & 31,
+        w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31,
+        u.shape, u.stride(), u.dtype, u.get_device(), u_ptr & 31,
+        None if initial_state is None else (
+            initial_state.shape, initial_state.stride(), initial_state.dtype,
+            initial_state.get_device(), initial_state_ptr & 31 if initial_state_ptr else -1,
+        ),
+        None if gfinal_state is None else (
+            gfinal_state.shape, gfinal_state.stride(), gfinal_state.dtype,
+            gfinal_state.get_device(), gfinal_state_ptr & 31 if gfinal_state_ptr else -1,
+        ),
+        None if cu_seqlens is None else (
+            cu_seqlens.shape, cu_seqlens.stride(), cu_seqlens.dtype, cu_seqlens.get_device(),
+            cu_seqlens_ptr & 31 if cu_seqlens_ptr else -1,
+        ),
+        decay_form,
+    )
+    prepared = _prepared_backward(layout)
+    if prepared is None or not (gy_ptr and r_ptr and k_ptr and v_ptr and w_ptr and u_ptr):
+        return BACKWARD.call(
+            layout,
+            (gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens),
+            (scale,),
+            (decay_form,),
         )
-        prepared = _prepared_backward(layout)
-        if prepared is None or not (gy_ptr and r_ptr and k_ptr and v_ptr and w_ptr and u_ptr):
-            return BACKWARD.call(
-                layout,
-                (gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens),
-                (scale,),
-                (decay_form,),
-            )
-        if given is not None and not unaligned:
-            BACKWARD.check_next_time(
-                given, prepared, gy, r, k, v, w, u,
-                _no_initial_state if initial_state is None else initial_state,
-                _no_gfinal_state if gfinal_state is None else gfinal_state,
-                _no_cu_seqlens if cu_seqlens is None else cu_seqlens,
-            )
+    if given is not None:
+        BACKWARD.ready_next_time(
+            given, prepared, gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens,
+        )
     launch, stream, device, (new_gr, new_gk, new_gv, new_gw, new_gu, new_ginitial_state) = prepared
     gr = new_gr()
     gk = new_gk()

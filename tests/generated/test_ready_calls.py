@@ -1,0 +1,254 @@
+"""Calls with tensors like those of an earlier call are served by one look at all of them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+# W alone is 32-byte aligned in PyTorch's allocations, and so is each row of 16.
+X, W = torch.randn(4, 16), torch.randn(16)
+
+
+def want(x: Tensor, w: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    h = x.double() + (0 if residual is None else residual.double())
+    return h * (h.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 if w is None else w.double())
+
+
+@pytest.fixture(scope="module")
+def extensions(kgen_ops: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The library's extensions in C, for the tests of this file alone."""
+    module = sys.modules["kgen_ops._runtime.extension"]
+    before = {name for name in sys.modules if name.startswith("kgen_ops._runtime._")}
+    assert module.provide_extensions(tmp_path_factory.mktemp("extensions"))
+    yield module
+    for name in {name for name in sys.modules if name.startswith("kgen_ops._runtime._")} - before:
+        del sys.modules[name]
+    module.extension.cache_clear()
+
+
+@pytest.fixture
+def forward(kgen_ops: ModuleType, extensions: Any) -> Iterator[Any]:
+    served = sys.modules["kgen_ops.rmsnorm"].FORWARD
+    served.forget()
+    yield served
+    served.forget()
+
+
+@pytest.fixture
+def rmsnorm(kgen_ops: ModuleType, forward: Any) -> Any:
+    """The function, compared with the definition at each call."""
+
+    def call(x: Tensor, w: Tensor | None = None, residual: Tensor | None = None) -> None:
+        made = kgen_ops.rmsnorm(x, w, residual)
+        y = made if residual is None else made[0]
+        torch.testing.assert_close(y.double(), want(x, w, residual), rtol=1e-5, atol=1e-6)
+
+    return call
+
+
+def count(forward: Any) -> int:
+    return sum(len(ready) for ready in forward.ready.values())
+
+
+def test_the_third_call_needs_no_key(forward: Any, rmsnorm: Any) -> None:
+    rmsnorm(X, W)
+    assert count(forward) == 0, "one that comes once is not worth it"
+    rmsnorm(X, W)
+    assert count(forward) == 1
+    forward.prepared.clear()
+    rmsnorm(torch.randn(4, 16), W)
+    assert not forward.prepared, "found without"
+    rmsnorm(torch.randn(5, 16), W)
+    assert len(forward.prepared) == 1
+
+
+def test_what_is_left_out_is_told_apart(forward: Any, rmsnorm: Any) -> None:
+    given = [(X,), (X, W), (X, None, X + 1), (X, W, X + 1)]
+    for _ in range(3):
+        for tensors in given:
+            rmsnorm(*tensors)
+    assert count(forward) == 4
+    assert all(len(ready) == 1 for ready in forward.ready.values())
+
+
+def test_flags_are_told_apart(kgen_ops: ModuleType, forward: Any) -> None:
+    for _ in range(3):
+        assert isinstance(kgen_ops.rmsnorm(X, W), Tensor)
+        y, rstd = kgen_ops.rmsnorm(X, W, return_rstd=True)
+        assert (y.shape, rstd.shape) == ((4, 16), (4,))
+
+
+def test_addresses_are_looked_at(forward: Any, rmsnorm: Any) -> None:
+    for _ in range(2):
+        rmsnorm(X, W)
+    assert count(forward) == 1
+    store = torch.randn(4 * 16 + 1)
+    shifted = store[1:].view(4, 16)
+    assert shifted.data_ptr() % 32
+    assert X.stride() == shifted.stride()
+    for _ in range(2):
+        rmsnorm(shifted, W)
+    assert {key[4] for key in forward.prepared} == {0, shifted.data_ptr() % 32}
+    assert count(forward) == 1, "they are of aligned tensors"
+
+
+def test_a_tensor_that_stands_twice(forward: Any, rmsnorm: Any) -> None:
+    for _ in range(3):
+        rmsnorm(X, None, X)
+    for _ in range(3):
+        rmsnorm(X, None, X.clone())
+
+
+def test_scalars_are_checked_all_the_same(kgen_ops: ModuleType, forward: Any) -> None:
+    for _ in range(3):
+        kgen_ops.rmsnorm(X, W)
+    with pytest.raises(ValueError, match="eps"):
+        kgen_ops.rmsnorm(X, W, eps=0.0)
+
+
+def test_gradients_are_recorded_all_the_same(kgen_ops: ModuleType, forward: Any) -> None:
+    x = X.clone().requires_grad_()
+    with torch.no_grad():
+        for _ in range(3):
+            kgen_ops.rmsnorm(x, W)
+    assert count(forward) == 1
+    assert kgen_ops.rmsnorm(x, W).requires_grad
+
+
+def test_they_are_bounded_and_replaced(
+    forward: Any, rmsnorm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatch = sys.modules["kgen_ops._runtime.dispatch"]
+    monkeypatch.setattr(dispatch, "MAX_READY", 2)
+    monkeypatch.setattr(dispatch, "REPLACED_EVERY", 3)
+    for rows in (1, 2, 3):
+        for _ in range(2):
+            rmsnorm(torch.randn(rows, 16), W)
+    (before,) = forward.ready.values()
+    assert len(before) == 2
+    for _ in range(2):  # with the one above the third that none knows
+        rmsnorm(torch.randn(3, 16), W)
+    (after,) = forward.ready.values()
+    assert len(after) == 2
+    assert after[0] is before[1], "the oldest made room"
+    assert after[1](torch.randn(3, 16), W, None, 1e-6, 0.0) is not None
+    assert after[1](torch.randn(4, 16), W, None, 1e-6, 0.0) is None
+
+
+@pytest.mark.parametrize("missing", ["_maker", "extension"])
+def test_without(
+    forward: Any, rmsnorm: Any, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """PyTorch's check, or the extension."""
+    quick = sys.modules["kgen_ops._runtime.quick"]
+    monkeypatch.setattr(quick, missing, lambda *_: None)
+    for _ in range(3):
+        rmsnorm(X, W)
+    assert count(forward) == 0
+    assert len(forward.prepared) == 1
+
+
+class Calls:
+    """What a Ready calls, and in which order."""
+
+    def __init__(self, extensions: Any) -> None:
+        self.seen: list[Any] = []
+        self.alike: Any = True
+        self.gradients: Any = False
+        self.make = extensions.extension("_ready").Ready
+
+    def ready(self, given: tuple[bool, ...], outputs: tuple[Any, ...], alignment: int = 32) -> Any:
+        return self.make(self.check, given, self.launch, self.stream, 3, outputs, Tensor.data_ptr,
+                         lambda: self.gradients, alignment)
+
+    def check(self, *tensors: object) -> Any:
+        self.seen.append(("check", *(id(t) for t in tensors)))
+        return self.alike
+
+    def stream(self, device: int) -> int:
+        return 1000 + device
+
+    def launch(self, *arguments: object) -> None:
+        self.seen.append(("launch", *arguments))
+
+
+@pytest.fixture
+def calls(extensions: Any) -> Calls:
+    return Calls(extensions)
+
+
+def test_what_is_launched(calls: Calls) -> None:
+    y, h = torch.empty(4), torch.empty(4)
+    ready = calls.ready((True, False, True), (lambda: y, None, lambda: h))
+    assert ready(X, None, W, 0.5, 7) == (y, h)
+    assert calls.seen == [
+        ("check", id(X), id(W)),
+        ("launch", 1003, X.data_ptr(), 0, W.data_ptr(), y.data_ptr(), 0, h.data_ptr(), 0.5, 7),
+    ]
+    assert calls.ready((True,), (lambda: y,))(X) is y
+
+
+def test_what_goes_the_general_way(calls: Calls) -> None:
+    ready = calls.ready((True, True), (lambda: torch.empty(4),))
+    assert ready(X, torch.randn(9)[1:]) is None, "its address"
+    calls.gradients = True
+    assert ready(X, W.clone().requires_grad_()) is None
+    assert ready(X, None) is None, "what was given"
+    assert ready(X, W) is not None
+    calls.alike = False
+    assert ready(X, W) is None
+    assert [name for name, *_ in calls.seen].count("launch") == 1
+
+
+def failing(*_: object) -> Any:
+    raise ArithmeticError("on purpose")
+
+
+@pytest.mark.parametrize("step", ["check", "stream", "launch", "output", "gradients", "tensor"])
+def test_errors_pass_through(calls: Calls, step: str) -> None:
+    if step in ("check", "stream", "launch"):
+        setattr(calls, step, failing)
+    output = failing if step == "output" else lambda: torch.empty(4)
+    ready = calls.ready((True,), (output, lambda: W))
+    if step == "gradients":
+        ready = calls.make(calls.check, (True,), calls.launch, calls.stream, 3, (),
+                           Tensor.data_ptr, failing, 32)
+    wrong = TypeError if step == "tensor" else ArithmeticError
+    before = sys.getrefcount(X)
+    for _ in range(3):
+        with pytest.raises(wrong):
+            ready(5 if step == "tensor" else X)
+    assert sys.getrefcount(X) == before
+
+
+def test_bad_arguments(calls: Calls) -> None:
+    with pytest.raises(ValueError, match="alignment must be a power of two, got 24"):
+        calls.ready((True,), (), 24)
+    with pytest.raises(ValueError, match="70 inputs and 0 outputs"):
+        calls.ready((True,) * 70, ())
+    with pytest.raises(TypeError, match=r"takes 2 tensors .* got 1"):
+        calls.ready((True, True), (lambda: W,))(X)
+    with pytest.raises(TypeError, match="by position"):
+        calls.ready((True,), (lambda: W,))(X, eps=1.0)
+
+
+def test_calls_leave_nothing_behind(calls: Calls) -> None:
+    calls.launch = lambda *_: None  # type: ignore[method-assign]
+    calls.check = lambda *_: True  # type: ignore[method-assign]
+    ready = calls.ready((True, False, True),
+                        (lambda: torch.empty(2), None, lambda: torch.empty(3)))
+    objects = []
+    for _ in range(3):
+        for _ in range(500):
+            ready(X, None, W, 1.5)
+            ready(X, torch.randn(9)[1:], W, 1.5)
+        gc.collect()
+        objects.append(sys.getallocatedblocks())
+    assert objects[2] - objects[1] < 50
