@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -262,3 +263,15 @@ def kgen_ops(
         yield importlib.import_module("kgen_ops")
     for name in [name for name in sys.modules if name.split(".")[0] == "kgen_ops"]:
         del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def extensions(kgen_ops: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The library's extensions in C, for the tests of one file alone."""
+    module = sys.modules["kgen_ops._runtime.extension"]
+    before = {name for name in sys.modules if name.startswith("kgen_ops._runtime._")}
+    assert module.provide_extensions(tmp_path_factory.mktemp("extensions"))
+    yield module
+    for name in {name for name in sys.modules if name.startswith("kgen_ops._runtime._")} - before:
+        del sys.modules[name]
+    module.extension.cache_clear()

@@ -181,6 +181,40 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 @each_case
+def test_calls_that_are_ready(kgen_ops: ModuleType, extensions: ModuleType, case: Case) -> None:
+    """Served in C from the third on: on another stream, in a capture, replayed with new values."""
+    forward, _ = passes(kgen_ops, case)
+    forward.forget()
+    inputs = {n: x.detach() for n, x in case.inputs_on("cuda").items()}
+    want = wanted(case, inputs)[0]
+    for _ in range(4):
+        all_close(case.call(kgen_ops, **inputs), want)
+    assert sum(len(ready) for ready in forward.ready.values()) == 1
+    forward.prepared.clear()
+    with torch.inference_mode():
+        all_close(case.call(kgen_ops, **inputs), want)
+    forward.prepared.clear()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    late = {n: torch.zeros_like(x) for n, x in inputs.items()}
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LATE_CYCLES)  # type: ignore[no-untyped-call]
+        for n, x in late.items():
+            x.copy_(inputs[n])
+        outputs = case.call(kgen_ops, **late)
+    side.synchronize()
+    all_close(outputs, want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = case.call(kgen_ops, **late)
+    assert not forward.prepared, "nothing but what is ready served these calls"
+    for n, x in late.items():
+        x.copy_(inputs[n] * 0.5)
+    graph.replay()
+    all_close(outputs, wanted(case, late)[0])
+
+
+@each_case
 def test_strides_are_taken_without_a_copy(kgen_ops: ModuleType, case: Case) -> None:
     """A strided call needs the memory of a contiguous one: its outputs, and scratch if any."""
     forward, _ = passes(kgen_ops, case)

@@ -21,18 +21,6 @@ def want(x: Tensor, w: Tensor | None = None, residual: Tensor | None = None) -> 
     return h * (h.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 if w is None else w.double())
 
 
-@pytest.fixture(scope="module")
-def extensions(kgen_ops: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The library's extensions in C, for the tests of this file alone."""
-    module = sys.modules["kgen_ops._runtime.extension"]
-    before = {name for name in sys.modules if name.startswith("kgen_ops._runtime._")}
-    assert module.provide_extensions(tmp_path_factory.mktemp("extensions"))
-    yield module
-    for name in {name for name in sys.modules if name.startswith("kgen_ops._runtime._")} - before:
-        del sys.modules[name]
-    module.extension.cache_clear()
-
-
 @pytest.fixture
 def forward(kgen_ops: ModuleType, extensions: Any) -> Iterator[Any]:
     served = sys.modules["kgen_ops.rmsnorm"].FORWARD
