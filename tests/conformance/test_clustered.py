@@ -1,0 +1,41 @@
+"""linear_attention's clustered over several rounds, with segments that are not whole or not there.
+
+`test_host.py` has sequences shorter than one round of segments; here states come, go, both or neither,
+blocks have fewer features than the heads, and warps more fragments of a sum than there are.
+"""
+
+from __future__ import annotations
+
+import pytest
+from test_host import BY_RANK, HOST, SHUFFLED, run_configs
+
+from kgen.catalogue import open_catalogue
+from kgen.model.config import Config
+from kgen.model.problem import parse_problem
+from kgen.model.record import Fate
+from kgen.search.feasible import is_feasible
+
+BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
+# Segment, slice and batch.
+CASES = (
+    ("B=1,H=2,T=530,E=32,M=48,dtype=bf16", 64, 32, 32),  # two rounds, in the second one segment
+    (f"B=1,H=1,T=1100,E=24,M=40,dtype=bf16,{BEFORE},{BEHIND}", 64, 32, 32),  # three
+    (f"B=1,H=1,T=700,E=80,M=64,dtype=bf16,{BEHIND}", 128, 64, 64),
+    (f"B=1,H=1,T=2100,E=64,M=48,dtype=bf16,{BEFORE}", 256, 32, 64),
+    ("B=1,H=1,T=150,E=16,M=16,dtype=bf16", 512, 16, 128),
+    (f"B=1,H=1,T=64,E=128,M=128,dtype=bf16,{BEFORE},{BEHIND}", 256, 128, 32),
+)
+
+
+@pytest.mark.parametrize(("text", "segment", "slice_", "batch"), CASES)
+def test_rounds_and_states(text: str, segment: int, slice_: int, batch: int) -> None:
+    entry = open_catalogue().entry("linear_attention")
+    variant, signature = entry.space.variant("forward", "clustered"), entry.operator.signature
+    problem = parse_problem(text, signature)
+    values = {"segment": segment, "slice": slice_, "batch": batch, "copy": 16, "min_blocks": 1}
+    config = Config.of(variant.name, values)
+    pass_ = signature.pass_named("forward")
+    assert is_feasible(variant, config, pass_, problem, HOST, legality_only=True)
+    wanted = [(problem, config)]
+    for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
