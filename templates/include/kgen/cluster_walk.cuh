@@ -74,99 +74,126 @@ private:
                   "a walk step by step must leave the state before it alone");
 
 public:
-    static constexpr int kSmemBytes = (kRows + 2 * kState) * static_cast<int>(sizeof(T));
+    static constexpr int kSmemBytes =
+        (kRows + 2 * kState) * static_cast<int>(sizeof(T)) + 32 * kThreads * kUnitsPerWarp;
 
     // Rows of all steps; of v, out and the states the slice's features alone. sums: fp32 of the cluster,
     // [kBlocks][kSum].
     KGEN_DEVICE ClusterWalk(const WalkRows<T>& rows, const WalkStates& states, float* sums)
-        : rows_(rows), states_(states), sums_(sums), rank_(cluster_rank()) {
+        : rows_(kept(rows)), states_(states), sums_(sums), rank_(cluster_rank()) {
         // Shared memory: T b[Segment][kKeyStride], v[Segment][kValueStride], and [kKeys][kValueStride]
-        // what the segment's first half adds, and the state before the segment.
+        // what the segment's first half adds, and the state before the segment; float
+        // [kUnitsPerWarp][2][kThreads][4], which the threads carry from one scan to the next.
         b_ = dynamic_smem<T>();
         v_ = b_ + Segment * kKeyStride;
         middle_ = b_ + kRows;
         before_ = middle_ + kState;
         warp_ = thread_rank() / kWarpSize;
+        carried_ = reinterpret_cast<float*>(before_ + kState) + 4 * thread_rank();
         for_my_units([&](int i, int unit) {
+            Vec<float, 4> state[2];
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const int key = key_of(unit, j), value = value_of(unit, j);
-                const bool there =
-                    states_.state != nullptr && key < Keys && value < rows_.values;
-                carried_[i][j / 4][j % 4] = there ? states_.state[key * states_.key_stride + value] : 0.0f;
+                const bool there = states_.state != nullptr && key < Keys && value < rows_.values;
+                state[j / 4][j % 4] =
+                    there ? states_.state[key * states_.key_stride + value] : 0.0f;
             }
+            carry_on(i, state);
         });
     }
 
     KGEN_DEVICE void walk() {
-#pragma unroll 1
-        for (i64 start = 0; start < rows_.end; start += kBlocks * Segment) take_round(start);
+        do {
+            take_round();
+        } while (go_to_next_round());
         if (states_.end == nullptr) return;
         for_my_units([&](int i, int unit) {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const int key = key_of(unit, j), value = value_of(unit, j);
-                if (key < Keys && value < rows_.values) states_.store_end(key, value, carried_[i][j / 4][j % 4]);
+                if (key < Keys && value < rows_.values)
+                    states_.store_end(key, value, carried(i, j / 4)[j % 4]);
             }
         });
     }
 
 private:
-    // The 8 segments from step `start` on; those behind the last step only take part in the exchange.
-    KGEN_DEVICE void take_round(i64 start) {
-        const i64 first = start + rank_ * Segment;
-        const i64 behind = max(rows_.end - first, i64{0});
-        const int left = static_cast<int>(min(behind, i64{Segment}));
-        const int early = warp_, late = kWarps - 1 - warp_;  // fragments of a half: as many looks for all
-        const i64 early_step = first + 16 * early, late_step = first + kHalf + 16 * late;
-        const int early_left = left - 16 * early, late_left = left - kHalf - 16 * late;
-        const bool follows = rank_ > 0 || start > 0 || states_.state != nullptr;
+    // Rows in shared memory, and there the round's first step: registers have room for what one tensor
+    // needs at a time, and for no addresses that a compiler would carry from round to round.
+    static KGEN_DEVICE WalkRows<T>& kept(const WalkRows<T>& rows) {
+        __shared__ WalkRows<T> of_block;
+        if (thread_rank() == 0) of_block = rows;
+        sync_block();
+        return of_block;
+    }
 
+    // Whether there is one.
+    KGEN_DEVICE bool go_to_next_round() {
+        sync_block();  // shared memory is free, too
+        if (thread_rank() == 0) rows_.first += kBlocks * Segment;
+        sync_block();
+        return rows_.first < rows_.end;
+    }
+
+    // The next 8 segments. Steps behind the last one are zeros, as are their sums: a block that has no others
+    // does what all do.
+    KGEN_DEVICE void take_round() {
+        const i64 first = rows_.first + rank_ * Segment;
+        const int left = static_cast<int>(min(max(rows_.end - first, i64{0}), i64{Segment}));
+        const int early = warp_, late = kWarps - 1 - warp_;  // fragments of a half: as many looks for all
+        const bool follows = first > 0 || states_.state != nullptr;
+
+        stage(first, left);
         Rows outputs;
-        if (left > 0) {
-            stage(start > 0, first, left);
-            outputs.template read<0>(rows_.a, early_step, early_left);
-            ask_for(late_step, late_left);
-            Sums sums;
-            add_batches<0>(sums);
-            hand_out(sums);
-        }
+        outputs.template read<0>(rows_.a, first + 16 * early, left - 16 * early);
+        ask_for(first + kHalf + 16 * late, left - kHalf - 16 * late);
+        sum();
         arrive_at_cluster();
-        if (early_left > 0) {
-            outputs.template arrange<0>();
-            outputs.template look_back<0>(b_, v_, early);
-        }
+        outputs.template arrange<0>();
+        outputs.template look_back<0>(b_, v_, early);
         wait_for_cluster();
-        scan(static_cast<int>(min(ceil_div(rows_.end - start, i64{Segment}), i64{kBlocks})));
-        outputs.template read<1>(rows_.a, late_step, late_left);
+        scan();
+        outputs.template read<1>(rows_.a, first + kHalf + 16 * late, left - kHalf - 16 * late);
         arrive_at_cluster();
-        if (late_left > 0) {
-            outputs.template arrange<1>();
-            outputs.template look_back<1>(b_ + kHalf * kKeyStride, v_ + kHalf * kValueStride, late);
-            outputs.template carry<1>(middle_);
-        }
+        outputs.template arrange<1>();
+        outputs.template look_back<1>(b_ + kHalf * kKeyStride, v_ + kHalf * kValueStride, late);
+        // Read once more, while products go on: registers had no room for both fragments' rows before.
+        outputs.template read<0>(rows_.a, first + 16 * early, left - 16 * early);
+        outputs.template carry<1>(middle_);
+        outputs.template arrange<0>();
         wait_for_cluster();
-        if (left == 0) return;
         if (follows) outputs.template carry<0>(before_);
-        float poison = outputs.template write<0>(rows_, early_step, early_left);
-        poison += outputs.template write<1>(rows_, late_step, late_left);
+        float poison = outputs.template write<0>(rows_, first + 16 * early, left - 16 * early);
+        poison +=
+            outputs.template write<1>(rows_, first + kHalf + 16 * late, left - kHalf - 16 * late);
         if (block_has<kWarps>(poison)) {
-            WalkRows<T> segment = rows_;
-            segment.first = first;
-            segment.end = first + left;
-            StoredState<T> state{};
-            state.stored = follows ? before_ : nullptr;
-            state.row_stride = kValueStride;
-            walk_plainly<T, Keys, Values, Slice, kThreads, false, false, false, true>(
-                segment, state, NoDecayRows{});
+            walk_again(rows_, first, left, follows ? before_ : nullptr);
         }
     }
 
+    KGEN_DEVICE void sum() const {
+        Sums sums;
+        add_batches<0>(sums);
+        hand_out(sums);
+    }
+
+    // The segment step by step.
+    static KGEN_DEVICE void walk_again(const WalkRows<T>& rows, i64 first, int left, const T* before) {
+        WalkRows<T> segment = rows;
+        segment.first = first;
+        segment.end = first + left;
+        StoredState<T> state{};
+        state.stored = before;
+        state.row_stride = kValueStride;
+        walk_plainly<T, Keys, Values, Slice, kThreads, false, false, false, true>(segment, state,
+                                                                                  NoDecayRows{});
+    }
+
     // Start all copies of the segment's rows, a group for each batch.
-    KGEN_DEVICE void stage(bool again, i64 first, int left) {
+    KGEN_DEVICE void stage(i64 first, int left) {
         const bool ragged = kKeys > Keys || rows_.values < Slice;
-        if (again) sync_block();  // the last round's rows have been read
-        if (ragged) {             // features that do not exist are zeros
+        if (ragged) {  // features that do not exist are zeros
             for (int i = thread_rank(); i < kRows; i += kThreads) b_[i] = from_float<T>(0.0f);
             sync_block();
         }
@@ -199,7 +226,7 @@ private:
 
     // Add batches as they arrive, from this one on. What the first half of them adds is kept for the other.
     template <int Number>
-    KGEN_DEVICE void add_batches(Sums& sums) {
+    KGEN_DEVICE void add_batches(Sums& sums) const {
         if constexpr (Number < kBatches) {
             cp_async_wait<kBatches - 1 - Number>();
             sync_block();
@@ -219,7 +246,7 @@ private:
                (kAlong % kValueWarps == 0 || first_along() < kAlong);
     }
 
-    KGEN_DEVICE void keep_middle(const Sums& sums) {
+    KGEN_DEVICE void keep_middle(const Sums& sums) const {
         if (!has_sums()) return;
         const int key = 16 * first_across(), value = 16 * first_along();
         sums.store(
@@ -232,7 +259,7 @@ private:
     }
 
     // The segment's sum to global memory: [kUnits][two tiles][lanes][four accumulators].
-    KGEN_DEVICE void hand_out(const Sums& sums) {
+    KGEN_DEVICE void hand_out(const Sums& sums) const {
         if (!has_sums()) return;
         float* target = sums_ + rank_ * kSum + 4 * lane_id();
 #pragma unroll
@@ -267,38 +294,50 @@ private:
         return unit % kAlong * 16 + Sums::value_of(j / 4, j % 4);
     }
 
-    // Add the segments' sums in order, `count` of them, and give each segment the state before it.
-    KGEN_DEVICE void scan(int count) {
+    // Add the segments' sums in order, and give each segment the state before it.
+    KGEN_DEVICE void scan() {
         for_my_units([&](int i, int unit) {
             Vec<float, 4> parts[kBlocks][2];  // all on their way at once
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
                 for (int tile = 0; tile < 2; ++tile)
-                    parts[block][tile] = load_vec<4>(sums_ + min(block, count - 1) * kSum +
-                                                     unit * 256 + tile * 128 + 4 * lane_id());
+                    parts[block][tile] = load_vec<4>(sums_ + block * kSum + unit * 256 +
+                                                     tile * 128 + 4 * lane_id());
+            Vec<float, 4> state[2] = {carried(i, 0), carried(i, 1)};
             const int key = unit / kAlong * 16 + mma_lane().g;
             T* target = before_ + key * kValueStride + unit % kAlong * 16 + column_of_quad();
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block) {
-                if (block >= count) break;
                 T* there = cluster_address(target, block);
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                     *reinterpret_cast<Vec<u32, 2>*>(there + 8 * half * kValueStride) =
-                        quad_of_row<T>(carried_[i][0], carried_[i][1], half);
+                        quad_of_row<T>(state[0].data, state[1].data, half);
 #pragma unroll
-                for (int j = 0; j < 8; ++j) carried_[i][j / 4][j % 4] += parts[block][j / 4][j % 4];
+                for (int j = 0; j < 8; ++j) state[j / 4][j % 4] += parts[block][j / 4][j % 4];
             }
+            carry_on(i, state);
         });
     }
 
-    const WalkRows<T>& rows_;
+    // The state before the next segment to be added, of the lane's part of the warp's unit i.
+    KGEN_DEVICE const Vec<float, 4>& carried(int i, int tile) const {
+        return *reinterpret_cast<const Vec<float, 4>*>(carried_ + (2 * i + tile) * 4 * kThreads);
+    }
+    KGEN_DEVICE void carry_on(int i, const Vec<float, 4> (&state)[2]) const {
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile)
+            *reinterpret_cast<Vec<float, 4>*>(carried_ + (2 * i + tile) * 4 * kThreads) =
+                state[tile];
+    }
+
+    WalkRows<T>& rows_;
     const WalkStates& states_;
     float* sums_;
     int rank_, warp_;
     T *b_, *v_, *middle_, *before_;
-    float carried_[kUnitsPerWarp][2][4] = {};  // the state before the next segment to be added
+    float* carried_;
 };
 
 }  // namespace kgen

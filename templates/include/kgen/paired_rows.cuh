@@ -112,26 +112,34 @@ public:
                 poison = fma(sums[n][i], 0.0f, poison);
             }
         const MmaLane lane = mma_lane();
+        if constexpr (Values % 4 == 0) {
+            Vec<u32, 2> quads[2][kPairs];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int step = lane.g + 8 * half;
-            T* row = rows.out.at(first + step);
+            for (int half = 0; half < 2; ++half)
 #pragma unroll
-            for (int n = 0; n < kPairs; ++n) {
-                if constexpr (Values % 4 == 0) {
-                    const Vec<u32, 2> quad = quad_of_row<T>(sums[2 * n], sums[2 * n + 1], half);
-                    const int value = 16 * n + column_of_quad();
-                    if (step < left && (Values % Slice == 0 || value < rows.values))
-                        *reinterpret_cast<Vec<u32, 2>*>(row + value) = quad;
-                } else {
+                for (int n = 0; n < kPairs; ++n)
+                    quads[half][n] = quad_of_row<T>(sums[2 * n], sums[2 * n + 1], half);
+            const int column = column_of_quad();
+            T* row = rows.out.at(first + lane.g) + column;
+            const i64 below = 8 * rows.out.stride;
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const int value = 16 * n + 8 * (i / 2) + 2 * lane.q + i % 2;
-                        if (step < left && value < rows.values)
-                            row[value] = from_float<T>(sums[2 * n + i / 2][2 * half + i % 2]);
-                    }
-                }
+            for (int half = 0; half < 2; ++half) {
+                if (lane.g + 8 * half >= left) break;
+#pragma unroll
+                for (int n = 0; n < kPairs; ++n)
+                    if (Values % Slice == 0 || 16 * n + column < rows.values)
+                        *reinterpret_cast<Vec<u32, 2>*>(row + half * below + 16 * n) =
+                            quads[half][n];
             }
+        } else {
+#pragma unroll
+            for (int n = 0; n < 2 * kPairs; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int step = lane.g + i / 2 * 8, value = 8 * n + 2 * lane.q + i % 2;
+                    if (step < left && value < rows.values)
+                        rows.out.at(first + step)[value] = from_float<T>(sums[n][i]);
+                }
         }
         return poison;
     }
