@@ -104,9 +104,23 @@ public:
     }
 
     KGEN_DEVICE void walk() {
-        do {
-            take_round();
-        } while (go_to_next_round());
+        while (take_round())
+            if (!go_to_next_round()) return hand_out_end();
+        // What is not finite stays so. In a loop of its own, registers of the first hold nothing of it.
+        walk_segment();
+        while (go_to_next_round()) {
+            stage();
+            sum();
+            sync_cluster();
+            scan();
+            sync_cluster();
+            walk_segment();
+        }
+        hand_out_end();
+    }
+
+private:
+    KGEN_DEVICE void hand_out_end() const {
         if (states_.end == nullptr) return;
         for_my_units([&](int i, int unit) {
 #pragma unroll
@@ -118,7 +132,6 @@ public:
         });
     }
 
-private:
     // Rows in shared memory, and there the round's first step: registers have room for what one tensor
     // needs at a time, and for no addresses that a compiler would carry from round to round.
     static KGEN_DEVICE WalkRows<T>& kept(const WalkRows<T>& rows) {
@@ -136,40 +149,66 @@ private:
         return rows_.first < rows_.end;
     }
 
-    // The next 8 segments. Steps behind the last one are zeros, as are their sums: a block that has no others
-    // does what all do.
-    KGEN_DEVICE void take_round() {
-        const i64 first = rows_.first + rank_ * Segment;
-        const int left = static_cast<int>(min(max(rows_.end - first, i64{0}), i64{Segment}));
-        const int early = warp_, late = kWarps - 1 - warp_;  // fragments of a half: as many looks for all
-        const bool follows = first > 0 || states_.state != nullptr;
+    // The block's first step of the round, and how many of its segment exist. Steps behind the last one are
+    // zeros, as are their sums: a block that has no others does what all do.
+    KGEN_DEVICE i64 first_step() const { return rows_.first + rank_ * Segment; }
+    KGEN_DEVICE int steps_left() const {
+        return static_cast<int>(min(max(rows_.end - first_step(), i64{0}), i64{Segment}));
+    }
+    KGEN_DEVICE bool has_state() const { return first_step() > 0 || states_.state != nullptr; }
 
-        stage(first, left);
+    // The warp's fragments among those of half a segment: over both all warps have as many to look at.
+    template <int Which>
+    KGEN_DEVICE int fragment() const {
+        return Which == 0 ? warp_ : kWarps - 1 - warp_;
+    }
+    template <int Which>
+    KGEN_DEVICE int step_of() const {  // in the segment
+        return Which * kHalf + 16 * fragment<Which>();
+    }
+
+    template <int Which>
+    KGEN_DEVICE void read(Rows& outputs) const {
+        outputs.template read<Which>(rows_.a, first_step() + step_of<Which>(),
+                                     steps_left() - step_of<Which>());
+    }
+
+    template <int Which>
+    KGEN_DEVICE void look_back(Rows& outputs) const {
+        outputs.template arrange<Which>();
+        outputs.template look_back<Which>(b_ + Which * kHalf * kKeyStride,
+                                          v_ + Which * kHalf * kValueStride, fragment<Which>());
+    }
+
+    template <int Which>
+    KGEN_DEVICE float write(Rows& outputs) const {
+        return outputs.template write<Which>(rows_, first_step() + step_of<Which>(),
+                                             steps_left() - step_of<Which>());
+    }
+
+    // The next 8 segments. Returns whether the block's outputs are finite.
+    KGEN_DEVICE bool take_round() const {
+        stage();
         Rows outputs;
-        outputs.template read<0>(rows_.a, first + 16 * early, left - 16 * early);
-        ask_for(first + kHalf + 16 * late, left - kHalf - 16 * late);
+        read<0>(outputs);
+        ask_for_late_rows();
         sum();
         arrive_at_cluster();
-        outputs.template arrange<0>();
-        outputs.template look_back<0>(b_, v_, early);
+        look_back<0>(outputs);
         wait_for_cluster();
         scan();
-        outputs.template read<1>(rows_.a, first + kHalf + 16 * late, left - kHalf - 16 * late);
+        read<1>(outputs);
         arrive_at_cluster();
-        outputs.template arrange<1>();
-        outputs.template look_back<1>(b_ + kHalf * kKeyStride, v_ + kHalf * kValueStride, late);
-        // Read once more, while products go on: registers had no room for both fragments' rows before.
-        outputs.template read<0>(rows_.a, first + 16 * early, left - 16 * early);
+        look_back<1>(outputs);
+        // Once more, while products go on: registers had no room for both fragments' rows before.
+        read<0>(outputs);
         outputs.template carry<1>(middle_);
         outputs.template arrange<0>();
         wait_for_cluster();
-        if (follows) outputs.template carry<0>(before_);
-        float poison = outputs.template write<0>(rows_, first + 16 * early, left - 16 * early);
-        poison +=
-            outputs.template write<1>(rows_, first + kHalf + 16 * late, left - kHalf - 16 * late);
-        if (block_has<kWarps>(poison)) {
-            walk_again(rows_, first, left, follows ? before_ : nullptr);
-        }
+        if (has_state()) outputs.template carry<0>(before_);
+        float poison = write<0>(outputs);
+        poison += write<1>(outputs);
+        return !block_has<kWarps>(poison);
     }
 
     KGEN_DEVICE void sum() const {
@@ -178,20 +217,22 @@ private:
         hand_out(sums);
     }
 
-    // The segment step by step.
-    static KGEN_DEVICE void walk_again(const WalkRows<T>& rows, i64 first, int left, const T* before) {
-        WalkRows<T> segment = rows;
-        segment.first = first;
-        segment.end = first + left;
+    // The block's segment of the round, step by step.
+    KGEN_DEVICE void walk_segment() const {
+        WalkRows<T> segment = rows_;
+        segment.first = first_step();
+        segment.end = segment.first + steps_left();
         StoredState<T> state{};
-        state.stored = before;
+        state.stored = has_state() ? before_ : nullptr;
         state.row_stride = kValueStride;
         walk_plainly<T, Keys, Values, Slice, kThreads, false, false, false, true>(segment, state,
                                                                                   NoDecayRows{});
     }
 
     // Start all copies of the segment's rows, a group for each batch.
-    KGEN_DEVICE void stage(i64 first, int left) {
+    KGEN_DEVICE void stage() const {
+        const i64 first = first_step();
+        const int left = steps_left();
         const bool ragged = kKeys > Keys || rows_.values < Slice;
         if (ragged) {  // features that do not exist are zeros
             for (int i = thread_rank(); i < kRows; i += kThreads) b_[i] = from_float<T>(0.0f);
@@ -216,12 +257,14 @@ private:
     }
 
     // Have L2 fetch the late fragment's rows of `a`.
-    KGEN_DEVICE void ask_for(i64 first, int left) const {
+    KGEN_DEVICE void ask_for_late_rows() const {
         constexpr int kLine = 128 / static_cast<int>(sizeof(T));
         constexpr int kLines = (Keys + kLine - 1) / kLine;  // of a row
+        const StepRows<const T> rows{rows_.a.at(first_step() + step_of<1>()), rows_.a.stride};
+        const int left = steps_left() - step_of<1>();
 #pragma unroll
         for (int i = lane_id(); i < 16 * kLines; i += kWarpSize)
-            if (i / kLines < left) prefetch_line(rows_.a.at(first + i / kLines) + i % kLines * kLine);
+            if (i / kLines < left) prefetch_line(rows.at(i / kLines) + i % kLines * kLine);
     }
 
     // Add batches as they arrive, from this one on. What the first half of them adds is kept for the other.
@@ -295,7 +338,7 @@ private:
     }
 
     // Add the segments' sums in order, and give each segment the state before it.
-    KGEN_DEVICE void scan() {
+    KGEN_DEVICE void scan() const {
         for_my_units([&](int i, int unit) {
             Vec<float, 4> parts[kBlocks][2];  // all on their way at once
 #pragma unroll

@@ -183,7 +183,8 @@ private:
             for (int j = 0; j < 2; ++j) {
                 const int of = i % 2 * 2 + j;
                 two[j] = parts[0][i / 2][of] + parts[1][i / 2][of];
-                if (own && 8 * (i / 2) + 2 * lane.q + j > lane.g + 8 * (i % 2)) two[j] = 0.0f;
+                const bool above = i == 2 || (i != 1 && 2 * lane.q + j > lane.g);  // the diagonal
+                if (own && above) two[j] = 0.0f;
             }
             hi.pair[i] = pack2<T>(two[0], two[1]);
             const f32x2 back = unpack2<T>(hi.pair[i]);
