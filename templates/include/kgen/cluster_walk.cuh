@@ -349,10 +349,10 @@ private:
                                                      tile * 128 + 4 * lane_id());
             Vec<float, 4> state[2] = {carried(i, 0), carried(i, 1)};
             const int key = unit / kAlong * 16 + mma_lane().g;
-            T* target = before_ + key * kValueStride + unit % kAlong * 16 + column_of_quad();
+            const int offset = key * kValueStride + unit % kAlong * 16 + column_of_quad();
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block) {
-                T* there = cluster_address(target, block);
+                T* there = cluster_address(before_, block) + offset;
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                     *reinterpret_cast<Vec<u32, 2>*>(there + 8 * half * kValueStride) =
