@@ -67,6 +67,7 @@ private:
     // Elements of shared memory.
     static constexpr int kRows = Segment * (kKeyStride + kValueStride);
     static constexpr int kState = kKeys * kValueStride;
+    static constexpr int kKept = 128;  // bytes of `rows`
 
     static_assert(is_power_of_two(kWarps) && kWarps >= 2, "warps are rows and columns of a sum");
     static_assert(kHalf % Batch == 0 && Batch % 16 == 0, "half a segment is whole batches");
@@ -75,7 +76,7 @@ private:
 
 public:
     static constexpr int kSmemBytes =
-        (kRows + 2 * kState) * static_cast<int>(sizeof(T)) + 32 * kThreads * kUnitsPerWarp;
+        (kRows + 2 * kState) * static_cast<int>(sizeof(T)) + 32 * kThreads * kUnitsPerWarp + kKept;
 
     // Rows of all steps; of v, out and the states the slice's features alone. sums: fp32 of the cluster,
     // [kBlocks][kSum].
@@ -83,7 +84,7 @@ public:
         : rows_(kept(rows)), states_(states), sums_(sums), rank_(cluster_rank()) {
         // Shared memory: T b[Segment][kKeyStride], v[Segment][kValueStride], and [kKeys][kValueStride]
         // what the segment's first half adds, and the state before the segment; float
-        // [kUnitsPerWarp][2][kThreads][4], which the threads carry from one scan to the next.
+        // [kUnitsPerWarp][2][kThreads][4], which the threads carry from one scan to the next; `rows`.
         b_ = dynamic_smem<T>();
         v_ = b_ + Segment * kKeyStride;
         middle_ = b_ + kRows;
@@ -135,7 +136,9 @@ private:
     // Rows in shared memory, and there the round's first step: registers have room for what one tensor
     // needs at a time, and for no addresses that a compiler would carry from round to round.
     static KGEN_DEVICE WalkRows<T>& kept(const WalkRows<T>& rows) {
-        __shared__ WalkRows<T> of_block;
+        static_assert(sizeof(WalkRows<T>) <= kKept && alignof(WalkRows<T>) <= 16, "see kSmemBytes");
+        WalkRows<T>& of_block =
+            *reinterpret_cast<WalkRows<T>*>(dynamic_smem<char>() + kSmemBytes - kKept);
         if (thread_rank() == 0) of_block = rows;
         sync_block();
         return of_block;
