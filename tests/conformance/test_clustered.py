@@ -1,18 +1,22 @@
 """linear_attention's clustered over several rounds, with segments that are not whole or not there.
 
-`test_host.py` has sequences shorter than one round of segments; here states come, go, both or neither,
-blocks have fewer features than the heads, and warps more fragments of a sum than there are.
+`test_host.py` has sequences shorter than one round of segments; here states come, go, both or
+neither, blocks have fewer features than the heads, and warps fragments that a sum has not.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 from test_host import BY_RANK, HOST, SHUFFLED, run_configs
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
-from kgen.model.problem import parse_problem
+from kgen.model.problem import Problem, parse_problem
 from kgen.model.record import Fate
+from kgen.operators.base import Operator
 from kgen.search.feasible import is_feasible
 
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
@@ -38,3 +42,26 @@ def test_rounds_and_states(text: str, segment: int, slice_: int, batch: int) -> 
     wanted = [(problem, config)]
     for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+def always_nonfinite(operator: Operator) -> Operator:
+    """The operator with NaN and Inf among the inputs of every case."""
+
+    def inputs(
+        pass_name: str, problem: Problem, case: str, drawn: torch.Generator, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        return operator.make_inputs(pass_name, problem, "nonfinite", drawn, device)
+
+    return replace(operator, make_inputs=inputs)
+
+
+def test_what_is_not_finite_over_rounds() -> None:
+    """Other segments' blocks go on as before, and later rounds' states are right."""
+    entry = open_catalogue().entry("linear_attention")
+    variant = entry.space.variant("forward", "clustered")
+    text = f"B=1,H=2,T=1300,E=24,M=16,dtype=bf16,{BEFORE},{BEHIND}"
+    problem = parse_problem(text, entry.operator.signature)
+    values = {"segment": 64, "slice": 16, "batch": 32, "copy": 16, "min_blocks": 1}
+    wanted = [(problem, Config.of(variant.name, values))]
+    outcomes = run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED), always_nonfinite)
+    assert [outcome.fate for _, _, outcome in outcomes] == [Fate.VERIFIED], outcomes

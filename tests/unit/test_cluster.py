@@ -1,4 +1,4 @@
-"""Clusters of blocks on the host layer: exchanges are exact, and faults are named."""
+"""Clusters of blocks: exact on the host, every planted fault named, and they cross-compile."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from ctypes import c_void_p
 
 import pytest
 import torch
-from host_builds import host_builds, needs_cxx
+from host_builds import KERNELS, host_builds, needs_cxx
 from torch import Tensor
 
+from kgen.assets import include_dir
+from kgen.build import open_compiler
+from kgen.model.artifact import Artifact, BuildRequest, Rendered
+from kgen.model.digest import digest_of
 from kgen.runtime import host
 from kgen.runtime.host import BufferRef, HostFault, HostModule, HostRefusal, JobLaunch
 
@@ -94,9 +98,20 @@ def test_clusters_under_address_sanitizer() -> None:
     builds = host_builds()
     out = 16 * THREADS * 4
     job = host.write_job(
-        builds.directory / "cluster-job", [out],
+        builds.directory / "cluster-job",
+        [out],
         [JobLaunch("pass_on_8", (16,), (THREADS,), 4 * THREADS, [BufferRef(0)], seed=1)],
     )
     (content,) = host.run_job(builds.executable("cluster"), job, RUN_TIMEOUT_S)
     found = torch.frombuffer(bytearray(content), dtype=torch.float32)
     assert torch.equal(found, torch.arange(16 * THREADS) + 4.0)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_120"])
+def test_cross_compilation(arch: str) -> None:
+    source = (KERNELS / "cluster.cu").read_text(encoding="utf-8")
+    compiler = open_compiler("nvrtc", [include_dir()])
+    [built] = compiler.build([BuildRequest(Rendered("cluster", source, digest_of(source)), arch)])
+    compiler.close()
+    assert isinstance(built, Artifact), built
+    assert {"pass_on_8", "pass_on_in_halves_4"} <= {kernel for kernel, _ in built.resources}
