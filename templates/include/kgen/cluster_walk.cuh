@@ -37,8 +37,10 @@ namespace kgen {
 
 // Keys, Values: features of a and b, and of v and out; Slice: value features of a block; Segment: its
 // steps, for 32 of which it has a warp; Batch: steps per group of copies, and per barrier of the sums;
-// CopyBytes: of one copy. T has 16 bits and the range of fp32 (bf16).
-template <class T, int Keys, int Values, int Slice, int Segment, int Batch, int CopyBytes>
+// CopyBytes: of one copy; Begins, Ends: whether there are states to begin with and to hand out. T has 16
+// bits and the range of fp32 (bf16).
+template <class T, int Keys, int Values, int Slice, int Segment, int Batch, int CopyBytes,
+          bool Begins, bool Ends>
 class ClusterWalk {
     static constexpr int kWarps = Segment / 32;
     static constexpr int kHalf = Segment / 2;
@@ -67,7 +69,7 @@ private:
     // Elements of shared memory.
     static constexpr int kRows = Segment * (kKeyStride + kValueStride);
     static constexpr int kState = kKeys * kValueStride;
-    static constexpr int kKept = 128;  // bytes of `rows`
+    static constexpr int kKept = 128;  // bytes, see below
 
     static_assert(is_power_of_two(kWarps) && kWarps >= 2, "warps are rows and columns of a sum");
     static_assert(kHalf % Batch == 0 && Batch % 16 == 0, "half a segment is whole batches");
@@ -78,13 +80,16 @@ public:
     static constexpr int kSmemBytes =
         (kRows + 2 * kState) * static_cast<int>(sizeof(T)) + 32 * kThreads * kUnitsPerWarp + kKept;
 
-    // Rows of all steps; of v, out and the states the slice's features alone. sums: fp32 of the cluster,
-    // [kBlocks][kSum].
-    KGEN_DEVICE ClusterWalk(const WalkRows<T>& rows, const WalkStates& states, float* sums)
-        : rows_(kept(rows)), states_(states), sums_(sums), rank_(cluster_rank()) {
+    // Rows of all steps; of v, out and the states from the slice's first feature on. States that the walk
+    // does not begin with, or that nobody asks for, are null. sums: of the cluster, [kBlocks][kSum].
+    KGEN_DEVICE ClusterWalk(const WalkRows<T>& rows, const float* initial, float* end, float* sums)
+        : kept_(kept({rows, initial, end})),
+          rows_(kept_.rows),
+          sums_(sums),
+          rank_(cluster_rank()) {
         // Shared memory: T b[Segment][kKeyStride], v[Segment][kValueStride], and [kKeys][kValueStride]
         // what the segment's first half adds, and the state before the segment; float
-        // [kUnitsPerWarp][2][kThreads][4], which the threads carry from one scan to the next; `rows`.
+        // [kUnitsPerWarp][2][kThreads][4], which the threads carry from one scan to the next; Kept.
         b_ = dynamic_smem<T>();
         v_ = b_ + Segment * kKeyStride;
         middle_ = b_ + kRows;
@@ -96,9 +101,8 @@ public:
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const int key = key_of(unit, j), value = value_of(unit, j);
-                const bool there = states_.state != nullptr && key < Keys && value < rows_.values;
-                state[j / 4][j % 4] =
-                    there ? states_.state[key * states_.key_stride + value] : 0.0f;
+                const bool there = Begins && key < Keys && value < rows_.values;
+                state[j / 4][j % 4] = there ? kept_.initial[key * Values + value] : 0.0f;
             }
             carry_on(i, state);
         });
@@ -122,24 +126,29 @@ public:
 
 private:
     KGEN_DEVICE void hand_out_end() const {
-        if (states_.end == nullptr) return;
+        if constexpr (!Ends) return;
         for_my_units([&](int i, int unit) {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const int key = key_of(unit, j), value = value_of(unit, j);
                 if (key < Keys && value < rows_.values)
-                    states_.store_end(key, value, carried(i, j / 4)[j % 4]);
+                    kept_.end[key * Values + value] = carried(i, j / 4)[j % 4];
             }
         });
     }
 
-    // Rows in shared memory, and there the round's first step: registers have room for what one tensor
-    // needs at a time, and for no addresses that a compiler would carry from round to round.
-    static KGEN_DEVICE WalkRows<T>& kept(const WalkRows<T>& rows) {
-        static_assert(sizeof(WalkRows<T>) <= kKept && alignof(WalkRows<T>) <= 16, "see kSmemBytes");
-        WalkRows<T>& of_block =
-            *reinterpret_cast<WalkRows<T>*>(dynamic_smem<char>() + kSmemBytes - kKept);
-        if (thread_rank() == 0) of_block = rows;
+    // What lies in shared memory: registers have room for what one tensor needs at a time, and for no
+    // addresses that a compiler would carry from round to round.
+    struct Kept {
+        WalkRows<T> rows;      // first: of the round
+        const float* initial;  // [Keys][Values], the state before the first step and behind the last one
+        float* end;
+    };
+
+    static KGEN_DEVICE Kept& kept(const Kept& given) {
+        static_assert(sizeof(Kept) <= kKept && alignof(Kept) <= 16, "see kSmemBytes");
+        Kept& of_block = *reinterpret_cast<Kept*>(dynamic_smem<char>() + kSmemBytes - kKept);
+        if (thread_rank() == 0) of_block = given;
         sync_block();
         return of_block;
     }
@@ -158,7 +167,7 @@ private:
     KGEN_DEVICE int steps_left() const {
         return static_cast<int>(min(max(rows_.end - first_step(), i64{0}), i64{Segment}));
     }
-    KGEN_DEVICE bool has_state() const { return first_step() > 0 || states_.state != nullptr; }
+    KGEN_DEVICE bool has_state() const { return Begins || first_step() > 0; }
 
     // The warp's fragments among those of half a segment: over both all warps have as many to look at.
     template <int Which>
@@ -203,10 +212,7 @@ private:
         read<1>(outputs);
         arrive_at_cluster();
         look_back<1>(outputs);
-        // Once more, while products go on: registers had no room for both fragments' rows before.
-        read<0>(outputs);
         outputs.template carry<1>(middle_);
-        outputs.template arrange<0>();
         wait_for_cluster();
         if (has_state()) outputs.template carry<0>(before_);
         float poison = write<0>(outputs);
@@ -378,9 +384,9 @@ private:
                 state[tile];
     }
 
+    Kept& kept_;
     WalkRows<T>& rows_;
-    const WalkStates& states_;
-    float* sums_;
+    float* sums_;  // of the cluster, [kBlocks][kSum]
     int rank_, warp_;
     T *b_, *v_, *middle_, *before_;
     float* carried_;

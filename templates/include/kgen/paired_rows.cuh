@@ -151,7 +151,7 @@ private:
         if (!inside) return quad;
         if constexpr (CopyBytes >= 8) {
             if (Keys % 16 == 0 || column < Keys)
-                quad = load<Cache::read_only>(reinterpret_cast<const Vec<u32, 2>*>(row));
+                quad = load<Cache::prefetch_256>(reinterpret_cast<const Vec<u32, 2>*>(row));
         } else {
             float values[4];
 #pragma unroll

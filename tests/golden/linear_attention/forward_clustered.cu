@@ -24,7 +24,8 @@ constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
 static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
               "these blocks know no sums of keys");
 
-using Walk = kgen::ClusterWalk<T, kE, kM, kSlice, kSegment, kBatch, kCopy>;
+using Walk = kgen::ClusterWalk<T, kE, kM, kSlice, kSegment, kBatch, kCopy,
+                               kgen::kPresent<InitialState>, kgen::kPresent<FinalState>>;
 
 }  // namespace
 
@@ -53,12 +54,10 @@ linear_attention_forward(const T* __restrict__ q,  // [B, H, T, E], rows q_strid
         kgen::head_rows(out, head, H, out_stride_B, out_stride_H, out_stride_T).from(value),
         0, steps, kgen::min(kM - value, kSlice), scale, 1.0f};
 
-    kgen::WalkStates states{};
-    states.state = kgen::floats_at(initial_state, head * kE * kM + value);
-    states.end = kgen::floats_at(final_state, head * kE * kM + value);
-    states.key_stride = states.end_key_stride = kM;
-    states.value_stride = states.end_value_stride = 1;
-    Walk(rows, states, sums + cluster * Walk::kBlocks * Walk::kSum).walk();
+    const kgen::i64 state = head * kE * kM + value;
+    Walk(rows, kgen::floats_at(initial_state, state), kgen::floats_at(final_state, state),
+         sums + cluster * Walk::kBlocks * Walk::kSum)
+        .walk();
 }
 
 KGEN_EXPORT_CLUSTERS(linear_attention_forward, 8);
