@@ -185,11 +185,13 @@ private:
                                      steps_left() - step_of<Which>());
     }
 
-    template <int Which>
-    KGEN_DEVICE void look_back(Rows& outputs) const {
+    // meanwhile(): between the first look and the others.
+    template <int Which, class Body>
+    KGEN_DEVICE void look_back(Rows& outputs, Body meanwhile) const {
         outputs.template arrange<Which>();
         outputs.template look_back<Which>(b_ + Which * kHalf * kKeyStride,
-                                          v_ + Which * kHalf * kValueStride, fragment<Which>());
+                                          v_ + Which * kHalf * kValueStride, fragment<Which>(),
+                                          meanwhile);
     }
 
     template <int Which>
@@ -205,13 +207,13 @@ private:
         read<0>(outputs);
         ask_for_late_rows();
         sum();
-        arrive_at_cluster();
-        look_back<0>(outputs);
+        // By then the sums have arrived where the barrier wants them, for which a warp else stands still.
+        look_back<0>(outputs, [] { arrive_at_cluster(); });
         wait_for_cluster();
         scan();
         read<1>(outputs);
         arrive_at_cluster();
-        look_back<1>(outputs);
+        look_back<1>(outputs, [] {});
         outputs.template carry<1>(middle_);
         wait_for_cluster();
         if (has_state()) outputs.template carry<0>(before_);

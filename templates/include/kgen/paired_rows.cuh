@@ -90,12 +90,15 @@ public:
             }
     }
 
-    // What a fragment reads of the `tile` fragments of b and v before it, and of its own steps.
-    template <int Which>
-    KGEN_DEVICE void look_back(const T* b, const T* v, int tile) {
+    // What a fragment reads of the `tile` fragments of b and v before it, and of its own steps. Between the
+    // first of them and the others: meanwhile().
+    template <int Which, class Body>
+    KGEN_DEVICE void look_back(const T* b, const T* v, int tile, Body meanwhile) {
 #pragma unroll 1
-        for (int i = 0; i <= tile; ++i)
+        for (int i = 0; i <= tile; ++i) {
             look<Which>(b + 16 * i * kKeyStride, v + 16 * i * kValueStride, i == tile);
+            if (i == 0) meanwhile();
+        }
     }
 
     // Scale and write the rows of a fragment, which begins at step `first`; `left` of them exist. What is
