@@ -65,6 +65,7 @@ _SHADOW_TAKEN = b"Shadow memory range interleaves"
 _ERROR_BYTES = 4096
 _RUNTIME_FILES = (
     "runtime.hpp", "fiber.hpp", "thread.hpp", "worker.hpp", "runtime.cpp", "main.cpp",
+    "cluster.hpp", "cluster_turns.hpp",
 )  # fmt: skip
 
 
@@ -173,7 +174,7 @@ class _Launch(ctypes.Structure):
         ("smem_bytes", ctypes.c_uint64),
         ("seed", ctypes.c_uint64),
         ("threads", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),  # 0; a module puts the size of a kernel's clusters here
         ("error", ctypes.c_char_p),
         ("error_bytes", ctypes.c_uint64),
     ]

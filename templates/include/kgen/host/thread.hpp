@@ -44,7 +44,15 @@ struct BulkStore {
     std::vector<char> content;  // of the source when the store was issued
 };
 
-enum class State : u32 { fresh, ready, at_barrier, in_exchange, at_mbarrier, returned };
+enum class State : u32 {
+    fresh,
+    ready,
+    at_barrier,
+    in_exchange,
+    at_mbarrier,
+    at_cluster,
+    returned
+};
 
 class Worker;
 

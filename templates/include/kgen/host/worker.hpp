@@ -97,6 +97,17 @@ struct ModuleTls {
         memset(begin, kPoison, bytes);
         current_thread = kept;
     }
+
+    void save(std::vector<char>& to) const {
+        if (begin) to.assign(begin, begin + bytes);
+    }
+
+    void restore(const std::vector<char>& from) const {
+        if (!begin) return;
+        ThreadView* const kept = current_thread;
+        memcpy(begin, from.data(), bytes);
+        current_thread = kept;
+    }
 };
 
 class Worker {
@@ -105,8 +116,7 @@ public:
     void work(Job& job) {
         job_ = &job;
         if (!prepare()) {
-            job.fail(0, text("the system refused memory for %u fiber stacks of %zu bytes",
-                             job.block_threads, kStackBytes));
+            job.fail(0, no_stacks());
             return;
         }
         const ModuleTls tls = ModuleTls::of_this_os_thread();
@@ -118,6 +128,82 @@ public:
             if (!problem.empty()) job.fail(block, std::move(problem));
         }
         current_thread = nullptr;
+    }
+
+    // --- clusters: a block whose turns cluster_turns.hpp gives ---
+
+    // Get ready to run the blocks of place `rank` in clusters, among `peers`.
+    bool join(Job& job, Worker* const* peers, u32 rank) {
+        job_ = &job;
+        peers_ = peers;
+        cluster_rank_ = rank;
+        if (prepare()) return true;
+        job.fail(0, no_stacks());
+        return false;
+    }
+
+    void leave_cluster() { peers_ = nullptr; }
+
+    // Run a block until it has ended or waits for its cluster. Returns what went wrong, if anything.
+    std::string begin(u64 block) {
+        in_cluster_ = 0;
+        met_cluster_ = false;
+        if (!start_block(block)) return no_smem();
+        return after_turn();
+    }
+
+    // Go on behind the cluster's barrier.
+    std::string resume() {
+        const u32 count = job_->block_threads;
+        in_cluster_ = 0;
+        met_cluster_ = true;
+        for (u32 rank = 0; rank < count; ++rank) order_[rank] = &threads_[rank];
+        if (job_->launch->seed) random_.shuffle(order_, count);
+        for (u32 i = 0; i < count; ++i) {
+            order_[i]->state = State::ready;
+            ready_.push_back(order_[i]);
+        }
+        Thread* next = ready_.pop();
+        current_thread = next;
+        switch_context(main_, next->context, false);
+        return after_turn();
+    }
+
+    bool waits_for_cluster() const { return in_cluster_ == job_->block_threads; }
+
+    // Forget threads that will not go on.
+    void abandon() { stacks_.take_all_back(); }
+
+    std::string describe_left_alone() const {
+        const Dim3& block = threads_[0].block_idx;
+        return text("block (%u, %u, %u): waits at the cluster barrier, and a block of its cluster "
+                    "has returned",
+                    block.x, block.y, block.z);
+    }
+
+    const Launch* launch() const { return job_->launch; }
+
+    u32 cluster_rank() const { return peers_ ? cluster_rank_ : 0; }
+
+    void cluster_barrier() {
+        if (!peers_) return;
+        self()->state = State::at_cluster;
+        ++in_cluster_;
+        suspend();
+    }
+
+    void* cluster_address(const void* shared, u32 rank) {
+        const u32 blocks = peers_ ? job_->launch->reserved : 1;
+        if (rank >= blocks) fault("block %u of a cluster that has %u", rank, blocks);
+        if (!in_smem(shared))
+            fault("an address that is not in the block's dynamic shared memory: the host layer "
+                  "maps no other to the cluster's blocks");
+        if (peers_ && !met_cluster_)
+            fault("shared memory of block %u of the cluster before a cluster barrier: the block "
+                  "need not have begun",
+                  rank);
+        char* there = peers_ ? peers_[rank]->smem_now_ : smem_now_;
+        return there + (static_cast<const char*>(shared) - smem_now_);
     }
 
     void barrier(u32 id, u32 count) {
@@ -390,14 +476,29 @@ private:
         return true;
     }
 
+    std::string no_stacks() const {
+        return text("the system refused memory for %u fiber stacks of %zu bytes",
+                    job_->block_threads, kStackBytes);
+    }
+
+    static std::string no_smem() {
+        return "the system refused memory for dynamic shared memory";
+    }
+
     std::string run_block(u64 block) {
+        if (!start_block(block)) return no_smem();
+        return end_block();
+    }
+
+    // Run a block's threads until none can go on; false without memory.
+    bool start_block(u64 block) {
         const Launch& launch = *job_->launch;
         const u32 count = job_->block_threads;
         const Dim3 block_idx = {static_cast<u32>(block % launch.grid[0]),
                                 static_cast<u32>(block / launch.grid[0] % launch.grid[1]),
                                 static_cast<u32>(block / launch.grid[0] / launch.grid[1])};
         char* smem = make_smem();
-        if (!smem) return "the system refused memory for dynamic shared memory";
+        if (!smem) return false;
         for (u32 rank = 0; rank < count; ++rank) {
             Thread& t = threads_[rank];
             t.block_idx = block_idx;
@@ -424,13 +525,27 @@ private:
         for (u32 i = 1; i < count; ++i) ready_.push_back(order_[i]);
         main_.stack_low = nullptr;  // learnt by the first fiber
         start(*order_[0], main_);
+        return true;
+    }
 
+    // Returns what is wrong with a block of which no thread can go on.
+    std::string end_block() {
+        const Dim3& block_idx = threads_[0].block_idx;
         if (problem_.empty()) problem_ = describe_stuck(block_idx);
         if (problem_.empty()) problem_ = describe_left_behind(block_idx);
         if (!problem_.empty()) stacks_.take_all_back();
-        std::string overrun = check_smem(smem, block_idx);
+        std::string overrun = check_smem(smem_now_, block_idx);
         if (problem_.empty()) problem_ = std::move(overrun);
         return problem_;
+    }
+
+    // As end_block, for a block that may also wait for its cluster. Shared memory of one that has
+    // ended is gone: who still reads it gets NaN.
+    std::string after_turn() {
+        if (problem_.empty() && waits_for_cluster()) return "";
+        std::string problem = end_block();
+        memset(smem_now_, kPoison, job_->launch->smem_bytes);
+        return problem;
     }
 
     // --- dynamic shared memory ---
@@ -587,17 +702,21 @@ private:
         u32 stuck = 0;
         bool in_exchange = false;
         bool at_mbarrier = false;
+        bool at_cluster = false;
         for (u32 i = 0; i < count; ++i) {
             stuck += threads_[i].state != State::returned;
             in_exchange |= threads_[i].state == State::in_exchange;
             at_mbarrier |= threads_[i].state == State::at_mbarrier;
+            at_cluster |= threads_[i].state == State::at_cluster;
         }
         if (stuck == 0) return "";
         std::string report = text(
             "block (%u, %u, %u): %s: %u of %u threads wait for %s that never come", block.x,
             block.y, block.z,
             at_mbarrier ? "mbarrier phase without end"
-                        : in_exchange ? "divergent warp exchange" : "divergent barrier",
+            : in_exchange ? "divergent warp exchange"
+            : at_cluster  ? "divergent cluster barrier"
+                          : "divergent barrier",
             stuck, count, at_mbarrier ? "threads or bytes" : "threads");
         constexpr u32 kMaxLines = 16;
         u32 lines = 0;
@@ -666,6 +785,7 @@ private:
                                     barrier.arrived, barrier.arrivals, barrier.issued,
                                     barrier.expected);
                 return "wait at an mbarrier";
+            case State::at_cluster: return "wait at the cluster barrier";
             default: return "can run";
         }
     }
@@ -683,6 +803,11 @@ private:
     std::vector<char> engine_view_;    // as the copy engine sees it; empty until it is asked
     Random random_;
     std::string problem_;
+
+    Worker* const* peers_ = nullptr;  // the blocks of the cluster by rank; null without clusters
+    u32 cluster_rank_ = 0;
+    u32 in_cluster_ = 0;        // threads at the cluster's barrier
+    bool met_cluster_ = false;  // the block has passed one
 };
 
 }  // namespace host

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "cluster.hpp"
+#include "cluster_turns.hpp"
 #include "thread.hpp"
 #include "worker.hpp"
 
@@ -58,7 +60,20 @@ private:
 
 IdleWorkers idle_workers;
 
+// Blocks of a cluster; 1 without clusters.
+u32 blocks_at_once(const Launch& launch) { return launch.reserved > 1 ? launch.reserved : 1; }
+
 void work_on(Job& job) {
+    const u32 blocks = blocks_at_once(*job.launch);
+    if (blocks > 1) {
+        std::vector<std::unique_ptr<Worker>> workers;
+        for (u32 i = 0; i < blocks; ++i) workers.push_back(idle_workers.take());
+        ClusterTurns turns(std::move(workers));
+        turns.work(job);
+        for (std::unique_ptr<Worker>& worker : turns.give_back())
+            idle_workers.give(std::move(worker));
+        return;
+    }
     std::unique_ptr<Worker> worker = idle_workers.take();
     worker->work(job);
     idle_workers.give(std::move(worker));
@@ -82,6 +97,12 @@ std::string refuse(const Launch& launch) {
     if (launch.smem_bytes > kMaxSmemBytes)
         return text("%llu bytes of dynamic shared memory, no GPU has more than %llu",
                     launch.smem_bytes, kMaxSmemBytes);
+    const u32 cluster = blocks_at_once(launch);
+    if (cluster > kMaxClusterBlocks)
+        return text("clusters of %u blocks, allowed are %u", cluster, kMaxClusterBlocks);
+    if (launch.grid[0] % cluster != 0)
+        return text("grid.x is %u, want a multiple of the cluster's %u blocks", launch.grid[0],
+                    cluster);
     return "";
 }
 
@@ -91,9 +112,10 @@ u32 worker_count(const Launch& launch, const Job& job) {
     return 1;  // static __shared__ arrays are not thread-local in this build
 #else
     u64 count = launch.threads ? launch.threads : std::thread::hardware_concurrency();
-    if (count > job.blocks) count = job.blocks;
-    if (count > kMaxGuardedStacks / job.block_threads)
-        count = kMaxGuardedStacks / job.block_threads;
+    const u32 blocks = blocks_at_once(launch);
+    if (count > job.blocks / blocks) count = job.blocks / blocks;
+    if (count > kMaxGuardedStacks / (blocks * job.block_threads))
+        count = kMaxGuardedStacks / (blocks * job.block_threads);
     return count ? static_cast<u32>(count) : 1;
 #endif
 }
@@ -125,6 +147,16 @@ void copy_async(void* target, const void* source, u32 bytes, u32 source_bytes) {
     // Read now, so that AddressSanitizer blames the line that issued the copy.
     if (source_bytes) memcpy(copy.content, source, source_bytes);
     memset(target, kPoison, bytes);
+}
+
+u32 cluster_rank() { return running_thread().worker->cluster_rank(); }
+
+u32 cluster_blocks() { return blocks_at_once(*running_thread().worker->launch()); }
+
+void cluster_barrier() { running_thread().worker->cluster_barrier(); }
+
+void* cluster_address(const void* shared, u32 rank) {
+    return running_thread().worker->cluster_address(shared, rank);
 }
 
 void copy_commit() { ++running_thread().open_group; }

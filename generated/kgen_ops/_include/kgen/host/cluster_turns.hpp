@@ -1,0 +1,86 @@
+// The blocks of a cluster, each with a worker of its own, taking turns on one OS thread. Part of
+// runtime.cpp.
+//
+// A block's turn lasts until all of its threads wait for the cluster, or have returned. So there
+// are no locks, and a seed gives the same order every time.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cluster.hpp"
+#include "thread.hpp"
+#include "worker.hpp"
+
+namespace kgen {
+namespace host {
+
+class ClusterTurns {
+public:
+    // One worker per block.
+    explicit ClusterTurns(std::vector<std::unique_ptr<Worker>> workers)
+        : workers_(std::move(workers)), statics_(workers_.size()) {
+        for (const auto& worker : workers_) peers_.push_back(worker.get());
+    }
+
+    std::vector<std::unique_ptr<Worker>> give_back() { return std::move(workers_); }
+
+    // Run clusters of `job` until none is left or one failed.
+    void work(Job& job) {
+        for (u32 rank = 0; rank < peers_.size(); ++rank)
+            if (!peers_[rank]->join(job, peers_.data(), rank)) return;
+        tls_ = ModuleTls::of_this_os_thread();
+        while (!job.stop.load(std::memory_order_relaxed)) {
+            const u64 first =
+                job.next_block.fetch_add(peers_.size(), std::memory_order_relaxed);
+            if (first >= job.blocks) break;
+            run(job, first);
+            if (job.stop.load(std::memory_order_relaxed))
+                for (Worker* worker : peers_) worker->abandon();
+        }
+        for (Worker* worker : peers_) worker->leave_cluster();
+        current_thread = nullptr;
+    }
+
+private:
+    void run(Job& job, u64 first) {
+        const u64 seed = job.launch->seed;
+        random_.seed(seed * 0x9e3779b97f4a7c15ull + first);
+        std::vector<u32> order;
+        for (u32 rank = 0; rank < peers_.size(); ++rank) order.push_back(rank);
+        for (u32 round = 0;; ++round) {
+            if (seed)
+                for (u64 i = order.size(); i > 1; --i)
+                    std::swap(order[i - 1], order[((random_.next() >> 32) * i) >> 32]);
+            u32 waiting = 0;
+            for (const u32 rank : order) {
+                if (round == 0) {
+                    tls_.poison();
+                } else {
+                    tls_.restore(statics_[rank]);
+                }
+                Worker& worker = *peers_[rank];
+                std::string problem = round == 0 ? worker.begin(first + rank) : worker.resume();
+                if (!problem.empty()) return job.fail(first + rank, std::move(problem));
+                tls_.save(statics_[rank]);
+                waiting += worker.waits_for_cluster() ? 1 : 0;
+            }
+            if (waiting == 0) return;
+            if (waiting == peers_.size()) continue;
+            for (u32 rank = 0; rank < peers_.size(); ++rank)
+                if (peers_[rank]->waits_for_cluster())
+                    return job.fail(first + rank, peers_[rank]->describe_left_alone());
+        }
+    }
+
+    std::vector<std::unique_ptr<Worker>> workers_;
+    std::vector<Worker*> peers_;
+    std::vector<std::vector<char>> statics_;  // static shared memory, while others have their turn
+    ModuleTls tls_;
+    Random random_;
+};
+
+}  // namespace host
+}  // namespace kgen

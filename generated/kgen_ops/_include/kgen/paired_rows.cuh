@@ -1,0 +1,215 @@
+// Two fragments of 16 steps of a warp, an early one and a late one, and their rows of the outputs of a
+// linear recurrence, all in registers.
+//
+//     out_t = factor * (a_t S + sum over s <= t of (a_t b_s) v_s)
+//
+// The products are those of chunk_rows.cuh, where it says why scores are high and low parts. Here rows
+// of `a` come straight from global memory, so that they take no shared memory and nobody waits for them
+// before the first product; and both fragments read a state together.
+#pragma once
+
+#include "chunk_mma.cuh"
+#include "chunk_place.cuh"
+#include "chunk_rows.cuh"
+#include "chunk_stage.cuh"
+#include "memory.cuh"
+#include "warp.cuh"
+
+namespace kgen {
+
+// Keys, Values: features of a and b, and of v and out; Slice: value features of a block; CopyBytes: what
+// addresses of `a` are multiples of.
+template <class T, int Keys, int Values, int Slice, int CopyBytes>
+class PairedRows {
+    static constexpr int kSteps = whole_fragments(Keys) / 16;  // of sums over keys
+    static constexpr int kPairs = Slice / 16;                  // of tiles of 8 values
+    static constexpr int kHeld = kPairs % 2 == 0 ? 2 : 1;      // pairs whose operands B are held at once
+    using Half = HalfOperands<T>;
+
+    static_assert(sizeof(T) == 2 && Slice % 16 == 0, "whole fragments of 16 bits");
+
+public:
+    // Elements between two rows in shared memory: of b; of v and a state.
+    static constexpr int kKeyStride = chunk_row_stride<T>(whole_fragments(Keys));
+    static constexpr int kValueStride = chunk_row_stride<T>(Slice);
+
+    // Start to read the steps of `a` of a fragment, which begins at step `first`; `left` of them exist.
+    template <int Which>
+    KGEN_DEVICE void read(const StepRows<const T>& a, i64 first, int left) {
+        const int g = mma_lane().g, column = column_of_quad();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const T* row = a.at(first + g + 8 * half) + column;
+            const bool inside = g + 8 * half < left;
+#pragma unroll
+            for (int k = 0; k < kSteps; ++k) {
+                const Vec<u32, 2> quad = quad_at(row + 16 * k, 16 * k + column, inside);
+                a_[Which][k].pair[2 * half] = quad[0];
+                a_[Which][k].pair[2 * half + 1] = quad[1];
+            }
+        }
+    }
+
+    // Make operands of what `read` brought: the opposite of quad_of_row.
+    template <int Which>
+    KGEN_DEVICE void arrange() {
+        const bool odd = mma_lane().q % 2 != 0;
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+            u32(&pair)[4] = a_[Which][k].pair;
+            u32 left[2], right[2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const u32 first = pair[2 * half], second = pair[2 * half + 1];
+                const u32 got = shfl_xor(odd ? first : second, 1);
+                left[half] = odd ? got : first;
+                right[half] = odd ? second : got;
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                pair[half] = left[half];
+                pair[2 + half] = right[half];
+            }
+        }
+    }
+
+    // O += A S, of both fragments or of the late one alone.
+    template <int From>
+    KGEN_DEVICE void carry(const T* state) {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+            for (int n = 0; n < kPairs; ++n) {
+                typename Half::B two[2];
+                Half::two_columns(two, state + 16 * k * kValueStride + 16 * n, kValueStride);
+#pragma unroll
+                for (int m = From; m < 2; ++m)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        Half::template multiply<0>(sums_[m][2 * n + i], a_[m][k], two[i]);
+            }
+    }
+
+    // What a fragment reads of the `tile` fragments of b and v before it, and of its own steps. Between the
+    // first of them and the others: meanwhile().
+    template <int Which, class Body>
+    KGEN_DEVICE void look_back(const T* b, const T* v, int tile, Body meanwhile) {
+#pragma unroll 1
+        for (int i = 0; i <= tile; ++i) {
+            look<Which>(b + 16 * i * kKeyStride, v + 16 * i * kValueStride, i == tile);
+            if (i == 0) meanwhile();
+        }
+    }
+
+    // Scale and write the rows of a fragment, which begins at step `first`; `left` of them exist. What is
+    // not finite makes the result NaN.
+    template <int Which>
+    KGEN_DEVICE float write(const WalkRows<T>& rows, i64 first, int left) {
+        float(&sums)[2 * kPairs][4] = sums_[Which];
+        float poison = 0.0f;
+#pragma unroll
+        for (int n = 0; n < 2 * kPairs; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sums[n][i] *= rows.out_factor;
+                poison = fma(sums[n][i], 0.0f, poison);
+            }
+        const MmaLane lane = mma_lane();
+        if constexpr (Values % 4 == 0) {
+            Vec<u32, 2> quads[2][kPairs];
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int n = 0; n < kPairs; ++n)
+                    quads[half][n] = quad_of_row<T>(sums[2 * n], sums[2 * n + 1], half);
+            const int column = column_of_quad();
+            T* row = rows.out.at(first + lane.g) + column;
+            const i64 below = 8 * rows.out.stride;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (lane.g + 8 * half >= left) break;
+#pragma unroll
+                for (int n = 0; n < kPairs; ++n)
+                    if (Values % Slice == 0 || 16 * n + column < rows.values)
+                        *reinterpret_cast<Vec<u32, 2>*>(row + half * below + 16 * n) =
+                            quads[half][n];
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < 2 * kPairs; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int step = lane.g + i / 2 * 8, value = 8 * n + 2 * lane.q + i % 2;
+                    if (step < left && value < rows.values)
+                        rows.out.at(first + step)[value] = from_float<T>(sums[n][i]);
+                }
+        }
+        return poison;
+    }
+
+private:
+    // Four features of a row, from feature `column` on; features and steps that do not exist are zeros.
+    static KGEN_DEVICE Vec<u32, 2> quad_at(const T* row, int column, bool inside) {
+        Vec<u32, 2> quad{};
+        if (!inside) return quad;
+        if constexpr (CopyBytes >= 8) {
+            if (Keys % 16 == 0 || column < Keys)
+                quad = load<Cache::prefetch_256>(reinterpret_cast<const Vec<u32, 2>*>(row));
+        } else {
+            float values[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) values[i] = column + i < Keys ? to_float(row[i]) : 0.0f;
+            quad[0] = pack2<T>(values[0], values[1]);
+            quad[1] = pack2<T>(values[2], values[3]);
+        }
+        return quad;
+    }
+
+    // O += (A B^T) V over 16 steps; of the fragment's own ones a step sees none that is later.
+    template <int Which>
+    KGEN_DEVICE void look(const T* b, const T* v, bool own) {
+        float parts[2][2][4] = {};  // chains of products that do not wait for each other
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+            typename Half::B two[2];
+            Half::two_rows(two, b + 16 * k, kKeyStride);
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                Half::template multiply<0>(parts[k % 2][i], a_[Which][k], two[i]);
+        }
+        const MmaLane lane = mma_lane();
+        typename Half::A hi, lo;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float two[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int of = i % 2 * 2 + j;
+                two[j] = parts[0][i / 2][of] + parts[1][i / 2][of];
+                const bool above = i == 2 || (i != 1 && 2 * lane.q + j > lane.g);  // the diagonal
+                if (own && above) two[j] = 0.0f;
+            }
+            hi.pair[i] = pack2<T>(two[0], two[1]);
+            const f32x2 back = unpack2<T>(hi.pair[i]);
+            lo.pair[i] = pack2<T>(two[0] - back.x, two[1] - back.y);
+        }
+#pragma unroll
+        for (int n = 0; n < kPairs; n += kHeld) {
+            typename Half::B two[kHeld][2];
+#pragma unroll
+            for (int j = 0; j < kHeld; ++j)
+                Half::two_columns(two[j], v + 16 * (n + j), kValueStride);
+#pragma unroll
+            for (int pass = 0; pass < 2; ++pass)
+#pragma unroll
+                for (int i = 0; i < 2 * kHeld; ++i)
+                    Half::template multiply<0>(sums_[Which][2 * n + i], pass == 0 ? lo : hi,
+                                               two[i / 2][i % 2]);
+        }
+    }
+
+    typename Half::A a_[2][kSteps];
+    float sums_[2][2 * kPairs][4] = {};
+};
+
+}  // namespace kgen

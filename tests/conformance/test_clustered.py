@@ -1,0 +1,67 @@
+"""linear_attention's clustered over several rounds, with segments that are not whole or not there.
+
+`test_host.py` has sequences shorter than one round of segments; here states come, go, both or
+neither, blocks have fewer features than the heads, and warps fragments that a sum has not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_host import BY_RANK, HOST, SHUFFLED, run_configs
+
+from kgen.catalogue import open_catalogue
+from kgen.model.config import Config
+from kgen.model.problem import Problem, parse_problem
+from kgen.model.record import Fate
+from kgen.operators.base import Operator
+from kgen.search.feasible import is_feasible
+
+BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
+# Segment, slice and batch.
+CASES = (
+    ("B=1,H=2,T=530,E=32,M=48,dtype=bf16", 64, 32, 32),  # two rounds, in the second one segment
+    (f"B=1,H=1,T=1100,E=24,M=40,dtype=bf16,{BEFORE},{BEHIND}", 64, 32, 32),  # three
+    (f"B=1,H=1,T=700,E=80,M=16,dtype=bf16,{BEHIND}", 128, 16, 64),
+    (f"B=1,H=1,T=1100,E=48,M=40,dtype=bf16,{BEFORE},{BEHIND}", 128, 32, 32),
+    (f"B=1,H=1,T=2300,E=32,M=16,dtype=bf16,{BEFORE}", 256, 16, 128),
+)
+
+
+@pytest.mark.parametrize(("text", "segment", "slice_", "batch"), CASES)
+def test_rounds_and_states(text: str, segment: int, slice_: int, batch: int) -> None:
+    entry = open_catalogue().entry("linear_attention")
+    variant, signature = entry.space.variant("forward", "clustered"), entry.operator.signature
+    problem = parse_problem(text, signature)
+    values = {"segment": segment, "slice": slice_, "batch": batch, "copy": 16, "min_blocks": 1}
+    config = Config.of(variant.name, values)
+    pass_ = signature.pass_named("forward")
+    assert is_feasible(variant, config, pass_, problem, HOST, legality_only=True)
+    wanted = [(problem, config)]
+    for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+def always_nonfinite(operator: Operator) -> Operator:
+    """The operator with NaN and Inf among the inputs of every case."""
+
+    def inputs(
+        pass_name: str, problem: Problem, case: str, drawn: torch.Generator, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        return operator.make_inputs(pass_name, problem, "nonfinite", drawn, device)
+
+    return replace(operator, make_inputs=inputs)
+
+
+def test_what_is_not_finite_over_rounds() -> None:
+    """Other segments' blocks go on as before, and later rounds' states are right."""
+    entry = open_catalogue().entry("linear_attention")
+    variant = entry.space.variant("forward", "clustered")
+    text = f"B=1,H=2,T=1300,E=24,M=16,dtype=bf16,{BEFORE},{BEHIND}"
+    problem = parse_problem(text, entry.operator.signature)
+    values = {"segment": 64, "slice": 16, "batch": 32, "copy": 16, "min_blocks": 1}
+    wanted = [(problem, Config.of(variant.name, values))]
+    outcomes = run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED), always_nonfinite)
+    assert [outcome.fate for _, _, outcome in outcomes] == [Fate.VERIFIED], outcomes
