@@ -1,6 +1,6 @@
-// digest: 367a34fb8cd8
+// digest: c6ce65faab2c
 // Rendered by kgen from templates/linear_attention/backward_parallel_chunks.cu.jinja
-// config: parallel_chunks(chunk=64, step_tiles=1, slice=128, min_blocks=2, copy=16, state_keys=64, state_values=64, state_key_warps=2, state_value_warps=2, batch=64, stages=6, overlap=1)
+// config: parallel_chunks(chunk=64, step_tiles=1, slice=128, min_blocks=1, copy=16, state_keys=64, state_values=64, state_key_warps=2, state_value_warps=2, batch=64, stages=4, overlap=1)
 // problem: E=128, M=128, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention backward on tensor cores for few heads: one kernel walks the steps for tiles of
 // the state S and, backwards in time, of its gradient G, and leaves both before each chunk; in the
@@ -24,7 +24,7 @@ constexpr int kM = 128;
 constexpr int kChunk = 64;                        // steps of a block of gradients
 constexpr int kSlice = 128;                        // features of such a block
 constexpr int kStepTiles = 1;                  // fragments of 16 steps of its warps
-constexpr int kMinBlocks = 2;               // blocks per SM that registers leave room for
+constexpr int kMinBlocks = 1;               // blocks per SM that registers leave room for
 constexpr int kCopy = 16;                          // bytes that one copy moves
 constexpr int kEarly = 1;                      // such blocks per SM that begin beside those of states
 constexpr int kStateKeys = 64;               // features of a block of states
@@ -32,7 +32,7 @@ constexpr int kStateValues = 64;
 constexpr int kStateKeyWarps = 2;      // its warps
 constexpr int kStateValueWarps = 2;
 constexpr int kBatch = 64;                        // steps per barrier there
-constexpr int kStages = 6;                      // batches in shared memory
+constexpr int kStages = 4;                      // batches in shared memory
 
 static_assert(!kgen::kPresent<kgen::none>, "these blocks know no norm");
 

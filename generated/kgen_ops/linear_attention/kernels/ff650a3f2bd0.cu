@@ -1,6 +1,6 @@
-// digest: 231bf24a1ccd
+// digest: ff650a3f2bd0
 // Rendered by kgen from templates/linear_attention/forward_parallel_chunks.cu.jinja
-// config: parallel_chunks(chunk=128, step_tiles=1, slice=128, min_blocks=1, copy=16, state_keys=32, state_values=64, state_key_warps=2, state_value_warps=2, batch=128, stages=3, ahead=0, overlap=1)
+// config: parallel_chunks(chunk=128, step_tiles=1, slice=128, min_blocks=1, copy=16, state_keys=64, state_values=32, state_key_warps=4, state_value_warps=1, batch=128, stages=3, ahead=1, overlap=1)
 // problem: E=128, M=128, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention forward on tensor cores for few heads: one kernel walks the steps for tiles of the
 // states alone and leaves the state before each chunk; in the other all chunks' outputs are made at
@@ -24,13 +24,13 @@ constexpr int kStepTiles = 1;                  // fragments of 16 steps of its w
 constexpr int kMinBlocks = 1;               // blocks per SM that registers leave room for
 constexpr int kCopy = 16;                          // bytes that one copy moves
 constexpr int kEarly = 1;                      // such blocks per SM that begin beside those of states
-constexpr int kStateKeys = 32;               // features of a block of states
-constexpr int kStateValues = 64;
-constexpr int kStateKeyWarps = 2;      // its warps
-constexpr int kStateValueWarps = 2;
+constexpr int kStateKeys = 64;               // features of a block of states
+constexpr int kStateValues = 32;
+constexpr int kStateKeyWarps = 4;      // its warps
+constexpr int kStateValueWarps = 1;
 constexpr int kBatch = 128;                        // steps per barrier there
 constexpr int kStages = 3;                      // batches in shared memory
-constexpr int kAhead = 0 * 128;                       // features of q that L2 fetches meanwhile
+constexpr int kAhead = 1 * 128;                       // features of q that L2 fetches meanwhile
 
 static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
               "these blocks know no sums of keys");

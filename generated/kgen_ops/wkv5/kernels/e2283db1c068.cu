@@ -1,6 +1,6 @@
-// digest: bedecc57bff6
+// digest: e2283db1c068
 // Rendered by kgen from templates/wkv5/backward_chunked.cu.jinja
-// config: chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true, stagger=80)
+// config: chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true, stagger=20)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 backward on tensor cores. Its w is wkv6's with a stride of 0 over time. A first kernel walks
 // over time and keeps the states at the ends of chunks, those of the recurrence and their
@@ -24,7 +24,7 @@ constexpr int kStages = 4;         // batches of 32 steps in its shared memory
 constexpr int kCopy = 16;             // bytes that one copy moves
 constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
 constexpr bool kCarry = true;          // a block walks back over all chunks of its head
-constexpr int kStagger = 80;       // thousands of cycles: see ChunkedBackward
+constexpr int kStagger = 20;       // thousands of cycles: see ChunkedBackward
 constexpr bool kOverlap = false;      // a kernel may begin before the one before it has ended
 
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
