@@ -10,7 +10,7 @@ from kgen.bench.results import Choice, Contest, Kernel, PeerTime
 from kgen.measure.floor import share
 from kgen.measure.stats import paired_difference
 from kgen.model.problem import Problem
-from kgen.model.record import Timing
+from kgen.model.record import OutputAccuracy, Timing
 from kgen.worker import Finals, Session
 
 
@@ -34,7 +34,9 @@ def run_contest(
         WorkerError: If the worker died while timing.
     """
     ((candidate, verdict),) = certified(session, problem, [choice.config])
-    outcome = session.worker.finals(Finals(session.pass_name, problem, (candidate,), against))
+    outcome = session.worker.finals(
+        Finals(session.pass_name, problem, (candidate,), against, compare_peers=True)
+    )
     (timing,), (ours,) = outcome.timings, outcome.samples_us
     floor = least_us(session, problem, copy_gbps)
     missing = {
@@ -56,7 +58,10 @@ def run_contest(
             verdict.accuracy,
         ),
         peers=tuple(
-            _peer(name, peer, outcome.peer_samples_us[name], ours, floor)
+            _peer(
+                name, peer, outcome.peer_samples_us[name], ours, floor,
+                outcome.peer_accuracy.get(name, ()),
+            )
             for name, peer in outcome.peers.items()
         ),
         failed={**outcome.peer_errors, **missing},
@@ -65,7 +70,12 @@ def run_contest(
 
 
 def _peer(
-    name: str, timing: Timing, samples: Sequence[float], ours: Sequence[float], floor: float
+    name: str,
+    timing: Timing,
+    samples: Sequence[float],
+    ours: Sequence[float],
+    floor: float,
+    accuracy: tuple[OutputAccuracy, ...],
 ) -> PeerTime:
     slower = paired_difference(samples, ours)
     return PeerTime(
@@ -75,4 +85,5 @@ def _peer(
         ratio=1 + slower.median,
         ratio_low=1 + slower.low if math.isfinite(slower.low) else None,
         ratio_high=1 + slower.high if math.isfinite(slower.high) else None,
+        accuracy=accuracy,
     )

@@ -26,7 +26,7 @@ def print_contest(contest: Contest) -> str:
         lines += [f"  {line}" for line in contest.remark.splitlines()]
     lines += _aligned(rows, flush_left=1)
     lines += [f"  {name} did not run: {why}" for name, why in contest.failed.items()]
-    lines += [f"  {_error(a)}" for a in kernel.accuracy]
+    lines += [f"  {_error(a, contest.peers)}" for a in kernel.accuracy]
     lines += [f"  {kernel.timing.protocol}", *_throttled(contest.clocks)]
     return "\n".join(lines) + "\n"
 
@@ -118,10 +118,12 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _error(accuracy: OutputAccuracy) -> str:
-    return (
-        f"error of {accuracy.output} {accuracy.error:.2e}, eager {accuracy.eager_error:.2e}, "
-        f"bound {accuracy.bound:.2e}"
+def _error(accuracy: OutputAccuracy, peers: Sequence[PeerTime]) -> str:
+    """The kernel's error, and those of the peers that made this output."""
+    errors = [f"{p.name} {a.error:.2e}" for p in peers for a in p.accuracy
+              if a.output == accuracy.output]
+    return f"error of {accuracy.output}: " + ", ".join(
+        [f"kgen {accuracy.error:.2e}", *errors, f"bound {accuracy.bound:.2e}"]
     )
 
 

@@ -61,6 +61,7 @@ class PeerTime:
         ratio: Its time over ours: the median over rounds.
         ratio_low: Lower end of that median's 95 % interval; None with too few rounds for one.
         ratio_high: Upper end, likewise.
+        accuracy: Error of each of its outputs against float64, on the problem's own inputs.
     """
 
     name: str
@@ -69,6 +70,7 @@ class PeerTime:
     ratio: float
     ratio_low: float | None
     ratio_high: float | None
+    accuracy: tuple[OutputAccuracy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from kgen.model.problem import Problem
 from kgen.model.record import OutputAccuracy
 from kgen.verify.buffers import Guarded, fingerprint, guarded
 from kgen.verify.cases import Case
-from kgen.verify.compare import explain, scaled_error
+from kgen.verify.compare import explain
+from kgen.verify.errors import scaled_errors
 from kgen.verify.fixture import Admits, Fixture, InputSet, guard_numbers
 from kgen.verify.oracle import torch_dtype
 from kgen.verify.verdict import Verdict
@@ -172,17 +173,8 @@ class _Check:
 
     def _errors(self) -> dict[str, Tensor]:
         """Largest scaled error per output, still on the device."""
-        made = self._made
-        worst: dict[str, Tensor] = {}
-        for slab, references in self._fixture.references(made):
-            for t in self._fixture.pass_.outputs:
-                if t.name not in references:
-                    continue
-                y = slab.of(made.outputs[t.name].tensor, t.dims)
-                error = scaled_error(y, references[t.name], made.bounds[t.name].bound)
-                known = worst.get(t.name)
-                worst[t.name] = error if known is None else torch.maximum(known, error)
-        return worst
+        outputs = {name: buffer.tensor for name, buffer in self._made.outputs.items()}
+        return scaled_errors(self._fixture, self._made, outputs)
 
     def _verdict(
         self,

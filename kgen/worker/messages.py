@@ -151,6 +151,7 @@ class Finals:
         peers: Names of the peers to time; None: all that there are.
         library: Folder of an emitted library whose public function is timed too; empty: none.
             A worker can import one library only.
+        compare_peers: Whether to compare the peers' outputs with the oracle's, before.
     """
 
     pass_name: str
@@ -158,6 +159,7 @@ class Finals:
     candidates: tuple[Candidate, ...]
     peers: tuple[str, ...] | None
     library: str = ""
+    compare_peers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,8 @@ class FinalsOutcome:
         peers: Times of the peers that ran.
         peer_samples_us: Likewise, the samples behind them; paired by round with `samples_us`.
         peer_errors: Why a peer did not run.
+        peer_accuracy: If asked for, the error of each output of the peers that ran, on the
+            problem's own inputs.
         clocks: Clock and throttle state around the run, texts; empty where it cannot be read.
             `slowed` says why the times are suspect, and is absent otherwise.
         library: Time of the library's function, if one was named.
@@ -181,6 +185,7 @@ class FinalsOutcome:
     peers: dict[str, Timing] = field(default_factory=dict)
     peer_samples_us: dict[str, tuple[float, ...]] = field(default_factory=dict)
     peer_errors: dict[str, str] = field(default_factory=dict)
+    peer_accuracy: dict[str, tuple[OutputAccuracy, ...]] = field(default_factory=dict)
     clocks: dict[str, str] = field(default_factory=dict)
     library: Timing | None = None
     library_us: tuple[float, ...] = ()

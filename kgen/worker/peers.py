@@ -8,7 +8,10 @@ from functools import partial
 
 import torch
 
+from kgen.model.record import OutputAccuracy
 from kgen.operators.base import Operator
+from kgen.verify.errors import output_accuracy
+from kgen.verify.fixture import Fixture
 from kgen.worker.messages import CallCosts, Finals
 
 Tensors = Mapping[str, torch.Tensor]
@@ -52,6 +55,42 @@ def bare_peer_calls(
     """
     bare, errors = _working(operator, request, [tensors], synchronize, slow=False)
     return {name: call for name, (call,) in bare.items()}, errors
+
+
+def peer_accuracy(
+    operator: Operator, finals: Finals, fixture: Fixture, synchronize: Callable[[], None]
+) -> dict[str, tuple[OutputAccuracy, ...]]:
+    """Compare what the wanted peers return with the oracle's outputs, on the problem's own inputs.
+
+    The peers are made for this alone, and dropped: what they keep of the inputs, for a backward
+    pass, would be memory that those who are timed want.
+
+    Returns:
+        By name, of those that work, each output that was returned in its place.
+    """
+    made = fixture.input_set(fixture.schedule.whole())
+    inputs = {name: buffer.tensor for name, buffer in made.inputs.items()}
+    bare, _ = _working(operator, finals, [inputs], synchronize, slow=False)
+    accuracy = {}
+    for name, (call,) in bare.items():
+        with torch.no_grad():
+            outputs = _by_name(call(), {n: buffer.tensor for n, buffer in made.outputs.items()})
+            accuracy[name] = output_accuracy(fixture, made, outputs)
+    return accuracy
+
+
+def _by_name(returned: object, wanted: Tensors) -> dict[str, torch.Tensor]:
+    """Outputs in the operator's order, as far as they are what is wanted; a peer may return fewer
+    of them, or something else behind them."""
+    given = returned if isinstance(returned, tuple | list) else (returned,)
+    found: dict[str, torch.Tensor] = {}
+    for (name, like), tensor in zip(wanted.items(), given, strict=False):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, torch.Tensor) or tensor.shape != like.shape:
+            break
+        found[name] = tensor
+    return found
 
 
 def _working(

@@ -54,7 +54,7 @@ from kgen.worker.messages import (
     Trial,
     TrialOutcome,
 )
-from kgen.worker.peers import peer_calls
+from kgen.worker.peers import peer_accuracy, peer_calls
 from kgen.worker.tracing import KERNEL, LIBRARY_CALL, traced
 
 FINAL_ROUNDS = 41
@@ -176,7 +176,11 @@ class Runner:
 
     def finals(self, finals: Finals) -> FinalsOutcome:
         """Time the candidates and the operator's peers, interleaved."""
-        self._fixture_for(finals.pass_name, finals.problem).release()  # memory for the sets
+        fixture = self._fixture_for(finals.pass_name, finals.problem)
+        accuracy = {}
+        if finals.compare_peers:
+            accuracy = peer_accuracy(self._operator, finals, fixture, self._device.synchronize)
+        fixture.release()  # memory for the sets
         modules = [self._device.load(c.artifact) for c in finals.candidates]
         try:
             entrants: dict[str, Sequence[Call]] = {
@@ -211,6 +215,7 @@ class Runner:
                     if name.startswith("peer ")
                 },
                 peer_errors=errors,
+                peer_accuracy=accuracy,
                 clocks=state,
                 library=result.timings.get(LIBRARY),
                 library_us=result.samples.get(LIBRARY, ()),

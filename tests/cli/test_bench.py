@@ -64,6 +64,9 @@ def test_a_tuned_and_an_untuned_problem(tuned: Path) -> None:
         assert [p.name for p in contest.peers] == ["eager"]
         assert contest.kernel.timing.median_us > 0
         assert contest.kernel.accuracy[0].error <= contest.kernel.accuracy[0].bound
+        (accuracy,) = contest.peers[0].accuracy
+        assert accuracy.output == contest.kernel.accuracy[0].output
+        assert accuracy.error <= accuracy.bound
         assert f"{contest.problem}, floor " in done.stdout
         assert contest.kernel.label in done.stdout
     assert "kgen, tuned" in done.stdout
