@@ -72,11 +72,12 @@ def print_profile(profile: Profile) -> str:
 def print_calls(table: CallTable) -> str:
     """Return the host's cost of calls as a table: the library's first."""
     ours = table.costs[0]
-    rows = [["", "host time", "quartiles", f"over {ours.name}"]]
+    rows = [["", "host time", "quartiles", f"over {ours.name}", "until done"]]
     for cost in table.costs:
         quartiles = f"{spell_us(cost.low_us)} - {spell_us(cost.high_us)}"
         ratio = cost.median_us / ours.median_us
-        rows.append([cost.name, spell_us(cost.median_us), quartiles, f"{ratio:.2f}"])
+        done = spell_us(cost.done_us)
+        rows.append([cost.name, spell_us(cost.median_us), quartiles, f"{ratio:.2f}", done])
     lines = [f"{table.pass_name} {table.problem}, a call without gradients"]
     lines += _aligned(rows, flush_left=1)
     lines += [f"  {name} did not run: {why}" for name, why in table.failed.items()]

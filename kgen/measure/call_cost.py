@@ -1,7 +1,8 @@
 """Host time of calls: how long Python is busy with one, not how long the device is.
 
 A call that launches kernels returns before they have run. So many calls in a row, fewer than the
-device's queue holds, take the host's time alone.
+device's queue holds, take the host's time alone. A single call and a wait for the device take what
+somebody waits for whose next step needs the result.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def call_costs(
         One entry per contender, in their order.
     """
     took_us: dict[str, list[float]] = {name: [] for name in contenders}
+    done_us: dict[str, list[float]] = {name: [] for name in contenders}
     with on(device), torch.no_grad():
         counts = {
             name: _calls_of_a_round(_stretch_us(call, 3, synchronize, clock))
@@ -52,8 +54,9 @@ def call_costs(
             for _ in range(rounds):
                 for name, call in contenders.items():
                     took_us[name].append(_stretch_us(call, counts[name], synchronize, clock))
+                    done_us[name].append(_done_us(call, synchronize, clock))
     return tuple(
-        _summary(name, samples, rounds, counts[name]) for name, samples in took_us.items()
+        _summary(name, samples, done_us[name], counts[name]) for name, samples in took_us.items()
     )
 
 
@@ -86,11 +89,22 @@ def _stretch_us(
     return (ended - started) / 1e3 / count
 
 
+def _done_us(call: Call, synchronize: Callable[[], None], clock: Callable[[], int]) -> float:
+    """Time of a call and of the wait for it. The device has nothing else to do."""
+    started = clock()
+    call()
+    synchronize()
+    return (clock() - started) / 1e3
+
+
 def _calls_of_a_round(estimate_us: float) -> int:
     least, most = _CALLS
     return max(least, min(most, round(_ROUND_US / max(estimate_us, 1e-3))))
 
 
-def _summary(name: str, samples: list[float], rounds: int, calls: int) -> CallCost:
+def _summary(name: str, samples: list[float], done: list[float], calls: int) -> CallCost:
     quartiles = statistics.quantiles(samples, n=4) if len(samples) > 1 else samples * 3
-    return CallCost(name, statistics.median(samples), quartiles[0], quartiles[2], rounds, calls)
+    return CallCost(
+        name, statistics.median(samples), quartiles[0], quartiles[2], statistics.median(done),
+        len(samples), calls,
+    )

@@ -148,6 +148,7 @@ def test_what_calls_cost(tuned: Path) -> None:
     (table,) = load_bench(tuned / "c.yaml").calls
     assert [cost.name for cost in table.costs] == ["kgen_ops", "eager"]
     assert all(0 < c.low_us <= c.median_us <= c.high_us for c in table.costs)
+    assert all(c.done_us > 0 for c in table.costs)
     assert table.launcher == "host"
     assert table.first_ms > 0
     assert f"forward {table.problem}, a call without gradients" in done.stdout
