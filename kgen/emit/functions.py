@@ -67,9 +67,8 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         "scalars": passed.scalars,
         "head": fold(f"def {function}(", head, f") -> {optional.result}:"),
         "private_head": fold(
-            f"def _{function}(",
-            [*head, "given: Any = None"],
-            f") -> {optional.result}:"),
+            f"def _{function}(", [*head, "given: Any = None"], f") -> {optional.result}:"
+        ),
         "fake_head": fold(f"def _fake_{function}(", head, f") -> {optional.result}:"),
         "doc": _docstring(operator, passed, optional),
         "through_dispatcher": (

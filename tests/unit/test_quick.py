@@ -70,6 +70,15 @@ def test_transforms_do_not_pass(
     assert seen == [False]
 
 
+def test_it_may_be_asked_for_first_inside_a_region() -> None:
+    quick._maker.cache_clear()
+    with torch.autocast("cpu"):
+        check = quick.tensor_check((X, W))
+        assert check is not None
+        assert check(X, W)
+    assert not check(X, W)
+
+
 @pytest.mark.parametrize("guards", [
     None, type("Guards", (), {}), type("Guards", (), {"TensorGuards": lambda *_, **__: 1 / 1}),
     type("Guards", (), {"TensorGuards": lambda *_: None}),

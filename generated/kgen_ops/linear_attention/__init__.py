@@ -128,6 +128,7 @@ def linear_attention(
             (scale, eps),
             (return_final_state, return_final_key_sum, return_norm, allow_tf32),
         )
+    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
     given = (
         initial_state is None, initial_key_sum is None, return_final_state, return_final_key_sum,
         return_norm, allow_tf32,
@@ -371,6 +372,7 @@ def linear_attention_backward(
             (scale,),
             (allow_tf32,),
         )
+    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
     given = (
         initial_state is None, initial_key_sum is None, norm is None, gout_dot_out is None,
         gfinal_state is None, gfinal_key_sum is None, allow_tf32,

@@ -105,6 +105,7 @@ def rmsnorm(
         return unpacked(torch.ops.kgen_ops.rmsnorm(x, w, residual, eps, offset, return_rstd))
     if dispatch_modes() or forward_ad._current_level >= 0:
         return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
+    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
     given = (w is None, residual is None, return_rstd)
     if eps > 0.0:
         for ready in _ready_forward(given, ()):
@@ -267,6 +268,7 @@ def rmsnorm_backward(
         return unpacked(torch.ops.kgen_ops.rmsnorm_backward(dy, x, w, rstd, dh, eps, offset))
     if dispatch_modes() or forward_ad._current_level >= 0:
         return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
+    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
     given = (w is None, rstd is None, dh is None)
     if eps > 0.0:
         for ready in _ready_backward(given, ()):

@@ -75,6 +75,7 @@ def timex(w: Tensor, k: Tensor, eps: float = 0.0) -> Tensor:
         return torch.ops.kgen_ops.timex(w, k, eps)
     if dispatch_modes() or forward_ad._current_level >= 0:
         return FORWARD.dispatched((w, k), (eps,))
+    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
     given = ()
     for ready in _ready_forward(given, ()):
         made = ready(w, k, eps)
@@ -179,6 +180,7 @@ def timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return torch.ops.kgen_ops.timex_backward(gout, w, k)
     if dispatch_modes() or forward_ad._current_level >= 0:
         return BACKWARD.dispatched((gout, w, k), ())
+    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
     given = ()
     for ready in _ready_backward(given, ()):
         made = ready(gout, w, k)

@@ -132,6 +132,7 @@ def wkv6(
             (scale,),
             (return_final_state, decay_form),
         )
+    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
     given = (initial_state is None, cu_seqlens is None, return_final_state, decay_form)
     for ready in _ready_forward(given, ()):
         made = ready(r, k, v, w, u, initial_state, cu_seqlens, scale)
@@ -366,6 +367,7 @@ def wkv6_backward(
             (scale,),
             (decay_form,),
         )
+    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
     given = (initial_state is None, gfinal_state is None, cu_seqlens is None, decay_form)
     for ready in _ready_backward(given, ()):
         made = ready(gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale)
