@@ -30,36 +30,41 @@ pytestmark = [
     ),
 ]
 
-ENTRY = open_catalogue().entry("linear_attention")
-OPERATOR = ENTRY.operator
 SETS = 3  # of inputs and outputs; all calls share one scratch memory
 CALLS = 200  # back to back
 BEFORE = "initial_state_dtype=fp32"
+LINEAR = "linear_attention"
 CASES = [
-    ("forward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
-    ("forward", "parallel_chunks", f"B=1,H=3,T=1000,E=128,M=128,dtype=bf16,{BEFORE}"),
-    ("backward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
-    ("forward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32"),
-    ("backward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=bf16"),
+    (LINEAR, "forward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
+    (LINEAR, "forward", "parallel_chunks", f"B=1,H=3,T=1000,E=128,M=128,dtype=bf16,{BEFORE}"),
+    (LINEAR, "backward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
+    (LINEAR, "forward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32"),
+    (LINEAR, "backward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=bf16"),
+    ("wkv5", "backward", "chunked", "B=2,T=512,H=4,K=64,V=64,dtype=bf16"),
+    ("wkv6", "backward", "chunked", "B=2,T=1000,H=4,K=64,V=64,dtype=bf16,initial_state_dtype=fp32"),
+    ("wkv6", "backward", "chunked", "B=1,T=54,H=32,K=64,V=64,dtype=fp16"),
 ]
 
 
 class Calls:
     """One kernel file with its buffers, called with overlapping kernels or without."""
 
-    def __init__(self, pass_name: str, variant_name: str, text: str) -> None:
-        variant = ENTRY.space.variant(pass_name, variant_name)
-        problem = parse_problem(text, OPERATOR.signature)
+    def __init__(self, name: str, pass_name: str, variant_name: str, text: str) -> None:
+        entry = open_catalogue().entry(name)
+        self.operator = operator = entry.operator
+        variant = entry.space.variant(pass_name, variant_name)
+        problem = parse_problem(text, operator.signature)
+        gpu = profile_named("h200")
+        passed = operator.signature.pass_named(pass_name)
         config = next(c for c in variant.first if "overlap" in c.as_dict())
         major, minor = torch.cuda.get_device_capability(0)
         compiler = open_compiler("nvrtc", [include_dir()])
         rendered = Renderer(include_dir()).render(
-            OPERATOR.name, ENTRY.templates, variant, config, problem
+            operator.name, entry.templates, variant, config, problem
         )
         [built] = compiler.build([BuildRequest(rendered, f"sm_{major}{minor}a")])
         compiler.close()
         assert isinstance(built, Artifact), built
-        gpu = profile_named("h200")
         plan = make_plan(variant, config, problem, gpu)
         assert any(launch.overlaps for launch in plan.launches)
         apart = Plan(
@@ -67,12 +72,12 @@ class Calls:
         )
         device = CudaDevice(0)
         self.module = device.load(built)
-        self.outputs = [t.name for t in OPERATOR.signature.pass_named(pass_name).outputs]
+        self.outputs = [t.name for t in passed.outputs]
         self.sets = [
             made
             for seed in range(SETS)
             for made in buffer_sets(
-                OPERATOR, gpu, pass_name, problem, "warm", seed, device.torch_device
+                operator, gpu, pass_name, problem, "warm", seed, device.torch_device
             )[0]
         ]
         self.scratch = shared_scratch(plan, problem, device.torch_device)
@@ -81,7 +86,7 @@ class Calls:
 
     def _bound(self, plan: Plan, pass_name: str, problem: Problem) -> list[Callable[[], None]]:
         return bind_sets(
-            self.module, plan, OPERATOR, pass_name, problem, self.sets, self.scratch
+            self.module, plan, self.operator, pass_name, problem, self.sets, self.scratch
         )
 
     def poison(self) -> None:
@@ -104,7 +109,7 @@ class Calls:
         ]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
 def calls(request: pytest.FixtureRequest) -> Calls:
     return Calls(*request.param)
 
