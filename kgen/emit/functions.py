@@ -77,7 +77,7 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         ),
         "given": fold("(", given, ",)" if len(given) == 1 else ")", 4),
         "bounds": " and ".join(bounds),
-        "ready": fold("ready(", [*tensors, *scalars], ")", 12 if bounds else 8),
+        "ready": fold("ready(", [*tensors, *scalars], ")", 8),
         "ready_next_time": fold(
             f"{passed.name.upper()}.ready_next_time(", ["given", "prepared", *tensors], ")", 8),
         "indirect": _alternatives(["transforms()", *indirect], 4),

@@ -22,6 +22,7 @@ from kgen.errors import CatalogueError
 from kgen.model.gpu import GPU_EXPR_NAMES
 from kgen.model.signature import Signature
 from kgen.operators.base import Operator
+from kgen.runtime.extension import EXTENSIONS
 from kgen.runtime.integrity import LEAST_TORCH
 from kgen.runtime.rows import FORMAT
 
@@ -98,7 +99,7 @@ def project_files(operators: Mapping[str, Sequence[str]], example: str) -> dict[
     return {
         "pyproject.toml": _render("pyproject.toml.jinja", version=__version__,
                                   least_torch=".".join(map(str, LEAST_TORCH))),
-        "setup.py": _render("setup.py.jinja"),
+        "setup.py": _render("setup.py.jinja", extensions=EXTENSIONS),
         "README.md": _render("README.md.jinja", version=__version__, example=example,
                              operators=sorted(operators.items())),
     }

@@ -90,8 +90,10 @@ def test_addresses_are_looked_at(forward: Any, rmsnorm: Any) -> None:
 def test_a_tensor_that_stands_twice(forward: Any, rmsnorm: Any) -> None:
     for _ in range(3):
         rmsnorm(X, None, X)
+    assert count(forward) == 0, "such a call would never be served"
     for _ in range(3):
         rmsnorm(X, None, X.clone())
+    assert count(forward) == 1
 
 
 def test_scalars_are_checked_all_the_same(kgen_ops: ModuleType, forward: Any) -> None:

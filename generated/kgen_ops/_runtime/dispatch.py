@@ -165,8 +165,11 @@ class Pass:
             if self._not_ready % REPLACED_EVERY:
                 return
             ready = ready[1:]
-        if any(tensor is not None and tensor.data_ptr() % ALIGNMENT for tensor in tensors):
+        there = [tensor for tensor in tensors if tensor is not None]
+        if any(tensor.data_ptr() % ALIGNMENT for tensor in there):
             return  # one for such a layout may be there, and refuses this call for its addresses
+        if len({id(tensor) for tensor in there}) < len(there):
+            return  # it would serve no call, this one neither, and take another's place
         if (new := ready_call(tensors, prepared, ALIGNMENT)) is None:
             self._never_ready = True
         else:

@@ -107,11 +107,10 @@ def rmsnorm(
         return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
     # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
     given = (w is None, residual is None, return_rstd)
-    if eps > 0.0:
-        for ready in _ready_forward(given, ()):
-            made = ready(x, w, residual, eps, offset)
-            if made is not None:
-                return made
+    for ready in _ready_forward(given, ()) if eps > 0.0 else ():
+        made = ready(x, w, residual, eps, offset)
+        if made is not None:
+            return made
     if (
         transforms()
         or type(x) not in PLAIN_TENSORS
@@ -270,11 +269,10 @@ def rmsnorm_backward(
         return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
     # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
     given = (w is None, rstd is None, dh is None)
-    if eps > 0.0:
-        for ready in _ready_backward(given, ()):
-            made = ready(dy, x, w, rstd, dh, eps, offset)
-            if made is not None:
-                return made
+    for ready in _ready_backward(given, ()) if eps > 0.0 else ():
+        made = ready(dy, x, w, rstd, dh, eps, offset)
+        if made is not None:
+            return made
     if (
         transforms()
         or type(dy) not in PLAIN_TENSORS
