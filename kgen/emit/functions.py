@@ -95,7 +95,7 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         "allocations": [_prepared_allocation(o, optional) for o in passed.outputs],
         "allocators": fold(
             "launch, stream, device, (", [f"new_{o.name}" for o in passed.outputs],
-            ",) = prepared" if len(passed.outputs) == 1 else ") = prepared", 4),
+            ",), _ = prepared" if len(passed.outputs) == 1 else "), _ = prepared", 4),
         "fake_body": _fake_body(passed, optional),
         "run": fold("launch(", [
             "stream(device)", *(f"{t}_ptr" for t in tensors),

@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .allocation import current_allocator
 from .extension import extension
 from .rows import Prepared
+from .streams import current_device, several_devices
 
 Check = Callable[..., bool]
 Ready = Callable[..., Any]
@@ -45,9 +47,12 @@ def ready_call(
     check = tensor_check([tensor for tensor in tensors if tensor is not None])
     if module is None or check is None:
         return None
+    launches, scratch, scalars = prepared.record()
     ready: Ready = module.Ready(
-        check, tuple(tensor is not None for tensor in tensors), prepared.launch, prepared.stream,
-        prepared.device, prepared.outputs, Tensor.data_ptr, torch.is_grad_enabled, alignment,
+        check, tuple(tensor is not None for tensor in tensors), launches, scalars, prepared.stream,
+        prepared.device, current_device if several_devices(prepared.device) else None,
+        tuple(None if make is None else current_allocator(make()) for make in prepared.outputs),
+        scratch, Tensor.data_ptr, torch.is_grad_enabled, alignment,
     )
     return ready
 

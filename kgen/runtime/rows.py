@@ -7,13 +7,40 @@ from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .device import KernelFile
 
 # Of the tables, and of what the runtime does with them; a table of another format is refused.
 # Counted up when a row of an older library would be read wrongly, or not at all.
 FORMAT = 2
 
+CONSTANT = 255  # the slot of an argument of a launch that is the same each time
+
 Run = Callable[..., None]  # (stream, *input pointers, *output pointers, *scalars)
+
+
+class Launch(NamedTuple):
+    """One launch of a plan.
+
+    Attributes:
+        launcher: Called with the arguments.
+        arguments: Those that are the same each time; None for others.
+        slots: Of each argument, which value of the call it is; 255 for one that is none. Values
+            are the stream, the addresses of tensors, then of workspaces, then the scalars.
+    """
+
+    launcher: Callable[..., None]
+    arguments: tuple[object, ...]
+    slots: bytes
+
+
+class Recorded(NamedTuple):
+    """All launches of a plan, what makes its workspaces, and how many scalars it takes."""
+
+    launches: tuple[Launch, ...]
+    scratch: tuple[Callable[[], Tensor], ...]
+    scalars: int
 
 
 class Prepared(NamedTuple):
@@ -24,12 +51,14 @@ class Prepared(NamedTuple):
         stream: Gives torch's current stream of a device.
         device: The device's index; -1 for the CPU.
         outputs: Allocate the outputs, one each; None for one that is not there.
+        record: Writes down what `launch` does.
     """
 
     launch: Run
     stream: Callable[[int], int]
     device: int
     outputs: tuple[Any, ...]
+    record: Callable[[], Recorded]
 
 
 class Call:

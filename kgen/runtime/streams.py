@@ -15,6 +15,11 @@ capturing: Callable[[], bool] = getattr(
 )
 
 
+def several_devices(device: int) -> bool:
+    """Whether another device than this one may be the current one; -1 for the CPU."""
+    return device >= 0 and torch.cuda.device_count() > 1
+
+
 def raw_stream(device: int) -> int:
     """Return torch's current stream on a device as the driver's handle; 0 for the CPU (-1)."""
     return stream_getter(device)(device)

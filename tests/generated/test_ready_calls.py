@@ -154,9 +154,18 @@ class Calls:
         self.gradients: Any = False
         self.make = extensions.extension("_ready").Ready
 
-    def ready(self, given: tuple[bool, ...], outputs: tuple[Any, ...], alignment: int = 32) -> Any:
-        return self.make(self.check, given, self.launch, self.stream, 3, outputs, Tensor.data_ptr,
-                         lambda: self.gradients, alignment)
+    def ready(
+        self, given: tuple[bool, ...], outputs: tuple[Any, ...], scalars: int = 0,
+        alignment: int = 32, scratch: tuple[Any, ...] = (), launches: Any = None,
+        current_device: Any = None, is_grad_enabled: Any = None,
+    ) -> Any:
+        slots = bytes(range(1 + len(given) + len(outputs) + len(scratch) + scalars))
+        if launches is None:  # one that takes all values in their order
+            launches = ((self.launch, (None,) * len(slots), slots),)
+        return self.make(
+            self.check, given, launches, scalars, self.stream, 3, current_device, outputs, scratch,
+            Tensor.data_ptr, is_grad_enabled or (lambda: self.gradients), alignment,
+        )
 
     def check(self, *tensors: object) -> Any:
         self.seen.append(("check", *(id(t) for t in tensors)))
@@ -176,13 +185,40 @@ def calls(extensions: Any) -> Calls:
 
 def test_what_is_launched(calls: Calls) -> None:
     y, h = torch.empty(4), torch.empty(4)
-    ready = calls.ready((True, False, True), (lambda: y, None, lambda: h))
+    ready = calls.ready((True, False, True), (lambda: y, None, lambda: h), 2)
     assert ready(X, None, W, 0.5, 7) == (y, h)
     assert calls.seen == [
         ("check", id(X), id(W)),
         ("launch", 1003, X.data_ptr(), 0, W.data_ptr(), y.data_ptr(), 0, h.data_ptr(), 0.5, 7),
     ]
     assert calls.ready((True,), (lambda: y,))(X) is y
+
+
+def test_several_launches_with_a_workspace(calls: Calls) -> None:
+    y, parts = torch.empty(4), torch.empty(9)
+    launches = (
+        (calls.launch, (None, 64, None, None), bytes((0, 255, 1, 3))),
+        (calls.launch, (None, None, None, None, "c"), bytes((0, 3, 2, 4, 255))),
+    )
+    ready = calls.ready((True,), (lambda: y,), 1, scratch=(lambda: parts,), launches=launches)
+    before = sys.getrefcount(parts)
+    assert ready(X, 0.5) is y
+    assert calls.seen[1:] == [
+        ("launch", 1003, 64, X.data_ptr(), parts.data_ptr()),
+        ("launch", 1003, parts.data_ptr(), y.data_ptr(), 0.5, "c"),
+    ]
+    assert sys.getrefcount(parts) == before
+    none = calls.ready((True,), (lambda: y,), launches=())
+    assert none(X) is y
+
+
+def test_while_another_device_is_current(calls: Calls) -> None:
+    current = [3]
+    ready = calls.ready((True,), (lambda: W,), current_device=lambda: current[0])
+    assert ready(X) is W
+    current[0] = 2
+    assert ready(X) is None
+    assert [name for name, *_ in calls.seen].count("launch") == 1
 
 
 def test_what_goes_the_general_way(calls: Calls) -> None:
@@ -201,15 +237,19 @@ def failing(*_: object) -> Any:
     raise ArithmeticError("on purpose")
 
 
-@pytest.mark.parametrize("step", ["check", "stream", "launch", "output", "gradients", "tensor"])
+@pytest.mark.parametrize(
+    "step",
+    ["check", "stream", "launch", "output", "scratch", "gradients", "device", "tensor"],
+)
 def test_errors_pass_through(calls: Calls, step: str) -> None:
     if step in ("check", "stream", "launch"):
         setattr(calls, step, failing)
     output = failing if step == "output" else lambda: torch.empty(4)
-    ready = calls.ready((True,), (output, lambda: W))
-    if step == "gradients":
-        ready = calls.make(calls.check, (True,), calls.launch, calls.stream, 3, (),
-                           Tensor.data_ptr, failing, 32)
+    ready = calls.ready(
+        (True,), (output, lambda: W), scratch=(failing if step == "scratch" else lambda: W,),
+        current_device=failing if step == "device" else None,
+        is_grad_enabled=failing if step == "gradients" else None,
+    )
     wrong = TypeError if step == "tensor" else ArithmeticError
     before = sys.getrefcount(X)
     for _ in range(3):
@@ -220,10 +260,21 @@ def test_errors_pass_through(calls: Calls, step: str) -> None:
 
 def test_bad_arguments(calls: Calls) -> None:
     with pytest.raises(ValueError, match="alignment must be a power of two, got 24"):
-        calls.ready((True,), (), 24)
-    with pytest.raises(ValueError, match="70 inputs and 0 outputs"):
-        calls.ready((True,) * 70, ())
-    with pytest.raises(TypeError, match=r"takes 2 tensors .* got 1"):
+        calls.ready((True,), (), alignment=24)
+    with pytest.raises(ValueError, match="60 inputs, 1 outputs, 2 workspaces and 1 scalars; 63"):
+        calls.ready((True,) * 60, (None,), 1, scratch=(failing, failing))
+    for launches, message in (
+        (((failing, (1, 2), b"\0"),), "launch 0 has 2 arguments and 1 slots"),
+        (((failing, (0,) * 133, b"\0" * 133),), "launch 0 has 133 .* 132 at most"),
+        (((failing, (1, None), b"\xff\2"),), "argument 1 is of slot 2, and .* has 2 values"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            calls.ready((True,), (), launches=launches)
+    with pytest.raises(TypeError, match="launch 0 must be a tuple, got 5"):
+        calls.ready((True,), (), launches=(5,))
+    with pytest.raises(TypeError, match=r"a launch is \(launcher, arguments, slots\)"):
+        calls.ready((True,), (), launches=((failing, 5, b""),))
+    with pytest.raises(TypeError, match=r"takes 2 tensors and 0 scalars .* got 1"):
         calls.ready((True, True), (lambda: W,))(X)
     with pytest.raises(TypeError, match="by position"):
         calls.ready((True,), (lambda: W,))(X, eps=1.0)
@@ -233,7 +284,8 @@ def test_calls_leave_nothing_behind(calls: Calls) -> None:
     calls.launch = lambda *_: None  # type: ignore[method-assign]
     calls.check = lambda *_: True  # type: ignore[method-assign]
     ready = calls.ready((True, False, True),
-                        (lambda: torch.empty(2), None, lambda: torch.empty(3)))
+                        (lambda: torch.empty(2), None, lambda: torch.empty(3)), 1,
+                        scratch=(lambda: torch.empty(5),))
     objects = []
     for _ in range(3):
         for _ in range(500):

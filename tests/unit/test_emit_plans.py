@@ -237,7 +237,7 @@ def test_two_outputs(import_module: Import) -> None:
     key = (x.shape, x.stride(), x.dtype, -1, x_ptr & 31)
     module.FORWARD.prepared[key] = Prepared(
         lambda *args: seen.append(args), lambda device: 0, -1,
-        (lambda: torch.empty_like(x), lambda: torch.empty(2, 3)),
+        (lambda: torch.empty_like(x), lambda: torch.empty(2, 3)), unused,
     )
     y, scale = module.twofold(x, 0.25)
     assert scale.shape == (2, 3)

@@ -1,11 +1,16 @@
-/* A call whose launch is known: one look at its tensors, memory for its outputs, the launch.
+/* A call whose launches are known: one look at its tensors, memory for its outputs, the launches.
  *
  * What generated functions do in Python for any call, for calls like an earlier one, without an
  * interpreter between the steps. It knows no more of PyTorch than Python does: each step is a call
  * of what PyTorch offers there. Where this extension was not built, calls go the general way.
  *
- *   ready = Ready(check, given, launch, stream, device, outputs, data_ptr, is_grad_enabled, alignment)
+ *   ready = Ready(check, given, launches, scalars, stream, device, current_device, outputs, scratch,
+ *                 data_ptr, is_grad_enabled, alignment)
  *   made = ready(x, None, 1e-6)     a tensor, a tuple of tensors, or None: go the general way
+ *
+ * A launch is (launcher, arguments, slots): bytes say of each argument which value of the call it is,
+ * or 255 for one that is the same each time. Values are the stream, the addresses of inputs, outputs
+ * and scratch, and the scalars.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -13,41 +18,64 @@
 
 #include <stddef.h>
 
-enum { kMaxArguments = 64 }; /* of a call, and of its launch */
+enum { kMaxValues = 64, kMaxArguments = 132, kConstant = 255 }; /* arguments: of a launch */
+
+typedef struct {
+    PyObject *launcher;
+    PyObject *arguments; /* tuple; what a slot is for is None */
+    PyObject *slots;     /* bytes, one per argument */
+} Launch;
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *check;           /* whether tensors that are given are like the earlier call's */
     PyObject *given;           /* tuple: of each input, whether it is given */
-    PyObject *launch;          /* (stream, *input pointers, *output pointers, *scalars) */
+    PyObject *launches;        /* tuple of the tuples that `launch` was read from */
+    Launch *launch;            /* borrows from it */
     PyObject *stream;          /* of a device */
     PyObject *device;          /* int */
+    PyObject *current_device;  /* (), or None where there is one device alone */
     PyObject *outputs;         /* tuple: what makes each, or None */
+    PyObject *scratch;         /* tuple: what makes each */
     PyObject *data_ptr;        /* of a tensor */
     PyObject *is_grad_enabled; /* () */
     unsigned long long below_alignment;
     PyObject *requires_grad, *zero; /* a name, and an address that is none */
     Py_ssize_t made;                /* outputs that there are */
+    Py_ssize_t inputs, scalars;     /* how many */
+    Py_ssize_t launch_count;
 } Ready;
 
-/* Arguments of a call on their way, with a free place before them as a vectorcall may ask for. */
+/* What slots of launches stand for, and the scratch that is to live until they are launched. */
 typedef struct {
-    PyObject *place[kMaxArguments + 1];
-    Py_ssize_t count;
-} Arguments;
+    PyObject *place[2 * kMaxValues];
+    Py_ssize_t count, extra;
+} Values;
 
-static inline void push(Arguments *arguments, PyObject *owned) {
-    arguments->place[++arguments->count] = owned;
+static inline void push(Values *values, PyObject *owned) { values->place[values->count++] = owned; }
+
+static inline void keep(Values *values, PyObject *owned) {
+    values->place[kMaxValues + values->extra++] = owned;
 }
 
-static void release(Arguments *arguments) {
-    for (Py_ssize_t i = 1; i <= arguments->count; ++i) Py_DECREF(arguments->place[i]);
+static void release(Values *values) {
+    for (Py_ssize_t i = 0; i < values->count; ++i) Py_DECREF(values->place[i]);
+    for (Py_ssize_t i = 0; i < values->extra; ++i) Py_DECREF(values->place[kMaxValues + i]);
 }
 
-static inline PyObject *call(PyObject *function, Arguments *arguments) {
-    return PyObject_Vectorcall(function, arguments->place + 1,
-                               (size_t)arguments->count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+/* 0, or -1 with an error set. */
+static int do_launch(const Launch *launch, const Values *values) {
+    PyObject *arguments[kMaxArguments + 1]; /* a free place before them, as a vectorcall may ask for */
+    const Py_ssize_t count = PyTuple_GET_SIZE(launch->arguments);
+    const unsigned char *slots = (const unsigned char *)PyBytes_AS_STRING(launch->slots);
+    for (Py_ssize_t i = 0; i < count; ++i)
+        arguments[1 + i] = slots[i] == kConstant ? PyTuple_GET_ITEM(launch->arguments, i)
+                                                 : values->place[slots[i]];
+    PyObject *done = PyObject_Vectorcall(launch->launcher, arguments + 1,
+                                         (size_t)count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 /* 1, 0, or -1 with an error set. */
@@ -60,7 +88,7 @@ static inline int truth(PyObject *answer) {
 }
 
 static int like_before(Ready *self, PyObject *const *tensors, Py_ssize_t count) {
-    PyObject *looked_at[kMaxArguments + 1];
+    PyObject *looked_at[kMaxValues + 1];
     Py_ssize_t found = 0;
     for (Py_ssize_t i = 0; i < count; ++i) {
         if ((tensors[i] != Py_None) != (PyTuple_GET_ITEM(self->given, i) == Py_True))
@@ -93,13 +121,13 @@ static inline PyObject *address_of(Ready *self, PyObject *tensor) {
 }
 
 /* Push the addresses of a call's inputs. 1, 0 if one is not aligned, or -1 with an error set. */
-static int push_inputs(Ready *self, Arguments *arguments, PyObject *const *tensors,
+static int push_inputs(Ready *self, Values *values, PyObject *const *tensors,
                        Py_ssize_t count) {
     for (Py_ssize_t i = 0; i < count; ++i) {
         PyObject *address = address_of(self, tensors[i]);
         if (address == NULL)
             return -1;
-        push(arguments, address);
+        push(values, address);
         const unsigned long long bits = PyLong_AsUnsignedLongLong(address);
         if (bits == ~0ull && PyErr_Occurred())
             return -1;
@@ -110,7 +138,7 @@ static int push_inputs(Ready *self, Arguments *arguments, PyObject *const *tenso
 }
 
 /* Make the outputs, and push their addresses. `found`: the one output, or a tuple to fill. */
-static int push_outputs(Ready *self, Arguments *arguments, PyObject **found) {
+static int push_outputs(Ready *self, Values *values, PyObject **found) {
     const Py_ssize_t count = PyTuple_GET_SIZE(self->outputs);
     Py_ssize_t filled = 0;
     if (self->made != 1 && (*found = PyTuple_New(self->made)) == NULL)
@@ -118,7 +146,7 @@ static int push_outputs(Ready *self, Arguments *arguments, PyObject **found) {
     for (Py_ssize_t i = 0; i < count; ++i) {
         PyObject *make = PyTuple_GET_ITEM(self->outputs, i);
         if (make == Py_None) {
-            push(arguments, Py_NewRef(self->zero));
+            push(values, Py_NewRef(self->zero));
             continue;
         }
         PyObject *output = PyObject_CallNoArgs(make);
@@ -131,22 +159,46 @@ static int push_outputs(Ready *self, Arguments *arguments, PyObject **found) {
         PyObject *address = address_of(self, output);
         if (address == NULL)
             return -1;
-        push(arguments, address);
+        push(values, address);
     }
     return 0;
+}
+
+static int push_scratch(Ready *self, Values *values) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->scratch); ++i) {
+        PyObject *made = PyObject_CallNoArgs(PyTuple_GET_ITEM(self->scratch, i));
+        if (made == NULL)
+            return -1;
+        keep(values, made);
+        PyObject *address = address_of(self, made);
+        if (address == NULL)
+            return -1;
+        push(values, address);
+    }
+    return 0;
+}
+
+/* Whether the device is the current one: memory is allocated there, and launches go there. */
+static int is_current(Ready *self) {
+    if (self->current_device == Py_None)
+        return 1;
+    PyObject *current = PyObject_CallNoArgs(self->current_device);
+    if (current == NULL)
+        return -1;
+    const int same = PyObject_RichCompareBool(current, self->device, Py_EQ);
+    Py_DECREF(current);
+    return same;
 }
 
 static PyObject *ready_call(PyObject *callable, PyObject *const *given, size_t flagged,
                             PyObject *keywords) {
     Ready *self = (Ready *)callable;
     const Py_ssize_t count = PyVectorcall_NARGS(flagged);
-    const Py_ssize_t inputs = PyTuple_GET_SIZE(self->given);
-    const Py_ssize_t outputs = PyTuple_GET_SIZE(self->outputs);
-    if (count < inputs || count + outputs >= kMaxArguments ||
-        (keywords && PyTuple_GET_SIZE(keywords))) {
+    const Py_ssize_t inputs = self->inputs;
+    if (count != inputs + self->scalars || (keywords && PyTuple_GET_SIZE(keywords))) {
         PyErr_Format(PyExc_TypeError,
-                     "a call that is ready takes %zd tensors and less than %zd scalars by position, "
-                     "got %zd arguments", inputs, kMaxArguments - inputs - outputs, count);
+                     "a call that is ready takes %zd tensors and %zd scalars by position, got %zd "
+                     "arguments", inputs, self->scalars, count);
         return NULL;
     }
     int go = like_before(self, given, inputs);
@@ -154,25 +206,30 @@ static PyObject *ready_call(PyObject *callable, PyObject *const *given, size_t f
         const int recorded = wants_gradients(self, given, inputs);
         go = recorded < 0 ? -1 : !recorded;
     }
+    if (go > 0)
+        go = is_current(self);
     if (go < 0)
         return NULL;
     if (go == 0)
         Py_RETURN_NONE;
 
-    Arguments arguments = {.count = 0};
-    PyObject *found = NULL, *done = NULL;
+    Values values = {.count = 0, .extra = 0};
+    PyObject *found = NULL;
     PyObject *stream = PyObject_CallOneArg(self->stream, self->device);
     if (stream == NULL)
         return NULL;
-    push(&arguments, stream);
-    go = push_inputs(self, &arguments, given, inputs);
-    if (go > 0 && (go = push_outputs(self, &arguments, &found)) == 0) {
-        for (Py_ssize_t i = inputs; i < count; ++i) push(&arguments, Py_NewRef(given[i]));
-        done = call(self->launch, &arguments);
-        go = done == NULL ? -1 : 1;
+    push(&values, stream);
+    go = push_inputs(self, &values, given, inputs);
+    if (go > 0) {
+        go = push_outputs(self, &values, &found);
+        if (go == 0)
+            go = push_scratch(self, &values);
+        for (Py_ssize_t i = inputs; i < count; ++i) push(&values, Py_NewRef(given[i]));
+        for (Py_ssize_t i = 0; go == 0 && i < self->launch_count; ++i)
+            go = do_launch(&self->launch[i], &values);
+        go = go == 0 ? 1 : -1;
     }
-    Py_XDECREF(done);
-    release(&arguments);
+    release(&values);
     if (go > 0)
         return found;
     Py_XDECREF(found);
@@ -181,23 +238,72 @@ static PyObject *ready_call(PyObject *callable, PyObject *const *given, size_t f
     Py_RETURN_NONE;
 }
 
+/* Read the launches, all checked: a call trusts them. 0, or -1 with an error set. */
+static int read_launches(Ready *self, PyObject *launches, Py_ssize_t values) {
+    const Py_ssize_t count = PyTuple_GET_SIZE(launches);
+    self->launches = Py_NewRef(launches);
+    self->launch = PyMem_Calloc((size_t)count + 1, sizeof(Launch));
+    if (self->launch == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        Launch *launch = &self->launch[i];
+        PyObject *item = PyTuple_GET_ITEM(launches, i);
+        if (!PyTuple_Check(item)) {
+            PyErr_Format(PyExc_TypeError, "launch %zd must be a tuple, got %R", i, item);
+            return -1;
+        }
+        if (!PyArg_ParseTuple(item, "OO!O!;a launch is (launcher, arguments, slots)",
+                              &launch->launcher, &PyTuple_Type, &launch->arguments, &PyBytes_Type,
+                              &launch->slots))
+            return -1;
+        const Py_ssize_t arguments = PyTuple_GET_SIZE(launch->arguments);
+        if (arguments != PyBytes_GET_SIZE(launch->slots) || arguments > kMaxArguments) {
+            PyErr_Format(PyExc_ValueError,
+                         "launch %zd has %zd arguments and %zd slots; both must be as many, and %d "
+                         "at most", i, arguments, PyBytes_GET_SIZE(launch->slots), kMaxArguments);
+            return -1;
+        }
+        for (Py_ssize_t j = 0; j < arguments; ++j) {
+            const int slot = (unsigned char)PyBytes_AS_STRING(launch->slots)[j];
+            if (slot != kConstant && slot >= values) {
+                PyErr_Format(PyExc_ValueError,
+                             "launch %zd: argument %zd is of slot %d, and a call has %zd values", i, j,
+                             slot, values);
+                return -1;
+            }
+        }
+    }
+    self->launch_count = count;
+    return 0;
+}
+
 static PyObject *ready_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"check", "given", "launch", "stream", "device", "outputs",
-                            "data_ptr", "is_grad_enabled", "alignment", NULL};
-    PyObject *check, *given, *launch, *stream, *device, *outputs, *data_ptr, *is_grad_enabled;
+    static char *names[] = {"check", "given", "launches", "scalars", "stream", "device",
+                            "current_device", "outputs", "scratch", "data_ptr", "is_grad_enabled",
+                            "alignment", NULL};
+    PyObject *check, *given, *launches, *stream, *device, *current_device, *outputs, *scratch;
+    PyObject *data_ptr, *is_grad_enabled;
+    Py_ssize_t scalars;
     unsigned long long alignment;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!OOO!O!OOK:Ready", names, &check,
-                                     &PyTuple_Type, &given, &launch, &stream, &PyLong_Type, &device,
-                                     &PyTuple_Type, &outputs, &data_ptr, &is_grad_enabled,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!O!nOO!OO!O!OOK:Ready", names, &check,
+                                     &PyTuple_Type, &given, &PyTuple_Type, &launches, &scalars,
+                                     &stream, &PyLong_Type, &device, &current_device, &PyTuple_Type,
+                                     &outputs, &PyTuple_Type, &scratch, &data_ptr, &is_grad_enabled,
                                      &alignment))
         return NULL;
     if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
         PyErr_Format(PyExc_ValueError, "alignment must be a power of two, got %llu", alignment);
         return NULL;
     }
-    if (PyTuple_GET_SIZE(given) + PyTuple_GET_SIZE(outputs) >= kMaxArguments) {
-        PyErr_Format(PyExc_ValueError, "%zd inputs and %zd outputs are more than %d tensors",
-                     PyTuple_GET_SIZE(given), PyTuple_GET_SIZE(outputs), kMaxArguments - 1);
+    const Py_ssize_t inputs = PyTuple_GET_SIZE(given), tensors = inputs + PyTuple_GET_SIZE(outputs);
+    const Py_ssize_t values = 1 + tensors + PyTuple_GET_SIZE(scratch) + scalars;
+    if (scalars < 0 || values > kMaxValues) {
+        PyErr_Format(PyExc_ValueError,
+                     "%zd inputs, %zd outputs, %zd workspaces and %zd scalars; %d together are allowed",
+                     inputs, PyTuple_GET_SIZE(outputs), PyTuple_GET_SIZE(scratch), scalars,
+                     kMaxValues - 1);
         return NULL;
     }
     Ready *self = (Ready *)type->tp_alloc(type, 0);
@@ -206,18 +312,22 @@ static PyObject *ready_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     self->vectorcall = ready_call;
     self->check = Py_NewRef(check);
     self->given = Py_NewRef(given);
-    self->launch = Py_NewRef(launch);
     self->stream = Py_NewRef(stream);
     self->device = Py_NewRef(device);
+    self->current_device = Py_NewRef(current_device);
     self->outputs = Py_NewRef(outputs);
+    self->scratch = Py_NewRef(scratch);
     self->data_ptr = Py_NewRef(data_ptr);
     self->is_grad_enabled = Py_NewRef(is_grad_enabled);
     self->below_alignment = alignment - 1;
+    self->inputs = inputs;
+    self->scalars = scalars;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs); ++i)
         self->made += PyTuple_GET_ITEM(outputs, i) != Py_None;
     self->requires_grad = PyUnicode_InternFromString("requires_grad");
     self->zero = PyLong_FromLong(0);
-    if (self->requires_grad == NULL || self->zero == NULL) {
+    if (self->requires_grad == NULL || self->zero == NULL ||
+        read_launches(self, launches, values) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -229,9 +339,11 @@ static int ready_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->check);
     Py_VISIT(self->given);
-    Py_VISIT(self->launch);
+    Py_VISIT(self->launches);
     Py_VISIT(self->stream);
+    Py_VISIT(self->current_device);
     Py_VISIT(self->outputs);
+    Py_VISIT(self->scratch);
     Py_VISIT(self->data_ptr);
     Py_VISIT(self->is_grad_enabled);
     return 0;
@@ -241,10 +353,13 @@ static int ready_clear(PyObject *object) {
     Ready *self = (Ready *)object;
     Py_CLEAR(self->check);
     Py_CLEAR(self->given);
-    Py_CLEAR(self->launch);
+    self->launch_count = 0;
+    Py_CLEAR(self->launches);
     Py_CLEAR(self->stream);
     Py_CLEAR(self->device);
+    Py_CLEAR(self->current_device);
     Py_CLEAR(self->outputs);
+    Py_CLEAR(self->scratch);
     Py_CLEAR(self->is_grad_enabled);
     Py_CLEAR(self->data_ptr);
     Py_CLEAR(self->requires_grad);
@@ -256,6 +371,7 @@ static void ready_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     ready_clear(object);
+    PyMem_Free(((Ready *)object)->launch);
     type->tp_free(object);
     Py_DECREF(type);
 }
@@ -267,8 +383,9 @@ static PyMemberDef ready_members[] = {
 };
 
 PyDoc_STRVAR(ready_doc,
-             "Ready(check, given, launch, stream, device, outputs, data_ptr, is_grad_enabled, "
-             "alignment)\n--\n\nA call whose launch is known, called as ready(*tensors, *scalars).");
+             "Ready(check, given, launches, scalars, stream, device, current_device, outputs, scratch, "
+             "data_ptr, is_grad_enabled, alignment)\n--\n\n"
+             "A call whose launches are known, called as ready(*tensors, *scalars).");
 
 static PyType_Slot ready_slots[] = {
     {Py_tp_doc, (void *)ready_doc},    {Py_tp_new, ready_new},

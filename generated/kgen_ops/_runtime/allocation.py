@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .streams import current_device
+from .streams import current_device, several_devices
 
 Allocate = Callable[[], Tensor]
 
@@ -33,15 +33,26 @@ def allocator(
     if short is None:
         return plain
     quick: Allocate = functools.partial(short, shape, strides, dtype)
-    if device.type == "cpu" or torch.cuda.device_count() == 1:
-        return quick
     index = device.index
+    if device.type == "cpu" or not several_devices(index):
+        return quick
 
     def on_device() -> Tensor:
         # The short way allocates on the current device.
         return quick() if current_device() == index else plain()
 
     return on_device
+
+
+def current_allocator(like: Tensor) -> Allocate:
+    """Return what makes tensors of this one's layout while its device is the current one."""
+    shape, strides = tuple(like.shape), like.stride()
+    short = _short(like.device.type)
+    if short is None:
+        return functools.partial(
+            torch.empty_strided, shape, strides, dtype=like.dtype, device=like.device
+        )
+    return functools.partial(short, shape, strides, like.dtype)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ find, or cannot serve at speed, comes here. Which row then serves it, `ladder.py
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +33,9 @@ from .integrity import checked_module
 from .ladder import DispatchError, Table, choose, explanation, lender
 from .problems import Explanation, contiguous_call, not_loaded, problem_text
 from .quick import Ready, ready_call
-from .rows import Call, Gpu, Prepared, Row, Rule, Run, SafeRow
-from .streams import capturing, current_device, raw_stream, stream_getter
+from .recording import bound_row, recorded
+from .rows import Call, Gpu, Prepared, Recorded, Row, Rule, Run, SafeRow
+from .streams import capturing, current_device, raw_stream, several_devices, stream_getter
 
 if TYPE_CHECKING:
     from .device import KernelFile
@@ -130,7 +132,7 @@ class Pass:
             ]
             bound = bind(self.signature, tensors, scalars, flags)
             key = None
-        run = self._prepare(bound, tensors, device)
+        run, record = self._prepare(bound, tensors, device)
         if key is not None:
             if len(self.prepared) >= MAX_PREPARED:
                 self.forget()
@@ -139,7 +141,7 @@ class Pass:
                 None if made is None
                 else allocator(tuple(made.shape), made.stride(), made.dtype, device)
                 for made in outputs
-            ))
+            ), record)
         pointers = (0 if t is None else t.data_ptr() for t in (*tensors, *outputs))
         run(raw_stream(first.get_device()), *pointers, *scalars)
         return found
@@ -170,6 +172,8 @@ class Pass:
             return  # one for such a layout may be there, and refuses this call for its addresses
         if len({id(tensor) for tensor in there}) < len(there):
             return  # it would serve no call, this one neither, and take another's place
+        if several_devices(prepared.device) and current_device() != prepared.device:
+            return  # nor does one while another device is the current one
         if (new := ready_call(tensors, prepared, ALIGNMENT)) is None:
             self._never_ready = True
         else:
@@ -314,15 +318,15 @@ class Pass:
         first = tensors[0]
         assert first is not None  # bind has refused None
         outputs = self._allocate(bound, first.device)
-        run = self._bind_row(row, bound, self._call(bound, tensors),
-                             self._table(first.device).facts, first.device)
+        run, _ = self._bind_row(row, bound, self._call(bound, tensors),
+                                self._table(first.device).facts, first.device)
         pointers = (0 if t is None else t.data_ptr() for t in (*tensors, *outputs))
         run(raw_stream(first.get_device()), *pointers, *scalars)
         return outputs
 
     def _prepare(
         self, bound: Bound, tensors: Sequence[Tensor | None], device: torch.device
-    ) -> Run:
+    ) -> tuple[Run, Callable[[], Recorded]]:
         call = self._call(bound, tensors)
         with self._lock:
             table = self._table(device)
@@ -338,15 +342,22 @@ class Pass:
         return Call(**bound.dims, **bound.strides, **pointers)
 
     def _bind_row(self, row: Row | SafeRow, bound: Bound, call: Call,
-                  facts: Mapping[str, int], device: torch.device) -> Run:
+                  facts: Mapping[str, int], device: torch.device
+                  ) -> tuple[Run, Callable[[], Recorded]]:
+        """The launch of a row for such calls, and what writes it down."""
         problem = problem_text(
             self.signature, tuple(bound.dims.values()), tuple(bound.dtypes.values())
         )
         file = self._file(row.kernel, device, problem)
-        run = row.bind(file, call, facts) if isinstance(row, SafeRow) else row.bind(file, call)
-        if device.type == "cuda" and torch.cuda.device_count() > 1:
-            return _on_device(run, device.index)
-        return run
+        record = functools.partial(
+            recorded, row, file, call, facts,
+            tensors=len(self.signature.inputs) + len(self.signature.outputs),
+            scalars=len(self.signature.scalars),
+        )
+        run = bound_row(row, file, call, facts)
+        if device.type == "cuda" and several_devices(device.index):
+            run = _on_device(run, device.index)
+        return run, record
 
     def _table(self, device: torch.device) -> Table:
         key = (device.type, device.index)

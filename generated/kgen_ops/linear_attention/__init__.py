@@ -204,7 +204,7 @@ def _linear_attention(
         )
     if given is not None:
         FORWARD.ready_next_time(given, prepared, q, k, v, initial_state, initial_key_sum)
-    launch, stream, device, (new_out, new_final_state, new_final_key_sum, new_norm) = prepared
+    launch, stream, device, (new_out, new_final_state, new_final_key_sum, new_norm), _ = prepared
     if not return_final_state and not return_final_key_sum and not return_norm:
         out = new_out()
         launch(
@@ -495,7 +495,7 @@ def _linear_attention_backward(
         )
     launch, stream, device, (
         new_gq, new_gk, new_gv, new_ginitial_state, new_ginitial_key_sum,
-    ) = prepared
+    ), _ = prepared
     if initial_state is None and initial_key_sum is None:
         gq = new_gq()
         gk = new_gk()

@@ -152,7 +152,7 @@ def _rmsnorm(
         return FORWARD.call(layout, (x, w, residual), (eps, offset), (return_rstd,))
     if given is not None:
         FORWARD.ready_next_time(given, prepared, x, w, residual)
-    launch, stream, device, (new_y, new_h, new_rstd) = prepared
+    launch, stream, device, (new_y, new_h, new_rstd), _ = prepared
     if residual is None and not return_rstd:
         y = new_y()
         launch(stream(device), x_ptr, w_ptr, residual_ptr, y.data_ptr(), 0, 0, eps, offset)
@@ -323,7 +323,7 @@ def _rmsnorm_backward(
         return BACKWARD.call(layout, (dy, x, w, rstd, dh), (eps, offset))
     if given is not None:
         BACKWARD.ready_next_time(given, prepared, dy, x, w, rstd, dh)
-    launch, stream, device, (new_dx, new_dw) = prepared
+    launch, stream, device, (new_dx, new_dw), _ = prepared
     dx = new_dx()
     dw = None if new_dw is None else new_dw()
     launch(

@@ -106,7 +106,7 @@ def _timex(w: Tensor, k: Tensor, eps: float = 0.0, given: Any = None) -> Tensor:
         return FORWARD.call(layout, (w, k), (eps,))
     if given is not None:
         FORWARD.ready_next_time(given, prepared, w, k)
-    launch, stream, device, (new_out,) = prepared
+    launch, stream, device, (new_out,), _ = prepared
     out = new_out()
     launch(stream(device), w_ptr, k_ptr, out.data_ptr(), eps)
     return out
@@ -214,7 +214,7 @@ def _timex_backward(gout: Tensor, w: Tensor, k: Tensor, given: Any = None) -> tu
         return BACKWARD.call(layout, (gout, w, k), ())
     if given is not None:
         BACKWARD.ready_next_time(given, prepared, gout, w, k)
-    launch, stream, device, (new_gw, new_gk) = prepared
+    launch, stream, device, (new_gw, new_gk), _ = prepared
     gw = new_gw()
     gk = new_gk()
     launch(stream(device), gout_ptr, w_ptr, k_ptr, gw.data_ptr(), gk.data_ptr())

@@ -210,7 +210,7 @@ def _wkv6(
         )
     if given is not None:
         FORWARD.ready_next_time(given, prepared, r, k, v, w, u, initial_state, cu_seqlens)
-    launch, stream, device, (new_y, new_final_state) = prepared
+    launch, stream, device, (new_y, new_final_state), _ = prepared
     y = new_y()
     final_state = None if new_final_state is None else new_final_state()
     launch(
@@ -459,7 +459,9 @@ def _wkv6_backward(
         BACKWARD.ready_next_time(
             given, prepared, gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens,
         )
-    launch, stream, device, (new_gr, new_gk, new_gv, new_gw, new_gu, new_ginitial_state) = prepared
+    launch, stream, device, (
+        new_gr, new_gk, new_gv, new_gw, new_gu, new_ginitial_state,
+    ), _ = prepared
     gr = new_gr()
     gk = new_gk()
     gv = new_gv()
