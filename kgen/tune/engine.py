@@ -73,7 +73,7 @@ class _Tune:
         self._results: list[ProblemResult] = []
         self._build_ahead(0)
         self._copy_gbps = session.probe()
-        self._safe: SafeCertificates | None = None
+        self._safe = SafeCertificates(session, prover)
         self._settlements = Settlements(session, prover, self._publish)
 
     def run(self) -> TuneResult:
@@ -82,17 +82,16 @@ class _Tune:
             for place in range(len(self._spaces)):
                 self._tune_next(place)
         except KgenError:
-            if self._safe is not None:  # the problems before the one that failed are not lost
-                self._collect_all(self._safe)
+            if self._safe.has_run:  # the problems before the one that failed are not lost
+                self._collect_all()
             raise
-        assert self._safe is not None  # there is a problem at least
-        self._collect_all(self._safe)
+        self._collect_all()
         settled = self._settlements.finish(self._play_again)
         self._say("done")
-        return self._result(settled, self._safe)
+        return self._result(settled)
 
     def _tune_next(self, place: int) -> None:
-        """Tune one problem, start its winner's host run and, after the first, the safe variant's.
+        """Tune one problem, start its winner's host run and, after the first, run the safe variant.
 
         What earlier problems left over of the time limit goes to those that are left.
         """
@@ -100,9 +99,9 @@ class _Tune:
         result = self._tune_problem(problem, place, share=len(self._spaces) - place)
         self._results.append(result)
         self._settlements.add(result)
-        if self._safe is None:
+        if not self._safe.has_run:
             self._say("safe")
-            self._safe = SafeCertificates(self._session, self._prover)
+            self._safe.run()
         if self._request.gpu.is_host:  # beside the next search it would disturb what is timed
             self._say("host runs")
             self._settlements.collect(wait=True)
@@ -167,29 +166,27 @@ class _Tune:
                 self._request.problems[place], first[: min(self._request.trials, BUILD_AHEAD)]
             )
 
-    def _collect_all(self, safe: SafeCertificates) -> None:
+    def _collect_all(self) -> None:
         """Wait for all host runs that are under way."""
         self._say("host runs")
-        safe.results()
+        self._safe.results()
         self._settlements.collect(wait=True)
 
     def _publish(self, settled: tuple[ProblemResult, ...]) -> bool:
         """Hand over what is settled; whether that was possible."""
-        if self._safe is None or not self._safe.done:  # rows need something to fall back on
+        if not self._safe.done:  # rows need something to fall back on
             return False
         if len(settled) < len(self._spaces):  # all of them are what `run` returns
-            self._request.on_settled(self._result(settled, self._safe))
+            self._request.on_settled(self._result(settled))
         return True
 
-    def _result(
-        self, results: tuple[ProblemResult, ...], safe: SafeCertificates
-    ) -> TuneResult:
+    def _result(self, results: tuple[ProblemResult, ...]) -> TuneResult:
         return TuneResult(
             self._request,
             dict(self._session.environment),
             self._copy_gbps,
             results,
-            safe.results(),
+            self._safe.results(),
             self._session.worker.restarts,
             time.monotonic() - self._started,
         )
