@@ -73,7 +73,7 @@ class _Tune:
         self._results: list[ProblemResult] = []
         self._build_ahead(0)
         self._copy_gbps = session.probe()
-        self._safe = SafeCertificates(session, prover)
+        self._safe: SafeCertificates | None = None
         self._settlements = Settlements(session, prover, self._publish)
 
     def run(self) -> TuneResult:
@@ -82,16 +82,17 @@ class _Tune:
             for place in range(len(self._spaces)):
                 self._tune_next(place)
         except KgenError:
-            if self._safe.has_run:  # the problems before the one that failed are not lost
-                self._collect_all()
+            if self._safe is not None:  # the problems before the one that failed are not lost
+                self._collect_all(self._safe)
             raise
-        self._collect_all()
+        assert self._safe is not None  # there is a problem at least
+        self._collect_all(self._safe)
         settled = self._settlements.finish(self._play_again)
         self._say("done")
-        return self._result(settled)
+        return self._result(settled, self._safe)
 
     def _tune_next(self, place: int) -> None:
-        """Tune one problem, start its winner's host run and, after the first, run the safe variant.
+        """Tune one problem, start its winner's host run and, after the first, the safe variant's.
 
         What earlier problems left over of the time limit goes to those that are left.
         """
@@ -99,9 +100,9 @@ class _Tune:
         result = self._tune_problem(problem, place, share=len(self._spaces) - place)
         self._results.append(result)
         self._settlements.add(result)
-        if not self._safe.has_run:
+        if self._safe is None:
             self._say("safe")
-            self._safe.run()
+            self._safe = SafeCertificates(self._session, self._prover)
         if self._request.gpu.is_host:  # beside the next search it would disturb what is timed
             self._say("host runs")
             self._settlements.collect(wait=True)
@@ -166,27 +167,29 @@ class _Tune:
                 self._request.problems[place], first[: min(self._request.trials, BUILD_AHEAD)]
             )
 
-    def _collect_all(self) -> None:
+    def _collect_all(self, safe: SafeCertificates) -> None:
         """Wait for all host runs that are under way."""
         self._say("host runs")
-        self._safe.results()
+        safe.results()
         self._settlements.collect(wait=True)
 
     def _publish(self, settled: tuple[ProblemResult, ...]) -> bool:
         """Hand over what is settled; whether that was possible."""
-        if not self._safe.done:  # rows need something to fall back on
+        if self._safe is None or not self._safe.done:  # rows need something to fall back on
             return False
         if len(settled) < len(self._spaces):  # all of them are what `run` returns
-            self._request.on_settled(self._result(settled))
+            self._request.on_settled(self._result(settled, self._safe))
         return True
 
-    def _result(self, results: tuple[ProblemResult, ...]) -> TuneResult:
+    def _result(
+        self, results: tuple[ProblemResult, ...], safe: SafeCertificates
+    ) -> TuneResult:
         return TuneResult(
             self._request,
             dict(self._session.environment),
             self._copy_gbps,
             results,
-            self._safe.results(),
+            safe.results(),
             self._session.worker.restarts,
             time.monotonic() - self._started,
         )

@@ -35,11 +35,10 @@ class _Claim:
 
     problem: Problem
     rendered: Rendered
+    artifact: Artifact | None
     key: str
     shows_a_pair: bool
-    is_shown: bool = True
     known: Record | None = None
-    artifact: Artifact | None = None
     outcome: TrialOutcome | None = None
     proof: Future[Proof] | None = None
     settled: SafeResult | None = None
@@ -51,55 +50,43 @@ class _Claim:
 
     @property
     def needs_a_run(self) -> bool:
-        """Whether it is to be certified, and no journal has its certificate."""
-        return self.is_shown and self.known is None
+        """Whether it was built, and no journal has its certificate."""
+        return self.artifact is not None and self.known is None
 
 
 class SafeCertificates:
-    """The safe config for each dtype combination that is certified. On a GPU their host runs go on
-    beside whatever the tune does from the beginning on; they take longer than most searches.
+    """The safe config for each dtype combination that is certified: run on the device at once,
+    their host runs behind what the tune does next.
     """
 
     def __init__(self, session: Session, prover: HostProver) -> None:
-        """Look them up in the journal, and start the host runs of those that are not there."""
-        self._session, self._prover = session, prover
-        self._claims = [_with_proof_started(session, prover, c) for c in _claimed(session)]
-        self._has_run = False
-        self._results: tuple[SafeResult, ...] | None = None
-
-    def run(self) -> None:
-        """Build and run them on the device.
+        """Build and run all, and start the host runs.
 
         Raises:
             TuneError: If one does not build or is wrong: the library would have nothing to fall
                 back on.
         """
         # Builds and host runs go on side by side, so all start before the first is waited for.
-        session = self._session
-        claims = _built(session, self._claims)
-        outcomes = _outcomes(session, self._prover, [c for c in claims if c.needs_a_run])
+        self._session = session
+        claims = [_looked_up(session, claim) for claim in _built(session)]
+        outcomes = _outcomes(session, prover, [c for c in claims if c.needs_a_run])
         self._claims = [
-            _settled_if_it_can(session, replace(c, outcome=next(outcomes)))
+            _settled_if_it_can(
+                session, _with_proof_started(session, prover, replace(c, outcome=next(outcomes)))
+            )
             if c.needs_a_run
             else c
             for c in claims
         ]
-        self._has_run = True
-
-    @property
-    def has_run(self) -> bool:
-        """Whether they were run on the device."""
-        return self._has_run
+        self._results: tuple[SafeResult, ...] | None = None
 
     @property
     def done(self) -> bool:
-        """Whether `results` has all it needs."""
-        return self._has_run and all(
-            claim.proof is None or claim.proof.done() for claim in self._claims
-        )
+        """Whether `results` would not wait."""
+        return all(claim.proof is None or claim.proof.done() for claim in self._claims)
 
     def results(self) -> tuple[SafeResult, ...]:
-        """Wait for the host runs, and write the certificates down. Behind `run`.
+        """Wait for the host runs, and write the certificates down.
 
         Raises:
             TuneError: If one is wrong.
@@ -118,10 +105,10 @@ def safe_dims(operator: Operator) -> tuple[tuple[str, int], ...]:
     return tuple((d.name, max(FEW if d.name in few else SAFE_EXTENT, d.smallest)) for d in dims)
 
 
-def _claimed(session: Session) -> list[_Claim]:
-    """All combinations, with their certificates where the journal has them."""
+def _built(session: Session) -> list[_Claim]:
     signature = session.entry.operator.signature
-    config = session.entry.space.safe_variant(session.pass_name).safe
+    variant = session.entry.space.safe_variant(session.pass_name)
+    config = variant.safe
     assert config is not None
     dims = safe_dims(session.entry.operator)
     problems = [
@@ -131,45 +118,28 @@ def _claimed(session: Session) -> list[_Claim]:
     sources = [session.render(config, problem) for problem in problems]
     pairs = signature.dtype_pairs()
     shown = _shown(pairs, problems, sources, every_source=not session.gpu.is_host)
-    certificates = {
-        r.key: r
-        for r in reversed(list(session.journal.read()))
-        if r.fate is Fate.VERIFIED and r.evidence is not None
-    }
+    builds = [
+        session.build(rendered) if problem in shown else None
+        for problem, rendered in zip(problems, sources, strict=True)
+    ]
     claims = []
-    for problem, rendered in zip(problems, sources, strict=True):
-        key, is_shown = session.key(rendered, config, problem), problem in shown
+    for problem, rendered, build in zip(problems, sources, builds, strict=True):
+        built = build.result() if build is not None else None
+        if isinstance(built, BuildFailure):
+            raise TuneError(
+                f"{variant.where}: the safe variant does not compile for {dict(problem.dtypes)}\n  "
+                f"{built.message}\n  source: {built.source_path}"
+            )
         claims.append(
             _Claim(
                 problem,
                 rendered,
-                key,
-                shows_a_pair=dict(problem.dtypes) in pairs,
-                is_shown=is_shown,
-                known=certificates.get(key) if is_shown else None,
+                built,
+                session.key(rendered, config, problem),
+                dict(problem.dtypes) in pairs,
             )
         )
     return claims
-
-
-def _built(session: Session, claims: Sequence[_Claim]) -> list[_Claim]:
-    """Build what is certified.
-
-    Raises:
-        TuneError: If one does not build.
-    """
-    builds = [session.build(c.rendered) if c.is_shown else None for c in claims]
-    found = []
-    for claim, build in zip(claims, builds, strict=True):
-        built = None if build is None else build.result()
-        if isinstance(built, BuildFailure):
-            where = session.entry.space.safe_variant(session.pass_name).where
-            raise TuneError(
-                f"{where}: the safe variant does not compile for {dict(claim.dtypes)}\n  "
-                f"{built.message}\n  source: {built.source_path}"
-            )
-        found.append(replace(claim, artifact=built))
-    return found
 
 
 def _shown(
@@ -190,6 +160,18 @@ def _shown(
                 seen.add(source.digest)
                 shown.append(problem)
     return shown
+
+
+def _looked_up(session: Session, claim: _Claim) -> _Claim:
+    """Find the claim's certificate in the journal."""
+    if claim.artifact is None:
+        return claim
+    known = (
+        r
+        for r in session.journal.read()
+        if r.key == claim.key and r.fate is Fate.VERIFIED and r.evidence is not None
+    )
+    return replace(claim, known=next(known, None))
 
 
 def _outcomes(
@@ -225,7 +207,8 @@ def _with_proof_started(session: Session, prover: HostProver, claim: _Claim) -> 
     variant = session.entry.space.safe_variant(session.pass_name)
     config = variant.safe
     assert config is not None
-    if not claim.needs_a_run or not claim.shows_a_pair or session.gpu.is_host:
+    assert claim.outcome is not None
+    if claim.outcome.fate is not Fate.VERIFIED or not claim.shows_a_pair or session.gpu.is_host:
         return claim
     proof = prover.start(claim.rendered, variant, config, session.pass_name, claim.problem)
     return replace(claim, proof=proof)
