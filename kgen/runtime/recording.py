@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from .allocation import Allocate
-from .rows import CONSTANT, Call, Launch, Recorded, Row, Run, SafeRow
+from .rows import CONSTANT, Call, Launch, Recorded, Row, SafeRow, bound_row
 
 if TYPE_CHECKING:  # it imports the driver and compilers, which a call that is ready does not need
     from .device import KernelFile
@@ -77,8 +77,3 @@ def recorded(
     first = 1 + tensors + len(recorder.scratches)
     run(*cast("Any", (stream, *given, *(_Value(first + i) for i in range(scalars)))))
     return Recorded(tuple(recorder.launches), tuple(recorder.scratches), scalars)
-
-
-def bound_row(row: Row | SafeRow, file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
-    """Bind a row's launch to a call."""
-    return row.bind(file, call, facts) if isinstance(row, SafeRow) else row.bind(file, call)

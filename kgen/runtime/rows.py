@@ -132,6 +132,11 @@ class SafeRow(NamedTuple):
     bind: Callable[[KernelFile, Call, Mapping[str, int]], Run]
 
 
+def bound_row(row: Row | SafeRow, file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
+    """Bind a row's launch to a call; a safe row's to the GPU, too."""
+    return row.bind(file, call, facts) if isinstance(row, SafeRow) else row.bind(file, call)
+
+
 class Gpu(NamedTuple):
     """A GPU that was tuned for.
 

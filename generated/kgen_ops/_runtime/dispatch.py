@@ -33,8 +33,7 @@ from .integrity import checked_module
 from .ladder import DispatchError, Table, choose, explanation, lender
 from .problems import Explanation, contiguous_call, not_loaded, problem_text
 from .quick import Ready, ready_call
-from .recording import bound_row, recorded
-from .rows import Call, Gpu, Prepared, Recorded, Row, Rule, Run, SafeRow
+from .rows import Call, Gpu, Prepared, Recorded, Row, Rule, Run, SafeRow, bound_row
 from .streams import capturing, current_device, raw_stream, several_devices, stream_getter
 
 if TYPE_CHECKING:
@@ -350,7 +349,7 @@ class Pass:
         )
         file = self._file(row.kernel, device, problem)
         record = functools.partial(
-            recorded, row, file, call, facts,
+            _recorded, row, file, call, facts,
             tensors=len(self.signature.inputs) + len(self.signature.outputs),
             scalars=len(self.signature.scalars),
         )
@@ -426,6 +425,15 @@ def unpacked(outputs: Any) -> Any:
 def present(*outputs: Tensor | None) -> Any:
     """Return the outputs that there are: one as it is, several as a tuple."""
     return unpacked([output for output in outputs if output is not None])
+
+
+def _recorded(
+    row: Row | SafeRow, file: KernelFile, call: Call, facts: Mapping[str, int], tensors: int,
+    scalars: int,
+) -> Recorded:
+    from .recording import recorded  # not before a layout comes twice
+
+    return recorded(row, file, call, facts, tensors, scalars)
 
 
 def _on_device(run: Run, device: int) -> Run:
