@@ -14,7 +14,7 @@ class ClusterExchange {
 public:
     static constexpr int kBlocks = Blocks;
     static constexpr int kKeptBytes = 0;                   // of shared memory for the exchange itself
-    static constexpr int kUnitStride = State::kStride;     // elements between rows of unit_before
+    static constexpr int kUnitStride = State::kStride;     // elements between rows of a place
     static constexpr bool kAllArrive = true;               // every warp for itself, with a fence
 
     KGEN_DEVICE int rank() const { return cluster_rank(); }
@@ -23,9 +23,15 @@ public:
     KGEN_DEVICE void arrive(int) const { arrive_at_cluster(); }
     KGEN_DEVICE void wait(int) const { wait_for_cluster(); }
 
-    // Where a unit of the state before segment `block` is left; `before` is the block's own state.
-    KGEN_DEVICE T* unit_before(int block, int unit, T* before) const {
-        return cluster_address(before, block) + State::offset(unit);
+    // Where a row and column of a unit of the state before each segment is left; `before` is the block's own
+    // state.
+    struct Places {
+        T* before;
+        int offset;
+        KGEN_DEVICE T* of(int block) const { return cluster_address(before, block) + offset; }
+    };
+    KGEN_DEVICE Places places(int unit, int row, int column, T* before) const {
+        return {before, State::offset(unit) + row * kUnitStride + column};
     }
 
     // Behind the arrival with all states written: have the own one in `before`, from take() on.

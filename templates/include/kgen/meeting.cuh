@@ -29,6 +29,7 @@
 #include "block.cuh"
 #include "cluster.cuh"
 #include "memory.cuh"
+#include "registers.cuh"
 
 #if KGEN_HOST
 // In place of KGEN_EXPORT, for a kernel whose blocks meet in groups of `blocks`, 16 at most.
@@ -151,21 +152,28 @@ public:
     KGEN_DEVICE void arrive(int warp) const { barrier_.template arrive<State::kThreads>(warp); }
     KGEN_DEVICE void wait(int warp) { barrier_.wait(warp); }
 
-    KGEN_DEVICE T* unit_before(int block, int unit, T*) const {
-        return states_ + block * kState + unit * kUnit;
+    struct Places {
+        T* first;
+        KGEN_DEVICE T* of(int block) const { return first + block * kState; }
+    };
+    KGEN_DEVICE Places places(int unit, int row, int column, T*) const {
+        return {states_ + unit * kUnit + row * kUnitStride + column};
     }
 
     KGEN_DEVICE void begin_to_take(T* before, int warp) {
         wait(warp);
-        constexpr int kVec = 8, kCopies = kState / kVec, kPerUnit = kUnit / kVec;
-        const T* own = states_ + rank_ * kState;
+        // A warp copies a unit at a time. Where warps are whole rows of units, a thread's next unit is a
+        // constant away.
+        constexpr int kWarps = State::kThreads / kWarpSize, kVec = 8;
+        constexpr bool kRows = kWarps % State::kAlong == 0;
+        const int first = computed_here(thread_rank() / kWarpSize), lane = computed_here(lane_id());
+        const T* own = states_ + rank_ * kState + first * kUnit + lane * kVec;
+        T* target = before + lane / 2 * State::kStride + lane % 2 * kVec;
+        if (kRows) target += State::offset(first);
 #pragma unroll
-        for (int first = 0; first < kCopies; first += State::kThreads) {
-            const int i = first + thread_rank();
-            if (kCopies % State::kThreads != 0 && i >= kCopies) break;
-            cp_async<16>(before + State::offset(i / kPerUnit) + i % kPerUnit / 2 * State::kStride +
-                             i % 2 * kVec,
-                         own + i * kVec);
+        for (int i = 0; i < State::kUnits; i += kWarps) {
+            if (State::kUnits % kWarps != 0 && first + i >= State::kUnits) break;
+            cp_async<16>(target + State::offset(kRows ? i : first + i), own + i * kUnit);
         }
     }
 

@@ -32,6 +32,7 @@
 #include "chunk_stage.cuh"
 #include "math.cuh"
 #include "paired_rows.cuh"
+#include "registers.cuh"
 #include "state_tile.cuh"
 #include "state_walk.cuh"
 
@@ -105,8 +106,7 @@ public:
         : kept_(kept({rows, initial, end, exchange})),
           rows_(kept_.rows),
           exchange_(kept_.exchange),
-          sums_(sums),
-          rank_(exchange.rank()) {
+          sums_(sums) {
         // Shared memory: T b[Segment][kKeyStride], v[Segment][kValueStride], and [kKeys][kValueStride]
         // what the segment's first half adds, and the state before the segment; float
         // [kUnitsPerWarp][2][kThreads][4], which the threads carry from one scan to the next; Kept.
@@ -140,7 +140,14 @@ public:
     KGEN_DEVICE void walk() {
         while (take_round())
             if (!go_to_next_round()) return hand_out_end();
-        // What is not finite stays so. In a loop of its own, registers of the first hold nothing of it.
+        go_on_step_by_step(*this);
+    }
+
+private:
+    // From a round on that was not finite: what follows is not, either.
+    static KGEN_CALLED_DEVICE void go_on_step_by_step(SegmentWalk walk) { walk.walk_segments(); }
+
+    KGEN_DEVICE void walk_segments() {
         walk_segment();
         while (go_to_next_round()) {
             stage();
@@ -156,7 +163,6 @@ public:
         hand_out_end();
     }
 
-private:
     KGEN_DEVICE void hand_out_end() const {
         if constexpr (!Ends) return;
         for_my_units([&](int i, int unit) {
@@ -192,6 +198,7 @@ private:
 
     // Whether there is one.
     KGEN_DEVICE bool go_to_next_round() {
+        if constexpr (!Exchange::kAllArrive) warp_ = computed_here(warp_);
         sync_block();  // shared memory is free, too
         if (thread_rank() == 0) rows_.first += kBlocks * Segment;
         sync_block();
@@ -200,10 +207,11 @@ private:
 
     // The block's first step of the round, and how many of its segment exist. Steps behind the last one are
     // zeros, as are their sums: a block that has no others does what all do.
-    KGEN_DEVICE i64 first_step() const { return rows_.first + rank_ * Segment; }
+    KGEN_DEVICE i64 first_step() const { return rows_.first + rank() * Segment; }
     KGEN_DEVICE int steps_left() const {
         return static_cast<int>(min(max(rows_.end - first_step(), i64{0}), i64{Segment}));
     }
+    KGEN_DEVICE int rank() const { return exchange_.rank(); }
     KGEN_DEVICE bool has_state() const { return Begins || first_step() > 0; }
 
     // The warp's fragments among those of half a segment: over both all warps have as many to look at.
@@ -365,7 +373,7 @@ private:
     // The segment's sum to global memory: [kUnits][two tiles][lanes][four accumulators].
     KGEN_DEVICE void hand_out(const Sums& sums) const {
         if (!has_sums()) return;
-        float* target = sums_ + rank_ * kSum + 4 * lane_id();
+        float* target = sums_ + rank() * kSum + 4 * lane_id();
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m)
 #pragma unroll
@@ -385,7 +393,7 @@ private:
     KGEN_DEVICE void for_my_units(Body body) const {
 #pragma unroll
         for (int i = 0; i < kUnitsPerWarp; ++i) {
-            const int unit = rank_ + kBlocks * (warp_ + i * kWarps);
+            const int unit = rank() + kBlocks * (warp_ + i * kWarps);
             if (kUnits % (kBlocks * kWarps) == 0 || unit < kUnits) body(i, unit);
         }
     }
@@ -402,7 +410,8 @@ private:
     KGEN_DEVICE void scan() const {
         for_my_units([&](int i, int unit) {
             Vec<float, 4> state[2] = {carried(i, 0), carried(i, 1)};
-            const int offset = mma_lane().g * Exchange::kUnitStride + column_of_quad();
+            const float* sums = sums_ + unit * 256 + 4 * lane_id();
+            const auto states = exchange_.places(unit, mma_lane().g, column_of_quad(), before_);
 #pragma unroll
             for (int first = 0; first < kBlocks; first += kAtOnce) {
                 Vec<float, 4> parts[kAtOnce][2];  // all on their way at once
@@ -410,11 +419,10 @@ private:
                 for (int block = 0; block < kAtOnce; ++block)
 #pragma unroll
                     for (int tile = 0; tile < 2; ++tile)
-                        parts[block][tile] = load_vec<4>(sums_ + (first + block) * kSum +
-                                                         unit * 256 + tile * 128 + 4 * lane_id());
+                        parts[block][tile] = load_vec<4>(sums + (first + block) * kSum + tile * 128);
 #pragma unroll
                 for (int block = 0; block < kAtOnce; ++block) {
-                    T* there = exchange_.unit_before(first + block, unit, before_) + offset;
+                    T* there = states.of(first + block);
 #pragma unroll
                     for (int half = 0; half < 2; ++half)
                         *reinterpret_cast<Vec<u32, 2>*>(there + 8 * half * Exchange::kUnitStride) =
@@ -442,7 +450,7 @@ private:
     WalkRows<T>& rows_;
     Exchange& exchange_;
     float* sums_;  // of the group, [kBlocks][kSum]
-    int rank_, warp_;
+    int warp_;
     T *b_, *v_, *middle_, *before_;
     float* carried_;
 };
