@@ -16,6 +16,7 @@ public:
     static constexpr int kKeptBytes = 0;                   // of shared memory for the exchange itself
     static constexpr int kUnitStride = State::kStride;     // elements between rows of a place
     static constexpr bool kAllArrive = true;               // every warp for itself, with a fence
+    static constexpr bool kCrowds = false;                 // takes registers that a walk must then save
 
     KGEN_DEVICE int rank() const { return cluster_rank(); }
 

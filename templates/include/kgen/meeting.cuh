@@ -140,6 +140,7 @@ public:
     static constexpr int kKeptBytes = 32;      // see ClusterExchange for these
     static constexpr int kUnitStride = 16;
     static constexpr bool kAllArrive = false;
+    static constexpr bool kCrowds = true;
 
     // states: [groups][Blocks][kState].
     KGEN_DEVICE MemoryExchange(const GroupPlace& place, i32* counters, T* states)

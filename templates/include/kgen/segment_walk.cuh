@@ -106,7 +106,7 @@ public:
         : kept_(kept({rows, initial, end, exchange})),
           rows_(kept_.rows),
           exchange_(kept_.exchange),
-          sums_(sums) {
+          sums_(sums), rank_(exchange.rank()) {
         // Shared memory: T b[Segment][kKeyStride], v[Segment][kValueStride], and [kKeys][kValueStride]
         // what the segment's first half adds, and the state before the segment; float
         // [kUnitsPerWarp][2][kThreads][4], which the threads carry from one scan to the next; Kept.
@@ -140,11 +140,14 @@ public:
     KGEN_DEVICE void walk() {
         while (take_round())
             if (!go_to_next_round()) return hand_out_end();
-        go_on_step_by_step(*this);
+        // What is not finite stays so. In a loop of its own, registers of the first hold nothing of it.
+        if constexpr (Exchange::kCrowds)
+            go_on_step_by_step(*this);
+        else
+            walk_segments();
     }
 
 private:
-    // From a round on that was not finite: what follows is not, either.
     static KGEN_CALLED_DEVICE void go_on_step_by_step(SegmentWalk walk) { walk.walk_segments(); }
 
     KGEN_DEVICE void walk_segments() {
@@ -198,7 +201,7 @@ private:
 
     // Whether there is one.
     KGEN_DEVICE bool go_to_next_round() {
-        if constexpr (!Exchange::kAllArrive) warp_ = computed_here(warp_);
+        if constexpr (Exchange::kCrowds) warp_ = computed_here(warp_);
         sync_block();  // shared memory is free, too
         if (thread_rank() == 0) rows_.first += kBlocks * Segment;
         sync_block();
@@ -211,7 +214,7 @@ private:
     KGEN_DEVICE int steps_left() const {
         return static_cast<int>(min(max(rows_.end - first_step(), i64{0}), i64{Segment}));
     }
-    KGEN_DEVICE int rank() const { return exchange_.rank(); }
+    KGEN_DEVICE int rank() const { return Exchange::kCrowds ? exchange_.rank() : rank_; }
     KGEN_DEVICE bool has_state() const { return Begins || first_step() > 0; }
 
     // The warp's fragments among those of half a segment: over both all warps have as many to look at.
@@ -410,7 +413,6 @@ private:
     KGEN_DEVICE void scan() const {
         for_my_units([&](int i, int unit) {
             Vec<float, 4> state[2] = {carried(i, 0), carried(i, 1)};
-            const float* sums = sums_ + unit * 256 + 4 * lane_id();
             const auto states = exchange_.places(unit, mma_lane().g, column_of_quad(), before_);
 #pragma unroll
             for (int first = 0; first < kBlocks; first += kAtOnce) {
@@ -419,7 +421,8 @@ private:
                 for (int block = 0; block < kAtOnce; ++block)
 #pragma unroll
                     for (int tile = 0; tile < 2; ++tile)
-                        parts[block][tile] = load_vec<4>(sums + (first + block) * kSum + tile * 128);
+                        parts[block][tile] = load_vec<4>(sums_ + (first + block) * kSum +
+                                                         unit * 256 + tile * 128 + 4 * lane_id());
 #pragma unroll
                 for (int block = 0; block < kAtOnce; ++block) {
                     T* there = states.of(first + block);
@@ -450,7 +453,7 @@ private:
     WalkRows<T>& rows_;
     Exchange& exchange_;
     float* sums_;  // of the group, [kBlocks][kSum]
-    int warp_;
+    int rank_, warp_;
     T *b_, *v_, *middle_, *before_;
     float* carried_;
 };
