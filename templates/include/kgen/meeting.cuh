@@ -13,10 +13,12 @@
 // it ends, and its blocks make room. The last one lacks blocks only while the GPU has no room for them; and
 // what takes that room are blocks of complete groups and of other kernels, which end, and at most Blocks - 1
 // of this kernel that wait. So the kernel ends wherever Blocks of its blocks have room at once, in whatever
-// order the GPU starts them, and whatever else runs on it and ends. Of n such kernels in flight at once, on
-// several streams, each holds back at most Blocks - 1: the GPU must have room for n * (Blocks - 1) + 1. (A
-// GPU that starts all blocks of one kernel before the first of another never has more than one group that
-// lacks blocks. That is what GPUs do for kernels of one priority, and nobody promises it.)
+// order the GPU starts them, and whatever else runs on it and ends.
+//
+// Of n such kernels in flight at once, on several streams, each may have Blocks - 1 blocks that wait for one
+// more: the GPU must have room for n * (Blocks - 1) + 1. (That is the worst case. A GPU that starts all
+// blocks of one kernel before the first of another, as they do for kernels of one priority, has only one
+// group that lacks blocks; but nobody promises it.)
 //
 // Counters: i32 [1 + groups][kCounterStride], a line each, so that groups do not queue for each other's.
 // The first is that of tickets. Nothing has to be left in them from one launch to the next.
