@@ -157,7 +157,7 @@ class _PassReader:
         for item in _items(tree):
             entries = item.fields(required=["name", "dtype", "elements"])
             dtype = entries["dtype"].text()
-            stored = [name for name, d in DTYPES.items() if not d.rounds and not d.integral]
+            stored = [name for name, d in DTYPES.items() if not d.rounds]
             if dtype not in stored:
                 raise entries["dtype"].fail(f"unknown dtype '{dtype}'\n  {suggest(dtype, stored)}")
             name = entries["name"].text()

@@ -5,6 +5,7 @@ Parametrised over the catalogue: a new operator is covered by being there.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from kgen.catalogue import Entry, open_catalogue, profile_named
 from kgen.errors import EmptySpaceError
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config
+from kgen.model.plan import make_plan
 from kgen.model.problem import Problem, with_dims
 from kgen.model.record import Fate
 from kgen.model.signature import Signature
@@ -81,26 +83,31 @@ def inefficient(
 ) -> list[tuple[Problem, Config]]:
     """Random configs that only rules of efficiency refuse, each for a reason of its own.
 
-    Rules are read for a GPU too: most of them are lenient on the host.
+    Rules are read for a GPU too: most of them are lenient on the host. Of the draws with the same
+    reasons the one with the fewest threads: each is a fiber.
     """
     pass_ = signature.pass_named(variant.pass_name)
     tried = problems(signature)
     draw = random.Random(0)
-    found: list[tuple[Problem, Config]] = []
-    reasons: set[str] = set()
+    found: dict[frozenset[str], tuple[int, Problem, Config]] = {}
     for _ in range(3000):
         problem = draw.choice(tried)
         config = variant.config({p.name: draw.choice(p.choices) for p in variant.params})
         if not is_feasible(variant, config, pass_, problem, HOST, legality_only=True):
             continue
         rules = [refusing_rule(variant, config, pass_, problem, gpu) for gpu in (HOST, H200)]
-        why = {rule.why for rule in rules if rule and rule.kind is RuleKind.EFFICIENCY}
-        if why - reasons:
+        why = frozenset(r.why for r in rules if r and r.kind is RuleKind.EFFICIENCY)
+        launches = make_plan(variant, config, problem, HOST).launches
+        threads = sum(math.prod(x.grid) * x.threads for x in launches)
+        if why and (why not in found or threads < found[why][0]):
+            found[why] = (threads, problem, config)
+    wanted: list[tuple[Problem, Config]] = []
+    reasons: set[str] = set()
+    for why, (_, problem, config) in found.items():
+        if why - reasons and len(wanted) < count:
             reasons |= why
-            found.append((problem, config))
-            if len(found) == count:
-                break
-    return found
+            wanted.append((problem, config))
+    return wanted
 
 
 def run_variant(

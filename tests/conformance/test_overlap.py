@@ -26,6 +26,7 @@ from kgen.search.feasible import is_feasible
 
 ENTRY = open_catalogue().entry("linear_attention")
 SIGNATURE = ENTRY.operator.signature
+H200 = profile_named("h200")
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 KEY_SUMS = "initial_key_sum_dtype=fp32,final_key_sum_dtype=fp32,norm_dtype=fp32"
 CHUNKS = {
@@ -36,6 +37,7 @@ SEGMENTS = {
     "chunk": 16, "value_tiles": 1, "value_warps": 2, "key_warps": 1, "stages": 3, "copy": 16,
     "segments": 4, "min_blocks": 1, "scan_vec": 2,
 }  # fmt: skip
+MEETING = {"blocks": 4, "segment": 64, "slice": 32, "batch": 32, "copy": 16, "min_blocks": 1}
 CASES = (
     ("forward", "parallel_chunks", f"B=1,H=2,T=150,E=64,M=48,dtype=bf16,{STATES}",
      {**CHUNKS, "ahead": 1, "overlap": 3}),
@@ -45,6 +47,7 @@ CASES = (
      {**SEGMENTS, "overlap": 1}),
     ("backward", "scanned", f"B=1,H=1,T=150,E=32,M=32,dtype=bf16,{STATES}",
      {**SEGMENTS, "overlap": 1}),
+    ("forward", "meeting", "B=1,H=2,T=150,E=32,M=32,dtype=bf16", {**MEETING, "overlap": 1}),
 )  # fmt: skip
 each_case = pytest.mark.parametrize(
     ("pass_name", "name", "text", "values"), CASES, ids=[f"{p}-{n}" for p, n, _, _ in CASES]
@@ -123,12 +126,18 @@ def test_cross_compiles_for_gpus_that_can_and_cannot_overlap() -> None:
     problems = {
         "parallel_chunks": "B=2,H=8,T=2048,E=128,M=128,dtype=bf16",
         "scanned": "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32",
+        "meeting": "B=1,H=8,T=4096,E=64,M=64,dtype=bf16",
     }
     requests = []
     for pass_name, name, _, _ in CASES:
         variant = ENTRY.space.variant(pass_name, name)
         problem = parse_problem(problems[name], SIGNATURE)
-        config = next(c for c in variant.first if "overlap" in c.as_dict())
+        pass_ = SIGNATURE.pass_named(pass_name)
+        config = next(
+            c
+            for c in variant.first
+            if "overlap" in c.as_dict() and is_feasible(variant, c, pass_, problem, H200)
+        )
         rendered = renderer.render("linear_attention", ENTRY.templates, variant, config, problem)
         requests += [BuildRequest(rendered, arch) for arch in ("sm_90a", "sm_80")]
     compiler = open_compiler("nvrtc", [include_dir()])

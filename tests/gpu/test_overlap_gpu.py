@@ -38,6 +38,8 @@ CASES = [
     (LINEAR, "forward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
     (LINEAR, "forward", "parallel_chunks", f"B=1,H=3,T=1000,E=128,M=128,dtype=bf16,{BEFORE}"),
     (LINEAR, "backward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
+    (LINEAR, "forward", "meeting", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
+    (LINEAR, "forward", "meeting", f"B=1,H=3,T=5000,E=128,M=128,dtype=bf16,{BEFORE}"),
     (LINEAR, "forward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32"),
     (LINEAR, "backward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=bf16"),
     ("wkv5", "backward", "chunked", "B=2,T=512,H=4,K=64,V=64,dtype=bf16"),
@@ -96,7 +98,7 @@ class Calls:
                 if name in tensors:
                     tensors[name].fill_(torch.nan)
         for tensor in self.scratch.values():
-            tensor.fill_(torch.nan)
+            tensor.view(torch.uint8).fill_(0xFF)  # NaN, and of counters -1
 
     def results(self) -> list[torch.Tensor]:
         """The outputs of all sets, as bits."""
@@ -147,6 +149,28 @@ def test_many_calls_back_to_back(calls: Calls, wanted: list[torch.Tensor]) -> No
         for call in calls.overlapping:
             call()
     assert equal(calls.results(), wanted)
+
+
+def test_several_streams_at_once() -> None:
+    """Blocks of several kernels that wait for blocks of their own have room between them all."""
+    case = (LINEAR, "forward", "meeting", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16")
+    several = [Calls(*case) for _ in range(6)]
+    streams = [torch.cuda.Stream() for _ in several]  # type: ignore[no-untyped-call]
+    for each in several:
+        each.poison()
+    torch.cuda.synchronize()
+    for _ in range(CALLS // 4):
+        for each, stream in zip(several, streams, strict=True):
+            with torch.cuda.stream(stream):
+                for call in each.overlapping:
+                    call()
+    found = [each.results() for each in several]
+    for each, results in zip(several, found, strict=True):
+        each.poison()
+        for call in each.apart:
+            call()
+            torch.cuda.synchronize()
+        assert equal(results, each.results())
 
 
 def test_inputs_that_are_made_right_before_on_another_stream(

@@ -23,13 +23,19 @@
 
 #define __cluster_dims__(...)
 
-// In place of KGEN_EXPORT, for a kernel with __cluster_dims__(blocks, 1, 1).
-#define KGEN_EXPORT_CLUSTERS(kernel, blocks)                                                      \
+// In place of KGEN_EXPORT: `blocks` neighbours in x take turns at barriers of theirs.
+#define KGEN_EXPORT_TURNS(kernel, blocks)                                                         \
     extern "C" __attribute__((visibility("default"))) int kernel##__host(                         \
         const ::kgen::host::Launch* launch, void** args) {                                        \
+        static_assert((blocks) <= ::kgen::host::kMaxClusterBlocks, "more than take turns");       \
         return ::kgen::host::launch_clusters(blocks, &kernel, launch, args);                      \
     }                                                                                             \
-    static_assert(true, "lets KGEN_EXPORT_CLUSTERS(...); end with a semicolon")
+    static_assert(true, "lets KGEN_EXPORT_TURNS(...); end with a semicolon")
+
+// In place of KGEN_EXPORT, for a kernel with __cluster_dims__(blocks, 1, 1).
+#define KGEN_EXPORT_CLUSTERS(kernel, blocks)                                                      \
+    static_assert((blocks) <= 8, "the most blocks that every GPU with clusters takes");           \
+    KGEN_EXPORT_TURNS(kernel, blocks)
 #else
 #define KGEN_EXPORT_CLUSTERS(kernel, blocks) KGEN_EXPORT(kernel)
 #endif

@@ -4,8 +4,8 @@
 // Linear attention forward on tensor cores for few heads, in one kernel: a cluster of 8 blocks does a
 // head and slice of the value features, a segment of the steps each, and exchanges the segments' sums.
 #include "kgen/chunk_place.cuh"
-#include "kgen/cluster.cuh"
-#include "kgen/cluster_walk.cuh"
+#include "kgen/cluster_exchange.cuh"
+#include "kgen/segment_walk.cuh"
 
 namespace {
 
@@ -24,8 +24,10 @@ constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
 static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
               "these blocks know no sums of keys");
 
-using Walk = kgen::ClusterWalk<T, kE, kM, kSlice, kSegment, kBatch, kCopy,
-                               kgen::kPresent<InitialState>, kgen::kPresent<FinalState>>;
+template <class State>
+using Exchange = kgen::ClusterExchange<State, 8>;
+using Walk = kgen::SegmentWalk<T, kE, kM, kSlice, kSegment, kBatch, kCopy,
+                               kgen::kPresent<InitialState>, kgen::kPresent<FinalState>, Exchange>;
 
 }  // namespace
 
@@ -56,7 +58,7 @@ linear_attention_forward(const T* __restrict__ q,  // [B, H, T, E], rows q_strid
 
     const kgen::i64 state = head * kE * kM + value;
     Walk(rows, kgen::floats_at(initial_state, state), kgen::floats_at(final_state, state),
-         sums + cluster * Walk::kBlocks * Walk::kSum)
+         sums + cluster * Walk::kBlocks * Walk::kSum, {})
         .walk();
 }
 

@@ -7,8 +7,9 @@
 namespace kgen {
 namespace host {
 
-// The most blocks that every GPU with clusters takes.
-constexpr u32 kMaxClusterBlocks = 8;
+// The most blocks that take turns. A cluster has half of them, see KGEN_EXPORT_CLUSTERS; the others are of
+// groups that are no cluster on a GPU (meeting.cuh).
+constexpr u32 kMaxClusterBlocks = 16;
 
 // The calling thread's block among those of its cluster, and their number.
 u32 cluster_rank();

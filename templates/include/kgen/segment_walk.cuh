@@ -1,23 +1,26 @@
-// Outputs of a linear recurrence by a cluster of 8 blocks, which have a segment of the steps each.
+// Outputs of a linear recurrence by a group of blocks, which have a segment of the steps each.
 //
 //     S_t = S_{t-1} + b_t v_t^T,  out_t = factor * a_t S_t
 //
-// No block walks: it sums its segment's b v^T, and the cluster exchanges the sums while each block makes
+// No block walks: it sums its segment's b v^T, and the group exchanges the sums while each block makes
 // what its steps read of the same half of the segment. Then each block has the state before its segment,
 // and rows of outputs are finished as they lie in registers. What half a segment adds is a state for the
 // other half, so that no step looks back farther than half a segment.
 //
 //     warps              two fragments of 16 steps, one of each half (paired_rows.cuh)
-//     sums, in fp32      to global memory, where a block scans an eighth of a state over 8 segments
+//     sums, in fp32      to global memory, where each block scans its part of a state over the segments
 //     states, as T       from there to shared memory of the block whose segment they are before
 //
-// A sequence that is longer than 8 segments takes several rounds. What is not finite is noticed by its
-// effect on outputs, and then a block does its segment again step by step.
+// A sequence that is longer than the group's segments takes several rounds. What is not finite is noticed
+// by its effect on outputs, and then a block does its segment again step by step.
 //
-// Barriers of the cluster, two a round: the sums are written; the states are. A block reads its state,
-// and reads of the next round's are written, only behind its arrival at the first barrier of the next
-// round, which it comes to with its products done. Sums of the next round are written behind the second
-// barrier, to which all come with theirs read.
+// How blocks meet, and what way states take, is the Exchange's: ClusterExchange (cluster_exchange.cuh) or
+// MemoryExchange (meeting.cuh).
+//
+// Barriers of the group, two a round: the sums are written; the states are. A block reads its state behind
+// the second one, and the next round's are written only behind the first one of the next round, at which
+// it arrives with its products done. Sums of the next round are written behind the second barrier, to which
+// all come with theirs read.
 #pragma once
 
 #include "async.cuh"
@@ -27,21 +30,35 @@
 #include "chunk_plain.cuh"
 #include "chunk_rows.cuh"
 #include "chunk_stage.cuh"
-#include "cluster.cuh"
 #include "math.cuh"
 #include "paired_rows.cuh"
+#include "registers.cuh"
 #include "state_tile.cuh"
 #include "state_walk.cuh"
 
 namespace kgen {
 
+// Where a block's state lies in its shared memory, in units of 16 x 16 values: [Keys][Stride].
+template <class T, int Keys, int Slice, int Stride, int Threads>
+struct UnitsOfState {
+    using Element = T;
+    static constexpr int kStride = Stride, kThreads = Threads;
+    static constexpr int kAlong = Slice / 16;
+    static constexpr int kUnits = Keys / 16 * kAlong;
+
+    static KGEN_DEVICE int offset(int unit) {
+        return unit / kAlong * 16 * Stride + unit % kAlong * 16;
+    }
+};
+
 // Keys, Values: features of a and b, and of v and out; Slice: value features of a block; Segment: its
 // steps, for 32 of which it has a warp; Batch: steps per group of copies, and per barrier of the sums;
-// CopyBytes: of one copy; Begins, Ends: whether there are states to begin with and to hand out. T has 16
-// bits and the range of fp32 (bf16).
+// CopyBytes: of one copy; Begins, Ends: whether there are states to begin with and to hand out; Exchanges:
+// of what UnitsOfState tells, how many blocks are a group and how they exchange states. T has 16 bits and
+// the range of fp32 (bf16).
 template <class T, int Keys, int Values, int Slice, int Segment, int Batch, int CopyBytes,
-          bool Begins, bool Ends>
-class ClusterWalk {
+          bool Begins, bool Ends, template <class> class Exchanges>
+class SegmentWalk {
     static constexpr int kWarps = Segment / 32;
     static constexpr int kHalf = Segment / 2;
     static constexpr int kBatches = Segment / Batch;
@@ -57,8 +74,9 @@ class ClusterWalk {
     using Sums = StateTile<T, kKeyTiles, kValuePairs, Batch>;
 
 public:
-    static constexpr int kBlocks = 8;
     static constexpr int kThreads = kWarps * kWarpSize;
+    using Exchange = Exchanges<UnitsOfState<T, kKeys, Slice, kValueStride, kThreads>>;
+    static constexpr int kBlocks = Exchange::kBlocks;
     static constexpr int kSlices = (Values + Slice - 1) / Slice;
     static constexpr int kSum = kKeys * Slice;  // values
 
@@ -69,7 +87,8 @@ private:
     // Elements of shared memory.
     static constexpr int kRows = Segment * (kKeyStride + kValueStride);
     static constexpr int kState = kKeys * kValueStride;
-    static constexpr int kKept = 128;  // bytes, see below
+    static constexpr int kKept = 128 + Exchange::kKeptBytes;  // bytes, see below
+    static constexpr int kAtOnce = min(kBlocks, 8);           // sums that a scan reads at once
 
     static_assert(is_power_of_two(kWarps) && kWarps >= 2, "warps are rows and columns of a sum");
     static_assert(kHalf % Batch == 0 && Batch % 16 == 0, "half a segment is whole batches");
@@ -81,12 +100,13 @@ public:
         (kRows + 2 * kState) * static_cast<int>(sizeof(T)) + 32 * kThreads * kUnitsPerWarp + kKept;
 
     // Rows of all steps; of v, out and the states from the slice's first feature on. States that the walk
-    // does not begin with, or that nobody asks for, are null. sums: of the cluster, [kBlocks][kSum].
-    KGEN_DEVICE ClusterWalk(const WalkRows<T>& rows, const float* initial, float* end, float* sums)
-        : kept_(kept({rows, initial, end})),
+    // does not begin with, or that nobody asks for, are null. sums: of the group, [kBlocks][kSum].
+    KGEN_DEVICE SegmentWalk(const WalkRows<T>& rows, const float* initial, float* end, float* sums,
+                            const Exchange& exchange)
+        : kept_(kept({rows, initial, end, exchange})),
           rows_(kept_.rows),
-          sums_(sums),
-          rank_(cluster_rank()) {
+          exchange_(kept_.exchange),
+          sums_(sums), rank_(exchange.rank()) {
         // Shared memory: T b[Segment][kKeyStride], v[Segment][kValueStride], and [kKeys][kValueStride]
         // what the segment's first half adds, and the state before the segment; float
         // [kUnitsPerWarp][2][kThreads][4], which the threads carry from one scan to the next; Kept.
@@ -108,23 +128,44 @@ public:
         });
     }
 
+    // Have L2 fetch the rows of place `rank` in the first round: for a block that does not know its own yet.
+    static KGEN_DEVICE void ask_for_rows(const WalkRows<T>& rows, int rank) {
+        const i64 first = rows.first + rank * Segment;
+        const int left = static_cast<int>(min(max(rows.end - first, i64{0}), i64{Segment}));
+        ask_for<Keys, Segment, kThreads>(rows.b, first, left, Keys);
+        ask_for<Slice, Segment, kThreads>(rows.v, first, left, rows.values);
+        ask_for<Keys, Segment, kThreads>(rows.a, first, left, Keys);
+    }
+
     KGEN_DEVICE void walk() {
         while (take_round())
             if (!go_to_next_round()) return hand_out_end();
         // What is not finite stays so. In a loop of its own, registers of the first hold nothing of it.
+        if constexpr (Exchange::kCrowds)
+            go_on_step_by_step(*this);
+        else
+            walk_segments();
+    }
+
+private:
+    static KGEN_CALLED_DEVICE void go_on_step_by_step(SegmentWalk walk) { walk.walk_segments(); }
+
+    KGEN_DEVICE void walk_segments() {
         walk_segment();
         while (go_to_next_round()) {
             stage();
             sum();
-            sync_cluster();
+            exchange_.arrive(kSumWaiter);
+            exchange_.wait(kSumWaiter);
             scan();
-            sync_cluster();
+            exchange_.arrive(kStateWaiter);
+            exchange_.begin_to_take(before_, kStateWaiter);
+            exchange_.take();
             walk_segment();
         }
         hand_out_end();
     }
 
-private:
     KGEN_DEVICE void hand_out_end() const {
         if constexpr (!Ends) return;
         for_my_units([&](int i, int unit) {
@@ -143,7 +184,12 @@ private:
         WalkRows<T> rows;      // first: of the round
         const float* initial;  // [Keys][Values], the state before the first step and behind the last one
         float* end;
+        Exchange exchange;
     };
+
+    // The warps with the fewest looks while sums, and then states, are on their way: one of a block may
+    // arrive and wait for all.
+    static constexpr int kSumWaiter = 0, kStateWaiter = kWarps - 1;
 
     static KGEN_DEVICE Kept& kept(const Kept& given) {
         static_assert(sizeof(Kept) <= kKept && alignof(Kept) <= 16, "see kSmemBytes");
@@ -155,6 +201,7 @@ private:
 
     // Whether there is one.
     KGEN_DEVICE bool go_to_next_round() {
+        if constexpr (Exchange::kCrowds) warp_ = computed_here(warp_);
         sync_block();  // shared memory is free, too
         if (thread_rank() == 0) rows_.first += kBlocks * Segment;
         sync_block();
@@ -163,10 +210,11 @@ private:
 
     // The block's first step of the round, and how many of its segment exist. Steps behind the last one are
     // zeros, as are their sums: a block that has no others does what all do.
-    KGEN_DEVICE i64 first_step() const { return rows_.first + rank_ * Segment; }
+    KGEN_DEVICE i64 first_step() const { return rows_.first + rank() * Segment; }
     KGEN_DEVICE int steps_left() const {
         return static_cast<int>(min(max(rows_.end - first_step(), i64{0}), i64{Segment}));
     }
+    KGEN_DEVICE int rank() const { return Exchange::kCrowds ? exchange_.rank() : rank_; }
     KGEN_DEVICE bool has_state() const { return Begins || first_step() > 0; }
 
     // The warp's fragments among those of half a segment: over both all warps have as many to look at.
@@ -200,22 +248,27 @@ private:
                                              steps_left() - step_of<Which>());
     }
 
-    // The next 8 segments. Returns whether the block's outputs are finite.
+    // The next kBlocks segments. Returns whether the block's outputs are finite.
     KGEN_DEVICE bool take_round() const {
         stage();
         Rows outputs;
         read<0>(outputs);
         ask_for_late_rows();
         sum();
-        // By then the sums have arrived where the barrier wants them, for which a warp else stands still.
-        look_back<0>(outputs, [] { arrive_at_cluster(); });
-        wait_for_cluster();
+        // Where every warp arrives for itself, it stands still until its sums are where the barrier wants
+        // them: behind the first look they are.
+        if constexpr (!Exchange::kAllArrive) exchange_.arrive(kSumWaiter);
+        look_back<0>(outputs, [&] {
+            if constexpr (Exchange::kAllArrive) exchange_.arrive(kSumWaiter);
+        });
+        exchange_.wait(kSumWaiter);
         scan();
         read<1>(outputs);
-        arrive_at_cluster();
+        exchange_.arrive(kStateWaiter);
         look_back<1>(outputs, [] {});
+        exchange_.begin_to_take(before_, kStateWaiter);
         outputs.template carry<1>(middle_);
-        wait_for_cluster();
+        exchange_.take();
         if (has_state()) outputs.template carry<0>(before_);
         float poison = write<0>(outputs);
         poison += write<1>(outputs);
@@ -269,13 +322,21 @@ private:
 
     // Have L2 fetch the late fragment's rows of `a`.
     KGEN_DEVICE void ask_for_late_rows() const {
+        ask_for<Keys, 16, kWarpSize>(rows_.a, first_step() + step_of<1>(),
+                                     steps_left() - step_of<1>(), Keys);
+    }
+
+    // By groups of `Threads` threads: `Count` rows of `width` <= Width values, from step `first` on; `left`
+    // of them exist.
+    template <int Width, int Count, int Threads>
+    static KGEN_DEVICE void ask_for(const StepRows<const T>& all, i64 first, int left, int width) {
         constexpr int kLine = 128 / static_cast<int>(sizeof(T));
-        constexpr int kLines = (Keys + kLine - 1) / kLine;  // of a row
-        const StepRows<const T> rows{rows_.a.at(first_step() + step_of<1>()), rows_.a.stride};
-        const int left = steps_left() - step_of<1>();
+        constexpr int kLines = (Width + kLine - 1) / kLine;  // of a row
+        const StepRows<const T> rows{all.at(first), all.stride};
 #pragma unroll
-        for (int i = lane_id(); i < 16 * kLines; i += kWarpSize)
-            if (i / kLines < left) prefetch_line(rows.at(i / kLines) + i % kLines * kLine);
+        for (int i = thread_rank() % Threads; i < Count * kLines; i += Threads)
+            if (i / kLines < left && i % kLines * kLine < width)
+                prefetch_line(rows.at(i / kLines) + i % kLines * kLine);
     }
 
     // Add batches as they arrive, from this one on. What the first half of them adds is kept for the other.
@@ -315,7 +376,7 @@ private:
     // The segment's sum to global memory: [kUnits][two tiles][lanes][four accumulators].
     KGEN_DEVICE void hand_out(const Sums& sums) const {
         if (!has_sums()) return;
-        float* target = sums_ + rank_ * kSum + 4 * lane_id();
+        float* target = sums_ + rank() * kSum + 4 * lane_id();
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m)
 #pragma unroll
@@ -335,7 +396,7 @@ private:
     KGEN_DEVICE void for_my_units(Body body) const {
 #pragma unroll
         for (int i = 0; i < kUnitsPerWarp; ++i) {
-            const int unit = rank_ + kBlocks * (warp_ + i * kWarps);
+            const int unit = rank() + kBlocks * (warp_ + i * kWarps);
             if (kUnits % (kBlocks * kWarps) == 0 || unit < kUnits) body(i, unit);
         }
     }
@@ -351,25 +412,27 @@ private:
     // Add the segments' sums in order, and give each segment the state before it.
     KGEN_DEVICE void scan() const {
         for_my_units([&](int i, int unit) {
-            Vec<float, 4> parts[kBlocks][2];  // all on their way at once
-#pragma unroll
-            for (int block = 0; block < kBlocks; ++block)
-#pragma unroll
-                for (int tile = 0; tile < 2; ++tile)
-                    parts[block][tile] = load_vec<4>(sums_ + block * kSum + unit * 256 +
-                                                     tile * 128 + 4 * lane_id());
             Vec<float, 4> state[2] = {carried(i, 0), carried(i, 1)};
-            const int key = unit / kAlong * 16 + mma_lane().g;
-            const int offset = key * kValueStride + unit % kAlong * 16 + column_of_quad();
+            const auto states = exchange_.places(unit, mma_lane().g, column_of_quad(), before_);
 #pragma unroll
-            for (int block = 0; block < kBlocks; ++block) {
-                T* there = cluster_address(before_, block) + offset;
+            for (int first = 0; first < kBlocks; first += kAtOnce) {
+                Vec<float, 4> parts[kAtOnce][2];  // all on their way at once
 #pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    *reinterpret_cast<Vec<u32, 2>*>(there + 8 * half * kValueStride) =
-                        quad_of_row<T>(state[0].data, state[1].data, half);
+                for (int block = 0; block < kAtOnce; ++block)
 #pragma unroll
-                for (int j = 0; j < 8; ++j) state[j / 4][j % 4] += parts[block][j / 4][j % 4];
+                    for (int tile = 0; tile < 2; ++tile)
+                        parts[block][tile] = load_vec<4>(sums_ + (first + block) * kSum +
+                                                         unit * 256 + tile * 128 + 4 * lane_id());
+#pragma unroll
+                for (int block = 0; block < kAtOnce; ++block) {
+                    T* there = states.of(first + block);
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        *reinterpret_cast<Vec<u32, 2>*>(there + 8 * half * Exchange::kUnitStride) =
+                            quad_of_row<T>(state[0].data, state[1].data, half);
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) state[j / 4][j % 4] += parts[block][j / 4][j % 4];
+                }
             }
             carry_on(i, state);
         });
@@ -388,7 +451,8 @@ private:
 
     Kept& kept_;
     WalkRows<T>& rows_;
-    float* sums_;  // of the cluster, [kBlocks][kSum]
+    Exchange& exchange_;
+    float* sums_;  // of the group, [kBlocks][kSum]
     int rank_, warp_;
     T *b_, *v_, *middle_, *before_;
     float* carried_;

@@ -1,0 +1,194 @@
+// Blocks of a kernel that meet through counters in global memory: groups of blocks with a barrier of their
+// own, which need no cluster and no launch that holds all blocks at once.
+//
+//     kgen::clear_counters(counters, groups);                   // an earlier kernel
+//
+//     kgen::wait_for_earlier_kernel(...);                       // then, in the kernel whose blocks meet:
+//     const kgen::GroupPlace place = kgen::take_place<8>(counters);   // not blockIdx
+//     kgen::GroupBarrier<8> barrier(counters, place.group);
+//
+// Why nobody waits for ever. A block's group is its ticket divided by the group's size, and tickets are
+// given to blocks that run, in order. So those given out are 0, 1, 2, ... without a gap: of all groups that
+// have begun, each but the last has all of its blocks running, or ended. Such a group waits for nobody else:
+// it ends, and its blocks make room. The last one lacks blocks only while the GPU has no room for them; and
+// what takes that room are blocks of complete groups and of other kernels, which end, and at most Blocks - 1
+// of this kernel that wait. So the kernel ends wherever Blocks of its blocks have room at once, in whatever
+// order the GPU starts them, and whatever else runs on it and ends.
+//
+// Of n such kernels in flight at once, on several streams, each may have Blocks - 1 blocks that wait for one
+// more: the GPU must have room for n * (Blocks - 1) + 1. (That is the worst case. A GPU that starts all
+// blocks of one kernel before the first of another, as they do for kernels of one priority, has only one
+// group that lacks blocks; but nobody promises it.)
+//
+// Counters: i32 [1 + groups][kCounterStride], a line each, so that groups do not queue for each other's.
+// The first is that of tickets. Nothing has to be left in them from one launch to the next.
+//
+// On the host a group is a cluster (KGEN_EXPORT_GROUPS): its blocks take turns at the barrier.
+#pragma once
+
+#include "async.cuh"
+#include "atomic.cuh"
+#include "block.cuh"
+#include "cluster.cuh"
+#include "memory.cuh"
+#include "registers.cuh"
+
+#if KGEN_HOST
+// In place of KGEN_EXPORT, for a kernel whose blocks meet in groups of `blocks`, 16 at most.
+#define KGEN_EXPORT_GROUPS(kernel, blocks) KGEN_EXPORT_TURNS(kernel, blocks)
+#else
+#define KGEN_EXPORT_GROUPS(kernel, blocks) KGEN_EXPORT(kernel)
+#endif
+
+namespace kgen {
+
+constexpr int kCounterStride = 32;  // elements: a line of 128 bytes
+
+// By the threads of a grid in x, one per counter or more: 1 + groups counters.
+KGEN_DEVICE void clear_counters(i32* counters, i64 groups) {
+    const i64 counter = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (counter <= groups) counters[counter * kCounterStride] = 0;
+}
+
+// A group, and a block's place in it.
+struct GroupPlace {
+    i64 group;
+    int rank;
+};
+
+// The next place, for the whole block. Takes the first word of dynamic shared memory, which is free again
+// behind the block's next barrier.
+template <int Blocks>
+KGEN_DEVICE GroupPlace take_place(i32* counters) {
+    i32* ticket = dynamic_smem<i32>();
+    if (thread_rank() == 0) {
+#if KGEN_HOST
+        // Blocks of one cluster are one group there: the order within it alone is by tickets.
+        const i32 group = static_cast<i32>(blockIdx.x / Blocks);
+        *ticket = group * Blocks + atomic_add(counters + (1 + group) * kCounterStride, 1);
+#else
+        *ticket = atomic_add(counters, 1);
+#endif
+    }
+    sync_block();
+    return {*ticket / Blocks, *ticket % Blocks};
+}
+
+// A barrier of all threads of a group's blocks, in two halves. What they wrote before they arrived, a
+// thread sees behind its wait. One warp arrives and waits for its block: a release of GPU scope stands still
+// until all writes are in L2, and so only that warp does. Every arrival has its wait, and the next arrival
+// comes behind it. On the host an arrival does nothing, and a wait is the whole barrier.
+//
+// Lies in shared memory, where the number of arrivals costs no register.
+template <int Blocks>
+class GroupBarrier {
+public:
+    KGEN_DEVICE GroupBarrier(i32* counters, i64 group)
+        : counter_(counters + (1 + group) * kCounterStride), awaited_(0) {}
+
+    // By all of the block's `Threads` threads, as is wait(); `warp` is the one for all.
+    template <int Threads>
+    KGEN_DEVICE void arrive([[maybe_unused]] int warp) const {
+#if !KGEN_HOST
+        // Named barrier 1 shows this warp the others' writes, and they do not wait for it. A release is of
+        // all that its thread has seen.
+        if (thread_rank() / kWarpSize != warp) {
+            asm volatile("bar.arrive 1, %0;" ::"n"(Threads) : "memory");
+            return;
+        }
+        sync_named(1, Threads);
+        if (lane_id() == 0)
+            asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(
+                             __cvta_generic_to_global(counter_))
+                         : "memory");
+#endif
+    }
+
+    KGEN_DEVICE void wait([[maybe_unused]] int warp) {
+#if KGEN_HOST
+        host::cluster_barrier();
+#else
+        if (thread_rank() == warp * kWarpSize) {
+            const u64 counter = __cvta_generic_to_global(counter_);
+            const i32 all = awaited_ + Blocks;
+            awaited_ = all;
+            i32 arrived;
+            do {
+                asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
+                             : "=r"(arrived)
+                             : "l"(counter)
+                             : "memory");
+            } while (arrived < all);
+        }
+        sync_block();
+#endif
+    }
+
+private:
+    i32* counter_;
+    i32 awaited_;  // arrivals, of all barriers waited at so far
+};
+
+// How the blocks of a SegmentWalk meet if they are no cluster. States before segments go through global
+// memory, unit by unit, so that a warp writes whole lines; each block copies its own from there.
+template <class State, int Blocks>
+class MemoryExchange {
+    using T = typename State::Element;
+    static constexpr int kUnit = 256;  // elements
+    static constexpr int kState = State::kUnits * kUnit;
+
+public:
+    static constexpr int kBlocks = Blocks;
+    static constexpr int kKeptBytes = 32;      // see ClusterExchange for these
+    static constexpr int kUnitStride = 16;
+    static constexpr bool kAllArrive = false;
+    static constexpr bool kCrowds = true;
+
+    // states: [groups][Blocks][kState].
+    KGEN_DEVICE MemoryExchange(const GroupPlace& place, i32* counters, T* states)
+        : barrier_(counters, place.group),
+          states_(states + place.group * Blocks * kState),
+          rank_(place.rank) {}
+
+    KGEN_DEVICE int rank() const { return rank_; }
+
+    KGEN_DEVICE void arrive(int warp) const { barrier_.template arrive<State::kThreads>(warp); }
+    KGEN_DEVICE void wait(int warp) { barrier_.wait(warp); }
+
+    struct Places {
+        T* first;
+        KGEN_DEVICE T* of(int block) const { return first + block * kState; }
+    };
+    KGEN_DEVICE Places places(int unit, int row, int column, T*) const {
+        return {states_ + unit * kUnit + row * kUnitStride + column};
+    }
+
+    KGEN_DEVICE void begin_to_take(T* before, int warp) {
+        wait(warp);
+        // A warp copies a unit at a time. Where warps are whole rows of units, a thread's next unit is a
+        // constant away.
+        constexpr int kWarps = State::kThreads / kWarpSize, kVec = 8;
+        constexpr bool kRows = kWarps % State::kAlong == 0;
+        const int first = computed_here(thread_rank() / kWarpSize), lane = computed_here(lane_id());
+        const T* own = states_ + rank_ * kState + first * kUnit + lane * kVec;
+        T* target = before + lane / 2 * State::kStride + lane % 2 * kVec;
+        if (kRows) target += State::offset(first);
+#pragma unroll
+        for (int i = 0; i < State::kUnits; i += kWarps) {
+            if (State::kUnits % kWarps != 0 && first + i >= State::kUnits) break;
+            cp_async<16>(target + State::offset(kRows ? i : first + i), own + i * kUnit);
+        }
+    }
+
+    KGEN_DEVICE void take() const {
+        cp_async_wait_all();
+        sync_block();
+    }
+
+private:
+    GroupBarrier<Blocks> barrier_;
+    T* states_;
+    int rank_;
+};
+
+}  // namespace kgen
