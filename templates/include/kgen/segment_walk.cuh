@@ -7,7 +7,8 @@
 // and rows of outputs are finished as they lie in registers. What half a segment adds is a state for the
 // other half, so that no step looks back farther than half a segment.
 //
-//     warps              two fragments of 16 steps, one of each half (paired_rows.cuh)
+//     warps              two fragments of 16 steps of one half (paired_rows.cuh), the long one, which looks
+//                        back far, and the short one: all warps look back as often, at each barrier, too
 //     sums, in fp32      to global memory, where each block scans its part of a state over the segments
 //     states, as T       from there to shared memory of the block whose segment they are before
 //
@@ -128,15 +129,6 @@ public:
         });
     }
 
-    // Have L2 fetch the rows of place `rank` in the first round: for a block that does not know its own yet.
-    static KGEN_DEVICE void ask_for_rows(const WalkRows<T>& rows, int rank) {
-        const i64 first = rows.first + rank * Segment;
-        const int left = static_cast<int>(min(max(rows.end - first, i64{0}), i64{Segment}));
-        ask_for<Keys, Segment, kThreads>(rows.b, first, left, Keys);
-        ask_for<Slice, Segment, kThreads>(rows.v, first, left, rows.values);
-        ask_for<Keys, Segment, kThreads>(rows.a, first, left, Keys);
-    }
-
     KGEN_DEVICE void walk() {
         while (take_round())
             if (!go_to_next_round()) return hand_out_end();
@@ -187,9 +179,10 @@ private:
         Exchange exchange;
     };
 
-    // The warps with the fewest looks while sums, and then states, are on their way: one of a block may
-    // arrive and wait for all.
+    // Where one warp arrives and waits for its block: one of each half, while sums and states are on their
+    // way. And half of the looks, as a long fragment has at least: the others wait for no sums, either.
     static constexpr int kSumWaiter = 0, kStateWaiter = kWarps - 1;
+    static constexpr int kFirstLooks = kWarps / 2 + 1;
 
     static KGEN_DEVICE Kept& kept(const Kept& given) {
         static_assert(sizeof(Kept) <= kKept && alignof(Kept) <= 16, "see kSmemBytes");
@@ -217,14 +210,18 @@ private:
     KGEN_DEVICE int rank() const { return Exchange::kCrowds ? exchange_.rank() : rank_; }
     KGEN_DEVICE bool has_state() const { return Begins || first_step() > 0; }
 
-    // The warp's fragments among those of half a segment: over both all warps have as many to look at.
+    // The warp's half of the segment, and its fragments among those of it: the long one, then the short one.
+    // Over both all warps have kWarps + 1 looks. Halves are of neighbouring warps, so that each of an SM's
+    // four schedulers has as many warps of either.
+    KGEN_DEVICE int half() const { return warp_ / (kWarps / 2); }
     template <int Which>
     KGEN_DEVICE int fragment() const {
-        return Which == 0 ? warp_ : kWarps - 1 - warp_;
+        const int of_half = warp_ % (kWarps / 2);
+        return Which == 0 ? kWarps - 1 - of_half : of_half;
     }
     template <int Which>
     KGEN_DEVICE int step_of() const {  // in the segment
-        return Which * kHalf + 16 * fragment<Which>();
+        return half() * kHalf + 16 * fragment<Which>();
     }
 
     template <int Which>
@@ -233,13 +230,12 @@ private:
                                      steps_left() - step_of<Which>());
     }
 
-    // meanwhile(): between the first look and the others.
-    template <int Which, class Body>
-    KGEN_DEVICE void look_back(Rows& outputs, Body meanwhile) const {
-        outputs.template arrange<Which>();
-        outputs.template look_back<Which>(b_ + Which * kHalf * kKeyStride,
-                                          v_ + Which * kHalf * kValueStride, fragment<Which>(),
-                                          meanwhile);
+    // Looks `from` to `to` of a fragment, of fragment() + 1.
+    template <int Which>
+    KGEN_DEVICE void look_back(Rows& outputs, int from, int to) const {
+        outputs.template look_back<Which>(b_ + half() * kHalf * kKeyStride,
+                                          v_ + half() * kHalf * kValueStride, fragment<Which>(),
+                                          from, to);
     }
 
     template <int Which>
@@ -253,23 +249,26 @@ private:
         stage();
         Rows outputs;
         read<0>(outputs);
-        ask_for_late_rows();
+        ask_for_short_rows();
         sum();
         // Where every warp arrives for itself, it stands still until its sums are where the barrier wants
         // them: behind the first look they are.
         if constexpr (!Exchange::kAllArrive) exchange_.arrive(kSumWaiter);
-        look_back<0>(outputs, [&] {
-            if constexpr (Exchange::kAllArrive) exchange_.arrive(kSumWaiter);
-        });
+        outputs.template arrange<0>();
+        look_back<0>(outputs, 0, 1);
+        if constexpr (Exchange::kAllArrive) exchange_.arrive(kSumWaiter);
+        look_back<0>(outputs, 1, kFirstLooks);
         exchange_.wait(kSumWaiter);
         scan();
         read<1>(outputs);
         exchange_.arrive(kStateWaiter);
-        look_back<1>(outputs, [] {});
+        look_back<0>(outputs, kFirstLooks, fragment<0>() + 1);
+        outputs.template arrange<1>();
+        look_back<1>(outputs, 0, fragment<1>() + 1);
         exchange_.begin_to_take(before_, kStateWaiter);
-        outputs.template carry<1>(middle_);
+        if (half() == 1) outputs.carry(middle_);
         exchange_.take();
-        if (has_state()) outputs.template carry<0>(before_);
+        if (has_state()) outputs.carry(before_);
         float poison = write<0>(outputs);
         poison += write<1>(outputs);
         return !block_has<kWarps>(poison);
@@ -320,8 +319,8 @@ private:
         }
     }
 
-    // Have L2 fetch the late fragment's rows of `a`.
-    KGEN_DEVICE void ask_for_late_rows() const {
+    // Have L2 fetch the short fragment's rows of `a`.
+    KGEN_DEVICE void ask_for_short_rows() const {
         ask_for<Keys, 16, kWarpSize>(rows_.a, first_step() + step_of<1>(),
                                      steps_left() - step_of<1>(), Keys);
     }

@@ -9,8 +9,7 @@ constexpr int kThreads = 64;
 // A place's numbers go once around its group, a place further at each barrier.
 template <int Blocks>
 KGEN_DEVICE void pass_on(float* values, kgen::i32* counters, float* out) {
-    const kgen::GroupPlace place = kgen::take_place<Blocks>(counters);
-    kgen::sync_block();
+    const kgen::GroupPlace place = kgen::place_in_group<Blocks>();
     auto& barrier = *kgen::dynamic_smem<kgen::GroupBarrier<Blocks>>();
     if (kgen::thread_rank() == 0) barrier = kgen::GroupBarrier<Blocks>(counters, place.group);
     kgen::sync_block();
