@@ -25,9 +25,12 @@
 // On the host a group is a cluster (KGEN_EXPORT_GROUPS): its blocks take turns at the barrier.
 #pragma once
 
+#include "async.cuh"
 #include "block.cuh"
 #include "cluster.cuh"
 #include "dependent_launch.cuh"
+#include "memory.cuh"
+#include "registers.cuh"
 
 #if KGEN_HOST
 // In place of KGEN_EXPORT, for a kernel whose blocks meet in groups of `blocks`, 16 at most.
@@ -111,6 +114,68 @@ public:
 private:
     i32* counter_;
     i32 awaited_;  // arrivals, of all barriers waited at so far
+};
+
+// How the blocks of a SegmentWalk meet if they are no cluster. States before segments go through global
+// memory, unit by unit, so that a warp writes whole lines; each block copies its own from there.
+template <class State, int Blocks>
+class MemoryExchange {
+    using T = typename State::Element;
+    static constexpr int kUnit = 256;  // elements
+    static constexpr int kState = State::kUnits * kUnit;
+
+public:
+    static constexpr int kBlocks = Blocks;
+    static constexpr int kKeptBytes = 32;      // see ClusterExchange for these
+    static constexpr int kUnitStride = 16;
+    static constexpr bool kAllArrive = false;
+    static constexpr bool kCrowds = true;
+
+    // states: [groups][Blocks][kState].
+    KGEN_DEVICE MemoryExchange(const GroupPlace& place, i32* counters, T* states)
+        : barrier_(counters, place.group),
+          states_(states + place.group * Blocks * kState),
+          rank_(place.rank) {}
+
+    KGEN_DEVICE int rank() const { return rank_; }
+
+    KGEN_DEVICE void arrive(int warp) const { barrier_.template arrive<State::kThreads>(warp); }
+    KGEN_DEVICE void wait(int warp) { barrier_.wait(warp); }
+
+    struct Places {
+        T* first;
+        KGEN_DEVICE T* of(int block) const { return first + block * kState; }
+    };
+    KGEN_DEVICE Places places(int unit, int row, int column, T*) const {
+        return {states_ + unit * kUnit + row * kUnitStride + column};
+    }
+
+    KGEN_DEVICE void begin_to_take(T* before, int warp) {
+        wait(warp);
+        // A warp copies a unit at a time. Where warps are whole rows of units, a thread's next unit is a
+        // constant away.
+        constexpr int kWarps = State::kThreads / kWarpSize, kVec = 8;
+        constexpr bool kRows = kWarps % State::kAlong == 0;
+        const int first = computed_here(thread_rank() / kWarpSize), lane = computed_here(lane_id());
+        const T* own = states_ + rank_ * kState + first * kUnit + lane * kVec;
+        T* target = before + lane / 2 * State::kStride + lane % 2 * kVec;
+        if (kRows) target += State::offset(first);
+#pragma unroll
+        for (int i = 0; i < State::kUnits; i += kWarps) {
+            if (State::kUnits % kWarps != 0 && first + i >= State::kUnits) break;
+            cp_async<16>(target + State::offset(kRows ? i : first + i), own + i * kUnit);
+        }
+    }
+
+    KGEN_DEVICE void take() const {
+        cp_async_wait_all();
+        sync_block();
+    }
+
+private:
+    GroupBarrier<Blocks> barrier_;
+    T* states_;
+    int rank_;
 };
 
 }  // namespace kgen

@@ -2,24 +2,26 @@
 //
 //     S_t = S_{t-1} + b_t v_t^T,  out_t = factor * a_t S_t
 //
-// No block walks: it sums its segment's b v^T, leaves the sum for the group, and makes what its steps read
-// of the same half of the segment. Then it adds the sums of the segments before its own, which gives the
-// state before its segment, and rows of outputs are finished as they lie in registers. What half a segment
-// adds is a state for the other half, so that no step looks back farther than half a segment.
+// No block walks: it sums its segment's b v^T, and the group exchanges the sums while each block makes
+// what its steps read of the same half of the segment. Then each block has the state before its segment,
+// and rows of outputs are finished as they lie in registers. What half a segment adds is a state for the
+// other half, so that no step looks back farther than half a segment.
 //
-//     warps        two fragments of 16 steps of one half (paired_rows.cuh), the long one, which looks back
-//                  far, and the short one: all warps look back as often
-//     parts, as T  the sums, rounded as states are, through global memory
-//     sums, fp32   where more rounds come, or the last state is asked for: each block adds its share of
-//                  them to a state that all begin the next round with
+//     warps              two fragments of 16 steps of one half (paired_rows.cuh), the long one, which looks
+//                        back far, and the short one: all warps look back as often, at each barrier, too
+//     sums, in fp32      to global memory, where each block scans its part of a state over the segments
+//     states, as T       from there to shared memory of the block whose segment they are before
 //
 // A sequence that is longer than the group's segments takes several rounds. What is not finite is noticed
 // by its effect on outputs, and then a block does its segment again step by step.
 //
-// One barrier of the group a round (meeting.cuh): parts and sums are written. What is written behind it, the
-// next round's state, is read behind the next one. There are two of everything, of even and of odd
-// rounds: who writes a round's was at the barrier of the round before, to which all came with what is two
-// rounds old read.
+// How blocks meet, and what way states take, is the Exchange's: ClusterExchange (cluster_exchange.cuh) or
+// MemoryExchange (meeting.cuh).
+//
+// Barriers of the group, two a round: the sums are written; the states are. A block reads its state behind
+// the second one, and the next round's are written only behind the first one of the next round, at which
+// it arrives with its products done. Sums of the next round are written behind the second barrier, to which
+// all come with theirs read.
 #pragma once
 
 #include "async.cuh"
@@ -30,7 +32,6 @@
 #include "chunk_rows.cuh"
 #include "chunk_stage.cuh"
 #include "math.cuh"
-#include "meeting.cuh"
 #include "paired_rows.cuh"
 #include "registers.cuh"
 #include "state_tile.cuh"
@@ -38,12 +39,26 @@
 
 namespace kgen {
 
-// Keys, Values: features of a and b, and of v and out; Slice: value features of a block; Blocks: of a
-// group; Segment: steps of a block, for 32 of which it has a warp; Batch: steps per group of copies, and per
-// barrier of the sums; CopyBytes: of one copy; Begins, Ends: whether there are states to begin with and to
-// hand out. T has 16 bits and the range of fp32 (bf16).
-template <class T, int Keys, int Values, int Slice, int Blocks, int Segment, int Batch, int CopyBytes,
-          bool Begins, bool Ends>
+// Where a block's state lies in its shared memory, in units of 16 x 16 values: [Keys][Stride].
+template <class T, int Keys, int Slice, int Stride, int Threads>
+struct UnitsOfState {
+    using Element = T;
+    static constexpr int kStride = Stride, kThreads = Threads;
+    static constexpr int kAlong = Slice / 16;
+    static constexpr int kUnits = Keys / 16 * kAlong;
+
+    static KGEN_DEVICE int offset(int unit) {
+        return unit / kAlong * 16 * Stride + unit % kAlong * 16;
+    }
+};
+
+// Keys, Values: features of a and b, and of v and out; Slice: value features of a block; Segment: its
+// steps, for 32 of which it has a warp; Batch: steps per group of copies, and per barrier of the sums;
+// CopyBytes: of one copy; Begins, Ends: whether there are states to begin with and to hand out; Exchanges:
+// of what UnitsOfState tells, how many blocks are a group and how they exchange states. T has 16 bits and
+// the range of fp32 (bf16).
+template <class T, int Keys, int Values, int Slice, int Segment, int Batch, int CopyBytes,
+          bool Begins, bool Ends, template <class> class Exchanges>
 class SegmentWalk {
     static constexpr int kWarps = Segment / 32;
     static constexpr int kHalf = Segment / 2;
@@ -59,13 +74,22 @@ class SegmentWalk {
     static constexpr int kValuePairs = (kAlong + kValueWarps - 1) / kValueWarps;
     using Sums = StateTile<T, kKeyTiles, kValuePairs, Batch>;
 
-    // A unit is 16 x 16 values of a sum: eight per lane.
+public:
+    static constexpr int kThreads = kWarps * kWarpSize;
+    using Exchange = Exchanges<UnitsOfState<T, kKeys, Slice, kValueStride, kThreads>>;
+    static constexpr int kBlocks = Exchange::kBlocks;
+    static constexpr int kSlices = (Values + Slice - 1) / Slice;
+    static constexpr int kSum = kKeys * Slice;  // values
+
+private:
+    // A unit of the scan is 16 x 16 values of a sum: eight per lane.
     static constexpr int kUnits = kAcross * kAlong;
-    static constexpr int kUnitsPerWarp = (kUnits + kWarps - 1) / kWarps;
+    static constexpr int kUnitsPerWarp = (kUnits + kBlocks * kWarps - 1) / (kBlocks * kWarps);
     // Elements of shared memory.
     static constexpr int kRows = Segment * (kKeyStride + kValueStride);
     static constexpr int kState = kKeys * kValueStride;
-    static constexpr int kKept = 192;  // bytes, see below
+    static constexpr int kKept = 128 + Exchange::kKeptBytes;  // bytes, see below
+    static constexpr int kAtOnce = min(kBlocks, 8);           // sums that a scan reads at once
 
     static_assert(is_power_of_two(kWarps) && kWarps >= 2, "warps are rows and columns of a sum");
     static_assert(kHalf % Batch == 0 && Batch % 16 == 0, "half a segment is whole batches");
@@ -73,54 +97,77 @@ class SegmentWalk {
                   "a walk step by step must leave the state before it alone");
 
 public:
-    static constexpr int kBlocks = Blocks;
-    static constexpr int kThreads = kWarps * kWarpSize;
-    static constexpr int kSlices = (Values + Slice - 1) / Slice;
-    static constexpr int kSum = kKeys * Slice;  // values
-    static constexpr int kSmemBytes = (kRows + 2 * kState) * static_cast<int>(sizeof(T)) + kKept;
-
-    // What a group leaves in global memory, of even and then, if there are several rounds, of odd ones.
-    struct Shared {
-        T* parts;     // [rounds][kBlocks][kSum]
-        float* sums;  // [rounds][kBlocks + 1][kSum], the last one of a round the state before it
-        i32* counters;
-    };
+    static constexpr int kSmemBytes =
+        (kRows + 2 * kState) * static_cast<int>(sizeof(T)) + 32 * kThreads * kUnitsPerWarp + kKept;
 
     // Rows of all steps; of v, out and the states from the slice's first feature on. States that the walk
-    // does not begin with, or that nobody asks for, are null.
-    KGEN_DEVICE SegmentWalk(const WalkRows<T>& rows, const float* initial, float* end,
-                            const Shared& shared, const GroupPlace& place)
-        : kept_(kept({rows, initial, end, shared, GroupBarrier<Blocks>(shared.counters, place.group),
-                      place.rank, 0})),
-          rows_(kept_.rows) {
+    // does not begin with, or that nobody asks for, are null. sums: of the group, [kBlocks][kSum].
+    KGEN_DEVICE SegmentWalk(const WalkRows<T>& rows, const float* initial, float* end, float* sums,
+                            const Exchange& exchange)
+        : kept_(kept({rows, initial, end, exchange})),
+          rows_(kept_.rows),
+          exchange_(kept_.exchange),
+          sums_(sums), rank_(exchange.rank()) {
         // Shared memory: T b[Segment][kKeyStride], v[Segment][kValueStride], and [kKeys][kValueStride]
-        // what the segment's first half adds, and the state before the segment; Kept.
+        // what the segment's first half adds, and the state before the segment; float
+        // [kUnitsPerWarp][2][kThreads][4], which the threads carry from one scan to the next; Kept.
         b_ = dynamic_smem<T>();
         v_ = b_ + Segment * kKeyStride;
         middle_ = b_ + kRows;
         before_ = middle_ + kState;
         warp_ = thread_rank() / kWarpSize;
+        carried_ = reinterpret_cast<float*>(before_ + kState) + 4 * thread_rank();
+        for_my_units([&](int i, int unit) {
+            Vec<float, 4> state[2];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const int key = key_of(unit, j), value = value_of(unit, j);
+                const bool there = Begins && key < Keys && value < rows_.values;
+                state[j / 4][j % 4] = there ? kept_.initial[key * Values + value] : 0.0f;
+            }
+            carry_on(i, state);
+        });
     }
 
     KGEN_DEVICE void walk() {
         while (take_round())
-            if (!go_to_next_round()) return;
-        // What is not finite stays so. In a function that is called, registers of the loop hold nothing of it.
-        go_on_step_by_step(*this);
+            if (!go_to_next_round()) return hand_out_end();
+        // What is not finite stays so. In a loop of its own, registers of the first hold nothing of it.
+        if constexpr (Exchange::kCrowds)
+            go_on_step_by_step(*this);
+        else
+            walk_segments();
     }
 
 private:
-    static KGEN_CALLED_DEVICE void go_on_step_by_step(SegmentWalk walk) {
-        walk.walk_segment();
-        while (walk.go_to_next_round()) {
-            walk.stage();
-            walk.sum([] {});
-            walk.arrive();
-            walk.wait();
-            walk.take_state();
-            sync_block();
-            walk.walk_segment();
+    static KGEN_CALLED_DEVICE void go_on_step_by_step(SegmentWalk walk) { walk.walk_segments(); }
+
+    KGEN_DEVICE void walk_segments() {
+        walk_segment();
+        while (go_to_next_round()) {
+            stage();
+            sum([] {});
+            exchange_.arrive(kSumWaiter);
+            exchange_.wait(kSumWaiter);
+            scan();
+            exchange_.arrive(kStateWaiter);
+            exchange_.begin_to_take(before_, kStateWaiter);
+            exchange_.take();
+            walk_segment();
         }
+        hand_out_end();
+    }
+
+    KGEN_DEVICE void hand_out_end() const {
+        if constexpr (!Ends) return;
+        for_my_units([&](int i, int unit) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const int key = key_of(unit, j), value = value_of(unit, j);
+                if (key < Keys && value < rows_.values)
+                    kept_.end[key * Values + value] = carried(i, j / 4)[j % 4];
+            }
+        });
     }
 
     // What lies in shared memory: registers have room for what one tensor needs at a time, and for no
@@ -129,11 +176,13 @@ private:
         WalkRows<T> rows;      // first: of the round
         const float* initial;  // [Keys][Values], the state before the first step and behind the last one
         float* end;
-        Shared shared;
-        GroupBarrier<Blocks> barrier;
-        int rank;  // of the block in its group
-        int round;
+        Exchange exchange;
     };
+
+    // Where one warp arrives and waits for its block: one of each half, while sums and states are on their
+    // way. And half of the looks, as a long fragment has at least: the others wait for no sums, either.
+    static constexpr int kSumWaiter = 0, kStateWaiter = kWarps - 1;
+    static constexpr int kFirstLooks = kWarps / 2 + 1;
 
     static KGEN_DEVICE Kept& kept(const Kept& given) {
         static_assert(sizeof(Kept) <= kKept && alignof(Kept) <= 16, "see kSmemBytes");
@@ -145,30 +194,20 @@ private:
 
     // Whether there is one.
     KGEN_DEVICE bool go_to_next_round() {
-        warp_ = computed_here(warp_);
+        if constexpr (Exchange::kCrowds) warp_ = computed_here(warp_);
         sync_block();  // shared memory is free, too
-        if (thread_rank() == 0) {
-            rows_.first += kBlocks * Segment;
-            ++kept_.round;
-        }
+        if (thread_rank() == 0) rows_.first += kBlocks * Segment;
         sync_block();
         return rows_.first < rows_.end;
     }
-    KGEN_DEVICE bool is_last_round() const { return rows_.first + kBlocks * Segment >= rows_.end; }
-    // Whether anybody asks for the sum of all segments.
-    KGEN_DEVICE bool adds_up() const { return Ends || !is_last_round(); }
-
-    // One warp arrives and waits for its block.
-    static constexpr int kWaiter = 0;
-    KGEN_DEVICE void arrive() const { kept_.barrier.template arrive<kThreads>(kWaiter); }
-    KGEN_DEVICE void wait() const { kept_.barrier.wait(kWaiter); }
 
     // The block's first step of the round, and how many of its segment exist. Steps behind the last one are
     // zeros, as are their sums: a block that has no others does what all do.
-    KGEN_DEVICE i64 first_step() const { return rows_.first + kept_.rank * Segment; }
+    KGEN_DEVICE i64 first_step() const { return rows_.first + rank() * Segment; }
     KGEN_DEVICE int steps_left() const {
         return static_cast<int>(min(max(rows_.end - first_step(), i64{0}), i64{Segment}));
     }
+    KGEN_DEVICE int rank() const { return Exchange::kCrowds ? exchange_.rank() : rank_; }
     KGEN_DEVICE bool has_state() const { return Begins || first_step() > 0; }
 
     // The warp's half of the segment, and its fragments among those of it: the long one, then the short one.
@@ -205,27 +244,28 @@ private:
                                              steps_left() - step_of<Which>());
     }
 
-    // Looks of a long fragment before the wait: half of all, as many as it has at least.
-    static constexpr int kFirstLooks = kWarps / 2 + 1;
-
     // The next kBlocks segments. Returns whether the block's outputs are finite.
     KGEN_DEVICE bool take_round() const {
         stage();
-        ask_for_rows<0>();
-        ask_for_rows<1>();
         Rows outputs;
         sum([&] { read<0>(outputs); });
-        arrive();
+        // Where every warp arrives for itself, it stands still until its sums are where the barrier wants
+        // them: behind the first look they are.
+        if constexpr (!Exchange::kAllArrive) exchange_.arrive(kSumWaiter);
         outputs.template arrange<0>();
-        look_back<0>(outputs, 0, kFirstLooks);
-        wait();
-        take_state();
+        look_back<0>(outputs, 0, 1);
+        if constexpr (Exchange::kAllArrive) exchange_.arrive(kSumWaiter);
+        look_back<0>(outputs, 1, kFirstLooks);
+        exchange_.wait(kSumWaiter);
+        scan();
         read<1>(outputs);
+        exchange_.arrive(kStateWaiter);
         look_back<0>(outputs, kFirstLooks, fragment<0>() + 1);
         outputs.template arrange<1>();
         look_back<1>(outputs, 0, fragment<1>() + 1);
+        exchange_.begin_to_take(before_, kStateWaiter);
         if (half() == 1) outputs.carry(middle_);
-        sync_block();
+        exchange_.take();
         if (has_state()) outputs.carry(before_);
         float poison = write<0>(outputs);
         poison += write<1>(outputs);
@@ -334,40 +374,32 @@ private:
             });
     }
 
-    // Where parts and sums of the round lie, of the group's first block.
-    KGEN_DEVICE T* parts() const { return kept_.shared.parts + kept_.round % 2 * kBlocks * kSum; }
-    KGEN_DEVICE float* sums(int round) const {
-        return kept_.shared.sums + round % 2 * (kBlocks + 1) * kSum;
-    }
-
-    // The segment's sum to global memory: parts [kUnits][lanes][eight accumulators]; and sums
-    // [kUnits][two tiles][lanes][four accumulators].
-    KGEN_DEVICE void hand_out(const Sums& sum) const {
+    // The segment's sum to global memory: [kUnits][two tiles][lanes][four accumulators].
+    KGEN_DEVICE void hand_out(const Sums& sums) const {
         if (!has_sums()) return;
-        T* part = parts() + kept_.rank * kSum + 8 * lane_id();
-        float* whole = sums(kept_.round) + kept_.rank * kSum + 4 * lane_id();
-        const bool all = adds_up();
+        float* target = sums_ + rank() * kSum + 4 * lane_id();
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m)
 #pragma unroll
-            for (int n = 0; n < kValuePairs; ++n) {
-                const int across = first_across() + m, along = first_along() + n;
+            for (int n = 0; n < 2 * kValuePairs; ++n) {
+                const int across = first_across() + m, along = first_along() + n / 2;
                 if (kAcross % kKeyWarps != 0 && across >= kAcross) continue;
                 if (kAlong % kValueWarps != 0 && along >= kAlong) continue;
-                const int unit = across * kAlong + along;
-                Vec<float, 4> tiles[2];
-                Vec<u32, 4> rounded;
+                Vec<float, 4> tile;
 #pragma unroll
-                for (int i = 0; i < 8; ++i) tiles[i / 4][i % 4] = sum.at(m, 2 * n + i / 4, i % 4);
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    rounded[i] = pack2<T>(tiles[i / 2][i % 2 * 2], tiles[i / 2][i % 2 * 2 + 1]);
-                *reinterpret_cast<Vec<u32, 4>*>(part + unit * 256) = rounded;
-                if (all)
-#pragma unroll
-                    for (int tile = 0; tile < 2; ++tile)
-                        store_vec(whole + unit * 256 + tile * 128, tiles[tile]);
+                for (int i = 0; i < 4; ++i) tile[i] = sums.at(m, n, i);
+                store_vec(target + (across * kAlong + along) * 256 + n % 2 * 128, tile);
             }
+    }
+
+    // body(i, unit) for the units that the warp scans.
+    template <class Body>
+    KGEN_DEVICE void for_my_units(Body body) const {
+#pragma unroll
+        for (int i = 0; i < kUnitsPerWarp; ++i) {
+            const int unit = rank() + kBlocks * (warp_ + i * kWarps);
+            if (kUnits % (kBlocks * kWarps) == 0 || unit < kUnits) body(i, unit);
+        }
     }
 
     // Features of value j of a lane: of four accumulators of one tile, then of its neighbour.
@@ -378,90 +410,53 @@ private:
         return unit % kAlong * 16 + Sums::value_of(j / 4, j % 4);
     }
 
-    // A lane's part of a unit of the state that the round begins with.
-    KGEN_DEVICE void begin(Vec<float, 4> (&state)[2], int unit) const {
-        if (kept_.round > 0) {
-            const float* from = sums(kept_.round) + kBlocks * kSum + unit * 256 + 4 * lane_id();
+    // Add the segments' sums in order, and give each segment the state before it.
+    KGEN_DEVICE void scan() const {
+        for_my_units([&](int i, int unit) {
+            Vec<float, 4> state[2] = {carried(i, 0), carried(i, 1)};
+            const auto states = exchange_.places(unit, mma_lane().g, column_of_quad(), before_);
 #pragma unroll
-            for (int tile = 0; tile < 2; ++tile) state[tile] = load_vec<4>(from + tile * 128);
-            return;
-        }
+            for (int first = 0; first < kBlocks; first += kAtOnce) {
+                Vec<float, 4> parts[kAtOnce][2];  // all on their way at once
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            const int key = key_of(unit, j), value = value_of(unit, j);
-            const bool there = Begins && key < Keys && value < rows_.values;
-            state[j / 4][j % 4] = there ? kept_.initial[key * Values + value] : 0.0f;
-        }
-    }
-
-    // Behind the barrier: the state before the segment, and the block's share of the one behind the round.
-    KGEN_DEVICE void take_state() const {
-        if (has_state()) {
-            const T* part = parts() + 8 * lane_id();
-            T* target = before_ + mma_lane().g * kValueStride + column_of_quad();
-#pragma unroll 1
-            for (int unit = warp_; unit < kUnits; unit += kWarps) {
-                Vec<u32, 4> before[kBlocks - 1];  // all on their way at once
+                for (int block = 0; block < kAtOnce; ++block)
 #pragma unroll
-                for (int block = 0; block < kBlocks - 1; ++block)
-                    if (block < kept_.rank)
-                        before[block] = *reinterpret_cast<const Vec<u32, 4>*>(
-                            part + block * kSum + unit * 256);
-                Vec<float, 4> state[2];
-                begin(state, unit);
+                    for (int tile = 0; tile < 2; ++tile)
+                        parts[block][tile] = load_vec<4>(sums_ + (first + block) * kSum +
+                                                         unit * 256 + tile * 128 + 4 * lane_id());
 #pragma unroll
-                for (int block = 0; block < kBlocks - 1; ++block)
-                    if (block < kept_.rank)
+                for (int block = 0; block < kAtOnce; ++block) {
+                    T* there = states.of(first + block);
 #pragma unroll
-                        for (int i = 0; i < 4; ++i) {
-                            const f32x2 two = unpack2<T>(before[block][i]);
-                            state[i / 2][i % 2 * 2] += two.x;
-                            state[i / 2][i % 2 * 2 + 1] += two.y;
-                        }
+                    for (int half = 0; half < 2; ++half)
+                        *reinterpret_cast<Vec<u32, 2>*>(there + 8 * half * Exchange::kUnitStride) =
+                            quad_of_row<T>(state[0].data, state[1].data, half);
 #pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    *reinterpret_cast<Vec<u32, 2>*>(
-                        target + (unit / kAlong * 16 + 8 * half) * kValueStride +
-                        unit % kAlong * 16) = quad_of_row<T>(state[0].data, state[1].data, half);
-            }
-        }
-        if (adds_up()) add_up();
-    }
-
-    // Add the segments' sums, in order, for units that no other block of the group has.
-    KGEN_DEVICE void add_up() const {
-        for (int unit = kept_.rank + kBlocks * warp_; unit < kUnits; unit += kBlocks * kWarps) {
-            Vec<float, 4> state[2];
-            begin(state, unit);
-            const int place = unit * 256 + 4 * lane_id();
-            const float* from = sums(kept_.round) + place;
-#pragma unroll 1
-            for (int block = 0; block < kBlocks; ++block)
-#pragma unroll
-                for (int tile = 0; tile < 2; ++tile) {
-                    const auto part = load_vec<4>(from + block * kSum + tile * 128);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) state[tile][i] += part[i];
-                }
-            if (!is_last_round()) {
-                float* next = sums(kept_.round + 1) + kBlocks * kSum + place;
-#pragma unroll
-                for (int tile = 0; tile < 2; ++tile) store_vec(next + tile * 128, state[tile]);
-            } else if constexpr (Ends) {
-#pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    const int key = key_of(unit, j), value = value_of(unit, j);
-                    if (key < Keys && value < rows_.values)
-                        kept_.end[key * Values + value] = state[j / 4][j % 4];
+                    for (int j = 0; j < 8; ++j) state[j / 4][j % 4] += parts[block][j / 4][j % 4];
                 }
             }
-        }
+            carry_on(i, state);
+        });
+    }
+
+    // The state before the next segment to be added, of the lane's part of the warp's unit i.
+    KGEN_DEVICE const Vec<float, 4>& carried(int i, int tile) const {
+        return *reinterpret_cast<const Vec<float, 4>*>(carried_ + (2 * i + tile) * 4 * kThreads);
+    }
+    KGEN_DEVICE void carry_on(int i, const Vec<float, 4> (&state)[2]) const {
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile)
+            *reinterpret_cast<Vec<float, 4>*>(carried_ + (2 * i + tile) * 4 * kThreads) =
+                state[tile];
     }
 
     Kept& kept_;
     WalkRows<T>& rows_;
-    int warp_;
+    Exchange& exchange_;
+    float* sums_;  // of the group, [kBlocks][kSum]
+    int rank_, warp_;
     T *b_, *v_, *middle_, *before_;
+    float* carried_;
 };
 
 }  // namespace kgen
