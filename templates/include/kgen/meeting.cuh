@@ -116,23 +116,23 @@ private:
     i32 awaited_;  // arrivals, of all barriers waited at so far
 };
 
-// How the blocks of a SegmentWalk meet if they are no cluster. States before segments go through global
-// memory, unit by unit, so that a warp writes whole lines; each block copies its own from there.
+// States that each block of a group has parts of, and each wants one of whole: they go through global
+// memory, in units of 16 x 16 values, so that a warp writes whole lines, and each block copies its own from
+// there to shared memory.
+//
+// State: kUnits, kAlong of them in a row of units; of a state in shared memory kStride elements between rows
+// and offset(unit); Element; kThreads of a block.
 template <class State, int Blocks>
-class MemoryExchange {
+class StateExchange {
     using T = typename State::Element;
     static constexpr int kUnit = 256;  // elements
     static constexpr int kState = State::kUnits * kUnit;
 
 public:
-    static constexpr int kBlocks = Blocks;
-    static constexpr int kKeptBytes = 32;      // see ClusterExchange for these
-    static constexpr int kUnitStride = 16;
-    static constexpr bool kAllArrive = false;
-    static constexpr bool kCrowds = true;
+    static constexpr int kUnitStride = 16;  // elements between rows of a place
 
     // states: [groups][Blocks][kState].
-    KGEN_DEVICE MemoryExchange(const GroupPlace& place, i32* counters, T* states)
+    KGEN_DEVICE StateExchange(const GroupPlace& place, i32* counters, T* states)
         : barrier_(counters, place.group),
           states_(states + place.group * Blocks * kState),
           rank_(place.rank) {}
@@ -146,10 +146,12 @@ public:
         T* first;
         KGEN_DEVICE T* of(int block) const { return first + block * kState; }
     };
-    KGEN_DEVICE Places places(int unit, int row, int column, T*) const {
+    // Where a row and column of a unit of each block's state is left.
+    KGEN_DEVICE Places places(int unit, int row, int column) const {
         return {states_ + unit * kUnit + row * kUnitStride + column};
     }
 
+    // Behind the arrival with all states written: have the own one in `before`, from take() on.
     KGEN_DEVICE void begin_to_take(T* before, int warp) {
         wait(warp);
         // A warp copies a unit at a time. Where warps are whole rows of units, a thread's next unit is a

@@ -18,8 +18,8 @@
 namespace kgen {
 
 // Keys, Values: features of a and b, and of v and out; Slice: value features of a block; CopyBytes: what
-// addresses of `a` are multiples of.
-template <class T, int Keys, int Values, int Slice, int CopyBytes>
+// addresses of `a` are multiples of; ScoreParts: numbers of 16 bits that a score is.
+template <class T, int Keys, int Values, int Slice, int CopyBytes, int ScoreParts>
 class PairedRows {
     static constexpr int kSteps = whole_fragments(Keys) / 16;  // of sums over keys
     static constexpr int kPairs = Slice / 16;                  // of tiles of 8 values
@@ -27,6 +27,7 @@ class PairedRows {
     using Half = HalfOperands<T>;
 
     static_assert(sizeof(T) == 2 && Slice % 16 == 0, "whole fragments of 16 bits");
+    static_assert(ScoreParts == 1 || ScoreParts == 2, "a score, rounded, and what that leaves");
 
 public:
     // Elements between two rows in shared memory: of b; of v and a state.
@@ -197,7 +198,7 @@ private:
             for (int j = 0; j < kHeld; ++j)
                 Half::two_columns(two[j], v + 16 * (n + j), kValueStride);
 #pragma unroll
-            for (int pass = 0; pass < 2; ++pass)
+            for (int pass = 2 - ScoreParts; pass < 2; ++pass)
 #pragma unroll
                 for (int i = 0; i < 2 * kHeld; ++i)
                     Half::template multiply<0>(sums_[Which][2 * n + i], pass == 0 ? lo : hi,

@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/linear_attention/forward_meeting.cu.jinja
-// config: meeting(blocks=8, segment=256, slice=128, batch=64, copy=16, min_blocks=1, overlap=1)
+// config: meeting(blocks=8, segment=256, slice=128, batch=64, copy=16, score_parts=1, min_blocks=1, overlap=1)
 // problem: E=128, M=128, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention forward on tensor cores for few heads: a group of blocks does a head and slice of the
 // value features, a segment of the steps each, and exchanges the segments' sums. The blocks meet at
@@ -22,21 +22,20 @@ constexpr int kSegment = 256;       // steps of a block, which has a warp for ev
 constexpr int kSlice = 128;           // its value features
 constexpr int kBatch = 64;           // steps per group of copies
 constexpr int kCopy = 16;             // bytes that one copy moves
+constexpr int kScoreParts = 1;  // numbers of 16 bits that a score is
 constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
 constexpr int kOverlaps = 1;      // whether blocks begin while counters are cleared
 
 static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
               "these blocks know no sums of keys");
 
-template <class State>
-using Exchange = kgen::MemoryExchange<State, kBlocks>;
-using Walk = kgen::SegmentWalk<T, kE, kM, kSlice, kSegment, kBatch, kCopy,
-                               kgen::kPresent<InitialState>, kgen::kPresent<FinalState>, Exchange>;
+using Walk = kgen::SegmentWalk<T, kE, kM, kSlice, kBlocks, kSegment, kBatch, kCopy, kScoreParts,
+                               kgen::kPresent<InitialState>, kgen::kPresent<FinalState>>;
 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(64)
-linear_attention_clear(kgen::i32* counters,  // [1 + B * H * slices, 32]
+linear_attention_clear(kgen::i32* counters,  // [B * H * slices, 32]
                        kgen::i64 B, kgen::i64 H) {
     if constexpr (kOverlaps == 1) kgen::let_next_kernel_start();
     kgen::clear_counters(counters, B * H * Walk::kSlices);
@@ -51,7 +50,7 @@ linear_attention_forward(const T* __restrict__ q,  // [B, H, T, E], rows q_strid
                          const InitialState* __restrict__ initial_state,  // [B, H, E, M]
                          float* sums,                                     // [B * H, slices, blocks, E, slice]
                          T* states,                                       // the same
-                         kgen::i32* counters,                             // [1 + B * H * slices, 32]
+                         kgen::i32* counters,                             // [B * H * slices, 32]
                          T* __restrict__ out,                             // [B, H, T, M]
                          FinalState* __restrict__ final_state,            // [B, H, E, M]
                          kgen::i64 H, kgen::i64 steps,
@@ -60,27 +59,20 @@ linear_attention_forward(const T* __restrict__ q,  // [B, H, T, E], rows q_strid
                          kgen::i64 v_stride_B, kgen::i64 v_stride_H, kgen::i64 v_stride_T,
                          kgen::i64 out_stride_B, kgen::i64 out_stride_H, kgen::i64 out_stride_T,
                          float scale) {
-    const auto rows_of = [&](kgen::i64 group) {
-        const kgen::i64 head = group / Walk::kSlices;
-        const int value = static_cast<int>(group % Walk::kSlices) * kSlice;
-        return kgen::WalkRows<T>{
-            kgen::head_rows(q, head, H, q_stride_B, q_stride_H, q_stride_T),
-            kgen::head_rows(k, head, H, k_stride_B, k_stride_H, k_stride_T),
-            kgen::head_rows(v, head, H, v_stride_B, v_stride_H, v_stride_T).from(value),
-            kgen::head_rows(out, head, H, out_stride_B, out_stride_H, out_stride_T).from(value),
-            0, steps, kgen::min(kM - value, kSlice), scale, 1.0f};
-    };
+    const kgen::GroupPlace place = kgen::place_in_group<kBlocks>();
+    const kgen::i64 head = place.group / Walk::kSlices;
+    const int value = static_cast<int>(place.group % Walk::kSlices) * kSlice;
 
-    // Some block's rows are on their way before a block knows its own: tickets go about as blockIdx does.
-    Walk::ask_for_rows(rows_of(blockIdx.x / kBlocks), blockIdx.x % kBlocks);
-    kgen::wait_for_earlier_kernel(counters);
+    const kgen::WalkRows<T> rows{
+        kgen::head_rows(q, head, H, q_stride_B, q_stride_H, q_stride_T),
+        kgen::head_rows(k, head, H, k_stride_B, k_stride_H, k_stride_T),
+        kgen::head_rows(v, head, H, v_stride_B, v_stride_H, v_stride_T).from(value),
+        kgen::head_rows(out, head, H, out_stride_B, out_stride_H, out_stride_T).from(value),
+        0, steps, kgen::min(kM - value, kSlice), scale, 1.0f};
 
-    const kgen::GroupPlace place = kgen::take_place<kBlocks>(counters);
-    const kgen::i64 state = place.group / Walk::kSlices * kE * kM +
-                            place.group % Walk::kSlices * kSlice;
-    Walk(rows_of(place.group), kgen::floats_at(initial_state, state),
-         kgen::floats_at(final_state, state), sums + place.group * kBlocks * Walk::kSum,
-         {place, counters, states})
+    const kgen::i64 state = head * kE * kM + value;
+    Walk(rows, kgen::floats_at(initial_state, state), kgen::floats_at(final_state, state),
+         sums + place.group * kBlocks * Walk::kSum, {place, counters, states})
         .walk();
 }
 

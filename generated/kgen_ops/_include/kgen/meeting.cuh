@@ -3,33 +3,32 @@
 //
 //     kgen::clear_counters(counters, groups);                   // an earlier kernel
 //
-//     kgen::wait_for_earlier_kernel(...);                       // then, in the kernel whose blocks meet:
-//     const kgen::GroupPlace place = kgen::take_place<8>(counters);   // not blockIdx
+//     const kgen::GroupPlace place = kgen::place_in_group<8>();  // in the kernel whose blocks meet
 //     kgen::GroupBarrier<8> barrier(counters, place.group);
 //
-// Why nobody waits for ever. A block's group is its ticket divided by the group's size, and tickets are
-// given to blocks that run, in order. So those given out are 0, 1, 2, ... without a gap: of all groups that
-// have begun, each but the last has all of its blocks running, or ended. Such a group waits for nobody else:
-// it ends, and its blocks make room. The last one lacks blocks only while the GPU has no room for them; and
-// what takes that room are blocks of complete groups and of other kernels, which end, and at most Blocks - 1
-// of this kernel that wait. So the kernel ends wherever Blocks of its blocks have room at once, in whatever
-// order the GPU starts them, and whatever else runs on it and ends.
+// Why nobody waits for ever. A GPU starts blocks in the order of blockIdx.x. So those that have begun are
+// 0, 1, 2, ... without a gap: of all groups that have begun, each but the last has all of its blocks running,
+// or ended. Such a group waits for nobody else: it ends, and its blocks make room. The last one lacks blocks
+// only while the GPU has no room for them; and what takes that room are blocks of complete groups and of
+// other kernels, which end, and at most Blocks - 1 of this kernel that wait. So the kernel ends wherever
+// Blocks of its blocks have room at once, whatever else runs on the GPU and ends. Of n such kernels in flight
+// on several streams each may have Blocks - 1 blocks that wait: n * (Blocks - 1) + 1 must have room.
 //
-// Of n such kernels in flight at once, on several streams, each may have Blocks - 1 blocks that wait for one
-// more: the GPU must have room for n * (Blocks - 1) + 1. (That is the worst case. A GPU that starts all
-// blocks of one kernel before the first of another, as they do for kernels of one priority, has only one
-// group that lacks blocks; but nobody promises it.)
+// That order is what GPUs do and no document promises; scans over whole devices rest on it, too, NVIDIA's
+// CUB among them. A number taken from a counter would not: but it is known 3 us after the kernel has begun,
+// and a block whose place it is can load nothing before.
 //
-// Counters: i32 [1 + groups][kCounterStride], a line each, so that groups do not queue for each other's.
-// The first is that of tickets. Nothing has to be left in them from one launch to the next.
+// Counters: i32 [groups][kCounterStride], a line each, so that groups do not queue for each other's.
+// Nothing has to be left in them from one launch to the next. The kernel may begin before the one that clears
+// them has ended: a block waits for that when it first arrives.
 //
 // On the host a group is a cluster (KGEN_EXPORT_GROUPS): its blocks take turns at the barrier.
 #pragma once
 
 #include "async.cuh"
-#include "atomic.cuh"
 #include "block.cuh"
 #include "cluster.cuh"
+#include "dependent_launch.cuh"
 #include "memory.cuh"
 #include "registers.cuh"
 
@@ -44,10 +43,10 @@ namespace kgen {
 
 constexpr int kCounterStride = 32;  // elements: a line of 128 bytes
 
-// By the threads of a grid in x, one per counter or more: 1 + groups counters.
+// By the threads of a grid in x, one per counter or more.
 KGEN_DEVICE void clear_counters(i32* counters, i64 groups) {
     const i64 counter = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (counter <= groups) counters[counter * kCounterStride] = 0;
+    if (counter < groups) counters[counter * kCounterStride] = 0;
 }
 
 // A group, and a block's place in it.
@@ -56,22 +55,9 @@ struct GroupPlace {
     int rank;
 };
 
-// The next place, for the whole block. Takes the first word of dynamic shared memory, which is free again
-// behind the block's next barrier.
 template <int Blocks>
-KGEN_DEVICE GroupPlace take_place(i32* counters) {
-    i32* ticket = dynamic_smem<i32>();
-    if (thread_rank() == 0) {
-#if KGEN_HOST
-        // Blocks of one cluster are one group there: the order within it alone is by tickets.
-        const i32 group = static_cast<i32>(blockIdx.x / Blocks);
-        *ticket = group * Blocks + atomic_add(counters + (1 + group) * kCounterStride, 1);
-#else
-        *ticket = atomic_add(counters, 1);
-#endif
-    }
-    sync_block();
-    return {*ticket / Blocks, *ticket % Blocks};
+KGEN_DEVICE GroupPlace place_in_group() {
+    return {static_cast<i64>(blockIdx.x / Blocks), static_cast<int>(blockIdx.x % Blocks)};
 }
 
 // A barrier of all threads of a group's blocks, in two halves. What they wrote before they arrived, a
@@ -84,12 +70,13 @@ template <int Blocks>
 class GroupBarrier {
 public:
     KGEN_DEVICE GroupBarrier(i32* counters, i64 group)
-        : counter_(counters + (1 + group) * kCounterStride), awaited_(0) {}
+        : counter_(counters + group * kCounterStride), awaited_(0) {}
 
     // By all of the block's `Threads` threads, as is wait(); `warp` is the one for all.
     template <int Threads>
     KGEN_DEVICE void arrive([[maybe_unused]] int warp) const {
 #if !KGEN_HOST
+        wait_for_earlier_kernel();  // who cleared the counter; at once but the first time
         // Named barrier 1 shows this warp the others' writes, and they do not wait for it. A release is of
         // all that its thread has seen.
         if (thread_rank() / kWarpSize != warp) {
@@ -129,23 +116,23 @@ private:
     i32 awaited_;  // arrivals, of all barriers waited at so far
 };
 
-// How the blocks of a SegmentWalk meet if they are no cluster. States before segments go through global
-// memory, unit by unit, so that a warp writes whole lines; each block copies its own from there.
+// States that each block of a group has parts of, and each wants one of whole: they go through global
+// memory, in units of 16 x 16 values, so that a warp writes whole lines, and each block copies its own from
+// there to shared memory.
+//
+// State: kUnits, kAlong of them in a row of units; of a state in shared memory kStride elements between rows
+// and offset(unit); Element; kThreads of a block.
 template <class State, int Blocks>
-class MemoryExchange {
+class StateExchange {
     using T = typename State::Element;
     static constexpr int kUnit = 256;  // elements
     static constexpr int kState = State::kUnits * kUnit;
 
 public:
-    static constexpr int kBlocks = Blocks;
-    static constexpr int kKeptBytes = 32;      // see ClusterExchange for these
-    static constexpr int kUnitStride = 16;
-    static constexpr bool kAllArrive = false;
-    static constexpr bool kCrowds = true;
+    static constexpr int kUnitStride = 16;  // elements between rows of a place
 
     // states: [groups][Blocks][kState].
-    KGEN_DEVICE MemoryExchange(const GroupPlace& place, i32* counters, T* states)
+    KGEN_DEVICE StateExchange(const GroupPlace& place, i32* counters, T* states)
         : barrier_(counters, place.group),
           states_(states + place.group * Blocks * kState),
           rank_(place.rank) {}
@@ -159,10 +146,12 @@ public:
         T* first;
         KGEN_DEVICE T* of(int block) const { return first + block * kState; }
     };
-    KGEN_DEVICE Places places(int unit, int row, int column, T*) const {
+    // Where a row and column of a unit of each block's state is left.
+    KGEN_DEVICE Places places(int unit, int row, int column) const {
         return {states_ + unit * kUnit + row * kUnitStride + column};
     }
 
+    // Behind the arrival with all states written: have the own one in `before`, from take() on.
     KGEN_DEVICE void begin_to_take(T* before, int warp) {
         wait(warp);
         // A warp copies a unit at a time. Where warps are whole rows of units, a thread's next unit is a

@@ -1,5 +1,5 @@
-// Two fragments of 16 steps of a warp, an early one and a late one, and their rows of the outputs of a
-// linear recurrence, all in registers.
+// Two fragments of 16 steps of a warp, and their rows of the outputs of a linear recurrence, all in
+// registers.
 //
 //     out_t = factor * (a_t S + sum over s <= t of (a_t b_s) v_s)
 //
@@ -18,8 +18,8 @@
 namespace kgen {
 
 // Keys, Values: features of a and b, and of v and out; Slice: value features of a block; CopyBytes: what
-// addresses of `a` are multiples of.
-template <class T, int Keys, int Values, int Slice, int CopyBytes>
+// addresses of `a` are multiples of; ScoreParts: numbers of 16 bits that a score is.
+template <class T, int Keys, int Values, int Slice, int CopyBytes, int ScoreParts>
 class PairedRows {
     static constexpr int kSteps = whole_fragments(Keys) / 16;  // of sums over keys
     static constexpr int kPairs = Slice / 16;                  // of tiles of 8 values
@@ -27,6 +27,7 @@ class PairedRows {
     using Half = HalfOperands<T>;
 
     static_assert(sizeof(T) == 2 && Slice % 16 == 0, "whole fragments of 16 bits");
+    static_assert(ScoreParts == 1 || ScoreParts == 2, "a score, rounded, and what that leaves");
 
 public:
     // Elements between two rows in shared memory: of b; of v and a state.
@@ -73,8 +74,7 @@ public:
         }
     }
 
-    // O += A S, of both fragments or of the late one alone.
-    template <int From>
+    // O += A S, of both fragments.
     KGEN_DEVICE void carry(const T* state) {
 #pragma unroll
         for (int k = 0; k < kSteps; ++k)
@@ -83,22 +83,20 @@ public:
                 typename Half::B two[2];
                 Half::two_columns(two, state + 16 * k * kValueStride + 16 * n, kValueStride);
 #pragma unroll
-                for (int m = From; m < 2; ++m)
+                for (int m = 0; m < 2; ++m)
 #pragma unroll
                     for (int i = 0; i < 2; ++i)
                         Half::template multiply<0>(sums_[m][2 * n + i], a_[m][k], two[i]);
             }
     }
 
-    // What a fragment reads of the `tile` fragments of b and v before it, and of its own steps. Between the
-    // first of them and the others: meanwhile().
-    template <int Which, class Body>
-    KGEN_DEVICE void look_back(const T* b, const T* v, int tile, Body meanwhile) {
+    // What fragment number `own` reads of fragments `from` to `to` of b and v: of those before it, and of its
+    // own steps. Behind arrange().
+    template <int Which>
+    KGEN_DEVICE void look_back(const T* b, const T* v, int own, int from, int to) {
 #pragma unroll 1
-        for (int i = 0; i <= tile; ++i) {
-            look<Which>(b + 16 * i * kKeyStride, v + 16 * i * kValueStride, i == tile);
-            if (i == 0) meanwhile();
-        }
+        for (int i = from; i < to; ++i)
+            look<Which>(b + 16 * i * kKeyStride, v + 16 * i * kValueStride, i == own);
     }
 
     // Scale and write the rows of a fragment, which begins at step `first`; `left` of them exist. What is
@@ -200,7 +198,7 @@ private:
             for (int j = 0; j < kHeld; ++j)
                 Half::two_columns(two[j], v + 16 * (n + j), kValueStride);
 #pragma unroll
-            for (int pass = 0; pass < 2; ++pass)
+            for (int pass = 2 - ScoreParts; pass < 2; ++pass)
 #pragma unroll
                 for (int i = 0; i < 2 * kHeld; ++i)
                     Half::template multiply<0>(sums_[Which][2 * n + i], pass == 0 ? lo : hi,

@@ -7,15 +7,13 @@
 // and rows of outputs are finished as they lie in registers. What half a segment adds is a state for the
 // other half, so that no step looks back farther than half a segment.
 //
-//     warps              two fragments of 16 steps, one of each half (paired_rows.cuh)
+//     warps              two fragments of 16 steps of one half (paired_rows.cuh), the long one, which looks
+//                        back far, and the short one: all warps look back as often, at each barrier, too
 //     sums, in fp32      to global memory, where each block scans its part of a state over the segments
-//     states, as T       from there to shared memory of the block whose segment they are before
+//     states, as T       from there through global memory to the block whose segment they are before
 //
 // A sequence that is longer than the group's segments takes several rounds. What is not finite is noticed
 // by its effect on outputs, and then a block does its segment again step by step.
-//
-// How blocks meet, and what way states take, is the Exchange's: ClusterExchange (cluster_exchange.cuh) or
-// MemoryExchange (meeting.cuh).
 //
 // Barriers of the group, two a round: the sums are written; the states are. A block reads its state behind
 // the second one, and the next round's are written only behind the first one of the next round, at which
@@ -31,6 +29,7 @@
 #include "chunk_rows.cuh"
 #include "chunk_stage.cuh"
 #include "math.cuh"
+#include "meeting.cuh"
 #include "paired_rows.cuh"
 #include "registers.cuh"
 #include "state_tile.cuh"
@@ -51,19 +50,18 @@ struct UnitsOfState {
     }
 };
 
-// Keys, Values: features of a and b, and of v and out; Slice: value features of a block; Segment: its
-// steps, for 32 of which it has a warp; Batch: steps per group of copies, and per barrier of the sums;
-// CopyBytes: of one copy; Begins, Ends: whether there are states to begin with and to hand out; Exchanges:
-// of what UnitsOfState tells, how many blocks are a group and how they exchange states. T has 16 bits and
-// the range of fp32 (bf16).
-template <class T, int Keys, int Values, int Slice, int Segment, int Batch, int CopyBytes,
-          bool Begins, bool Ends, template <class> class Exchanges>
+// Keys, Values: features of a and b, and of v and out; Slice: value features of a block; Blocks: of a
+// group; Segment: steps of a block, for 32 of which it has a warp; Batch: steps per group of copies, and per
+// barrier of the sums; CopyBytes: of one copy; ScoreParts: of PairedRows; Begins, Ends: whether there are
+// states to begin with and to hand out. T has 16 bits and the range of fp32 (bf16).
+template <class T, int Keys, int Values, int Slice, int Blocks, int Segment, int Batch, int CopyBytes,
+          int ScoreParts, bool Begins, bool Ends>
 class SegmentWalk {
     static constexpr int kWarps = Segment / 32;
     static constexpr int kHalf = Segment / 2;
     static constexpr int kBatches = Segment / Batch;
     static constexpr int kKeys = whole_fragments(Keys);
-    using Rows = PairedRows<T, Keys, Values, Slice, CopyBytes>;
+    using Rows = PairedRows<T, Keys, Values, Slice, CopyBytes, ScoreParts>;
     static constexpr int kKeyStride = Rows::kKeyStride, kValueStride = Rows::kValueStride;
     // Warps along the features of a sum, and their fragments of 16.
     static constexpr int kValueWarps = kWarps >= 16 ? 4 : kWarps >= 4 ? 2 : 1;
@@ -75,8 +73,8 @@ class SegmentWalk {
 
 public:
     static constexpr int kThreads = kWarps * kWarpSize;
-    using Exchange = Exchanges<UnitsOfState<T, kKeys, Slice, kValueStride, kThreads>>;
-    static constexpr int kBlocks = Exchange::kBlocks;
+    using Exchange = StateExchange<UnitsOfState<T, kKeys, Slice, kValueStride, kThreads>, Blocks>;
+    static constexpr int kBlocks = Blocks;
     static constexpr int kSlices = (Values + Slice - 1) / Slice;
     static constexpr int kSum = kKeys * Slice;  // values
 
@@ -87,7 +85,7 @@ private:
     // Elements of shared memory.
     static constexpr int kRows = Segment * (kKeyStride + kValueStride);
     static constexpr int kState = kKeys * kValueStride;
-    static constexpr int kKept = 128 + Exchange::kKeptBytes;  // bytes, see below
+    static constexpr int kKept = 160;                         // bytes, see below
     static constexpr int kAtOnce = min(kBlocks, 8);           // sums that a scan reads at once
 
     static_assert(is_power_of_two(kWarps) && kWarps >= 2, "warps are rows and columns of a sum");
@@ -106,7 +104,7 @@ public:
         : kept_(kept({rows, initial, end, exchange})),
           rows_(kept_.rows),
           exchange_(kept_.exchange),
-          sums_(sums), rank_(exchange.rank()) {
+          sums_(sums) {
         // Shared memory: T b[Segment][kKeyStride], v[Segment][kValueStride], and [kKeys][kValueStride]
         // what the segment's first half adds, and the state before the segment; float
         // [kUnitsPerWarp][2][kThreads][4], which the threads carry from one scan to the next; Kept.
@@ -128,23 +126,11 @@ public:
         });
     }
 
-    // Have L2 fetch the rows of place `rank` in the first round: for a block that does not know its own yet.
-    static KGEN_DEVICE void ask_for_rows(const WalkRows<T>& rows, int rank) {
-        const i64 first = rows.first + rank * Segment;
-        const int left = static_cast<int>(min(max(rows.end - first, i64{0}), i64{Segment}));
-        ask_for<Keys, Segment, kThreads>(rows.b, first, left, Keys);
-        ask_for<Slice, Segment, kThreads>(rows.v, first, left, rows.values);
-        ask_for<Keys, Segment, kThreads>(rows.a, first, left, Keys);
-    }
-
     KGEN_DEVICE void walk() {
         while (take_round())
             if (!go_to_next_round()) return hand_out_end();
-        // What is not finite stays so. In a loop of its own, registers of the first hold nothing of it.
-        if constexpr (Exchange::kCrowds)
-            go_on_step_by_step(*this);
-        else
-            walk_segments();
+        // What is not finite stays so. In a function that is called, registers of the loop hold nothing of it.
+        go_on_step_by_step(*this);
     }
 
 private:
@@ -154,7 +140,7 @@ private:
         walk_segment();
         while (go_to_next_round()) {
             stage();
-            sum();
+            sum([] {});
             exchange_.arrive(kSumWaiter);
             exchange_.wait(kSumWaiter);
             scan();
@@ -187,9 +173,10 @@ private:
         Exchange exchange;
     };
 
-    // The warps with the fewest looks while sums, and then states, are on their way: one of a block may
-    // arrive and wait for all.
+    // Where one warp arrives and waits for its block: one of each half, while sums and states are on their
+    // way. And half of the looks, as a long fragment has at least: the others wait for no sums, either.
     static constexpr int kSumWaiter = 0, kStateWaiter = kWarps - 1;
+    static constexpr int kFirstLooks = kWarps / 2 + 1;
 
     static KGEN_DEVICE Kept& kept(const Kept& given) {
         static_assert(sizeof(Kept) <= kKept && alignof(Kept) <= 16, "see kSmemBytes");
@@ -201,7 +188,7 @@ private:
 
     // Whether there is one.
     KGEN_DEVICE bool go_to_next_round() {
-        if constexpr (Exchange::kCrowds) warp_ = computed_here(warp_);
+        warp_ = computed_here(warp_);
         sync_block();  // shared memory is free, too
         if (thread_rank() == 0) rows_.first += kBlocks * Segment;
         sync_block();
@@ -214,17 +201,21 @@ private:
     KGEN_DEVICE int steps_left() const {
         return static_cast<int>(min(max(rows_.end - first_step(), i64{0}), i64{Segment}));
     }
-    KGEN_DEVICE int rank() const { return Exchange::kCrowds ? exchange_.rank() : rank_; }
+    KGEN_DEVICE int rank() const { return exchange_.rank(); }
     KGEN_DEVICE bool has_state() const { return Begins || first_step() > 0; }
 
-    // The warp's fragments among those of half a segment: over both all warps have as many to look at.
+    // The warp's half of the segment, and its fragments among those of it: the long one, then the short one.
+    // Over both all warps have kWarps + 1 looks. Halves are of neighbouring warps, so that each of an SM's
+    // four schedulers has as many warps of either.
+    KGEN_DEVICE int half() const { return warp_ / (kWarps / 2); }
     template <int Which>
     KGEN_DEVICE int fragment() const {
-        return Which == 0 ? warp_ : kWarps - 1 - warp_;
+        const int of_half = warp_ % (kWarps / 2);
+        return Which == 0 ? kWarps - 1 - of_half : of_half;
     }
     template <int Which>
     KGEN_DEVICE int step_of() const {  // in the segment
-        return Which * kHalf + 16 * fragment<Which>();
+        return half() * kHalf + 16 * fragment<Which>();
     }
 
     template <int Which>
@@ -233,13 +224,12 @@ private:
                                      steps_left() - step_of<Which>());
     }
 
-    // meanwhile(): between the first look and the others.
-    template <int Which, class Body>
-    KGEN_DEVICE void look_back(Rows& outputs, Body meanwhile) const {
-        outputs.template arrange<Which>();
-        outputs.template look_back<Which>(b_ + Which * kHalf * kKeyStride,
-                                          v_ + Which * kHalf * kValueStride, fragment<Which>(),
-                                          meanwhile);
+    // Looks `from` to `to` of a fragment, of fragment() + 1.
+    template <int Which>
+    KGEN_DEVICE void look_back(Rows& outputs, int from, int to) const {
+        outputs.template look_back<Which>(b_ + half() * kHalf * kKeyStride,
+                                          v_ + half() * kHalf * kValueStride, fragment<Which>(),
+                                          from, to);
     }
 
     template <int Which>
@@ -252,32 +242,32 @@ private:
     KGEN_DEVICE bool take_round() const {
         stage();
         Rows outputs;
-        read<0>(outputs);
-        ask_for_late_rows();
-        sum();
-        // Where every warp arrives for itself, it stands still until its sums are where the barrier wants
-        // them: behind the first look they are.
-        if constexpr (!Exchange::kAllArrive) exchange_.arrive(kSumWaiter);
-        look_back<0>(outputs, [&] {
-            if constexpr (Exchange::kAllArrive) exchange_.arrive(kSumWaiter);
-        });
+        sum([&] { read<0>(outputs); });
+        exchange_.arrive(kSumWaiter);
+        outputs.template arrange<0>();
+        look_back<0>(outputs, 0, kFirstLooks);
         exchange_.wait(kSumWaiter);
         scan();
+        exchange_.arrive(kStateWaiter);  // before the rows, for which its warp would wait
         read<1>(outputs);
-        exchange_.arrive(kStateWaiter);
-        look_back<1>(outputs, [] {});
+        look_back<0>(outputs, kFirstLooks, fragment<0>() + 1);
+        outputs.template arrange<1>();
+        look_back<1>(outputs, 0, fragment<1>() + 1);
         exchange_.begin_to_take(before_, kStateWaiter);
-        outputs.template carry<1>(middle_);
+        if (half() == 1) outputs.carry(middle_);
         exchange_.take();
-        if (has_state()) outputs.template carry<0>(before_);
+        if (has_state()) outputs.carry(before_);
         float poison = write<0>(outputs);
         poison += write<1>(outputs);
         return !block_has<kWarps>(poison);
     }
 
-    KGEN_DEVICE void sum() const {
+    // meanwhile(): before the sum is written.
+    template <class Body>
+    KGEN_DEVICE void sum(Body meanwhile) const {
         Sums sums;
         add_batches<0>(sums);
+        meanwhile();
         hand_out(sums);
     }
 
@@ -320,10 +310,11 @@ private:
         }
     }
 
-    // Have L2 fetch the late fragment's rows of `a`.
-    KGEN_DEVICE void ask_for_late_rows() const {
-        ask_for<Keys, 16, kWarpSize>(rows_.a, first_step() + step_of<1>(),
-                                     steps_left() - step_of<1>(), Keys);
+    // Have L2 fetch a fragment's rows of `a`.
+    template <int Which>
+    KGEN_DEVICE void ask_for_rows() const {
+        ask_for<Keys, 16, kWarpSize>(rows_.a, first_step() + step_of<Which>(),
+                                     steps_left() - step_of<Which>(), Keys);
     }
 
     // By groups of `Threads` threads: `Count` rows of `width` <= Width values, from step `first` on; `left`
@@ -348,7 +339,12 @@ private:
             if (has_sums())
                 sums.add(b_ + Number * Batch * kKeyStride + 16 * first_across(), kKeyStride,
                          v_ + Number * Batch * kValueStride + 16 * first_along(), kValueStride);
-            if (Number == kBatches / 2 - 1) keep_middle(sums);
+            if (Number == kBatches / 2 - 1) {
+                keep_middle(sums);
+                // Not before, for b and v are wanted first; and loads would wait behind all their copies.
+                ask_for_rows<0>();
+                ask_for_rows<1>();
+            }
             add_batches<Number + 1>(sums);
         }
     }
@@ -413,7 +409,7 @@ private:
     KGEN_DEVICE void scan() const {
         for_my_units([&](int i, int unit) {
             Vec<float, 4> state[2] = {carried(i, 0), carried(i, 1)};
-            const auto states = exchange_.places(unit, mma_lane().g, column_of_quad(), before_);
+            const auto states = exchange_.places(unit, mma_lane().g, column_of_quad());
 #pragma unroll
             for (int first = 0; first < kBlocks; first += kAtOnce) {
                 Vec<float, 4> parts[kAtOnce][2];  // all on their way at once
@@ -453,7 +449,7 @@ private:
     WalkRows<T>& rows_;
     Exchange& exchange_;
     float* sums_;  // of the group, [kBlocks][kSum]
-    int rank_, warp_;
+    int warp_;
     T *b_, *v_, *middle_, *before_;
     float* carried_;
 };
