@@ -34,7 +34,14 @@ from .ladder import DispatchError, Table, choose, explanation, lender
 from .problems import Explanation, contiguous_call, not_loaded, problem_text
 from .quick import Ready, ready_call
 from .rows import Call, Gpu, Prepared, Recorded, Row, Rule, Run, SafeRow, bound_row
-from .streams import capturing, current_device, raw_stream, several_devices, stream_getter
+from .streams import (
+    capturing,
+    current_device,
+    on_device,
+    raw_stream,
+    several_devices,
+    stream_getter,
+)
 
 if TYPE_CHECKING:
     from .device import KernelFile
@@ -355,7 +362,7 @@ class Pass:
         )
         run = bound_row(row, file, call, facts)
         if device.type == "cuda" and several_devices(device.index):
-            run = _on_device(run, device.index)
+            run = on_device(run, device.index)
         return run, record
 
     def _table(self, device: torch.device) -> Table:
@@ -434,16 +441,3 @@ def _recorded(
     from .recording import recorded  # not before a layout comes twice
 
     return recorded(row, file, call, facts, tensors, scalars)
-
-
-def _on_device(run: Run, device: int) -> Run:
-    """Launch on `device` even while another one is current."""
-
-    def run_there(stream: int, *arguments: float) -> None:
-        if current_device() == device:
-            run(stream, *arguments)
-        else:
-            with torch.cuda.device(device):
-                run(stream, *arguments)
-
-    return run_there

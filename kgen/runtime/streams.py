@@ -32,3 +32,16 @@ def stream_getter(device: int) -> Callable[[int], int]:
 
 def _no_stream(device: int) -> int:
     return 0
+
+
+def on_device(run: Callable[..., None], device: int) -> Callable[..., None]:
+    """Launch on `device` even while another one is current."""
+
+    def run_there(stream: int, *arguments: float) -> None:
+        if current_device() == device:
+            run(stream, *arguments)
+        else:
+            with torch.cuda.device(device):
+                run(stream, *arguments)
+
+    return run_there

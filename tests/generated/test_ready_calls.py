@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from operator_cases import CASES, Case, agree, close, wide
 from torch import Tensor
 
 # W alone is 32-byte aligned in PyTorch's allocations, and so is each row of 16.
@@ -55,6 +56,28 @@ def test_the_third_call_needs_no_key(forward: Any, rmsnorm: Any) -> None:
     assert not forward.prepared, "found without"
     rmsnorm(torch.randn(5, 16), W)
     assert len(forward.prepared) == 1
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_both_passes_of_every_operator(
+    kgen_ops: ModuleType, extensions: Any, case: Case
+) -> None:
+    """Their workspaces and scalars are where the launches look for them."""
+    module = sys.modules[f"kgen_ops.{case.operator}"]
+    for served in (module.FORWARD, module.BACKWARD):
+        served.forget()
+    inputs = case.inputs_on("cpu")
+    for _ in range(4):
+        agree(case, lambda **given: case.call(kgen_ops, **given), inputs)
+    assert count(module.BACKWARD) == 1
+    with torch.no_grad():
+        want = case.reference(**wide(inputs))
+        for _ in range(4):
+            for one, other in zip(case.call(kgen_ops, **inputs), want, strict=False):
+                close(one, other)
+    assert count(module.FORWARD) == 1
+    for served in (module.FORWARD, module.BACKWARD):
+        served.forget()
 
 
 def test_what_is_left_out_is_told_apart(forward: Any, rmsnorm: Any) -> None:
