@@ -37,7 +37,10 @@ SEGMENTS = {
     "chunk": 16, "value_tiles": 1, "value_warps": 2, "key_warps": 1, "stages": 3, "copy": 16,
     "segments": 4, "min_blocks": 1, "scan_vec": 2,
 }  # fmt: skip
-MEETING = {"blocks": 4, "segment": 64, "slice": 32, "batch": 32, "copy": 16, "min_blocks": 1}
+MEETING = {
+    "blocks": 4, "segment": 64, "slice": 32, "batch": 32, "copy": 16, "score_parts": 2,
+    "min_blocks": 1,
+}  # fmt: skip
 CASES = (
     ("forward", "parallel_chunks", f"B=1,H=2,T=150,E=64,M=48,dtype=bf16,{STATES}",
      {**CHUNKS, "ahead": 1, "overlap": 3}),

@@ -175,7 +175,7 @@ def test_a_launch_goes_to_the_tensors_gpu(
     kgen_ops: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rehearsed on the CPU with two GPUs that are not there."""
-    dispatch = sys.modules[f"{kgen_ops.__name__}._runtime.dispatch"]
+    streams = sys.modules[f"{kgen_ops.__name__}._runtime.streams"]
     current = [0]
     entered: list[int] = []
 
@@ -188,10 +188,10 @@ def test_a_launch_goes_to_the_tensors_gpu(
         finally:
             current[0] = before
 
-    monkeypatch.setattr(dispatch, "current_device", lambda: current[0])
+    monkeypatch.setattr(streams, "current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "device", device)
     seen: list[tuple[int, tuple[float, ...]]] = []
-    run = dispatch._on_device(lambda *given: seen.append((current[0], given)), 1)
+    run = streams.on_device(lambda *given: seen.append((current[0], given)), 1)
     run(64, 3, 0.5)
     assert (seen, entered, current) == ([(1, (64, 3, 0.5))], [1], [0])
     current[0] = 1
