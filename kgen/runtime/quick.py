@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .allocation import current_allocator
+from .allocation import Allocate, current_allocator
 from .extension import extension
 from .rows import Prepared
 from .streams import current_device, several_devices
@@ -51,10 +51,15 @@ def ready_call(
     ready: Ready = module.Ready(
         check, tuple(tensor is not None for tensor in tensors), launches, scalars, prepared.stream,
         prepared.device, current_device if several_devices(prepared.device) else None,
-        tuple(None if make is None else current_allocator(make()) for make in prepared.outputs),
+        tuple(None if make is None else _made_like(make()) for make in prepared.outputs),
         scratch, Tensor.data_ptr, torch.is_grad_enabled, alignment,
     )
     return ready
+
+
+def _made_like(output: Tensor) -> Allocate:
+    """What allocates such outputs: whoever calls it has seen that the device is the current one."""
+    return current_allocator(tuple(output.shape), output.stride(), output.dtype, output.device)
 
 
 def tensor_check(tensors: Sequence[Tensor]) -> Check | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -233,6 +234,37 @@ def test_several_launches_with_a_workspace(calls: Calls) -> None:
     assert sys.getrefcount(parts) == before
     none = calls.ready((True,), (lambda: y,), launches=())
     assert none(X) is y
+
+
+def test_workspaces_live_until_all_is_launched(calls: Calls) -> None:
+    made: list[weakref.ref[Tensor]] = []
+    lived: list[bool] = []
+
+    def scratch() -> Tensor:
+        parts = torch.empty(9)
+        made.append(weakref.ref(parts))
+        return parts
+
+    calls.launch = lambda *_: lived.append(made[0]() is not None)  # type: ignore[method-assign]
+    launch = (calls.launch, (None,), b"\0")
+    calls.ready((True,), (lambda: W,), scratch=(scratch,), launches=(launch, launch))(X)
+    assert lived == [True, True]
+    assert made[0]() is None
+
+
+def test_none_is_made_while_another_device_is_current(
+    forward: Any, rmsnorm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would serve no such call, and each would make one more."""
+    dispatch = sys.modules["kgen_ops._runtime.dispatch"]
+    with monkeypatch.context() as several:
+        several.setattr(dispatch, "several_devices", lambda device: True)
+        several.setattr(dispatch, "current_device", lambda: 5)
+        for _ in range(3):
+            rmsnorm(X, W)
+    assert count(forward) == 0
+    rmsnorm(X, W)
+    assert count(forward) == 1
 
 
 def test_while_another_device_is_current(calls: Calls) -> None:

@@ -28,14 +28,10 @@ def allocator(
         dtype: Of the tensors.
         device: Where they are; a GPU with its index.
     """
-    plain = functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
-    short = _short(device.type)
-    if short is None:
-        return plain
-    quick: Allocate = functools.partial(short, shape, strides, dtype)
-    index = device.index
+    index, quick = device.index, current_allocator(shape, strides, dtype, device)
     if device.type == "cpu" or not several_devices(index):
         return quick
+    plain = functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
     def on_device() -> Tensor:
         # The short way allocates on the current device.
@@ -44,15 +40,14 @@ def allocator(
     return on_device
 
 
-def current_allocator(like: Tensor) -> Allocate:
-    """Return what makes tensors of this one's layout while its device is the current one."""
-    shape, strides = tuple(like.shape), like.stride()
-    short = _short(like.device.type)
+def current_allocator(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Allocate:
+    """Return what makes such tensors while their device is the current one; see `allocator`."""
+    short = _short(device.type)
     if short is None:
-        return functools.partial(
-            torch.empty_strided, shape, strides, dtype=like.dtype, device=like.device
-        )
-    return functools.partial(short, shape, strides, like.dtype)
+        return functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+    return functools.partial(short, shape, strides, dtype)
 
 
 @functools.cache
