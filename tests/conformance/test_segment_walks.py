@@ -22,9 +22,11 @@ from kgen.search.feasible import is_feasible
 
 ENTRY = open_catalogue().entry("linear_attention")
 VARIANT = ENTRY.space.variant("forward", "meeting")
+# The host's profile has the least shared memory that any GPU has, and warpgroups are of one that has more.
+ROOMY = replace(HOST, smem_per_block=232448, smem_per_sm=233472)
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
 # Blocks of a group, segment, slice and batch.
-CASES = (
+WARPS = (
     # Three rounds; two; two, of small sums; two; two, in the second one segment.
     (f"B=1,H=2,T=600,E=24,M=40,dtype=bf16,{BEFORE},{BEHIND}", 4, 64, 32, 32),
     (f"B=1,H=1,T=700,E=80,M=16,dtype=bf16,{BEHIND}", 4, 128, 16, 64),
@@ -32,25 +34,38 @@ CASES = (
     (f"B=1,H=1,T=1300,E=32,M=16,dtype=bf16,{BEFORE}", 4, 256, 16, 128),
     ("B=1,H=1,T=1100,E=32,M=48,dtype=bf16", 16, 64, 32, 32),
 )
+WARPGROUPS = (
+    # Two rounds of one warpgroup; of two, with two tiles of keys and with one; a slice that is not whole.
+    (f"B=1,H=2,T=600,E=48,M=64,dtype=bf16,{BEFORE},{BEHIND}", 4, 128, 64, 32),
+    (f"B=1,H=1,T=1300,E=96,M=128,dtype=bf16,{BEHIND}", 4, 256, 128, 64),
+    (f"B=1,H=1,T=1100,E=64,M=64,dtype=bf16,{BEFORE}", 4, 256, 64, 128),
+    ("B=1,H=1,T=560,E=128,M=88,dtype=bf16", 4, 256, 64, 64),
+)
+CASES = [
+    *(pytest.param(*case, "mma", id=f"mma-{case[0]}") for case in WARPS),
+    *(pytest.param(*case, "wgmma", id=f"wgmma-{case[0]}") for case in WARPGROUPS),
+]
 
 
-def config_of(blocks: int, segment: int, slice_: int, batch: int) -> Config:
+def config_of(blocks: int, segment: int, slice_: int, batch: int, products: str) -> Config:
+    early = {} if products == "mma" else {"early_looks": batch // 64 + 1}
     return Config.of("meeting", {
         "blocks": blocks, "segment": segment, "slice": slice_, "batch": batch, "copy": 16,
-        "score_parts": 1 + (slice_ < 32), "min_blocks": 1,
+        "score_parts": 1 + (slice_ < 32 or batch == 128), "min_blocks": 1, "products": products,
+        **early,
     })
 
 
-@pytest.mark.parametrize(("text", "blocks", "segment", "slice_", "batch"), CASES)
+@pytest.mark.parametrize(("text", "blocks", "segment", "slice_", "batch", "products"), CASES)
 def test_rounds_and_states(
-    text: str, blocks: int, segment: int, slice_: int, batch: int
+    text: str, blocks: int, segment: int, slice_: int, batch: int, products: str
 ) -> None:
     signature = ENTRY.operator.signature
     problem = parse_problem(text, signature)
-    config = config_of(blocks, segment, slice_, batch)
+    config = config_of(blocks, segment, slice_, batch, products)
     pass_ = signature.pass_named("forward")
-    assert is_feasible(VARIANT, config, pass_, problem, HOST, legality_only=True)
-    assert make_plan(VARIANT, config, problem, HOST).launches[-1].grid[0] % blocks == 0
+    assert is_feasible(VARIANT, config, pass_, problem, ROOMY, legality_only=True)
+    assert make_plan(VARIANT, config, problem, ROOMY).launches[-1].grid[0] % blocks == 0
     wanted = [(problem, config)]
     for _, _, outcome in run_configs(ENTRY, VARIANT, "host", wanted, (BY_RANK, SHUFFLED)):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
@@ -67,10 +82,12 @@ def always_nonfinite(operator: Operator) -> Operator:
     return replace(operator, make_inputs=inputs)
 
 
-def test_what_is_not_finite_over_rounds() -> None:
+@pytest.mark.parametrize("products", ["mma", "wgmma"])
+def test_what_is_not_finite_over_rounds(products: str) -> None:
     """Other segments' blocks go on as before, and later rounds' states are right."""
     text = f"B=1,H=2,T=600,E=24,M=16,dtype=bf16,{BEFORE},{BEHIND}"
     problem = parse_problem(text, ENTRY.operator.signature)
-    wanted = [(problem, config_of(4, 64, 16, 32))]
+    sizes = (4, 64, 16, 32) if products == "mma" else (4, 128, 64, 64)
+    wanted = [(problem, config_of(*sizes, products))]
     outcomes = run_configs(ENTRY, VARIANT, "host", wanted, (BY_RANK, SHUFFLED), always_nonfinite)
     assert [outcome.fate for _, _, outcome in outcomes] == [Fate.VERIFIED], outcomes

@@ -120,13 +120,11 @@ private:
 // memory, in units of 16 x 16 values, so that a warp writes whole lines, and each block copies its own from
 // there to shared memory.
 //
-// State: kUnits, kAlong of them in a row of units; of a state in shared memory kStride elements between rows
-// and offset(unit); Element; kThreads of a block.
-template <class State, int Blocks>
+// Units: of a state, Along of them in a row of units; Threads: of a block.
+template <class T, int Units, int Along, int Threads, int Blocks>
 class StateExchange {
-    using T = typename State::Element;
     static constexpr int kUnit = 256;  // elements
-    static constexpr int kState = State::kUnits * kUnit;
+    static constexpr int kState = Units * kUnit;
 
 public:
     static constexpr int kUnitStride = 16;  // elements between rows of a place
@@ -139,7 +137,7 @@ public:
 
     KGEN_DEVICE int rank() const { return rank_; }
 
-    KGEN_DEVICE void arrive(int warp) const { barrier_.template arrive<State::kThreads>(warp); }
+    KGEN_DEVICE void arrive(int warp) const { barrier_.template arrive<Threads>(warp); }
     KGEN_DEVICE void wait(int warp) { barrier_.wait(warp); }
 
     struct Places {
@@ -151,26 +149,31 @@ public:
         return {states_ + unit * kUnit + row * kUnitStride + column};
     }
 
-    // Behind the arrival with all states written: have the own one in `before`, from take() on.
-    KGEN_DEVICE void begin_to_take(T* before, int warp) {
-        wait(warp);
+    // Once all states are written: have the own one in `target`, from take() on. Layout says where it
+    // lies there: offset(unit, row, piece) of eight values of a row of a unit, and kRowOfUnits, from one
+    // row of units to the next.
+    template <class Layout>
+    KGEN_DEVICE void begin_to_take(T* target) const {
         // A warp copies a unit at a time. Where warps are whole rows of units, a thread's next unit is a
         // constant away.
-        constexpr int kWarps = State::kThreads / kWarpSize, kVec = 8;
-        constexpr bool kRows = kWarps % State::kAlong == 0;
+        constexpr int kWarps = Threads / kWarpSize, kVec = 8;
+        constexpr bool kRows = kWarps % Along == 0;
         const int first = computed_here(thread_rank() / kWarpSize), lane = computed_here(lane_id());
         const T* own = states_ + rank_ * kState + first * kUnit + lane * kVec;
-        T* target = before + lane / 2 * State::kStride + lane % 2 * kVec;
-        if (kRows) target += State::offset(first);
+        T* there = target + Layout::offset(first, lane / 2, lane % 2);
 #pragma unroll
-        for (int i = 0; i < State::kUnits; i += kWarps) {
-            if (State::kUnits % kWarps != 0 && first + i >= State::kUnits) break;
-            cp_async<16>(target + State::offset(kRows ? i : first + i), own + i * kUnit);
+        for (int i = 0; i < Units; i += kWarps) {
+            if (Units % kWarps != 0 && first + i >= Units) break;
+            if constexpr (!kRows) there = target + Layout::offset(first + i, lane / 2, lane % 2);
+            cp_async<16>(there + (kRows ? i / Along * Layout::kRowOfUnits : 0), own + i * kUnit);
         }
     }
 
-    KGEN_DEVICE void take() const {
+    // shown(): between the copies' landing and the block's barrier.
+    template <class Body>
+    KGEN_DEVICE void take(Body shown) const {
         cp_async_wait_all();
+        shown();
         sync_block();
     }
 

@@ -31,6 +31,12 @@ struct Copy {
     alignas(16) unsigned char content[16];
 };
 
+struct DeferredWork {
+    Deferred run;
+    u32 group;
+    std::vector<char> what;
+};
+
 // What the copy engine has been asked for and has not done yet.
 struct BulkLoad {
     void* target;
@@ -72,6 +78,9 @@ struct Thread : ThreadView {
 
     u32 open_group;  // number of the group that the next commit closes
     std::vector<Copy> copies;
+
+    u32 open_work_group;
+    std::vector<DeferredWork> work;
 
     const void* mbarrier;  // the one that a thread at_mbarrier waits for
     u32 open_bulk_group;

@@ -1,0 +1,309 @@
+// A segment of the steps of a linear recurrence in a block, its products by warpgroups (wgmma.cuh): see
+// segment_walk.cuh, which says when what of this is called.
+//
+// A warpgroup has two tiles of 64 steps, the long one, which looks back far, and the short one, so that all
+// look back as often. All operands lie in shared memory, but the scores: they are sums of one product and
+// an operand of the next as they lie in registers.
+#pragma once
+
+#include "ask_for.cuh"
+#include "async.cuh"
+#include "block.cuh"
+#include "bulk.cuh"
+#include "chunk_mma.cuh"
+#include "chunk_place.cuh"
+#include "chunk_stage.cuh"
+#include "fragment_write.cuh"
+#include "math.cuh"
+#include "memory.cuh"
+#include "wgmma.cuh"
+
+namespace kgen {
+
+// By the whole block: asynchronous copies of one tensor's rows to panels, 16 bytes each.
+template <class T, int Width, int Rows, int Threads>
+class PanelCopier {
+    static constexpr int kPieces = (Width + 63) / 64 * 8;  // of a row
+    static constexpr int kSweep = Threads / kPieces;       // rows
+    static_assert(Threads % kPieces == 0 && kSweep % 8 == 0, "a thread's pieces swap places alike");
+
+public:
+    // Rows from step `first` on; of each `width` <= Width values exist, a multiple of eight.
+    KGEN_DEVICE PanelCopier(const StepRows<const T>& source, i64 first, int width)
+        : stride_(source.stride), row_(thread_rank() / kPieces) {
+        const int piece = thread_rank() % kPieces;
+        from_ = source.at(first + row_) + 8 * piece;
+        to_ = Panels<Rows>::offset(row_, piece);
+        idle_ = 8 * piece >= width;
+    }
+
+    // Rows [Begin, End) of the panels; those from `left` on are zeros. The caller closes the group.
+    template <int Begin, int End>
+    KGEN_DEVICE void start(T* panels, int left) const {
+        static_assert((End - Begin) % kSweep == 0 && Begin % kSweep == 0, "whole sweeps");
+        if (idle_) return;
+#pragma unroll
+        for (int row = Begin; row < End; row += kSweep)
+            cp_async_or_zero<16>(panels + to_ + 64 * row, from_ + row * stride_, row_ + row < left);
+    }
+
+private:
+    i64 stride_;
+    const T* from_;
+    int row_, to_;
+    bool idle_;
+};
+
+// Keys, Values: features of a and b, and of v and out; Slice: value features of a block; Segment: steps,
+// for 128 of which there is a warpgroup; Batch: steps per group of copies, and per barrier of the sums;
+// ScoreParts: numbers of 16 bits that a score is; EarlyLooks: of a long tile, while the group's sums are
+// on their way. T has 16 bits and the range of fp32 (bf16).
+template <class T, int Keys, int Values, int Slice, int Segment, int Batch, int ScoreParts,
+          int EarlyLooks>
+class GroupSegment {
+    static constexpr int kGroups = Segment / 128;  // warpgroups
+    static constexpr int kTiles = Segment / 64;    // of steps
+    static constexpr int kBatches = Segment / Batch;
+    static constexpr int kKeyPanels = (Keys + 63) / 64;
+
+public:
+    using Element = T;
+    static constexpr int kThreads = 128 * kGroups;
+    static constexpr int kSegment = Segment;
+    static constexpr int kFeatures = Keys, kValues = Values, kSlice = Slice;
+    static constexpr int kKeys = 64 * kKeyPanels;  // of a sum
+
+private:
+    // Warpgroups along the features of a sum, and what each has of it.
+    static constexpr int kKeyGroups = min(kGroups, kKeyPanels);
+    static constexpr int kKeyTiles = kKeyPanels / kKeyGroups;      // of 64
+    static constexpr int kWidth = Slice / (kGroups / kKeyGroups);  // value features
+    static constexpr int kRows = Segment * (2 * kKeys + Slice);    // elements of shared memory
+    static constexpr int kFirstLooks = min(EarlyLooks, kGroups + 1);
+    using Half = HalfOperands<T>;
+    using Tile = float[Slice / 8][4];
+    using Operand = PanelOperand<T, Segment>;
+
+    static_assert(is_power_of_two(kGroups) && kKeyPanels % kKeyGroups == 0, "a sum is whole tiles");
+    static_assert(Slice % 64 == 0 && Slice <= 128 && kWidth >= 32, "a product's shape");
+    static_assert(Segment % Batch == 0 && Batch % 16 == 0, "a segment is whole batches");
+    static_assert(Slice <= Segment, "a state goes where b was");
+    static_assert(ScoreParts == 1 || ScoreParts == 2, "a score, rounded, and what that leaves");
+
+public:
+    static constexpr int kBytes = kRows * static_cast<int>(sizeof(T)) + Panels<8>::kBytes;
+
+    struct Sums {
+        float tiles[kKeyTiles][kWidth / 8][4] = {};
+    };
+    struct Outputs {
+        Tile tiles[2] = {};  // the long one, the short one
+    };
+
+    // Of the state before the segment, in shared memory.
+    struct Layout {
+        static constexpr int kRowOfUnits = 64 * 16;
+        static KGEN_DEVICE int offset(int unit, int row, int piece) {
+            return Panels<kKeys>::offset(unit / (Slice / 16) * 16 + row,
+                                         unit % (Slice / 16) * 2 + piece);
+        }
+    };
+
+    KGEN_DEVICE GroupSegment() {
+        // Shared memory, panels of T: b[Segment][kKeys], a[Segment][kKeys], v[Segment][Slice].
+        b_ = reinterpret_cast<T*>(panel_memory(dynamic_smem<char>()));
+        group_ = warpgroup_rank();
+    }
+
+    KGEN_DEVICE void begin_again() {}
+
+    // Start all copies of the segment's rows of b and v, a group for each batch.
+    KGEN_DEVICE void stage(const WalkRows<T>& rows, i64 first, int left) const {
+        if (kKeys > Keys || rows.values < Slice) {  // features that do not exist are zeros
+            for (int i = thread_rank(); i < kRows; i += kThreads) b_[i] = from_float<T>(0.0f);
+            sync_block();
+        }
+        stage_batches<0>(PanelCopier<T, kKeys, Segment, kThreads>(rows.b, first, Keys),
+                         PanelCopier<T, Slice, Segment, kThreads>(rows.v, first, rows.values), left);
+    }
+
+    // Add all steps as they arrive.
+    KGEN_DEVICE void sum(Sums& sums, const WalkRows<T>& rows, i64 first, int left) const {
+        add_batches<0>(sums, rows, first, left);
+#pragma unroll
+        for (int m = 0; m < kKeyTiles; ++m) wgmma_wait<0>(sums.tiles[m]);
+    }
+
+    // body(row of units, column of units, tile, lane's four values) for the warp's part of the sum.
+    template <class Body>
+    KGEN_DEVICE void for_sums(const Sums& sums, Body body) const {
+#pragma unroll
+        for (int m = 0; m < kKeyTiles; ++m)
+#pragma unroll
+            for (int n = 0; n < kWidth / 8; ++n) {
+                const float(&four)[4] = sums.tiles[m][n];
+                body((first_key() / 64 + m) * 4 + warp_of_group(), first_value() / 16 + n / 2,
+                     n % 2, Vec<float, 4>{{four[0], four[1], four[2], four[3]}});
+            }
+    }
+
+    KGEN_DEVICE void begin(Outputs&, const WalkRows<T>&, i64, int) const {}
+
+    // While the group's sums are on their way, and while its states are. Rows of `a` are copied behind the
+    // sums, which would otherwise stand behind the copies and wait for memory with them.
+    KGEN_DEVICE void look(Outputs& outputs, const WalkRows<T>& rows, i64 first, int left) const {
+        PanelCopier<T, kKeys, Segment, kThreads>(rows.a, first, Keys)
+            .template start<0, Segment>(a(), left);
+        cp_async_wait_all();
+        fence_proxy_async();
+        sync_block();
+        look_back<0>(outputs.tiles[0], 0, kFirstLooks);
+    }
+    KGEN_DEVICE void look_on(Outputs& outputs, const WalkRows<T>&, i64, int) const {
+        look_back<0>(outputs.tiles[0], kFirstLooks, tile<0>() + 1);
+        look_back<1>(outputs.tiles[1], 0, tile<1>() + 1);
+    }
+
+    // Where the state before the segment goes, once the block has looked at all; while it comes; and what
+    // a thread does once its part is there.
+    KGEN_DEVICE T* before() const { return b_; }
+    KGEN_DEVICE void meanwhile(Outputs&) const {}
+    static KGEN_DEVICE void landed() { fence_proxy_async(); }
+
+    // O += A S.
+    KGEN_DEVICE void carry(Outputs& outputs) const {
+        const PanelOperand<T, kKeys> state(before(), 0, 0);
+        wgmma_fence(outputs.tiles[0], outputs.tiles[1]);
+        carry_tile(outputs.tiles[0], Operand(a(), 64 * tile<0>(), 0), state);
+        carry_tile(outputs.tiles[1], Operand(a(), 64 * tile<1>(), 0), state);
+        wgmma_commit();
+        wgmma_wait<0>(outputs.tiles[0], outputs.tiles[1]);
+    }
+
+    // NaN if any output is not finite.
+    KGEN_DEVICE float write(Outputs& outputs, const WalkRows<T>& rows, i64 first, int left) const {
+        const int step0 = 64 * tile<0>() + 16 * warp_of_group();
+        const int step1 = 64 * tile<1>() + 16 * warp_of_group();
+        return write_fragment<T, Values, Slice>(outputs.tiles[0], rows, first + step0,
+                                                left - step0) +
+               write_fragment<T, Values, Slice>(outputs.tiles[1], rows, first + step1,
+                                                left - step1);
+    }
+
+private:
+    KGEN_DEVICE T* a() const { return b_ + Segment * kKeys; }
+    KGEN_DEVICE T* v() const { return b_ + 2 * Segment * kKeys; }
+
+    // The warpgroup's tiles of the segment, and its first features of a sum.
+    template <int Which>
+    KGEN_DEVICE int tile() const {
+        return Which == 0 ? kTiles - 1 - group_ : group_;
+    }
+    KGEN_DEVICE int first_key() const { return group_ % kKeyGroups * 64 * kKeyTiles; }
+    KGEN_DEVICE int first_value() const { return group_ / kKeyGroups * kWidth; }
+
+    template <int Number, class CopyB, class CopyV>
+    KGEN_DEVICE void stage_batches(const CopyB& copy_b, const CopyV& copy_v, int left) const {
+        if constexpr (Number < kBatches) {
+            copy_b.template start<Number * Batch, (Number + 1) * Batch>(b_, left);
+            copy_v.template start<Number * Batch, (Number + 1) * Batch>(v(), left);
+            cp_async_commit();
+            stage_batches<Number + 1>(copy_b, copy_v, left);
+        }
+    }
+
+    // Add batches as they arrive, from this one on.
+    template <int Number>
+    KGEN_DEVICE void add_batches(Sums& sums, const WalkRows<T>& rows, i64 first, int left) const {
+        if constexpr (Number < kBatches) {
+            cp_async_wait<kBatches - 1 - Number>();
+            fence_proxy_async();
+            sync_block();
+            const Operand keys(b_, Number * Batch, first_key());
+            const Operand values(v(), Number * Batch, first_value());
+#pragma unroll
+            for (int m = 0; m < kKeyTiles; ++m) wgmma_fence(sums.tiles[m]);
+#pragma unroll
+            for (int step = 0; step < Batch; step += 16)
+#pragma unroll
+                for (int m = 0; m < kKeyTiles; ++m)
+                    wgmma_64x16<kWidth, Along::rows, Along::rows>(
+                        sums.tiles[m], keys.at(step, 64 * m), values.at(step, 0));
+            wgmma_commit();
+            // Not before, for b and v are wanted first; not later, for then memory would have nothing to do.
+            if (Number == kBatches / 2 - 1)
+                ask_for<Keys, kThreads>(rows.a, first, left, thread_rank(), Segment);
+            add_batches<Number + 1>(sums, rows, first, left);
+        }
+    }
+
+    static KGEN_DEVICE void carry_tile(Tile& sums, const Operand& rows,
+                                       const PanelOperand<T, kKeys>& state) {
+#pragma unroll
+        for (int key = 0; key < kKeys; key += 16)
+            wgmma_64x16<Slice, Along::columns, Along::rows>(sums, rows.at(0, key),
+                                                            state.at(key, 0));
+    }
+
+    // O += (A B^T) V over tiles `from` to `to` of b and v: those before the own one see all of it. Scores
+    // with the next tile are made behind the product of this one's, so that nothing waits in between.
+    template <int Which>
+    KGEN_DEVICE void look_back(Tile& sums, int from, int to) const {
+        if (from >= to) return;
+        const Operand rows(a(), 64 * tile<Which>(), 0);
+        float scores[8][4];
+        score(scores, rows, from);
+        wgmma_wait<0>(scores);
+#pragma unroll 1
+        for (int i = from; i < to; ++i) {
+            u32 parts[ScoreParts * 4][4];
+            split_scores(parts, scores, i == tile<Which>());
+            const Operand values(v(), 64 * i, 0);
+            wgmma_fence(sums, parts);
+#pragma unroll
+            for (int k = 0; k < 4 * ScoreParts; ++k)
+                wgmma_64x16<Slice, Along::rows>(sums, parts[k], values.at(16 * (k % 4), 0));
+            wgmma_commit();
+            if (i + 1 < to) score(scores, rows, i + 1);
+            wgmma_wait<0>(sums, scores, parts);
+        }
+    }
+
+    // Start A B^T with a tile of b.
+    KGEN_DEVICE void score(float (&scores)[8][4], const Operand& rows, int other) const {
+        const Operand keys(b_, 64 * other, 0);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) scores[i / 4][i % 4] = 0.0f;
+        wgmma_fence(scores);
+#pragma unroll
+        for (int key = 0; key < kKeys; key += 16)
+            wgmma_64x16<64, Along::columns, Along::columns>(scores, rows.at(0, key),
+                                                            keys.at(0, key));
+        wgmma_commit();
+    }
+
+    // Scores as operands, low parts first; of a tile's own steps those beyond the diagonal are zeros.
+    static KGEN_DEVICE void split_scores(u32 (&parts)[ScoreParts * 4][4], float (&scores)[8][4],
+                                         bool own) {
+        const MmaLane lane = mma_lane();
+        const int row = 16 * warp_of_group() + lane.g;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            float* two = scores[i / 2] + i % 2 * 2;
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                if (own && 8 * (i / 2) + 2 * lane.q + j > row + i % 2 * 8) two[j] = 0.0f;
+            const u32 high = pack2<T>(two[0], two[1]);
+            parts[i / 4 + 4 * (ScoreParts - 1)][i % 4] = high;
+            if constexpr (ScoreParts == 2) {
+                const f32x2 back = unpack2<T>(high);
+                parts[i / 4][i % 4] = pack2<T>(two[0] - back.x, two[1] - back.y);
+            }
+        }
+    }
+
+    T* b_;
+    int group_;
+};
+
+}  // namespace kgen

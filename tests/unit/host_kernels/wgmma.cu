@@ -1,0 +1,127 @@
+// Products by two warpgroups, of panels filled value by value as wgmma.cuh documents them.
+#include <kgen/bulk.cuh>
+#include <kgen/wgmma.cuh>
+
+#if KGEN_HOST || KGEN_ARCH == 0 || KGEN_ARCH == 900
+
+namespace {
+
+using kgen::Along;
+
+constexpr int kK = 128;  // columns or rows that K runs along: two panels, or sixteen groups of rows
+
+// A tensor [Rows, Columns] in panels.
+template <int Rows, int Columns, class T>
+KGEN_DEVICE void fill(T* panels, const T* from) {
+    for (int i = kgen::thread_rank(); i < Rows * Columns; i += 256) {
+        const int row = i / Columns, column = i % Columns;
+        panels[kgen::Panels<Rows>::offset(row, column / 8) + column % 8] = from[i];
+    }
+}
+
+// out[64, 2 N] = c[64, 2 N] + 2 A B, A of [64, K] and B of [K, 2 N] as they are or transposed. Group g has
+// columns g N to g N + N. The first product has A in shared memory, the second one in registers.
+template <class T, int N, Along AlongA, Along AlongB>
+KGEN_DEVICE void multiply(const T* a, const T* b, const float* c, float* out) {
+    constexpr int kRowsA = AlongA == Along::columns ? 64 : kK;
+    constexpr int kRowsB = AlongB == Along::columns ? 2 * N : kK;
+    T* panels_a = reinterpret_cast<T*>(kgen::panel_memory(kgen::dynamic_smem<char>()));
+    T* panels_b = panels_a + 64 * kK;
+    fill<kRowsA, 64 * kK / kRowsA>(panels_a, a);
+    fill<kRowsB, 2 * N * kK / kRowsB>(panels_b, b);
+    kgen::fence_proxy_async();
+    kgen::sync_block();
+
+    const int group = kgen::warpgroup_rank(), warp = kgen::warp_of_group();
+    const kgen::MmaLane lane = kgen::mma_lane();
+    const auto place = [&](int n, int i) {
+        return (16 * warp + lane.g + i / 2 * 8) * 2 * N + group * N + 8 * n + 2 * lane.q + i % 2;
+    };
+    float d[N / 8][4];
+    for (int n = 0; n < N / 8; ++n)
+        for (int i = 0; i < 4; ++i) d[n][i] = c[place(n, i)];
+    kgen::u32 held[kK / 16][4];
+    for (int k = 0; k < kK / 16; ++k)
+        for (int i = 0; i < 4; ++i) {
+            const int row = 16 * warp + lane.g + i % 2 * 8, column = 16 * k + 2 * lane.q + i / 2 * 8;
+            const auto value = [&](int j) {
+                return AlongA == Along::columns ? a[row * kK + column + j] : a[(column + j) * 64 + row];
+            };
+            held[k][i] = static_cast<kgen::u32>(value(0).bits) |
+                         static_cast<kgen::u32>(value(1).bits) << 16;
+        }
+
+    const kgen::PanelOperand<T, kRowsA> from_a(panels_a, 0, 0);
+    const kgen::PanelOperand<T, kRowsB> from_b(panels_b, AlongB == Along::columns ? group * N : 0,
+                                               AlongB == Along::columns ? 0 : group * N);
+    const auto b_at = [&](int k) {
+        return AlongB == Along::columns ? from_b.at(0, 16 * k) : from_b.at(16 * k, 0);
+    };
+    kgen::wgmma_fence(d, held);
+#pragma unroll
+    for (int k = 0; k < kK / 16; ++k)
+        kgen::wgmma_64x16<N, AlongA, AlongB>(
+            d, AlongA == Along::columns ? from_a.at(0, 16 * k) : from_a.at(16 * k, 0), b_at(k));
+    kgen::wgmma_commit();
+#pragma unroll
+    for (int k = 0; k < kK / 16; ++k) kgen::wgmma_64x16<N, AlongB>(d, held[k], b_at(k));
+    kgen::wgmma_commit();
+    kgen::wgmma_wait<0>(d, held);
+    for (int n = 0; n < N / 8; ++n)
+        for (int i = 0; i < 4; ++i) out[place(n, i)] = d[n][i];
+}
+
+}  // namespace
+
+#define PRODUCT(name, T, N, A, B)                                                              \
+    extern "C" __global__ void name(const kgen::T* a, const kgen::T* b, const float* c,        \
+                                    float* out) {                                              \
+        multiply<kgen::T, N, Along::A, Along::B>(a, b, c, out);                                \
+    }                                                                                          \
+    KGEN_EXPORT(name);
+
+PRODUCT(bf16_32_columns_columns, bf16, 32, columns, columns)
+PRODUCT(bf16_32_columns_rows, bf16, 32, columns, rows)
+PRODUCT(bf16_32_rows_rows, bf16, 32, rows, rows)
+PRODUCT(bf16_64_columns_columns, bf16, 64, columns, columns)
+PRODUCT(bf16_64_columns_rows, bf16, 64, columns, rows)
+PRODUCT(bf16_64_rows_columns, bf16, 64, rows, columns)
+PRODUCT(bf16_64_rows_rows, bf16, 64, rows, rows)
+PRODUCT(bf16_128_columns_columns, bf16, 128, columns, columns)
+PRODUCT(bf16_128_columns_rows, bf16, 128, columns, rows)
+PRODUCT(bf16_128_rows_rows, bf16, 128, rows, rows)
+PRODUCT(fp16_64_columns_rows, fp16, 64, columns, rows)
+PRODUCT(fp16_128_rows_rows, fp16, 128, rows, rows)
+
+#if KGEN_HOST
+// What a wait is for: out[0] is D before it, out[1] with one group of two left, out[2] behind all.
+extern "C" __global__ void waits(const kgen::bf16* a, const kgen::bf16* b, float* out) {
+    kgen::bf16* panels = reinterpret_cast<kgen::bf16*>(kgen::panel_memory(kgen::dynamic_smem<char>()));
+    fill<64, 16>(panels, a);
+    fill<32, 16>(panels + 64 * 64, b);
+    kgen::sync_block();
+    const kgen::PanelOperand<kgen::bf16, 64> from_a(panels, 0, 0);
+    const kgen::PanelOperand<kgen::bf16, 32> from_b(panels + 64 * 64, 0, 0);
+    float d[4][4] = {};
+    for (int i = 0; i < 2; ++i) {
+        kgen::wgmma_64x16<32, Along::columns, Along::columns>(d, from_a, from_b);
+        kgen::wgmma_commit();
+    }
+    const int rank = kgen::thread_rank();
+    out[rank] = d[0][0];
+    kgen::wgmma_wait<1>(d);
+    out[256 + rank] = d[0][0];
+    kgen::wgmma_wait<0>(d);
+    out[512 + rank] = d[0][0];
+}
+KGEN_EXPORT(waits);
+
+extern "C" __global__ void never_waits(const kgen::bf16* a) {
+    const kgen::PanelOperand<kgen::bf16, 64> from(a, 0, 0);
+    float d[4][4] = {};
+    kgen::wgmma_64x16<32, Along::columns, Along::columns>(d, from, from);
+}
+KGEN_EXPORT(never_waits);
+#endif
+
+#endif
