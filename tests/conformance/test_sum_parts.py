@@ -11,6 +11,7 @@ from test_host import BY_RANK, H200, SHUFFLED, run_configs
 
 from kgen.assets import include_dir
 from kgen.catalogue import open_catalogue
+from kgen.model.config import Value
 from kgen.model.plan import make_plan
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
@@ -79,10 +80,10 @@ def test_neither_parts_nor_overlap_is_what_it_was() -> None:
     assert not {"sum_parts", "overlap"} & config.as_dict().keys()
     problem = parse_problem("B=1,H=1,T=150,E=16,M=16,dtype=fp32", SIGNATURE)
     renderer = Renderer(include_dir())
-    configs = [VARIANT.config({**values, **more}) for more in ({}, {"sum_parts": 2}, {"overlap": 1})]
+    choices: tuple[dict[str, Value], ...] = ({}, {"sum_parts": 2}, {"overlap": 1})
     plain, parts, early = (
-        renderer.render("linear_attention", ENTRY.templates, VARIANT, c, problem).source
-        for c in configs
+        renderer.render("linear_attention", ENTRY.templates, VARIANT, chosen, problem).source
+        for chosen in (VARIANT.config({**values, **more}) for more in choices)
     )
     for word in ("kSumParts", "kParts", "dependent_launch", "_kernel", "gridDim"):
         assert word not in plain
