@@ -6,14 +6,12 @@
 // an operand of the next as they lie in registers.
 #pragma once
 
-#include "ask_for.cuh"
 #include "async.cuh"
 #include "block.cuh"
 #include "bulk.cuh"
 #include "chunk_mma.cuh"
 #include "chunk_place.cuh"
 #include "chunk_stage.cuh"
-#include "fragment_write.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "wgmma.cuh"
@@ -68,6 +66,7 @@ class GroupSegment {
 
 public:
     using Element = T;
+    static constexpr bool kManyRegisters = true;  // see segment_walk.cuh
     static constexpr int kThreads = 128 * kGroups;
     static constexpr int kSegment = Segment;
     static constexpr int kFeatures = Keys, kValues = Values, kSlice = Slice;
@@ -86,12 +85,13 @@ private:
 
     static_assert(is_power_of_two(kGroups) && kKeyPanels % kKeyGroups == 0, "a sum is whole tiles");
     static_assert(Slice % 64 == 0 && Slice <= 128 && kWidth >= 32, "a product's shape");
+    static_assert(Keys % 8 == 0 && Values % 8 == 0, "rows are whole pieces");
     static_assert(Segment % Batch == 0 && Batch % 16 == 0, "a segment is whole batches");
-    static_assert(Slice <= Segment, "a state goes where b was");
     static_assert(ScoreParts == 1 || ScoreParts == 2, "a score, rounded, and what that leaves");
 
 public:
-    static constexpr int kBytes = kRows * static_cast<int>(sizeof(T)) + Panels<8>::kBytes;
+    static constexpr int kBytes =
+        (kRows + kKeys * Slice) * static_cast<int>(sizeof(T)) + Panels<8>::kBytes;
 
     struct Sums {
         float tiles[kKeyTiles][kWidth / 8][4] = {};
@@ -110,14 +110,15 @@ public:
     };
 
     KGEN_DEVICE GroupSegment() {
-        // Shared memory, panels of T: b[Segment][kKeys], a[Segment][kKeys], v[Segment][Slice].
+        // Shared memory, panels of T: b[Segment][kKeys], a[Segment][kKeys], v[Segment][Slice], and the
+        // state before the segment [kKeys][Slice].
         b_ = reinterpret_cast<T*>(panel_memory(dynamic_smem<char>()));
         group_ = warpgroup_rank();
     }
 
     KGEN_DEVICE void begin_again() {}
 
-    // Start all copies of the segment's rows of b and v, a group for each batch.
+    // Start all copies of the segment's rows: a group for each batch of b and v, then one for a.
     KGEN_DEVICE void stage(const WalkRows<T>& rows, i64 first, int left) const {
         if (kKeys > Keys || rows.values < Slice) {  // features that do not exist are zeros
             for (int i = thread_rank(); i < kRows; i += kThreads) b_[i] = from_float<T>(0.0f);
@@ -125,11 +126,14 @@ public:
         }
         stage_batches<0>(PanelCopier<T, kKeys, Segment, kThreads>(rows.b, first, Keys),
                          PanelCopier<T, Slice, Segment, kThreads>(rows.v, first, rows.values), left);
+        PanelCopier<T, kKeys, Segment, kThreads>(rows.a, first, Keys)
+            .template start<0, Segment>(a(), left);
+        cp_async_commit();
     }
 
     // Add all steps as they arrive.
-    KGEN_DEVICE void sum(Sums& sums, const WalkRows<T>& rows, i64 first, int left) const {
-        add_batches<0>(sums, rows, first, left);
+    KGEN_DEVICE void sum(Sums& sums, const WalkRows<T>&, i64, int) const {
+        add_batches<0>(sums);
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m) wgmma_wait<0>(sums.tiles[m]);
     }
@@ -149,45 +153,44 @@ public:
 
     KGEN_DEVICE void begin(Outputs&, const WalkRows<T>&, i64, int) const {}
 
-    // While the group's sums are on their way, and while its states are. Rows of `a` are copied behind the
-    // sums, which would otherwise stand behind the copies and wait for memory with them.
-    KGEN_DEVICE void look(Outputs& outputs, const WalkRows<T>& rows, i64 first, int left) const {
-        PanelCopier<T, kKeys, Segment, kThreads>(rows.a, first, Keys)
-            .template start<0, Segment>(a(), left);
+    // While the group's sums are on their way, and while its states are: looks that all long tiles have.
+    KGEN_DEVICE void look(Outputs& outputs) const {
         cp_async_wait_all();
         fence_proxy_async();
         sync_block();
         look_back<0>(outputs.tiles[0], 0, kFirstLooks);
     }
     KGEN_DEVICE void look_on(Outputs& outputs, const WalkRows<T>&, i64, int) const {
-        look_back<0>(outputs.tiles[0], kFirstLooks, tile<0>() + 1);
+        look_back<0>(outputs.tiles[0], kFirstLooks, kGroups + 1);
+    }
+
+    // Where the state before the segment goes; while it comes; and what a thread does once its part is there.
+    KGEN_DEVICE T* before() const { return b_ + kRows; }
+    KGEN_DEVICE void meanwhile(Outputs& outputs) const {
+        look_back<0>(outputs.tiles[0], kGroups + 1, tile<0>() + 1);
         look_back<1>(outputs.tiles[1], 0, tile<1>() + 1);
     }
-
-    // Where the state before the segment goes, once the block has looked at all; while it comes; and what
-    // a thread does once its part is there.
-    KGEN_DEVICE T* before() const { return b_; }
-    KGEN_DEVICE void meanwhile(Outputs&) const {}
     static KGEN_DEVICE void landed() { fence_proxy_async(); }
 
-    // O += A S.
-    KGEN_DEVICE void carry(Outputs& outputs) const {
-        const PanelOperand<T, kKeys> state(before(), 0, 0);
-        wgmma_fence(outputs.tiles[0], outputs.tiles[1]);
-        carry_tile(outputs.tiles[0], Operand(a(), 64 * tile<0>(), 0), state);
-        carry_tile(outputs.tiles[1], Operand(a(), 64 * tile<1>(), 0), state);
-        wgmma_commit();
-        wgmma_wait<0>(outputs.tiles[0], outputs.tiles[1]);
-    }
-
-    // NaN if any output is not finite.
-    KGEN_DEVICE float write(Outputs& outputs, const WalkRows<T>& rows, i64 first, int left) const {
-        const int step0 = 64 * tile<0>() + 16 * warp_of_group();
-        const int step1 = 64 * tile<1>() + 16 * warp_of_group();
-        return write_fragment<T, Values, Slice>(outputs.tiles[0], rows, first + step0,
-                                                left - step0) +
-               write_fragment<T, Values, Slice>(outputs.tiles[1], rows, first + step1,
-                                                left - step1);
+    // O += A S if there is a state, and write: the long tile's rows while the short one's are multiplied. NaN
+    // if any output is not finite.
+    KGEN_DEVICE float finish(Outputs& outputs, bool has_state, const WalkRows<T>& rows, i64 first,
+                             int left) const {
+        float poison = 0.0f;
+        if (has_state) {
+            const PanelOperand<T, kKeys> state(before(), 0, 0);
+            wgmma_fence(outputs.tiles[0], outputs.tiles[1]);
+            carry(outputs.tiles[0], Operand(a(), 64 * tile<0>(), 0), state);
+            wgmma_commit();
+            carry(outputs.tiles[1], Operand(a(), 64 * tile<1>(), 0), state);
+            wgmma_commit();
+            wgmma_wait<1>(outputs.tiles[0]);
+            poison = write<0>(outputs.tiles[0], rows, first, left);
+            wgmma_wait<0>(outputs.tiles[1]);
+        } else {
+            poison = write<0>(outputs.tiles[0], rows, first, left);
+        }
+        return poison + write<1>(outputs.tiles[1], rows, first, left);
     }
 
 private:
@@ -214,9 +217,9 @@ private:
 
     // Add batches as they arrive, from this one on.
     template <int Number>
-    KGEN_DEVICE void add_batches(Sums& sums, const WalkRows<T>& rows, i64 first, int left) const {
+    KGEN_DEVICE void add_batches(Sums& sums) const {
         if constexpr (Number < kBatches) {
-            cp_async_wait<kBatches - 1 - Number>();
+            cp_async_wait<kBatches - Number>();
             fence_proxy_async();
             sync_block();
             const Operand keys(b_, Number * Batch, first_key());
@@ -230,19 +233,48 @@ private:
                     wgmma_64x16<kWidth, Along::rows, Along::rows>(
                         sums.tiles[m], keys.at(step, 64 * m), values.at(step, 0));
             wgmma_commit();
-            // Not before, for b and v are wanted first; not later, for then memory would have nothing to do.
-            if (Number == kBatches / 2 - 1)
-                ask_for<Keys, kThreads>(rows.a, first, left, thread_rank(), Segment);
-            add_batches<Number + 1>(sums, rows, first, left);
+            add_batches<Number + 1>(sums);
         }
     }
 
-    static KGEN_DEVICE void carry_tile(Tile& sums, const Operand& rows,
-                                       const PanelOperand<T, kKeys>& state) {
+    static KGEN_DEVICE void carry(Tile& sums, const Operand& rows,
+                                  const PanelOperand<T, kKeys>& state) {
 #pragma unroll
         for (int key = 0; key < kKeys; key += 16)
             wgmma_64x16<Slice, Along::columns, Along::rows>(sums, rows.at(0, key),
                                                             state.at(key, 0));
+    }
+
+    // Scale a tile's rows and write them, through shared memory where v was, so that a warp writes whole rows.
+    template <int Which>
+    KGEN_DEVICE float write(const Tile& sums, const WalkRows<T>& rows, i64 first, int left) const {
+        const int step = 64 * tile<Which>() + 16 * warp_of_group();
+        const MmaLane lane = mma_lane();
+        float poison = 0.0f;
+#pragma unroll
+        for (int n = 0; n < Slice / 8; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float x = sums[n][2 * half] * rows.out_factor;
+                const float y = sums[n][2 * half + 1] * rows.out_factor;
+                poison = fma(x, 0.0f, fma(y, 0.0f, poison));
+                T* there = v() + Panels<Segment>::offset(step + lane.g + 8 * half, n) + 2 * lane.q;
+                *reinterpret_cast<u32*>(there) = pack2<T>(x, y);
+            }
+        sync_warp();
+        constexpr int kPieces = Slice / 8;              // of a row, eight values each
+        constexpr int kRowsAtOnce = kWarpSize / kPieces;
+        const int row = step + lane_id() / kPieces, piece = lane_id() % kPieces;
+        T* out = rows.out.at(first + row) + 8 * piece;
+        if (Values % Slice == 0 || 8 * piece < rows.values) {
+#pragma unroll
+            for (int i = 0; i < 16; i += kRowsAtOnce)
+                if (row + i < left)
+                    store_vec<Cache::no_l1>(
+                        out + i * rows.out.stride,
+                        load_vec<8>(v() + Panels<Segment>::offset(row + i, piece)));
+        }
+        return poison;
     }
 
     // O += (A B^T) V over tiles `from` to `to` of b and v: those before the own one see all of it. Scores

@@ -43,6 +43,8 @@ class SegmentWalk {
     static constexpr int kFeatures = Segment::kFeatures, kValues = Segment::kValues;
     static constexpr int kWarps = Segment::kThreads / kWarpSize;
     static constexpr int kAlong = kSlice / 16;  // units of a row of them
+    // Whether registers have room for what is carried from round to round.
+    static constexpr bool kManyRegisters = Segment::kManyRegisters;
 
 public:
     static constexpr int kThreads = Segment::kThreads;
@@ -72,7 +74,8 @@ private:
                   "a walk step by step takes the place of the segment");
 
 public:
-    static constexpr int kSmemBytes = Segment::kBytes + 32 * kThreads * kUnitsPerWarp + kKept;
+    static constexpr int kSmemBytes =
+        Segment::kBytes + (kManyRegisters ? 0 : 32 * kThreads * kUnitsPerWarp) + kKept;
 
     // Rows of all steps; of v, out and the states from the slice's first feature on. States that the walk
     // does not begin with, or that nobody asks for, are null. sums: of the group, [kBlocks][kSum].
@@ -82,27 +85,28 @@ public:
           rows_(kept_.rows),
           exchange_(kept_.exchange),
           sums_(sums) {
-        // Shared memory: the segment; float [kUnitsPerWarp][2][kThreads][4], which the threads carry from
-        // one scan to the next; Kept.
-        carried_ = reinterpret_cast<float*>(dynamic_smem<char>() + Segment::kBytes) +
-                   4 * thread_rank();
+        // Shared memory: the segment; Vec<float, 4> [kUnitsPerWarp][2][kThreads], which the threads carry
+        // from one scan to the next, or have in registers; Kept.
         for_my_units([&](int i, int unit) {
-            Vec<float, 4> state[2];
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const int key = key_of(unit, j), value = value_of(unit, j);
                 const bool there = Begins && key < kFeatures && value < rows_.values;
-                state[j / 4][j % 4] = there ? kept_.initial[key * kValues + value] : 0.0f;
+                carried(i, j / 4)[j % 4] = there ? kept_.initial[key * kValues + value] : 0.0f;
             }
-            carry_on(i, state);
         });
     }
 
     KGEN_DEVICE void walk() {
         while (take_round())
             if (!go_to_next_round()) return hand_out_end();
-        // What is not finite stays so. In a function that is called, registers of the loop hold nothing of it.
-        go_on_step_by_step(*this);
+        // What is not finite stays so. In a function that is called, registers of the loop hold nothing of it;
+        // but a kernel that calls any has its wgmma done one by one.
+        if constexpr (kManyRegisters) {
+            walk_segments();
+        } else {
+            go_on_step_by_step(*this);
+        }
     }
 
 private:
@@ -123,7 +127,7 @@ private:
         hand_out_end();
     }
 
-    KGEN_DEVICE void hand_out_end() const {
+    KGEN_DEVICE void hand_out_end() {
         if constexpr (!Ends) return;
         for_my_units([&](int i, int unit) {
 #pragma unroll
@@ -175,12 +179,12 @@ private:
     KGEN_DEVICE bool has_state() const { return Begins || first_step() > 0; }
 
     // The next kBlocks segments. Returns whether the block's outputs are finite.
-    KGEN_DEVICE bool take_round() const {
+    KGEN_DEVICE bool take_round() {
         Outputs outputs;
         segment_.stage(rows_, first_step(), steps_left());
         sum([&] { segment_.begin(outputs, rows_, first_step(), steps_left()); });
         exchange_.arrive(kSumWaiter);
-        segment_.look(outputs, rows_, first_step(), steps_left());
+        segment_.look(outputs);
         exchange_.wait(kSumWaiter);
         scan();
         exchange_.arrive(kStateWaiter);
@@ -189,8 +193,9 @@ private:
         exchange_.template begin_to_take<typename Segment::Layout>(segment_.before());
         segment_.meanwhile(outputs);
         exchange_.take([] { Segment::landed(); });
-        if (has_state()) segment_.carry(outputs);
-        return !block_has<kWarps>(segment_.write(outputs, rows_, first_step(), steps_left()));
+        const float poison =
+            segment_.finish(outputs, has_state(), rows_, first_step(), steps_left());
+        return !block_has<kWarps>(poison);
     }
 
     // The sum of a segment that is on its way, to global memory: [kUnits][two tiles][lanes][four
@@ -202,7 +207,7 @@ private:
         meanwhile();
         float* target = sums_ + rank() * kSum + 4 * lane_id();
         segment_.for_sums(sums, [&](int across, int along, int tile, const Vec<float, 4>& four) {
-            store_vec(target + (across * kAlong + along) * 256 + tile * 128, four);
+            store_vec<Cache::evict_last>(target + (across * kAlong + along) * 256 + tile * 128, four);
         });
     }
 
@@ -242,7 +247,7 @@ private:
     }
 
     // Add the segments' sums in order, and give each segment the state before it.
-    KGEN_DEVICE void scan() const {
+    KGEN_DEVICE void scan() {
         for_my_units([&](int i, int unit) {
             Vec<float, 4> state[2] = {carried(i, 0), carried(i, 1)};
             const auto states = exchange_.places(unit, mma_lane().g, column_of_quad());
@@ -266,26 +271,26 @@ private:
                     for (int j = 0; j < 8; ++j) state[j / 4][j % 4] += parts[block][j / 4][j % 4];
                 }
             }
-            carry_on(i, state);
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile) carried(i, tile) = state[tile];
         });
     }
 
     // The state before the next segment to be added, of the lane's part of the warp's unit i.
-    KGEN_DEVICE const Vec<float, 4>& carried(int i, int tile) const {
-        return *reinterpret_cast<const Vec<float, 4>*>(carried_ + (2 * i + tile) * 4 * kThreads);
-    }
-    KGEN_DEVICE void carry_on(int i, const Vec<float, 4> (&state)[2]) const {
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-            *reinterpret_cast<Vec<float, 4>*>(carried_ + (2 * i + tile) * 4 * kThreads) =
-                state[tile];
+    KGEN_DEVICE Vec<float, 4>& carried(int i, int tile) {
+        if constexpr (kManyRegisters) {
+            return carried_[i][tile];
+        } else {
+            return reinterpret_cast<Vec<float, 4>*>(dynamic_smem<char>() + Segment::kBytes)
+                [(2 * i + tile) * kThreads + thread_rank()];
+        }
     }
 
     Kept& kept_;
     WalkRows<T>& rows_;
     Exchange& exchange_;
     float* sums_;  // of the group, [kBlocks][kSum]
-    float* carried_;
+    Vec<float, 4> carried_[kManyRegisters ? kUnitsPerWarp : 1][2];
     Segment segment_;
 };
 

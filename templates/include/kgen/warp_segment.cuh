@@ -31,6 +31,7 @@ class WarpSegment {
 
 public:
     using Element = T;
+    static constexpr bool kManyRegisters = false;  // see segment_walk.cuh
     static constexpr int kThreads = kWarps * kWarpSize;
     static constexpr int kSegment = Segment;
     static constexpr int kFeatures = Keys, kValues = Values, kSlice = Slice;
@@ -135,7 +136,7 @@ public:
     }
 
     // While the group's sums are on their way, and while its states are.
-    KGEN_DEVICE void look(Outputs& outputs, const WalkRows<T>&, i64, int) const {
+    KGEN_DEVICE void look(Outputs& outputs) const {
         outputs.template arrange<0>();
         look_back<0>(outputs, 0, kFirstLooks);
     }
@@ -154,11 +155,13 @@ public:
     }
     static KGEN_DEVICE void landed() {}
 
-    KGEN_DEVICE void carry(Outputs& outputs) const { outputs.carry(before_); }
-
-    // NaN if any output is not finite.
-    KGEN_DEVICE float write(Outputs& outputs, const WalkRows<T>& rows, i64 first, int left) const {
-        return write_one<0>(outputs, rows, first, left) + write_one<1>(outputs, rows, first, left);
+    // O += A S if there is a state, and write. NaN if any output is not finite.
+    KGEN_DEVICE float finish(Outputs& outputs, bool has_state, const WalkRows<T>& rows, i64 first,
+                             int left) const {
+        if (has_state) outputs.carry(before_);
+        float poison = write<0>(outputs, rows, first, left);
+        poison += write<1>(outputs, rows, first, left);
+        return poison;
     }
 
 private:
@@ -190,8 +193,8 @@ private:
     }
 
     template <int Which>
-    KGEN_DEVICE float write_one(Outputs& outputs, const WalkRows<T>& rows, i64 first,
-                                int left) const {
+    KGEN_DEVICE float write(Outputs& outputs, const WalkRows<T>& rows, i64 first,
+                            int left) const {
         return outputs.template write<Which>(rows, first + step_of<Which>(),
                                              left - step_of<Which>());
     }

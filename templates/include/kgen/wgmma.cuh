@@ -25,6 +25,10 @@
 #include "mma.cuh"
 #include "warp.cuh"
 
+#if KGEN_HOST
+#include "host/deferred.hpp"
+#endif
+
 namespace kgen {
 
 // How K runs through an operand in shared memory: A is [64 x K] or its transpose, B [N x K] or [K x N].

@@ -70,13 +70,6 @@ void copy_wait(u32 pending);
 // Land everything, committed or not.
 void copy_wait_all();
 
-// Work that nobody may count on before it is waited for: `run` gets a copy of what `what` has.
-using Deferred = void (*)(const void* what);
-void defer(Deferred run, const void* what, u32 bytes);
-void defer_commit();
-// Do all of this thread's groups but the newest `pending`.
-void defer_wait(u32 pending);
-
 // The copy engine: mbarriers, bulk loads and bulk stores (see bulk.cuh). A load fills its target
 // with 0xFF at once and lands when its phase is waited for; a store reads its source in bulk_wait.
 void mbarrier_init(void* barrier, u32 arrivals);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "deferred.hpp"
 #include "fiber.hpp"
 #include "runtime.hpp"
 
