@@ -37,10 +37,6 @@ SEGMENTS = {
     "chunk": 16, "value_tiles": 1, "value_warps": 2, "key_warps": 1, "stages": 3, "copy": 16,
     "segments": 4, "min_blocks": 1, "scan_vec": 2,
 }  # fmt: skip
-WALKS = {
-    "chunk": 16, "value_tiles": 1, "value_warps": 2, "key_warps": 1, "stages": 3, "copy": 16,
-    "segments": 2, "min_blocks": 1, "sum_parts": 2,
-}  # fmt: skip
 MEETING = {
     "blocks": 4, "segment": 64, "slice": 32, "batch": 32, "copy": 16, "score_parts": 2,
     "min_blocks": 1,
@@ -55,8 +51,6 @@ CASES = (
     ("backward", "scanned", f"B=1,H=1,T=150,E=32,M=32,dtype=bf16,{STATES}",
      {**SEGMENTS, "overlap": 1}),
     ("forward", "meeting", "B=1,H=2,T=150,E=32,M=32,dtype=bf16", {**MEETING, "overlap": 1}),
-    ("forward", "chunked", f"B=1,H=2,T=150,E=32,M=48,dtype=fp32,{STATES},{KEY_SUMS}",
-     {**WALKS, "overlap": 1}),
 )  # fmt: skip
 each_case = pytest.mark.parametrize(
     ("pass_name", "name", "text", "values"), CASES, ids=[f"{p}-{n}" for p, n, _, _ in CASES]
@@ -136,7 +130,6 @@ def test_cross_compiles_for_gpus_that_can_and_cannot_overlap() -> None:
         "parallel_chunks": "B=2,H=8,T=2048,E=128,M=128,dtype=bf16",
         "scanned": "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32",
         "meeting": "B=1,H=8,T=4096,E=64,M=64,dtype=bf16",
-        "chunked": "B=8,H=16,T=4096,E=64,M=64,dtype=fp32",
     }
     requests = []
     for pass_name, name, _, _ in CASES:
