@@ -1,7 +1,8 @@
 // A segment of the steps of a linear recurrence in a block, its products by warpgroups (wgmma.cuh): see
 // segment_walk.cuh, which says when what of this is called.
 //
-// A warpgroup has two tiles of 64 steps, the long one, which looks back far, and the short one, so that all
+// Besides them there is a warpgroup of which a warp waits for other blocks (served_exchange.cuh); what is here
+// the others call. A warpgroup has two tiles of 64 steps, the long one, which looks back far, and the short one, so that all
 // look back as often. All operands lie in shared memory, but the scores: they are sums of one product and
 // an operand of the next as they lie in registers.
 #pragma once
@@ -12,8 +13,10 @@
 #include "chunk_mma.cuh"
 #include "chunk_place.cuh"
 #include "chunk_stage.cuh"
+#include "fragment_write.cuh"
 #include "math.cuh"
 #include "memory.cuh"
+#include "served_exchange.cuh"
 #include "wgmma.cuh"
 
 namespace kgen {
@@ -67,7 +70,11 @@ class GroupSegment {
 public:
     using Element = T;
     static constexpr bool kManyRegisters = true;  // see segment_walk.cuh
-    static constexpr int kThreads = 128 * kGroups;
+    // Of three warpgroups, which begin with 168 registers per thread each, and may have as many together
+    // afterwards. Two have room for more from the start.
+    static constexpr bool kSharesRegisters = kGroups == 2;
+    static constexpr int kWorkerRegisters = 224, kServerRegisters = 56;
+    static constexpr int kWorkers = 128 * kGroups, kThreads = kWorkers + 128;
     static constexpr int kSegment = Segment;
     static constexpr int kFeatures = Keys, kValues = Values, kSlice = Slice;
     static constexpr int kKeys = 64 * kKeyPanels;  // of a sum
@@ -83,7 +90,8 @@ private:
     using Tile = float[Slice / 8][4];
     using Operand = PanelOperand<T, Segment>;
 
-    static_assert(is_power_of_two(kGroups) && kKeyPanels % kKeyGroups == 0, "a sum is whole tiles");
+    static_assert(kGroups <= 2, "registers for more warpgroups than two would be too few");
+    static_assert(kKeyPanels % kKeyGroups == 0, "a sum is whole tiles");
     static_assert(Slice % 64 == 0 && Slice <= 128 && kWidth >= 32, "a product's shape");
     static_assert(Keys % 8 == 0 && Values % 8 == 0, "rows are whole pieces");
     static_assert(Segment % Batch == 0 && Batch % 16 == 0, "a segment is whole batches");
@@ -100,14 +108,8 @@ public:
         Tile tiles[2] = {};  // the long one, the short one
     };
 
-    // Of the state before the segment, in shared memory.
-    struct Layout {
-        static constexpr int kRowOfUnits = 64 * 16;
-        static KGEN_DEVICE int offset(int unit, int row, int piece) {
-            return Panels<kKeys>::offset(unit / (Slice / 16) * 16 + row,
-                                         unit % (Slice / 16) * 2 + piece);
-        }
-    };
+    template <int Blocks>
+    using Exchange = ServedExchange<T, kKeys, Slice, kWorkers, Blocks>;
 
     KGEN_DEVICE GroupSegment() {
         // Shared memory, panels of T: b[Segment][kKeys], a[Segment][kKeys], v[Segment][Slice], and the
@@ -121,12 +123,12 @@ public:
     // Start all copies of the segment's rows: a group for each batch of b and v, then one for a.
     KGEN_DEVICE void stage(const WalkRows<T>& rows, i64 first, int left) const {
         if (kKeys > Keys || rows.values < Slice) {  // features that do not exist are zeros
-            for (int i = thread_rank(); i < kRows; i += kThreads) b_[i] = from_float<T>(0.0f);
-            sync_block();
+            for (int i = thread_rank(); i < kRows; i += kWorkers) b_[i] = from_float<T>(0.0f);
+            sync_workers();
         }
-        stage_batches<0>(PanelCopier<T, kKeys, Segment, kThreads>(rows.b, first, Keys),
-                         PanelCopier<T, Slice, Segment, kThreads>(rows.v, first, rows.values), left);
-        PanelCopier<T, kKeys, Segment, kThreads>(rows.a, first, Keys)
+        stage_batches<0>(PanelCopier<T, kKeys, Segment, kWorkers>(rows.b, first, Keys),
+                         PanelCopier<T, Slice, Segment, kWorkers>(rows.v, first, rows.values), left);
+        PanelCopier<T, kKeys, Segment, kWorkers>(rows.a, first, Keys)
             .template start<0, Segment>(a(), left);
         cp_async_commit();
     }
@@ -153,24 +155,24 @@ public:
 
     KGEN_DEVICE void begin(Outputs&, const WalkRows<T>&, i64, int) const {}
 
-    // While the group's sums are on their way, and while its states are: looks that all long tiles have.
+    // While the group's sums are on their way, and while its states are.
     KGEN_DEVICE void look(Outputs& outputs) const {
         cp_async_wait_all();
         fence_proxy_async();
-        sync_block();
+        sync_workers();
         look_back<0>(outputs.tiles[0], 0, kFirstLooks);
     }
     KGEN_DEVICE void look_on(Outputs& outputs, const WalkRows<T>&, i64, int) const {
-        look_back<0>(outputs.tiles[0], kFirstLooks, kGroups + 1);
-    }
-
-    // Where the state before the segment goes; while it comes; and what a thread does once its part is there.
-    KGEN_DEVICE T* before() const { return b_ + kRows; }
-    KGEN_DEVICE void meanwhile(Outputs& outputs) const {
-        look_back<0>(outputs.tiles[0], kGroups + 1, tile<0>() + 1);
+        look_back<0>(outputs.tiles[0], kFirstLooks, tile<0>() + 1);
         look_back<1>(outputs.tiles[1], 0, tile<1>() + 1);
     }
-    static KGEN_DEVICE void landed() { fence_proxy_async(); }
+
+    // Have the state before the segment, which the serving warp has brought meanwhile.
+    template <class Exchange>
+    KGEN_DEVICE void take(Exchange& exchange, Outputs&, i64 round) const {
+        exchange.take(round);
+    }
+    KGEN_DEVICE T* before() const { return b_ + kRows; }
 
     // O += A S if there is a state, and write: the long tile's rows while the short one's are multiplied. NaN
     // if any output is not finite.
@@ -197,6 +199,8 @@ private:
     KGEN_DEVICE T* a() const { return b_ + Segment * kKeys; }
     KGEN_DEVICE T* v() const { return b_ + 2 * Segment * kKeys; }
 
+    static KGEN_DEVICE void sync_workers() { sync_named(2, kWorkers); }
+
     // The warpgroup's tiles of the segment, and its first features of a sum.
     template <int Which>
     KGEN_DEVICE int tile() const {
@@ -221,7 +225,7 @@ private:
         if constexpr (Number < kBatches) {
             cp_async_wait<kBatches - Number>();
             fence_proxy_async();
-            sync_block();
+            sync_workers();
             const Operand keys(b_, Number * Batch, first_key());
             const Operand values(v(), Number * Batch, first_value());
 #pragma unroll
@@ -245,36 +249,10 @@ private:
                                                             state.at(key, 0));
     }
 
-    // Scale a tile's rows and write them, through shared memory where v was, so that a warp writes whole rows.
     template <int Which>
-    KGEN_DEVICE float write(const Tile& sums, const WalkRows<T>& rows, i64 first, int left) const {
+    KGEN_DEVICE float write(Tile& sums, const WalkRows<T>& rows, i64 first, int left) const {
         const int step = 64 * tile<Which>() + 16 * warp_of_group();
-        const MmaLane lane = mma_lane();
-        float poison = 0.0f;
-#pragma unroll
-        for (int n = 0; n < Slice / 8; ++n)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float x = sums[n][2 * half] * rows.out_factor;
-                const float y = sums[n][2 * half + 1] * rows.out_factor;
-                poison = fma(x, 0.0f, fma(y, 0.0f, poison));
-                T* there = v() + Panels<Segment>::offset(step + lane.g + 8 * half, n) + 2 * lane.q;
-                *reinterpret_cast<u32*>(there) = pack2<T>(x, y);
-            }
-        sync_warp();
-        constexpr int kPieces = Slice / 8;              // of a row, eight values each
-        constexpr int kRowsAtOnce = kWarpSize / kPieces;
-        const int row = step + lane_id() / kPieces, piece = lane_id() % kPieces;
-        T* out = rows.out.at(first + row) + 8 * piece;
-        if (Values % Slice == 0 || 8 * piece < rows.values) {
-#pragma unroll
-            for (int i = 0; i < 16; i += kRowsAtOnce)
-                if (row + i < left)
-                    store_vec<Cache::no_l1>(
-                        out + i * rows.out.stride,
-                        load_vec<8>(v() + Panels<Segment>::offset(row + i, piece)));
-        }
-        return poison;
+        return write_fragment<T, Values, Slice>(sums, rows, first + step, left - step);
     }
 
     // O += (A B^T) V over tiles `from` to `to` of b and v: those before the own one see all of it. Scores

@@ -41,10 +41,11 @@ class SegmentWalk {
     using Outputs = typename Segment::Outputs;
     static constexpr int kKeys = Segment::kKeys, kSlice = Segment::kSlice;
     static constexpr int kFeatures = Segment::kFeatures, kValues = Segment::kValues;
-    static constexpr int kWarps = Segment::kThreads / kWarpSize;
+    static constexpr int kWarps = Segment::kWorkers / kWarpSize;  // that work
     static constexpr int kAlong = kSlice / 16;  // units of a row of them
     // Whether registers have room for what is carried from round to round.
     static constexpr bool kManyRegisters = Segment::kManyRegisters;
+    static constexpr bool kServed = Segment::kThreads > Segment::kWorkers;
 
 public:
     static constexpr int kThreads = Segment::kThreads;
@@ -52,23 +53,17 @@ public:
     static constexpr int kSlices = (kValues + kSlice - 1) / kSlice;
     static constexpr int kSum = kKeys * kSlice;  // values
     static constexpr int kUnits = kSum / 256;
-    using Exchange = StateExchange<T, kUnits, kAlong, kThreads, Blocks>;
+    using Exchange = typename Segment::template Exchange<Blocks>;
 
 private:
     // A unit of the scan is 16 x 16 values of a sum: eight per lane.
     static constexpr int kUnitsPerWarp = (kUnits + kBlocks * kWarps - 1) / (kBlocks * kWarps);
-    static constexpr int kKept = 160;                // bytes, see below
+    static constexpr int kKept = 176;                // bytes, see below
     static constexpr int kAtOnce = min(kBlocks, 8);  // sums that a scan reads at once
 
     // Where the state before the segment is for a walk step by step: behind that walk's own.
     static constexpr int kPlainStride = chunk_row_stride<T>(kSlice);
     static constexpr int kPlainBegin = (plain_walk_bytes(kFeatures, kSlice) + 15) / 16 * 16;
-    struct PlainLayout {
-        static constexpr int kRowOfUnits = 16 * kPlainStride;
-        static KGEN_DEVICE int offset(int unit, int row, int piece) {
-            return (unit / kAlong * 16 + row) * kPlainStride + unit % kAlong * 16 + 8 * piece;
-        }
-    };
     static_assert(kPlainBegin + kKeys * kPlainStride * static_cast<int>(sizeof(T)) <=
                       Segment::kBytes,
                   "a walk step by step takes the place of the segment");
@@ -87,6 +82,7 @@ public:
           sums_(sums) {
         // Shared memory: the segment; Vec<float, 4> [kUnitsPerWarp][2][kThreads], which the threads carry
         // from one scan to the next, or have in registers; Kept.
+        if (kServed && thread_rank() >= Segment::kWorkers) return;
         for_my_units([&](int i, int unit) {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
@@ -98,37 +94,59 @@ public:
     }
 
     KGEN_DEVICE void walk() {
-        while (take_round())
-            if (!go_to_next_round()) return hand_out_end();
+        if constexpr (!kServed) {
+            walk_rounds<true>();
+        } else if (thread_rank() < Segment::kWorkers) {
+            if constexpr (Segment::kSharesRegisters) take_registers<Segment::kWorkerRegisters>();
+            walk_rounds<true>();
+        } else {
+            if constexpr (Segment::kSharesRegisters) leave_registers<Segment::kServerRegisters>();
+            walk_rounds<false>();
+        }
+    }
+
+private:
+    // Works: not of those warps that serve the others.
+    template <bool Works>
+    KGEN_DEVICE void walk_rounds() {
+        while (take_round<Works>())
+            if (!go_to_next_round()) return hand_out_end<Works>();
         // What is not finite stays so. In a function that is called, registers of the loop hold nothing of it;
         // but a kernel that calls any has its wgmma done one by one.
         if constexpr (kManyRegisters) {
-            walk_segments();
+            walk_segments<Works>();
         } else {
             go_on_step_by_step(*this);
         }
     }
 
-private:
-    static KGEN_CALLED_DEVICE void go_on_step_by_step(SegmentWalk walk) { walk.walk_segments(); }
+    static KGEN_CALLED_DEVICE void go_on_step_by_step(SegmentWalk walk) {
+        walk.template walk_segments<true>();
+    }
 
+    template <bool Works>
     KGEN_DEVICE void walk_segments() {
         walk_segment();
         while (go_to_next_round()) {
-            segment_.stage(rows_, first_step(), steps_left());
-            sum([] {});
-            exchange_.arrive(kSumWaiter);
-            exchange_.wait(kSumWaiter);
-            scan();
-            exchange_.arrive(kStateWaiter);
-            exchange_.wait(kStateWaiter);
+            if constexpr (Works) {
+                segment_.stage(rows_, first_step(), steps_left());
+                sum([] {});
+                exchange_.sums_written();
+                exchange_.wait_for_sums();
+                scan();
+                exchange_.states_written();
+                exchange_.wait_for_states();
+            } else {
+                exchange_.template serve<false>(segment_.before());
+            }
             walk_segment();
         }
-        hand_out_end();
+        hand_out_end<Works>();
     }
 
+    template <bool Works>
     KGEN_DEVICE void hand_out_end() {
-        if constexpr (!Ends) return;
+        if constexpr (!Ends || !Works) return;
         for_my_units([&](int i, int unit) {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
@@ -148,13 +166,13 @@ private:
         Exchange exchange;
     };
 
-    // Who arrives and waits for the block: one warp while sums are on their way, another while states are.
-    static constexpr int kSumWaiter = 0, kStateWaiter = kWarps - 1;
-
     static KGEN_DEVICE Kept& kept(const Kept& given) {
         static_assert(sizeof(Kept) <= kKept && alignof(Kept) <= 16, "see kSmemBytes");
         Kept& of_block = *reinterpret_cast<Kept*>(dynamic_smem<char>() + kSmemBytes - kKept);
-        if (thread_rank() == 0) of_block = given;
+        if (thread_rank() == 0) {
+            of_block = given;
+            of_block.exchange.begin();
+        }
         sync_block();
         return of_block;
     }
@@ -179,23 +197,25 @@ private:
     KGEN_DEVICE bool has_state() const { return Begins || first_step() > 0; }
 
     // The next kBlocks segments. Returns whether the block's outputs are finite.
+    template <bool Works>
     KGEN_DEVICE bool take_round() {
-        Outputs outputs;
-        segment_.stage(rows_, first_step(), steps_left());
-        sum([&] { segment_.begin(outputs, rows_, first_step(), steps_left()); });
-        exchange_.arrive(kSumWaiter);
-        segment_.look(outputs);
-        exchange_.wait(kSumWaiter);
-        scan();
-        exchange_.arrive(kStateWaiter);
-        segment_.look_on(outputs, rows_, first_step(), steps_left());
-        exchange_.wait(kStateWaiter);
-        exchange_.template begin_to_take<typename Segment::Layout>(segment_.before());
-        segment_.meanwhile(outputs);
-        exchange_.take([] { Segment::landed(); });
-        const float poison =
-            segment_.finish(outputs, has_state(), rows_, first_step(), steps_left());
-        return !block_has<kWarps>(poison);
+        float poison = 0.0f;
+        if constexpr (Works) {
+            Outputs outputs;
+            segment_.stage(rows_, first_step(), steps_left());
+            sum([&] { segment_.begin(outputs, rows_, first_step(), steps_left()); });
+            exchange_.sums_written();
+            segment_.look(outputs);
+            exchange_.wait_for_sums();
+            scan();
+            exchange_.states_written();
+            segment_.look_on(outputs, rows_, first_step(), steps_left());
+            segment_.take(exchange_, outputs, rows_.first / (kBlocks * Segment::kSegment));
+            poison = segment_.finish(outputs, has_state(), rows_, first_step(), steps_left());
+        } else {
+            exchange_.template serve<true>(segment_.before());
+        }
+        return !block_has<kThreads / kWarpSize>(poison);
     }
 
     // The sum of a segment that is on its way, to global memory: [kUnits][two tiles][lanes][four
@@ -213,10 +233,13 @@ private:
 
     // The block's segment of the round, step by step, from the state that the group has left for it.
     KGEN_DEVICE void walk_segment() const {
-        sync_block();  // shared memory is free
         T* before = reinterpret_cast<T*>(dynamic_smem<char>() + kPlainBegin);
-        exchange_.template begin_to_take<PlainLayout>(before);
-        exchange_.take([] {});
+        const T* own = exchange_.state(rank());
+        sync_block();  // shared memory is free
+        for (int i = thread_rank(); i < kSum; i += kThreads)
+            before[i / kSlice * kPlainStride + i % kSlice] =
+                own[Exchange::offset(i / kSlice, i % kSlice)];
+        sync_block();
         WalkRows<T> segment = rows_;
         segment.first = first_step();
         segment.end = segment.first + steps_left();
@@ -250,7 +273,8 @@ private:
     KGEN_DEVICE void scan() {
         for_my_units([&](int i, int unit) {
             Vec<float, 4> state[2] = {carried(i, 0), carried(i, 1)};
-            const auto states = exchange_.places(unit, mma_lane().g, column_of_quad());
+            T* states = exchange_.state(0) + Exchange::offset(unit / kAlong * 16 + mma_lane().g,
+                                                              unit % kAlong * 16 + column_of_quad());
 #pragma unroll
             for (int first = 0; first < kBlocks; first += kAtOnce) {
                 Vec<float, 4> parts[kAtOnce][2];  // all on their way at once
@@ -262,10 +286,10 @@ private:
                                                          unit * 256 + tile * 128 + 4 * lane_id());
 #pragma unroll
                 for (int block = 0; block < kAtOnce; ++block) {
-                    T* there = states.of(first + block);
+                    T* there = states + (first + block) * kSum;
 #pragma unroll
                     for (int half = 0; half < 2; ++half)
-                        *reinterpret_cast<Vec<u32, 2>*>(there + 8 * half * Exchange::kUnitStride) =
+                        *reinterpret_cast<Vec<u32, 2>*>(there + half * Exchange::kEightRows) =
                             quad_of_row<T>(state[0].data, state[1].data, half);
 #pragma unroll
                     for (int j = 0; j < 8; ++j) state[j / 4][j % 4] += parts[block][j / 4][j % 4];

@@ -12,6 +12,7 @@
 #include "chunk_place.cuh"
 #include "chunk_stage.cuh"
 #include "math.cuh"
+#include "meeting.cuh"
 #include "memory.cuh"
 #include "paired_rows.cuh"
 #include "registers.cuh"
@@ -32,7 +33,7 @@ class WarpSegment {
 public:
     using Element = T;
     static constexpr bool kManyRegisters = false;  // see segment_walk.cuh
-    static constexpr int kThreads = kWarps * kWarpSize;
+    static constexpr int kThreads = kWarps * kWarpSize, kWorkers = kThreads;
     static constexpr int kSegment = Segment;
     static constexpr int kFeatures = Keys, kValues = Values, kSlice = Slice;
     static constexpr int kKeys = whole_fragments(Keys);  // of a sum
@@ -61,13 +62,8 @@ public:
     using Sums = StateTile<T, kKeyTiles, kValuePairs, Batch>;
     using Outputs = Rows;
 
-    // Of the state before the segment, in shared memory.
-    struct Layout {
-        static constexpr int kRowOfUnits = 16 * kValueStride;
-        static KGEN_DEVICE int offset(int unit, int row, int piece) {
-            return (unit / kAlong * 16 + row) * kValueStride + unit % kAlong * 16 + 8 * piece;
-        }
-    };
+    template <int Blocks>
+    using Exchange = StateExchange<T, kAcross * kAlong, kAlong, kThreads, Blocks>;
 
     KGEN_DEVICE WarpSegment() {
         // Shared memory: T b[Segment][kKeyStride], v[Segment][kValueStride], and [kKeys][kValueStride]
@@ -147,13 +143,13 @@ public:
         look_back<1>(outputs, 0, fragment<1>() + 1);
     }
 
-    // Where the state before the segment goes, once the block has looked at all; while it comes; and what
-    // a thread does once its part is there.
-    KGEN_DEVICE T* before() const { return before_; }
-    KGEN_DEVICE void meanwhile(Outputs& outputs) const {
+    // Have the state before the segment, once the block has looked at all.
+    template <class Exchange>
+    KGEN_DEVICE void take(Exchange& exchange, Outputs& outputs, i64) const {
+        exchange.template begin_to_take<kValueStride>(before_);
         if (half() == 1) outputs.carry(middle_);
+        exchange.take();
     }
-    static KGEN_DEVICE void landed() {}
 
     // O += A S if there is a state, and write. NaN if any output is not finite.
     KGEN_DEVICE float finish(Outputs& outputs, bool has_state, const WalkRows<T>& rows, i64 first,
