@@ -48,11 +48,9 @@ CASES = [
 
 
 def config_of(blocks: int, segment: int, slice_: int, batch: int, products: str) -> Config:
-    early = {} if products == "mma" else {"early_looks": batch // 64 + 1}
     return Config.of("meeting", {
         "blocks": blocks, "segment": segment, "slice": slice_, "batch": batch, "copy": 16,
         "score_parts": 1 + (slice_ < 32 or batch == 128), "min_blocks": 1, "products": products,
-        **early,
     })
 
 

@@ -13,13 +13,13 @@ template <class T, int Values, int Slice>
 KGEN_DEVICE float write_fragment(float (&sums)[Slice / 8][4], const WalkRows<T>& rows, i64 first,
                                  int left) {
     constexpr int kPairs = Slice / 16;
-    float poison = 0.0f;
+    float poison[4] = {};  // chains that do not wait for each other
 #pragma unroll
     for (int n = 0; n < 2 * kPairs; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             sums[n][i] *= rows.out_factor;
-            poison = fma(sums[n][i], 0.0f, poison);
+            poison[i] = fma(sums[n][i], 0.0f, poison[i]);
         }
     const MmaLane lane = mma_lane();
     if constexpr (Values % 4 == 0) {
@@ -50,7 +50,7 @@ KGEN_DEVICE float write_fragment(float (&sums)[Slice / 8][4], const WalkRows<T>&
                     rows.out.at(first + step)[value] = from_float<T>(sums[n][i]);
             }
     }
-    return poison;
+    return poison[0] + poison[1] + (poison[2] + poison[3]);
 }
 
 }  // namespace kgen

@@ -1,8 +1,8 @@
 // A segment of the steps of a linear recurrence in a block, its products by warpgroups (wgmma.cuh): see
 // segment_walk.cuh, which says when what of this is called.
 //
-// Besides them there is a warpgroup of which a warp waits for other blocks (served_exchange.cuh); what is here
-// the others call. A warpgroup has two tiles of 64 steps, the long one, which looks back far, and the short one, so that all
+// Besides them there is one that waits for other blocks and scans (served_exchange.cuh); what is here those call
+// that work. A warpgroup has two tiles of 64 steps, the long one, which looks back far, and the short one, so that all
 // look back as often. All operands lie in shared memory, but the scores: they are sums of one product and
 // an operand of the next as they lie in registers.
 #pragma once
@@ -57,10 +57,8 @@ private:
 
 // Keys, Values: features of a and b, and of v and out; Slice: value features of a block; Segment: steps,
 // for 128 of which there is a warpgroup; Batch: steps per group of copies, and per barrier of the sums;
-// ScoreParts: numbers of 16 bits that a score is; EarlyLooks: of a long tile, while the group's sums are
-// on their way. T has 16 bits and the range of fp32 (bf16).
-template <class T, int Keys, int Values, int Slice, int Segment, int Batch, int ScoreParts,
-          int EarlyLooks>
+// ScoreParts: numbers of 16 bits that a score is. T has 16 bits and the range of fp32 (bf16).
+template <class T, int Keys, int Values, int Slice, int Segment, int Batch, int ScoreParts>
 class GroupSegment {
     static constexpr int kGroups = Segment / 128;  // warpgroups
     static constexpr int kTiles = Segment / 64;    // of steps
@@ -70,10 +68,10 @@ class GroupSegment {
 public:
     using Element = T;
     static constexpr bool kManyRegisters = true;  // see segment_walk.cuh
-    // Of three warpgroups, which begin with 168 registers per thread each, and may have as many together
-    // afterwards. Two have room for more from the start.
+    // Three warpgroups begin with 168 registers per thread each, and may have as many together afterwards. Two
+    // have room for more from the start.
     static constexpr bool kSharesRegisters = kGroups == 2;
-    static constexpr int kWorkerRegisters = 224, kServerRegisters = 56;
+    static constexpr int kWorkerRegisters = 192, kServerRegisters = 120;
     static constexpr int kWorkers = 128 * kGroups, kThreads = kWorkers + 128;
     static constexpr int kSegment = Segment;
     static constexpr int kFeatures = Keys, kValues = Values, kSlice = Slice;
@@ -85,7 +83,6 @@ private:
     static constexpr int kKeyTiles = kKeyPanels / kKeyGroups;      // of 64
     static constexpr int kWidth = Slice / (kGroups / kKeyGroups);  // value features
     static constexpr int kRows = Segment * (2 * kKeys + Slice);    // elements of shared memory
-    static constexpr int kFirstLooks = min(EarlyLooks, kGroups + 1);
     using Half = HalfOperands<T>;
     using Tile = float[Slice / 8][4];
     using Operand = PanelOperand<T, Segment>;
@@ -109,7 +106,7 @@ public:
     };
 
     template <int Blocks>
-    using Exchange = ServedExchange<T, kKeys, Slice, kWorkers, Blocks>;
+    using Exchange = ServedExchange<T, kKeys, Slice, kWorkers, kThreads - kWorkers, Blocks>;
 
     KGEN_DEVICE GroupSegment() {
         // Shared memory, panels of T: b[Segment][kKeys], a[Segment][kKeys], v[Segment][Slice], and the
@@ -155,23 +152,16 @@ public:
 
     KGEN_DEVICE void begin(Outputs&, const WalkRows<T>&, i64, int) const {}
 
-    // While the group's sums are on their way, and while its states are.
+    // All looks.
     KGEN_DEVICE void look(Outputs& outputs) const {
         cp_async_wait_all();
         fence_proxy_async();
         sync_workers();
-        look_back<0>(outputs.tiles[0], 0, kFirstLooks);
-    }
-    KGEN_DEVICE void look_on(Outputs& outputs, const WalkRows<T>&, i64, int) const {
-        look_back<0>(outputs.tiles[0], kFirstLooks, tile<0>() + 1);
-        look_back<1>(outputs.tiles[1], 0, tile<1>() + 1);
+        look_back<0>(outputs.tiles[0]);
+        look_back<1>(outputs.tiles[1]);
     }
 
-    // Have the state before the segment, which the serving warp has brought meanwhile.
-    template <class Exchange>
-    KGEN_DEVICE void take(Exchange& exchange, Outputs&, i64 round) const {
-        exchange.take(round);
-    }
+    // Where the state before the segment comes.
     KGEN_DEVICE T* before() const { return b_ + kRows; }
 
     // O += A S if there is a state, and write: the long tile's rows while the short one's are multiplied. NaN
@@ -255,17 +245,16 @@ private:
         return write_fragment<T, Values, Slice>(sums, rows, first + step, left - step);
     }
 
-    // O += (A B^T) V over tiles `from` to `to` of b and v: those before the own one see all of it. Scores
-    // with the next tile are made behind the product of this one's, so that nothing waits in between.
+    // O += (A B^T) V over the tiles of b and v up to the own one, of which a step sees none that is later.
+    // Scores with the next tile are made behind the product of this one's, so that nothing waits in between.
     template <int Which>
-    KGEN_DEVICE void look_back(Tile& sums, int from, int to) const {
-        if (from >= to) return;
+    KGEN_DEVICE void look_back(Tile& sums) const {
         const Operand rows(a(), 64 * tile<Which>(), 0);
         float scores[8][4];
-        score(scores, rows, from);
+        score(scores, rows, 0);
         wgmma_wait<0>(scores);
 #pragma unroll 1
-        for (int i = from; i < to; ++i) {
+        for (int i = 0; i <= tile<Which>(); ++i) {
             u32 parts[ScoreParts * 4][4];
             split_scores(parts, scores, i == tile<Which>());
             const Operand values(v(), 64 * i, 0);
@@ -274,7 +263,7 @@ private:
             for (int k = 0; k < 4 * ScoreParts; ++k)
                 wgmma_64x16<Slice, Along::rows>(sums, parts[k], values.at(16 * (k % 4), 0));
             wgmma_commit();
-            if (i + 1 < to) score(scores, rows, i + 1);
+            if (i < tile<Which>()) score(scores, rows, i + 1);
             wgmma_wait<0>(sums, scores, parts);
         }
     }

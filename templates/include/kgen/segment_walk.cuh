@@ -19,6 +19,7 @@
 // all come with theirs read.
 #pragma once
 
+#include "async.cuh"
 #include "block.cuh"
 #include "chunk_outputs.cuh"
 #include "chunk_place.cuh"
@@ -57,7 +58,9 @@ public:
 
 private:
     // A unit of the scan is 16 x 16 values of a sum: eight per lane.
-    static constexpr int kUnitsPerWarp = (kUnits + kBlocks * kWarps - 1) / (kBlocks * kWarps);
+    static constexpr int kScanWarps = kServed ? (kThreads - Segment::kWorkers) / kWarpSize : kWarps;
+    static constexpr int kUnitsOfBlock = (kUnits + kBlocks - 1) / kBlocks;
+    static constexpr int kUnitsPerWarp = (kUnitsOfBlock + kScanWarps - 1) / kScanWarps;
     static constexpr int kKept = 176;                // bytes, see below
     static constexpr int kAtOnce = min(kBlocks, 8);  // sums that a scan reads at once
 
@@ -82,7 +85,7 @@ public:
           sums_(sums) {
         // Shared memory: the segment; Vec<float, 4> [kUnitsPerWarp][2][kThreads], which the threads carry
         // from one scan to the next, or have in registers; Kept.
-        if (kServed && thread_rank() >= Segment::kWorkers) return;
+        if (kServed && thread_rank() < Segment::kWorkers) return;
         for_my_units([&](int i, int unit) {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
@@ -128,16 +131,20 @@ private:
     KGEN_DEVICE void walk_segments() {
         walk_segment();
         while (go_to_next_round()) {
-            if constexpr (Works) {
+            if constexpr (!Works) {
+                exchange_.serve(segment_.before(), [&] { scan(); });
+            } else {
                 segment_.stage(rows_, first_step(), steps_left());
                 sum([] {});
                 exchange_.sums_written();
-                exchange_.wait_for_sums();
-                scan();
-                exchange_.states_written();
-                exchange_.wait_for_states();
-            } else {
-                exchange_.template serve<false>(segment_.before());
+                if constexpr (kServed) {
+                    exchange_.take(round());
+                } else {
+                    exchange_.wait_for_sums();
+                    scan();
+                    exchange_.states_written();
+                    exchange_.wait_for_states();
+                }
             }
             walk_segment();
         }
@@ -146,7 +153,7 @@ private:
 
     template <bool Works>
     KGEN_DEVICE void hand_out_end() {
-        if constexpr (!Ends || !Works) return;
+        if constexpr (!Ends || Works == kServed) return;
         for_my_units([&](int i, int unit) {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
@@ -194,26 +201,31 @@ private:
             min(max(rows_.end - first_step(), i64{0}), i64{Segment::kSegment}));
     }
     KGEN_DEVICE int rank() const { return exchange_.rank(); }
+    KGEN_DEVICE i64 round() const { return rows_.first / (kBlocks * Segment::kSegment); }
     KGEN_DEVICE bool has_state() const { return Begins || first_step() > 0; }
 
     // The next kBlocks segments. Returns whether the block's outputs are finite.
     template <bool Works>
     KGEN_DEVICE bool take_round() {
         float poison = 0.0f;
-        if constexpr (Works) {
+        if constexpr (!Works) {
+            exchange_.serve(segment_.before(), [&] { scan(); });
+        } else {
             Outputs outputs;
             segment_.stage(rows_, first_step(), steps_left());
             sum([&] { segment_.begin(outputs, rows_, first_step(), steps_left()); });
             exchange_.sums_written();
             segment_.look(outputs);
-            exchange_.wait_for_sums();
-            scan();
-            exchange_.states_written();
-            segment_.look_on(outputs, rows_, first_step(), steps_left());
-            segment_.take(exchange_, outputs, rows_.first / (kBlocks * Segment::kSegment));
+            if constexpr (kServed) {
+                exchange_.take(round());
+            } else {
+                exchange_.wait_for_sums();
+                scan();
+                exchange_.states_written();
+                segment_.look_on(outputs, rows_, first_step(), steps_left());
+                segment_.take(exchange_, outputs);
+            }
             poison = segment_.finish(outputs, has_state(), rows_, first_step(), steps_left());
-        } else {
-            exchange_.template serve<true>(segment_.before());
         }
         return !block_has<kThreads / kWarpSize>(poison);
     }
@@ -250,13 +262,17 @@ private:
             segment, state, NoDecayRows{});
     }
 
+    KGEN_DEVICE int scan_warp() const {
+        return (thread_rank() - (kServed ? Segment::kWorkers : 0)) / kWarpSize;
+    }
+
     // body(i, unit) for the units that the warp scans.
     template <class Body>
     KGEN_DEVICE void for_my_units(Body body) const {
 #pragma unroll
         for (int i = 0; i < kUnitsPerWarp; ++i) {
-            const int unit = rank() + kBlocks * (thread_rank() / kWarpSize + i * kWarps);
-            if (kUnits % (kBlocks * kWarps) == 0 || unit < kUnits) body(i, unit);
+            const int unit = rank() + kBlocks * (scan_warp() + i * kScanWarps);
+            if (kUnits % (kBlocks * kScanWarps) == 0 || unit < kUnits) body(i, unit);
         }
     }
 
@@ -271,10 +287,15 @@ private:
 
     // Add the segments' sums in order, and give each segment the state before it.
     KGEN_DEVICE void scan() {
+        if constexpr (kServed) {
+            scan_through_room();
+        } else {
+            scan_in_registers();
+        }
+    }
+
+    KGEN_DEVICE void scan_in_registers() {
         for_my_units([&](int i, int unit) {
-            Vec<float, 4> state[2] = {carried(i, 0), carried(i, 1)};
-            T* states = exchange_.state(0) + Exchange::offset(unit / kAlong * 16 + mma_lane().g,
-                                                              unit % kAlong * 16 + column_of_quad());
 #pragma unroll
             for (int first = 0; first < kBlocks; first += kAtOnce) {
                 Vec<float, 4> parts[kAtOnce][2];  // all on their way at once
@@ -282,22 +303,69 @@ private:
                 for (int block = 0; block < kAtOnce; ++block)
 #pragma unroll
                     for (int tile = 0; tile < 2; ++tile)
-                        parts[block][tile] = load_vec<4>(sums_ + (first + block) * kSum +
-                                                         unit * 256 + tile * 128 + 4 * lane_id());
+                        parts[block][tile] = load_vec<4>(part_of(first + block, unit, tile));
 #pragma unroll
-                for (int block = 0; block < kAtOnce; ++block) {
-                    T* there = states + (first + block) * kSum;
+                for (int block = 0; block < kAtOnce; ++block)
+                    pass_on(i, unit, first + block, parts[block]);
+            }
+        });
+    }
+
+    // By few warps, with all sums on their way at once: those of one half of the segments to where the state
+    // before the segment will be, the others to registers. A thread reads what it has copied itself.
+    KGEN_DEVICE void scan_through_room() {
+        constexpr int kHalf = kBlocks / 2;
+        constexpr int kSlot = kUnitsOfBlock * 256;  // floats of a sum
+        static_assert(kHalf * kSlot * 4 <= kSum * static_cast<int>(sizeof(T)), "no room");
+        float* room = reinterpret_cast<float*>(segment_.before()) + 4 * lane_id();
+        const auto place = [&](int block, int i, int tile) {
+            return room + block * kSlot + (scan_warp() + i * kScanWarps) * 256 + tile * 128;
+        };
+        Vec<float, 4> held[kHalf][kUnitsPerWarp][2];
+        for_my_units([&](int i, int unit) {
 #pragma unroll
-                    for (int half = 0; half < 2; ++half)
-                        *reinterpret_cast<Vec<u32, 2>*>(there + half * Exchange::kEightRows) =
-                            quad_of_row<T>(state[0].data, state[1].data, half);
+            for (int block = 0; block < kHalf; ++block)
 #pragma unroll
-                    for (int j = 0; j < 8; ++j) state[j / 4][j % 4] += parts[block][j / 4][j % 4];
+                for (int tile = 0; tile < 2; ++tile) {
+                    cp_async<16>(place(block, i, tile), part_of(block, unit, tile));
+                    held[block][i][tile] = load_vec<4>(part_of(kHalf + block, unit, tile));
                 }
+        });
+        cp_async_wait_all();
+        for_my_units([&](int i, int unit) {
+#pragma unroll
+            for (int block = 0; block < kHalf; ++block) {
+                const Vec<float, 4> part[2] = {load_vec<4>(place(block, i, 0)),
+                                               load_vec<4>(place(block, i, 1))};
+                pass_on(i, unit, block, part);
             }
 #pragma unroll
-            for (int tile = 0; tile < 2; ++tile) carried(i, tile) = state[tile];
+            for (int block = 0; block < kHalf; ++block)
+                pass_on(i, unit, kHalf + block, held[block][i]);
         });
+    }
+
+    // The lane's part of a tile of a segment's sum.
+    KGEN_DEVICE const float* part_of(int block, int unit, int tile) const {
+        return sums_ + block * kSum + unit * 256 + tile * 128 + 4 * lane_id();
+    }
+
+    // Leave the state before a segment, and add the segment's sum.
+    KGEN_DEVICE void pass_on(int i, int unit, int block, const Vec<float, 4> (&part)[2]) {
+        Vec<float, 4>& left = carried(i, 0);
+        Vec<float, 4>& right = carried(i, 1);
+        T* there = exchange_.state(block) +
+                   Exchange::offset(unit / kAlong * 16 + mma_lane().g,
+                                    unit % kAlong * 16 + column_of_quad());
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            *reinterpret_cast<Vec<u32, 2>*>(there + half * Exchange::kEightRows) =
+                quad_of_row<T>(left.data, right.data, half);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            left[j] += part[0][j];
+            right[j] += part[1][j];
+        }
     }
 
     // The state before the next segment to be added, of the lane's part of the warp's unit i.

@@ -1,8 +1,8 @@
-// Blocks that meet at counters (meeting.cuh) and have a warp for it: the others never stand still for those
-// of other blocks, but where they need what they wait for.
+// Blocks that meet at counters (meeting.cuh) and have warps for it: those that work never stand still for
+// other blocks, but where they need the state before their segment.
 //
-// The serving warp arrives and waits for its block, and has the copy engine bring the block's state once it is
-// there. States lie in global memory as in shared memory, in panels (wgmma.cuh), so that one copy does.
+// The serving warps wait for the group's sums, scan them, wait for its states, and have the copy engine bring the
+// block's own. States lie in global memory as in shared memory, in panels (wgmma.cuh), so that one copy does.
 #pragma once
 
 #include "block.cuh"
@@ -12,12 +12,12 @@
 
 namespace kgen {
 
-// Keys, Slice: of a state; Workers: threads of a block but for those that serve them.
-template <class T, int Keys, int Slice, int Workers, int Blocks>
+// Keys, Slice: of a state; Workers, Servers: threads of a block, the workers first.
+template <class T, int Keys, int Slice, int Workers, int Servers, int Blocks>
 class ServedExchange {
     static constexpr int kState = Keys * Slice;
-    static constexpr int kAll = Workers + kWarpSize;
-    static constexpr int kWritten = 1, kThere = 3;  // named barriers: of the block for the server; back
+    // Named barriers: the workers' for the first server; of the servers, before and behind their scan.
+    static constexpr int kWritten = 1, kBefore = 3, kBehind = 4;
 
 public:
     static constexpr int kEightRows = 8 * 64;  // elements between rows of a panel that are eight apart
@@ -39,77 +39,65 @@ public:
     }
     KGEN_DEVICE int rank() const { return rank_; }
 
-    // By the workers. The sums are written; they are there; the states are written.
-    KGEN_DEVICE void sums_written() const { written(); }
-    KGEN_DEVICE void wait_for_sums() const { there(); }
-    KGEN_DEVICE void states_written() const { written(); }
-    // The states are there, for a server that does not bring the own one; or that one is, in round `round`.
-    KGEN_DEVICE void wait_for_states() const { there(); }
+    // By the workers: the sums are written; and the own state is there, in round `round`.
+    KGEN_DEVICE void sums_written() const {
+        wait_for_earlier_kernel();  // who cleared the counters; at once but the first time
+        pass_named<Workers + kWarpSize>(kWritten);
+    }
     KGEN_DEVICE void take(i64 round) {
 #if KGEN_HOST
+        host::cluster_barrier();
         host::cluster_barrier();
 #endif
         mbarrier_wait(taken_, static_cast<u32>(round % 2));
     }
 
-    // By the other threads, of which one warp does it. Of one round: with Brings, the own state comes to `target`.
-    template <bool Brings>
-    KGEN_DEVICE void serve([[maybe_unused]] T* target) {
-        if (thread_rank() / kWarpSize != Workers / kWarpSize) return idle();
-        meet();
-        pass_named<kAll>(kThere);
-        meet();
-        if constexpr (Brings) {
-            if (lane_id() == 0) {
-#if !KGEN_HOST
-                asm volatile("fence.proxy.async;" ::: "memory");  // others' writes, for the copy engine
-#endif
-                constexpr u32 kBytes = kState * static_cast<u32>(sizeof(T));
-                mbarrier_arrive_expect(taken_, kBytes);
-                bulk_load(target, state(rank_), kBytes, taken_);
-            }
-            sync_warp();
-        } else {
-            pass_named<kAll>(kThere);
+    // By the servers, once a round: scan() the sums, by all of them, and have the own state come to `target`,
+    // which the scan may have used.
+    template <class Body>
+    KGEN_DEVICE void serve(T* target, Body scan) {
+        wait_for_earlier_kernel();
+        const bool first = thread_rank() / kWarpSize == Workers / kWarpSize;
+#if KGEN_HOST
+        host::cluster_barrier();
+#else
+        if (first) {
+            sync_named(kWritten, Workers + kWarpSize);
+            meet();
         }
+        sync_named(kBefore, Servers);
+#endif
+        scan();
+        fence_proxy_async();
+#if KGEN_HOST
+        host::cluster_barrier();
+#else
+        if (!first) return pass_named<Servers>(kBehind);
+        sync_named(kBehind, Servers);
+        meet();
+#endif
+        if (first && lane_id() == 0) {
+#if !KGEN_HOST
+            asm volatile("fence.proxy.async;" ::: "memory");  // others' writes, for the copy engine
+#endif
+            constexpr u32 kBytes = kState * static_cast<u32>(sizeof(T));
+            mbarrier_arrive_expect(taken_, kBytes);
+            bulk_load(target, state(rank_), kBytes, taken_);
+        }
+        sync_warp();
     }
 
     // Of block `rank`; once all states are there the own one is whole.
     KGEN_DEVICE T* state(int rank) const { return states_ + rank * kState; }
 
 private:
-    static KGEN_DEVICE void idle() {
-#if KGEN_HOST  // where all threads of all blocks meet
-        host::cluster_barrier();
-        host::cluster_barrier();
-#endif
-    }
-
-    KGEN_DEVICE void written() const {
-        wait_for_earlier_kernel();  // who cleared the counters; at once but the first time
-        pass_named<kAll>(kWritten);
-    }
-    KGEN_DEVICE void there() const {
-#if KGEN_HOST
-        host::cluster_barrier();
-#else
-        sync_named(kThere, kAll);
-#endif
-    }
-
-    // With the servers of the group's other blocks, once the workers have written.
+    // With the first servers of the group's other blocks.
     KGEN_DEVICE void meet() {
-#if KGEN_HOST
-        host::cluster_barrier();
-#else
-        wait_for_earlier_kernel();
-        sync_named(kWritten, kAll);
         if (lane_id() == 0) {
             counter_.arrive();
             counter_.wait();
         }
         sync_warp();
-#endif
     }
 
     GroupCounter<Blocks> counter_;

@@ -145,7 +145,7 @@ public:
 
     // Have the state before the segment, once the block has looked at all.
     template <class Exchange>
-    KGEN_DEVICE void take(Exchange& exchange, Outputs& outputs, i64) const {
+    KGEN_DEVICE void take(Exchange& exchange, Outputs& outputs) const {
         exchange.template begin_to_take<kValueStride>(before_);
         if (half() == 1) outputs.carry(middle_);
         exchange.take();
