@@ -1,4 +1,4 @@
-"""What users of linear attention run today: chunks in PyTorch, compiled, and FLA's kernels."""
+"""What users run today: chunks in PyTorch, compiled, FLA's kernels and fast-transformers'."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _FORWARD = ("q", "k", "v", "initial_state", "initial_key_sum")
 
 
 def peers(pass_name: str) -> dict[str, Peer]:
-    """Chunks of 64 steps in plain PyTorch, the same compiled, and FLA's kernels where they are
-    installed. Those know no norm and no key sum: they are left out of such problems.
+    """Chunks of 64 steps in plain PyTorch, the same compiled, and the kernels of FLA and
+    fast-transformers where they are installed. Those know no norm and no key sum, the latter's no
+    states and fp32 alone: they are left out of other problems.
 
     Backward: the gradients of the same functions by autograd; the forward pass runs once per
     input set, outside of what is timed, which starts with the third call.
@@ -37,6 +38,8 @@ def peers(pass_name: str) -> dict[str, Peer]:
             "fla_fused_chunk": _fla("fused_chunk_linear_attn"),
             "fla_fused_recurrent": _fla("fused_recurrent_linear_attn"),
         }
+    if torch.cuda.is_available() and importlib.util.find_spec("fast_transformers"):
+        functions["fast_transformers"] = _fast_transformers
     wrap = _differentiated if pass_name == "backward" else _applied
     made = {name: wrap(function) for name, function in functions.items()}
     return {n: _by_steps(peer) if n.startswith("fla_") else peer for n, peer in made.items()}
@@ -130,6 +133,25 @@ def _fla(name: str) -> Callable[..., object]:
         return (out.transpose(1, 2), final) if final is not None else (out.transpose(1, 2),)
 
     return call
+
+
+def _fast_transformers(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state: torch.Tensor | None,
+    keys: torch.Tensor | None,
+    scale: float,
+    eps: float,
+    normalised: bool,
+) -> object:
+    """Its causal product, which takes [B, H, T, features] as they are and knows no scale."""
+    import torch
+    from fast_transformers.causal_product import causal_dot_product
+
+    if normalised or keys is not None or state is not None or q.dtype != torch.float32:
+        raise NotImplementedError("fast-transformers knows fp32 alone, no states and no norms")
+    return (causal_dot_product(q if scale == 1.0 else q * scale, k, v),)
 
 
 def _arguments(

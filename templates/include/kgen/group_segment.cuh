@@ -108,19 +108,14 @@ public:
     template <int Blocks>
     using Exchange = ServedExchange<T, kKeys, Slice, kWorkers, kThreads - kWorkers, Blocks>;
 
-    KGEN_DEVICE GroupSegment() {
-        // Shared memory, panels of T: b[Segment][kKeys], a[Segment][kKeys], v[Segment][Slice], and the
-        // state before the segment [kKeys][Slice].
-        b_ = reinterpret_cast<T*>(panel_memory(dynamic_smem<char>()));
-        group_ = warpgroup_rank();
-    }
+    KGEN_DEVICE GroupSegment() : group_(warpgroup_rank()) {}
 
     KGEN_DEVICE void begin_again() {}
 
     // Start all copies of the segment's rows: a group for each batch of b and v, then one for a.
     KGEN_DEVICE void stage(const WalkRows<T>& rows, i64 first, int left) const {
         if (kKeys > Keys || rows.values < Slice) {  // features that do not exist are zeros
-            for (int i = thread_rank(); i < kRows; i += kWorkers) b_[i] = from_float<T>(0.0f);
+            for (int i = thread_rank(); i < kRows; i += kWorkers) b()[i] = from_float<T>(0.0f);
             sync_workers();
         }
         stage_batches<0>(PanelCopier<T, kKeys, Segment, kWorkers>(rows.b, first, Keys),
@@ -162,7 +157,7 @@ public:
     }
 
     // Where the state before the segment comes.
-    KGEN_DEVICE T* before() const { return b_ + kRows; }
+    static KGEN_DEVICE T* before() { return b() + kRows; }
 
     // O += A S if there is a state, and write: the long tile's rows while the short one's are multiplied. NaN
     // if any output is not finite.
@@ -186,8 +181,13 @@ public:
     }
 
 private:
-    KGEN_DEVICE T* a() const { return b_ + Segment * kKeys; }
-    KGEN_DEVICE T* v() const { return b_ + 2 * Segment * kKeys; }
+    // Shared memory, panels of T: b[Segment][kKeys], a[Segment][kKeys], v[Segment][Slice], and the state before
+    // the segment [kKeys][Slice].
+    static KGEN_DEVICE T* b() {
+        return reinterpret_cast<T*>(panel_memory(dynamic_smem<char>()));
+    }
+    static KGEN_DEVICE T* a() { return b() + Segment * kKeys; }
+    static KGEN_DEVICE T* v() { return b() + 2 * Segment * kKeys; }
 
     static KGEN_DEVICE void sync_workers() { sync_named(2, kWorkers); }
 
@@ -202,7 +202,7 @@ private:
     template <int Number, class CopyB, class CopyV>
     KGEN_DEVICE void stage_batches(const CopyB& copy_b, const CopyV& copy_v, int left) const {
         if constexpr (Number < kBatches) {
-            copy_b.template start<Number * Batch, (Number + 1) * Batch>(b_, left);
+            copy_b.template start<Number * Batch, (Number + 1) * Batch>(b(), left);
             copy_v.template start<Number * Batch, (Number + 1) * Batch>(v(), left);
             cp_async_commit();
             stage_batches<Number + 1>(copy_b, copy_v, left);
@@ -216,7 +216,7 @@ private:
             cp_async_wait<kBatches - Number>();
             fence_proxy_async();
             sync_workers();
-            const Operand keys(b_, Number * Batch, first_key());
+            const Operand keys(b(), Number * Batch, first_key());
             const Operand values(v(), Number * Batch, first_value());
 #pragma unroll
             for (int m = 0; m < kKeyTiles; ++m) wgmma_fence(sums.tiles[m]);
@@ -270,7 +270,7 @@ private:
 
     // Start A B^T with a tile of b.
     KGEN_DEVICE void score(float (&scores)[8][4], const Operand& rows, int other) const {
-        const Operand keys(b_, 64 * other, 0);
+        const Operand keys(b(), 64 * other, 0);
 #pragma unroll
         for (int i = 0; i < 32; ++i) scores[i / 4][i % 4] = 0.0f;
         wgmma_fence(scores);
@@ -301,7 +301,6 @@ private:
         }
     }
 
-    T* b_;
     int group_;
 };
 

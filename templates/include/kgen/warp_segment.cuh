@@ -65,15 +65,7 @@ public:
     template <int Blocks>
     using Exchange = StateExchange<T, kAcross * kAlong, kAlong, kThreads, Blocks>;
 
-    KGEN_DEVICE WarpSegment() {
-        // Shared memory: T b[Segment][kKeyStride], v[Segment][kValueStride], and [kKeys][kValueStride]
-        // what the segment's first half adds, and the state before the segment.
-        b_ = dynamic_smem<T>();
-        v_ = b_ + Segment * kKeyStride;
-        middle_ = b_ + kRows;
-        before_ = middle_ + kState;
-        warp_ = thread_rank() / kWarpSize;
-    }
+    KGEN_DEVICE WarpSegment() : warp_(thread_rank() / kWarpSize) {}
 
     // Another round: registers carry no address to it.
     KGEN_DEVICE void begin_again() { warp_ = computed_here(warp_); }
@@ -82,7 +74,7 @@ public:
     KGEN_DEVICE void stage(const WalkRows<T>& rows, i64 first, int left) const {
         const bool ragged = kKeys > Keys || rows.values < Slice;
         if (ragged) {  // features that do not exist are zeros
-            for (int i = thread_rank(); i < kRows; i += kThreads) b_[i] = from_float<T>(0.0f);
+            for (int i = thread_rank(); i < kRows; i += kThreads) b()[i] = from_float<T>(0.0f);
             sync_block();
         }
         ChunkCopier<T, Batch, Keys, CopyBytes, kThreads> copy_b(rows.b, first, Keys);
@@ -90,14 +82,14 @@ public:
 #pragma unroll
         for (int batch = 0; batch < kBatches; ++batch) {
             const int there = left - batch * Batch;
-            T* b = b_ + batch * Batch * kKeyStride;
-            T* v = v_ + batch * Batch * kValueStride;
+            T* to_b = b() + batch * Batch * kKeyStride;
+            T* to_v = v() + batch * Batch * kValueStride;
             if (there >= Batch) {
-                copy_b.template start<true>(b, kKeyStride, Batch);
-                copy_v.template start<true>(v, kValueStride, Batch);
+                copy_b.template start<true>(to_b, kKeyStride, Batch);
+                copy_v.template start<true>(to_v, kValueStride, Batch);
             } else {
-                copy_b.template start<false>(b, kKeyStride, there);
-                copy_v.template start<false>(v, kValueStride, there);
+                copy_b.template start<false>(to_b, kKeyStride, there);
+                copy_v.template start<false>(to_v, kValueStride, there);
             }
             cp_async_commit();
         }
@@ -146,15 +138,15 @@ public:
     // Have the state before the segment, once the block has looked at all.
     template <class Exchange>
     KGEN_DEVICE void take(Exchange& exchange, Outputs& outputs) const {
-        exchange.template begin_to_take<kValueStride>(before_);
-        if (half() == 1) outputs.carry(middle_);
+        exchange.template begin_to_take<kValueStride>(before());
+        if (half() == 1) outputs.carry(middle());
         exchange.take();
     }
 
     // O += A S if there is a state, and write. NaN if any output is not finite.
     KGEN_DEVICE float finish(Outputs& outputs, bool has_state, const WalkRows<T>& rows, i64 first,
                              int left) const {
-        if (has_state) outputs.carry(before_);
+        if (has_state) outputs.carry(before());
         float poison = write<0>(outputs, rows, first, left);
         poison += write<1>(outputs, rows, first, left);
         return poison;
@@ -183,8 +175,8 @@ private:
     // Looks `from` to `to` of a fragment, of fragment() + 1.
     template <int Which>
     KGEN_DEVICE void look_back(Outputs& outputs, int from, int to) const {
-        outputs.template look_back<Which>(b_ + half() * kHalf * kKeyStride,
-                                          v_ + half() * kHalf * kValueStride, fragment<Which>(),
+        outputs.template look_back<Which>(b() + half() * kHalf * kKeyStride,
+                                          v() + half() * kHalf * kValueStride, fragment<Which>(),
                                           from, to);
     }
 
@@ -202,8 +194,8 @@ private:
             cp_async_wait<kBatches - 1 - Number>();
             sync_block();
             if (has_sums())
-                sums.add(b_ + Number * Batch * kKeyStride + 16 * first_across(), kKeyStride,
-                         v_ + Number * Batch * kValueStride + 16 * first_along(), kValueStride);
+                sums.add(b() + Number * Batch * kKeyStride + 16 * first_across(), kKeyStride,
+                         v() + Number * Batch * kValueStride + 16 * first_along(), kValueStride);
             if (Number == kBatches / 2 - 1) {
                 keep_middle(sums);
                 // Not before, for b and v are wanted first; and loads would wait behind all their copies.
@@ -228,7 +220,7 @@ private:
         if (!has_sums()) return;
         const int key = 16 * first_across(), value = 16 * first_along();
         sums.store(
-            middle_ + key * kValueStride + value, kValueStride,
+            middle() + key * kValueStride + value, kValueStride,
             [&](int m, int n, int i) { return sums.at(m, n, i); },
             [&](int of_key, int of_value) {
                 return (kAcross % kKeyWarps == 0 || key + of_key < kKeys) &&
@@ -236,8 +228,14 @@ private:
             });
     }
 
+    // Shared memory: T b[Segment][kKeyStride], v[Segment][kValueStride], and [kKeys][kValueStride] what the
+    // segment's first half adds, and the state before the segment.
+    static KGEN_DEVICE T* b() { return dynamic_smem<T>(); }
+    static KGEN_DEVICE T* v() { return b() + Segment * kKeyStride; }
+    static KGEN_DEVICE T* middle() { return b() + kRows; }
+    static KGEN_DEVICE T* before() { return middle() + kState; }
+
     int warp_;
-    T *b_, *v_, *middle_, *before_;
 };
 
 }  // namespace kgen

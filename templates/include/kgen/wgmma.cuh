@@ -93,35 +93,44 @@ struct GroupProduct {
         host::defer(&run, this, sizeof(*this));
     }
 
-    static T element(const T* panels, int rows, int row, int column) {
-        return panels[column / 64 * 64 * rows + 64 * row + (column / 8 % 8 ^ row % 8) * 8 +
-                      column % 8];
-    }
-    static float of(const T* panels, int rows, bool along_rows, int row, int column, int i, int k) {
-        return to_float(along_rows ? element(panels, rows, row + k, column + i)
-                                   : element(panels, rows, row + i, column + k));
+    // Sixteen values along K of row or column `i` of an operand that begins at (row, column).
+    static void take(float (&to)[16], const T* panels, int rows, bool along_rows, int row, int column,
+                     int i) {
+        row += along_rows ? 0 : i;
+        column += along_rows ? i : 0;
+        const T* panel = panels + column / 64 * 64 * rows;
+        const int piece = column / 8 % 8;
+        for (int k = 0; k < 16; ++k) {
+            const int r = along_rows ? row + k : row;
+            const int p = along_rows ? piece : piece + k / 8;
+            to[k] = to_float(panel[64 * r + (p ^ r % 8) * 8 + (along_rows ? column % 8 : k % 8)]);
+        }
     }
 
     static void run(const void* what) {
         const GroupProduct& me = *static_cast<const GroupProduct*>(what);
+        float rows[2][16];
         for (int half = 0; half < 2; ++half) {
-            float a_row[16];
-            for (int k = 0; k < 16; ++k)
-                a_row[k] = me.a_in_registers ? to_float(me.a[half][k])
-                                             : of(me.a_panels, me.a_rows, me.a_along_rows, me.a_row,
-                                                  me.a_column, 16 * me.warp + 8 * half + me.g, k);
-            for (int n = 0; n < Tiles; ++n)
-                for (int j = 0; j < 2; ++j) {
+            if (me.a_in_registers) {
+                for (int k = 0; k < 16; ++k) rows[half][k] = to_float(me.a[half][k]);
+            } else {
+                take(rows[half], me.a_panels, me.a_rows, me.a_along_rows, me.a_row, me.a_column,
+                     16 * me.warp + 8 * half + me.g);
+            }
+        }
+        for (int n = 0; n < Tiles; ++n)
+            for (int j = 0; j < 2; ++j) {
+                float column[16];
+                take(column, me.b_panels, me.b_rows, me.b_along_rows, me.b_row, me.b_column,
+                     8 * n + 2 * me.q + j);
+                for (int half = 0; half < 2; ++half) {
                     float& sum = me.d[n][2 * half + j];
                     double exact = static_cast<double>(sum);
                     for (int k = 0; k < 16; ++k)
-                        exact += static_cast<double>(a_row[k]) *
-                                 static_cast<double>(of(me.b_panels, me.b_rows, me.b_along_rows,
-                                                        me.b_row, me.b_column,
-                                                        8 * n + 2 * me.q + j, k));
+                        exact += static_cast<double>(rows[half][k]) * static_cast<double>(column[k]);
                     sum = cut_off(exact);
                 }
-        }
+            }
     }
 };
 
