@@ -8,6 +8,7 @@ wait where they must, only a GPU can show: `tests/gpu/test_overlap_gpu.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from test_host import BY_RANK, HOST, SHUFFLED, run_configs
@@ -27,6 +28,8 @@ from kgen.search.feasible import is_feasible
 ENTRY = open_catalogue().entry("linear_attention")
 SIGNATURE = ENTRY.operator.signature
 H200 = profile_named("h200")
+# The host's profile has the least shared memory that any GPU has. Warpgroups are of one with more.
+ROOMY = replace(HOST, smem_per_block=H200.smem_per_block, smem_per_sm=H200.smem_per_sm)
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 KEY_SUMS = "initial_key_sum_dtype=fp32,final_key_sum_dtype=fp32,norm_dtype=fp32"
 CHUNKS = {
@@ -39,8 +42,9 @@ SEGMENTS = {
 }  # fmt: skip
 MEETING = {
     "blocks": 4, "segment": 64, "slice": 32, "batch": 32, "copy": 16, "score_parts": 2,
-    "min_blocks": 1,
+    "min_blocks": 1, "products": "mma",
 }  # fmt: skip
+MEETING_GROUPS = {**MEETING, "segment": 128, "slice": 64, "batch": 64, "products": "wgmma"}
 CASES = (
     ("forward", "parallel_chunks", f"B=1,H=2,T=150,E=64,M=48,dtype=bf16,{STATES}",
      {**CHUNKS, "ahead": 1, "overlap": 3}),
@@ -51,10 +55,11 @@ CASES = (
     ("backward", "scanned", f"B=1,H=1,T=150,E=32,M=32,dtype=bf16,{STATES}",
      {**SEGMENTS, "overlap": 1}),
     ("forward", "meeting", "B=1,H=2,T=150,E=32,M=32,dtype=bf16", {**MEETING, "overlap": 1}),
+    ("forward", "meeting", f"B=1,H=2,T=300,E=64,M=64,dtype=bf16,{STATES}",
+     {**MEETING_GROUPS, "overlap": 1}),
 )  # fmt: skip
-each_case = pytest.mark.parametrize(
-    ("pass_name", "name", "text", "values"), CASES, ids=[f"{p}-{n}" for p, n, _, _ in CASES]
-)
+IDS = ["-".join([p, n, *([str(v["products"])] if "products" in v else [])]) for p, n, _, v in CASES]
+each_case = pytest.mark.parametrize(("pass_name", "name", "text", "values"), CASES, ids=IDS)
 
 
 def opened(
@@ -65,14 +70,19 @@ def opened(
     return variant, parse_problem(text, SIGNATURE), variant.config(values)
 
 
+def needs_sm_90a(values: Mapping[str, Value]) -> bool:
+    """Whether a config is of that architecture alone: not of what came before, nor behind it."""
+    return values.get("products") == "wgmma"
+
+
 @each_case
 def test_is_right_on_the_host(
     pass_name: str, name: str, text: str, values: Mapping[str, Value]
 ) -> None:
     variant, problem, config = opened(pass_name, name, text, values)
     pass_ = SIGNATURE.pass_named(pass_name)
-    assert is_feasible(variant, config, pass_, problem, HOST, legality_only=True)
-    plan = make_plan(variant, config, problem, HOST)
+    assert is_feasible(variant, config, pass_, problem, ROOMY, legality_only=True)
+    plan = make_plan(variant, config, problem, ROOMY)
     assert [launch.overlaps for launch in plan.launches] == [
         False, *(True for _ in plan.launches[1:])
     ]  # fmt: skip
@@ -87,12 +97,13 @@ def test_is_allowed_from_sm_90_on(
 ) -> None:
     variant, problem, config = opened(pass_name, name, text, values)
     pass_ = SIGNATURE.pass_named(pass_name)
-    for gpu, allowed in (("a100", False), ("l40s", False), ("h200", True), ("rtx_5090", True)):
+    for gpu, overlaps in (("a100", False), ("l40s", False), ("h200", True), ("rtx_5090", True)):
+        runs = not needs_sm_90a(values) or gpu == "h200"
         for overlap in (0, values["overlap"]):
             tried = variant.config({**values, "overlap": overlap})
             assert is_feasible(
                 variant, tried, pass_, problem, profile_named(gpu), legality_only=True
-            ) is (allowed or overlap == 0)
+            ) is (runs and (overlaps or overlap == 0))
     assert config.as_dict()["overlap"] == values["overlap"]
 
 
@@ -132,17 +143,20 @@ def test_cross_compiles_for_gpus_that_can_and_cannot_overlap() -> None:
         "meeting": "B=1,H=8,T=4096,E=64,M=64,dtype=bf16",
     }
     requests = []
-    for pass_name, name, _, _ in CASES:
+    for pass_name, name, _, values in CASES:
         variant = ENTRY.space.variant(pass_name, name)
         problem = parse_problem(problems[name], SIGNATURE)
         pass_ = SIGNATURE.pass_named(pass_name)
         config = next(
             c
             for c in variant.first
-            if "overlap" in c.as_dict() and is_feasible(variant, c, pass_, problem, H200)
+            if "overlap" in c.as_dict()
+            and c.as_dict().get("products") == values.get("products")
+            and is_feasible(variant, c, pass_, problem, H200)
         )
         rendered = renderer.render("linear_attention", ENTRY.templates, variant, config, problem)
-        requests += [BuildRequest(rendered, arch) for arch in ("sm_90a", "sm_80")]
+        archs = ("sm_90a",) if needs_sm_90a(values) else ("sm_90a", "sm_80")
+        requests += [BuildRequest(rendered, arch) for arch in archs]
     compiler = open_compiler("nvrtc", [include_dir()])
     for request, built in zip(requests, compiler.build(requests), strict=True):
         assert isinstance(built, Artifact), f"{request.rendered.name} {request.arch}: {built}"

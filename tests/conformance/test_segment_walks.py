@@ -22,7 +22,7 @@ from kgen.search.feasible import is_feasible
 
 ENTRY = open_catalogue().entry("linear_attention")
 VARIANT = ENTRY.space.variant("forward", "meeting")
-# The host's profile has the least shared memory that any GPU has, and warpgroups are of one that has more.
+# The host's profile has the least shared memory that any GPU has. Warpgroups are of one with more.
 ROOMY = replace(HOST, smem_per_block=232448, smem_per_sm=233472)
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
 # Blocks of a group, segment, slice and batch.
@@ -35,7 +35,7 @@ WARPS = (
     ("B=1,H=1,T=1100,E=32,M=48,dtype=bf16", 16, 64, 32, 32),
 )
 WARPGROUPS = (
-    # Two rounds of one warpgroup; of two, with two tiles of keys and with one; a slice that is not whole.
+    # Two rounds of one warpgroup; of two, with two tiles of keys and with one; a part of a slice.
     (f"B=1,H=2,T=600,E=48,M=64,dtype=bf16,{BEFORE},{BEHIND}", 4, 128, 64, 32),
     (f"B=1,H=1,T=1300,E=96,M=128,dtype=bf16,{BEHIND}", 4, 256, 128, 64),
     (f"B=1,H=1,T=1100,E=64,M=64,dtype=bf16,{BEFORE}", 4, 256, 64, 128),

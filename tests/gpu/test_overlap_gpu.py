@@ -7,7 +7,7 @@ before it waited, or wrote what was still read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -34,31 +34,72 @@ SETS = 3  # of inputs and outputs; all calls share one scratch memory
 CALLS = 200  # back to back
 BEFORE = "initial_state_dtype=fp32"
 LINEAR = "linear_attention"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Kernels of one problem.
+
+    Attributes:
+        operator: Its name.
+        pass_name: `forward` or `backward`.
+        variant: Its name.
+        problem: As on a command line.
+        products: What multiplies, where the variant has a choice.
+    """
+
+    operator: str
+    pass_name: str
+    variant: str
+    problem: str
+    products: str | None = None
+
+    def __str__(self) -> str:
+        words = (self.operator, self.pass_name, self.variant, self.products, self.problem)
+        return "-".join(word for word in words if word)
+
+
 CASES = [
-    (LINEAR, "forward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
-    (LINEAR, "forward", "parallel_chunks", f"B=1,H=3,T=1000,E=128,M=128,dtype=bf16,{BEFORE}"),
-    (LINEAR, "backward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
-    (LINEAR, "forward", "meeting", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
-    (LINEAR, "forward", "meeting", f"B=1,H=3,T=5000,E=128,M=128,dtype=bf16,{BEFORE}"),
-    (LINEAR, "forward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32"),
-    (LINEAR, "backward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=bf16"),
-    ("wkv5", "backward", "chunked", "B=2,T=512,H=4,K=64,V=64,dtype=bf16"),
-    ("wkv6", "backward", "chunked", "B=2,T=1000,H=4,K=64,V=64,dtype=bf16,initial_state_dtype=fp32"),
-    ("wkv6", "backward", "chunked", "B=1,T=54,H=32,K=64,V=64,dtype=fp16"),
+    Case(LINEAR, "forward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
+    Case(LINEAR, "forward", "parallel_chunks", f"B=1,H=3,T=1000,E=128,M=128,dtype=bf16,{BEFORE}"),
+    Case(LINEAR, "backward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
+    *(
+        Case(LINEAR, "forward", "meeting", text, products)
+        for text in (
+            "B=2,H=8,T=2048,E=128,M=128,dtype=bf16",
+            f"B=1,H=3,T=5000,E=128,M=128,dtype=bf16,{BEFORE}",
+        )
+        for products in ("mma", "wgmma")
+    ),
+    Case(LINEAR, "forward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32"),
+    Case(LINEAR, "backward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=bf16"),
+    Case("wkv5", "backward", "chunked", "B=2,T=512,H=4,K=64,V=64,dtype=bf16"),
+    Case("wkv6", "backward", "chunked", f"B=2,T=1000,H=4,K=64,V=64,dtype=bf16,{BEFORE}"),
+    Case("wkv6", "backward", "chunked", "B=1,T=54,H=32,K=64,V=64,dtype=fp16"),
 ]
+
+
+def skip_unless_it_runs(case: Case) -> None:
+    """Leave out products that the GPU does not have."""
+    if case.products == "wgmma" and torch.cuda.get_device_capability(0) != (9, 0):
+        pytest.skip("wgmma is of sm_90a alone")
 
 
 class Calls:
     """One kernel file with its buffers, called with overlapping kernels or without."""
 
-    def __init__(self, name: str, pass_name: str, variant_name: str, text: str) -> None:
-        entry = open_catalogue().entry(name)
+    def __init__(self, case: Case) -> None:
+        entry, pass_name = open_catalogue().entry(case.operator), case.pass_name
         self.operator = operator = entry.operator
-        variant = entry.space.variant(pass_name, variant_name)
-        problem = parse_problem(text, operator.signature)
+        variant = entry.space.variant(pass_name, case.variant)
+        problem = parse_problem(case.problem, operator.signature)
         gpu = profile_named("h200")
         passed = operator.signature.pass_named(pass_name)
-        config = next(c for c in variant.first if "overlap" in c.as_dict())
+        config = next(
+            c
+            for c in variant.first
+            if "overlap" in c.as_dict() and c.as_dict().get("products") == case.products
+        )
         major, minor = torch.cuda.get_device_capability(0)
         compiler = open_compiler("nvrtc", [include_dir()])
         rendered = Renderer(include_dir()).render(
@@ -111,9 +152,10 @@ class Calls:
         ]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
+@pytest.fixture(scope="module", params=CASES, ids=str)
 def calls(request: pytest.FixtureRequest) -> Calls:
-    return Calls(*request.param)
+    skip_unless_it_runs(request.param)
+    return Calls(request.param)
 
 
 @pytest.fixture
@@ -151,10 +193,12 @@ def test_many_calls_back_to_back(calls: Calls, wanted: list[torch.Tensor]) -> No
     assert equal(calls.results(), wanted)
 
 
-def test_several_streams_at_once() -> None:
+@pytest.mark.parametrize("products", ["mma", "wgmma"])
+def test_several_streams_at_once(products: str) -> None:
     """Blocks of several kernels that wait for blocks of their own have room between them all."""
-    case = (LINEAR, "forward", "meeting", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16")
-    several = [Calls(*case) for _ in range(6)]
+    case = Case(LINEAR, "forward", "meeting", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16", products)
+    skip_unless_it_runs(case)
+    several = [Calls(case) for _ in range(6)]
     streams = [torch.cuda.Stream() for _ in several]  # type: ignore[no-untyped-call]
     for each in several:
         each.poison()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from wgmma_cases import BYTES, INSIDE, PRODUCTS, THREADS, operands, operands_inside
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
@@ -16,9 +16,7 @@ from kgen.model.digest import digest_of_text
 from kgen.model.plan import Launch, Plan
 from kgen.runtime.cache import Cache
 
-UNIT = Path(__file__).parents[1] / "unit"
-sys.path.insert(0, str(UNIT))
-from test_wgmma import BYTES, PRODUCTS, THREADS, operands  # noqa: E402 - beside this folder
+SOURCE = Path(__file__).parents[1] / "unit" / "host_kernels" / "wgmma.cu"
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +30,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def module(tmp_path_factory: pytest.TempPathFactory) -> CudaModule:
     compiler = open_compiler("nvrtc", [include_dir()], Cache(tmp_path_factory.mktemp("cache")))
-    text = (UNIT / "host_kernels" / "wgmma.cu").read_text(encoding="utf-8")
+    text = SOURCE.read_text(encoding="utf-8")
     [outcome] = compiler.build(
         [BuildRequest(Rendered("test/wgmma", text, digest_of_text(text)), "sm_90a")]
     )
@@ -41,12 +39,22 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> CudaModule:
     return CudaDevice(0).load(outcome)
 
 
+def launch(module: CudaModule, name: str, **tensors: torch.Tensor) -> None:
+    plan = Plan((Launch(name, (1, 1, 1), (THREADS, 1, 1), BYTES, tuple(tensors)),), ())
+    module.bind(plan, tensors, {})()
+    torch.cuda.synchronize()
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_product(module: CudaModule, name: str) -> None:
     a, b, c, wanted = operands(name)
     out = torch.full_like(wanted, torch.nan).cuda()
-    tensors = {"a": a.cuda(), "b": b.cuda(), "c": c.cuda(), "out": out}
-    plan = Plan((Launch(name, (1, 1, 1), (THREADS, 1, 1), BYTES, tuple(tensors)),), ())
-    module.bind(plan, tensors, {})()
-    torch.cuda.synchronize()
+    launch(module, name, a=a.cuda(), b=b.cuda(), c=c.cuda(), out=out)
+    assert torch.equal(out.cpu(), wanted)
+
+
+def test_operands_that_begin_inside_a_panel(module: CudaModule) -> None:
+    a, b, wanted = operands_inside()
+    out = torch.full_like(wanted, torch.nan).cuda()
+    launch(module, INSIDE, a=a.cuda(), b=b.cuda(), out=out)
     assert torch.equal(out.cpu(), wanted)

@@ -1,4 +1,4 @@
-"""Products by warpgroups on the host layer, in every order of their operands; and they cross-compile."""
+"""Products by warpgroups on the host layer, in every order of operands; and they cross-compile."""
 
 from __future__ import annotations
 
@@ -7,22 +7,13 @@ from ctypes import c_void_p
 import pytest
 import torch
 from host_builds import KERNELS, host_builds, needs_cxx
+from wgmma_cases import BYTES, INSIDE, PRODUCTS, THREADS, integers, operands, operands_inside
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
 from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.model.digest import digest_of
 from kgen.runtime.host import HostFault, HostModule
-
-THREADS = 256
-BYTES = 96 * 1024  # of dynamic shared memory: more than any kernel here needs
-HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-PRODUCTS = (
-    "bf16_32_columns_columns", "bf16_32_columns_rows", "bf16_32_rows_rows",
-    "bf16_64_columns_columns", "bf16_64_columns_rows", "bf16_64_rows_columns", "bf16_64_rows_rows",
-    "bf16_128_columns_columns", "bf16_128_columns_rows", "bf16_128_rows_rows",
-    "fp16_64_columns_rows", "fp16_128_rows_rows",
-)  # fmt: skip
 
 pytestmark = needs_cxx
 
@@ -37,32 +28,20 @@ def launch(module: HostModule, name: str, *tensors: torch.Tensor, seed: int = 0)
     module.function(name).launch((1,), (THREADS,), BYTES, args, seed=seed)
 
 
-def integers(*shape: int, seed: int) -> torch.Tensor:
-    """Small enough that every product and sum is exact in every type."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-8, 9, shape, generator=generator).float()
-
-
-def operands(name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A and B as the kernel wants them, C, and what must come out."""
-    dtype, n, along_a, along_b = name.split("_")
-    a, b = integers(64, 128, seed=1), integers(128, 2 * int(n), seed=2)
-    c = integers(64, 2 * int(n), seed=3)
-    kind = HALVES[dtype]
-    return (
-        (a if along_a == "columns" else a.T).contiguous().to(kind),
-        (b if along_b == "rows" else b.T).contiguous().to(kind),
-        c,
-        c + 2 * (a @ b),
-    )
-
-
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_product(module: HostModule, name: str) -> None:
     a, b, c, wanted = operands(name)
     for seed in (0, 1):
         out = torch.full_like(wanted, torch.nan)
         launch(module, name, a, b, c, out, seed=seed)
+        assert torch.equal(out, wanted)
+
+
+def test_operands_that_begin_inside_a_panel(module: HostModule) -> None:
+    a, b, wanted = operands_inside()
+    for seed in (0, 1):
+        out = torch.full_like(wanted, torch.nan)
+        launch(module, INSIDE, a, b, out, seed=seed)
         assert torch.equal(out, wanted)
 
 
@@ -83,8 +62,9 @@ def test_cross_compilation() -> None:
     rendered = Rendered("wgmma", source, digest_of(source))
     old, new = compiler.build([BuildRequest(rendered, arch) for arch in ("sm_80", "sm_90a")])
     compiler.close()
-    assert isinstance(old, Artifact) and isinstance(new, Artifact), (old, new)
-    assert {kernel for kernel, _ in old.resources} == set()
-    found = {kernel: use for kernel, use in new.resources}
-    assert set(PRODUCTS) == set(found)
+    assert isinstance(old, Artifact), old
+    assert isinstance(new, Artifact), new
+    assert not old.resources
+    found = dict(new.resources)
+    assert set(found) == {*PRODUCTS, INSIDE}
     assert all(use.spill_bytes == 0 for use in found.values()), found

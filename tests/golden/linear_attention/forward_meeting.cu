@@ -1,14 +1,14 @@
 // Rendered by kgen from templates/linear_attention/forward_meeting.cu.jinja
-// config: meeting(blocks=8, segment=256, slice=128, batch=64, copy=16, score_parts=1, min_blocks=1, overlap=1)
+// config: meeting(blocks=8, segment=256, slice=128, batch=64, copy=16, score_parts=1, min_blocks=1, products=wgmma, overlap=1)
 // problem: E=128, M=128, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention forward on tensor cores for few heads: a group of blocks does a head and slice of the
 // value features, a segment of the steps each, and exchanges the segments' sums. The blocks meet at
 // counters in global memory, which a first kernel clears.
 #include "kgen/chunk_place.cuh"
 #include "kgen/dependent_launch.cuh"
+#include "kgen/group_segment.cuh"
 #include "kgen/meeting.cuh"
 #include "kgen/segment_walk.cuh"
-
 namespace {
 
 using T = kgen::bf16;
@@ -29,8 +29,10 @@ constexpr int kOverlaps = 1;      // whether blocks begin while counters are cle
 static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
               "these blocks know no sums of keys");
 
-using Walk = kgen::SegmentWalk<T, kE, kM, kSlice, kBlocks, kSegment, kBatch, kCopy, kScoreParts,
-                               kgen::kPresent<InitialState>, kgen::kPresent<FinalState>>;
+static_assert(kCopy == 16, "panels are pieces of 16 bytes");
+using Segment = kgen::GroupSegment<T, kE, kM, kSlice, kSegment, kBatch, kScoreParts>;
+using Walk = kgen::SegmentWalk<Segment, kBlocks, kgen::kPresent<InitialState>,
+                               kgen::kPresent<FinalState>>;
 
 }  // namespace
 

@@ -93,6 +93,33 @@ PRODUCT(bf16_128_rows_rows, bf16, 128, rows, rows)
 PRODUCT(fp16_64_columns_rows, fp16, 64, columns, rows)
 PRODUCT(fp16_128_rows_rows, fp16, 128, rows, rows)
 
+// out[64, 64] = A B^T of columns 32 to 63 of a[64, 64] and b[64, 64]: operands that begin inside a panel, and
+// go on in it. Group g has columns 32 g to 32 g + 31.
+extern "C" __global__ void begins_inside(const kgen::bf16* a, const kgen::bf16* b, float* out) {
+    kgen::bf16* panels = reinterpret_cast<kgen::bf16*>(kgen::panel_memory(kgen::dynamic_smem<char>()));
+    fill<64, 64>(panels, a);
+    fill<64, 64>(panels + 64 * 64, b);
+    kgen::fence_proxy_async();
+    kgen::sync_block();
+    const int first = 32 * kgen::warpgroup_rank();
+    const kgen::PanelOperand<kgen::bf16, 64> from_a(panels, 0, 32);
+    const kgen::PanelOperand<kgen::bf16, 64> from_b(panels + 64 * 64, first, 32);
+    float d[4][4] = {};
+    kgen::wgmma_fence(d);
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+        kgen::wgmma_64x16<32, Along::columns, Along::columns>(d, from_a.at(0, 16 * k),
+                                                              from_b.at(0, 16 * k));
+    kgen::wgmma_commit();
+    kgen::wgmma_wait<0>(d);
+    const kgen::MmaLane lane = kgen::mma_lane();
+    for (int n = 0; n < 4; ++n)
+        for (int i = 0; i < 4; ++i)
+            out[(16 * kgen::warp_of_group() + lane.g + i / 2 * 8) * 64 + first + 8 * n + 2 * lane.q +
+                i % 2] = d[n][i];
+}
+KGEN_EXPORT(begins_inside);
+
 #if KGEN_HOST
 // What a wait is for: out[0] is D before it, out[1] with one group of two left, out[2] behind all.
 extern "C" __global__ void waits(const kgen::bf16* a, const kgen::bf16* b, float* out) {

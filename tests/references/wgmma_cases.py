@@ -1,0 +1,48 @@
+"""Products by warpgroups for the kernels of `tests/unit/host_kernels/wgmma.cu`, and what they give.
+
+All values are small integers, so every product and sum is exact in every type.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+THREADS = 256  # two warpgroups
+BYTES = 96 * 1024  # of dynamic shared memory: more than any kernel here needs
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+# Type, N, and what K runs along in A and in B. Of `bf16_32_*_rows` the second group's B begins at
+# column 32, inside a panel. A along columns goes on by 16 columns, in a panel and to the next one.
+PRODUCTS = (
+    "bf16_32_columns_columns", "bf16_32_columns_rows", "bf16_32_rows_rows",
+    "bf16_64_columns_columns", "bf16_64_columns_rows", "bf16_64_rows_columns", "bf16_64_rows_rows",
+    "bf16_128_columns_columns", "bf16_128_columns_rows", "bf16_128_rows_rows",
+    "fp16_64_columns_rows", "fp16_128_rows_rows",
+)  # fmt: skip
+INSIDE = "begins_inside"  # both at once: operands from column 32 of a panel on, by 16 columns
+
+
+def integers(*shape: int, seed: int) -> Tensor:
+    """Draw whole numbers from -8 to 8."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-8, 9, shape, generator=generator).float()
+
+
+def operands(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A and B as the kernel of `PRODUCTS` wants them, C, and what must come out."""
+    dtype, n, along_a, along_b = name.split("_")
+    a, b = integers(64, 128, seed=1), integers(128, 2 * int(n), seed=2)
+    c = integers(64, 2 * int(n), seed=3)
+    kind = HALVES[dtype]
+    return (
+        (a if along_a == "columns" else a.T).contiguous().to(kind),
+        (b if along_b == "rows" else b.T).contiguous().to(kind),
+        c,
+        c + 2 * (a @ b),
+    )
+
+
+def operands_inside() -> tuple[Tensor, Tensor, Tensor]:
+    """A and B as the kernel `INSIDE` wants them, and what must come out."""
+    a, b = integers(64, 64, seed=6), integers(64, 64, seed=7)
+    return a.bfloat16(), b.bfloat16(), a[:, 32:] @ b[:, 32:].T
