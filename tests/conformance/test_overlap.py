@@ -24,6 +24,7 @@ from kgen.model.record import Fate
 from kgen.model.space import Variant
 from kgen.render import Renderer
 from kgen.search.feasible import is_feasible
+from kgen.tune.resources import MAX_SPILL_BYTES
 
 ENTRY = open_catalogue().entry("linear_attention")
 SIGNATURE = ENTRY.operator.signature
@@ -40,12 +41,12 @@ SEGMENTS = {
     "chunk": 16, "value_tiles": 1, "value_warps": 2, "key_warps": 1, "stages": 3, "copy": 16,
     "segments": 4, "min_blocks": 1, "scan_vec": 2,
 }  # fmt: skip
-MEETING = {
+MEETING: dict[str, Value] = {
     "blocks": 4, "segment": 64, "slice": 32, "batch": 32, "copy": 16, "score_parts": 2,
     "min_blocks": 1, "products": "mma",
 }  # fmt: skip
-MEETING_GROUPS = {**MEETING, "segment": 128, "slice": 64, "batch": 64, "products": "wgmma"}
-CASES = (
+GROUPS: dict[str, Value] = {"segment": 128, "slice": 64, "batch": 64, "products": "wgmma"}
+CASES: tuple[tuple[str, str, str, dict[str, Value]], ...] = (
     ("forward", "parallel_chunks", f"B=1,H=2,T=150,E=64,M=48,dtype=bf16,{STATES}",
      {**CHUNKS, "ahead": 1, "overlap": 3}),
     ("backward", "parallel_chunks", f"B=1,H=1,T=70,E=32,M=64,dtype=bf16,{STATES}",
@@ -56,7 +57,7 @@ CASES = (
      {**SEGMENTS, "overlap": 1}),
     ("forward", "meeting", "B=1,H=2,T=150,E=32,M=32,dtype=bf16", {**MEETING, "overlap": 1}),
     ("forward", "meeting", f"B=1,H=2,T=300,E=64,M=64,dtype=bf16,{STATES}",
-     {**MEETING_GROUPS, "overlap": 1}),
+     {**MEETING, **GROUPS, "overlap": 1}),
 )  # fmt: skip
 IDS = ["-".join([p, n, *([str(v["products"])] if "products" in v else [])]) for p, n, _, v in CASES]
 each_case = pytest.mark.parametrize(("pass_name", "name", "text", "values"), CASES, ids=IDS)
@@ -143,6 +144,9 @@ def test_cross_compiles_for_gpus_that_can_and_cannot_overlap() -> None:
         "meeting": "B=1,H=8,T=4096,E=64,M=64,dtype=bf16",
     }
     requests = []
+    # Kernels by warpgroups may spill as much as a tune admits. Of this one without its walk step by
+    # step, which only segments that are not finite take, nothing is spilled.
+    may_spill = []
     for pass_name, name, _, values in CASES:
         variant = ENTRY.space.variant(pass_name, name)
         problem = parse_problem(problems[name], SIGNATURE)
@@ -155,11 +159,16 @@ def test_cross_compiles_for_gpus_that_can_and_cannot_overlap() -> None:
             and is_feasible(variant, c, pass_, problem, H200)
         )
         rendered = renderer.render("linear_attention", ENTRY.templates, variant, config, problem)
-        archs = ("sm_90a",) if needs_sm_90a(values) else ("sm_90a", "sm_80")
+        archs = ["sm_90a"]
+        if needs_sm_90a(values):
+            may_spill.append(rendered)
+        else:
+            archs.append("sm_80")
         requests += [BuildRequest(rendered, arch) for arch in archs]
     compiler = open_compiler("nvrtc", [include_dir()])
     for request, built in zip(requests, compiler.build(requests), strict=True):
         assert isinstance(built, Artifact), f"{request.rendered.name} {request.arch}: {built}"
         for kernel, used in built.resources:
-            assert used.spill_bytes == 0, f"{request.arch} {kernel}: {used}"
+            most = MAX_SPILL_BYTES if request.rendered in may_spill else 0
+            assert used.spill_bytes <= most, f"{request.arch} {kernel}: {used}"
     compiler.close()

@@ -13,7 +13,7 @@ import torch
 from test_host import BY_RANK, HOST, SHUFFLED, run_configs
 
 from kgen.catalogue import open_catalogue
-from kgen.model.config import Config
+from kgen.model.config import Config, Value
 from kgen.model.plan import make_plan
 from kgen.model.problem import Problem, parse_problem
 from kgen.model.record import Fate
@@ -48,10 +48,11 @@ CASES = [
 
 
 def config_of(blocks: int, segment: int, slice_: int, batch: int, products: str) -> Config:
-    return Config.of("meeting", {
+    values: dict[str, Value] = {
         "blocks": blocks, "segment": segment, "slice": slice_, "batch": batch, "copy": 16,
         "score_parts": 1 + (slice_ < 32 or batch == 128), "min_blocks": 1, "products": products,
-    })
+    }  # fmt: skip
+    return Config.of("meeting", values)
 
 
 @pytest.mark.parametrize(("text", "blocks", "segment", "slice_", "batch", "products"), CASES)
@@ -67,6 +68,15 @@ def test_rounds_and_states(
     wanted = [(problem, config)]
     for _, _, outcome in run_configs(ENTRY, VARIANT, "host", wanted, (BY_RANK, SHUFFLED)):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+def test_warpgroups_stay_inside_their_buffers() -> None:
+    """Under AddressSanitizer, where `test_host.py` runs what the host's profile allows: no such."""
+    text = f"B=1,H=2,T=560,E=56,M=88,dtype=bf16,{BEFORE},{BEHIND}"
+    problem = parse_problem(text, ENTRY.operator.signature)
+    wanted = [(problem, config_of(4, 128, 64, 64, "wgmma"))]
+    [(_, config, outcome)] = run_configs(ENTRY, VARIANT, "host-asan", wanted, (BY_RANK,))
+    assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
 
 def always_nonfinite(operator: Operator) -> Operator:
