@@ -145,12 +145,18 @@ def _fast_transformers(
     eps: float,
     normalised: bool,
 ) -> object:
-    """Its causal product, which takes [B, H, T, features] as they are and knows no scale."""
+    """Its causal product, which takes [B, H, T, features] as they are and knows no scale.
+
+    It launches on the legacy default stream. A graph would be captured without its kernel, and
+    replays would time nothing.
+    """
     import torch
     from fast_transformers.causal_product import causal_dot_product
 
     if normalised or keys is not None or state is not None or q.dtype != torch.float32:
         raise NotImplementedError("fast-transformers knows fp32 alone, no states and no norms")
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("fast-transformers' kernels would not be in the graph")
     return (causal_dot_product(q if scale == 1.0 else q * scale, k, v),)
 
 

@@ -65,7 +65,7 @@ _SHADOW_TAKEN = b"Shadow memory range interleaves"
 _ERROR_BYTES = 4096
 _RUNTIME_FILES = (
     "runtime.hpp", "fiber.hpp", "thread.hpp", "worker.hpp", "runtime.cpp", "main.cpp",
-    "cluster.hpp", "cluster_turns.hpp",
+    "cluster.hpp", "cluster_turns.hpp", "deferred.hpp",
 )  # fmt: skip
 
 

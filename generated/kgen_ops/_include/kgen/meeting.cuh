@@ -60,17 +60,61 @@ KGEN_DEVICE GroupPlace place_in_group() {
     return {static_cast<i64>(blockIdx.x / Blocks), static_cast<int>(blockIdx.x % Blocks)};
 }
 
+// How often the blocks of a group have arrived, by one thread of each block. Lies in shared memory, where
+// the number costs no register. On the host blocks take turns elsewhere (host::cluster_barrier).
+template <int Blocks>
+class GroupCounter {
+public:
+    KGEN_DEVICE GroupCounter(i32* counters, i64 group)
+        : counter_(counters + group * kCounterStride), awaited_(0) {}
+
+    // What the thread has seen, others see behind their wait.
+    KGEN_DEVICE void arrive() const {
+#if !KGEN_HOST
+        asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(
+                         __cvta_generic_to_global(counter_))
+                     : "memory");
+#endif
+    }
+
+    // Until all blocks have arrived once more.
+    KGEN_DEVICE void wait() {
+#if !KGEN_HOST
+        const u64 counter = __cvta_generic_to_global(counter_);
+        const i32 all = awaited_ + Blocks;
+        awaited_ = all;
+        i32 arrived;
+        do {
+            asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
+                         : "=r"(arrived)
+                         : "l"(counter)
+                         : "memory");
+        } while (arrived < all);
+#endif
+    }
+
+private:
+    i32* counter_;
+    i32 awaited_;  // arrivals, of all times waited so far
+};
+
+// Arrive at barrier `id` of the block for `Threads` threads in all, and go on: what the caller wrote, those
+// see that wait there (sync_named). Nothing on the host.
+template <int Threads>
+KGEN_DEVICE void pass_named([[maybe_unused]] int id) {
+#if !KGEN_HOST
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(Threads) : "memory");
+#endif
+}
+
 // A barrier of all threads of a group's blocks, in two halves. What they wrote before they arrived, a
 // thread sees behind its wait. One warp arrives and waits for its block: a release of GPU scope stands still
 // until all writes are in L2, and so only that warp does. Every arrival has its wait, and the next arrival
 // comes behind it. On the host an arrival does nothing, and a wait is the whole barrier.
-//
-// Lies in shared memory, where the number of arrivals costs no register.
 template <int Blocks>
 class GroupBarrier {
 public:
-    KGEN_DEVICE GroupBarrier(i32* counters, i64 group)
-        : counter_(counters + group * kCounterStride), awaited_(0) {}
+    KGEN_DEVICE GroupBarrier(i32* counters, i64 group) : counter_(counters, group) {}
 
     // By all of the block's `Threads` threads, as is wait(); `warp` is the one for all.
     template <int Threads>
@@ -79,15 +123,9 @@ public:
         wait_for_earlier_kernel();  // who cleared the counter; at once but the first time
         // Named barrier 1 shows this warp the others' writes, and they do not wait for it. A release is of
         // all that its thread has seen.
-        if (thread_rank() / kWarpSize != warp) {
-            asm volatile("bar.arrive 1, %0;" ::"n"(Threads) : "memory");
-            return;
-        }
+        if (thread_rank() / kWarpSize != warp) return pass_named<Threads>(1);
         sync_named(1, Threads);
-        if (lane_id() == 0)
-            asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(
-                             __cvta_generic_to_global(counter_))
-                         : "memory");
+        if (lane_id() == 0) counter_.arrive();
 #endif
     }
 
@@ -95,41 +133,35 @@ public:
 #if KGEN_HOST
         host::cluster_barrier();
 #else
-        if (thread_rank() == warp * kWarpSize) {
-            const u64 counter = __cvta_generic_to_global(counter_);
-            const i32 all = awaited_ + Blocks;
-            awaited_ = all;
-            i32 arrived;
-            do {
-                asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
-                             : "=r"(arrived)
-                             : "l"(counter)
-                             : "memory");
-            } while (arrived < all);
-        }
+        if (thread_rank() == warp * kWarpSize) counter_.wait();
         sync_block();
 #endif
     }
 
 private:
-    i32* counter_;
-    i32 awaited_;  // arrivals, of all barriers waited at so far
+    GroupCounter<Blocks> counter_;
 };
 
 // States that each block of a group has parts of, and each wants one of whole: they go through global
 // memory, in units of 16 x 16 values, so that a warp writes whole lines, and each block copies its own from
 // there to shared memory.
 //
-// State: kUnits, kAlong of them in a row of units; of a state in shared memory kStride elements between rows
-// and offset(unit); Element; kThreads of a block.
-template <class State, int Blocks>
+// Units: of a state, Along of them in a row of units; Threads: of a block.
+template <class T, int Units, int Along, int Threads, int Blocks>
 class StateExchange {
-    using T = typename State::Element;
     static constexpr int kUnit = 256;  // elements
-    static constexpr int kState = State::kUnits * kUnit;
+    static constexpr int kState = Units * kUnit;
+    static constexpr int kWarps = Threads / kWarpSize;
+    // Who arrives and waits for the block: one warp while sums are on their way, another while states are.
+    static constexpr int kSumWaiter = 0, kStateWaiter = kWarps - 1;
 
 public:
-    static constexpr int kUnitStride = 16;  // elements between rows of a place
+    static constexpr int kEightRows = 8 * 16;  // elements between rows of a unit that are eight apart
+
+    // Where a value of a state is left.
+    static KGEN_DEVICE int offset(int key, int value) {
+        return (key / 16 * Along + value / 16) * kUnit + key % 16 * 16 + value % 16;
+    }
 
     // states: [groups][Blocks][kState].
     KGEN_DEVICE StateExchange(const GroupPlace& place, i32* counters, T* states)
@@ -137,35 +169,35 @@ public:
           states_(states + place.group * Blocks * kState),
           rank_(place.rank) {}
 
+    KGEN_DEVICE void begin() {}  // by one thread, before the others
     KGEN_DEVICE int rank() const { return rank_; }
 
-    KGEN_DEVICE void arrive(int warp) const { barrier_.template arrive<State::kThreads>(warp); }
-    KGEN_DEVICE void wait(int warp) { barrier_.wait(warp); }
+    // The sums are written; they are there; and the same of states.
+    KGEN_DEVICE void sums_written() const { barrier_.template arrive<Threads>(kSumWaiter); }
+    KGEN_DEVICE void wait_for_sums() { barrier_.wait(kSumWaiter); }
+    KGEN_DEVICE void states_written() const { barrier_.template arrive<Threads>(kStateWaiter); }
+    KGEN_DEVICE void wait_for_states() { barrier_.wait(kStateWaiter); }
 
-    struct Places {
-        T* first;
-        KGEN_DEVICE T* of(int block) const { return first + block * kState; }
-    };
-    // Where a row and column of a unit of each block's state is left.
-    KGEN_DEVICE Places places(int unit, int row, int column) const {
-        return {states_ + unit * kUnit + row * kUnitStride + column};
-    }
+    // Of block `rank`; behind wait_for_states() the own one is whole.
+    KGEN_DEVICE T* state(int rank) const { return states_ + rank * kState; }
 
-    // Behind the arrival with all states written: have the own one in `before`, from take() on.
-    KGEN_DEVICE void begin_to_take(T* before, int warp) {
-        wait(warp);
+    // Wait for the states, and have the own one in `target`, from take() on: row by row, kStride apart.
+    template <int Stride>
+    KGEN_DEVICE void begin_to_take(T* target) {
+        wait_for_states();
         // A warp copies a unit at a time. Where warps are whole rows of units, a thread's next unit is a
         // constant away.
-        constexpr int kWarps = State::kThreads / kWarpSize, kVec = 8;
-        constexpr bool kRows = kWarps % State::kAlong == 0;
+        constexpr int kVec = 8;
+        constexpr bool kRows = kWarps % Along == 0;
         const int first = computed_here(thread_rank() / kWarpSize), lane = computed_here(lane_id());
-        const T* own = states_ + rank_ * kState + first * kUnit + lane * kVec;
-        T* target = before + lane / 2 * State::kStride + lane % 2 * kVec;
-        if (kRows) target += State::offset(first);
+        const T* own = state(rank_) + first * kUnit + lane * kVec;
+        target += lane / 2 * Stride + lane % 2 * kVec;
+        if (kRows) target += first / Along * 16 * Stride + first % Along * 16;
 #pragma unroll
-        for (int i = 0; i < State::kUnits; i += kWarps) {
-            if (State::kUnits % kWarps != 0 && first + i >= State::kUnits) break;
-            cp_async<16>(target + State::offset(kRows ? i : first + i), own + i * kUnit);
+        for (int i = 0; i < Units; i += kWarps) {
+            if (Units % kWarps != 0 && first + i >= Units) break;
+            const int unit = kRows ? i : first + i;
+            cp_async<16>(target + unit / Along * 16 * Stride + unit % Along * 16, own + i * kUnit);
         }
     }
 

@@ -12,6 +12,7 @@
 #include "chunk_place.cuh"
 #include "chunk_rows.cuh"
 #include "chunk_stage.cuh"
+#include "fragment_write.cuh"
 #include "memory.cuh"
 #include "warp.cuh"
 
@@ -99,50 +100,10 @@ public:
             look<Which>(b + 16 * i * kKeyStride, v + 16 * i * kValueStride, i == own);
     }
 
-    // Scale and write the rows of a fragment, which begins at step `first`; `left` of them exist. What is
-    // not finite makes the result NaN.
+    // Write the rows of a fragment: see write_fragment.
     template <int Which>
     KGEN_DEVICE float write(const WalkRows<T>& rows, i64 first, int left) {
-        float(&sums)[2 * kPairs][4] = sums_[Which];
-        float poison = 0.0f;
-#pragma unroll
-        for (int n = 0; n < 2 * kPairs; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sums[n][i] *= rows.out_factor;
-                poison = fma(sums[n][i], 0.0f, poison);
-            }
-        const MmaLane lane = mma_lane();
-        if constexpr (Values % 4 == 0) {
-            Vec<u32, 2> quads[2][kPairs];
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-                for (int n = 0; n < kPairs; ++n)
-                    quads[half][n] = quad_of_row<T>(sums[2 * n], sums[2 * n + 1], half);
-            const int column = column_of_quad();
-            T* row = rows.out.at(first + lane.g) + column;
-            const i64 below = 8 * rows.out.stride;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                if (lane.g + 8 * half >= left) break;
-#pragma unroll
-                for (int n = 0; n < kPairs; ++n)
-                    if (Values % Slice == 0 || 16 * n + column < rows.values)
-                        *reinterpret_cast<Vec<u32, 2>*>(row + half * below + 16 * n) =
-                            quads[half][n];
-            }
-        } else {
-#pragma unroll
-            for (int n = 0; n < 2 * kPairs; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int step = lane.g + i / 2 * 8, value = 8 * n + 2 * lane.q + i % 2;
-                    if (step < left && value < rows.values)
-                        rows.out.at(first + step)[value] = from_float<T>(sums[n][i]);
-                }
-        }
-        return poison;
+        return write_fragment<T, Values, Slice>(sums_[Which], rows, first, left);
     }
 
 private:

@@ -21,4 +21,20 @@ KGEN_DEVICE int computed_here(int x) {
     return x;
 }
 
+// Warpgroups of a block with different work (sm_90a): those that need few registers leave the others theirs.
+// By all of a warpgroup, once, before everything else of its branch of the kernel; Count is a multiple of 8.
+// The kernel's launch bounds say how many it begins with.
+template <int Count>
+KGEN_DEVICE void leave_registers() {
+#if !KGEN_HOST
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+#endif
+}
+template <int Count>
+KGEN_DEVICE void take_registers() {
+#if !KGEN_HOST
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+#endif
+}
+
 }  // namespace kgen

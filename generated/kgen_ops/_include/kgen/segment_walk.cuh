@@ -3,12 +3,10 @@
 //     S_t = S_{t-1} + b_t v_t^T,  out_t = factor * a_t S_t
 //
 // No block walks: it sums its segment's b v^T, and the group exchanges the sums while each block makes
-// what its steps read of the same half of the segment. Then each block has the state before its segment,
-// and rows of outputs are finished as they lie in registers. What half a segment adds is a state for the
-// other half, so that no step looks back farther than half a segment.
+// what its steps read of the same segment. Then each block has the state before its segment, and rows of
+// outputs are finished as they lie in registers. What a block has of a segment and how it multiplies is
+// its Segment's affair: warp_segment.cuh, group_segment.cuh.
 //
-//     warps              two fragments of 16 steps of one half (paired_rows.cuh), the long one, which looks
-//                        back far, and the short one: all warps look back as often, at each barrier, too
 //     sums, in fp32      to global memory, where each block scans its part of a state over the segments
 //     states, as T       from there through global memory to the block whose segment they are before
 //
@@ -27,75 +25,55 @@
 #include "chunk_place.cuh"
 #include "chunk_plain.cuh"
 #include "chunk_rows.cuh"
-#include "chunk_stage.cuh"
 #include "math.cuh"
 #include "meeting.cuh"
-#include "paired_rows.cuh"
+#include "memory.cuh"
 #include "registers.cuh"
 #include "state_tile.cuh"
 #include "state_walk.cuh"
 
 namespace kgen {
 
-// Where a block's state lies in its shared memory, in units of 16 x 16 values: [Keys][Stride].
-template <class T, int Keys, int Slice, int Stride, int Threads>
-struct UnitsOfState {
-    using Element = T;
-    static constexpr int kStride = Stride, kThreads = Threads;
-    static constexpr int kAlong = Slice / 16;
-    static constexpr int kUnits = Keys / 16 * kAlong;
-
-    static KGEN_DEVICE int offset(int unit) {
-        return unit / kAlong * 16 * Stride + unit % kAlong * 16;
-    }
-};
-
-// Keys, Values: features of a and b, and of v and out; Slice: value features of a block; Blocks: of a
-// group; Segment: steps of a block, for 32 of which it has a warp; Batch: steps per group of copies, and per
-// barrier of the sums; CopyBytes: of one copy; ScoreParts: of PairedRows; Begins, Ends: whether there are
-// states to begin with and to hand out. T has 16 bits and the range of fp32 (bf16).
-template <class T, int Keys, int Values, int Slice, int Blocks, int Segment, int Batch, int CopyBytes,
-          int ScoreParts, bool Begins, bool Ends>
+// Segment: WarpSegment or GroupSegment; Blocks: of a group; Begins, Ends: whether there are states to begin
+// with and to hand out.
+template <class Segment, int Blocks, bool Begins, bool Ends>
 class SegmentWalk {
-    static constexpr int kWarps = Segment / 32;
-    static constexpr int kHalf = Segment / 2;
-    static constexpr int kBatches = Segment / Batch;
-    static constexpr int kKeys = whole_fragments(Keys);
-    using Rows = PairedRows<T, Keys, Values, Slice, CopyBytes, ScoreParts>;
-    static constexpr int kKeyStride = Rows::kKeyStride, kValueStride = Rows::kValueStride;
-    // Warps along the features of a sum, and their fragments of 16.
-    static constexpr int kValueWarps = kWarps >= 16 ? 4 : kWarps >= 4 ? 2 : 1;
-    static constexpr int kKeyWarps = kWarps / kValueWarps;
-    static constexpr int kAcross = kKeys / 16, kAlong = Slice / 16;  // of a whole sum
-    static constexpr int kKeyTiles = (kAcross + kKeyWarps - 1) / kKeyWarps;
-    static constexpr int kValuePairs = (kAlong + kValueWarps - 1) / kValueWarps;
-    using Sums = StateTile<T, kKeyTiles, kValuePairs, Batch>;
+    using T = typename Segment::Element;
+    using Outputs = typename Segment::Outputs;
+    static constexpr int kKeys = Segment::kKeys, kSlice = Segment::kSlice;
+    static constexpr int kFeatures = Segment::kFeatures, kValues = Segment::kValues;
+    static constexpr int kWarps = Segment::kWorkers / kWarpSize;  // that work
+    static constexpr int kAlong = kSlice / 16;  // units of a row of them
+    // Whether registers have room for what is carried from round to round.
+    static constexpr bool kManyRegisters = Segment::kManyRegisters;
+    static constexpr bool kServed = Segment::kThreads > Segment::kWorkers;
 
 public:
-    static constexpr int kThreads = kWarps * kWarpSize;
-    using Exchange = StateExchange<UnitsOfState<T, kKeys, Slice, kValueStride, kThreads>, Blocks>;
+    static constexpr int kThreads = Segment::kThreads;
     static constexpr int kBlocks = Blocks;
-    static constexpr int kSlices = (Values + Slice - 1) / Slice;
-    static constexpr int kSum = kKeys * Slice;  // values
+    static constexpr int kSlices = (kValues + kSlice - 1) / kSlice;
+    static constexpr int kSum = kKeys * kSlice;  // values
+    static constexpr int kUnits = kSum / 256;
+    using Exchange = typename Segment::template Exchange<Blocks>;
 
 private:
     // A unit of the scan is 16 x 16 values of a sum: eight per lane.
-    static constexpr int kUnits = kAcross * kAlong;
-    static constexpr int kUnitsPerWarp = (kUnits + kBlocks * kWarps - 1) / (kBlocks * kWarps);
-    // Elements of shared memory.
-    static constexpr int kRows = Segment * (kKeyStride + kValueStride);
-    static constexpr int kState = kKeys * kValueStride;
-    static constexpr int kKept = 160;                         // bytes, see below
-    static constexpr int kAtOnce = min(kBlocks, 8);           // sums that a scan reads at once
+    static constexpr int kScanWarps = kServed ? (kThreads - Segment::kWorkers) / kWarpSize : kWarps;
+    static constexpr int kUnitsOfBlock = (kUnits + kBlocks - 1) / kBlocks;
+    static constexpr int kUnitsPerWarp = (kUnitsOfBlock + kScanWarps - 1) / kScanWarps;
+    static constexpr int kKept = 176;                // bytes, see below
+    static constexpr int kAtOnce = min(kBlocks, 8);  // sums that a scan reads at once
 
-    static_assert(is_power_of_two(kWarps) && kWarps >= 2, "warps are rows and columns of a sum");
-    static_assert(kHalf % Batch == 0 && Batch % 16 == 0, "half a segment is whole batches");
-    static_assert((kRows + kState) * static_cast<int>(sizeof(T)) >= plain_walk_bytes(Keys, Slice),
-                  "a walk step by step must leave the state before it alone");
+    // Where the state before the segment is for a walk step by step: behind that walk's own.
+    static constexpr int kPlainStride = chunk_row_stride<T>(kSlice);
+    static constexpr int kPlainBegin = (plain_walk_bytes(kFeatures, kSlice) + 15) / 16 * 16;
+    static_assert(kPlainBegin + kKeys * kPlainStride * static_cast<int>(sizeof(T)) <=
+                      Segment::kBytes,
+                  "a walk step by step takes the place of the segment");
 
 public:
     static constexpr int kSmemBytes =
-        (kRows + 2 * kState) * static_cast<int>(sizeof(T)) + 32 * kThreads * kUnitsPerWarp + kKept;
+        Segment::kBytes + (kManyRegisters ? 0 : 32 * kThreads * kUnitsPerWarp) + kKept;
 
     // Rows of all steps; of v, out and the states from the slice's first feature on. States that the walk
     // does not begin with, or that nobody asks for, are null. sums: of the group, [kBlocks][kSum].
@@ -105,61 +83,83 @@ public:
           rows_(kept_.rows),
           exchange_(kept_.exchange),
           sums_(sums) {
-        // Shared memory: T b[Segment][kKeyStride], v[Segment][kValueStride], and [kKeys][kValueStride]
-        // what the segment's first half adds, and the state before the segment; float
-        // [kUnitsPerWarp][2][kThreads][4], which the threads carry from one scan to the next; Kept.
-        b_ = dynamic_smem<T>();
-        v_ = b_ + Segment * kKeyStride;
-        middle_ = b_ + kRows;
-        before_ = middle_ + kState;
-        warp_ = thread_rank() / kWarpSize;
-        carried_ = reinterpret_cast<float*>(before_ + kState) + 4 * thread_rank();
+        // Shared memory: the segment; Vec<float, 4> [kUnitsPerWarp][2][kThreads], which the threads carry
+        // from one scan to the next, or have in registers; Kept.
+        if (kServed && thread_rank() < Segment::kWorkers) return;
         for_my_units([&](int i, int unit) {
-            Vec<float, 4> state[2];
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const int key = key_of(unit, j), value = value_of(unit, j);
-                const bool there = Begins && key < Keys && value < rows_.values;
-                state[j / 4][j % 4] = there ? kept_.initial[key * Values + value] : 0.0f;
+                const bool there = Begins && key < kFeatures && value < rows_.values;
+                carried(i, j / 4)[j % 4] = there ? kept_.initial[key * kValues + value] : 0.0f;
             }
-            carry_on(i, state);
         });
     }
 
     KGEN_DEVICE void walk() {
-        while (take_round())
-            if (!go_to_next_round()) return hand_out_end();
-        // What is not finite stays so. In a function that is called, registers of the loop hold nothing of it.
-        go_on_step_by_step(*this);
+        if constexpr (!kServed) {
+            walk_rounds<true>();
+        } else if (thread_rank() < Segment::kWorkers) {
+            if constexpr (Segment::kSharesRegisters) take_registers<Segment::kWorkerRegisters>();
+            walk_rounds<true>();
+        } else {
+            if constexpr (Segment::kSharesRegisters) leave_registers<Segment::kServerRegisters>();
+            walk_rounds<false>();
+        }
     }
 
 private:
-    static KGEN_CALLED_DEVICE void go_on_step_by_step(SegmentWalk walk) { walk.walk_segments(); }
+    // Works: not of those warps that serve the others.
+    template <bool Works>
+    KGEN_DEVICE void walk_rounds() {
+        while (take_round<Works>())
+            if (!go_to_next_round()) return hand_out_end<Works>();
+        // What is not finite stays so. In a function that is called, registers of the loop hold nothing of it;
+        // but a kernel that calls any has its wgmma done one by one.
+        if constexpr (kManyRegisters) {
+            walk_segments<Works>();
+        } else {
+            go_on_step_by_step(*this);
+        }
+    }
 
+    static KGEN_CALLED_DEVICE void go_on_step_by_step(SegmentWalk walk) {
+        walk.template walk_segments<true>();
+    }
+
+    template <bool Works>
     KGEN_DEVICE void walk_segments() {
         walk_segment();
         while (go_to_next_round()) {
-            stage();
-            sum([] {});
-            exchange_.arrive(kSumWaiter);
-            exchange_.wait(kSumWaiter);
-            scan();
-            exchange_.arrive(kStateWaiter);
-            exchange_.begin_to_take(before_, kStateWaiter);
-            exchange_.take();
+            if constexpr (!Works) {
+                exchange_.serve(segment_.before(), [&] { scan(); });
+            } else {
+                segment_.stage(rows_, first_step(), steps_left());
+                sum([] {});
+                exchange_.sums_written();
+                if constexpr (kServed) {
+                    exchange_.take(round());
+                } else {
+                    exchange_.wait_for_sums();
+                    scan();
+                    exchange_.states_written();
+                    exchange_.wait_for_states();
+                }
+            }
             walk_segment();
         }
-        hand_out_end();
+        hand_out_end<Works>();
     }
 
-    KGEN_DEVICE void hand_out_end() const {
-        if constexpr (!Ends) return;
+    template <bool Works>
+    KGEN_DEVICE void hand_out_end() {
+        if constexpr (!Ends || Works == kServed) return;
         for_my_units([&](int i, int unit) {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const int key = key_of(unit, j), value = value_of(unit, j);
-                if (key < Keys && value < rows_.values)
-                    kept_.end[key * Values + value] = carried(i, j / 4)[j % 4];
+                if (key < kFeatures && value < rows_.values)
+                    kept_.end[key * kValues + value] = carried(i, j / 4)[j % 4];
             }
         });
     }
@@ -173,218 +173,97 @@ private:
         Exchange exchange;
     };
 
-    // Where one warp arrives and waits for its block: one of each half, while sums and states are on their
-    // way. And half of the looks, as a long fragment has at least: the others wait for no sums, either.
-    static constexpr int kSumWaiter = 0, kStateWaiter = kWarps - 1;
-    static constexpr int kFirstLooks = kWarps / 2 + 1;
-
     static KGEN_DEVICE Kept& kept(const Kept& given) {
         static_assert(sizeof(Kept) <= kKept && alignof(Kept) <= 16, "see kSmemBytes");
         Kept& of_block = *reinterpret_cast<Kept*>(dynamic_smem<char>() + kSmemBytes - kKept);
-        if (thread_rank() == 0) of_block = given;
+        if (thread_rank() == 0) {
+            of_block = given;
+            of_block.exchange.begin();
+        }
         sync_block();
         return of_block;
     }
 
     // Whether there is one.
     KGEN_DEVICE bool go_to_next_round() {
-        warp_ = computed_here(warp_);
+        segment_.begin_again();
         sync_block();  // shared memory is free, too
-        if (thread_rank() == 0) rows_.first += kBlocks * Segment;
+        if (thread_rank() == 0) rows_.first += kBlocks * Segment::kSegment;
         sync_block();
         return rows_.first < rows_.end;
     }
 
     // The block's first step of the round, and how many of its segment exist. Steps behind the last one are
     // zeros, as are their sums: a block that has no others does what all do.
-    KGEN_DEVICE i64 first_step() const { return rows_.first + rank() * Segment; }
+    KGEN_DEVICE i64 first_step() const { return rows_.first + rank() * Segment::kSegment; }
     KGEN_DEVICE int steps_left() const {
-        return static_cast<int>(min(max(rows_.end - first_step(), i64{0}), i64{Segment}));
+        return static_cast<int>(
+            min(max(rows_.end - first_step(), i64{0}), i64{Segment::kSegment}));
     }
     KGEN_DEVICE int rank() const { return exchange_.rank(); }
+    KGEN_DEVICE i64 round() const { return rows_.first / (kBlocks * Segment::kSegment); }
     KGEN_DEVICE bool has_state() const { return Begins || first_step() > 0; }
 
-    // The warp's half of the segment, and its fragments among those of it: the long one, then the short one.
-    // Over both all warps have kWarps + 1 looks. Halves are of neighbouring warps, so that each of an SM's
-    // four schedulers has as many warps of either.
-    KGEN_DEVICE int half() const { return warp_ / (kWarps / 2); }
-    template <int Which>
-    KGEN_DEVICE int fragment() const {
-        const int of_half = warp_ % (kWarps / 2);
-        return Which == 0 ? kWarps - 1 - of_half : of_half;
-    }
-    template <int Which>
-    KGEN_DEVICE int step_of() const {  // in the segment
-        return half() * kHalf + 16 * fragment<Which>();
-    }
-
-    template <int Which>
-    KGEN_DEVICE void read(Rows& outputs) const {
-        outputs.template read<Which>(rows_.a, first_step() + step_of<Which>(),
-                                     steps_left() - step_of<Which>());
-    }
-
-    // Looks `from` to `to` of a fragment, of fragment() + 1.
-    template <int Which>
-    KGEN_DEVICE void look_back(Rows& outputs, int from, int to) const {
-        outputs.template look_back<Which>(b_ + half() * kHalf * kKeyStride,
-                                          v_ + half() * kHalf * kValueStride, fragment<Which>(),
-                                          from, to);
-    }
-
-    template <int Which>
-    KGEN_DEVICE float write(Rows& outputs) const {
-        return outputs.template write<Which>(rows_, first_step() + step_of<Which>(),
-                                             steps_left() - step_of<Which>());
-    }
-
     // The next kBlocks segments. Returns whether the block's outputs are finite.
-    KGEN_DEVICE bool take_round() const {
-        stage();
-        Rows outputs;
-        sum([&] { read<0>(outputs); });
-        exchange_.arrive(kSumWaiter);
-        outputs.template arrange<0>();
-        look_back<0>(outputs, 0, kFirstLooks);
-        exchange_.wait(kSumWaiter);
-        scan();
-        exchange_.arrive(kStateWaiter);  // before the rows, for which its warp would wait
-        read<1>(outputs);
-        look_back<0>(outputs, kFirstLooks, fragment<0>() + 1);
-        outputs.template arrange<1>();
-        look_back<1>(outputs, 0, fragment<1>() + 1);
-        exchange_.begin_to_take(before_, kStateWaiter);
-        if (half() == 1) outputs.carry(middle_);
-        exchange_.take();
-        if (has_state()) outputs.carry(before_);
-        float poison = write<0>(outputs);
-        poison += write<1>(outputs);
-        return !block_has<kWarps>(poison);
+    template <bool Works>
+    KGEN_DEVICE bool take_round() {
+        float poison = 0.0f;
+        if constexpr (!Works) {
+            exchange_.serve(segment_.before(), [&] { scan(); });
+        } else {
+            Outputs outputs;
+            segment_.stage(rows_, first_step(), steps_left());
+            sum([&] { segment_.begin(outputs, rows_, first_step(), steps_left()); });
+            exchange_.sums_written();
+            segment_.look(outputs);
+            if constexpr (kServed) {
+                exchange_.take(round());
+            } else {
+                exchange_.wait_for_sums();
+                scan();
+                exchange_.states_written();
+                segment_.look_on(outputs, rows_, first_step(), steps_left());
+                segment_.take(exchange_, outputs);
+            }
+            poison = segment_.finish(outputs, has_state(), rows_, first_step(), steps_left());
+        }
+        return !block_has<kThreads / kWarpSize>(poison);
     }
 
-    // meanwhile(): before the sum is written.
+    // The sum of a segment that is on its way, to global memory: [kUnits][two tiles][lanes][four
+    // accumulators]. meanwhile(): once it is there.
     template <class Body>
     KGEN_DEVICE void sum(Body meanwhile) const {
-        Sums sums;
-        add_batches<0>(sums);
+        typename Segment::Sums sums;
+        segment_.sum(sums, rows_, first_step(), steps_left());
         meanwhile();
-        hand_out(sums);
+        float* target = sums_ + rank() * kSum + 4 * lane_id();
+        segment_.for_sums(sums, [&](int across, int along, int tile, const Vec<float, 4>& four) {
+            store_vec<Cache::evict_last>(target + (across * kAlong + along) * 256 + tile * 128, four);
+        });
     }
 
-    // The block's segment of the round, step by step.
+    // The block's segment of the round, step by step, from the state that the group has left for it.
     KGEN_DEVICE void walk_segment() const {
+        T* before = reinterpret_cast<T*>(dynamic_smem<char>() + kPlainBegin);
+        const T* own = exchange_.state(rank());
+        sync_block();  // shared memory is free
+        for (int i = thread_rank(); i < kSum; i += kThreads)
+            before[i / kSlice * kPlainStride + i % kSlice] =
+                own[Exchange::offset(i / kSlice, i % kSlice)];
+        sync_block();
         WalkRows<T> segment = rows_;
         segment.first = first_step();
         segment.end = segment.first + steps_left();
         StoredState<T> state{};
-        state.stored = has_state() ? before_ : nullptr;
-        state.row_stride = kValueStride;
-        walk_plainly<T, Keys, Values, Slice, kThreads, false, false, false, true>(segment, state,
-                                                                                  NoDecayRows{});
+        state.stored = has_state() ? before : nullptr;
+        state.row_stride = kPlainStride;
+        walk_plainly<T, kFeatures, kValues, kSlice, kThreads, false, false, false, true>(
+            segment, state, NoDecayRows{});
     }
 
-    // Start all copies of the segment's rows, a group for each batch.
-    KGEN_DEVICE void stage() const {
-        const i64 first = first_step();
-        const int left = steps_left();
-        const bool ragged = kKeys > Keys || rows_.values < Slice;
-        if (ragged) {  // features that do not exist are zeros
-            for (int i = thread_rank(); i < kRows; i += kThreads) b_[i] = from_float<T>(0.0f);
-            sync_block();
-        }
-        ChunkCopier<T, Batch, Keys, CopyBytes, kThreads> copy_b(rows_.b, first, Keys);
-        ChunkCopier<T, Batch, Slice, CopyBytes, kThreads> copy_v(rows_.v, first, rows_.values);
-#pragma unroll
-        for (int batch = 0; batch < kBatches; ++batch) {
-            const int there = left - batch * Batch;
-            T* b = b_ + batch * Batch * kKeyStride;
-            T* v = v_ + batch * Batch * kValueStride;
-            if (there >= Batch) {
-                copy_b.template start<true>(b, kKeyStride, Batch);
-                copy_v.template start<true>(v, kValueStride, Batch);
-            } else {
-                copy_b.template start<false>(b, kKeyStride, there);
-                copy_v.template start<false>(v, kValueStride, there);
-            }
-            cp_async_commit();
-        }
-    }
-
-    // Have L2 fetch a fragment's rows of `a`.
-    template <int Which>
-    KGEN_DEVICE void ask_for_rows() const {
-        ask_for<Keys, 16, kWarpSize>(rows_.a, first_step() + step_of<Which>(),
-                                     steps_left() - step_of<Which>(), Keys);
-    }
-
-    // By groups of `Threads` threads: `Count` rows of `width` <= Width values, from step `first` on; `left`
-    // of them exist.
-    template <int Width, int Count, int Threads>
-    static KGEN_DEVICE void ask_for(const StepRows<const T>& all, i64 first, int left, int width) {
-        constexpr int kLine = 128 / static_cast<int>(sizeof(T));
-        constexpr int kLines = (Width + kLine - 1) / kLine;  // of a row
-        const StepRows<const T> rows{all.at(first), all.stride};
-#pragma unroll
-        for (int i = thread_rank() % Threads; i < Count * kLines; i += Threads)
-            if (i / kLines < left && i % kLines * kLine < width)
-                prefetch_line(rows.at(i / kLines) + i % kLines * kLine);
-    }
-
-    // Add batches as they arrive, from this one on. What the first half of them adds is kept for the other.
-    template <int Number>
-    KGEN_DEVICE void add_batches(Sums& sums) const {
-        if constexpr (Number < kBatches) {
-            cp_async_wait<kBatches - 1 - Number>();
-            sync_block();
-            if (has_sums())
-                sums.add(b_ + Number * Batch * kKeyStride + 16 * first_across(), kKeyStride,
-                         v_ + Number * Batch * kValueStride + 16 * first_along(), kValueStride);
-            if (Number == kBatches / 2 - 1) {
-                keep_middle(sums);
-                // Not before, for b and v are wanted first; and loads would wait behind all their copies.
-                ask_for_rows<0>();
-                ask_for_rows<1>();
-            }
-            add_batches<Number + 1>(sums);
-        }
-    }
-
-    // The warp's first fragments of a sum, and whether they exist.
-    KGEN_DEVICE int first_across() const { return warp_ / kValueWarps * kKeyTiles; }
-    KGEN_DEVICE int first_along() const { return warp_ % kValueWarps * kValuePairs; }
-    KGEN_DEVICE bool has_sums() const {
-        return (kAcross % kKeyWarps == 0 || first_across() < kAcross) &&
-               (kAlong % kValueWarps == 0 || first_along() < kAlong);
-    }
-
-    KGEN_DEVICE void keep_middle(const Sums& sums) const {
-        if (!has_sums()) return;
-        const int key = 16 * first_across(), value = 16 * first_along();
-        sums.store(
-            middle_ + key * kValueStride + value, kValueStride,
-            [&](int m, int n, int i) { return sums.at(m, n, i); },
-            [&](int of_key, int of_value) {
-                return (kAcross % kKeyWarps == 0 || key + of_key < kKeys) &&
-                       (kAlong % kValueWarps == 0 || value + of_value < Slice);
-            });
-    }
-
-    // The segment's sum to global memory: [kUnits][two tiles][lanes][four accumulators].
-    KGEN_DEVICE void hand_out(const Sums& sums) const {
-        if (!has_sums()) return;
-        float* target = sums_ + rank() * kSum + 4 * lane_id();
-#pragma unroll
-        for (int m = 0; m < kKeyTiles; ++m)
-#pragma unroll
-            for (int n = 0; n < 2 * kValuePairs; ++n) {
-                const int across = first_across() + m, along = first_along() + n / 2;
-                if (kAcross % kKeyWarps != 0 && across >= kAcross) continue;
-                if (kAlong % kValueWarps != 0 && along >= kAlong) continue;
-                Vec<float, 4> tile;
-#pragma unroll
-                for (int i = 0; i < 4; ++i) tile[i] = sums.at(m, n, i);
-                store_vec(target + (across * kAlong + along) * 256 + n % 2 * 128, tile);
-            }
+    KGEN_DEVICE int scan_warp() const {
+        return (thread_rank() - (kServed ? Segment::kWorkers : 0)) / kWarpSize;
     }
 
     // body(i, unit) for the units that the warp scans.
@@ -392,24 +271,31 @@ private:
     KGEN_DEVICE void for_my_units(Body body) const {
 #pragma unroll
         for (int i = 0; i < kUnitsPerWarp; ++i) {
-            const int unit = rank() + kBlocks * (warp_ + i * kWarps);
-            if (kUnits % (kBlocks * kWarps) == 0 || unit < kUnits) body(i, unit);
+            const int unit = rank() + kBlocks * (scan_warp() + i * kScanWarps);
+            if (kUnits % (kBlocks * kScanWarps) == 0 || unit < kUnits) body(i, unit);
         }
     }
 
     // Features of value j of a lane: of four accumulators of one tile, then of its neighbour.
+    using Unit = StateTile<T, 1, 1, 16>;
     static KGEN_DEVICE int key_of(int unit, int j) {
-        return unit / kAlong * 16 + Sums::key_of(0, j % 4);
+        return unit / kAlong * 16 + Unit::key_of(0, j % 4);
     }
     static KGEN_DEVICE int value_of(int unit, int j) {
-        return unit % kAlong * 16 + Sums::value_of(j / 4, j % 4);
+        return unit % kAlong * 16 + Unit::value_of(j / 4, j % 4);
     }
 
     // Add the segments' sums in order, and give each segment the state before it.
-    KGEN_DEVICE void scan() const {
+    KGEN_DEVICE void scan() {
+        if constexpr (kServed) {
+            scan_through_room();
+        } else {
+            scan_in_registers();
+        }
+    }
+
+    KGEN_DEVICE void scan_in_registers() {
         for_my_units([&](int i, int unit) {
-            Vec<float, 4> state[2] = {carried(i, 0), carried(i, 1)};
-            const auto states = exchange_.places(unit, mma_lane().g, column_of_quad());
 #pragma unroll
             for (int first = 0; first < kBlocks; first += kAtOnce) {
                 Vec<float, 4> parts[kAtOnce][2];  // all on their way at once
@@ -417,41 +303,87 @@ private:
                 for (int block = 0; block < kAtOnce; ++block)
 #pragma unroll
                     for (int tile = 0; tile < 2; ++tile)
-                        parts[block][tile] = load_vec<4>(sums_ + (first + block) * kSum +
-                                                         unit * 256 + tile * 128 + 4 * lane_id());
+                        parts[block][tile] = load_vec<4>(part_of(first + block, unit, tile));
 #pragma unroll
-                for (int block = 0; block < kAtOnce; ++block) {
-                    T* there = states.of(first + block);
-#pragma unroll
-                    for (int half = 0; half < 2; ++half)
-                        *reinterpret_cast<Vec<u32, 2>*>(there + 8 * half * Exchange::kUnitStride) =
-                            quad_of_row<T>(state[0].data, state[1].data, half);
-#pragma unroll
-                    for (int j = 0; j < 8; ++j) state[j / 4][j % 4] += parts[block][j / 4][j % 4];
-                }
+                for (int block = 0; block < kAtOnce; ++block)
+                    pass_on(i, unit, first + block, parts[block]);
             }
-            carry_on(i, state);
         });
     }
 
-    // The state before the next segment to be added, of the lane's part of the warp's unit i.
-    KGEN_DEVICE const Vec<float, 4>& carried(int i, int tile) const {
-        return *reinterpret_cast<const Vec<float, 4>*>(carried_ + (2 * i + tile) * 4 * kThreads);
-    }
-    KGEN_DEVICE void carry_on(int i, const Vec<float, 4> (&state)[2]) const {
+    // By few warps, with all sums on their way at once: those of one half of the segments to where the state
+    // before the segment will be, the others to registers. A thread reads what it has copied itself.
+    KGEN_DEVICE void scan_through_room() {
+        constexpr int kHalf = kBlocks / 2;
+        constexpr int kSlot = kUnitsOfBlock * 256;  // floats of a sum
+        static_assert(kHalf * kSlot * 4 <= kSum * static_cast<int>(sizeof(T)), "no room");
+        float* room = reinterpret_cast<float*>(segment_.before()) + 4 * lane_id();
+        const auto place = [&](int block, int i, int tile) {
+            return room + block * kSlot + (scan_warp() + i * kScanWarps) * 256 + tile * 128;
+        };
+        Vec<float, 4> held[kHalf][kUnitsPerWarp][2];
+        for_my_units([&](int i, int unit) {
 #pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-            *reinterpret_cast<Vec<float, 4>*>(carried_ + (2 * i + tile) * 4 * kThreads) =
-                state[tile];
+            for (int block = 0; block < kHalf; ++block)
+#pragma unroll
+                for (int tile = 0; tile < 2; ++tile) {
+                    cp_async<16>(place(block, i, tile), part_of(block, unit, tile));
+                    held[block][i][tile] = load_vec<4>(part_of(kHalf + block, unit, tile));
+                }
+        });
+        cp_async_wait_all();
+        for_my_units([&](int i, int unit) {
+#pragma unroll
+            for (int block = 0; block < kHalf; ++block) {
+                const Vec<float, 4> part[2] = {load_vec<4>(place(block, i, 0)),
+                                               load_vec<4>(place(block, i, 1))};
+                pass_on(i, unit, block, part);
+            }
+#pragma unroll
+            for (int block = 0; block < kHalf; ++block)
+                pass_on(i, unit, kHalf + block, held[block][i]);
+        });
+    }
+
+    // The lane's part of a tile of a segment's sum.
+    KGEN_DEVICE const float* part_of(int block, int unit, int tile) const {
+        return sums_ + block * kSum + unit * 256 + tile * 128 + 4 * lane_id();
+    }
+
+    // Leave the state before a segment, and add the segment's sum.
+    KGEN_DEVICE void pass_on(int i, int unit, int block, const Vec<float, 4> (&part)[2]) {
+        Vec<float, 4>& left = carried(i, 0);
+        Vec<float, 4>& right = carried(i, 1);
+        T* there = exchange_.state(block) +
+                   Exchange::offset(unit / kAlong * 16 + mma_lane().g,
+                                    unit % kAlong * 16 + column_of_quad());
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            *reinterpret_cast<Vec<u32, 2>*>(there + half * Exchange::kEightRows) =
+                quad_of_row<T>(left.data, right.data, half);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            left[j] += part[0][j];
+            right[j] += part[1][j];
+        }
+    }
+
+    // The state before the next segment to be added, of the lane's part of the warp's unit i.
+    KGEN_DEVICE Vec<float, 4>& carried(int i, int tile) {
+        if constexpr (kManyRegisters) {
+            return carried_[i][tile];
+        } else {
+            return reinterpret_cast<Vec<float, 4>*>(dynamic_smem<char>() + Segment::kBytes)
+                [(2 * i + tile) * kThreads + thread_rank()];
+        }
     }
 
     Kept& kept_;
     WalkRows<T>& rows_;
     Exchange& exchange_;
     float* sums_;  // of the group, [kBlocks][kSum]
-    int warp_;
-    T *b_, *v_, *middle_, *before_;
-    float* carried_;
+    Vec<float, 4> carried_[kManyRegisters ? kUnitsPerWarp : 1][2];
+    Segment segment_;
 };
 
 }  // namespace kgen

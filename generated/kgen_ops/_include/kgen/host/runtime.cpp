@@ -182,6 +182,24 @@ void copy_wait(u32 pending) {
 
 void copy_wait_all() { land_groups_before(running_thread().open_group + 1); }
 
+void defer(Deferred run, const void* what, u32 bytes) {
+    Thread& me = running_thread();
+    const char* first = static_cast<const char*>(what);
+    me.work.push_back({run, me.open_work_group, {first, first + bytes}});
+}
+
+void defer_commit() { ++running_thread().open_work_group; }
+
+void defer_wait(u32 pending) {
+    Thread& me = running_thread();
+    size_t done = 0;
+    while (done < me.work.size() && me.work[done].group + pending < me.open_work_group) {
+        me.work[done].run(me.work[done].what.data());
+        ++done;
+    }
+    me.work.erase(me.work.begin(), me.work.begin() + static_cast<std::ptrdiff_t>(done));
+}
+
 void mbarrier_init(void* barrier, u32 arrivals) {
     running_thread().worker->mbarrier_init(barrier, arrivals);
 }

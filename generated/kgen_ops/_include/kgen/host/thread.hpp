@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "deferred.hpp"
 #include "fiber.hpp"
 #include "runtime.hpp"
 
@@ -29,6 +30,12 @@ struct Copy {
     u32 bytes;
     u32 group;
     alignas(16) unsigned char content[16];
+};
+
+struct DeferredWork {
+    Deferred run;
+    u32 group;
+    std::vector<char> what;
 };
 
 // What the copy engine has been asked for and has not done yet.
@@ -72,6 +79,9 @@ struct Thread : ThreadView {
 
     u32 open_group;  // number of the group that the next commit closes
     std::vector<Copy> copies;
+
+    u32 open_work_group;
+    std::vector<DeferredWork> work;
 
     const void* mbarrier;  // the one that a thread at_mbarrier waits for
     u32 open_bulk_group;

@@ -506,6 +506,8 @@ private:
             t.state = State::fresh;
             t.open_group = 0;
             t.copies.clear();
+            t.open_work_group = 0;
+            t.work.clear();
             t.open_bulk_group = 0;
             t.stores.clear();
             order_[rank] = &t;
@@ -620,6 +622,8 @@ private:
             if (!me->stores.empty())
                 fault("returned before %zu of its bulk stores had read shared memory",
                       me->stores.size());
+            if (!me->work.empty())
+                fault("returned before it had waited for %zu of its products", me->work.size());
             me->state = State::returned;
             Thread* next = ready_.pop();
             if (next && next->state == State::fresh) {

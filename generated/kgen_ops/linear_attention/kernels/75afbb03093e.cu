@@ -1,37 +1,39 @@
-// digest: 6f9554ffc6cc
+// digest: 75afbb03093e
 // Rendered by kgen from templates/linear_attention/forward_meeting.cu.jinja
-// config: meeting(blocks=16, segment=256, slice=64, batch=32, copy=16, score_parts=1, min_blocks=1)
-// problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
+// config: meeting(blocks=8, segment=256, slice=128, batch=32, copy=16, score_parts=1, min_blocks=1, products=wgmma, overlap=1)
+// problem: E=128, M=128, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention forward on tensor cores for few heads: a group of blocks does a head and slice of the
 // value features, a segment of the steps each, and exchanges the segments' sums. The blocks meet at
 // counters in global memory, which a first kernel clears.
 #include "kgen/chunk_place.cuh"
 #include "kgen/dependent_launch.cuh"
+#include "kgen/group_segment.cuh"
 #include "kgen/meeting.cuh"
 #include "kgen/segment_walk.cuh"
-
 namespace {
 
 using T = kgen::bf16;
 using InitialState = kgen::none;
 using FinalState = kgen::none;
 
-constexpr int kE = 64;
-constexpr int kM = 64;
-constexpr int kBlocks = 16;         // of a group
+constexpr int kE = 128;
+constexpr int kM = 128;
+constexpr int kBlocks = 8;         // of a group
 constexpr int kSegment = 256;       // steps of a block, which has a warp for every 32
-constexpr int kSlice = 64;           // its value features
+constexpr int kSlice = 128;           // its value features
 constexpr int kBatch = 32;           // steps per group of copies
 constexpr int kCopy = 16;             // bytes that one copy moves
 constexpr int kScoreParts = 1;  // numbers of 16 bits that a score is
 constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
-constexpr int kOverlaps = 0;      // whether blocks begin while counters are cleared
+constexpr int kOverlaps = 1;      // whether blocks begin while counters are cleared
 
 static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
               "these blocks know no sums of keys");
 
-using Walk = kgen::SegmentWalk<T, kE, kM, kSlice, kBlocks, kSegment, kBatch, kCopy, kScoreParts,
-                               kgen::kPresent<InitialState>, kgen::kPresent<FinalState>>;
+static_assert(kCopy == 16, "panels are pieces of 16 bytes");
+using Segment = kgen::GroupSegment<T, kE, kM, kSlice, kSegment, kBatch, kScoreParts>;
+using Walk = kgen::SegmentWalk<Segment, kBlocks, kgen::kPresent<InitialState>,
+                               kgen::kPresent<FinalState>>;
 
 }  // namespace
 
