@@ -15,7 +15,7 @@ from kgen.build.host import HostCompiler
 from kgen.build.limits import CompileLimits
 from kgen.build.nvcc import NvccCompiler
 from kgen.build.nvrtc import NvrtcCompiler
-from kgen.build.resources import parse_resources
+from kgen.build.resources import parse_remarks, parse_resources
 from kgen.errors import StorageError, ToolchainError, suggest
 from kgen.runtime.cache import Cache, CacheError
 
@@ -23,7 +23,7 @@ COMPILERS = ("nvrtc", "nvcc", "host", "host-asan")
 
 __all__ = [
     "COMPILERS", "CachingCompiler", "CompileLimits", "Compiler", "HostCompiler", "NvccCompiler",
-    "NvrtcCompiler", "Outcome", "open_compiler", "parse_resources",
+    "NvrtcCompiler", "Outcome", "open_compiler", "parse_remarks", "parse_resources",
 ]
 
 

@@ -69,6 +69,7 @@ class Compiled:
     content: bytes
     resources: tuple[tuple[str, Resources], ...]
     seconds: float
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +186,12 @@ class CachingCompiler(ABC):
         facts = self.cache.get(key, ".json")
         if facts is None or self.cache.get(key, self.suffix) is None:
             return None
-        return Artifact(self.kind, str(self.cache.path(key, self.suffix)), key,
-                        _resources_from_json(facts), seconds=0.0)
+        found = _from_json(facts)
+        if found is None:
+            return None
+        resources, remarks = found
+        return Artifact(self.kind, str(self.cache.path(key, self.suffix)), key, resources,
+                        seconds=0.0, remarks=remarks)
 
     def _store(self, unit: Unit, result: Compiled | Failed) -> Outcome:
         try:
@@ -194,17 +199,27 @@ class CachingCompiler(ABC):
                 kept = self.cache.keep("failed", f"{unit.key}.cu",
                                        unit.request.rendered.source.encode())
                 return BuildFailure(unit.key, cut(result.message), str(kept), result.seconds)
-            self.cache.put(unit.key, ".json", _resources_to_json(result.resources))
+            self.cache.put(unit.key, ".json", _to_json(result.resources, result.remarks))
             path = self.cache.put(unit.key, self.suffix, result.content,
                                   executable=self.kind == "exe")
         except CacheError as error:
             raise StorageError(str(error)) from None
-        return Artifact(self.kind, str(path), unit.key, result.resources, result.seconds)
+        return Artifact(self.kind, str(path), unit.key, result.resources, result.seconds,
+                        result.remarks)
 
 
-def _resources_to_json(resources: tuple[tuple[str, Resources], ...]) -> bytes:
-    return json.dumps([[kernel, asdict(r)] for kernel, r in resources]).encode()
+_Resources: TypeAlias = tuple[tuple[str, Resources], ...]
 
 
-def _resources_from_json(text: bytes) -> tuple[tuple[str, Resources], ...]:
-    return tuple((kernel, Resources(**facts)) for kernel, facts in json.loads(text))
+def _to_json(resources: _Resources, remarks: tuple[str, ...]) -> bytes:
+    facts = [[kernel, asdict(r)] for kernel, r in resources]
+    return json.dumps({"resources": facts, "remarks": remarks}).encode()
+
+
+def _from_json(text: bytes) -> tuple[_Resources, tuple[str, ...]] | None:
+    """None for what was stored before there were remarks: whether there were any is not known."""
+    facts = json.loads(text)
+    if isinstance(facts, list):
+        return None
+    resources = tuple((kernel, Resources(**of_kernel)) for kernel, of_kernel in facts["resources"])
+    return resources, tuple(facts["remarks"])

@@ -20,7 +20,7 @@ import kgen
 from kgen.build import nvrtc_child
 from kgen.build.base import Compiled, Failed
 from kgen.build.limits import CompileLimits, ended_by, ran_out_of_memory
-from kgen.build.resources import parse_resources
+from kgen.build.resources import parse_remarks, parse_resources
 from kgen.errors import ToolchainError
 
 _START_TIMEOUT_S = 60.0  # reading a library of 100 MB from a cold network file system is slow
@@ -250,7 +250,8 @@ class Children:
             self._give_back(child)
         match header["kind"]:
             case "compiled":
-                return Compiled(cubin, parse_resources(log), header["seconds"])
+                return Compiled(
+                    cubin, parse_resources(log), header["seconds"], parse_remarks(log))
             case "failed":
                 message_ = f"nvrtc: {self._limits.too_big}\n{log}" if no_memory else log
                 return Failed(message_, header["seconds"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from kgen.build.base import CachingCompiler, Compiled, Failed, Unit
 from kgen.build.limits import CompileLimits
 from kgen.build.ninja import Command, Ninja
-from kgen.build.resources import parse_resources
+from kgen.build.resources import parse_remarks, parse_resources
 from kgen.errors import ToolchainError
 from kgen.runtime.cache import Cache
 
@@ -77,7 +77,8 @@ class NvccCompiler(CachingCompiler):
                     results.append(Failed(f"nvcc: {done.error}\n{done.log}".strip(), done.seconds))
                 else:
                     results.append(Compiled((folder / command.output).read_bytes(),
-                                            parse_resources(done.log), done.seconds))
+                                            parse_resources(done.log), done.seconds,
+                                            parse_remarks(done.log)))
             return results
 
     def _stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Read what ptxas reports of each kernel with -v, as nvcc prints it and as NVRTC logs it."""
+"""Read what ptxas reports with -v, as nvcc prints it and as NVRTC logs it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _FRAME = re.compile(
 _USED = re.compile(r"Used (\d+) registers")
 _SMEM = re.compile(r"(\d+) bytes smem")
 _CUMULATIVE = re.compile(r"(\d+) bytes cumulative stack size")
+# `(C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ...`
+_REMARK = re.compile(r"\((C\d{4})\) Potential Performance Loss: (.+)")
 
 
 def parse_resources(log: str) -> tuple[tuple[str, Resources], ...]:
@@ -49,3 +51,11 @@ def parse_resources(log: str) -> tuple[tuple[str, Resources], ...]:
         (name, Resources(f["registers"], f["spill"], f["stack"], f["smem"]))
         for name, f in sorted(entries.items())
     )
+
+
+def parse_remarks(log: str) -> tuple[str, ...]:
+    """Return what ptxas says makes kernels slow, each once: `C7512: wgmma.mma_async ...`.
+
+    Such a kernel compiles and is right; a compiler's log is seldom read then.
+    """
+    return tuple(dict.fromkeys(f"{code}: {text.strip()}" for code, text in _REMARK.findall(log)))

@@ -79,6 +79,8 @@ def _print_problem(found: ProblemResult) -> None:
     facts += [f"{timing.median_us / median:.2f} x {name}" for name, timing in found.peers.items()]
     facts += [f"{name} failed: {why}" for name, why in found.peer_errors.items()]
     print(f"    {', '.join(facts)}; {sum(found.fates.values())} trials in {found.search_s:.1f} s")
+    for remark in found.winner.artifact.remarks:
+        print(f"    the compiler says of it: {remark}")
     if slowed := found.clocks.get("slowed"):
         print(
             f"    suspect: the GPU was slowed ({slowed}) while the finalists were timed, twice\n"

@@ -40,6 +40,8 @@ class Artifact:
         key: Digest of source, compiler, flags and arch.
         resources: (kernel, what the compiler reported); empty for the host.
         seconds: Time of the compilation; 0.0 if it came from the cache.
+        remarks: What the compiler said that makes the kernels slow, with its code: that it takes
+            products of warpgroups one by one, say.
     """
 
     kind: str
@@ -47,6 +49,7 @@ class Artifact:
     key: str
     resources: tuple[tuple[str, Resources], ...]
     seconds: float
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The winner of a problem."""
+    """The winner of a problem; `remarks` are what the compiler said that makes its kernels slow."""
 
     variant: str
     config: Mapping[str, Value]
@@ -113,6 +113,7 @@ class Chosen:
     source: str
     timing: Timing
     kernels: tuple[KernelReport, ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:

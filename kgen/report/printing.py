@@ -85,6 +85,7 @@ def _details(p: ProblemReport) -> list[str]:
         if kernel.occupancy is not None:
             facts.append(f"occupancy {100 * kernel.occupancy:.0f} %")
         lines.append(f"    kernel  {kernel.name}: {', '.join(facts)}")
+    lines += [f"    remark  of the compiler, {remark}" for remark in p.chosen.remarks]
     for accuracy in p.accuracy:
         lines.append(f"    error   {accuracy.output}: {accuracy.error:.2e}, eager "
                      f"{accuracy.eager_error:.2e}, bound {accuracy.bound:.2e}")

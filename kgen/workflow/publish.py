@@ -138,6 +138,7 @@ def _problem(r: ProblemResult, request: TuneRequest, environment: str) -> Proble
             source=winner.rendered.digest,
             timing=winner.timing,
             kernels=_kernels(winner),
+            remarks=winner.artifact.remarks,
         ),
         floor_us=r.floor_us,
         floor_share=r.floor_us / winner.timing.median_us,

@@ -12,12 +12,17 @@ import pytest
 import torch
 from test_host import BY_RANK, HOST, SHUFFLED, run_configs
 
+from kgen.assets import include_dir
+from kgen.build import open_compiler
 from kgen.catalogue import open_catalogue
+from kgen.catalogue.gpus import profile_named
+from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config, Value
 from kgen.model.plan import make_plan
 from kgen.model.problem import Problem, parse_problem
 from kgen.model.record import Fate
 from kgen.operators.base import Operator
+from kgen.render import Renderer
 from kgen.search.feasible import is_feasible
 
 ENTRY = open_catalogue().entry("linear_attention")
@@ -99,3 +104,32 @@ def test_what_is_not_finite_over_rounds(products: str) -> None:
     wanted = [(problem, config_of(*sizes, products))]
     outcomes = run_configs(ENTRY, VARIANT, "host", wanted, (BY_RANK, SHUFFLED), always_nonfinite)
     assert [outcome.fate for _, _, outcome in outcomes] == [Fate.VERIFIED], outcomes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "B=1,H=8,T=4096,E=64,M=64,dtype=bf16",
+        pytest.param(
+            "B=2,H=8,T=2048,E=128,M=128,dtype=bf16",
+            marks=pytest.mark.xfail(strict=True, reason="C7512, see the end of decision 0023"),
+        ),
+    ],
+)
+def test_the_compiler_takes_products_together(text: str) -> None:
+    """A kernel whose products it takes one by one is right, and as slow as one without them."""
+    problem = parse_problem(text, ENTRY.operator.signature)
+    pass_, gpu = ENTRY.operator.signature.pass_named("forward"), profile_named("h200")
+    config = next(
+        c
+        for c in VARIANT.first
+        if c.as_dict()["products"] == "wgmma" and is_feasible(VARIANT, c, pass_, problem, gpu)
+    )
+    rendered = Renderer(include_dir()).render(
+        ENTRY.operator.name, ENTRY.templates, VARIANT, config, problem
+    )
+    compiler = open_compiler("nvrtc", [include_dir()])
+    [built] = compiler.build([BuildRequest(rendered, gpu.arch)])
+    compiler.close()
+    assert isinstance(built, Artifact), built
+    assert built.remarks == ()

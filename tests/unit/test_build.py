@@ -260,7 +260,8 @@ class SlowCompiler(CachingCompiler):
         self.compiled += [unit.request.rendered.source for unit in units]
         assert self.go.wait(10)
         return [Failed("bad", 0.1) if unit.request.rendered.source == "bad"
-                else Compiled(b"x", (("k", Resources(1, 2, 3, 4)),), 0.1) for unit in units]
+                else Compiled(b"x", (("k", Resources(1, 2, 3, 4)),), 0.1, ("C1: slow",))
+                for unit in units]
 
 
 def test_submit_shares_what_is_under_way(cache: Cache) -> None:
@@ -275,6 +276,21 @@ def test_submit_shares_what_is_under_way(cache: Cache) -> None:
     cached = compiler.submit(request_for("a", "sm_90a")).result(10)
     assert built(cached).seconds == 0.0
     assert sorted(compiler.compiled) == ["a", "bad"]
+    compiler.close()
+
+
+def test_the_cache_keeps_what_the_compiler_said(cache: Cache) -> None:
+    compiler = SlowCompiler(cache, jobs=1)
+    compiler.go.set()
+    for _ in range(2):
+        artifact = built(compiler.submit(request_for("a", "sm_90a")).result(10))
+        assert artifact.resources == (("k", Resources(1, 2, 3, 4)),)
+        assert artifact.remarks == ("C1: slow",)
+    assert compiler.compiled == ["a"]
+    cache.put(artifact.key, ".json", b'[["k", {"registers": 1}]]')  # from before there were remarks
+    artifact = built(compiler.submit(request_for("a", "sm_90a")).result(10))
+    assert artifact.remarks == ("C1: slow",)
+    assert compiler.compiled == ["a", "a"]
     compiler.close()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kgen.build import parse_resources
+from kgen.build import parse_remarks, parse_resources
 from kgen.model.record import Resources
 
 NVCC = """\
@@ -56,3 +56,13 @@ ptxas         .     40 bytes stack frame, 4 bytes spill stores, 8 bytes spill lo
 def test_other_lines_are_passed_over() -> None:
     assert parse_resources("") == ()
     assert parse_resources("x.cu(3): warning #177-D: variable \"i\" was declared\n") == ()
+
+
+def test_remarks() -> None:
+    slow = "wgmma.mma_async instructions are serialized due to a function call in the function 'k'"
+    line = f"(C7510) Potential Performance Loss: {slow}"
+    log = f"ptxas info    : {line}\n{NVCC}ptxas         . {line} \n" + (
+        "ptxas info    : (C7507) Potential Performance Loss: 'setmaxnreg' ignored.\n"
+    )
+    assert parse_remarks(log) == (f"C7510: {slow}", "C7507: 'setmaxnreg' ignored.")
+    assert parse_remarks(NVRTC) == ()

@@ -176,6 +176,17 @@ def test_unwritable_folder_is_a_clear_error(tmp_path: Path) -> None:
         write_report(tmp_path / "file" / "r.yaml", REPORT)
 
 
+def test_the_compilers_remarks(tmp_path: Path) -> None:
+    remark = "C7512: wgmma.mma_async instructions are serialized due to too few registers"
+    entry = problem_report()
+    entry = replace(entry, chosen=replace(entry.chosen, remarks=(remark,)))
+    report = replace(REPORT, problems=(entry,))
+    write_report(tmp_path / "r.yaml", report)
+    assert load_report(tmp_path / "r.yaml") == report
+    assert f"    remark  of the compiler, {remark}\n" in print_report(report)
+    assert "remark" not in print_report(REPORT)
+
+
 def test_printed_text() -> None:
     printed = print_report(REPORT)
     if os.environ.get("KGEN_UPDATE_GOLDEN"):
