@@ -29,7 +29,10 @@ RANK = {name: i for i, row in enumerate(LAYERS) for name in row}
 ALLOWED_SIBLINGS = {("assets", "errors")}
 # Imports inside functions are for these alone: what a light command must not load, and sysconfig,
 # which no first call needs.
-HEAVY = {"torch", "optuna", "jinja2", "numpy", "triton", "liger_kernel", "fla", "sysconfig"}
+HEAVY = {
+    "torch", "optuna", "jinja2", "numpy", "triton", "liger_kernel", "fla", "fast_transformers",
+    "sysconfig",
+}  # fmt: skip
 # Modules of ours that need a heavy package at their top: the worker's child runs the first (its
 # parent must not load torch), an opened study the second, an opened device the others.
 LATE = {

@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/linear_attention/forward_meeting.cu.jinja
-// config: meeting(blocks=8, segment=256, slice=128, batch=64, copy=16, score_parts=1, min_blocks=1, products=wgmma, overlap=1)
+// config: meeting(blocks=8, segment=256, slice=128, batch=32, copy=16, score_parts=1, min_blocks=1, products=wgmma, overlap=1)
 // problem: E=128, M=128, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention forward on tensor cores for few heads: a group of blocks does a head and slice of the
 // value features, a segment of the steps each, and exchanges the segments' sums. The blocks meet at
@@ -20,7 +20,7 @@ constexpr int kM = 128;
 constexpr int kBlocks = 8;         // of a group
 constexpr int kSegment = 256;       // steps of a block, which has a warp for every 32
 constexpr int kSlice = 128;           // its value features
-constexpr int kBatch = 64;           // steps per group of copies
+constexpr int kBatch = 32;           // steps per group of copies
 constexpr int kCopy = 16;             // bytes that one copy moves
 constexpr int kScoreParts = 1;  // numbers of 16 bits that a score is
 constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
