@@ -32,13 +32,14 @@ def peers(pass_name: str) -> dict[str, Peer]:
         "eager": _chunked,
         "torch.compile": torch.compile(_chunked, dynamic=False),
     }
-    if torch.cuda.is_available() and importlib.util.find_spec("fla"):
+    on_gpu = torch.cuda.is_available()
+    if on_gpu and importlib.util.find_spec("fla"):
         functions |= {
             "fla_chunk": _fla("chunk_linear_attn"),
             "fla_fused_chunk": _fla("fused_chunk_linear_attn"),
             "fla_fused_recurrent": _fla("fused_recurrent_linear_attn"),
         }
-    if torch.cuda.is_available() and importlib.util.find_spec("fast_transformers"):
+    if on_gpu and importlib.util.find_spec("fast_transformers"):
         functions["fast_transformers"] = _fast_transformers
     wrap = _differentiated if pass_name == "backward" else _applied
     made = {name: wrap(function) for name, function in functions.items()}
@@ -155,7 +156,7 @@ def _fast_transformers(
 
     if normalised or keys is not None or state is not None or q.dtype != torch.float32:
         raise NotImplementedError("fast-transformers knows fp32 alone, no states and no norms")
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("fast-transformers' kernels would not be in the graph")
     return (causal_dot_product(q if scale == 1.0 else q * scale, k, v),)
 

@@ -10,12 +10,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_host import BY_RANK, HOST, SHUFFLED, run_configs
+from test_host import BY_RANK, H200, HOST, ROOMY, SHUFFLED, run_configs
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
 from kgen.catalogue import open_catalogue
-from kgen.catalogue.gpus import profile_named
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config, Value
 from kgen.model.plan import make_plan
@@ -27,8 +26,6 @@ from kgen.search.feasible import is_feasible
 
 ENTRY = open_catalogue().entry("linear_attention")
 VARIANT = ENTRY.space.variant("forward", "meeting")
-# The host's profile has the least shared memory that any GPU has. Warpgroups are of one with more.
-ROOMY = replace(HOST, smem_per_block=232448, smem_per_sm=233472)
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
 # Blocks of a group, segment, slice and batch.
 WARPS = (
@@ -68,8 +65,9 @@ def test_rounds_and_states(
     problem = parse_problem(text, signature)
     config = config_of(blocks, segment, slice_, batch, products)
     pass_ = signature.pass_named("forward")
-    assert is_feasible(VARIANT, config, pass_, problem, ROOMY, legality_only=True)
-    assert make_plan(VARIANT, config, problem, ROOMY).launches[-1].grid[0] % blocks == 0
+    gpu = HOST if products == "mma" else ROOMY
+    assert is_feasible(VARIANT, config, pass_, problem, gpu, legality_only=True)
+    assert make_plan(VARIANT, config, problem, gpu).launches[-1].grid[0] % blocks == 0
     wanted = [(problem, config)]
     for _, _, outcome in run_configs(ENTRY, VARIANT, "host", wanted, (BY_RANK, SHUFFLED)):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
@@ -119,17 +117,17 @@ def test_what_is_not_finite_over_rounds(products: str) -> None:
 def test_the_compiler_takes_products_together(text: str) -> None:
     """A kernel whose products it takes one by one is right, and as slow as one without them."""
     problem = parse_problem(text, ENTRY.operator.signature)
-    pass_, gpu = ENTRY.operator.signature.pass_named("forward"), profile_named("h200")
+    pass_ = ENTRY.operator.signature.pass_named("forward")
     config = next(
         c
         for c in VARIANT.first
-        if c.as_dict()["products"] == "wgmma" and is_feasible(VARIANT, c, pass_, problem, gpu)
+        if c.as_dict()["products"] == "wgmma" and is_feasible(VARIANT, c, pass_, problem, H200)
     )
     rendered = Renderer(include_dir()).render(
         ENTRY.operator.name, ENTRY.templates, VARIANT, config, problem
     )
     compiler = open_compiler("nvrtc", [include_dir()])
-    [built] = compiler.build([BuildRequest(rendered, gpu.arch)])
+    [built] = compiler.build([BuildRequest(rendered, H200.arch)])
     compiler.close()
     assert isinstance(built, Artifact), built
     assert built.remarks == ()
