@@ -1,0 +1,50 @@
+// Two places in shared memory that some warps fill and others use, in turns: turn t has place t % 2.
+//
+//     places.wait_free(turn);     // by those who fill
+//     ...
+//     places.fill(turn);          // each of them
+//
+//     places.wait_full(turn);     // by those who use what is there
+//     ...
+//     places.release(turn);       // each of their warps, as a whole
+//
+// What is written is for products by warpgroups or for the copy engine.
+#pragma once
+
+#include "bulk.cuh"
+#include "warp.cuh"
+
+namespace kgen {
+
+class TwoPlaces {
+public:
+    // By one thread, before all others: threads that fill, warps that use. mbarrier_init_fence follows.
+    KGEN_DEVICE void begin(int fillers, int warps) {
+#pragma unroll
+        for (int place = 0; place < 2; ++place) {
+            mbarrier_init(full_[place], static_cast<u32>(fillers));
+            mbarrier_init(free_[place], static_cast<u32>(warps));
+        }
+    }
+
+    KGEN_DEVICE void wait_free(int turn) {
+        if (turn >= 2) mbarrier_wait(free_[turn % 2], static_cast<u32>(turn / 2 - 1) % 2);
+    }
+    KGEN_DEVICE void fill(int turn) {
+        fence_proxy_async();
+        mbarrier_arrive(full_[turn % 2]);
+    }
+
+    KGEN_DEVICE void wait_full(int turn) {
+        mbarrier_wait(full_[turn % 2], static_cast<u32>(turn / 2) % 2);
+    }
+    KGEN_DEVICE void release(int turn) {
+        sync_warp();
+        if (lane_id() == 0) mbarrier_arrive(free_[turn % 2]);
+    }
+
+private:
+    Mbarrier full_[2], free_[2];
+};
+
+}  // namespace kgen
