@@ -245,6 +245,7 @@ private:
     // ---- the warpgroup that makes outputs: rows are steps ----
 
     KGEN_DEVICE float make_outputs(Meetings& meet) const {
+        if (chunks_ == 0) return 0.0f;
         float poison = 0.0f;
         Tile ahead;  // rows of a of the next chunk, as fragments lie
         load_fragments(ahead, 0);
