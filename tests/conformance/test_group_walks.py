@@ -22,6 +22,9 @@ CASES = (
     ("forward", f"B=1,H=1,T=150,E=40,M=72,dtype=fp32,{BEFORE},{BEHIND}", 3, 16),
     ("forward", f"B=1,H=1,T=129,E=14,M=30,dtype=fp32,{BEHIND}", 3, 8),
     ("forward", f"B=1,H=1,T=64,E=33,M=65,dtype=fp32,{BEFORE}", 3, 4),
+    ("backward", "B=1,H=1,T=130,E=64,M=64,dtype=fp32", 3, 16),
+    ("backward", f"B=1,H=1,T=100,E=40,M=64,dtype=fp32,{BEFORE},{BEHIND}", 3, 16),
+    ("backward", f"B=1,H=1,T=100,E=33,M=24,{TF32},{BEHIND}", 2, 4),
     ("forward", f"B=1,H=1,T=321,E=64,M=48,{TF32},{BEFORE},{BEHIND}", 2, 16),
 )
 
