@@ -5,24 +5,28 @@
 //
 // Chunk after chunk of 64 steps, by three warpgroups of a block:
 //
-//     one splits      rows of b and v, from memory through registers to panels
+//     one moves       rows: those of b and v from memory through registers, split, to panels; and outputs,
+//                     a chunk behind the others, from shared memory to where they belong, whole lines
 //     one sums        b^T v of each chunk to the state, which stays in its registers, and leaves the
 //                     state before each chunk in panels
-//     one makes       outputs: scores a b^T, a times the state, scores times v. Rows of a it loads and
-//                     splits itself, as fragments of operands: they are never in shared memory
+//     one makes       outputs: scores a b^T, a times the state, scores times v. Rows of a it takes from
+//                     shared memory and splits itself, as fragments of operands in its registers
 //
-// They meet at mbarriers, two chunks apart at most. What is serial is the sum of states alone; the third
-// warpgroup has three of the four products, and is always a product ahead of what it waits for.
+// They meet at mbarriers, two chunks apart at most. What is serial is the sum of states alone. The third
+// warpgroup has three of the four products, and a product is nearly done when its instructions are issued:
+// whatever else it does is time in which only the second one keeps the tensor cores busy.
 //
 // A sum of products begins at zero with each chunk, small terms first, and is added to others in fp32:
 // tensor cores cut off (mma.cuh). What is not finite is noticed by its effect on outputs, and then the block
 // does its walk again, step by step.
 #pragma once
 
+#include "async.cuh"
 #include "block.cuh"
 #include "chunk_place.cuh"
 #include "chunk_plain.cuh"
 #include "chunk_rows.cuh"
+#include "chunk_stage.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "registers.cuh"
@@ -38,16 +42,18 @@ template <int Keys, int Values, int Parts, int Vec, bool Scaled>
 class GroupWalk {
     static constexpr int kChunk = 64;  // steps
     static constexpr int kKeys = 64;
-    static constexpr int kPanel = 64 * 64;                // elements: a part of a chunk's rows, or of a state
+    static constexpr int kPanel = 64 * 64;  // elements: a part of a chunk's rows, or of a state
     static constexpr int kPlace = Parts * kPanel;
-    static constexpr int kMakers = 232, kAdders = 152, kSplitters = 120;  // registers of a thread
+    static constexpr int kStride = 72;  // of rows of fp32: pairs of a fragment's rows are in all banks
+    static constexpr int kRows = kChunk * kStride;
+    static constexpr int kMakers = 208, kAdders = 144, kMovers = 152;  // registers of a thread
 
     static_assert(Keys <= kKeys, "one panel of keys");
-    static_assert(kMakers + kAdders + kSplitters <= 3 * 168, "as many as a block of this size begins with");
+    static_assert(kMakers + kAdders + kMovers <= 3 * 168, "as many as a block of this size begins with");
     static_assert(Keys % Vec == 0 && Values % Vec == 0 && Vec <= 4, "a load is of one row");
 
     using Operand = PanelOperand<bf16, 64>;
-    using Tile = float[8][4];           // 16 x 64 of a warp
+    using Tile = float[8][4];             // 16 x 64 of a warp
     using Fragments = u32[Parts * 4][4];  // the same as operands: of each part, four times 16 columns
 
 public:
@@ -55,7 +61,9 @@ public:
     static constexpr int kSlice = 64;  // value features of a block
     static constexpr int kSlices = (Values + kSlice - 1) / kSlice;
     static constexpr int kSmemBytes =
-        max(6 * kPlace * static_cast<int>(sizeof(bf16)) + Panels<8>::kBytes, plain_walk_bytes(Keys, kSlice));
+        max(6 * kPlace * static_cast<int>(sizeof(bf16)) + 3 * kRows * static_cast<int>(sizeof(float)) +
+                Panels<8>::kBytes,
+            plain_walk_bytes(Keys, kSlice));
 
     // Of v, out and the states the slice's features alone.
     KGEN_DEVICE GroupWalk(const WalkRows<float>& rows, const WalkStates& states)
@@ -68,42 +76,49 @@ public:
         if (thread_rank() == 0) {
             meet.rows.begin(128, 8);    // filled by one warpgroup, used by two
             meet.states.begin(128, 4);  // and by one
+            meet.outputs.begin(128, 4);
             mbarrier_init_fence();
         }
         sync_block();
         const int group = warpgroup_rank();
         if (group == 0) {
             take_registers<kMakers>();
-            end_with(make_outputs(meet));
+            make_outputs(meet);
+            end_with(0.0f);
         } else if (group == 1) {
             leave_registers<kAdders>();
             end_with(add_up(meet));
         } else {
-            leave_registers<kSplitters>();
-            split_rows(meet);
-            end_with(0.0f);
+            leave_registers<kMovers>();
+            end_with(move_rows(meet));
         }
     }
 
 private:
     struct Meetings {
-        TwoPlaces rows, states;
+        TwoPlaces rows, states, outputs;
     };
     static KGEN_DEVICE Meetings& meetings() {
         __shared__ Meetings of_block;
         return of_block;
     }
 
-    // Shared memory, panels of bf16 for each part: two places of b, of v, and of the state before a chunk.
+    // Shared memory. Panels of bf16 for each part: two places of b, of v, and of the state before a chunk.
+    // Rows of fp32, kStride apart: one place of a, two of outputs.
     static KGEN_DEVICE bf16* panels() {
         return reinterpret_cast<bf16*>(panel_memory(dynamic_smem<char>()));
     }
     static KGEN_DEVICE bf16* b_of(int chunk) { return panels() + chunk % 2 * kPlace; }
     static KGEN_DEVICE bf16* v_of(int chunk) { return panels() + (2 + chunk % 2) * kPlace; }
     static KGEN_DEVICE bf16* state_before(int chunk) { return panels() + (4 + chunk % 2) * kPlace; }
+    static KGEN_DEVICE float* rows_of_a() { return reinterpret_cast<float*>(panels() + 6 * kPlace); }
+    static KGEN_DEVICE float* outputs_of(int chunk) { return rows_of_a() + (1 + chunk % 2) * kRows; }
 
     KGEN_DEVICE i64 first_step(int chunk) const {
         return rows_.first + static_cast<i64>(chunk) * kChunk;
+    }
+    KGEN_DEVICE int steps_of(int chunk) const {
+        return static_cast<int>(min(rows_.end - first_step(chunk), i64{kChunk}));
     }
 
     KGEN_DEVICE void end_with(float poison) const {
@@ -112,28 +127,39 @@ private:
                 rows_, states_, NoDecayRows{});
     }
 
-    // ---- the warpgroup that splits rows of b and v ----
+    // ---- the warpgroup that moves rows ----
 
-    // What a thread has of a chunk: eight values of every 16th row.
+    // What a thread has of a chunk: four values of every eighth row.
     struct Rows {
-        float of_b[4][8], of_v[4][8];
+        float of_b[8][4], of_v[8][4];
     };
 
-    KGEN_DEVICE void split_rows(Meetings& meet) const {
+    // Returns NaN if any output is not finite.
+    KGEN_DEVICE float move_rows(Meetings& meet) const {
+        float poison = 0.0f;
         Rows rows;
         load_rows(rows, 0);
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks_; ++chunk) {
-            meet.rows.wait_free(chunk);
-            store_parts<false>(b_of(chunk), rows.of_b);
-            store_parts<Scaled>(v_of(chunk), rows.of_v);
-            meet.rows.fill(chunk);
-            load_rows(rows, chunk + 1);
+        for (int chunk = 0; chunk < chunks_ + 2; ++chunk) {
+            if (chunk < chunks_) {
+                meet.rows.wait_free(chunk);
+                store_parts<false>(b_of(chunk), rows.of_b);
+                store_parts<Scaled>(v_of(chunk), rows.of_v);
+                fence_proxy_async();
+                meet.rows.fill(chunk);
+                load_rows(rows, chunk + 1);
+            }
+            if (chunk >= 2 && chunk - 2 < chunks_) {
+                meet.outputs.wait_full(chunk - 2);
+                poison += write(chunk - 2);
+                meet.outputs.release(chunk - 2);
+            }
         }
+        return poison;
     }
 
-    static KGEN_DEVICE int row_of_thread() { return thread_rank() % 128 / 8; }
-    static KGEN_DEVICE int piece_of_thread() { return thread_rank() % 8; }
+    static KGEN_DEVICE int row_of_thread() { return thread_rank() % 128 / 16; }
+    static KGEN_DEVICE int column_of_thread() { return thread_rank() % 16 * 4; }
 
     // Zeros where there is nothing.
     KGEN_DEVICE void load_rows(Rows& rows, int chunk) const {
@@ -142,36 +168,65 @@ private:
         load_sweeps(rows.of_v, rows_.v, first, rows_.values);
     }
 
-    KGEN_DEVICE void load_sweeps(float (&to)[4][8], const StepRows<const float>& from, i64 first,
+    KGEN_DEVICE void load_sweeps(float (&to)[8][4], const StepRows<const float>& from, i64 first,
                                  int width) const {
-        const float* row = from.at(first) + 8 * piece_of_thread();
+        const float* row = from.at(first) + column_of_thread();
 #pragma unroll
-        for (int sweep = 0; sweep < 4; ++sweep)
+        for (int sweep = 0; sweep < 8; ++sweep)
 #pragma unroll
-            for (int i = 0; i < 8; i += Vec)
-                load_values<Vec>(&to[sweep][i], row + 16 * sweep * from.stride + i,
-                                 first + 16 * sweep < rows_.end && 8 * piece_of_thread() + i < width);
+            for (int i = 0; i < 4; i += Vec) {
+                kgen::Vec<float, Vec> values{};
+                if (first + 8 * sweep < rows_.end && column_of_thread() + i < width)
+                    values = load<Cache::streaming>(reinterpret_cast<const kgen::Vec<float, Vec>*>(
+                        row + 8 * sweep * from.stride + i));
+#pragma unroll
+                for (int j = 0; j < Vec; ++j) to[sweep][i + j] = values[j];
+            }
     }
 
     template <bool Multiplied>
-    KGEN_DEVICE void store_parts(bf16* place, const float (&values)[4][8]) const {
+    KGEN_DEVICE void store_parts(bf16* place, const float (&values)[8][4]) const {
+        const float factor = Multiplied ? rows_.value_factor : 1.0f;
+        const int column = column_of_thread();
 #pragma unroll
-        for (int sweep = 0; sweep < 4; ++sweep) {
-            kgen::Vec<u32, 4> pieces[Parts];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float factor = Multiplied ? rows_.value_factor : 1.0f;
-                u32 parts[Parts];
-                split_bf16(values[sweep][2 * i] * factor, values[sweep][2 * i + 1] * factor, parts);
-#pragma unroll
-                for (int part = 0; part < Parts; ++part) pieces[part][i] = parts[part];
-            }
+        for (int sweep = 0; sweep < 8; ++sweep) {
+            const float(&four)[4] = values[sweep];
+            u32 left[Parts], right[Parts];
+            split_bf16(four[0] * factor, four[1] * factor, left);
+            split_bf16(four[2] * factor, four[3] * factor, right);
+            bf16* to = place + Panels<64>::offset(row_of_thread() + 8 * sweep, column / 8) + column % 8;
 #pragma unroll
             for (int part = 0; part < Parts; ++part)
-                *reinterpret_cast<kgen::Vec<u32, 4>*>(
-                    place + part * kPanel +
-                    Panels<64>::offset(row_of_thread() + 16 * sweep, piece_of_thread())) = pieces[part];
+                *reinterpret_cast<kgen::Vec<u32, 2>*>(to + part * kPanel) = {{left[part], right[part]}};
         }
+    }
+
+    KGEN_DEVICE float write(int chunk) const {
+        float poison[4] = {};  // chains that do not wait for each other
+        const float* from = outputs_of(chunk) + row_of_thread() * kStride + column_of_thread();
+        float* row = rows_.out.at(first_step(chunk) + row_of_thread()) + column_of_thread();
+        const int rows = steps_of(chunk) - row_of_thread(), left = rows_.values - column_of_thread();
+#pragma unroll
+        for (int sweep = 0; sweep < 8; ++sweep) {
+            kgen::Vec<float, 4> four =
+                *reinterpret_cast<const kgen::Vec<float, 4>*>(from + 8 * sweep * kStride);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                four[i] *= rows_.out_factor;
+                poison[i] = fma(four[i], 0.0f, poison[i]);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i += Vec) {
+                kgen::Vec<float, Vec> values;
+#pragma unroll
+                for (int j = 0; j < Vec; ++j) values[j] = four[i + j];
+                if (8 * sweep < rows && i < left)
+                    store<Cache::streaming>(
+                        reinterpret_cast<kgen::Vec<float, Vec>*>(row + 8 * sweep * rows_.out.stride + i),
+                        values);
+            }
+        }
+        return poison[0] + poison[1] + (poison[2] + poison[3]);
     }
 
     // ---- the warpgroup that adds up the state: rows are keys, columns values ----
@@ -186,6 +241,7 @@ private:
         for (int chunk = 0; chunk < chunks_; ++chunk) {
             meet.states.wait_free(chunk);
             store_state(state_before(chunk), state);
+            fence_proxy_async();
             meet.states.fill(chunk);
             meet.rows.wait_full(chunk);
             Tile sum;
@@ -244,15 +300,17 @@ private:
 
     // ---- the warpgroup that makes outputs: rows are steps ----
 
-    KGEN_DEVICE float make_outputs(Meetings& meet) const {
-        if (chunks_ == 0) return 0.0f;
-        float poison = 0.0f;
-        Tile ahead;  // rows of a of the next chunk, as fragments lie
-        load_fragments(ahead, 0);
+    KGEN_DEVICE void make_outputs(Meetings& meet) const {
+        if (chunks_ == 0) return;
+        CopierOfA copier(rows_.a, rows_.first, Keys);
+        if (Keys < kKeys) {  // features that do not exist are zeros
+            for (int i = thread_rank(); i < kRows; i += 128) rows_of_a()[i] = 0.0f;
+            sync_makers();
+        }
         Fragments a;
-        split_fragments(a, ahead);
-        load_fragments(ahead, 1);
-        Tile sums;
+        copy_a(copier, 0);
+        take_a(a);
+        copy_a(copier, 1);
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks_; ++chunk) {
             Tile scores;
@@ -261,8 +319,8 @@ private:
             wgmma_fence(scores, a);
             multiply<Along::columns>(scores, a, b_of(chunk));
             wgmma_commit();
-            if (chunk > 0) poison += write(sums, chunk - 1);  // behind the scores
 
+            Tile sums;
             meet.states.wait_full(chunk);
             clear(sums);
             wgmma_fence(sums, a);
@@ -281,14 +339,16 @@ private:
 
             wgmma_wait<1>(sums, a);
             meet.states.release(chunk);
-            split_fragments(a, ahead);
-            load_fragments(ahead, chunk + 2);
+            take_a(a);
+            copy_a(copier, chunk + 2);
 
             wgmma_wait<0>(inside, seen);
             meet.rows.release(chunk);
             add(sums, inside);
+            meet.outputs.wait_free(chunk);
+            leave(sums, outputs_of(chunk));
+            meet.outputs.fill(chunk);
         }
-        return poison + write(sums, chunks_ - 1);
     }
 
     template <Along K>
@@ -302,20 +362,33 @@ private:
         });
     }
 
-    // Rows of a as accumulators have them; zeros where there is nothing.
-    KGEN_DEVICE void load_fragments(Tile& to, int chunk) const {
-        constexpr int kVec = min(Vec, 2);
+    using CopierOfA = ChunkCopier<float, kChunk, Keys, 4 * Vec, 128>;
+    static KGEN_DEVICE void sync_makers() { sync_named(1, 128); }
+
+    // Start copies of a chunk's rows of a, if there is such a chunk. Those behind the last step are zeros.
+    KGEN_DEVICE void copy_a(CopierOfA& copier, int chunk) const {
+        if (chunk < chunks_) copier.template start<false>(rows_of_a(), kStride, steps_of(chunk));
+        cp_async_commit();
+    }
+
+    // The rows that are on their way, as operands. Then their place is free.
+    static KGEN_DEVICE void take_a(Fragments& a) {
+        cp_async_wait_all();
+        sync_makers();
         const MmaLane lane = mma_lane();
-        const i64 first = first_step(chunk) + 16 * warp_of_group() + lane.g;
-        const float* row = rows_.a.at(first) + 2 * lane.q;
+        const float* rows = rows_of_a() + (16 * warp_of_group() + lane.g) * kStride + 2 * lane.q;
+        Tile tile;
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
+        for (int n = 0; n < 8; ++n)
 #pragma unroll
-            for (int n = 0; n < 8; ++n)
-#pragma unroll
-                for (int i = 0; i < 2; i += kVec)
-                    load_values<kVec>(&to[n][2 * half + i], row + 8 * half * rows_.a.stride + 8 * n + i,
-                                      first + 8 * half < rows_.end && 8 * n + 2 * lane.q + i < Keys);
+            for (int half = 0; half < 2; ++half) {
+                const kgen::Vec<float, 2> two =
+                    *reinterpret_cast<const kgen::Vec<float, 2>*>(rows + 8 * half * kStride + 8 * n);
+                tile[n][2 * half] = two[0];
+                tile[n][2 * half + 1] = two[1];
+            }
+        split_fragments(a, tile);
+        sync_makers();
     }
 
     static KGEN_DEVICE void split_fragments(Fragments& to, const Tile& from) {
@@ -336,47 +409,18 @@ private:
         });
     }
 
-    KGEN_DEVICE float write(Tile& sums, int chunk) const {
-        float poison[4] = {};  // chains that do not wait for each other
+    static KGEN_DEVICE void leave(const Tile& sums, float* rows) {
         const MmaLane lane = mma_lane();
-        const i64 first = first_step(chunk) + 16 * warp_of_group() + lane.g;
+        rows += (16 * warp_of_group() + lane.g) * kStride + 2 * lane.q;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const bool there = first + 8 * half < rows_.end;
-            float* row = rows_.out.at(first + 8 * half) + 2 * lane.q;
+        for (int n = 0; n < 8; ++n)
 #pragma unroll
-            for (int n = 0; n < 8; ++n) {
-                float* two = sums[n] + 2 * half;
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    two[i] *= rows_.out_factor;
-                    poison[2 * half + i] = fma(two[i], 0.0f, poison[2 * half + i]);
-                }
-                const int left = there ? rows_.values - 8 * n - 2 * lane.q : 0;
-                if constexpr (Vec >= 2) {
-                    if (left > 0)
-                        store<Cache::streaming>(reinterpret_cast<kgen::Vec<float, 2>*>(row + 8 * n),
-                                                kgen::Vec<float, 2>{{two[0], two[1]}});
-                } else {
-#pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        if (i < left) row[8 * n + i] = two[i];
-                }
-            }
-        }
-        return poison[0] + poison[1] + (poison[2] + poison[3]);
+            for (int half = 0; half < 2; ++half)
+                *reinterpret_cast<kgen::Vec<float, 2>*>(rows + 8 * half * kStride + 8 * n) = {
+                    {sums[n][2 * half], sums[n][2 * half + 1]}};
     }
 
     // ---- what they share ----
-
-    template <int Count>
-    static KGEN_DEVICE void load_values(float* to, const float* from, bool there) {
-        kgen::Vec<float, Count> values{};
-        if (there)
-            values = load<Cache::streaming>(reinterpret_cast<const kgen::Vec<float, Count>*>(from));
-#pragma unroll
-        for (int i = 0; i < Count; ++i) to[i] = values[i];
-    }
 
     static KGEN_DEVICE void clear(Tile& sums) {
 #pragma unroll

@@ -2,13 +2,12 @@
 //
 //     places.wait_free(turn);     // by those who fill
 //     ...
-//     places.fill(turn);          // each of them
+//     fence_proxy_async();        // each of them, if it is for products by warpgroups or the copy engine
+//     places.fill(turn);
 //
 //     places.wait_full(turn);     // by those who use what is there
 //     ...
 //     places.release(turn);       // each of their warps, as a whole
-//
-// What is written is for products by warpgroups or for the copy engine.
 #pragma once
 
 #include "bulk.cuh"
@@ -30,10 +29,7 @@ public:
     KGEN_DEVICE void wait_free(int turn) {
         if (turn >= 2) mbarrier_wait(free_[turn % 2], static_cast<u32>(turn / 2 - 1) % 2);
     }
-    KGEN_DEVICE void fill(int turn) {
-        fence_proxy_async();
-        mbarrier_arrive(full_[turn % 2]);
-    }
+    KGEN_DEVICE void fill(int turn) { mbarrier_arrive(full_[turn % 2]); }
 
     KGEN_DEVICE void wait_full(int turn) {
         mbarrier_wait(full_[turn % 2], static_cast<u32>(turn / 2) % 2);
