@@ -3,18 +3,18 @@
 //
 //     S_t = S_{t-1} + b_t v_t^T          out_t = factor * a_t S_t
 //
-// Chunk after chunk of 64 steps, by three or four warpgroups of a block:
+// Chunk after chunk of 64 steps, by three warpgroups of a block:
 //
 //     one moves       rows: those of b and v from memory through registers, split, to panels; and outputs,
 //                     a chunk behind the others, from shared memory to where they belong, whole lines
 //     one sums        b^T v of each chunk to the state, which stays in its registers, and leaves the
 //                     state before each chunk in panels
-//     others make     outputs: scores a b^T, a times the state, scores times v. Rows of a they take from
-//                     shared memory and split themselves, as fragments of operands in their registers
+//     one makes       outputs: scores a b^T, a times the state, scores times v. Rows of a it takes from
+//                     shared memory and splits itself, as fragments of operands in its registers
 //
-// They meet at mbarriers, two chunks apart at most. What is serial is the sum of states alone. Who makes
-// outputs has three of the four products, and a product is nearly done when its instructions are issued:
-// whatever else it does leaves the tensor cores to others. Two such warpgroups take turns with the chunks.
+// They meet at mbarriers, two chunks apart at most. What is serial is the sum of states alone. The third
+// warpgroup has three of the four products, and a product is nearly done when its instructions are issued:
+// whatever else it does is time in which only the second one keeps the tensor cores busy.
 //
 // A sum of products begins at zero with each chunk, small terms first, and is added to others in fp32:
 // tensor cores cut off (mma.cuh). What is not finite is noticed by its effect on outputs, and then the block
@@ -26,6 +26,7 @@
 #include "chunk_place.cuh"
 #include "chunk_plain.cuh"
 #include "chunk_rows.cuh"
+#include "chunk_stage.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "registers.cuh"
@@ -35,10 +36,9 @@
 
 namespace kgen {
 
-// Keys <= 64, Values: features of a and b, and of v and out. Parts: numbers that one of fp32 becomes.
-// Makers: warpgroups that make outputs. Vec: values that one load brings. Scaled: v is multiplied by
-// rows.value_factor.
-template <int Keys, int Values, int Parts, int Makers, int Vec, bool Scaled>
+// Keys <= 64, Values: features of a and b, and of v and out. Parts: numbers that one of fp32 becomes. Vec:
+// values that one load brings. Scaled: v is multiplied by rows.value_factor.
+template <int Keys, int Values, int Parts, int Vec, bool Scaled>
 class GroupWalk {
     static constexpr int kChunk = 64;  // steps
     static constexpr int kKeys = 64;
@@ -46,15 +46,10 @@ class GroupWalk {
     static constexpr int kPlace = Parts * kPanel;
     static constexpr int kStride = 72;  // of rows of fp32: pairs of a fragment's rows are in all banks
     static constexpr int kRows = kChunk * kStride;
-    // Registers of a thread: what it begins with, and then that of each warpgroup.
-    static constexpr int kAtFirst = Makers == 1 ? 168 : 128;
-    static constexpr int kOfMaker = Makers == 1 ? 208 : 144;
-    static constexpr int kOfAdder = Makers == 1 ? 144 : 104, kOfMover = Makers == 1 ? 152 : 120;
+    static constexpr int kMakers = 208, kAdders = 144, kMovers = 152;  // registers of a thread
 
     static_assert(Keys <= kKeys, "one panel of keys");
-    static_assert(Makers == 1 || Makers == 2, "two places of rows");
-    static_assert(Makers * kOfMaker + kOfAdder + kOfMover <= (Makers + 2) * kAtFirst,
-                  "a block that asks for more than it begins with waits for ever");
+    static_assert(kMakers + kAdders + kMovers <= 3 * 168, "as many as a block of this size begins with");
     static_assert(Keys % Vec == 0 && Values % Vec == 0 && Vec <= 4, "a load is of one row");
 
     using Operand = PanelOperand<bf16, 64>;
@@ -62,11 +57,11 @@ class GroupWalk {
     using Fragments = u32[Parts * 4][4];  // the same as operands: of each part, four times 16 columns
 
 public:
-    static constexpr int kThreads = 128 * (Makers + 2);
+    static constexpr int kThreads = 384;
     static constexpr int kSlice = 64;  // value features of a block
     static constexpr int kSlices = (Values + kSlice - 1) / kSlice;
     static constexpr int kSmemBytes =
-        max(6 * kPlace * static_cast<int>(sizeof(bf16)) + (Makers + 2) * kRows * static_cast<int>(sizeof(float)) +
+        max(6 * kPlace * static_cast<int>(sizeof(bf16)) + 3 * kRows * static_cast<int>(sizeof(float)) +
                 Panels<8>::kBytes,
             plain_walk_bytes(Keys, kSlice));
 
@@ -79,23 +74,22 @@ public:
     KGEN_DEVICE void walk() {
         Meetings& meet = meetings();
         if (thread_rank() == 0) {
-            // A place is filled by one warpgroup and used by one: rows by the adder, too.
-            meet.rows.begin(128, 8);
-            meet.states.begin(128, 4);
+            meet.rows.begin(128, 8);    // filled by one warpgroup, used by two
+            meet.states.begin(128, 4);  // and by one
             meet.outputs.begin(128, 4);
             mbarrier_init_fence();
         }
         sync_block();
         const int group = warpgroup_rank();
-        if (group < Makers) {
-            take_registers<kOfMaker>();
-            make_outputs(meet, group);
+        if (group == 0) {
+            take_registers<kMakers>();
+            make_outputs(meet);
             end_with(0.0f);
-        } else if (group == Makers) {
-            leave_registers<kOfAdder>();
+        } else if (group == 1) {
+            leave_registers<kAdders>();
             end_with(add_up(meet));
         } else {
-            leave_registers<kOfMover>();
+            leave_registers<kMovers>();
             end_with(move_rows(meet));
         }
     }
@@ -110,17 +104,15 @@ private:
     }
 
     // Shared memory. Panels of bf16 for each part: two places of b, of v, and of the state before a chunk.
-    // Rows of fp32, kStride apart: two places of outputs, and of a one for each warpgroup that makes outputs.
+    // Rows of fp32, kStride apart: one place of a, two of outputs.
     static KGEN_DEVICE bf16* panels() {
         return reinterpret_cast<bf16*>(panel_memory(dynamic_smem<char>()));
     }
     static KGEN_DEVICE bf16* b_of(int chunk) { return panels() + chunk % 2 * kPlace; }
     static KGEN_DEVICE bf16* v_of(int chunk) { return panels() + (2 + chunk % 2) * kPlace; }
     static KGEN_DEVICE bf16* state_before(int chunk) { return panels() + (4 + chunk % 2) * kPlace; }
-    static KGEN_DEVICE float* outputs_of(int chunk) {
-        return reinterpret_cast<float*>(panels() + 6 * kPlace) + chunk % 2 * kRows;
-    }
-    static KGEN_DEVICE float* rows_of_a(int maker) { return outputs_of(0) + (2 + maker) * kRows; }
+    static KGEN_DEVICE float* rows_of_a() { return reinterpret_cast<float*>(panels() + 6 * kPlace); }
+    static KGEN_DEVICE float* outputs_of(int chunk) { return rows_of_a() + (1 + chunk % 2) * kRows; }
 
     KGEN_DEVICE i64 first_step(int chunk) const {
         return rows_.first + static_cast<i64>(chunk) * kChunk;
@@ -306,21 +298,21 @@ private:
             }
     }
 
-    // ---- a warpgroup that makes outputs: rows are steps ----
+    // ---- the warpgroup that makes outputs: rows are steps ----
 
-    // Of every chunk, or of every second one.
-    KGEN_DEVICE void make_outputs(Meetings& meet, int maker) const {
+    KGEN_DEVICE void make_outputs(Meetings& meet) const {
+        if (chunks_ == 0) return;
+        CopierOfA copier(rows_.a, rows_.first, Keys);
         if (Keys < kKeys) {  // features that do not exist are zeros
-            for (int i = thread_rank() % 128; i < kRows; i += 128) rows_of_a(maker)[i] = 0.0f;
-            sync_makers(maker);
+            for (int i = thread_rank(); i < kRows; i += 128) rows_of_a()[i] = 0.0f;
+            sync_makers();
         }
-        copy_a(maker, maker);
+        Fragments a;
+        copy_a(copier, 0);
+        take_a(a);
+        copy_a(copier, 1);
 #pragma unroll 1
-        for (int chunk = maker; chunk < chunks_; chunk += Makers) {
-            Fragments a;
-            take_a(a, maker);
-            copy_a(maker, chunk + Makers);
-
+        for (int chunk = 0; chunk < chunks_; ++chunk) {
             Tile scores;
             meet.rows.wait_full(chunk);
             clear(scores);
@@ -335,8 +327,7 @@ private:
             multiply<Along::rows>(sums, a, state_before(chunk));
             wgmma_commit();
 
-            wgmma_wait<0>(scores, sums, a);
-            meet.states.release(chunk);
+            wgmma_wait<1>(scores);
             Fragments seen;
             drop_later(scores);
             split_fragments(seen, scores);
@@ -345,6 +336,11 @@ private:
             wgmma_fence(inside, seen);
             multiply<Along::rows>(inside, seen, v_of(chunk));
             wgmma_commit();
+
+            wgmma_wait<1>(sums, a);
+            meet.states.release(chunk);
+            take_a(a);
+            copy_a(copier, chunk + 2);
 
             wgmma_wait<0>(inside, seen);
             meet.rows.release(chunk);
@@ -366,28 +362,21 @@ private:
         });
     }
 
-    static KGEN_DEVICE void sync_makers(int maker) { sync_named(1 + maker, 128); }
+    using CopierOfA = ChunkCopier<float, kChunk, Keys, 4 * Vec, 128>;
+    static KGEN_DEVICE void sync_makers() { sync_named(1, 128); }
 
     // Start copies of a chunk's rows of a, if there is such a chunk. Those behind the last step are zeros.
-    KGEN_DEVICE void copy_a(int maker, int chunk) const {
-        constexpr int kCopies = kChunk / Vec, kSweep = 128 / kCopies;  // of a row; rows
-        const int row = thread_rank() % 128 / kCopies, column = thread_rank() % kCopies * Vec;
-        const int steps = chunk < chunks_ ? steps_of(chunk) : 0;
-        const float* from = rows_.a.at(first_step(chunk) + row) + column;
-        float* to = rows_of_a(maker) + row * kStride + column;
-        if (chunk < chunks_ && column < Keys)
-#pragma unroll
-            for (int i = 0; i < kChunk; i += kSweep)
-                cp_async_or_zero<4 * Vec>(to + i * kStride, from + i * rows_.a.stride, row + i < steps);
+    KGEN_DEVICE void copy_a(CopierOfA& copier, int chunk) const {
+        if (chunk < chunks_) copier.template start<false>(rows_of_a(), kStride, steps_of(chunk));
         cp_async_commit();
     }
 
     // The rows that are on their way, as operands. Then their place is free.
-    static KGEN_DEVICE void take_a(Fragments& a, int maker) {
+    static KGEN_DEVICE void take_a(Fragments& a) {
         cp_async_wait_all();
-        sync_makers(maker);
+        sync_makers();
         const MmaLane lane = mma_lane();
-        const float* rows = rows_of_a(maker) + (16 * warp_of_group() + lane.g) * kStride + 2 * lane.q;
+        const float* rows = rows_of_a() + (16 * warp_of_group() + lane.g) * kStride + 2 * lane.q;
         Tile tile;
 #pragma unroll
         for (int n = 0; n < 8; ++n)
@@ -399,7 +388,7 @@ private:
                 tile[n][2 * half + 1] = two[1];
             }
         split_fragments(a, tile);
-        sync_makers(maker);
+        sync_makers();
     }
 
     static KGEN_DEVICE void split_fragments(Fragments& to, const Tile& from) {
