@@ -7,9 +7,9 @@
 // lies in the order of panels (wgmma.cuh), so that places in memory are all that has to agree. A state errs by
 // a rounding of each sum.
 //
-// What goes on to the next round, or is handed out, must not: errors of many rounds would add up. So there is a
-// low part for each number of T that goes on, which is what T does not hold of it, and all blocks make a part
-// each of the next round's carry, of high and low parts alike. States are of its high part.
+// What goes on to the next round, or is handed out, must not: it is fp32 in two planes, T and the rest. T is bf16,
+// the upper half of fp32, and a rest what it takes from there to the number itself, as 16 bits of an integer. All
+// blocks make a part each of the next round's carry, and states are sums of its upper half.
 //
 // Sums and carries have two places, for even rounds and for odd ones. One barrier a round is enough then: what
 // a block writes in round n + 2, and what it makes of round n + 1 for round n + 2, it writes behind the barrier of
@@ -29,6 +29,27 @@
 
 namespace kgen {
 
+namespace detail {
+
+// Read 16 bytes that another block has written, or leave `piece` as it is. A condition as part of the
+// instruction: with jumps around loads the compiler puts few of them on their way together.
+KGEN_DEVICE void load_piece_if(bool there, Vec<u32, 4>& piece, const Vec<u32, 4>* from) {
+#if KGEN_HOST
+    if (there) piece = load(from);
+#else
+    asm volatile(
+        "{\n"
+        ".reg .pred there;\n"
+        "setp.ne.b32 there, %5, 0;\n"
+        "@there ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(piece[0]), "+r"(piece[1]), "+r"(piece[2]), "+r"(piece[3])
+        : "l"(__cvta_generic_to_global(from)), "r"(static_cast<int>(there)));
+#endif
+}
+
+}  // namespace detail
+
 // Keys, Values: the tensors' features; Slice: value features of a block; Workers, Servers: threads of a block, the
 // workers first. Begins, Ends: whether there are states to begin with and to hand out.
 template <class T, int Keys, int Values, int Slice, int Workers, int Servers, int Blocks, bool Begins,
@@ -41,10 +62,12 @@ class GatheredExchange {
     static constexpr int kPiece = 8;                         // values, 16 bytes
     static constexpr int kSweep = Servers * kPiece;          // values of one piece of each server
     static constexpr int kPieces = kSum / kSweep;            // of a server
+    static constexpr int kEightRows = 8 * 64;                // values, of a panel
     static constexpr int kRing = 21;                         // pieces of a server that are on their way
     // Named barriers: all but the first server's warp pass the one, and all servers wait at the other.
     static constexpr int kWritten = 1, kMet = 3;
 
+    static_assert(detail::kIsBf16<T>, "the upper half of fp32");
     static_assert(Slice % 64 == 0 && kSum % kSweep == 0, "a state is whole panels and whole sweeps");
 
 public:
@@ -55,7 +78,7 @@ public:
         return Layout::offset(key, value / 8) + value % 8;
     }
 
-    // sums: T [groups][even rounds, odd ones][high parts, low ones][Blocks][kSum]; carries: the same without Blocks.
+    // sums: T [groups][even rounds, odd ones][T, rests][Blocks][kSum]; carries: the same without Blocks.
     KGEN_DEVICE GatheredExchange(const GroupPlace& place, i32* counters, float* sums, T* carries)
         : counter_(counters, place.group),
           sums_(reinterpret_cast<T*>(sums) + place.group * 4 * Blocks * kSum),
@@ -68,33 +91,27 @@ public:
     }
     KGEN_DEVICE int rank() const { return rank_; }
 
-    // Whether low parts are wanted.
+    // Whether rests are wanted.
     static KGEN_DEVICE bool goes_on(bool is_last) { return Ends || !is_last; }
 
     // By the workers: a warp's part of the sum, 16 x 16 features as two tiles of accumulators. Of them the lane
     // has, once its neighbours have swapped (quad_of_row), four from `key` and `value` on, and four of eight keys
-    // further on. Rest: what T does not hold of them.
-    template <bool Rest>
+    // further on.
     KGEN_DEVICE void put(int round, int key, int value, const float (&left)[4],
                          const float (&right)[4]) const {
-        constexpr int kEightRows = 8 * 64;
-        T* there = sum(round, Rest, rank_) + offset(key, value);
+        T* there = sum(round, false, rank_) + offset(key, value);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            Vec<u32, 2> quad;
-            if constexpr (Rest) {
-                float left_rest[4], right_rest[4];
+        for (int half = 0; half < 2; ++half)
+            store<Cache::evict_last>(reinterpret_cast<Vec<u32, 2>*>(there + half * kEightRows),
+                                     quad_of_row<T>(left, right, half));
+    }
+    // If they are wanted, the rests: of one tile, two from `key` and `value` on, and two of eight keys further on.
+    KGEN_DEVICE void put_rests(int round, int key, int value, const float (&tile)[4]) const {
+        T* there = sum(round, true, rank_) + offset(key, value);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    left_rest[i] = rest(left[i]);
-                    right_rest[i] = rest(right[i]);
-                }
-                quad = quad_of_row<T>(left_rest, right_rest, half);
-            } else {
-                quad = quad_of_row<T>(left, right, half);
-            }
-            store<Cache::evict_last>(reinterpret_cast<Vec<u32, 2>*>(there + half * kEightRows), quad);
-        }
+        for (int half = 0; half < 2; ++half)
+            store<Cache::evict_last>(reinterpret_cast<Vec<u32, 1>*>(there + half * kEightRows),
+                                     {{rests(tile[2 * half], tile[2 * half + 1])}});
     }
     // All of it is written. Nobody waits.
     KGEN_DEVICE void sums_written() const {
@@ -126,29 +143,43 @@ public:
         wait_for_earlier_kernel();
         const bool has_state = carries(round) || rank_ > 0;
         if (!has_state) tell_workers();
+        // The state is a sum of the carry and the sums of the blocks before this one, or of those alone.
+        const int at = kPiece * server();
+        const T* blocks = sum(round, false, 0) + at;
+        const T* first = carries(round) ? carry(round, false) + at : blocks;
+        const int others = carries(round) ? rank_ : rank_ - 1;
+        if (!carries(round)) blocks += kSum;
+        state += at;
         meet();
         if (has_state) {
-            gather(state, round);
+            // The first term comes to its place by copies, which need no registers. A server adds to what it has
+            // copied itself. Those that come after are on their way together with it.
+#pragma unroll
+            for (int i = 0; i < kPieces; ++i) cp_async<16>(state + i * kSweep, first + i * kSweep);
+            add<Blocks - 1>(state, blocks, others);
             tell_workers();
         }
         if (goes_on(is_last)) pass_on(round, is_last, states);
     }
 
 private:
-    // Of round `round`: the high or low parts of a block's sum, and of the state before the round; and whether
-    // that is not zero.
-    KGEN_DEVICE T* sum(int round, bool low, int block) const {
-        return sums_ + ((round % 2 * 2 + low) * Blocks + block) * kSum;
+    // Of round `round`: a block's sum, and the state before the round, as T or what that leaves; and whether there
+    // is such a state.
+    KGEN_DEVICE T* sum(int round, bool rest, int block) const {
+        return sums_ + ((round % 2 * 2 + rest) * Blocks + block) * kSum;
     }
-    KGEN_DEVICE T* carry(int round, bool low) const {
-        return carries_ + (round % 2 * 2 + low) * kSum;
+    KGEN_DEVICE T* carry(int round, bool rest) const {
+        return carries_ + (round % 2 * 2 + rest) * kSum;
     }
     static KGEN_DEVICE bool carries(int round) { return Begins || round > 0; }
 
-    // What T does not hold of x; 0 if that is nothing finite.
-    static KGEN_DEVICE float rest(float x) {
-        const float high = to_float(from_float<T>(x));
-        return high - high == 0.0f ? x - high : 0.0f;
+    // Of two numbers, what it takes from T to them. (Halfway between two of T that may be one too many.)
+    static KGEN_DEVICE u32 rests(float first, float second) {
+        const u32 upper = pack2<T>(first, second);
+        const int to_first = bit_cast<int>(first) - static_cast<int>(upper << 16);
+        const int to_second = bit_cast<int>(second) - static_cast<int>(upper & 0xffff0000u);
+        return (static_cast<u32>(min(to_first, 0x7fff)) & 0xffffu) |
+               static_cast<u32>(min(to_second, 0x7fff)) << 16;
     }
 
     static KGEN_DEVICE int server() { return thread_rank() - Workers; }
@@ -179,22 +210,9 @@ private:
         if (lane_id() == 0) mbarrier_arrive(taken_);
     }
 
-    // The state before the segment. The first of what it is the sum of comes to its place by asynchronous copies,
-    // for which no registers are needed; a server reads what it has copied itself.
-    KGEN_DEVICE void gather(T* state, int round) const {
-        const int at = kPiece * server();
-        const T* blocks = sum(round, false, 0) + at;
-        const T* first = carries(round) ? carry(round, false) + at : blocks;
-        state += at;
-#pragma unroll
-        for (int i = 0; i < kPieces; ++i) cp_async<16>(state + i * kSweep, first + i * kSweep);
-        const bool apart = carries(round);  // else the first block's is there
-        add<Blocks - 1>(state, apart ? blocks : blocks + kSum, apart ? rank_ : rank_ - 1);
-    }
-
-    // Add the sums of `count` blocks, of which there are more than half of `Most` if there are any, and write the
-    // state. Pieces are on their way long before they are added, as many as there are registers for: a ring of
-    // them, taken block by block, and kLap pieces of each block are whole turns of it.
+    // Add the sums of `count` blocks, of which there are more than half of `Most` if there are any, to what comes to
+    // `state`, and write the state. Pieces are on their way long before they are added, as many as there are
+    // registers for: a ring of them, taken block by block, and kLap pieces of each block are whole turns of it.
     template <int Most>
     KGEN_DEVICE void add(T* state, const T* blocks, int count) const {
         if constexpr (Most > 1)
@@ -207,8 +225,10 @@ private:
         const auto start = [&](int first, int step) {
             const int block = step % Most, piece = step / Most;
             Vec<u32, 4>& slot = ring[step % kSlots];
-            if (first + piece < kPieces && (block <= Most / 2 || block < count))
-                slot = load_piece(blocks + block * kSum + piece * kSweep);
+            if (block > Most / 2) slot = {};  // it may not be there, and is added all the same
+            detail::load_piece_if(
+                first + piece < kPieces && (block <= Most / 2 || block < count), slot,
+                reinterpret_cast<const Vec<u32, 4>*>(blocks + block * kSum + piece * kSweep));
         };
         if (count > 0)
 #pragma unroll
@@ -220,17 +240,17 @@ private:
 #pragma unroll
             for (int piece = 0; piece < kLap; ++piece) {
                 if (kPieces % kLap != 0 && first + piece >= kPieces) break;
-                Vec<u32, 4>& there = *reinterpret_cast<Vec<u32, 4>*>(state + piece * kSweep);
+                auto* there = reinterpret_cast<Vec<u32, 4>*>(state + piece * kSweep);
+                const Vec<u32, 4> first_term = *there;
                 float sums[kPiece] = {};
-                add_piece(sums, there);
+                add_piece(sums, first_term);
 #pragma unroll
                 for (int block = 0; block < Most; ++block) {
                     const int step = piece * Most + block;
-                    if (block <= Most / 2 || block < count) add_piece(sums, ring[step % kSlots]);
+                    add_piece(sums, ring[step % kSlots]);
                     start(first, step + kSlots);
                 }
-#pragma unroll
-                for (int i = 0; i < 4; ++i) there[i] = pack2<T>(sums[2 * i], sums[2 * i + 1]);
+                *there = packed(sums);
             }
             state += kLap * kSweep;
             blocks += kLap * kSweep;
@@ -246,19 +266,19 @@ private:
         }
     }
 
+    static KGEN_DEVICE Vec<u32, 4> packed(const float (&sums)[kPiece]) {
+        return {{pack2<T>(sums[0], sums[1]), pack2<T>(sums[2], sums[3]), pack2<T>(sums[4], sums[5]),
+                 pack2<T>(sums[6], sums[7])}};
+    }
+
     // What goes on from a round, by all blocks a part each: the next round's carry, or the state behind the last step.
     KGEN_DEVICE void pass_on(int round, bool is_last, const States& states) const {
         for_my_pieces([&](int at) {
             float sums[kPiece] = {};
-            const auto add_parts = [&](const T* high, const T* low) {
-                const Vec<u32, 4> two[2] = {load_piece(high + at), load_piece(low + at)};
-                add_piece(sums, two[0]);
-                add_piece(sums, two[1]);
-            };
-            if (carries(round)) add_parts(carry(round, false), carry(round, true));
+            if (carries(round)) add_whole(sums, carry(round, false) + at, carry(round, true) + at);
 #pragma unroll
             for (int block = 0; block < Blocks; ++block)
-                add_parts(sum(round, false, block), sum(round, true, block));
+                add_whole(sums, sum(round, false, block) + at, sum(round, true, block) + at);
             if (!is_last) {
                 store_carry(round + 1, at, sums);
             } else if constexpr (Ends) {
@@ -267,6 +287,15 @@ private:
                     states.store_last(key_of(at), value_of(at) + i, sums[i]);
             }
         });
+    }
+
+    static KGEN_DEVICE void add_whole(float (&sums)[kPiece], const T* piece, const T* rests) {
+        const Vec<u32, 4> upper = load_piece(piece), rest = load_piece(rests);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            sums[2 * i] += bit_cast<float>((upper[i] << 16) + static_cast<u32>(static_cast<int>(rest[i] << 16) >> 16));
+            sums[2 * i + 1] += bit_cast<float>((upper[i] & 0xffff0000u) + static_cast<u32>(static_cast<int>(rest[i]) >> 16));
+        }
     }
 
     // body(where it begins) for the server's pieces of a state that all blocks have parts of.
@@ -283,14 +312,10 @@ private:
     }
 
     KGEN_DEVICE void store_carry(int round, int at, const float (&values)[kPiece]) const {
-        Vec<u32, 4> high, low;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            high[i] = pack2<T>(values[2 * i], values[2 * i + 1]);
-            low[i] = pack2<T>(rest(values[2 * i]), rest(values[2 * i + 1]));
-        }
-        store_piece(carry(round, false) + at, high);
-        store_piece(carry(round, true) + at, low);
+        store_piece(carry(round, false) + at, packed(values));
+        store_piece(carry(round, true) + at,
+                    {{rests(values[0], values[1]), rests(values[2], values[3]),
+                      rests(values[4], values[5]), rests(values[6], values[7])}});
     }
 
     static KGEN_DEVICE Vec<u32, 4> load_piece(const T* piece) {

@@ -189,23 +189,26 @@ private:
         add_batches<0>(sums);
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m) wgmma_wait<0>(sums[m]);
-        hand_out<false>(sums, round.exchange, round.number());
-        if (round.exchange.goes_on(round.is_last()))
-            hand_out<true>(sums, round.exchange, round.number());
+        hand_out(sums, round.exchange, round.number(), round.is_last());
         round.exchange.sums_written();
     }
 
-    // Tiles of 8 value features in pairs. Rest: what T does not hold of them.
-    template <bool Rest, class Exchange>
-    KGEN_DEVICE void hand_out(const Sums& sums, const Exchange& exchange, int round) const {
+    template <class Exchange>
+    KGEN_DEVICE void hand_out(const Sums& sums, const Exchange& exchange, int round, bool is_last) const {
         const int key = computed_here(first_key() + 16 * warp_of_group() + mma_lane().g);
-        const int value = computed_here(first_value() + column_of_quad());
+        const int value = computed_here(first_value());
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m)
 #pragma unroll
             for (int n = 0; n < kWidth / 8; n += 2)
-                exchange.template put<Rest>(round, key + 64 * m, value + 8 * n, sums[m][n],
-                                            sums[m][n + 1]);
+                exchange.put(round, key + 64 * m, value + 8 * n + column_of_quad(), sums[m][n],
+                             sums[m][n + 1]);
+        if (!exchange.goes_on(is_last)) return;
+#pragma unroll
+        for (int m = 0; m < kKeyTiles; ++m)
+#pragma unroll
+            for (int n = 0; n < kWidth / 8; ++n)
+                exchange.put_rests(round, key + 64 * m, value + 8 * n + 2 * mma_lane().q, sums[m][n]);
     }
 
     // All looks.
