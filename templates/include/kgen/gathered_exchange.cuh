@@ -24,6 +24,7 @@
 #include "math.cuh"
 #include "meeting.cuh"
 #include "memory.cuh"
+#include "registers.cuh"
 #include "segment_ends.cuh"
 #include "wgmma.cuh"
 
@@ -182,7 +183,8 @@ private:
                static_cast<u32>(min(to_second, 0x7fff)) << 16;
     }
 
-    static KGEN_DEVICE int server() { return thread_rank() - Workers; }
+    // Computed anew: registers are for the ring.
+    static KGEN_DEVICE int server() { return computed_here(thread_rank()) - Workers; }
 
     // Wait for the sums of all blocks. The first server's warp does it for the block: it sees what the workers have
     // written, and what servers have made of the round before, and shows it to the others.

@@ -148,7 +148,7 @@ private:
     // Whether there is one.
     KGEN_DEVICE bool go_to_next_round() {
         sync_block();  // shared memory is free, too
-        if (thread_rank() == 0) round_.rows.first += kSteps;
+        if (computed_here(thread_rank()) == 0) round_.rows.first += kSteps;
         sync_block();
         return round_.rows.first < round_.rows.end;
     }
