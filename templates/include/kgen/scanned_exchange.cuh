@@ -138,9 +138,10 @@ private:
     // body(i, unit) for the units that the warp scans.
     template <class Body>
     KGEN_DEVICE void for_my_units(Body body) const {
+        const int warp = computed_here(thread_rank()) / kWarpSize;  // registers are for the sums
 #pragma unroll
         for (int i = 0; i < kUnitsPerWarp; ++i) {
-            const int unit = rank_ + Blocks * (thread_rank() / kWarpSize + i * kWarps);
+            const int unit = rank_ + Blocks * (warp + i * kWarps);
             if (kUnits % (Blocks * kWarps) == 0 || unit < kUnits) body(i, unit);
         }
     }
