@@ -97,7 +97,7 @@ public:
 
     // By the workers: a warp's part of the sum, 16 x 16 features as two tiles of accumulators. Of them the lane
     // has, once its neighbours have swapped (quad_of_row), four from `key` and `value` on, and four of eight keys
-    // further on.
+    // further on. If rests are wanted, of what past_half() leaves.
     KGEN_DEVICE void put(int round, int key, int value, const float (&left)[4],
                          const float (&right)[4]) const {
         T* there = sum(round, false, rank_) + offset(key, value);
@@ -106,13 +106,18 @@ public:
             store<Cache::evict_last>(reinterpret_cast<Vec<u32, 2>*>(there + half * kEightRows),
                                      quad_of_row<T>(left, right, half));
     }
-    // If they are wanted, the rests: of one tile, two from `key` and `value` on, and two of eight keys further on.
+    // The rests: of one tile, two from `key` and `value` on, and two of eight keys further on.
     KGEN_DEVICE void put_rests(int round, int key, int value, const float (&tile)[4]) const {
         T* there = sum(round, true, rank_) + offset(key, value);
 #pragma unroll
         for (int half = 0; half < 2; ++half)
             store<Cache::evict_last>(reinterpret_cast<Vec<u32, 1>*>(there + half * kEightRows),
                                      {{rests(tile[2 * half], tile[2 * half + 1])}});
+    }
+    // A number that is halfway between two of T, a little further from zero: T is rounded up.
+    static KGEN_DEVICE float past_half(float x) {
+        const u32 bits = bit_cast<u32>(x);
+        return bit_cast<float>((bits & 0xffffu) == 0x8000u ? bits | 1u : bits);
     }
     // All of it is written. Nobody waits.
     KGEN_DEVICE void sums_written() const {
@@ -174,13 +179,13 @@ private:
     }
     static KGEN_DEVICE bool carries(int round) { return Begins || round > 0; }
 
-    // Of two numbers, what it takes from T to them. (Halfway between two of T that may be one too many.)
+    // Of two numbers, what it takes from T to them, once those are rounded up that are halfway: to both sides there
+    // would be one number too many.
     static KGEN_DEVICE u32 rests(float first, float second) {
-        const u32 upper = pack2<T>(first, second);
-        const int to_first = bit_cast<int>(first) - static_cast<int>(upper << 16);
-        const int to_second = bit_cast<int>(second) - static_cast<int>(upper & 0xffff0000u);
-        return (static_cast<u32>(min(to_first, 0x7fff)) & 0xffffu) |
-               static_cast<u32>(min(to_second, 0x7fff)) << 16;
+        const u32 upper = pack2<T>(past_half(first), past_half(second));
+        const u32 to_first = bit_cast<u32>(first) - (upper << 16);
+        const u32 to_second = bit_cast<u32>(second) - (upper & 0xffff0000u);
+        return (to_first & 0xffffu) | to_second << 16;
     }
 
     // Computed anew: registers are for the ring.
@@ -295,8 +300,9 @@ private:
         const Vec<u32, 4> upper = load_piece(piece), rest = load_piece(rests);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            sums[2 * i] += bit_cast<float>((upper[i] << 16) + static_cast<u32>(static_cast<int>(rest[i] << 16) >> 16));
-            sums[2 * i + 1] += bit_cast<float>((upper[i] & 0xffff0000u) + static_cast<u32>(static_cast<int>(rest[i]) >> 16));
+            const int first = static_cast<int>(rest[i] << 16) >> 16, second = static_cast<int>(rest[i]) >> 16;
+            sums[2 * i] += bit_cast<float>((upper[i] << 16) + static_cast<u32>(first));
+            sums[2 * i + 1] += bit_cast<float>((upper[i] & 0xffff0000u) + static_cast<u32>(second));
         }
     }
 
@@ -314,10 +320,14 @@ private:
     }
 
     KGEN_DEVICE void store_carry(int round, int at, const float (&values)[kPiece]) const {
-        store_piece(carry(round, false) + at, packed(values));
-        store_piece(carry(round, true) + at,
-                    {{rests(values[0], values[1]), rests(values[2], values[3]),
-                      rests(values[4], values[5]), rests(values[6], values[7])}});
+        Vec<u32, 4> left;
+        float rounded[kPiece];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) left[i] = rests(values[2 * i], values[2 * i + 1]);
+#pragma unroll
+        for (int i = 0; i < kPiece; ++i) rounded[i] = past_half(values[i]);
+        store_piece(carry(round, false) + at, packed(rounded));
+        store_piece(carry(round, true) + at, left);
     }
 
     static KGEN_DEVICE Vec<u32, 4> load_piece(const T* piece) {

@@ -194,21 +194,25 @@ private:
     }
 
     template <class Exchange>
-    KGEN_DEVICE void hand_out(const Sums& sums, const Exchange& exchange, int round, bool is_last) const {
+    KGEN_DEVICE void hand_out(Sums& sums, const Exchange& exchange, int round, bool is_last) const {
         const int key = computed_here(first_key() + 16 * warp_of_group() + mma_lane().g);
         const int value = computed_here(first_value());
+        if (exchange.goes_on(is_last))
+#pragma unroll
+            for (int m = 0; m < kKeyTiles; ++m)
+#pragma unroll
+                for (int n = 0; n < kWidth / 8; ++n) {
+                    float(&tile)[4] = sums[m][n];
+                    exchange.put_rests(round, key + 64 * m, value + 8 * n + 2 * mma_lane().q, tile);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) tile[i] = Exchange::past_half(tile[i]);
+                }
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m)
 #pragma unroll
             for (int n = 0; n < kWidth / 8; n += 2)
                 exchange.put(round, key + 64 * m, value + 8 * n + column_of_quad(), sums[m][n],
                              sums[m][n + 1]);
-        if (!exchange.goes_on(is_last)) return;
-#pragma unroll
-        for (int m = 0; m < kKeyTiles; ++m)
-#pragma unroll
-            for (int n = 0; n < kWidth / 8; ++n)
-                exchange.put_rests(round, key + 64 * m, value + 8 * n + 2 * mma_lane().q, sums[m][n]);
     }
 
     // All looks.
