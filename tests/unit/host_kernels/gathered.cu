@@ -57,12 +57,12 @@ KGEN_DEVICE void gather(const float* given, const float* initial, float* states,
                 }
             exchange.sums_written();
             exchange.take(round);
+            // At once: the servers have told that it is there.
+            if (Begins || round > 0 || place.rank > 0)
+                for (int i = thread; i < kSum; i += kWorkers)
+                    states[own + i] =
+                        kgen::to_float(state[Exchange::offset(i / kSlice, i % kSlice)]);
         }
-        kgen::sync_block();
-        if (Begins || round > 0 || place.rank > 0)
-            for (int i = thread; i < kSum; i += kWorkers + kServers)
-                states[own + i] =
-                    kgen::to_float(state[Exchange::offset(i / kSlice, i % kSlice)]);
         kgen::sync_block();
     }
 }
