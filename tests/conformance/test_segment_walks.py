@@ -37,8 +37,8 @@ WARPS = (
     ("B=1,H=1,T=1100,E=32,M=48,dtype=bf16", 16, 64, 32, 32),
 )
 WARPGROUPS = (
-    # Four rounds of one warpgroup; two of two, with two tiles of keys and with one; a part of a slice; more
-    # blocks, whose servers add more sums than have room on their way for a whole piece of each.
+    # Four rounds of one warpgroup; two of two, with two tiles of keys and with one; a part of a
+    # slice; two rounds of as many blocks as there may be.
     (f"B=1,H=2,T=1700,E=48,M=64,dtype=bf16,{BEFORE},{BEHIND}", 4, 128, 64, 32),
     (f"B=1,H=1,T=1300,E=96,M=128,dtype=bf16,{BEHIND}", 4, 256, 128, 64),
     (f"B=1,H=1,T=1100,E=64,M=64,dtype=bf16,{BEFORE}", 4, 256, 64, 128),

@@ -1,7 +1,7 @@
-"""States that are gathered from the sums of a group's blocks: to the bit, of every block in every round.
+"""States that are gathered from the sums of a group's blocks, to the bit: all blocks', all rounds'.
 
 On the host blocks take turns at the group's barrier, in any order. Fences and named barriers of the
-serving warps do nothing there.
+serving warps do nothing there, and that a state is told to be there too early does not show.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def gather(case: Case, sums: Tensor, initial: Tensor, seed: int) -> tuple[Tensor
 def upper_half(x: Tensor) -> Tensor:
     """Rounded to bf16; from halfway up, so that what is left has 16 bits."""
     bits = x.contiguous().view(torch.int32)
-    return torch.where(bits & 0xFFFF == 0x8000, bits | 1, bits).view(torch.float32).bfloat16().float()
+    past_half = torch.where(bits & 0xFFFF == 0x8000, bits | 1, bits)
+    return past_half.view(torch.float32).bfloat16().float()
 
 
 def wanted(case: Case, sums: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:

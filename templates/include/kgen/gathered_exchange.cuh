@@ -1,19 +1,19 @@
 // States before the segments of a group's blocks (segment_walk.cuh), by warps of each block that do nothing
-// else, with one barrier of the group a round (meeting.cuh). The others never stand still for other blocks, but
-// where they need the state before their segment.
+// else, with one barrier of the group a round (meeting.cuh). The others never stand still for other blocks,
+// but where they need the state before their segment.
 //
-// Each block writes its sum as T to global memory. Behind the barrier its serving warps gather the state before
-// the segment: they add what the blocks before it wrote, in fp32, and leave it as T in shared memory. All of it
-// lies in the order of panels (wgmma.cuh), so that places in memory are all that has to agree. A state errs by
-// a rounding of each sum.
+// Each block writes its sum as T to global memory. Behind the barrier its serving warps gather the state
+// before the segment: they add what the blocks before it wrote, in fp32, and leave it as T in shared
+// memory. All of it lies in the order of panels (wgmma.cuh), so that places in memory are all that has to
+// agree. A state errs by a rounding of each sum.
 //
-// What goes on to the next round, or is handed out, must not: it is fp32 in two planes, T and the rest. T is bf16,
-// the upper half of fp32, and a rest what it takes from there to the number itself, as 16 bits of an integer. All
-// blocks make a part each of the next round's carry, and states are sums of its upper half.
+// What goes on to the next round, or is handed out, must not: it is fp32 in two planes, T and the rest. T
+// is bf16, the upper half of fp32, and a rest what it takes from there to the number itself, as 16 bits of
+// an integer. All blocks make a part each of the next round's carry, and states are sums of its upper half.
 //
-// Sums and carries have two places, for even rounds and for odd ones. One barrier a round is enough then: what
-// a block writes in round n + 2, and what it makes of round n + 1 for round n + 2, it writes behind the barrier of
-// round n + 1; and there the others arrive with all of what they read in round n read.
+// Sums and carries have two places, for even rounds and for odd ones. One barrier a round is enough then:
+// what a block writes in round n + 2, and what it makes of round n + 1 for round n + 2, it writes behind
+// the barrier of round n + 1; and there the others arrive with all of what they read in round n read.
 #pragma once
 
 #include "async.cuh"
@@ -51,8 +51,8 @@ KGEN_DEVICE void load_piece_if(bool there, Vec<u32, 4>& piece, const Vec<u32, 4>
 
 }  // namespace detail
 
-// Keys, Values: the tensors' features; Slice: value features of a block; Workers, Servers: threads of a block, the
-// workers first. Begins, Ends: whether there are states to begin with and to hand out.
+// Keys, Values: the tensors' features; Slice: value features of a block; Workers, Servers: threads of a
+// block, the workers first. Begins, Ends: whether there are states to begin with and to hand out.
 template <class T, int Keys, int Values, int Slice, int Workers, int Servers, int Blocks, bool Begins,
           bool Ends>
 class GatheredExchange {
@@ -95,9 +95,9 @@ public:
     // Whether rests are wanted.
     static KGEN_DEVICE bool goes_on(bool is_last) { return Ends || !is_last; }
 
-    // By the workers: a warp's part of the sum, 16 x 16 features as two tiles of accumulators. Of them the lane
-    // has, once its neighbours have swapped (quad_of_row), four from `key` and `value` on, and four of eight keys
-    // further on. If rests are wanted, of what past_half() leaves.
+    // By the workers: a warp's part of the sum, 16 x 16 features as two tiles of accumulators. Of them the
+    // lane has, once its neighbours have swapped (quad_of_row), four from `key` and `value` on, and four of
+    // eight keys further on. If rests are wanted, of what past_half() leaves.
     KGEN_DEVICE void put(int round, int key, int value, const float (&left)[4],
                          const float (&right)[4]) const {
         T* there = sum(round, false, rank_) + offset(key, value);
@@ -158,8 +158,8 @@ public:
         state += at;
         meet();
         if (has_state) {
-            // The first term comes to its place by copies, which need no registers. A server adds to what it has
-            // copied itself. Those that come after are on their way together with it.
+            // The first term comes to its place by copies, which need no registers. A server adds to what
+            // it has copied itself. Those that come after are on their way together with it.
 #pragma unroll
             for (int i = 0; i < kPieces; ++i) cp_async<16>(state + i * kSweep, first + i * kSweep);
             add<Blocks - 1>(state, blocks, others);
@@ -169,8 +169,8 @@ public:
     }
 
 private:
-    // Of round `round`: a block's sum, and the state before the round, as T or what that leaves; and whether there
-    // is such a state.
+    // Of round `round`: a block's sum, and the state before the round, as T or what that leaves; and
+    // whether there is such a state.
     KGEN_DEVICE T* sum(int round, bool rest, int block) const {
         return sums_ + ((round % 2 * 2 + rest) * Blocks + block) * kSum;
     }
@@ -179,8 +179,8 @@ private:
     }
     static KGEN_DEVICE bool carries(int round) { return Begins || round > 0; }
 
-    // Of two numbers, what it takes from T to them, once those are rounded up that are halfway: to both sides there
-    // would be one number too many.
+    // Of two numbers, what it takes from T to them, once those are rounded up that are halfway: to both
+    // sides there would be one number too many.
     static KGEN_DEVICE u32 rests(float first, float second) {
         const u32 upper = pack2<T>(past_half(first), past_half(second));
         const u32 to_first = bit_cast<u32>(first) - (upper << 16);
@@ -191,8 +191,8 @@ private:
     // Computed anew: registers are for the ring.
     static KGEN_DEVICE int server() { return computed_here(thread_rank()) - Workers; }
 
-    // Wait for the sums of all blocks. The first server's warp does it for the block: it sees what the workers have
-    // written, and what servers have made of the round before, and shows it to the others.
+    // Wait for the sums of all blocks. The first server's warp does it for the block: it sees what the
+    // workers have written, and what servers have made of the round before, and shows it to the others.
     KGEN_DEVICE void meet() {
 #if KGEN_HOST
         host::cluster_barrier();
@@ -217,9 +217,10 @@ private:
         if (lane_id() == 0) mbarrier_arrive(taken_);
     }
 
-    // Add the sums of `count` blocks, of which there are more than half of `Most` if there are any, to what comes to
-    // `state`, and write the state. Pieces are on their way long before they are added, as many as there are
-    // registers for: a ring of them, taken block by block, and kLap pieces of each block are whole turns of it.
+    // Add the sums of `count` blocks, of which there are more than half of `Most` if there are any, to what
+    // comes to `state`, and write the state. Pieces are on their way long before they are added, as many as
+    // there are registers for: a ring of them, taken block by block, and kLap pieces of each block are
+    // whole turns of it.
     template <int Most>
     KGEN_DEVICE void add(T* state, const T* blocks, int count) const {
         if constexpr (Most > 1)
@@ -278,7 +279,8 @@ private:
                  pack2<T>(sums[6], sums[7])}};
     }
 
-    // What goes on from a round, by all blocks a part each: the next round's carry, or the state behind the last step.
+    // What goes on from a round, by all blocks a part each: the next round's carry, or the state behind the
+    // last step.
     KGEN_DEVICE void pass_on(int round, bool is_last, const States& states) const {
         for_my_pieces([&](int at) {
             float sums[kPiece] = {};

@@ -1,10 +1,10 @@
 // A segment of the steps of a linear recurrence in a block, its products by warpgroups (wgmma.cuh): see
 // segment_walk.cuh, which says when what of this is called.
 //
-// Besides them there is one that waits for other blocks and gathers states (gathered_exchange.cuh); what is here
-// those call that work, all but serve(). A warpgroup has two tiles of 64 steps, the long one, which looks back far, and the short one, so that all
-// look back as often. All operands lie in shared memory, but the scores: they are sums of one product and
-// an operand of the next as they lie in registers.
+// Besides them there is one that waits for other blocks and gathers states (gathered_exchange.cuh); what is
+// here those call that work, all but serve(). A warpgroup has two tiles of 64 steps, the long one, which
+// looks back far, and the short one, so that all look back as often. All operands lie in shared memory, but
+// the scores: they are sums of one product and an operand of the next as they lie in registers.
 #pragma once
 
 #include "async.cuh"
@@ -22,7 +22,8 @@
 
 namespace kgen {
 
-// By the first `Threads` threads of a block: asynchronous copies of one tensor's rows to panels, 16 bytes each.
+// By the first `Threads` threads of a block: asynchronous copies of one tensor's rows to panels, 16 bytes
+// each.
 template <class T, int Width, int Rows, int Threads>
 class PanelCopier {
     static constexpr int kPieces = (Width + 63) / 64 * 8;  // of a row
@@ -68,8 +69,9 @@ class GroupSegment {
 
 public:
     using Element = T;
-    // Of three warpgroups each thread begins with a 384th of an SM's registers, in whole eights, and they may have
-    // as many together afterwards: with more the kernel hangs. Two have room for more from the start.
+    // Of three warpgroups each thread begins with a 384th of an SM's registers, in whole eights, and they
+    // may have as many together afterwards: with more the kernel hangs. Two have room for more from the
+    // start.
     static constexpr bool kSharesRegisters = kGroups == 2;
     static constexpr int kWorkerRegisters = 192, kServerRegisters = 120;
     static_assert(2 * kWorkerRegisters + kServerRegisters <= 3 * (65536 / 384 / 8 * 8),
@@ -138,8 +140,8 @@ public:
     }
 
 private:
-    // Shared memory, panels of T: b[Segment][kKeys], a[Segment][kKeys], v[Segment][Slice], and the state before
-    // the segment [kKeys][Slice].
+    // Shared memory, panels of T: b[Segment][kKeys], a[Segment][kKeys], v[Segment][Slice], and the state
+    // before the segment [kKeys][Slice].
     static KGEN_DEVICE T* b() {
         return reinterpret_cast<T*>(panel_memory(dynamic_smem<char>()));
     }
@@ -281,9 +283,9 @@ private:
         return write_fragment<T, Values, Slice>(sums, rows, first + step, left - step);
     }
 
-    // O += (A B^T) V over the tiles of b and v up to the own one, of which a step sees none that is later. One
-    // product after the other: with the next tile's scores on their way beside O, registers are too few, and the
-    // compiler takes all products of the kernel one by one.
+    // O += (A B^T) V over the tiles of b and v up to the own one, of which a step sees none that is later.
+    // One product after the other: with the next tile's scores on their way beside O, registers are too
+    // few, and the compiler takes all products of the kernel one by one.
     template <int Which>
     KGEN_DEVICE void look_back(Tile& sums) const {
         const Operand rows(a(), 64 * tile<Which>(), 0);

@@ -22,8 +22,8 @@
 
 namespace kgen {
 
-// States and sums lie in units of 16 x 16 values, so that a warp writes whole lines: of a sum [two tiles][lanes]
-// [four accumulators], of a state [16][16].
+// States and sums lie in units of 16 x 16 values, so that a warp writes whole lines: of a sum [two
+// tiles][lanes] [four accumulators], of a state [16][16].
 //
 // Keys, Values: the tensors' features; Slice: value features of a block; Threads: of a block; Begins: whether
 // there is a state before the first step. Room: where in dynamic shared memory kRoomBytes are free.

@@ -10,8 +10,8 @@
 //     warp_segment.cuh, group_segment.cuh
 //
 //     how sums become states before segments:
-//     scanned_exchange.cuh, by all threads of the first; gathered_exchange.cuh, by warps of the second that do
-//     nothing else
+//     scanned_exchange.cuh, by all threads of the first; gathered_exchange.cuh, by warps of the second that
+//     do nothing else
 //
 // A sequence that is longer than the group's segments takes several rounds. What is not finite is noticed
 // by its effect on outputs, and then a block does its segment again step by step.
@@ -36,8 +36,8 @@ class SegmentWalk {
     static constexpr int kFeatures = Segment::kFeatures, kValues = Segment::kValues;
     static constexpr int kSteps = Blocks * Segment::kSegment;  // of a round
     static constexpr int kKept = 176;                          // bytes, see below
-    // Whether the warps behind those that work exchange, and nobody else. They go with wgmma, and so does that
-    // the kernel calls no function.
+    // Whether the warps behind those that work exchange, and nobody else. They go with wgmma, and so does
+    // that the kernel calls no function.
     static constexpr bool kServed = Segment::kThreads > Segment::kWorkers;
 
     static_assert(plain_walk_bytes(kFeatures, kSlice) <= Segment::kFreeBytes,
@@ -72,8 +72,8 @@ public:
     }
 
 private:
-    // The next Blocks segments, as the block sees them. Lies in shared memory: registers have room for what one
-    // tensor needs at a time, and for no addresses that a compiler would carry from round to round.
+    // The next Blocks segments, as the block sees them. Lies in shared memory: registers have room for what
+    // one tensor needs at a time, and for no addresses that a compiler would carry from round to round.
     struct Round {
         WalkRows<T> rows;  // first: of the round
         SegmentEnds ends;
@@ -118,8 +118,8 @@ private:
     KGEN_DEVICE void walk_rounds() {
         while (take_round<Works>())
             if (!go_to_next_round()) return;
-        // What is not finite stays so. In a function that is called, registers of the loop hold nothing of it;
-        // but a kernel that calls any has its wgmma done one by one.
+        // What is not finite stays so. In a function that is called, registers of the loop hold nothing of
+        // it; but a kernel that calls any has its wgmma done one by one.
         if constexpr (kServed) {
             walk_segments<Works>();
         } else {
