@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import c_void_p
+from ctypes import c_int, c_void_p
 
 import pytest
 import torch
@@ -54,6 +54,17 @@ def test_a_product_is_there_when_it_is_waited_for(module: HostModule) -> None:
     assert torch.equal(out, torch.stack([0 * product, product, 2 * product]))
     with pytest.raises(HostFault, match="before it had waited for 1 of its products"):
         launch(module, "never_waits", a)
+
+
+def test_an_operand_moves_inside_its_panel(module: HostModule) -> None:
+    """Where a GPU's descriptor would lead into the next row instead of the next panel."""
+    a = integers(64, 192, seed=4).bfloat16()
+    place = c_void_p(a.data_ptr())
+    for column in (0, 8, 64):
+        module.function("moves").launch((1,), (32,), BYTES, [place, c_int(column)])
+    for column in (16, 32, 96):
+        with pytest.raises(HostFault, match="not in a panel of 64"):
+            module.function("moves").launch((1,), (32,), BYTES, [place, c_int(column)])
 
 
 def test_cross_compilation() -> None:

@@ -9,6 +9,7 @@
 #include "kgen/group_segment.cuh"
 #include "kgen/meeting.cuh"
 #include "kgen/segment_walk.cuh"
+
 namespace {
 
 using T = kgen::bf16;
@@ -50,7 +51,7 @@ linear_attention_forward(const T* __restrict__ q,  // [B, H, T, E], rows q_strid
                          const T* __restrict__ k,  // [B, H, T, E]
                          const T* __restrict__ v,  // [B, H, T, M]
                          const InitialState* __restrict__ initial_state,  // [B, H, E, M]
-                         float* sums,                                     // [B * H, slices, blocks, E, slice]
+                         float* sums,                                     // see Walk::Exchange
                          T* states,                                       // the same
                          kgen::i32* counters,                             // [B * H * slices, 32]
                          T* __restrict__ out,                             // [B, H, T, M]
@@ -73,8 +74,8 @@ linear_attention_forward(const T* __restrict__ q,  // [B, H, T, E], rows q_strid
         0, steps, kgen::min(kM - value, kSlice), scale, 1.0f};
 
     const kgen::i64 state = head * kE * kM + value;
-    Walk(rows, kgen::floats_at(initial_state, state), kgen::floats_at(final_state, state),
-         sums + place.group * kBlocks * Walk::kSum, {place, counters, states})
+    Walk(rows, {kgen::floats_at(initial_state, state), kgen::floats_at(final_state, state), rows.values},
+         {place, counters, sums, states})
         .walk();
 }
 

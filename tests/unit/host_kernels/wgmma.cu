@@ -149,6 +149,13 @@ extern "C" __global__ void never_waits(const kgen::bf16* a) {
     kgen::wgmma_64x16<32, Along::columns, Along::columns>(d, from, from);
 }
 KGEN_EXPORT(never_waits);
+
+// An operand that is moved twice by `column` columns, from column 32 on.
+extern "C" __global__ void moves(const kgen::bf16* a, int column) {
+    const kgen::PanelOperand<kgen::bf16, 64> from(a, 0, 32);
+    from.at(0, column).at(0, column);
+}
+KGEN_EXPORT(moves);
 #endif
 
 #endif
