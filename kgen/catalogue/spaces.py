@@ -203,9 +203,7 @@ class _PassReader:
             block=_extents(entries["block"], names),
             smem=_expr(entries["smem"], names) if "smem" in entries else parse_expr(0),
             args=tuple(a.text() if a.text() in allowed else _expr(a, names) for a in args),
-            overlaps=_of_params(
-                entries.get("overlaps"), params, f"launch '{kernel}'", "overlaps"
-            ),
+            overlaps=_of_params(entries.get("overlaps"), params, f"launch '{kernel}'", "overlaps"),
             early=_of_params(entries.get("early"), params, f"launch '{kernel}'", "is early"),
         )
 

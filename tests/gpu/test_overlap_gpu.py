@@ -20,7 +20,7 @@ from kgen.launch.cuda import CudaDevice, CudaModule
 from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.model.digest import digest_of_text
 from kgen.model.plan import Launch, Plan, make_plan
-from kgen.model.problem import Problem, parse_problem
+from kgen.model.problem import parse_problem
 from kgen.render import Renderer
 from kgen.worker.binding import Tensors, bind_sets, buffer_sets, shared_scratch
 
@@ -282,7 +282,7 @@ def maker() -> CudaModule:
 
 
 def make_late(maker: CudaModule, wanted: torch.Tensor, made: torch.Tensor) -> Callable[[], None]:
-    """What leaves `wanted` in `made`. Its few small blocks leave room for those of other kernels."""
+    """What leaves `wanted` in `made`. Its few small blocks leave room for other kernels."""
     assert wanted.is_contiguous()
     assert made.is_contiguous()
     words, odd = divmod(wanted.numel() * wanted.element_size(), 4)
