@@ -107,10 +107,10 @@ class _PassReader:
             self._launch(item, static, [w.name for w in workspaces], [p.name for p in params], i)
             for i, item in enumerate(entries["launch"].sequence())
         )
-        if safe is not None and any(launch.overlaps is not None for launch in launches):
+        if safe is not None and any(x.overlaps or x.early for x in launches):
             raise entries["safe"].fail(
                 "a variant with 'safe' must run on every GPU, so no launch of it can have "
-                "'overlaps'\n  next: take it out of its launches"
+                "'overlaps' or 'early'\n  next: take it out of its launches"
             )
         return Variant(
             name=name,
@@ -175,14 +175,20 @@ class _PassReader:
         index: int,
     ) -> LaunchSpec:
         entries = tree.fields(
-            required=["kernel", "grid", "block", "args"], optional=["smem", "overlaps"]
+            required=["kernel", "grid", "block", "args"], optional=["smem", "overlaps", "early"]
         )
         kernel = entries["kernel"].text()
         if "overlaps" in entries and index == 0:
             raise entries["overlaps"].fail(
                 f"launch '{kernel}' is the first of its plan, so it cannot have 'overlaps: "
                 f"{entries['overlaps'].text()}': what runs before a plan does not know of it\n"
-                "  allowed: in the second launch and later ones"
+                "  allowed: in the second launch and later ones; the first can have 'early'"
+            )
+        if "early" in entries and index > 0:
+            raise entries["early"].fail(
+                f"launch '{kernel}' is not the first of its plan, so it cannot have 'early: "
+                f"{entries['early'].text()}': that is about what runs before a plan\n"
+                "  allowed: in the first launch; later ones can have 'overlaps'"
             )
         allowed = [*self.tensors, *workspaces, *self.dims, *self.scalars, *self.strides]
         args = entries["args"].sequence()
@@ -197,9 +203,8 @@ class _PassReader:
             block=_extents(entries["block"], names),
             smem=_expr(entries["smem"], names) if "smem" in entries else parse_expr(0),
             args=tuple(a.text() if a.text() in allowed else _expr(a, names) for a in args),
-            overlaps=(
-                _overlaps(entries["overlaps"], params, kernel) if "overlaps" in entries else None
-            ),
+            overlaps=_of_params(entries.get("overlaps"), params, f"launch '{kernel}'", "overlaps"),
+            early=_of_params(entries.get("early"), params, f"launch '{kernel}'", "is early"),
         )
 
 
@@ -222,16 +227,18 @@ def _choice(name: str, choices: Sequence[Value], tree: Tree) -> Value:
     )
 
 
-def _overlaps(tree: Tree, params: Sequence[str], kernel: str) -> Expr:
-    """Read when a launch overlaps the one before it: a condition over parameters.
+def _of_params(tree: Tree | None, params: Sequence[str], launch: str, does: str) -> Expr | None:
+    """Read when a launch overlaps what is before it, if it ever does: a condition over parameters.
 
     Of nothing else, so that the generated library knows it when it is written.
     """
+    if tree is None:
+        return None
     try:
         expr = parse_expr(tree.text())
     except ExprError as problem:
-        raise tree.fail(f"launch '{kernel}': {problem}") from None
-    where = f"launch '{kernel}' overlaps where '{expr.text}'"
+        raise tree.fail(f"{launch}: {problem}") from None
+    where = f"{launch} {does} where '{expr.text}'"
     for name in sorted(expr.names):
         if name not in params:
             raise tree.fail(f"{where}, but '{name}' is no parameter\n  {suggest(name, params)}")

@@ -35,6 +35,7 @@ class LaunchText:
     args: tuple[str, ...]
     kinds: str  # one letter per argument: p(ointer), q (int64), f(loat32)
     overlaps: bool = False  # may begin before the launch before it has ended
+    early: bool = False  # may begin before what came before the plan has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,8 @@ def _launch(
     )
     return LaunchText(spec.kernel, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]),
                       bound(spec.smem, fixed), args, kinds,
-                      spec.overlaps is not None and bool(spec.overlaps(fixed)))
+                      *(condition is not None and bool(condition(fixed))
+                        for condition in (spec.overlaps, spec.early)))
 
 
 class _Fold(ast.NodeTransformer):

@@ -85,7 +85,9 @@ def _plan_function(
         launcher = f"launch{suffix}"
         block = f"block=({', '.join(map(local, launch.block))})"
         options = [block, f"smem={local(launch.smem)}"]
-        if launch.overlaps:
+        if launch.early:
+            options.append("overlaps=True")  # whatever is before it in its stream
+        elif launch.overlaps:
             options.append(f"overlaps={_any_launched(grids)}")
         prepared.append(fold(
             f"{launcher} = file.launcher(", [quoted(launch.kernel), quoted(launch.kinds), *options],

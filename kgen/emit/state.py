@@ -198,8 +198,9 @@ def _row(row: RowState | SafeState) -> dict[str, Any]:
 def _launch(launch: LaunchText) -> dict[str, Any]:
     data = {**asdict(launch), "grid": list(launch.grid), "block": list(launch.block),
             "args": list(launch.args)}
-    if not launch.overlaps:
-        del data["overlaps"]
+    for key in ("overlaps", "early"):  # left out where false: so rows were before there were such
+        if not data[key]:
+            del data[key]
     return data
 
 
@@ -243,7 +244,8 @@ def _common(row: dict[str, Any]) -> dict[str, Any]:
             tuple(
                 LaunchText(launch["kernel"], _three(launch["grid"]), _three(launch["block"]),
                            launch["smem"], tuple(launch["args"]), launch["kinds"],
-                           bool(launch.get("overlaps", False)))
+                           bool(launch.get("overlaps", False)),
+                           bool(launch.get("early", False)))
                 for launch in plan["launches"]
             ),
             tuple(WorkspaceText(**workspace) for workspace in plan["workspaces"]),

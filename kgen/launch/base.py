@@ -38,8 +38,8 @@ class Module(ABC):
         address is passed; dtype and shape are the caller's business) or of a number (an int is
         passed as `long long`, a float as `float`). The result holds the tensors, and works on
         torch's stream of the moment when it is called, so it may be captured in a CUDA graph. It
-        returns before the GPU is done. A GPU may begin a launch that `overlaps` before the one
-        before it has ended; the host runs one after the other.
+        returns before the GPU is done. A GPU may begin a launch that `overlaps`, or is `early`,
+        before the one before it in its stream has ended; the host runs one after the other.
 
         Args:
             plan: Launches with an extent of 0 are left out.
@@ -130,6 +130,6 @@ def resolve(
 
 def describe(launch: Launch) -> str:
     """Return a launch in words, for messages."""
-    overlaps = ", overlapping the launch before it" if launch.overlaps else ""
+    overlaps = ", overlapping the launch before it" if launch.overlaps_stream else ""
     return (f"{launch.kernel} with grid {launch.grid}, block {launch.block}, {launch.smem_bytes} "
             f"bytes of dynamic shared memory{overlaps}")

@@ -122,7 +122,8 @@ class CudaModule(Module):
         values = resolve(launch, tensors, numbers, self._device.torch_device)
         codes = ["q" if isinstance(v, int) else "f" if isinstance(v, float) else "p"
                  for v in values]
-        key = (launch.kernel, "".join(codes), launch.block, launch.smem_bytes, launch.overlaps)
+        key = (launch.kernel, "".join(codes), launch.block, launch.smem_bytes,
+               launch.overlaps_stream)
         if key not in self._launchers:  # one serves the many buffer sets of a measurement
             try:
                 function = self._module.function(launch.kernel)

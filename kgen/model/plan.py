@@ -14,7 +14,7 @@ from kgen.model.problem import Problem
 from kgen.model.space import LaunchSpec, Variant
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
-OVERLAP_SINCE = 90  # compute capability from which on a launch can overlap the one before it
+OVERLAP_SINCE = 90  # compute capability from which on a launch can overlap what is before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Launch:
         args: Names, bound to values by a caller, or whole numbers.
         overlaps: Whether it may begin before the launch before it has ended. Never of the first
             launch that is not empty: what comes before a plan does not know of it.
+        early: Whether it, the first, may begin before what came before the plan has ended.
     """
 
     kernel: str
@@ -37,6 +38,15 @@ class Launch:
     smem_bytes: int
     args: tuple[str | int, ...]
     overlaps: bool = False
+    early: bool = False
+
+    @property
+    def overlaps_stream(self) -> bool:
+        """Whether it may begin before what is before it in its stream has ended, whatever that is.
+
+        All that a driver has to know.
+        """
+        return self.overlaps or self.early
 
     @property
     def threads(self) -> int:
@@ -78,7 +88,7 @@ def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfil
 
     Raises:
         SpaceError: If an extent is no whole number, negative, or beyond what CUDA can launch; or
-            a launch overlaps on a GPU that cannot.
+            a launch overlaps what is before it on a GPU that cannot.
     """
     env = expression_names(variant, config, problem, gpu)
     launches: list[Launch] = []
@@ -90,8 +100,12 @@ def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfil
             _whole(arg, env, variant, "argument") if isinstance(arg, Expr) else arg
             for arg in spec.args
         )
-        overlaps = _overlaps(spec, env, variant, gpu) and not all(x.is_empty for x in launches)
-        launches.append(Launch(spec.kernel, grid, block, smem, args, overlaps))
+        given = spec, env, variant, gpu
+        overlaps = _overlaps(spec.overlaps, "the one before it", *given) and not all(
+            x.is_empty for x in launches
+        )
+        early = _overlaps(spec.early, "what came before its plan", *given)
+        launches.append(Launch(spec.kernel, grid, block, smem, args, overlaps, early))
     workspaces = tuple(
         Workspace(w.name, w.dtype, _whole(w.elements, env, variant, w.name))
         for w in variant.workspaces
@@ -99,13 +113,20 @@ def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfil
     return Plan(tuple(launches), workspaces)
 
 
-def _overlaps(spec: LaunchSpec, env: dict[str, Any], variant: Variant, gpu: GpuProfile) -> bool:
-    if spec.overlaps is None or not spec.overlaps(env):
+def _overlaps(
+    condition: Expr | None,
+    before: str,
+    spec: LaunchSpec,
+    env: dict[str, Any],
+    variant: Variant,
+    gpu: GpuProfile,
+) -> bool:
+    if condition is None or not condition(env):
         return False
     if not gpu.is_host and gpu.compute_capability < OVERLAP_SINCE:
         raise SpaceError(
-            f"{variant.where}: launch '{spec.kernel}' overlaps the one before it "
-            f"('{spec.overlaps.text}'), which takes sm_{OVERLAP_SINCE} or later; {gpu.name} is "
+            f"{variant.where}: launch '{spec.kernel}' overlaps {before} "
+            f"('{condition.text}'), which takes sm_{OVERLAP_SINCE} or later; {gpu.name} is "
             f"{gpu.arch}\n  next: add a rule that allows it from compute_capability "
             f"{OVERLAP_SINCE} on"
         )

@@ -66,6 +66,9 @@ class LaunchSpec:
             that a problem leaves out is passed as a null pointer, its strides as 0.
         overlaps: Over parameters: whether it may begin before the launch before it has ended. Its
             kernel then waits before it touches what that one reads or writes. None: never.
+        early: Of the first launch, over parameters: whether it may begin before what came before
+            the plan has ended. Of that its kernel knows nothing: each thread waits before all
+            else, and only then lets the next kernel start. None: never.
     """
 
     kernel: str
@@ -74,6 +77,7 @@ class LaunchSpec:
     smem: Expr
     args: tuple[str | Expr, ...]
     overlaps: Expr | None = None
+    early: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)

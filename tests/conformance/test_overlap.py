@@ -7,6 +7,7 @@ wait where they must, only a GPU can show: `tests/gpu/test_overlap_gpu.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -14,7 +15,7 @@ from test_host import BY_RANK, H200, HOST, ROOMY, SHUFFLED, run_configs
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
-from kgen.catalogue import open_catalogue, profile_named
+from kgen.catalogue import Entry, open_catalogue, profile_named
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config, Value
 from kgen.model.plan import make_plan
@@ -84,6 +85,9 @@ def test_is_right_on_the_host(
     assert [launch.overlaps for launch in plan.launches] == [
         False, *(True for _ in plan.launches[1:])
     ]  # fmt: skip
+    assert [launch.early for launch in plan.launches] == [
+        name == "meeting", *(False for _ in plan.launches[1:])
+    ]  # fmt: skip
     wanted = [(problem, config)]
     for _, _, outcome in run_configs(ENTRY, variant, "host", wanted, (BY_RANK, SHUFFLED)):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
@@ -103,6 +107,48 @@ def test_is_allowed_from_sm_90_on(
                 variant, tried, pass_, problem, profile_named(gpu), legality_only=True
             ) is (runs and (overlaps or overlap == 0))
     assert config.as_dict()["overlap"] == values["overlap"]
+
+
+EARLY = [
+    (entry, variant)
+    for entry in map(open_catalogue().entry, open_catalogue().names)
+    for variant in entry.space.variants
+    if variant.launches[0].early is not None
+]
+
+
+@pytest.mark.parametrize(
+    ("entry", "variant"), EARLY, ids=[f"{e.operator.name}-{v.pass_name}-{v.name}" for e, v in EARLY]
+)
+def test_an_early_kernel_waits_before_all_else(entry: Entry, variant: Variant) -> None:
+    """What it would read, write, or let others begin before might be in use by anybody's kernel."""
+    signature = entry.operator.signature
+    pass_ = signature.pass_named(variant.pass_name)
+    tried = set()
+    for text in entry.operator.default_problems(variant.pass_name, on_host=False):
+        problem = parse_problem(text, signature)
+        for config in variant.first:
+            if not is_feasible(variant, config, pass_, problem, H200, legality_only=True):
+                continue
+            launch = make_plan(variant, config, problem, H200).launches[0]
+            rendered = Renderer(include_dir()).render(
+                entry.operator.name, entry.templates, variant, config, problem
+            )
+            first, *others = statements(rendered.source, launch.kernel)
+            waits = first.startswith("kgen::wait_for_earlier_kernel(")
+            assert waits is launch.early, f"{config.label} begins with {first}"
+            lets_go_on = any("let_next_kernel_start" in other for other in others)
+            assert lets_go_on is launch.early, config.label
+            tried.add(launch.early)
+    assert True in tried
+
+
+def statements(source: str, kernel: str) -> list[str]:
+    """What a kernel's body consists of, without comments."""
+    code = re.sub(r"//.*", "", source)
+    found = re.search(rf"__global__[^;{{]*\b{kernel}\([^{{]*\{{\n(.*?)\n\}}", code, re.DOTALL)
+    assert found is not None, kernel
+    return [statement.strip() for statement in found[1].split(";")]
 
 
 @pytest.mark.parametrize(

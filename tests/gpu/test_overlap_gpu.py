@@ -1,7 +1,8 @@
 """Plans whose kernels overlap give the bits of plans whose kernels do not, however they are called.
 
 The same cubin is launched with and without the property, so any difference is a kernel that read
-before it waited, or wrote what was still read.
+before it waited, or wrote what was still read: of the kernel before it in its plan, or, where the
+plan's first launch is early, of whatever came before the plan.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import torch
 from kgen.assets import include_dir
 from kgen.build import open_compiler
 from kgen.catalogue import open_catalogue, profile_named
-from kgen.launch.cuda import CudaDevice
-from kgen.model.artifact import Artifact, BuildRequest
-from kgen.model.plan import Plan, make_plan
-from kgen.model.problem import Problem, parse_problem
+from kgen.launch.cuda import CudaDevice, CudaModule
+from kgen.model.artifact import Artifact, BuildRequest, Rendered
+from kgen.model.digest import digest_of_text
+from kgen.model.plan import Launch, Plan, make_plan
+from kgen.model.problem import parse_problem
 from kgen.render import Renderer
-from kgen.worker.binding import bind_sets, buffer_sets, shared_scratch
+from kgen.worker.binding import Tensors, bind_sets, buffer_sets, shared_scratch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -111,8 +113,9 @@ class Calls:
         plan = make_plan(variant, config, problem, gpu)
         assert any(launch.overlaps for launch in plan.launches)
         apart = Plan(
-            tuple(replace(launch, overlaps=False) for launch in plan.launches), plan.workspaces
+            tuple(replace(x, overlaps=False, early=False) for x in plan.launches), plan.workspaces
         )
+        self._plan, self._pass_name, self._problem = plan, pass_name, problem
         device = CudaDevice(0)
         self.module = device.load(built)
         self.outputs = [t.name for t in passed.outputs]
@@ -124,13 +127,24 @@ class Calls:
             )[0]
         ]
         self.scratch = shared_scratch(plan, problem, device.torch_device)
-        self.overlapping = self._bound(plan, pass_name, problem)
-        self.apart = self._bound(apart, pass_name, problem)
+        self.overlapping = self._bound(plan, self.sets)
+        self.apart = self._bound(apart, self.sets)
 
-    def _bound(self, plan: Plan, pass_name: str, problem: Problem) -> list[Callable[[], None]]:
+    def _bound(self, plan: Plan, sets: list[Tensors]) -> list[Callable[[], None]]:
         return bind_sets(
-            self.module, plan, self.operator, pass_name, problem, self.sets, self.scratch
+            self.module, plan, self.operator, self._pass_name, self._problem, sets, self.scratch
         )
+
+    def inputs(self) -> list[Tensors]:
+        """Of each set."""
+        return [
+            {name: t for name, t in tensors.items() if name not in self.outputs}
+            for tensors in self.sets
+        ]
+
+    def of_inputs(self, inputs: Tensors) -> list[Callable[[], None]]:
+        """Overlapping calls that leave the outputs of all sets, but take the same inputs."""
+        return self._bound(self._plan, [{**tensors, **inputs} for tensors in self.sets])
 
     def poison(self) -> None:
         """Fill outputs and scratch with NaN."""
@@ -220,11 +234,8 @@ def test_several_streams_at_once(products: str) -> None:
 def test_inputs_that_are_made_right_before_on_another_stream(
     calls: Calls, wanted: list[torch.Tensor]
 ) -> None:
-    """The first kernel of a plan does not overlap what made its inputs."""
-    kept = [
-        {name: t.clone() for name, t in tensors.items() if name not in calls.outputs}
-        for tensors in calls.sets
-    ]
+    """The first kernel of a plan reads nothing before what made its inputs has ended."""
+    kept = [{name: t.clone() for name, t in inputs.items()} for inputs in calls.inputs()]
     calls.poison()
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -237,6 +248,78 @@ def test_inputs_that_are_made_right_before_on_another_stream(
                 call()
     stream.synchronize()
     assert equal(calls.results(), wanted)
+
+
+# Spoils an input, makes it long after that, and lets the next kernel begin before both.
+MAKER = """\
+#include "kgen/dependent_launch.cuh"
+
+extern "C" __global__ void make_late(const int* from, volatile int* to, long long words,
+                                     long long cycles) {
+    kgen::wait_for_earlier_kernel();
+    kgen::let_next_kernel_start();
+    const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const long long threads = (long long)gridDim.x * blockDim.x;
+    for (long long i = first; i < words; i += threads) to[i] = -1;  // NaN in every dtype
+    const long long begin = clock64();
+    while (clock64() - begin < cycles) {
+    }
+    for (long long i = first; i < words; i += threads) to[i] = from[i];
+}
+"""
+CYCLES = 40_000  # that the makers wait, 20 us and more: what overlaps them could be over by then
+
+
+@pytest.fixture(scope="module")
+def maker() -> CudaModule:
+    major, minor = torch.cuda.get_device_capability(0)
+    compiler = open_compiler("nvrtc", [include_dir()])
+    rendered = Rendered("test/make_late", MAKER, digest_of_text(MAKER))
+    [built] = compiler.build([BuildRequest(rendered, f"sm_{major}{minor}a")])
+    compiler.close()
+    assert isinstance(built, Artifact), built
+    return CudaDevice(0).load(built)
+
+
+def make_late(maker: CudaModule, wanted: torch.Tensor, made: torch.Tensor) -> Callable[[], None]:
+    """What leaves `wanted` in `made`. Its few small blocks leave room for other kernels."""
+    assert wanted.is_contiguous()
+    assert made.is_contiguous()
+    words, odd = divmod(wanted.numel() * wanted.element_size(), 4)
+    assert odd == 0
+    launch = Launch("make_late", (64, 1, 1), (256, 1, 1), 0, ("wanted", "made", words, CYCLES),
+                    early=True)  # fmt: skip
+    return maker.bind(Plan((launch,), ()), {"wanted": wanted, "made": made}, {})
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["stream", "graph"])
+def test_inputs_that_kernels_right_before_make_while_all_overlap(
+    calls: Calls, wanted: list[torch.Tensor], maker: CudaModule, in_graph: bool
+) -> None:
+    """No launch is an ordinary one, so nothing but their waits keeps kernels from stale inputs.
+
+    All calls take the same inputs, which are made anew for each of them: a line that an L1 cache
+    has kept from the call before would show, too.
+    """
+    inputs = {name: torch.empty_like(t) for name, t in calls.inputs()[0].items()}
+    steps = []
+    for kept, call in zip(calls.inputs(), calls.of_inputs(inputs), strict=True):
+        steps += [make_late(maker, t, inputs[name]) for name, t in kept.items()] + [call]
+
+    def run() -> None:
+        for _ in range(10):
+            for step in steps:
+                step()
+
+    graph = torch.cuda.CUDAGraph()
+    if in_graph:
+        with torch.cuda.graph(graph):
+            run()
+    for _ in range(5):
+        calls.poison()
+        torch.cuda.synchronize()
+        graph.replay() if in_graph else run()
+        assert equal(calls.results(), wanted)
 
 
 def test_a_graph(calls: Calls, wanted: list[torch.Tensor]) -> None:

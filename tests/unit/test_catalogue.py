@@ -163,12 +163,18 @@ def test_safe_excludes_constants(tmp_path: Path) -> None:
         load(tmp_path, text)
 
 
-# Two kernels, of which the second may overlap where a parameter with a default says so.
+# Two kernels, of which the second may overlap the first, and the first what came before it, where
+# parameters with a default say so.
 OVERLAPPING = (
     SPACE.replace(
         "        flag: [false, true]\n",
         "        flag: [false, true]\n        overlap: {choices: [0, 1], default: 0}\n",
-    ).replace(
+    )
+    .replace(
+        "        - kernel: rmsnorm_forward\n",
+        "        - kernel: rmsnorm_forward\n          early: overlap == 1 and flag\n",
+    )
+    .replace(
         "      first:\n",
         """\
         - kernel: rmsnorm_scale
@@ -238,7 +244,16 @@ def test_a_launch_overlaps_where_its_config_says_so(tmp_path: Path) -> None:
     ):
         plan = make_plan(variant, config, problem, gpu)
         assert [launch.overlaps for launch in plan.launches] == wanted
+        # Here the first launch overlaps what came before the plan where the second overlaps it.
+        assert [launch.early for launch in plan.launches] == wanted[::-1]
+        assert [launch.overlaps_stream for launch in plan.launches] == [wanted[1]] * 2
+    unflagged = variant.config({**variant.values(overlapping), "flag": False})
+    plan = make_plan(variant, unflagged, problem, h200)
+    assert [launch.overlaps_stream for launch in plan.launches] == [False, True]
     refusal = r"'rmsnorm_scale' .*'overlap == 1'.*sm_90 .*sm_80\n.*next:"
+    with pytest.raises(SpaceError, match=refusal):
+        make_plan(variant, unflagged, problem, profile_named("a100"))
+    refusal = r"'rmsnorm_forward' .*what came.*'overlap == 1 and flag'.*sm_90 .*sm_80\n.*next:"
     with pytest.raises(SpaceError, match=refusal):
         make_plan(variant, overlapping, problem, profile_named("a100"))
     # What runs first must not overlap what came before the plan.
@@ -246,30 +261,54 @@ def test_a_launch_overlaps_where_its_config_says_so(tmp_path: Path) -> None:
     empty = replace(variant, launches=(replace(first, grid=(parse_expr(0),)), second, second))
     plan = make_plan(empty, overlapping, problem, h200)
     assert [launch.overlaps for launch in plan.launches] == [False, False, True]
+    assert [launch.early for launch in plan.launches[1:]] == [False, False]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "line", "part"),
     [
-        ("overlap == 1", "lap == 1", 20, "'rmsnorm_scale' .*'lap' is no parameter.*mean 'overlap'"),
-        ("overlap == 1", "M > 8", 20, "launch 'rmsnorm_scale' .*'M > 8', but 'M' is no parameter"),
-        ("overlap == 1", "1 == 1", 20, "'1 == 1', which is the same .*allowed: .* over threads"),
-        ("overlap == 1", "overlap =", 20, "launch 'rmsnorm_scale': .*overlap ="),
+        ("s: overlap ", "s: lap ", 21, "'rmsnorm_scale' .*'lap' is no parameter.*mean 'overlap'"),
+        ("s: overlap ==", "s: M >", 21, "'rmsnorm_scale' .*'M > 1', but 'M' is no parameter"),
+        ("s: overlap ==", "s: 1 ==", 21, "'1 == 1', which is the same .*allowed: .* over threads"),
+        ("s: overlap == 1", "s: overlap =", 21, "launch 'rmsnorm_scale': .*overlap ="),
         ("default: 0", "default: 2", 10, "overlap=2 is not among its choices.*allowed: 0, 1"),
         (", default: 0", "", 10, "'default' is missing.*required: choices, default"),
         ("default:", "defualt:", 10, "unknown key 'defualt'.*did you mean 'default'"),
-        ("overlap: 1}", "overlap: 3}", 25, "overlap=3 is not among its choices.*allowed: 0, 1"),
+        ("overlap: 1}", "overlap: 3}", 26, "overlap=3 is not among its choices.*allowed: 0, 1"),
         (
             "        - kernel: rmsnorm_forward\n",
             "        - kernel: rmsnorm_forward\n          overlaps: overlap == 1\n",
             16,
-            "'rmsnorm_forward' is the first .*'overlaps: overlap == 1'.*allowed: in the second",
+            "'rmsnorm_forward' is the first .*'overlaps: overlap == 1'.*second.*can have 'early'",
         ),
         (
             "      first:\n",
             "      safe: {threads: 32, cache: normal, flag: false}\n      first:\n",
+            25,
+            "'safe' must run on every GPU.*'overlaps' or 'early'.*next: take it out",
+        ),
+        (
+            "          overlaps: overlap == 1\n          grid: [M]\n          block: [threads]\n"
+            "          args: [y, M, N]\n      first:\n",
+            "          grid: [M]\n          block: [threads]\n          args: [y, M, N]\n"
+            "      safe: {threads: 32, cache: normal, flag: false}\n      first:\n",
             24,
-            "'safe' must run on every GPU.*'overlaps'.*next: take it out",
+            "'safe' must run on every GPU.*'overlaps' or 'early'.*next: take it out",
+        ),
+        ("y: overlap", "y: lap", 16, "'rmsnorm_forward' is early .*'lap' is no parameter"),
+        ("y: overlap == 1", "y: M > 8", 16, "'rmsnorm_forward' is early .*'M' is no parameter"),
+        ("y: overlap == 1 and flag", "y: 1 == 1", 16, "is early where '1 == 1', .*the same"),
+        (
+            "overlaps: overlap == 1",
+            "early: overlap == 1",
+            21,
+            "'rmsnorm_scale' is not the first .*'early: overlap == 1'.*can have 'overlaps'",
+        ),
+        (
+            "overlaps: overlap == 1\n",
+            "overlaps: overlap == 1\n          early: overlap == 1\n",
+            22,
+            "'rmsnorm_scale' is not the first .*allowed: in the first launch",
         ),
     ],
 )

@@ -137,10 +137,11 @@ def test_a_chain_with_scratch(import_module: Import) -> None:
 
 
 def overlapping(**config: Any) -> RowState:
-    """A row whose second kernel overlaps where the config says so."""
+    """A row whose second kernel overlaps, and whose first is early, where the config says so."""
     v = variant("split")
     first, second = v.launches
-    second = replace(second, overlaps=parse_expr("overlap == 1"))
+    first = replace(first, early=parse_expr("overlap == 2"))
+    second = replace(second, overlaps=parse_expr("overlap >= 1"))
     return row(replace(v, launches=(first, second)), 100, **config)
 
 
@@ -156,14 +157,26 @@ def test_a_launch_that_overlaps(import_module: Import) -> None:
         assert file.overlaps == [False, overlaps]
 
 
+def test_a_first_launch_that_is_early(import_module: Import) -> None:
+    (made,) = import_module("op.tables.h200", table(overlapping(overlap=2))).FORWARD
+    call = sys.modules["fakelib._runtime.rows"].Call
+    # Where the first has no blocks the second is the first that has some, and nobody said of it
+    # that it may overlap what came before the plan.
+    for rows, overlaps in ((10, True), (0, False)):
+        file = File()
+        made.bind(file, call(M=rows, N=4096, x_stride_M=5000))
+        assert file.overlaps == [True, overlaps]
+
+
 def test_a_launch_that_does_not_overlap_is_written_as_ever(tmp_path: Path) -> None:
     never, no = row(variant("split"), 100, overlap=0), overlapping(overlap=0)
     assert no == never
     gpu = GpuState("h200", "H200", (), "sm_90a", (("sm_count", 132),))
-    assert "overlaps" not in table_text(TableState(gpu, (no,)))
     file = tmp_path / "h200.yaml"
-    for made in (no, overlapping(overlap=1)):
+    for overlap, keys in ((0, set()), (1, {"overlaps"}), (2, {"overlaps", "early"})):
+        made = overlapping(overlap=overlap)
         file.write_text(table_text(TableState(gpu, (made,))))
+        assert {key for key in ("overlaps", "early") if f"{key}:" in file.read_text()} == keys
         assert read_table(file).rows == (made,)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ import torch
 from kgen.build import open_compiler
 from kgen.errors import GpuError, LaunchError
 from kgen.launch import Module, detect_gpus, open_device
+from kgen.launch import cuda as launch_cuda
+from kgen.launch.base import describe
+from kgen.launch.cuda import CudaDevice, CudaModule
 from kgen.launch.host import HostDevice
 from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.model.digest import digest_of_text
@@ -92,6 +96,49 @@ def test_a_chain_of_kernels(artifact: Artifact, seed: int) -> None:
     tensors["x"].zero_()
     run()
     assert torch.equal(tensors["y"], torch.ones(n))
+
+
+def test_a_driver_hears_of_overlaps_with_whatever_is_before(
+    monkeypatch: pytest.MonkeyPatch, artifact: Artifact
+) -> None:
+    made: list[tuple[str, bool]] = []
+
+    class Driver:
+        """Stands for a loaded module, and for a device."""
+
+        ordinal, torch_device = 0, torch.device("cpu")
+
+        def function(self, name: str) -> Function:
+            return Function(name)
+
+    class Function:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def parameter_bytes(self) -> None:
+            return None
+
+        def allow_smem(self, smem_bytes: int) -> None: ...
+
+    def make_launcher(function: Function, *args: object) -> None:
+        made.append((function.name, bool(args[-1])))
+
+    monkeypatch.setattr(cuda, "Module", lambda *_: Driver())
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
+    monkeypatch.setattr(launch_cuda, "make_launcher", make_launcher)
+    bound = CudaModule(artifact, cast("CudaDevice", Driver()))
+    first, second = plan_for(10).launches
+    numbers = {"N": 10, "x_stride_N": 3, "a": 1.0}
+    wanted: list[tuple[str, bool]] = []
+    for early, overlaps in ((False, False), (False, True), (True, False), (True, True)):
+        launches = replace(first, early=early), replace(second, overlaps=overlaps)
+        bound.bind(Plan(launches, ()), tensors_for(10), numbers)
+        for launch, says in ((first, early), (second, overlaps)):
+            if (launch.kernel, says) not in wanted:  # one launcher serves all that are alike
+                wanted.append((launch.kernel, says))
+        assert made == wanted
+        assert ["overlapping the launch before it" in describe(x) for x in launches] == [
+            early, overlaps]
 
 
 def test_what_is_bound_stays_alive(module: Module) -> None:

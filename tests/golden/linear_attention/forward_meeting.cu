@@ -25,7 +25,6 @@ constexpr int kBatch = 32;           // steps per group of copies
 constexpr int kCopy = 16;             // bytes that one copy moves
 constexpr int kScoreParts = 1;  // numbers of 16 bits that a score is
 constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
-constexpr int kOverlaps = 1;      // whether blocks begin while counters are cleared
 
 static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
               "these blocks know no sums of keys");
@@ -40,7 +39,10 @@ using Walk = kgen::SegmentWalk<Segment, kBlocks, kgen::kPresent<InitialState>,
 extern "C" __global__ void __launch_bounds__(64)
 linear_attention_clear(kgen::i32* counters,  // [B * H * slices, 32]
                        kgen::i64 B, kgen::i64 H) {
-    if constexpr (kOverlaps == 1) kgen::let_next_kernel_start();
+    // What came before may have made the inputs, or still use the workspaces. The next kernel need not
+    // wait for that: none of its blocks begins before each block here has come past its wait.
+    kgen::wait_for_earlier_kernel();
+    kgen::let_next_kernel_start();
     kgen::clear_counters(counters, B * H * Walk::kSlices);
 }
 
