@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
@@ -18,6 +19,7 @@ from kgen.catalogue import Entry, open_catalogue, profile_named
 from kgen.errors import EmptySpaceError
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config
+from kgen.model.gpu import GpuProfile
 from kgen.model.plan import make_plan
 from kgen.model.problem import Problem, with_dims
 from kgen.model.record import Fate
@@ -69,11 +71,19 @@ def problems(signature: Signature) -> list[Problem]:
     return found
 
 
-def spread(variant: Variant, signature: Signature, problem: Problem, count: int) -> list[Config]:
+def profile_of(variant: Variant, signature: Signature) -> GpuProfile:
+    """The host's, but for variants whose blocks need more shared memory whatever the config."""
+    fits = any(spread(variant, signature, problem, 1, HOST) for problem in problems(signature))
+    return HOST if fits else ROOMY
+
+
+def spread(
+    variant: Variant, signature: Signature, problem: Problem, count: int, gpu: GpuProfile
+) -> list[Config]:
     """The first, the last and evenly spaced feasible configs."""
     pass_ = signature.pass_named(variant.pass_name)
     try:
-        configs = enumerate_feasible([variant], pass_, problem, HOST).configs
+        configs = enumerate_feasible([variant], pass_, problem, gpu).configs
     except EmptySpaceError:
         return []
     steps = max(count - 1, 1)
@@ -89,17 +99,18 @@ def inefficient(
     reasons the one with the fewest threads: each is a fiber.
     """
     pass_ = signature.pass_named(variant.pass_name)
+    host = profile_of(variant, signature)
     tried = problems(signature)
     draw = random.Random(0)
     found: dict[frozenset[str], tuple[int, Problem, Config]] = {}
     for _ in range(3000):
         problem = draw.choice(tried)
         config = variant.config({p.name: draw.choice(p.choices) for p in variant.params})
-        if not is_feasible(variant, config, pass_, problem, HOST, legality_only=True):
+        if not is_feasible(variant, config, pass_, problem, host, legality_only=True):
             continue
-        rules = [refusing_rule(variant, config, pass_, problem, gpu) for gpu in (HOST, H200)]
+        rules = [refusing_rule(variant, config, pass_, problem, gpu) for gpu in (host, H200)]
         why = frozenset(r.why for r in rules if r and r.kind is RuleKind.EFFICIENCY)
-        launches = make_plan(variant, config, problem, HOST).launches
+        launches = make_plan(variant, config, problem, host).launches
         threads = sum(math.prod(x.grid) * x.threads for x in launches)
         if why and (why not in found or threads < found[why][0]):
             found[why] = (threads, problem, config)
@@ -123,14 +134,15 @@ def run_variant(
     changed: Callable[[Operator], Operator] = lambda operator: operator,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     entry = open_catalogue().entry(operator)
-    variant = entry.space.variant(pass_name, name)
+    variant, signature = entry.space.variant(pass_name, name), entry.operator.signature
+    gpu = profile_of(variant, signature)
     wanted = [
         (problem, config)
-        for problem in problems(entry.operator.signature)
-        for config in spread(variant, entry.operator.signature, problem, configs)
+        for problem in problems(signature)
+        for config in spread(variant, signature, problem, configs, gpu)
     ]
     assert wanted, "no config of this variant is feasible for any problem of this suite"
-    dims = len(entry.operator.signature.dims)
+    dims = len(signature.dims)
     if dims > 2:  # each has more sets to be certified on, too
         at_most = -(-at_most // dims)
     wanted = wanted[:: -(-len(wanted) // at_most)]  # of every problem some, not of some all
@@ -167,6 +179,16 @@ def run_configs(
     return outcomes
 
 
+def compiled(entry: Entry, variant: Variant, config: Config, problem: Problem) -> Artifact:
+    """The kernels as NVRTC builds them for an H200."""
+    renderer, compiler = Renderer(include_dir()), open_compiler("nvrtc", [include_dir()])
+    rendered = renderer.render(entry.operator.name, entry.templates, variant, config, problem)
+    [built] = compiler.build([BuildRequest(rendered, H200.arch)])
+    compiler.close()
+    assert isinstance(built, Artifact), built
+    return built
+
+
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
 def test_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> None:
     orders = (BY_RANK, SHUFFLED)
@@ -189,6 +211,17 @@ def test_what_efficiency_refuses_is_right_all_the_same(
         pytest.skip("no rule of efficiency refuses anything for the problems of this suite")
     for problem, config, outcome in run_configs(entry, variant, "host", wanted, (SHUFFLED,)):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+def always_nonfinite(operator: Operator) -> Operator:
+    """The operator with NaN and Inf among the inputs of every case."""
+
+    def inputs(
+        pass_name: str, problem: Problem, case: str, drawn: torch.Generator, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        return operator.make_inputs(pass_name, problem, "nonfinite", drawn, device)
+
+    return replace(operator, make_inputs=inputs)
 
 
 def with_other_scalars(operator: Operator) -> Operator:
