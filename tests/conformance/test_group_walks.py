@@ -1,8 +1,8 @@
-"""linear_attention's warpgroups over several chunks, ragged ends and slices, with and without states.
+"""linear_attention's warpgroups over several chunks, ragged ends and slices, and their states.
 
-Blocks of three warpgroups need more shared memory than the host's profile has: its limits are lifted here.
-Certificates have sequences shorter than a chunk among their sets, and [B, T, H] in memory where H is more
-than one.
+Their blocks need more shared memory than the host's profile has: its limits are lifted here.
+Certificates have sequences shorter than a chunk among their sets, and where H is more than one
+[B, T, H] in memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from dataclasses import replace
 import pytest
 import torch
 from test_host import (
-    BY_RANK, H200, ROOMY, SHUFFLED, always_nonfinite, compiled, run_configs,
-)  # fmt: skip
+    BY_RANK,
+    H200,
+    ROOMY,
+    SHUFFLED,
+    always_nonfinite,
+    compiled,
+    run_configs,
+)
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
@@ -89,7 +95,7 @@ def one_too_large_for_bf16(name: str) -> Callable[[Operator], Operator]:
 
     def change(operator: Operator) -> Operator:
         def inputs(
-            pass_name: str, problem: Problem, case: str, drawn: torch.Generator, device: torch.device
+            pass_name: str, problem: Problem, _: str, drawn: torch.Generator, device: torch.device
         ) -> dict[str, torch.Tensor]:
             made = operator.make_inputs(pass_name, problem, "normal", drawn, device)
             made = {given: x * 2.0**-10 for given, x in made.items()}
@@ -109,7 +115,8 @@ def one_too_large_for_bf16(name: str) -> Callable[[Operator], Operator]:
 )  # fmt: skip
 def test_numbers_too_large_for_bf16(pass_name: str, name: str) -> None:
     """Their parts are Inf and NaN; the outputs must be finite all the same."""
-    assert torch.tensor(3.4e38).isfinite() and torch.tensor(3.4e38).bfloat16().isinf()
+    assert torch.tensor(3.4e38).isfinite()
+    assert torch.tensor(3.4e38).bfloat16().isinf()
     text = f"B=1,H=1,T=140,E=16,M=16,dtype=fp32,{BEFORE},{BEHIND}"
     check((pass_name, text, 3, 16), orders=(BY_RANK,), changed=one_too_large_for_bf16(name))
 

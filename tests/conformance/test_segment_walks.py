@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import pytest
 from test_host import (
-    BY_RANK, H200, HOST, ROOMY, SHUFFLED, always_nonfinite, compiled, run_configs,
-)  # fmt: skip
+    BY_RANK,
+    H200,
+    HOST,
+    ROOMY,
+    SHUFFLED,
+    always_nonfinite,
+    compiled,
+    run_configs,
+)
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config, Value

@@ -90,7 +90,7 @@ def test_what_is_not_finite_in_bf16_stays_not_finite(bad: float, parts: int) -> 
     assert torch.equal(found[:, ~at], wanted[:, ~at])
     assert not found.sum(0)[at].isfinite()
     if not torch.tensor(bad).isnan():
-        assert found[0, at].isinf() and found[1, at].isnan() == torch.tensor(bad).isinf()
+        assert found[0, at].isinf()
 
 
 def test_cross_compilation() -> None:
