@@ -1,44 +1,136 @@
-"""linear_attention's warpgroups over several chunks, ragged ends and slices, with and without states.
+"""linear_attention's warpgroups over several chunks, ragged ends and slices, and their states.
 
-Blocks of three warpgroups need more shared memory than the host's profile has: its limits are lifted here.
+Their blocks need more shared memory than the host's profile has: its limits are lifted here.
+Certificates have sequences shorter than a chunk among their sets, and where H is more than one
+[B, T, H] in memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
-from test_host import BY_RANK, ROOMY, SHUFFLED, run_configs
+import torch
+from test_host import (
+    BY_RANK,
+    H200,
+    ROOMY,
+    SHUFFLED,
+    always_nonfinite,
+    compiled,
+    run_configs,
+)
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
-from kgen.model.problem import parse_problem
+from kgen.model.problem import Problem, parse_problem
 from kgen.model.record import Fate
+from kgen.model.space import Variant
+from kgen.operators.base import Operator
 from kgen.search.feasible import is_feasible
 
+ENTRY = open_catalogue().entry("linear_attention")
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
 TF32 = "dtype=fp32,product_dtype=tf32"
 # Pass, problem, parts, bytes of a load.
 CASES = (
-    ("forward", "B=1,H=2,T=200,E=64,M=64,dtype=fp32", 3, 16),
+    ("forward", "B=2,H=2,T=200,E=64,M=64,dtype=fp32", 3, 16),
     ("forward", f"B=1,H=1,T=150,E=40,M=72,dtype=fp32,{BEFORE},{BEHIND}", 3, 16),
     ("forward", f"B=1,H=1,T=129,E=14,M=30,dtype=fp32,{BEHIND}", 3, 8),
     ("forward", f"B=1,H=1,T=64,E=33,M=65,dtype=fp32,{BEFORE}", 3, 4),
-    ("backward", "B=1,H=1,T=130,E=64,M=64,dtype=fp32", 3, 16),
+    ("backward", "B=1,H=2,T=130,E=64,M=64,dtype=fp32", 3, 16),
     ("backward", f"B=1,H=1,T=100,E=40,M=64,dtype=fp32,{BEFORE},{BEHIND}", 3, 16),
     ("backward", f"B=1,H=1,T=100,E=33,M=24,{TF32},{BEHIND}", 2, 4),
     ("forward", f"B=1,H=1,T=321,E=64,M=48,{TF32},{BEFORE},{BEHIND}", 2, 16),
 )
 
 
-@pytest.mark.parametrize(("pass_name", "text", "parts", "copy"), CASES)
-def test_chunks_and_states(pass_name: str, text: str, parts: int, copy: int) -> None:
-    entry = open_catalogue().entry("linear_attention")
-    variant, signature = entry.space.variant(pass_name, "warpgroups"), entry.operator.signature
+def case_of(
+    pass_name: str, text: str, parts: int, copy: int
+) -> tuple[Variant, Problem, Config]:
+    variant, signature = ENTRY.space.variant(pass_name, "warpgroups"), ENTRY.operator.signature
     problem = parse_problem(text, signature)
     config = Config.of(variant.name, {"parts": parts, "copy": copy})
-    assert is_feasible(
-        variant, config, signature.pass_named(pass_name), problem, ROOMY, legality_only=True
-    )
-    for _, _, outcome in run_configs(
-        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
-    ):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    pass_ = signature.pass_named(pass_name)
+    assert is_feasible(variant, config, pass_, problem, ROOMY, legality_only=True)
+    return variant, problem, config
+
+
+def check(
+    case: tuple[str, str, int, int],
+    compiler: str = "host",
+    orders: tuple[int, ...] = (BY_RANK, SHUFFLED),
+    changed: Callable[[Operator], Operator] = lambda operator: operator,
+) -> None:
+    variant, problem, config = case_of(*case)
+    wanted = [(problem, config)]
+    [(_, _, outcome)] = run_configs(ENTRY, variant, compiler, wanted, orders, changed)
+    assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_chunks_and_states(case: tuple[str, str, int, int]) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("pass_name", ["forward", "backward"])
+def test_stays_inside_its_buffers(pass_name: str) -> None:
+    """Under AddressSanitizer, over more chunks than places, the last one with missing rows."""
+    text = f"B=1,H=1,T=140,E=36,M=60,dtype=fp32,{BEFORE},{BEHIND}"
+    check((pass_name, text, 3, 16), "host-asan", (BY_RANK,))
+
+
+@pytest.mark.parametrize("pass_name", ["forward", "backward"])
+def test_what_is_not_finite_over_chunks(pass_name: str) -> None:
+    text = f"B=1,H=2,T=200,E=24,M=40,dtype=fp32,{BEFORE},{BEHIND}"
+    check((pass_name, text, 3, 16), changed=always_nonfinite)
+
+
+def one_too_large_for_bf16(name: str) -> Callable[[Operator], Operator]:
+    """Changes the operator: one number of an input is finite, and bf16 rounds it to Inf.
+
+    All others are smaller than usual, so that nothing that it goes into overflows.
+    """
+
+    def change(operator: Operator) -> Operator:
+        def inputs(
+            pass_name: str, problem: Problem, _: str, drawn: torch.Generator, device: torch.device
+        ) -> dict[str, torch.Tensor]:
+            made = operator.make_inputs(pass_name, problem, "normal", drawn, device)
+            made = {given: x * 2.0**-10 for given, x in made.items()}
+            if made[name].numel():
+                made[name][0, 0, made[name].shape[2] // 2, -1] = 3.4e38
+            return made
+
+        return replace(operator, make_inputs=inputs)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("pass_name", "name"),
+    [("forward", "q"), ("forward", "k"), ("forward", "v"), ("forward", "initial_state"),
+     ("backward", "gout"), ("backward", "q"), ("backward", "gfinal_state")],
+)  # fmt: skip
+def test_numbers_too_large_for_bf16(pass_name: str, name: str) -> None:
+    """Their parts are Inf and NaN; the outputs must be finite all the same."""
+    assert torch.tensor(3.4e38).isfinite()
+    assert torch.tensor(3.4e38).bfloat16().isinf()
+    text = f"B=1,H=1,T=140,E=16,M=16,dtype=fp32,{BEFORE},{BEHIND}"
+    check((pass_name, text, 3, 16), orders=(BY_RANK,), changed=one_too_large_for_bf16(name))
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("pass_name", ["forward", "backward"])
+def test_the_compiler_takes_products_together(pass_name: str, parts: int) -> None:
+    """A kernel whose products it takes one by one is right, and as slow as one without them."""
+    products = TF32 if parts == 2 else "dtype=fp32"
+    text = f"B=8,H=16,T=4096,E=64,M=64,{products}"
+    variant, problem, config = case_of(pass_name, text, parts, 16)
+    pass_ = ENTRY.operator.signature.pass_named(pass_name)
+    assert is_feasible(variant, config, pass_, problem, H200)
+    built = compiled(ENTRY, variant, config, problem)
+    assert built.remarks == ()
+    [(_, used)] = built.resources
+    assert used.spill_bytes == 0, used

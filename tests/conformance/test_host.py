@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
@@ -18,6 +19,7 @@ from kgen.catalogue import Entry, open_catalogue, profile_named
 from kgen.errors import EmptySpaceError
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config
+from kgen.model.gpu import GpuProfile
 from kgen.model.plan import make_plan
 from kgen.model.problem import Problem, with_dims
 from kgen.model.record import Fate
@@ -26,7 +28,7 @@ from kgen.model.space import RuleKind, Variant
 from kgen.operators.base import Operator
 from kgen.render import Renderer
 from kgen.search.feasible import enumerate_feasible, is_feasible, refusing_rule
-from kgen.verify import HOST_SIZES
+from kgen.verify import HOST_SIZES, Sizes
 from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
 from kgen.worker.runner import Runner
 
@@ -41,6 +43,10 @@ SMALLEST_EXTENTS = (3, 35, 1, 8)  # of operators with more
 # Of hard inputs of operators with three dims or more: what is small in bytes may be ten thousand
 # blocks there, each with a few steps of a short sum, and each on its own.
 FEW_ROWS = 4
+# Blocks with more shared memory than the host's profile has compute much however few rows they
+# have. Of all blocks of a config together, and bytes of a set.
+MOST_THREADS = 2**14
+FEW_BYTES = replace(HOST_SIZES, small=2**15)
 # Of threads: by rank, and shuffled. Where both are run they must give the same bits.
 BY_RANK, SHUFFLED = 0, 1
 
@@ -69,15 +75,38 @@ def problems(signature: Signature) -> list[Problem]:
     return found
 
 
-def spread(variant: Variant, signature: Signature, problem: Problem, count: int) -> list[Config]:
+def profile_of(variant: Variant, signature: Signature) -> GpuProfile:
+    """The host's, but for variants whose blocks need more shared memory whatever the config."""
+    fits = any(spread(variant, signature, problem, 1) for problem in problems(signature))
+    return HOST if fits else ROOMY
+
+
+def sizes_of(variant: Variant, signature: Signature) -> Sizes:
+    """Of the sets that the variant is certified on."""
+    return HOST_SIZES if profile_of(variant, signature) is HOST else FEW_BYTES
+
+
+def spread(
+    variant: Variant,
+    signature: Signature,
+    problem: Problem,
+    count: int,
+    gpu: GpuProfile = HOST,
+) -> list[Config]:
     """The first, the last and evenly spaced feasible configs."""
     pass_ = signature.pass_named(variant.pass_name)
     try:
-        configs = enumerate_feasible([variant], pass_, problem, HOST).configs
+        configs = enumerate_feasible([variant], pass_, problem, gpu).configs
     except EmptySpaceError:
         return []
     steps = max(count - 1, 1)
     return list(dict.fromkeys(configs[i * (len(configs) - 1) // steps] for i in range(count)))
+
+
+def threads_of(variant: Variant, config: Config, problem: Problem) -> int:
+    """Of all blocks of all launches."""
+    launches = make_plan(variant, config, problem, HOST).launches
+    return sum(math.prod(x.grid) * x.threads for x in launches)
 
 
 def inefficient(
@@ -89,18 +118,18 @@ def inefficient(
     reasons the one with the fewest threads: each is a fiber.
     """
     pass_ = signature.pass_named(variant.pass_name)
+    host = profile_of(variant, signature)
     tried = problems(signature)
     draw = random.Random(0)
     found: dict[frozenset[str], tuple[int, Problem, Config]] = {}
     for _ in range(3000):
         problem = draw.choice(tried)
         config = variant.config({p.name: draw.choice(p.choices) for p in variant.params})
-        if not is_feasible(variant, config, pass_, problem, HOST, legality_only=True):
+        if not is_feasible(variant, config, pass_, problem, host, legality_only=True):
             continue
-        rules = [refusing_rule(variant, config, pass_, problem, gpu) for gpu in (HOST, H200)]
+        rules = [refusing_rule(variant, config, pass_, problem, gpu) for gpu in (host, H200)]
         why = frozenset(r.why for r in rules if r and r.kind is RuleKind.EFFICIENCY)
-        launches = make_plan(variant, config, problem, HOST).launches
-        threads = sum(math.prod(x.grid) * x.threads for x in launches)
+        threads = threads_of(variant, config, problem)
         if why and (why not in found or threads < found[why][0]):
             found[why] = (threads, problem, config)
     wanted: list[tuple[Problem, Config]] = []
@@ -123,18 +152,21 @@ def run_variant(
     changed: Callable[[Operator], Operator] = lambda operator: operator,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     entry = open_catalogue().entry(operator)
-    variant = entry.space.variant(pass_name, name)
+    variant, signature = entry.space.variant(pass_name, name), entry.operator.signature
+    gpu = profile_of(variant, signature)
     wanted = [
         (problem, config)
-        for problem in problems(entry.operator.signature)
-        for config in spread(variant, entry.operator.signature, problem, configs)
+        for problem in problems(signature)
+        for config in spread(variant, signature, problem, configs, gpu)
+        if gpu is HOST or threads_of(variant, config, problem) <= MOST_THREADS
     ]
     assert wanted, "no config of this variant is feasible for any problem of this suite"
-    dims = len(entry.operator.signature.dims)
+    dims = len(signature.dims)
     if dims > 2:  # each has more sets to be certified on, too
         at_most = -(-at_most // dims)
     wanted = wanted[:: -(-len(wanted) // at_most)]  # of every problem some, not of some all
-    return run_configs(entry, variant, compiler_name, wanted, orders, changed)
+    sizes = sizes_of(variant, signature)
+    return run_configs(entry, variant, compiler_name, wanted, orders, changed, sizes)
 
 
 def run_configs(
@@ -144,11 +176,12 @@ def run_configs(
     wanted: list[tuple[Problem, Config]],
     orders: tuple[int, ...],
     changed: Callable[[Operator], Operator] = lambda operator: operator,
+    sizes: Sizes = HOST_SIZES,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     operator, pass_name = entry.operator.name, variant.pass_name
     compiler = open_compiler(compiler_name, [include_dir()])
-    few = len(entry.operator.signature.dims) > 2
-    sizes = replace(HOST_SIZES, rows=FEW_ROWS) if few else HOST_SIZES
+    if len(entry.operator.signature.dims) > 2:
+        sizes = replace(sizes, rows=FEW_ROWS)
     runner = Runner(changed(entry.operator), Setup(operator, (), HOST, 0, seed=1), sizes)
     renderer = Renderer(include_dir())
     requests = [
@@ -167,6 +200,16 @@ def run_configs(
     return outcomes
 
 
+def compiled(entry: Entry, variant: Variant, config: Config, problem: Problem) -> Artifact:
+    """The kernels as NVRTC builds them for an H200."""
+    renderer, compiler = Renderer(include_dir()), open_compiler("nvrtc", [include_dir()])
+    rendered = renderer.render(entry.operator.name, entry.templates, variant, config, problem)
+    [built] = compiler.build([BuildRequest(rendered, H200.arch)])
+    compiler.close()
+    assert isinstance(built, Artifact), built
+    return built
+
+
 @pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
 def test_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> None:
     orders = (BY_RANK, SHUFFLED)
@@ -183,12 +226,26 @@ def test_what_efficiency_refuses_is_right_all_the_same(
 ) -> None:
     """Else the rule is one of legality: ladders and dispatch run such configs."""
     entry = open_catalogue().entry(operator)
-    variant = entry.space.variant(pass_name, name)
-    wanted = inefficient(variant, entry.operator.signature, count=4)
+    variant, signature = entry.space.variant(pass_name, name), entry.operator.signature
+    wanted = inefficient(variant, signature, count=4)
     if not wanted:
         pytest.skip("no rule of efficiency refuses anything for the problems of this suite")
-    for problem, config, outcome in run_configs(entry, variant, "host", wanted, (SHUFFLED,)):
+    sizes = sizes_of(variant, signature)
+    for problem, config, outcome in run_configs(
+        entry, variant, "host", wanted, (SHUFFLED,), sizes=sizes
+    ):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+def always_nonfinite(operator: Operator) -> Operator:
+    """The operator with NaN and Inf among the inputs of every case."""
+
+    def inputs(
+        pass_name: str, problem: Problem, case: str, drawn: torch.Generator, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        return operator.make_inputs(pass_name, problem, "nonfinite", drawn, device)
+
+    return replace(operator, make_inputs=inputs)
 
 
 def with_other_scalars(operator: Operator) -> Operator:

@@ -6,22 +6,23 @@ neither, blocks have fewer features than the heads, and warps fragments that a s
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-import torch
-from test_host import BY_RANK, H200, HOST, ROOMY, SHUFFLED, run_configs
+from test_host import (
+    BY_RANK,
+    H200,
+    HOST,
+    ROOMY,
+    SHUFFLED,
+    always_nonfinite,
+    compiled,
+    run_configs,
+)
 
-from kgen.assets import include_dir
-from kgen.build import open_compiler
 from kgen.catalogue import open_catalogue
-from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config, Value
 from kgen.model.plan import make_plan
-from kgen.model.problem import Problem, parse_problem
+from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
-from kgen.operators.base import Operator
-from kgen.render import Renderer
 from kgen.search.feasible import is_feasible
 
 ENTRY = open_catalogue().entry("linear_attention")
@@ -84,17 +85,6 @@ def test_warpgroups_stay_inside_their_buffers() -> None:
     assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
 
-def always_nonfinite(operator: Operator) -> Operator:
-    """The operator with NaN and Inf among the inputs of every case."""
-
-    def inputs(
-        pass_name: str, problem: Problem, case: str, drawn: torch.Generator, device: torch.device
-    ) -> dict[str, torch.Tensor]:
-        return operator.make_inputs(pass_name, problem, "nonfinite", drawn, device)
-
-    return replace(operator, make_inputs=inputs)
-
-
 @pytest.mark.parametrize("products", ["mma", "wgmma"])
 def test_what_is_not_finite_over_rounds(products: str) -> None:
     """Other segments' blocks go on as before, and later rounds' states are right."""
@@ -123,11 +113,4 @@ def test_the_compiler_takes_products_together(text: str) -> None:
         for c in VARIANT.first
         if c.as_dict()["products"] == "wgmma" and is_feasible(VARIANT, c, pass_, problem, H200)
     )
-    rendered = Renderer(include_dir()).render(
-        ENTRY.operator.name, ENTRY.templates, VARIANT, config, problem
-    )
-    compiler = open_compiler("nvrtc", [include_dir()])
-    [built] = compiler.build([BuildRequest(rendered, H200.arch)])
-    compiler.close()
-    assert isinstance(built, Artifact), built
-    assert built.remarks == ()
+    assert compiled(ENTRY, VARIANT, config, problem).remarks == ()

@@ -1,4 +1,4 @@
-"""Clusters of blocks on a GPU, and linear attention's blocks that meet."""
+"""Clusters of blocks on a GPU."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ import torch
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
-from kgen.catalogue import open_catalogue, profile_named
 from kgen.launch.cuda import CudaDevice, CudaModule
 from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.model.digest import digest_of_text
-from kgen.model.plan import Launch, Plan, make_plan
-from kgen.model.problem import parse_problem
-from kgen.render import Renderer
+from kgen.model.plan import Launch, Plan
 from kgen.runtime.cache import Cache
-from kgen.search.feasible import is_feasible
-from kgen.worker.binding import bind_sets, buffer_sets, shared_scratch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,54 +64,3 @@ def test_places(module: CudaModule) -> None:
     out = torch.full((8, 2), -1, dtype=torch.int32, device="cuda")
     launch(module, "places", 8, out=out)
     assert out.tolist() == [[rank % 4, 4] for rank in range(8)]
-
-
-BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
-
-
-@pytest.mark.parametrize("products", ["mma", "wgmma"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "B=2,H=8,T=2048,E=128,M=128,dtype=bf16",
-        f"B=1,H=3,T=5000,E=128,M=128,dtype=bf16,{BEFORE},{BEHIND}",
-        f"B=1,H=8,T=4096,E=64,M=64,dtype=bf16,{BEHIND}",
-    ],
-)
-def test_segment_walks_give_the_same_bits_always(text: str, products: str) -> None:
-    """Calls back to back share the workspace: sums that are read too late or too early differ."""
-    major, minor = torch.cuda.get_device_capability(0)
-    if products == "wgmma" and (major, minor) != (9, 0):
-        pytest.skip("wgmma is of sm_90a alone")
-    entry, gpu = open_catalogue().entry("linear_attention"), profile_named("h200")
-    signature = entry.operator.signature
-    variant, problem = entry.space.variant("forward", "meeting"), parse_problem(text, signature)
-    pass_ = signature.pass_named("forward")
-    config = next(
-        c
-        for c in variant.first
-        if c.as_dict()["products"] == products and is_feasible(variant, c, pass_, problem, gpu)
-    )
-    rendered = Renderer(include_dir()).render(
-        entry.operator.name, entry.templates, variant, config, problem
-    )
-    compiler = open_compiler("nvrtc", [include_dir()])
-    [built] = compiler.build([BuildRequest(rendered, f"sm_{major}{minor}a")])
-    compiler.close()
-    assert isinstance(built, Artifact), built
-    plan, device = make_plan(variant, config, problem, gpu), CudaDevice(0)
-    made = buffer_sets(entry.operator, gpu, "forward", problem, "warm", 1, device.torch_device)[0]
-    scratch = shared_scratch(plan, problem, device.torch_device)
-    calls = bind_sets(device.load(built), plan, entry.operator, "forward", problem, made, scratch)
-    names = [t.name for t in pass_.outputs if t.name in made[0]]
-    wanted: list[torch.Tensor] = []
-    for _ in range(20):
-        for tensor in [*scratch.values(), *(made[0][name] for name in names)]:
-            tensor.view(torch.uint8).fill_(0xFF)  # NaN, and of counters -1
-        for _ in range(20):
-            calls[0]()
-        torch.cuda.synchronize()
-        found = [made[0][name].clone() for name in names]
-        assert all(bool(tensor.isfinite().all()) for tensor in found)
-        wanted = wanted or found
-        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))

@@ -1,10 +1,11 @@
 // fp32 numbers as sums of bf16 numbers, so that tensor cores multiply them at the rate of bf16.
 //
-//     x = x_0 + x_1 + x_2 + e,   |x_i| <= 2^(-9 i) |x|,   |e| <= 2^-27 |x|
+//     x = x_0 + x_1 + x_2,   |x_1| <= 2^-8 |x|,   |x_2| <= 2^-17 |x|
 //
-// With three parts the six products x_i y_j of i + j <= 2 are as good as fp32, with two the three of
-// i + j <= 1 are better than TF32. bf16 has the exponents of fp32: nothing is scaled, and what the parts
-// of a number below 2^-110 lose is less than fp32's smallest normal number.
+// With three parts, which lose nothing, the six products x_i y_j of i + j <= 2 are as good as fp32: those
+// left out are 2^-24 of the product. With two, the three of i + j <= 1 are better than TF32: 2^-15 where it
+// loses 2^-10. bf16 has the exponents of fp32: nothing is scaled, and what the parts of a number below
+// 2^-110 lose is less than fp32's smallest normal number.
 //
 // What bf16 rounds to Inf has parts that are Inf and NaN: a product with it is NaN.
 #pragma once

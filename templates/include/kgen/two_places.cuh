@@ -15,28 +15,36 @@
 
 namespace kgen {
 
+// Its functions are templates for bulk.cuh's reason: they fail where one is used, not where this is included.
 class TwoPlaces {
 public:
     // By one thread, before all others: threads that fill, warps that use. mbarrier_init_fence follows.
+    template <int Arch = KGEN_ARCH>
     KGEN_DEVICE void begin(int fillers, int warps) {
 #pragma unroll
         for (int place = 0; place < 2; ++place) {
-            mbarrier_init(full_[place], static_cast<u32>(fillers));
-            mbarrier_init(free_[place], static_cast<u32>(warps));
+            mbarrier_init<Arch>(full_[place], static_cast<u32>(fillers));
+            mbarrier_init<Arch>(free_[place], static_cast<u32>(warps));
         }
     }
 
+    template <int Arch = KGEN_ARCH>
     KGEN_DEVICE void wait_free(int turn) {
-        if (turn >= 2) mbarrier_wait(free_[turn % 2], static_cast<u32>(turn / 2 - 1) % 2);
+        if (turn >= 2) mbarrier_wait<Arch>(free_[turn % 2], static_cast<u32>(turn / 2 - 1) % 2);
     }
-    KGEN_DEVICE void fill(int turn) { mbarrier_arrive(full_[turn % 2]); }
+    template <int Arch = KGEN_ARCH>
+    KGEN_DEVICE void fill(int turn) {
+        mbarrier_arrive<Arch>(full_[turn % 2]);
+    }
 
+    template <int Arch = KGEN_ARCH>
     KGEN_DEVICE void wait_full(int turn) {
-        mbarrier_wait(full_[turn % 2], static_cast<u32>(turn / 2) % 2);
+        mbarrier_wait<Arch>(full_[turn % 2], static_cast<u32>(turn / 2) % 2);
     }
+    template <int Arch = KGEN_ARCH>
     KGEN_DEVICE void release(int turn) {
         sync_warp();
-        if (lane_id() == 0) mbarrier_arrive(free_[turn % 2]);
+        if (lane_id() == 0) mbarrier_arrive<Arch>(free_[turn % 2]);
     }
 
 private:
