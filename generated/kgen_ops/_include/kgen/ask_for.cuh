@@ -3,6 +3,7 @@
 
 #include "chunk_stage.cuh"
 #include "memory.cuh"
+#include "state_walk.cuh"
 
 namespace kgen {
 

@@ -25,12 +25,9 @@
 // On the host a group is a cluster (KGEN_EXPORT_GROUPS): its blocks take turns at the barrier.
 #pragma once
 
-#include "async.cuh"
 #include "block.cuh"
 #include "cluster.cuh"
 #include "dependent_launch.cuh"
-#include "memory.cuh"
-#include "registers.cuh"
 
 #if KGEN_HOST
 // In place of KGEN_EXPORT, for a kernel whose blocks meet in groups of `blocks`, 16 at most.
@@ -140,76 +137,6 @@ public:
 
 private:
     GroupCounter<Blocks> counter_;
-};
-
-// States that each block of a group has parts of, and each wants one of whole: they go through global
-// memory, in units of 16 x 16 values, so that a warp writes whole lines, and each block copies its own from
-// there to shared memory.
-//
-// Units: of a state, Along of them in a row of units; Threads: of a block.
-template <class T, int Units, int Along, int Threads, int Blocks>
-class StateExchange {
-    static constexpr int kUnit = 256;  // elements
-    static constexpr int kState = Units * kUnit;
-    static constexpr int kWarps = Threads / kWarpSize;
-    // Who arrives and waits for the block: one warp while sums are on their way, another while states are.
-    static constexpr int kSumWaiter = 0, kStateWaiter = kWarps - 1;
-
-public:
-    static constexpr int kEightRows = 8 * 16;  // elements between rows of a unit that are eight apart
-
-    // Where a value of a state is left.
-    static KGEN_DEVICE int offset(int key, int value) {
-        return (key / 16 * Along + value / 16) * kUnit + key % 16 * 16 + value % 16;
-    }
-
-    // states: [groups][Blocks][kState].
-    KGEN_DEVICE StateExchange(const GroupPlace& place, i32* counters, T* states)
-        : barrier_(counters, place.group),
-          states_(states + place.group * Blocks * kState),
-          rank_(place.rank) {}
-
-    KGEN_DEVICE void begin() {}  // by one thread, before the others
-    KGEN_DEVICE int rank() const { return rank_; }
-
-    // The sums are written; they are there; and the same of states.
-    KGEN_DEVICE void sums_written() const { barrier_.template arrive<Threads>(kSumWaiter); }
-    KGEN_DEVICE void wait_for_sums() { barrier_.wait(kSumWaiter); }
-    KGEN_DEVICE void states_written() const { barrier_.template arrive<Threads>(kStateWaiter); }
-    KGEN_DEVICE void wait_for_states() { barrier_.wait(kStateWaiter); }
-
-    // Of block `rank`; behind wait_for_states() the own one is whole.
-    KGEN_DEVICE T* state(int rank) const { return states_ + rank * kState; }
-
-    // Wait for the states, and have the own one in `target`, from take() on: row by row, kStride apart.
-    template <int Stride>
-    KGEN_DEVICE void begin_to_take(T* target) {
-        wait_for_states();
-        // A warp copies a unit at a time. Where warps are whole rows of units, a thread's next unit is a
-        // constant away.
-        constexpr int kVec = 8;
-        constexpr bool kRows = kWarps % Along == 0;
-        const int first = computed_here(thread_rank() / kWarpSize), lane = computed_here(lane_id());
-        const T* own = state(rank_) + first * kUnit + lane * kVec;
-        target += lane / 2 * Stride + lane % 2 * kVec;
-        if (kRows) target += first / Along * 16 * Stride + first % Along * 16;
-#pragma unroll
-        for (int i = 0; i < Units; i += kWarps) {
-            if (Units % kWarps != 0 && first + i >= Units) break;
-            const int unit = kRows ? i : first + i;
-            cp_async<16>(target + unit / Along * 16 * Stride + unit % Along * 16, own + i * kUnit);
-        }
-    }
-
-    KGEN_DEVICE void take() const {
-        cp_async_wait_all();
-        sync_block();
-    }
-
-private:
-    GroupBarrier<Blocks> barrier_;
-    T* states_;
-    int rank_;
 };
 
 }  // namespace kgen

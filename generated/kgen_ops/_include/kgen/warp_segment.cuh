@@ -12,10 +12,10 @@
 #include "chunk_place.cuh"
 #include "chunk_stage.cuh"
 #include "math.cuh"
-#include "meeting.cuh"
 #include "memory.cuh"
 #include "paired_rows.cuh"
 #include "registers.cuh"
+#include "scanned_exchange.cuh"
 #include "state_tile.cuh"
 
 namespace kgen {
@@ -32,7 +32,6 @@ class WarpSegment {
 
 public:
     using Element = T;
-    static constexpr bool kManyRegisters = false;  // see segment_walk.cuh
     static constexpr int kThreads = kWarps * kWarpSize, kWorkers = kThreads;
     static constexpr int kSegment = Segment;
     static constexpr int kFeatures = Keys, kValues = Values, kSlice = Slice;
@@ -58,18 +57,70 @@ private:
 
 public:
     static constexpr int kBytes = (kRows + 2 * kState) * static_cast<int>(sizeof(T));
+    static constexpr int kFreeBytes = kBytes;  // from the first on, that a walk step by step may take
 
+    template <int Blocks, bool Begins, bool>
+    using Exchange = ScannedExchange<T, Keys, Values, Slice, kThreads, Blocks, Begins, kBytes>;
+
+private:
     using Sums = StateTile<T, kKeyTiles, kValuePairs, Batch>;
     using Outputs = Rows;
 
-    template <int Blocks>
-    using Exchange = StateExchange<T, kAcross * kAlong, kAlong, kThreads, Blocks>;
-
+public:
     KGEN_DEVICE WarpSegment() : warp_(thread_rank() / kWarpSize) {}
 
     // Another round: registers carry no address to it.
     KGEN_DEVICE void begin_again() { warp_ = computed_here(warp_); }
 
+    // A round. NaN if any output is not finite.
+    template <class Round>
+    KGEN_DEVICE float take_round(Round& round) {
+        warp_ = computed_here(warp_);  // registers carry no address from one round to the next
+        Outputs outputs;
+        {
+            Sums sums;
+            stage(round.rows, round.first(), round.left());
+            add_batches<0>(sums, round.rows, round.first(), round.left());
+            read<0>(outputs, round.rows, round.first(), round.left());
+            hand_out(sums, round.exchange);
+        }
+        round.exchange.sums_written();
+        outputs.template arrange<0>();
+        look_back<0>(outputs, 0, kFirstLooks);
+        round.exchange.wait_for_sums();
+        round.exchange.scan();
+        round.exchange.states_written();
+        look_on(outputs, round.rows, round.first(), round.left());
+        // All has been looked at, and the state is wanted.
+        round.exchange.template begin_to_take<kValueStride>(before());
+        if (half() == 1) outputs.carry(middle());
+        round.exchange.take();
+        if (round.has_state()) outputs.carry(before());
+        const float poison = write<0>(outputs, round.rows, round.first(), round.left());
+        return poison + write<1>(outputs, round.rows, round.first(), round.left());
+    }
+
+    // The same without outputs: the group goes on, and state_before() is whole.
+    template <class Round>
+    KGEN_DEVICE void take_sums(Round& round) {
+        warp_ = computed_here(warp_);
+        Sums sums;
+        stage(round.rows, round.first(), round.left());
+        add_batches<0>(sums, round.rows, round.first(), round.left());
+        hand_out(sums, round.exchange);
+        round.exchange.sums_written();
+        round.exchange.wait_for_sums();
+        round.exchange.scan();
+        round.exchange.states_written();
+        round.exchange.wait_for_states();
+    }
+
+    template <class Exchange>
+    static KGEN_DEVICE const T* state_before(const Exchange& exchange) {
+        return exchange.state();
+    }
+
+private:
     // Start all copies of the segment's rows, a group for each batch.
     KGEN_DEVICE void stage(const WalkRows<T>& rows, i64 first, int left) const {
         const bool ragged = kKeys > Keys || rows.values < Slice;
@@ -95,14 +146,8 @@ public:
         }
     }
 
-    // Add all steps as they arrive.
-    KGEN_DEVICE void sum(Sums& sums, const WalkRows<T>& rows, i64 first, int left) const {
-        add_batches<0>(sums, rows, first, left);
-    }
-
-    // body(row of units, column of units, tile, lane's four values) for the warp's part of the sum.
-    template <class Body>
-    KGEN_DEVICE void for_sums(const Sums& sums, Body body) const {
+    template <class Exchange>
+    KGEN_DEVICE void hand_out(const Sums& sums, const Exchange& exchange) const {
         if (!has_sums()) return;
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m)
@@ -114,20 +159,11 @@ public:
                 Vec<float, 4> tile;
 #pragma unroll
                 for (int i = 0; i < 4; ++i) tile[i] = sums.at(m, n, i);
-                body(across, along, n % 2, tile);
+                exchange.put(across, along, n % 2, tile);
             }
     }
 
-    // Before the sums are handed out.
-    KGEN_DEVICE void begin(Outputs& outputs, const WalkRows<T>& rows, i64 first, int left) const {
-        read<0>(outputs, rows, first, left);
-    }
-
-    // While the group's sums are on their way, and while its states are.
-    KGEN_DEVICE void look(Outputs& outputs) const {
-        outputs.template arrange<0>();
-        look_back<0>(outputs, 0, kFirstLooks);
-    }
+    // Looks while the group's states are on their way.
     KGEN_DEVICE void look_on(Outputs& outputs, const WalkRows<T>& rows, i64 first, int left) const {
         read<1>(outputs, rows, first, left);
         look_back<0>(outputs, kFirstLooks, fragment<0>() + 1);
@@ -135,24 +171,6 @@ public:
         look_back<1>(outputs, 0, fragment<1>() + 1);
     }
 
-    // Have the state before the segment, once the block has looked at all.
-    template <class Exchange>
-    KGEN_DEVICE void take(Exchange& exchange, Outputs& outputs) const {
-        exchange.template begin_to_take<kValueStride>(before());
-        if (half() == 1) outputs.carry(middle());
-        exchange.take();
-    }
-
-    // O += A S if there is a state, and write. NaN if any output is not finite.
-    KGEN_DEVICE float finish(Outputs& outputs, bool has_state, const WalkRows<T>& rows, i64 first,
-                             int left) const {
-        if (has_state) outputs.carry(before());
-        float poison = write<0>(outputs, rows, first, left);
-        poison += write<1>(outputs, rows, first, left);
-        return poison;
-    }
-
-private:
     // The warp's half of the segment, and its fragments among those of it: the long one, then the short one.
     // Over both all warps have kWarps + 1 looks. Halves are of neighbouring warps, so that each of an SM's
     // four schedulers has as many warps of either.

@@ -160,10 +160,14 @@ public:
 #endif
     }
 
-    // The operand that many rows and columns further on.
+    // The operand that many rows and columns further on. Out of the middle of a panel no column leads to the
+    // next one.
     KGEN_DEVICE PanelOperand at(int row, int column) const {
         PanelOperand there = *this;
 #if KGEN_HOST
+        if (column_ % 64 + column % 64 >= 64)
+            host::fault("an operand %d columns behind column %d: not in a panel of 64", column,
+                        column_);
         there.row_ += row;
         there.column_ += column;
 #else

@@ -1,7 +1,7 @@
-// digest: a4946dc5b342
+// digest: e2078aeb6d3b
 // Rendered by kgen from templates/linear_attention/forward_meeting.cu.jinja
-// config: meeting(blocks=16, segment=256, slice=64, batch=32, copy=16, score_parts=1, min_blocks=1, products=wgmma, overlap=1)
-// problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
+// config: meeting(blocks=8, segment=256, slice=128, batch=32, copy=16, score_parts=1, min_blocks=1, products=wgmma, overlap=1)
+// problem: E=128, M=128, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
 // Linear attention forward on tensor cores for few heads: a group of blocks does a head and slice of the
 // value features, a segment of the steps each, and exchanges the segments' sums. The blocks meet at
 // counters in global memory, which a first kernel clears.
@@ -10,22 +10,22 @@
 #include "kgen/group_segment.cuh"
 #include "kgen/meeting.cuh"
 #include "kgen/segment_walk.cuh"
+
 namespace {
 
 using T = kgen::bf16;
 using InitialState = kgen::none;
 using FinalState = kgen::none;
 
-constexpr int kE = 64;
-constexpr int kM = 64;
-constexpr int kBlocks = 16;         // of a group
+constexpr int kE = 128;
+constexpr int kM = 128;
+constexpr int kBlocks = 8;         // of a group
 constexpr int kSegment = 256;       // steps of a block, which has a warp for every 32
-constexpr int kSlice = 64;           // its value features
+constexpr int kSlice = 128;           // its value features
 constexpr int kBatch = 32;           // steps per group of copies
 constexpr int kCopy = 16;             // bytes that one copy moves
 constexpr int kScoreParts = 1;  // numbers of 16 bits that a score is
 constexpr int kMinBlocks = 1;  // blocks per SM that registers leave room for
-constexpr int kOverlaps = 1;      // whether blocks begin while counters are cleared
 
 static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
               "these blocks know no sums of keys");
@@ -40,7 +40,10 @@ using Walk = kgen::SegmentWalk<Segment, kBlocks, kgen::kPresent<InitialState>,
 extern "C" __global__ void __launch_bounds__(64)
 linear_attention_clear(kgen::i32* counters,  // [B * H * slices, 32]
                        kgen::i64 B, kgen::i64 H) {
-    if constexpr (kOverlaps == 1) kgen::let_next_kernel_start();
+    // What came before may have made the inputs, or still use the workspaces. The next kernel need not
+    // wait for that: none of its blocks begins before each block here has come past its wait.
+    kgen::wait_for_earlier_kernel();
+    kgen::let_next_kernel_start();
     kgen::clear_counters(counters, B * H * Walk::kSlices);
 }
 
@@ -51,7 +54,7 @@ linear_attention_forward(const T* __restrict__ q,  // [B, H, T, E], rows q_strid
                          const T* __restrict__ k,  // [B, H, T, E]
                          const T* __restrict__ v,  // [B, H, T, M]
                          const InitialState* __restrict__ initial_state,  // [B, H, E, M]
-                         float* sums,                                     // [B * H, slices, blocks, E, slice]
+                         float* sums,                                     // see Walk::Exchange
                          T* states,                                       // the same
                          kgen::i32* counters,                             // [B * H * slices, 32]
                          T* __restrict__ out,                             // [B, H, T, M]
@@ -74,8 +77,8 @@ linear_attention_forward(const T* __restrict__ q,  // [B, H, T, E], rows q_strid
         0, steps, kgen::min(kM - value, kSlice), scale, 1.0f};
 
     const kgen::i64 state = head * kE * kM + value;
-    Walk(rows, kgen::floats_at(initial_state, state), kgen::floats_at(final_state, state),
-         sums + place.group * kBlocks * Walk::kSum, {place, counters, states})
+    Walk(rows, {kgen::floats_at(initial_state, state), kgen::floats_at(final_state, state), rows.values},
+         {place, counters, sums, states})
         .walk();
 }
 
