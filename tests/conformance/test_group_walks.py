@@ -7,8 +7,10 @@ Certificates have sequences shorter than a chunk among their sets, and where H i
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from test_host import (
     run_configs,
 )
 
+from kgen.assets import include_dir
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
 from kgen.model.problem import Problem, parse_problem
@@ -62,16 +65,44 @@ def check(
     compiler: str = "host",
     orders: tuple[int, ...] = (BY_RANK, SHUFFLED),
     changed: Callable[[Operator], Operator] = lambda operator: operator,
+    include: Path | None = None,
 ) -> None:
     variant, problem, config = case_of(*case)
     wanted = [(problem, config)]
-    [(_, _, outcome)] = run_configs(ENTRY, variant, compiler, wanted, orders, changed)
+    [(_, _, outcome)] = run_configs(
+        ENTRY, variant, compiler, wanted, orders, changed, include=include
+    )
     assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def test_chunks_and_states(case: tuple[str, str, int, int]) -> None:
     check(case)
+
+
+def always_finite(operator: Operator) -> Operator:
+    """The operator without NaN and Inf among its inputs."""
+    return replace(operator, cases=tuple(c for c in operator.cases if c != "nonfinite"))
+
+
+@pytest.fixture(scope="module")
+def never_again(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Headers whose walk is not done again, step by step, where it was not finite."""
+    include = tmp_path_factory.mktemp("headers") / "include"
+    shutil.copytree(include_dir(), include)
+    header = include / "kgen" / "group_walk.cuh"
+    text, again = header.read_text(encoding="utf-8"), "if (block_has<"
+    assert text.count(again) == 1
+    header.write_text(text.replace(again, "if (false && block_has<"), encoding="utf-8")
+    return include
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[6]], ids=str)
+def test_finite_walks_are_not_done_again(
+    never_again: Path, case: tuple[str, str, int, int]
+) -> None:
+    """What is read before it is there is NaN on the host, and doing it again would mend that."""
+    check(case, orders=(BY_RANK, SHUFFLED, 2), changed=always_finite, include=never_again)
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
