@@ -85,24 +85,35 @@ def always_finite(operator: Operator) -> Operator:
     return replace(operator, cases=tuple(c for c in operator.cases if c != "nonfinite"))
 
 
-@pytest.fixture(scope="module")
-def never_again(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Headers whose walk is not done again, step by step, where it was not finite."""
-    include = tmp_path_factory.mktemp("headers") / "include"
+# Where a warpgroup begins with a chunk, by what it does.
+BEGINNINGS = {
+    "moves": "        for (int chunk = 0; chunk < chunks_ + 2; ++chunk) {\n",
+    "sums": "            store_state(state_before(chunk), state);\n",
+    "makes": "            Tile scores;\n",
+}
+AGAIN = "if (block_has<"
+
+
+def headers(folder: Path, slow: str) -> Path:
+    """Headers whose walk is not done again, step by step, and where one warpgroup is slow."""
+    include = folder / "include"
     shutil.copytree(include_dir(), include)
     header = include / "kgen" / "group_walk.cuh"
-    text, again = header.read_text(encoding="utf-8"), "if (block_has<"
-    assert text.count(again) == 1
-    header.write_text(text.replace(again, "if (false && block_has<"), encoding="utf-8")
+    text, beginning = header.read_text(encoding="utf-8"), BEGINNINGS[slow]
+    assert text.count(AGAIN) == text.count(beginning) == 1
+    others_turn = "for (int turn = 0; turn < 40; ++turn) sync_warp();\n"
+    at = beginning + others_turn if slow == "moves" else others_turn + beginning
+    text = text.replace(AGAIN, f"if (false && {AGAIN[4:]}").replace(beginning, at)
+    header.write_text(text, encoding="utf-8")
     return include
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[6]], ids=str)
-def test_finite_walks_are_not_done_again(
-    never_again: Path, case: tuple[str, str, int, int]
-) -> None:
+@pytest.mark.parametrize("slow", BEGINNINGS)
+@pytest.mark.parametrize("pass_name", ["forward", "backward"])
+def test_whoever_is_slow_is_waited_for(pass_name: str, slow: str, tmp_path: Path) -> None:
     """What is read before it is there is NaN on the host, and doing it again would mend that."""
-    check(case, orders=(BY_RANK, SHUFFLED, 2), changed=always_finite, include=never_again)
+    text = f"B=1,H=1,T=290,E=40,M=48,dtype=fp32,{BEFORE},{BEHIND}"
+    check((pass_name, text, 3, 16), changed=always_finite, include=headers(tmp_path, slow))
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
