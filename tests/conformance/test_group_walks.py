@@ -85,11 +85,12 @@ def always_finite(operator: Operator) -> Operator:
     return replace(operator, cases=tuple(c for c in operator.cases if c != "nonfinite"))
 
 
-# Where a warpgroup begins with a chunk, by what it does.
+# Where a warpgroup begins with a part of its work.
 BEGINNINGS = {
-    "moves": "        for (int chunk = 0; chunk < chunks_ + 2; ++chunk) {\n",
+    "moves rows": "            if (chunk < chunks_) {\n",
+    "writes outputs": "            if (chunk >= 2 && chunk - 2 < chunks_) {\n",
     "sums": "            store_state(state_before(chunk), state);\n",
-    "makes": "            Tile scores;\n",
+    "makes outputs": "            Tile scores;\n",
 }
 AGAIN = "if (block_has<"
 
@@ -101,9 +102,9 @@ def headers(folder: Path, slow: str) -> Path:
     header = include / "kgen" / "group_walk.cuh"
     text, beginning = header.read_text(encoding="utf-8"), BEGINNINGS[slow]
     assert text.count(AGAIN) == text.count(beginning) == 1
-    others_turn = "for (int turn = 0; turn < 40; ++turn) sync_warp();\n"
-    at = beginning + others_turn if slow == "moves" else others_turn + beginning
-    text = text.replace(AGAIN, f"if (false && {AGAIN[4:]}").replace(beginning, at)
+    others_turn = "for (int turn = 0; turn < 400; ++turn) sync_warp();\n"
+    text = text.replace(AGAIN, f"if (false && {AGAIN[4:]}")
+    text = text.replace(beginning, others_turn + beginning)
     header.write_text(text, encoding="utf-8")
     return include
 
