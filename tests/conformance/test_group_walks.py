@@ -7,8 +7,10 @@ Certificates have sequences shorter than a chunk among their sets, and where H i
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from test_host import (
     run_configs,
 )
 
+from kgen.assets import include_dir
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
 from kgen.model.problem import Problem, parse_problem
@@ -62,16 +65,56 @@ def check(
     compiler: str = "host",
     orders: tuple[int, ...] = (BY_RANK, SHUFFLED),
     changed: Callable[[Operator], Operator] = lambda operator: operator,
+    include: Path | None = None,
 ) -> None:
     variant, problem, config = case_of(*case)
     wanted = [(problem, config)]
-    [(_, _, outcome)] = run_configs(ENTRY, variant, compiler, wanted, orders, changed)
+    [(_, _, outcome)] = run_configs(
+        ENTRY, variant, compiler, wanted, orders, changed, include=include
+    )
     assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def test_chunks_and_states(case: tuple[str, str, int, int]) -> None:
     check(case)
+
+
+def always_finite(operator: Operator) -> Operator:
+    """The operator without NaN and Inf among its inputs."""
+    return replace(operator, cases=tuple(c for c in operator.cases if c != "nonfinite"))
+
+
+# Where a warpgroup begins with a part of its work.
+BEGINNINGS = {
+    "moves rows": "            if (chunk < chunks_) {\n",
+    "writes outputs": "            if (chunk >= 2 && chunk - 2 < chunks_) {\n",
+    "sums": "            store_state(state_before(chunk), state);\n",
+    "makes outputs": "            Tile scores;\n",
+}
+AGAIN = "if (block_has<"
+
+
+def headers(folder: Path, slow: str) -> Path:
+    """Headers whose walk is not done again, step by step, and where one warpgroup is slow."""
+    include = folder / "include"
+    shutil.copytree(include_dir(), include)
+    header = include / "kgen" / "group_walk.cuh"
+    text, beginning = header.read_text(encoding="utf-8"), BEGINNINGS[slow]
+    assert text.count(AGAIN) == text.count(beginning) == 1
+    others_turn = "for (int turn = 0; turn < 400; ++turn) sync_warp();\n"
+    text = text.replace(AGAIN, f"if (false && {AGAIN[4:]}")
+    text = text.replace(beginning, others_turn + beginning)
+    header.write_text(text, encoding="utf-8")
+    return include
+
+
+@pytest.mark.parametrize("slow", BEGINNINGS)
+@pytest.mark.parametrize("pass_name", ["forward", "backward"])
+def test_whoever_is_slow_is_waited_for(pass_name: str, slow: str, tmp_path: Path) -> None:
+    """What is read before it is there is NaN on the host, and doing it again would mend that."""
+    text = f"B=1,H=1,T=290,E=40,M=48,dtype=fp32,{BEFORE},{BEHIND}"
+    check((pass_name, text, 3, 16), changed=always_finite, include=headers(tmp_path, slow))
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])

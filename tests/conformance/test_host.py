@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -177,13 +178,16 @@ def run_configs(
     orders: tuple[int, ...],
     changed: Callable[[Operator], Operator] = lambda operator: operator,
     sizes: Sizes = HOST_SIZES,
+    include: Path | None = None,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
+    """Certify each on the host, with the headers in `include` (default: kgen's own)."""
     operator, pass_name = entry.operator.name, variant.pass_name
-    compiler = open_compiler(compiler_name, [include_dir()])
+    headers = include or include_dir()
+    compiler = open_compiler(compiler_name, [headers])
     if len(entry.operator.signature.dims) > 2:
         sizes = replace(sizes, rows=FEW_ROWS)
     runner = Runner(changed(entry.operator), Setup(operator, (), HOST, 0, seed=1), sizes)
-    renderer = Renderer(include_dir())
+    renderer = Renderer(headers)
     requests = [
         BuildRequest(renderer.render(operator, entry.templates, variant, config, problem), "host")
         for problem, config in wanted
