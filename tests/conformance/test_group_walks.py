@@ -22,6 +22,7 @@ from test_host import (
     always_nonfinite,
     compiled,
     run_configs,
+    with_other_scalars,
 )
 
 from kgen.assets import include_dir
@@ -128,6 +129,19 @@ def test_stays_inside_its_buffers(pass_name: str) -> None:
 def test_what_is_not_finite_over_chunks(pass_name: str) -> None:
     text = f"B=1,H=2,T=200,E=24,M=40,dtype=fp32,{BEFORE},{BEHIND}"
     check((pass_name, text, 3, 16), changed=always_nonfinite)
+
+
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("pass_name", ["forward", "backward"])
+def test_a_scale_that_is_not_one(pass_name: str, finite: bool) -> None:
+    """With a given gradient of the last state the backward pass scales rows on their way into a sum,
+    not outputs: in the walk of warpgroups, and in the walk step by step."""
+    text = f"B=1,H=1,T=100,E=40,M=40,dtype=fp32,{BEFORE},{BEHIND}"
+
+    def changed(operator: Operator) -> Operator:
+        return with_other_scalars(operator if finite else always_nonfinite(operator))
+
+    check((pass_name, text, 3, 16), orders=(BY_RANK,), changed=changed)
 
 
 def one_too_large_for_bf16(name: str) -> Callable[[Operator], Operator]:
