@@ -134,8 +134,10 @@ def test_what_is_not_finite_over_chunks(pass_name: str) -> None:
 @pytest.mark.parametrize("finite", [True, False])
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
 def test_a_scale_that_is_not_one(pass_name: str, finite: bool) -> None:
-    """With a given gradient of the last state the backward pass scales rows on their way into a sum,
-    not outputs: in the walk of warpgroups, and in the walk step by step."""
+    """Backward, with a given gradient of the last state, it multiplies rows on their way into a sum.
+
+    Else outputs: in the walk of warpgroups, and in the walk step by step.
+    """
     text = f"B=1,H=1,T=100,E=40,M=40,dtype=fp32,{BEFORE},{BEHIND}"
 
     def changed(operator: Operator) -> Operator:
