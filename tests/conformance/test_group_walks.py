@@ -134,7 +134,7 @@ def test_what_is_not_finite_over_chunks(pass_name: str) -> None:
 @pytest.mark.parametrize("finite", [True, False])
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
 def test_a_scale_that_is_not_one(pass_name: str, finite: bool) -> None:
-    """Backward, with a given gradient of the last state, it multiplies rows on their way into a sum.
+    """With a given gradient of the last state it multiplies rows on their way into a sum.
 
     Else outputs: in the walk of warpgroups, and in the walk step by step.
     """
