@@ -14,7 +14,8 @@ tune: $(VENV)/.installed
 	$(BIN)/kgen tune --op $(OP) --gpu $(GPU) $(ARGS)
 
 test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	# Slow tests lie together: who has no more takes some of the others'.
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
