@@ -13,8 +13,8 @@ BIN    := $(VENV)/bin
 tune: $(VENV)/.installed
 	$(BIN)/kgen tune --op $(OP) --gpu $(GPU) $(ARGS)
 
+# Slow tests lie together: a worker that has no more takes some of the others'.
 test: $(VENV)/.installed-test lint
-	# Slow tests lie together: who has no more takes some of the others'.
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-test
