@@ -47,6 +47,9 @@ def test_runtime_and_headers_are_todays() -> None:
     for header in include_dir().rglob("*.cuh"):
         copy = LIBRARY / "_include" / header.relative_to(include_dir())
         assert copy.read_bytes() == header.read_bytes(), f"run kgen emit: {copy} is stale"
+    copies = (LIBRARY / "_include").rglob("*.cuh")
+    gone = [c for c in copies if not (include_dir() / c.relative_to(LIBRARY / "_include")).exists()]
+    assert not gone, "an emit leaves them, for rows may include them: remove, then kgen emit"
 
 
 def test_its_list_is_todays() -> None:
