@@ -1,5 +1,7 @@
 # `make tune` and `make test` are all the set-up there is.
 #   make tune OP=rmsnorm GPU=h200 ARGS="--trials 100"
+#   make test        lint, types and the quick tests: does this installation work?
+#   make test-all    the same, then all other tests
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -8,14 +10,19 @@ GPU    ?= auto
 ARGS   ?=
 BIN    := $(VENV)/bin
 
-.PHONY: tune test lint clean
+# xdist: a process that has no more tests takes some of another's.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+
+.PHONY: tune test test-all lint clean
 
 tune: $(VENV)/.installed
 	$(BIN)/kgen tune --op $(OP) --gpu $(GPU) $(ARGS)
 
-# Slow tests lie together: a worker that has no more takes some of the others'.
 test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(PYTEST) -m "quick and not slow" $(ARGS)
+
+test-all: test
+	$(PYTEST) -m "full and not slow" $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

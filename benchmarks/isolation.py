@@ -18,15 +18,16 @@ from collections.abc import Callable
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
+from kgen.build.render import Renderer
 from kgen.catalogue import open_catalogue
+from kgen.launch.select import select_gpu
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
-from kgen.render import Renderer
 from kgen.search.feasible import enumerate_feasible
-from kgen.worker import Candidate, Setup, Trial, TrialOutcome, WorkerHandle
+from kgen.trial import WorkerHandle
+from kgen.worker import Candidate, Setup, Trial, TrialOutcome
 from kgen.worker.runner import Runner
-from kgen.worker.select import select_gpu
 
 ROUNDS = 5
 KILLS = 5

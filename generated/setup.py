@@ -14,6 +14,6 @@ setup(
             libraries=["dl"],
             optional=True,
         )
-        for name in ("_launch", "_ready")
+        for name in ("_launch", "_fast_path")
     ]
 )

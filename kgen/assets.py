@@ -1,4 +1,4 @@
-"""Where templates, search spaces and device headers lie: checkout, wheel, or user's folder."""
+"""Locate templates, search spaces and device headers in a checkout, a wheel or a user's folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Root:
         operators: Folder of operator modules.
         templates: Folder of `<operator>/<pass>_<variant>.cu.jinja`.
         search_spaces: Folder of `<operator>.yaml`.
-        builtin: Whether this is kgen's own.
+        builtin: Whether it is kgen's own folder.
     """
 
     operators: Path
@@ -28,16 +28,21 @@ class Root:
     search_spaces: Path
     builtin: bool
 
+    @property
+    def populations(self) -> Path:
+        """Folder of the named populations, `<name>.yaml`."""
+        return self.search_spaces / "populations"
+
 
 def builtin_root() -> Root:
-    """kgen's own operators: beside the package in a checkout, inside it in a wheel."""
+    """kgen's own operators: next to the package in a checkout, inside it in a wheel."""
     packed = _PACKAGE / "_data"
     base = packed if packed.is_dir() else _PACKAGE.parent
     return Root(_PACKAGE / "operators", base / "templates", base / "search_spaces", True)
 
 
 def include_dir() -> Path:
-    """Folder that `#include "kgen/core.cuh"` is resolved against."""
+    """The include path of `#include "kgen/primitives/core.cuh"`."""
     return builtin_root().templates / "include"
 
 

@@ -1,7 +1,7 @@
-"""Every mistake and failure kgen names, one class per kind.
+"""The exceptions of kgen, one class per kind of mistake or failure.
 
-A message says what, where, the value, what is allowed, and the next step. `UserError`s end a
-command with exit code 2 (the user can mend them), other `KgenError`s with exit code 1.
+A message says what is wrong, where, the value, what is allowed, and the next step. A `UserError`
+ends a command with exit code 2 (the user can fix it), any other `KgenError` with exit code 1.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from difflib import get_close_matches
 
 
 class KgenError(Exception):
-    """A failure that kgen foresaw; its text is for the user. Exit code 1."""
+    """An expected failure; its text is for the user. Exit code 1."""
 
     exit_code = 1
 
 
 class UserError(KgenError):
-    """A mistake in what the user gave. Exit code 2."""
+    """A mistake in the user's input. Exit code 2."""
 
     exit_code = 2
 
@@ -34,8 +34,12 @@ class EmptySpaceError(SpaceError):
     """No config of the space is feasible for a problem."""
 
 
+class PopulationError(UserError):
+    """A population file is malformed, or names what its operators do not have."""
+
+
 class CatalogueError(UserError):
-    """An operator, pass, GPU profile or file that was asked for does not exist or does not load."""
+    """A requested operator, pass, GPU profile or file does not exist or does not load."""
 
 
 class ProblemError(UserError):
@@ -47,7 +51,7 @@ class OptionError(UserError):
 
 
 class GpuError(UserError):
-    """The GPU asked for is not in this machine."""
+    """The requested GPU is not in this machine."""
 
 
 class TemplateError(UserError):
@@ -55,7 +59,7 @@ class TemplateError(UserError):
 
 
 class RecordError(UserError):
-    """A record, journal or report file does not have the documented form."""
+    """A record, journal or report file does not have the documented format."""
 
 
 class ToolchainError(KgenError):
@@ -71,11 +75,11 @@ class LaunchError(KgenError):
 
 
 class LaunchRefusedError(LaunchError):
-    """A launch asked for more than the device has; nothing ran, and the device is as it was."""
+    """A launch needs more than the device has; nothing ran, and the device is unaffected."""
 
 
 class VerifyError(KgenError):
-    """A kernel's outputs are not the operator's."""
+    """A kernel's outputs differ from the operator's definition."""
 
 
 class WorkerError(KgenError):
@@ -91,7 +95,7 @@ class TuneError(KgenError):
 
 
 class BenchError(KgenError):
-    """A kernel that was to be timed is not right, so nothing was timed."""
+    """A kernel that was to be timed is wrong, so nothing was timed."""
 
 
 def suggest(value: str, known: Iterable[str]) -> str:

@@ -1,9 +1,28 @@
-"""For all tests: torch computes on one thread.
+"""Two tiers of tests, and one thread for torch.
 
-Its tensors are small here. On several threads, as many in each of pytest's processes, most
-of the time goes into waiting for each other. Set before torch is imported; children inherit it.
+`make test` runs the quick tier, `make test-all` the full one as well. Tests below `QUICK_FOLDERS`
+are of the quick tier and all others of the full one, unless `@pytest.mark.quick` or
+`@pytest.mark.full` says otherwise. Tests marked `slow` are of neither.
 """
 
 import os
+from pathlib import Path
 
+import pytest
+
+# The tensors of tests are small: with several threads in each of pytest's processes torch mostly
+# waits. Set before torch is imported; child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+TESTS = Path(__file__).parent
+QUICK_FOLDERS = ("unit", "golden")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test its tier."""
+    for item in items:
+        chosen = [tier for tier in ("quick", "full") if item.get_closest_marker(tier)]
+        if not chosen and not item.get_closest_marker("slow"):
+            folder = item.path.relative_to(TESTS).parts[0]
+            item.add_marker("quick" if folder in QUICK_FOLDERS else "full")

@@ -1,27 +1,34 @@
-"""`kgen bench`: verified kernels beside their peers, published ladders, profiles."""
+"""`kgen bench`: compare verified kernels with peers; published ladders; profiles."""
 
-from kgen.bench.calls import run_call_costs
-from kgen.bench.contest import run_contest
-from kgen.bench.ladder import climb
-from kgen.bench.printing import print_calls, print_climb, print_contest, print_profile
-from kgen.bench.profile import run_profile
-from kgen.bench.results import CallTable, Choice, Climb, Contest, Kernel, PeerTime, Profile, Rung
+from kgen.bench.job import BenchJob, BenchReport, load_bench, run_bench, write_bench
+from kgen.bench.printing import print_calls, print_comparison, print_ladder, print_profile
+from kgen.bench.results import (
+    CallTable,
+    ChosenConfig,
+    LadderResult,
+    LadderStepResult,
+    PeerComparison,
+    PeerTime,
+    Profile,
+    TimedKernel,
+)
 
 __all__ = [
+    "BenchJob",
+    "BenchReport",
     "CallTable",
-    "Choice",
-    "Climb",
-    "Contest",
-    "Kernel",
+    "ChosenConfig",
+    "LadderResult",
+    "LadderStepResult",
+    "PeerComparison",
     "PeerTime",
     "Profile",
-    "Rung",
-    "climb",
+    "TimedKernel",
+    "load_bench",
     "print_calls",
-    "print_climb",
-    "print_contest",
+    "print_comparison",
+    "print_ladder",
     "print_profile",
-    "run_call_costs",
-    "run_contest",
-    "run_profile",
+    "run_bench",
+    "write_bench",
 ]

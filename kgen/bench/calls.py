@@ -1,4 +1,4 @@
-"""What a call costs the host: the emitted library's function beside the operator's peers."""
+"""The host cost of a call: the emitted library's function and the operator's peers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from pathlib import Path
 
 from kgen.bench.results import CallTable
 from kgen.model.problem import Problem
-from kgen.worker import CallCosts, Session
+from kgen.trial import Session
+from kgen.worker import CallCosts
 
 
 def run_call_costs(
     session: Session, problem: Problem, against: tuple[str, ...] | None, library: Path
 ) -> CallTable:
-    """Time the host's part of calls without gradients, interleaved.
+    """Measure the host time of calls without gradients, interleaved.
 
     Args:
         session: Of the pass.
-        problem: The problem; a small one, or the host waits for the device.
-        against: Names of peers; None: all but the slow ones.
+        problem: The problem; it must be small, or the host waits for the device.
+        against: Names of peers; None: all except slow ones.
         library: Folder of an emitted library.
     Raises:
-        WorkerError: If the library cannot be used, or the worker died over it.
+        WorkerError: If the library cannot be used, or the worker died.
     """
     found = session.worker.call_costs(
         CallCosts(session.pass_name, problem, against, str(library))

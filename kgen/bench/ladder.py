@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kgen.bench.prepare import certified, least_us
-from kgen.bench.results import Climb, Rung
+from kgen.bench.results import LadderResult, LadderStepResult
 from kgen.measure.floor import share
 from kgen.measure.stats import paired_difference
 from kgen.model.problem import Problem
 from kgen.model.space import LadderStep
 from kgen.search.feasible import refusing_rule
-from kgen.worker import Finals, Session
+from kgen.trial import Session
+from kgen.worker import Finals
 
 
-def climb(
+def run_ladder(
     session: Session, problem: Problem, steps: Sequence[LadderStep], copy_gbps: float
-) -> Climb:
+) -> LadderResult:
     """Verify every step that is legal for the problem, then time them against each other.
 
-    Rules of efficiency do not count: a published step is worth its row however slow it is.
+    Efficiency rules are ignored: a published step is timed even if it is slow.
 
     Args:
         session: Of the steps' pass, probed.
@@ -28,19 +29,19 @@ def climb(
         steps: In published order.
         copy_gbps: Measured copy bandwidth, for the floor.
     Raises:
-        BenchError: If a step is not right; nothing is timed then.
+        BenchError: If a step is wrong; nothing is timed then.
         WorkerError: If the worker died while timing.
     """
     floor = least_us(session, problem, copy_gbps)
-    rungs = [_rung(session, problem, step) for step in steps]
+    rungs = [_step_result(session, problem, step) for step in steps]
     running = [i for i, rung in enumerate(rungs) if not rung.refused]
     if not running:
-        return Climb(session.pass_name, str(problem), floor, tuple(rungs), {})
+        return LadderResult(session.pass_name, str(problem), floor, tuple(rungs), {})
     ready = certified(session, problem, [steps[i].config for i in running])
     outcome = session.worker.finals(
         Finals(session.pass_name, problem, tuple(candidate for candidate, _ in ready), peers=())
     )
-    # Step 1 is the base only if it ran; another one must not take its place unsaid.
+    # Speed-ups are relative to step 1; if it did not run, there are none.
     base = outcome.samples_us[0] if running[0] == 0 else None
     for place, i in enumerate(running):
         timing = outcome.timings[place]
@@ -54,14 +55,14 @@ def climb(
             speed_up=faster,
             accuracy=ready[place][1].accuracy,
         )
-    return Climb(session.pass_name, str(problem), floor, tuple(rungs), outcome.clocks)
+    return LadderResult(session.pass_name, str(problem), floor, tuple(rungs), outcome.clocks)
 
 
-def _rung(session: Session, problem: Problem, step: LadderStep) -> Rung:
+def _step_result(session: Session, problem: Problem, step: LadderStep) -> LadderStepResult:
     pass_ = session.entry.operator.signature.pass_named(session.pass_name)
     variant = session.variant_of(step.config)
     rule = refusing_rule(variant, step.config, pass_, problem, session.gpu, legality_only=True)
-    return Rung(
+    return LadderStepResult(
         step=step.name,
         variant=step.config.variant,
         config=step.config.as_dict(),

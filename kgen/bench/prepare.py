@@ -1,4 +1,4 @@
-"""Before anything is timed: build every kernel, verify it with all inputs, know the floor."""
+"""Prepare a bench: build every kernel, verify it with all inputs, compute the floor."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from kgen.model.artifact import Artifact, BuildFailure
 from kgen.model.config import Config
 from kgen.model.problem import Problem
 from kgen.model.record import Fate
-from kgen.worker import Candidate, Session, TrialOutcome, failed_build
+from kgen.trial import Session, failed_build
+from kgen.worker import Candidate, TrialOutcome
 
 
 def certified(
     session: Session, problem: Problem, configs: Sequence[Config]
 ) -> list[tuple[Candidate, TrialOutcome]]:
-    """Build and verify configs; what a report says of them is not taken on trust.
+    """Build and verify configs again, whatever a report says of them.
 
     Raises:
         BenchError: If one of them does not compute the operator's outputs.

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kgen.bench.results import CallTable, Climb, Contest, PeerTime, Profile, Rung
+from kgen.bench.results import (
+    CallTable,
+    LadderResult,
+    LadderStepResult,
+    PeerComparison,
+    PeerTime,
+    Profile,
+)
 from kgen.model.record import OutputAccuracy, Timing
 
 _NAME_COLUMNS = 40
 
 
-def print_contest(contest: Contest) -> str:
-    """Return one problem as a table: ours first, then the peers in the operator's order."""
+def print_comparison(contest: PeerComparison) -> str:
+    """Return one problem as a table: kgen's kernel, then the peers in the operator's order."""
     kernel = contest.kernel
     rows = [
         ["", "time", "quartiles", "over kgen", "95 % interval", "of floor"],
@@ -31,7 +38,7 @@ def print_contest(contest: Contest) -> str:
     return "\n".join(lines) + "\n"
 
 
-def print_climb(climb: Climb) -> str:
+def print_ladder(climb: LadderResult) -> str:
     """Return one ladder as a table in published order."""
     rows = [["step", "kernel", "time", "of floor", "speed-up", "published"]]
     for rung in climb.rungs:
@@ -70,7 +77,7 @@ def print_profile(profile: Profile) -> str:
 
 
 def print_calls(table: CallTable) -> str:
-    """Return the host's cost of calls as a table: the library's first."""
+    """Return the host cost of calls as a table, the library's first."""
     ours = table.costs[0]
     rows = [["", "host time", "quartiles", f"over {ours.name}", "until done"]]
     for cost in table.costs:
@@ -92,7 +99,7 @@ def print_calls(table: CallTable) -> str:
 
 
 def _shortened(name: str) -> str:
-    """The beginning of a kernel's name; C++ templates fill lines."""
+    """The beginning of a kernel's name; names of C++ templates are long."""
     return name if len(name) <= _NAME_COLUMNS else f"{name[: _NAME_COLUMNS - 3]}..."
 
 
@@ -120,7 +127,7 @@ def _percent(share: float) -> str:
 
 
 def _error(accuracy: OutputAccuracy, peers: Sequence[PeerTime]) -> str:
-    """The kernel's error, and those of the peers that made this output."""
+    """The kernel's error, and the errors of peers that compute this output."""
     errors = [f"{p.name} {a.error:.2e}" for p in peers for a in p.accuracy
               if a.output == accuracy.output]
     return f"error of {accuracy.output}: " + ", ".join(
@@ -128,13 +135,13 @@ def _error(accuracy: OutputAccuracy, peers: Sequence[PeerTime]) -> str:
     )
 
 
-def _remark(rung: Rung) -> str:
+def _remark(rung: LadderStepResult) -> str:
     return f"refused: {rung.refused}" if rung.refused else rung.note
 
 
 def _throttled(clocks: Mapping[str, str]) -> list[str]:
     held = clocks.get("throttle", "none")
-    return [] if held == "none" else [f"  the clocks were held down: {held}"]
+    return [] if held == "none" else [f"  the clocks were reduced: {held}"]
 
 
 def _aligned(rows: Sequence[Sequence[str]], flush_left: int) -> list[str]:

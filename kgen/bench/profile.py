@@ -1,19 +1,20 @@
-"""Where the time goes: our kernel and its peers under torch.profiler."""
+"""Profile kgen's kernel and its peers with torch.profiler."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from kgen.bench.prepare import certified
-from kgen.bench.results import Choice, Profile
+from kgen.bench.results import ChosenConfig, Profile
 from kgen.model.problem import Problem
-from kgen.worker import Finals, Session, Trace
+from kgen.trial import Session
+from kgen.worker import Finals, Trace
 
 
 def run_profile(
     session: Session,
     problem: Problem,
-    choice: Choice,
+    choice: ChosenConfig,
     against: tuple[str, ...] | None,
     trace: Path,
     library: Path | None = None,
@@ -23,13 +24,13 @@ def run_profile(
     Args:
         session: Of the pass.
         problem: The problem.
-        choice: Which of our kernels.
-        against: Names of peers; None: all, those that are too slow for a tune among them.
-        trace: Where the trace goes.
-        library: Folder of an emitted library whose function is traced, too; None: none.
+        choice: The config of kgen's kernel.
+        against: Names of peers; None: all, including those too slow for a tune.
+        trace: File of the trace.
+        library: Folder of an emitted library whose function is traced as well; None: none.
     Raises:
-        BenchError: If the kernel is not right; nothing is traced then.
-        WorkerError: If the worker died over it, or the trace cannot be written.
+        BenchError: If the kernel is wrong; nothing is traced then.
+        WorkerError: If the worker died, or the trace cannot be written.
     """
     ((candidate, _),) = certified(session, problem, [choice.config])
     finals = Finals(

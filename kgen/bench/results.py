@@ -1,4 +1,4 @@
-"""What a bench finds. The field names are the keys of its YAML; docs/bench.md."""
+"""The results of a bench. The field names are the keys of its YAML; docs/bench.md."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kgen.model.traced import Traced
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Which of our kernels is timed for a problem.
+class ChosenConfig:
+    """The config of kgen that is timed for a problem.
 
     Attributes:
         config: The config.
         origin: `tuned`: the winner in the report of this GPU; `safe`: the safe variant.
-        remark: Why it is the safe one, and what to do about it; empty for a tuned one.
+        remark: Why it is the safe one, and how to tune it; empty for a tuned one.
     """
 
     config: Config
@@ -27,8 +27,8 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """One of our kernels: verified, then timed.
+class TimedKernel:
+    """A kernel of kgen, verified and then timed.
 
     Attributes:
         variant: Its variant.
@@ -46,19 +46,19 @@ class Kernel:
 
     @property
     def label(self) -> str:
-        """`variant(a=1, b=2)`, for people."""
+        """`variant(a=1, b=2)`."""
         return Config.of(self.variant, self.config).label
 
 
 @dataclass(frozen=True, slots=True)
 class PeerTime:
-    """A peer, in the same run.
+    """A peer in the same run.
 
     Attributes:
         name: As the operator names it.
         timing: From the interleaved run.
         floor_share: Least possible time over its median.
-        ratio: Its time over ours: the median over rounds.
+        ratio: Its time over that of kgen's kernel, median over rounds.
         ratio_low: Lower end of that median's 95 % interval; None with too few rounds for one.
         ratio_high: Upper end, likewise.
         accuracy: Error of each of its outputs against float64, on the problem's own inputs.
@@ -74,19 +74,19 @@ class PeerTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """Our kernel beside its peers on one problem.
+class PeerComparison:
+    """kgen's kernel and its peers on one problem.
 
     Attributes:
         pass_name: `forward` or `backward`; the key `pass`.
         problem: `M=8192,N=4096,dtype=bf16,w_dtype=bf16`.
-        origin: `tuned` or `safe`; see `Choice`.
-        remark: See `Choice`.
+        origin: `tuned` or `safe`; see `ChosenConfig`.
+        remark: See `ChosenConfig`.
         floor_us: Least possible time: bytes over measured copy bandwidth, or flops over peak.
-        kernel: Ours.
+        kernel: kgen's kernel.
         peers: The peers that ran, in the operator's order.
-        failed: Peers that did not, by name, with the reason.
-        clocks: Clock and throttle state right after the run; empty where it cannot be read.
+        failed: Peers that did not run, by name, with the reason.
+        clocks: Clock and throttle state right after the run; empty if it cannot be read.
     """
 
     pass_name: str
@@ -94,22 +94,22 @@ class Contest:
     origin: str
     remark: str
     floor_us: float
-    kernel: Kernel
+    kernel: TimedKernel
     peers: tuple[PeerTime, ...]
     failed: Mapping[str, str]
     clocks: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class LadderStepResult:
     """One step of a published ladder on one problem.
 
     Attributes:
         step: Its published name.
-        variant: The variant that stands for it.
-        config: And the parameters.
+        variant: The variant that reproduces it.
+        config: The parameters.
         published: The published figure with its GPU; empty if there is none.
-        note: In what the kernel differs from the published one.
+        note: How the kernel differs from the published one.
         refused: Why it cannot run for this problem (rule, reason, place); empty if it ran.
         timing: From the interleaved run of all steps; None if refused.
         floor_share: Least possible time over its median; None if refused.
@@ -130,12 +130,12 @@ class Rung:
 
     @property
     def label(self) -> str:
-        """`variant(a=1, b=2)`, for people."""
+        """`variant(a=1, b=2)`."""
         return Config.of(self.variant, self.config).label
 
 
 @dataclass(frozen=True, slots=True)
-class Climb:
+class LadderResult:
     """A published ladder, reproduced on one problem.
 
     Attributes:
@@ -143,31 +143,31 @@ class Climb:
         problem: The problem.
         floor_us: Least possible time.
         rungs: The steps, in published order.
-        clocks: As in `Contest`; empty if every step was refused.
+        clocks: As in `PeerComparison`; empty if every step was refused.
     """
 
     pass_name: str
     problem: str
     floor_us: float
-    rungs: tuple[Rung, ...]
+    rungs: tuple[LadderStepResult, ...]
     clocks: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Our kernel and its peers on one problem, as torch.profiler saw them.
+    """Profiles of kgen's kernel and its peers on one problem.
 
     Attributes:
         pass_name: `forward` or `backward`; the key `pass`.
         problem: The problem.
-        origin: `tuned` or `safe`; see `Choice`.
-        remark: See `Choice`.
-        variant: Variant of our kernel.
+        origin: `tuned` or `safe`; see `ChosenConfig`.
+        remark: See `ChosenConfig`.
+        variant: Variant of kgen's kernel.
         config: Its parameters.
-        on_gpu: Whether kernels of a GPU were traced, or else operators of a CPU.
-        contenders: `kgen`: our kernel as it is timed; `kgen_ops`: the library's function, if it
+        on_gpu: Whether kernels of a GPU were traced; otherwise operators of a CPU.
+        contenders: `kgen`: kgen's kernel as it is timed; `kgen_ops`: the library's function, if it
             was emitted; then the peers that ran.
-        failed: Peers that did not, by name, with the reason.
+        failed: Peers that did not run, by name, with the reason.
         trace: File of the trace.
     """
 
@@ -184,21 +184,21 @@ class Profile:
 
     @property
     def label(self) -> str:
-        """`variant(a=1, b=2)`, for people."""
+        """`variant(a=1, b=2)`."""
         return Config.of(self.variant, self.config).label
 
 
 @dataclass(frozen=True, slots=True)
 class CallTable:
-    """What calls of one problem cost the host, without gradients.
+    """Host costs of calls of one problem, without gradients.
 
     Attributes:
         pass_name: `forward` or `backward`; the key `pass`.
         problem: The problem.
-        launcher: What the library launches with: `compiled`, `Python`, or `host` on a CPU.
+        launcher: The launcher of the library: `compiled`, `Python`, or `host` on a CPU.
         first_ms: Host time of the library's first call of the problem; see docs/bench.md.
         costs: `kgen_ops`: the library's function; then the peers that ran.
-        failed: Peers that did not, by name, with the reason.
+        failed: Peers that did not run, by name, with the reason.
     """
 
     pass_name: str

@@ -1,8 +1,8 @@
-"""Rendered source to loadable module: three back ends, one interface, one cache.
+"""Compile rendered sources to loadable modules: several back ends, one interface, one cache.
 
-`nvrtc` (default) compiles in a few child processes, `nvcc` through ninja, `host` with the C++
-compiler for the host layer, and `host-asan` the same under AddressSanitizer. What a compilation may
-use is limited everywhere: see `CompileLimits`.
+`nvrtc` (default) compiles in child processes, `nvcc` through ninja, `host` with the C++ compiler
+for the host layer, and `host-asan` likewise with AddressSanitizer. All back ends limit the time and
+memory of a compilation (`CompileLimits`).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def open_compiler(
     name: str, include_dirs: Sequence[str | Path], cache: Cache | None = None,
     jobs: int | None = None, limits: CompileLimits | None = None,
 ) -> Compiler:
-    """Find a compiler and make it ready.
+    """Find a compiler and open it.
 
     Args:
         name: One of `COMPILERS`.
-        include_dirs: Searched for `kgen/core.cuh` and what else sources include.
+        include_dirs: Searched for `kgen/primitives/core.cuh` and other included headers.
         cache: Default: the user's (`KGEN_CACHE_DIR`).
-        jobs: Compilations at once; default: the cores that this process may use.
+        jobs: Concurrent compilations; default: the number of cores that this process may use.
         limits: Of time and memory; a compilation that needs more is killed and counts as failed.
     Raises:
-        ToolchainError: If the name is unknown, or a tool is missing; tells what to install.
+        ToolchainError: If the name is unknown, or a tool is missing; says what to install.
         StorageError: If the cache directory cannot be used.
     """
     try:

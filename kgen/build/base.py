@@ -1,4 +1,4 @@
-"""What the back ends share: keys, the cache, futures, and what is kept of a failed build."""
+"""The common part of all back ends: keys, the cache, futures, and sources of failed builds."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Compiler(Protocol):
 
     @property
     def version(self) -> str:
-        """`13.0.88`; of the host, the compiler's own line."""
+        """`13.0.88`; for the host, the first line of the compiler's --version."""
 
     def identity(self, arch: str) -> str:
-        """Everything besides the source that changes the result: version, flags, arch."""
+        """Everything but the source that determines the result: version, flags, arch."""
 
     def key(self, request: BuildRequest) -> str:
         """Digest of source, identity and arch: the name of the result in the cache."""
@@ -48,17 +48,16 @@ class Compiler(Protocol):
         """
 
     def submit(self, request: BuildRequest) -> Future[Outcome]:
-        """Build in the background; asking again for what is under way gives the same future.
+        """Build in the background. A pending build of the same source returns the same future.
 
-        What the cache has is there at once, however many builds wait.
-
-        The future raises what `build` raises.
+        A result in the cache is returned at once, even if many builds wait. The future raises the
+        errors of `build`.
         """
 
     def close(self) -> None:
-        """Cancel what waits and end what runs, whose futures raise ToolchainError.
+        """Cancel waiting builds and end running ones, whose futures raise ToolchainError.
 
-        The compiler is of no more use.
+        The compiler cannot be used afterwards.
         """
 
 
@@ -120,8 +119,8 @@ class CachingCompiler(ABC):
     def _compile(self, units: Sequence[Unit], jobs: int) -> list[Compiled | Failed]:
         """Compile distinct units, at most `jobs` at once."""
 
-    def _stop(self) -> None:  # noqa: B027 (a back end that compiles in no time need not)
-        """End what `_compile` has under way in other threads, and let it start nothing more."""
+    def _stop(self) -> None:  # noqa: B027 (not every back end has to)
+        """End the compilations of `_compile` in other threads; it starts no more."""
 
     def key(self, request: BuildRequest) -> str:
         """See `Compiler`."""
@@ -150,7 +149,7 @@ class CachingCompiler(ABC):
         """See `Compiler`."""
         key = self.key(request)
         found = self._cached(key)
-        if found is not None:  # it need not wait behind what is being compiled
+        if found is not None:  # without waiting for running compilations
             done: Future[Outcome] = Future()
             done.set_result(found)
             return done
@@ -161,7 +160,7 @@ class CachingCompiler(ABC):
                 self._pool = ThreadPoolExecutor(self.jobs, thread_name_prefix=f"kgen-{self.name}")
             future = self._pool.submit(self._build_one, request)
             self._pending[key] = future
-        # Outside the lock: a future that is done already runs its callback right here.
+        # Outside the lock: a future that is already done calls its callback here.
         future.add_done_callback(lambda _: self._forget(key))
         return future
 
@@ -217,7 +216,7 @@ def _to_json(resources: _Resources, remarks: tuple[str, ...]) -> bytes:
 
 
 def _from_json(text: bytes) -> tuple[_Resources, tuple[str, ...]] | None:
-    """None for what was stored before there were remarks: whether there were any is not known."""
+    """None for an entry from before remarks were stored, which must be compiled again."""
     facts = json.loads(text)
     if isinstance(facts, list):
         return None

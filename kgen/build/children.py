@@ -1,4 +1,4 @@
-"""The parent's side of compiler processes: ask with a deadline; kill and replace what fails."""
+"""The parent's side of compiler processes: request with a deadline; kill and replace on failure."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from kgen.build.resources import parse_remarks, parse_resources
 from kgen.errors import ToolchainError
 
 _START_TIMEOUT_S = 60.0  # reading a library of 100 MB from a cold network file system is slow
-# Runs a file with one more folder at the end of the path: what is in site-packages beside an
-# installed kgen does not get before the standard library.
+# Runs a file with one more folder at the end of sys.path: site-packages next to an installed kgen
+# must not precede the standard library.
 _RUN = ("import sys, runpy; sys.path.append(sys.argv.pop(1)); "
         "runpy.run_path(sys.argv.pop(1), run_name='__main__')")
 _LAST_WORDS = 4096  # bytes
-# Refused memory, NVRTC may crash instead of saying so. Some is always left: the request that was
-# refused did not fit.
+# If an allocation is refused, NVRTC may crash without a message. Some memory is always left then,
+# because the refused request did not fit.
 _NEAR_THE_LIMIT = 0.9
 _CLOSED = "the compiler was closed before or while it compiled"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A source to be compiled: what messages call it, its text, and what for."""
+    """A source to be compiled: its name in messages, its text, and its target."""
 
     name: str
     source: str
@@ -47,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How a child ended: its status, the most memory it had (0: unknown), what it printed last."""
+    """The end of a child: its status, its peak memory (0: unknown), its last output."""
 
     status: int
     peak_bytes: int
@@ -61,7 +61,7 @@ class _End:
 
 
 class _EndedError(Exception):
-    """The child has closed its side."""
+    """The child has closed its end of the pipe."""
 
 
 class _LateError(Exception):
@@ -72,15 +72,15 @@ class _Child:
     """One process; serves one thread at a time."""
 
     def __init__(self, library: str, memory_bytes: int) -> None:
-        """Start it; `ready` waits until it can compile."""
-        # A pipe that nobody empties would block a compiler that prints much.
+        """Start it; `wait_started` waits until it can compile."""
+        # A full pipe would block a compiler that prints much.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             # Isolated, and without site-packages: importing those takes time.
             [sys.executable, "-I", "-S", "-c", _RUN, str(Path(kgen.__file__).parents[1]),
              nvrtc_child.__file__, library, str(memory_bytes)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0,
-            start_new_session=True)  # Ctrl-C is the tuner's: it must not read as a failed build
+            start_new_session=True)  # Ctrl-C is for the tuner and must not fail a build
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
@@ -94,41 +94,41 @@ class _Child:
         """Its process id."""
         return self._process.pid
 
-    def ready(self) -> None:
+    def wait_started(self) -> None:
         """Wait until it has loaded NVRTC.
 
         Raises:
             ToolchainError: If NVRTC does not load there.
-            _EndedError, _LateError: If it does not get so far.
+            _EndedError, _LateError: If the child ends or is late.
         """
         header, _ = self.ask(b"", _START_TIMEOUT_S)
-        if header["kind"] != "ready":
+        if header["kind"] != "started":
             raise ToolchainError(str(header["log"]))
-        # At its start a process inherits this number: it is its own only once it has grown.
+        # A new process inherits this number; it is its own only once it has grown.
         self._parents_bytes = int(header["peak_bytes"])
 
     def ask(self, message: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Send a message, which may be empty, and wait for one.
 
         Raises:
-            _EndedError, _LateError: If none comes.
+            _EndedError, _LateError: If the child ends or is late.
         """
         deadline = time.monotonic() + timeout_s
         unsent, answer = memoryview(message), bytearray()
         requests, answers = self._requests.fileno(), self._answers.fileno()
-        ready = select.poll()
-        ready.register(answers, select.POLLIN)
+        polled = select.poll()
+        polled.register(answers, select.POLLIN)
         if unsent:
-            ready.register(requests, select.POLLOUT)
+            polled.register(requests, select.POLLOUT)
         size = nvrtc_child.LENGTH.size
         wanted = size
         while len(answer) < wanted:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise _LateError
-            for file, _ in ready.poll(1000 * min(left_s, 3600)):
+            for file, _ in polled.poll(1000 * min(left_s, 3600)):
                 if file == answers:
-                    # No more than this message: the next may follow at once.
+                    # Read only this message; the next may follow at once.
                     chunk = os.read(answers, min(1 << 20, wanted - len(answer)))
                     if not chunk:
                         raise _EndedError
@@ -139,26 +139,26 @@ class _Child:
                 except BrokenPipeError:
                     raise _EndedError from None
                 if not unsent:
-                    ready.unregister(requests)
+                    polled.unregister(requests)
             if wanted == size <= len(answer):
                 wanted += nvrtc_child.LENGTH.unpack(answer[:size])[0]
-        return nvrtc_child.unpacked(answer[size:])
+        return nvrtc_child.unpack_message(answer[size:])
 
     def waits(self) -> bool:
-        """Whether it waits for a request: it has not died, nor said anything unasked."""
+        """Whether it waits for a request: it is alive and has sent no message."""
         said = select.poll()
         said.register(self._answers.fileno(), select.POLLIN)
         return not said.poll(0)
 
     def kill(self) -> None:
-        """Kill it; whoever waits for its answer ends it. From any thread."""
+        """Kill it, from any thread; the thread that waits for its answer calls `end`."""
         with self._lock:
             if self._alive:
-                # Not Popen.kill: that may reap it, and what it used would be lost.
+                # Not Popen.kill, which may reap the process and lose its resource usage.
                 os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> _End:
-        """Kill it if it still runs, and let go of everything that it held."""
+        """Kill it if it still runs, and release its resources."""
         self.kill()
         with self._lock, self._stderr:
             self._alive = False
@@ -175,15 +175,15 @@ class _Child:
 
 
 class Children:
-    """Compiler processes: one per thread that compiles, started at need, used again and again."""
+    """Compiler processes: one per compiling thread, started on demand and reused."""
 
     def __init__(self, library: str, limits: CompileLimits, most_idle: int) -> None:
-        """Start nothing yet.
+        """Create it; `compile` starts processes.
 
         Args:
             library: The NVRTC that they load.
             limits: Of each compilation.
-            most_idle: How many are kept for later.
+            most_idle: Number of idle processes that are kept.
         """
         self._library = library
         self._limits = limits
@@ -192,11 +192,12 @@ class Children:
         self._closed = False
         self._idle: list[_Child] = []
         self._all: set[_Child] = set()
-        # Of a compiler that nobody closed. No thread compiles then: it would refer to this one.
+        # For a compiler that was not closed. A compiling thread would refer to this object, so none
+        # runs.
         weakref.finalize(self, _end_all, self._all)
 
     def pids(self) -> list[int]:
-        """The processes there are, idle or compiling."""
+        """Ids of all processes, idle or compiling."""
         with self._lock:
             return [child.pid for child in self._all]
 
@@ -204,21 +205,21 @@ class Children:
         """Compile in a child, within the limits.
 
         Raises:
-            ToolchainError: If NVRTC cannot be used at all, or `close` came first.
+            ToolchainError: If NVRTC cannot be used at all, or after `close`.
         """
-        message = nvrtc_child.packed(
+        message = nvrtc_child.pack_message(
             {"name": job.name, "arch": job.arch, "include_dirs": job.include_dirs},
             job.source.encode())
         while True:
             start = time.perf_counter()
             child, was_idle = self._take()
             try:
-                child.ask(message, self._limits.timeout_s)  # says that it has begun
+                child.ask(message, self._limits.timeout_s)  # the message that it has begun
             except _EndedError:
                 end = self._end(child)
                 if not was_idle:
                     return Failed(f"nvrtc: {self._cause(end)}", time.perf_counter() - start)
-                # It died while nobody used it, which says nothing of this source.
+                # It died while idle; this source is not the cause.
             except _LateError:
                 self._end(child)
                 return Failed(f"nvrtc: {self._limits.too_slow}", time.perf_counter() - start)
@@ -229,7 +230,7 @@ class Children:
                 return self._finish(child)
 
     def _finish(self, child: _Child) -> Compiled | Failed:
-        """Wait for what a child that has begun makes of its source."""
+        """Wait for the result of a child that has begun to compile."""
         start = time.perf_counter()
         try:
             header, cubin = child.ask(b"", self._limits.timeout_s)
@@ -243,7 +244,8 @@ class Children:
             raise
         log = str(header["log"])
         no_memory = header["kind"] == "failed" and ran_out_of_memory(log)
-        # One that has grown is replaced: what it still holds would count against the next source.
+        # A child that has grown is replaced: its memory would count against the limit of the next
+        # source.
         if no_memory or header["peak_bytes"] > self._limits.memory_bytes / 2:
             self._end(child)
         else:
@@ -269,7 +271,7 @@ class Children:
             self._end(child, check=False)
 
     def _take(self) -> tuple[_Child, bool]:
-        """A child that can compile, and whether it was idle until now."""
+        """A child that can compile, and whether it was idle before."""
         with self._lock:
             self._check()
             while self._idle:
@@ -282,11 +284,11 @@ class Children:
             child = _Child(self._library, self._limits.memory_bytes)
             self._all.add(child)
         try:
-            child.ready()
+            child.wait_started()
         except (_EndedError, _LateError) as problem:
             late = isinstance(problem, _LateError)
             end = self._end(child)
-            how = f"not ready after {_START_TIMEOUT_S:g} s" if late else end.how
+            how = f"not started after {_START_TIMEOUT_S:g} s" if late else end.how
             raise ToolchainError(f"the process that compiles with {self._library} does not start: "
                                  f"{how}\n{end.words}\n  see 'kgen doctor'") from None
         except BaseException:
@@ -317,7 +319,7 @@ class Children:
         memory_bytes = self._limits.memory_bytes
         if ran_out_of_memory(end.words) or end.peak_bytes > _NEAR_THE_LIMIT * memory_bytes:
             return self._limits.too_big
-        if end.status == -signal.SIGSEGV and not end.peak_bytes:  # a compiler may not ask whether
+        if end.status == -signal.SIGSEGV and not end.peak_bytes:  # a compiler may not check whether
             perhaps = f"; if for want of memory, it {self._limits.too_big}"  # it got what it wanted
             return f"{end.how}{perhaps}\n{end.words}".strip()
         return f"{end.how}\n{end.words}".strip()
@@ -325,5 +327,5 @@ class Children:
 
 def _end_all(children: set[_Child]) -> None:
     for child in children:
-        with contextlib.suppress(OSError):  # at the interpreter's end nobody is there to tell
+        with contextlib.suppress(OSError):  # at interpreter exit there is no one to report to
             child.end()

@@ -1,4 +1,4 @@
-"""The host back end: the C++ compiler, through ninja, against the host layer.
+"""The host back end: compiles for the host layer with the C++ compiler, through ninja.
 
 The layer's runtime is compiled once per compiler, flags and content, into the same cache; a kernel
 is then compiled and linked with it into one shared object (or, sanitized, one executable).
@@ -30,7 +30,7 @@ from kgen.runtime.host import (
 )
 
 ARCH = "host"
-# Of the runtime, which is compiled once: limits meant for kernels must not make it impossible.
+# Least limits of the runtime, which is compiled once; limits for kernels may be too tight for it.
 _RUNTIME_LIMITS = CompileLimits(timeout_s=600.0, memory_bytes=4 << 30)
 
 
@@ -44,9 +44,9 @@ class HostCompiler(CachingCompiler):
         """Find the C++ compiler ($CXX, else g++, else clang++), ninja and timeout(1).
 
         Args:
-            include_dirs: The first that holds `kgen/core.cuh` is used.
-            cache: Where results go.
-            jobs: Compilations at once.
+            include_dirs: The first that holds `kgen/primitives/core.cuh` is used.
+            cache: Where results are stored.
+            jobs: Concurrent compilations.
             limits: Of each compilation.
             sanitize: Build executables for `kgen.runtime.host.run_job` (kind `exe`) instead of
                 modules (kind `so`).
@@ -109,14 +109,14 @@ class HostCompiler(CachingCompiler):
         return [cxx, *self._extra, *rest]
 
     def _runtime_key(self) -> str:
-        """Digest of the compiler, its flags and the runtime's sources as they are now."""
+        """Digest of the compiler, its flags and the runtime's current sources."""
         flags = compile_runtime_command(self._cxx, "include", "out", sanitize=self._sanitize)[1:]
         texts = [hashlib.sha256(path.read_bytes()).hexdigest()
                  for path in runtime_sources(self._include)]
         return digest_of_text(self._version, *flags, *texts)
 
     def _runtime(self) -> bytes:
-        """Return the runtime object, compiled if this is the first kernel that needs it."""
+        """Return the runtime object; the first kernel compiles it."""
         key = self._runtime_key()
         with self._lock_runtime:
             cached = self.cache.get(key, ".o")
@@ -154,10 +154,10 @@ def find_cxx() -> str:
 
 @lru_cache
 def _pattern_flags(cxx: str) -> tuple[str, ...]:
-    """Flags that fill variables nobody initialised with a pattern, where the compiler has them.
+    """Flags that fill uninitialised variables with a pattern, if the compiler has them.
 
-    Without, such an accumulator holds what the compiler likes, which is often the 0 that the
-    author forgot. g++ knows the flag from 12 on, clang++ from 8 on.
+    Without them an uninitialised accumulator is often 0, which hides the fault. g++ has the flag
+    from version 12 on, clang++ from version 8 on.
     """
     flag = "-ftrivial-auto-var-init=pattern"
     done = subprocess.run([cxx, flag, "-x", "c++", "-fsyntax-only", os.devnull],

@@ -1,4 +1,4 @@
-"""What a compilation may use, and the words for what went beyond it."""
+"""Limits of a compilation, and the messages about exceeding them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from kgen.errors import ToolchainError
 
 GIB = 1 << 30
 _MEMORY_AT_LEAST, _MEMORY_AT_MOST = 4 * GIB, 16 * GIB
-# Of a container; more than the machine has, or the word "max", where there is no limit.
+# Memory limit of a container; larger than the machine's memory, or "max", if there is no limit.
 _CONTAINER_MEMORY = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 _LOG_HEAD, _LOG_TAIL = 12_000, 3_000  # characters
 
-# How NVRTC, nvcc's programs, g++ and clang++ say it. Not merely "out of memory": a compiler quotes
-# its source.
+# Messages of NVRTC, nvcc's programs, g++ and clang++. "out of memory" alone may be quoted source.
 _NO_MEMORY = re.compile(
     r"catastrophic error: out of memory|virtual memory exhausted|LLVM ERROR: out of memory|"
     r"std::bad_alloc|NVRTC_ERROR_OUT_OF_MEMORY|Memory allocation failure|out of memory allocating|"
@@ -41,7 +40,7 @@ def default_memory_bytes() -> int:
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """What one compilation may use; one that needs more is ended, and its build has failed.
+    """Limits of one compilation. A compilation that exceeds one is ended and its build fails.
 
     Attributes:
         timeout_s: Wall-clock time; > 0.
@@ -65,24 +64,24 @@ class CompileLimits:
 
     @property
     def too_slow(self) -> str:
-        """What is said of a compilation that took too long."""
+        """The message about a compilation that took too long."""
         return (f"ended after {self.timeout_s:g} s (limit on compile time; "
                 "--compile-timeout raises it)")
 
     @property
     def too_big(self) -> str:
-        """What is said of a compilation that wanted too much memory."""
+        """The message about a compilation that needed too much memory."""
         return (f"needs more than {self.memory_bytes / GIB:.3g} GiB of memory (limit on compile "
                 "memory; --compile-memory raises it)")
 
 
 def ran_out_of_memory(log: str) -> bool:
-    """Whether a compiler's messages say that it was refused memory."""
+    """Whether a compiler's messages report that an allocation failed."""
     return _NO_MEMORY.search(log) is not None
 
 
 def ended_by(number: int) -> str:
-    """What is said of a compiler that a signal ended."""
+    """The message about a compiler that a signal ended."""
     try:
         name = signal.Signals(number).name
     except ValueError:
@@ -92,7 +91,7 @@ def ended_by(number: int) -> str:
 
 
 def ended_program(log: str) -> str:
-    """Like `ended_by`, of a program that a compiler driver says was ended; else empty."""
+    """As `ended_by`, for a program that the compiler driver reports as killed; else empty."""
     found = _SIGNAL_OF_A_PROGRAM.search(log)
     if found is None:
         return ""
@@ -100,7 +99,7 @@ def ended_program(log: str) -> str:
 
 
 def cut(log: str) -> str:
-    """Shorten a flood of messages: its head, where the cause is, its tail, and a note between."""
+    """Shorten a long log to its head, which has the cause, a note, and its tail."""
     left_out = len(log) - _LOG_HEAD - _LOG_TAIL
     if left_out <= 0:
         return log

@@ -19,14 +19,14 @@ _TIMED_OUT = 124  # of timeout(1)
 _SIGNALLED = 128  # plus the signal's number
 _KILLED = _SIGNALLED + 9
 _GRACE_S = 2  # from SIGTERM to SIGKILL
-# Of any file that a command writes, its messages too: nothing sane comes near.
+# Limit on any file that a command writes, its log included; far above any regular size.
 _FILE_BYTES = 1 << 30
 _LOG_CHARACTERS = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of a batch: what it runs, and the file it must write."""
+    """One command of a batch, and the file that it must write."""
 
     arguments: tuple[str, ...]
     output: str
@@ -34,7 +34,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended: `error` is empty if it wrote its output."""
+    """The result of a command: `error` is empty if it wrote its output."""
 
     error: str
     log: str
@@ -61,15 +61,15 @@ class Ninja:
         """Find the tools.
 
         Args:
-            limits: Of each command; of memory, each process that it starts has as much.
+            limits: Of each command; the memory limit holds for each of its processes.
         Raises:
             ToolchainError: If one is missing.
         """
         self._limits = limits
         self._ninja = find_tool("ninja", "pip install ninja")
         self._timeout = find_tool("timeout", "install GNU coreutils")
-        # Ends ninja with this process, and a command with ninja: timeout(1) leaves the process
-        # group that ninja kills. Without it, what runs then runs on until its time is up.
+        # Ends ninja with this process, and each command with ninja: timeout(1) leaves the process
+        # group that ninja kills. Without it a command would run on until its time limit.
         setpriv = shutil.which("setpriv")
         self._tied = (setpriv, "--pdeathsig", "TERM") if setpriv else ()
         self._lock = threading.Lock()
@@ -85,11 +85,11 @@ class Ninja:
         Args:
             commands: Paths in them, and `output`, are relative to `folder` or absolute.
             folder: An empty directory; receives build.ninja and logs.
-            jobs: Commands at once.
-            limits: Instead of the usual ones. A command that takes longer is ended with everything
-                that it started.
+            jobs: Concurrent commands.
+            limits: Instead of the default ones. A command that takes longer is ended with all
+                processes that it started.
         Raises:
-            ToolchainError: If ninja itself fails, or `close` came first.
+            ToolchainError: If ninja itself fails, or after `close`.
         """
         limits = limits or self._limits
         lines = ["ninja_required_version = 1.5", "rule run", "  command = $line",
@@ -97,7 +97,7 @@ class Ninja:
         for index, command in enumerate(commands):
             words = [*self._tied, self._timeout, "-k", str(_GRACE_S), f"{limits.timeout_s:g}",
                      *command.arguments]
-            # Status and times are written down because ninja does not report those of failures.
+            # The command writes status and times to files; ninja does not report those of failures.
             line = (f": > {index}.start; ({_ulimits(limits)}; exec {shlex.join(words)}) "
                     f"> {index}.log 2>&1; "
                     f"status=$?; echo $status > {index}.status; exit $status")
@@ -109,23 +109,24 @@ class Ninja:
                 for index, command in enumerate(commands)]
 
     def close(self) -> None:
-        """End what runs; `run` raises ToolchainError."""
+        """End running commands; `run` raises ToolchainError."""
         with self._lock:
             self._closed = True
             for process in self._running:
-                process.terminate()  # ninja then ends what it started
+                process.terminate()  # ninja then ends its commands
 
     def _run_ninja(self, folder: Path, jobs: int) -> str:
-        # This thread waits for ninja, so a signal at the thread's death is one at the process's.
+        # This thread waits for ninja, so the signal at the thread's death means the process's
+        # death.
         arguments = [*self._tied, self._ninja, "-C", str(folder), "-j", str(jobs), "-k", "0"]
-        # What a killed compiler leaves behind goes away with the folder.
+        # Files of a killed compiler are removed with the folder.
         environment = {**os.environ, "TMPDIR": str(folder)}
         with self._lock:
             self._check()
             process = subprocess.Popen(
                 arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, env=environment,
-                # Ctrl-C is the tuner's to handle: it must not read as a failed build.
+                # Ctrl-C is for the tuner and must not fail a build.
                 start_new_session=True)
             self._running.add(process)
         with process:
@@ -148,8 +149,8 @@ class Ninja:
 
 
 def _ulimits(limits: CompileLimits) -> str:
-    # In the units of POSIX shells: KiB, and blocks of 512 bytes. A core of a compiler that crashes
-    # can be as large as the limit, and nobody reads it.
+    # In the units of POSIX shells: KiB, and blocks of 512 bytes. No core files: the core of a
+    # compiler can be as large as the limit.
     return (f"ulimit -c 0; ulimit -v {max(1, limits.memory_bytes >> 10)}; "
             f"ulimit -f {_FILE_BYTES >> 9}")
 

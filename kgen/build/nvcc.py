@@ -32,7 +32,7 @@ class NvccCompiler(CachingCompiler):
         """Find nvcc, ninja and timeout(1).
 
         Raises:
-            ToolchainError: If one is missing; tells what to install.
+            ToolchainError: If one is missing; says what to install.
         """
         super().__init__(include_dirs, cache, jobs)
         self._ninja = Ninja(limits or CompileLimits())
@@ -58,7 +58,7 @@ class NvccCompiler(CachingCompiler):
             folder = Path(name)
             commands = []
             for unit in units:
-                # A relative name, so that messages do not show a folder that is gone by then.
+                # A relative name, because the folder is removed before messages are shown.
                 (folder / f"{unit.key}.cu").write_text(unit.request.rendered.source)
                 commands.append(Command(
                     (self._nvcc, *FLAGS, f"-arch={unit.request.arch}",

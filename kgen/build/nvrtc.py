@@ -1,7 +1,7 @@
-"""The default back end: NVRTC, in processes that can be killed.
+"""The default back end: NVRTC in child processes that can be killed.
 
-NVRTC cannot be interrupted, and what it allocates or crashes, it does to its process. Here that is
-a child of this one (`kgen.build.children`), of which each thread that compiles has its own.
+NVRTC cannot be interrupted, and it allocates and crashes in its own process. Each compiling thread
+therefore uses a child process (`kgen.build.children`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class NvrtcCompiler(CachingCompiler):
         self, include_dirs: Sequence[Path], cache: Cache, jobs: int | None = None,
         limits: CompileLimits | None = None,
     ) -> None:
-        """Load NVRTC, to learn its version; the children start when there is something to compile.
+        """Load NVRTC to read its version; the first compilation starts the children.
 
         Raises:
-            ToolchainError: If it is missing; tells what to install.
+            ToolchainError: If it is missing; says what to install.
         """
         super().__init__(include_dirs, cache, jobs)
         try:

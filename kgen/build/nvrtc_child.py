@@ -1,12 +1,13 @@
-"""A process that compiles with NVRTC until its parent has no more to compile, or kills it.
+"""A process that compiles with NVRTC until its parent closes the pipe or kills it.
 
-Run by path, by `kgen.build.children`, with nothing but the standard library and
-`kgen.runtime.nvrtc` on the path: it starts in a twentieth of a second, and importing it as
-`kgen.build.nvrtc_child` would load all of `kgen.build`.
+`kgen.build.children` runs this file by path with only the standard library and `kgen.runtime.nvrtc`
+on sys.path, so that it starts in 50 ms; importing `kgen.build.nvrtc_child` would load all of
+`kgen.build`.
 
-Both ways a message is its length in 8 bytes, little-endian, then a line of JSON, then bytes. First
-this process says that it is ready, or why not. Then each request gets two answers, the first of
-which tells a process that died idle from one that died of the source:
+A message in either direction is its length in 8 bytes, little-endian, a line of JSON, and bytes.
+The first message says that this process has started, or why it cannot. Each request gets two
+answers. If the process dies, the first one shows whether it died idle or while it compiled the
+source:
 
     {"name": "rmsnorm/x.cu", "arch": "sm_90a", "include_dirs": [...]} source
     {"kind": "begun"}
@@ -28,19 +29,19 @@ from typing import IO, Any
 from kgen.runtime import nvrtc
 
 LENGTH = struct.Struct("<Q")
-# Nobody reads a compiler's core, and it can be as large as the memory limit.
+# A core file of the compiler is useless and can be as large as the memory limit.
 _CORE_BYTES = 0
-# Of what the compiler writes to standard error, a temporary file.
+# Limit on the temporary file of standard error.
 _FILE_BYTES = 64 << 20
 
 
-def packed(header: dict[str, Any], content: bytes = b"") -> bytes:
+def pack_message(header: dict[str, Any], content: bytes = b"") -> bytes:
     """Make a message of a header and bytes."""
     body = json.dumps(header).encode() + b"\n" + content
     return LENGTH.pack(len(body)) + body
 
 
-def unpacked(body: bytes | bytearray) -> tuple[dict[str, Any], bytes]:
+def unpack_message(body: bytes | bytearray) -> tuple[dict[str, Any], bytes]:
     """Return the header and bytes of a message, which comes without its length."""
     header, _, content = bytes(body).partition(b"\n")
     return json.loads(header), content
@@ -50,12 +51,12 @@ def main(library: str, memory_bytes: int) -> None:
     """Answer requests on standard input until it ends.
 
     Args:
-        library: The NVRTC to load: the parent's, whose version is in the keys of the cache.
-        memory_bytes: What compilations may allocate on top of what is loaded.
+        library: The NVRTC to load; the parent's, whose version is in the cache keys.
+        memory_bytes: Memory that compilations may allocate besides the loaded libraries.
     """
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever the compiler prints must not end up between the answers
+    os.dup2(2, 1)  # output of the compiler must not mix with the answers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         compiler = nvrtc.Nvrtc(library)
@@ -63,10 +64,10 @@ def main(library: str, memory_bytes: int) -> None:
         _send(answers, {"kind": "unusable", "log": str(error)})
         return
     _limit(memory_bytes)
-    _send(answers, {"kind": "ready",
+    _send(answers, {"kind": "started",
                     "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10})
     while length := requests.read(LENGTH.size):
-        header, source = unpacked(requests.read(LENGTH.unpack(length)[0]))
+        header, source = unpack_message(requests.read(LENGTH.unpack(length)[0]))
         _send(answers, {"kind": "begun"})
         answer, cubin = _compile(compiler, header, source.decode())
         answer["peak_bytes"] = _peak_bytes()
@@ -92,12 +93,12 @@ def _compile(
 
 
 def _send(answers: IO[bytes], header: dict[str, Any], content: bytes = b"") -> None:
-    answers.write(packed(header, content))
+    answers.write(pack_message(header, content))
     answers.flush()
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process ever had; rusage would count its parent's at the fork."""
+    """Peak memory of this process; rusage would include the parent's at the fork."""
     with open("/proc/self/status", "rb") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith(b"VmHWM:"))
 
@@ -114,13 +115,13 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process, compiling or not, when nobody holds the other end of standard input.
+    """End this process, even while it compiles, when the parent closes standard input.
 
     PR_SET_PDEATHSIG would kill it when the parent's *thread* that started it ends.
     """
     try:
         parent = select.poll()
-        parent.register(0, 0)  # nothing but the hang-up, which is always reported
+        parent.register(0, 0)  # only the hang-up, which poll always reports
         parent.poll()
     finally:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Read what ptxas reports with -v, as nvcc prints it and as NVRTC logs it."""
+"""Parse the report of `ptxas -v` from the output of nvcc or the log of NVRTC."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _REMARK = re.compile(r"\((C\d{4})\) Potential Performance Loss: (.+)")
 def parse_resources(log: str) -> tuple[tuple[str, Resources], ...]:
     """Return (kernel, resources) of each kernel in a `ptxas -v` log, sorted by name.
 
-    A function that was not inlined has properties of its own; its frame counts towards its callers
-    through ptxas' cumulative stack size, its spills are nobody's. (Functions of kgen's device
-    library are always inlined.)
+    A function that was not inlined has properties of its own. Its frame counts in the cumulative
+    stack size of its callers; its spills are not counted. Functions of kgen's device library are
+    always inlined.
     """
     entries: dict[str, dict[str, int]] = {}
     entry = owner = ""
@@ -54,8 +54,8 @@ def parse_resources(log: str) -> tuple[tuple[str, Resources], ...]:
 
 
 def parse_remarks(log: str) -> tuple[str, ...]:
-    """Return what ptxas says makes kernels slow, each once: `C7512: wgmma.mma_async ...`.
+    """Return the performance remarks of ptxas, each once: `C7512: wgmma.mma_async ...`.
 
-    Such a kernel compiles and is right; a compiler's log is seldom read then.
+    Such a kernel compiles and is correct, so its compiler log would not be read.
     """
     return tuple(dict.fromkeys(f"{code}: {text.strip()}" for code, text in _REMARK.findall(log)))

@@ -1,15 +1,18 @@
-"""What exists: operators with their search spaces and templates, and GPU profiles."""
+"""Load operators with their search spaces and templates, GPU profiles, and populations."""
 
 from kgen.catalogue.catalogue import Catalogue, Entry, open_catalogue
 from kgen.catalogue.gpus import load_profiles, profile_named
 from kgen.catalogue.gradients import Links, links_of
+from kgen.catalogue.populations import load_population, population_names
 
 __all__ = [
     "Catalogue",
     "Entry",
     "Links",
     "links_of",
+    "load_population",
     "load_profiles",
     "open_catalogue",
+    "population_names",
     "profile_named",
 ]

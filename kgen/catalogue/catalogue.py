@@ -1,4 +1,4 @@
-"""Discovery of operators: kgen's own and the user's."""
+"""Discover operators: kgen's own and the user's."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Catalogue:
     """All operators of the given roots; a user's operator hides a built-in one of that name."""
 
     def __init__(self, roots: Sequence[Root]) -> None:
+        self.roots = tuple(roots)
         self._files: dict[str, tuple[Root, Path]] = {}
         for root in reversed(roots):  # earlier roots win
             for file in sorted(root.operators.glob("*.py")):
@@ -71,21 +72,16 @@ class Catalogue:
         operator = self.operator(name)
         root, _ = self._files[operator.name]
         space_file = root.search_spaces / f"{operator.name}.yaml"
-        templates = root.templates / operator.name
         if not space_file.is_file():
             raise CatalogueError(
                 f"operator '{operator.name}' has no search space\n  expected: {space_file}"
             )
         # Reports quote rules with their place; kgen's own files are the same in every checkout.
         shown_as = f"search_spaces/{space_file.name}" if root.builtin else ""
-        space = load_space(space_file, operator.name, operator.signature, shown_as)
-        for variant in space.variants:
-            if not (templates / variant.template).is_file():
-                raise CatalogueError(
-                    f"{variant.where}: variant '{variant.name}' has no template\n"
-                    f"  expected: {templates / variant.template}"
-                )
-        return Entry(operator, space, templates, root)
+        space = load_space(
+            space_file, operator.name, operator.signature, shown_as, root.templates
+        )
+        return Entry(operator, space, root.templates / space.template_folder, root)
 
     def _load(self, name: str) -> Operator:
         root, file = self._files[name]
@@ -100,7 +96,7 @@ class Catalogue:
                 module = importlib.util.module_from_spec(spec)
                 sys.modules[module_name] = module  # dataclasses look their module up
                 spec.loader.exec_module(module)
-        except Exception as problem:  # whatever a user's module raises is its author's to mend
+        except (Exception, SystemExit) as problem:  # a user's module may raise anything
             raise CatalogueError(
                 f"{file}: the operator module does not load\n  {type(problem).__name__}: {problem}"
             ) from problem
@@ -109,7 +105,7 @@ class Catalogue:
             raise CatalogueError(f"{file}: defines no OPERATOR = Operator(...)")
         if operator.name != name:
             raise CatalogueError(f"{file}: OPERATOR.name is '{operator.name}', expected '{name}'")
-        links_of(operator)  # what autograd could not use is refused before it is tuned
+        links_of(operator)  # refuse gradients that autograd cannot use before any tune
         return operator
 
 

@@ -41,7 +41,7 @@ def profile_named(name: str) -> GpuProfile:
 
 
 def profile_of_device(device_name: str) -> GpuProfile | None:
-    """The profile that claims a driver's device name, or None."""
+    """The profile that lists a driver's device name, or None."""
     for profile in load_profiles().values():
         if device_name in profile.device_names:
             return profile

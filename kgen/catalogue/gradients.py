@@ -1,4 +1,4 @@
-"""Which tensors of an operator's two passes belong together, so that autograd can use them."""
+"""Match the tensors of an operator's two passes, for autograd."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kgen.errors import CatalogueError
-from kgen.operators.base import Dot, Operator
+from kgen.operators.base import Operator
+from kgen.runtime.signature import Dot
 
 
 @dataclass(frozen=True)
 class Links:
-    """The two passes of an operator, tied together by names.
+    """The connections between the two passes of an operator.
 
     Attributes:
         incoming: Backward input -> the forward output that it is the gradient of.
-        saved: Backward input -> forward tensors, of which the first that a call has is passed on.
+        saved: Backward input -> forward tensors; autograd passes the first one that is present.
         outgoing: Forward input -> the backward output that is its gradient.
         dots: Backward inputs that are computed from gradients.
     """
@@ -27,10 +28,10 @@ class Links:
 
 
 def links_of(operator: Operator) -> Links | None:
-    """Tie the passes of an operator together; None if it does not have both.
+    """Match the passes of an operator; None if it does not have both.
 
     Raises:
-        CatalogueError: If a tensor or scalar of the backward pass is nothing that autograd has.
+        CatalogueError: If autograd cannot supply a tensor or scalar of the backward pass.
     """
     passes = {passed.name: passed for passed in operator.signature.passes}
     if not {"forward", "backward"} <= set(passes):
@@ -71,7 +72,7 @@ def _check(operator: Operator, what: str, names: Sequence[str], allowed: Sequenc
     unknown = [name for name in names if name not in allowed]
     if unknown:
         raise CatalogueError(
-            f"{operator.name}: {what} stands for {', '.join(unknown)}, which autograd does not "
-            f"have\n  it has {', '.join(allowed) or 'none'}; declare what is meant in the "
+            f"{operator.name}: {what} refers to {', '.join(unknown)}, which autograd does not "
+            f"have\n  it has {', '.join(allowed) or 'none'}; declare it in the "
             "operator's `gradients`, see docs/tutorials/new-operator.md"
         )

@@ -1,313 +1,214 @@
-"""Search spaces from `search_spaces/<operator>.yaml`, checked against the operator's signature."""
+"""Search spaces from `search_spaces/<operator>.yaml`, checked against the operator's signature.
+
+A file may belong to a family (`search_spaces/families/<family>.yaml`): its entries are then merged
+over the family's. docs/search-spaces.md describes the language.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from kgen.catalogue.bodies import VARIANT_KEYS, Body, Groups, body_of
+from kgen.catalogue.lets import value_of
+from kgen.catalogue.variants import PassReader, config_reader
 from kgen.catalogue.yaml_tree import Tree, read_yaml
-from kgen.errors import ExprError, suggest
-from kgen.model.config import Config, Value, spell
-from kgen.model.dtypes import DTYPES
-from kgen.model.expr import Expr, parse_expr
+from kgen.errors import suggest
+from kgen.model.config import Value
 from kgen.model.gpu import GPU_EXPR_NAMES
-from kgen.model.signature import Pass, Signature
-from kgen.model.space import (
-    LadderStep,
-    LaunchSpec,
-    Param,
-    Rule,
-    RuleKind,
-    Space,
-    Variant,
-    WorkspaceSpec,
-)
+from kgen.model.signature import Signature
+from kgen.model.space import LadderStep, Space, Variant
+
+FAMILIES = "families"  # folder of the families' files, beside the operators'
+_PASS_KEYS = ("let",)  # of a pass, besides its variants
 
 
-def load_space(path: Path, operator: str, signature: Signature, shown_as: str = "") -> Space:
-    """Read and check a search space; `shown_as` names the file in messages and reports.
+def load_space(
+    path: Path,
+    operator: str,
+    signature: Signature,
+    shown_as: str = "",
+    templates: Path | None = None,
+) -> Space:
+    """Read and check a search space.
+
+    Args:
+        path: The file.
+        operator: The operator's name.
+        signature: Its signature.
+        shown_as: Name of the file in messages and reports; default: the path.
+        templates: Folder of the template folders. Without it launches must list their arguments.
 
     Raises:
         SpaceError: With `file:line` of the first mistake.
+        CatalogueError: If a template is missing.
     """
-    tree = read_yaml(path, shown_as=shown_as)
-    entries = tree.fields(required=["operator", "passes"], optional=["ladder"])
+    own = _read_file(read_yaml(path, shown_as=shown_as), operator)
+    files = [own]
+    if own.family:
+        family_file = path.parent / FAMILIES / f"{own.family}.yaml"
+        if not family_file.is_file():
+            known = [file.stem for file in sorted(family_file.parent.glob("*.yaml"))]
+            raise own.entries["family"].fail(
+                f"there is no family '{own.family}'\n  expected: {family_file}\n"
+                f"  {suggest(own.family, known)}"
+            )
+        folder = shown_as.rpartition("/")[0]
+        shown = f"{folder}/{FAMILIES}/{family_file.name}" if shown_as else ""
+        files.insert(0, _read_family(read_yaml(family_file, shown_as=shown), own.family))
+    reader = _SpaceReader(operator, signature, files, templates, bool(shown_as))
+    variants = reader.variants()
+    reader.check_all_used()
+    steps = next((file.ladder for file in reversed(files) if file.ladder is not None), [])
+    return Space(operator, own.tree.path, variants, _ladder(steps, variants), own.family)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The top level of an operator's file, or of a family's."""
+
+    tree: Tree
+    entries: Mapping[str, Tree]
+    family: str = ""
+    settings: Mapping[str, Value] = field(default_factory=dict)
+
+    def mapping(self, key: str) -> dict[str, Tree]:
+        """An entry that may be left out."""
+        return self.entries[key].mapping() if key in self.entries else {}
+
+    @property
+    def ladder(self) -> list[Tree] | None:
+        """Its published steps; None if it has no such entry."""
+        return self.entries["ladder"].sequence() if "ladder" in self.entries else None
+
+
+def _read_file(tree: Tree, operator: str) -> _File:
+    entries = tree.fields(
+        required=["operator"], optional=["family", "set", "let", "groups", "passes", "ladder"]
+    )
     named = entries["operator"].text()
     if named != operator:
         raise entries["operator"].fail(f"'{named}' does not match the file's name '{operator}'")
-    variants: list[Variant] = []
-    known = [p.name for p in signature.passes]
-    for pass_name, pass_tree in entries["passes"].mapping().items():
-        if pass_name not in known:
-            hint = suggest(pass_name, known)
-            raise pass_tree.fail_at_key(f"unknown pass '{pass_name}'\n  {hint}")
-        reader = _PassReader(signature, signature.pass_named(pass_name))
-        found = [reader.variant(n, t) for n, t in pass_tree.mapping().items()]
-        safe = [v for v in found if v.safe is not None]
-        if len(safe) != 1:
-            raise pass_tree.fail(
-                f"exactly one variant of '{pass_name}' must declare 'safe' (the "
-                f"config that is right for every problem); found {len(safe)}"
-            )
-        variants += found
-    ladder = _ladder(_items(entries.get("ladder")), variants)
-    return Space(operator, tree.path, tuple(variants), ladder)
+    if "family" not in entries:
+        tree.fields(required=["operator", "passes"], optional=["let", "groups", "ladder"])
+        return _File(tree, entries)
+    settings = {}
+    for name, value in (entries["set"].mapping() if "set" in entries else {}).items():
+        if not name.isidentifier() or name in GPU_EXPR_NAMES:
+            raise value.fail_at_key(f"'{name}' cannot name a setting: no identifier, or taken")
+        settings[name] = value_of(value)
+    return _File(tree, entries, entries["family"].text(), settings)
 
 
-class _PassReader:
-    """Reads variants of one pass; knows which names may be used where."""
+def _read_family(tree: Tree, family: str) -> _File:
+    entries = tree.fields(required=["family", "passes"], optional=["let", "groups", "ladder"])
+    named = entries["family"].text()
+    if named != family:
+        raise entries["family"].fail(f"'{named}' does not match the file's name '{family}'")
+    return _File(tree, entries)
 
-    def __init__(self, signature: Signature, pass_: Pass) -> None:
-        self.pass_name = pass_.name
-        self.dims = [d.name for d in signature.dims]
-        self.tensors = [t.name for t in pass_.tensors]
-        self.scalars = [s.name for s in pass_.scalars]
-        self.strides = [f"{t.name}_stride_{d}" for t in pass_.tensors for d in t.free_strides]
-        self.itemsizes = [f.itemsize_name for f in signature.dtypes]
-        self.problem_names = [
-            *self.dims,
-            *(f.name for f in signature.choices),
-            *self.itemsizes,
-        ]
 
-    def variant(self, name: str, tree: Tree) -> Variant:
-        entries = tree.fields(
-            required=["doc", "params", "launch"],
-            optional=[
-                "constants",
-                "require",
-                "guard",
-                "workspace",
-                "first",
-                "safe",
-                "nondeterministic",
-            ],
-        )
-        params = self._params(entries["params"])
-        static = [*self.problem_names, *(p.name for p in params), *GPU_EXPR_NAMES]
-        at_call = [*static, *self.strides, *(f"{t}_ptr" for t in self.tensors)]
-        constants = self._constants(entries.get("constants"))
-        workspaces = self._workspaces(entries.get("workspace"), static)
-        config = _config_reader(name, params)
-        safe = config(entries["safe"]) if "safe" in entries else None
-        guards = _rules(entries.get("guard"), at_call)
-        if safe is not None and (constants or guards):
-            raise entries["safe"].fail(
-                "a variant with 'safe' must be right for every problem and call, so it can have "
-                "neither 'constants' nor 'guard'"
-            )
-        nondeterministic = ""
-        if "nondeterministic" in entries:
-            nondeterministic = " ".join(entries["nondeterministic"].text().split())
-            if not nondeterministic:
-                raise entries["nondeterministic"].fail(
-                    "say why launches on the same inputs may differ, or leave the key out"
-                )
-        launches = tuple(
-            self._launch(item, static, [w.name for w in workspaces], [p.name for p in params], i)
-            for i, item in enumerate(entries["launch"].sequence())
-        )
-        if safe is not None and any(x.overlaps or x.early for x in launches):
-            raise entries["safe"].fail(
-                "a variant with 'safe' must run on every GPU, so no launch of it can have "
-                "'overlaps' or 'early'\n  next: take it out of its launches"
-            )
-        return Variant(
-            name=name,
-            pass_name=self.pass_name,
-            doc=" ".join(entries["doc"].text().split()),
-            params=params,
-            constants=constants,
-            requires=_rules(entries.get("require"), static, kinds=True),
-            guards=guards,
-            launches=launches,
-            workspaces=workspaces,
-            first=tuple(config(t) for t in _items(entries.get("first"))),
-            safe=safe,
-            where=tree.where,
-            nondeterministic=nondeterministic,
-        )
+class _SpaceReader:
+    """Reads the variants of an operator's file, merged over its family's if it has one."""
 
-    def _params(self, tree: Tree) -> tuple[Param, ...]:
-        params = []
-        for name, choices_tree in tree.mapping().items():
-            if not name.isidentifier() or name in self.problem_names or name in GPU_EXPR_NAMES:
-                raise choices_tree.fail(
-                    f"'{name}' cannot name a parameter: it is no identifier, "
-                    "or already means something else in rules"
-                )
-            choices_tree, default_tree = _choices(choices_tree)
-            choices = tuple(_value(item) for item in choices_tree.sequence())
-            if not choices:
-                raise choices_tree.fail(f"'{name}' has no choices")
-            if len({spell(c) for c in choices}) != len(choices):
-                raise choices_tree.fail(f"'{name}' has a choice twice")
-            default = None if default_tree is None else _choice(name, choices, default_tree)
-            params.append(Param(name, choices, default))
-        return tuple(params)
-
-    def _constants(self, tree: Tree | None) -> tuple[str, ...]:
-        for item in _items(tree):
-            if item.text() not in self.dims:
-                raise item.fail(f"'{item.text()}' is no dim\n  {suggest(item.text(), self.dims)}")
-        return tuple(item.text() for item in _items(tree))
-
-    def _workspaces(self, tree: Tree | None, names: Sequence[str]) -> tuple[WorkspaceSpec, ...]:
-        found = []
-        for item in _items(tree):
-            entries = item.fields(required=["name", "dtype", "elements"])
-            dtype = entries["dtype"].text()
-            stored = [name for name, d in DTYPES.items() if not d.rounds]
-            if dtype not in stored:
-                raise entries["dtype"].fail(f"unknown dtype '{dtype}'\n  {suggest(dtype, stored)}")
-            name = entries["name"].text()
-            if name in (*self.tensors, *self.dims, *self.scalars):
-                raise entries["name"].fail(f"'{name}' already names an argument")
-            found.append(WorkspaceSpec(name, dtype, _expr(entries["elements"], names)))
-        return tuple(found)
-
-    def _launch(
+    def __init__(
         self,
-        tree: Tree,
-        names: Sequence[str],
-        workspaces: list[str],
-        params: list[str],
-        index: int,
-    ) -> LaunchSpec:
-        entries = tree.fields(
-            required=["kernel", "grid", "block", "args"], optional=["smem", "overlaps", "early"]
-        )
-        kernel = entries["kernel"].text()
-        if "overlaps" in entries and index == 0:
-            raise entries["overlaps"].fail(
-                f"launch '{kernel}' is the first of its plan, so it cannot have 'overlaps: "
-                f"{entries['overlaps'].text()}': what runs before a plan does not know of it\n"
-                "  allowed: in the second launch and later ones; the first can have 'early'"
+        operator: str,
+        signature: Signature,
+        files: Sequence[_File],
+        templates: Path | None,
+        builtin: bool,
+    ) -> None:
+        self._signature = signature
+        self._files = files
+        own = files[-1]
+        folder = own.family or operator
+        self._templates = templates / folder if templates is not None else None
+        self._shown = f"templates/{folder}" if builtin else ""
+        self._settings = own.settings
+        self._lets: dict[str, Tree] = {}
+        trees: dict[str, Tree] = {}
+        for file in files:
+            self._lets |= file.mapping("let")
+            trees |= file.mapping("groups")
+        self._groups = Groups(trees)
+        self._used: set[tuple[str, int]] = set()  # places of lets
+
+    def variants(self) -> tuple[Variant, ...]:
+        """Read all variants, pass after pass.
+
+        Raises:
+            SpaceError: With `file:line` of the first mistake.
+        """
+        known = {p.name: p for p in self._signature.passes}
+        passes: dict[str, list[Tree]] = {}
+        for file in self._files:
+            for name, tree in file.mapping("passes").items():
+                if name not in known:
+                    raise tree.fail_at_key(f"unknown pass '{name}'\n  {suggest(name, known)}")
+                passes.setdefault(name, []).append(tree)
+        variants: list[Variant] = []
+        for name, trees in passes.items():
+            reader = PassReader(
+                self._signature, known[name], self._settings, self._templates, self._shown
             )
-        if "early" in entries and index > 0:
-            raise entries["early"].fail(
-                f"launch '{kernel}' is not the first of its plan, so it cannot have 'early: "
-                f"{entries['early'].text()}': that is about what runs before a plan\n"
-                "  allowed: in the first launch; later ones can have 'overlaps'"
-            )
-        allowed = [*self.tensors, *workspaces, *self.dims, *self.scalars, *self.strides]
-        args = entries["args"].sequence()
-        for arg in args:
-            if arg.text().isidentifier() and arg.text() not in (*allowed, *self.itemsizes):
-                raise arg.fail(
-                    f"unknown kernel argument '{arg.text()}'\n  {suggest(arg.text(), allowed)}"
+            found = self._of_pass(reader, trees)
+            safe = [v for v in found if v.safe is not None]
+            if len(safe) != 1:
+                raise trees[-1].fail(
+                    f"exactly one variant of '{name}' must declare 'safe' (the "
+                    f"config that is correct for every problem); found {len(safe)}"
                 )
-        return LaunchSpec(
-            kernel=kernel,
-            grid=_extents(entries["grid"], names),
-            block=_extents(entries["block"], names),
-            smem=_expr(entries["smem"], names) if "smem" in entries else parse_expr(0),
-            args=tuple(a.text() if a.text() in allowed else _expr(a, names) for a in args),
-            overlaps=_of_params(entries.get("overlaps"), params, f"launch '{kernel}'", "overlaps"),
-            early=_of_params(entries.get("early"), params, f"launch '{kernel}'", "is early"),
-        )
+            variants += found
+        return tuple(variants)
+
+    def _of_pass(self, reader: PassReader, trees: Sequence[Tree]) -> list[Variant]:
+        lets = dict(self._lets)
+        bodies: dict[str, Body] = {}
+        for tree in trees:
+            entries = tree.mapping()
+            if "let" in entries:
+                lets |= entries["let"].mapping()
+            for name, variant in entries.items():
+                if name in _PASS_KEYS:
+                    continue
+                body = body_of(variant, VARIANT_KEYS, shared=False)
+                body = self._groups.with_used(body, variant.mapping().get("use"))
+                bodies[name] = body.on(bodies[name]) if name in bodies else body
+        return [reader.variant(name, body, lets, self._used) for name, body in bodies.items()]
+
+    def check_all_used(self) -> None:
+        """Refuse unused groups and lets. Those of a family may be for another member.
+
+        Raises:
+            SpaceError: Naming the first one.
+        """
+        own = self._files[-1]
+        for name, group in own.mapping("groups").items():
+            if name not in self._groups.used:
+                raise group.fail_at_key(f"group '{name}' is used by no variant\n  next: remove it")
+        for name, let in _all_lets(own):
+            if let.place not in self._used:
+                raise let.fail_at_key(f"let '{name}' is used by no variant\n  next: remove it")
 
 
-def _choices(tree: Tree) -> tuple[Tree, Tree | None]:
-    """Read `[a, b]`, or `{choices: [a, b], default: a}`; the default's tree is None for a list."""
-    if not tree.is_mapping:
-        return tree, None
-    entries = tree.fields(required=["choices", "default"])
-    return entries["choices"], entries["default"]
+def _all_lets(file: _File) -> Iterable[tuple[str, Tree]]:
+    """Yield the lets of all levels of a file."""
+    yield from file.mapping("let").items()
+    for group in file.mapping("groups").values():
+        yield from _lets_in(group)
+    for pass_ in file.mapping("passes").values():
+        yield from _lets_in(pass_)
+        for name, variant in pass_.mapping().items():
+            if name not in _PASS_KEYS:
+                yield from _lets_in(variant)
 
 
-def _choice(name: str, choices: Sequence[Value], tree: Tree) -> Value:
-    value = _value(tree)
-    for choice in choices:
-        if spell(choice) == spell(value):
-            return choice
-    raise tree.fail(
-        f"{name}={spell(value)} is not among its choices\n"
-        f"  allowed: {', '.join(spell(c) for c in choices)}"
-    )
-
-
-def _of_params(tree: Tree | None, params: Sequence[str], launch: str, does: str) -> Expr | None:
-    """Read when a launch overlaps what is before it, if it ever does: a condition over parameters.
-
-    Of nothing else, so that the generated library knows it when it is written.
-    """
-    if tree is None:
-        return None
-    try:
-        expr = parse_expr(tree.text())
-    except ExprError as problem:
-        raise tree.fail(f"{launch}: {problem}") from None
-    where = f"{launch} {does} where '{expr.text}'"
-    for name in sorted(expr.names):
-        if name not in params:
-            raise tree.fail(f"{where}, but '{name}' is no parameter\n  {suggest(name, params)}")
-    if not expr.names:
-        raise tree.fail(
-            f"{where}, which is the same for every config\n"
-            f"  allowed: a condition over {', '.join(params)}"
-        )
-    return expr
-
-
-def _items(tree: Tree | None) -> list[Tree]:
-    return tree.sequence() if tree is not None else []
-
-
-def _value(tree: Tree) -> Value:
-    value = tree.scalar()
-    if value is None:
-        # YAML 1.1 reads `none` as text but `null` and an empty entry as nothing.
-        raise tree.fail("a choice may not be empty or null")
-    return value
-
-
-def _expr(tree: Tree, names: Iterable[str]) -> Expr:
-    return _parse(tree.text(), tree, names)
-
-
-def _parse(text: str, tree: Tree, names: Iterable[str]) -> Expr:
-    try:
-        expr = parse_expr(text)
-    except ExprError as problem:
-        raise tree.fail(str(problem)) from None
-    known = list(names)
-    for name in sorted(expr.names):
-        if name not in known:
-            raise tree.fail(f"'{expr.text}' uses unknown name '{name}'\n  {suggest(name, known)}")
-    return expr
-
-
-def _extents(tree: Tree, names: Sequence[str]) -> tuple[Expr, ...]:
-    """Read `[ceil_div(M, rows), 2]`: to YAML the comma inside the call ends an item."""
-    texts: list[str] = []
-    for item in tree.sequence():
-        if texts and texts[-1].count("(") > texts[-1].count(")"):
-            texts[-1] += ", " + item.text()
-        else:
-            texts.append(item.text())
-    if not 1 <= len(texts) <= 3:
-        raise tree.fail(f"one to three extents are expected here, not {len(texts)}")
-    return tuple(_parse(text, tree, names) for text in texts)
-
-
-def _rules(tree: Tree | None, names: Sequence[str], *, kinds: bool = False) -> tuple[Rule, ...]:
-    """Read rules; only those with `kinds` may say of which kind they are (a guard is legality)."""
-    rules = []
-    for item in _items(tree):
-        entries = item.fields(required=["rule", "why"], optional=["kind"] if kinds else [])
-        why = " ".join(entries["why"].text().split())
-        if not why:
-            raise entries["why"].fail("a rule must say why it holds")
-        kind = _kind(entries["kind"]) if "kind" in entries else RuleKind.LEGALITY
-        rules.append(Rule(_expr(entries["rule"], names), why, entries["rule"].where, kind))
-    return tuple(rules)
-
-
-def _kind(tree: Tree) -> RuleKind:
-    if tree.text() not in list(RuleKind):
-        raise tree.fail(f"unknown kind '{tree.text()}'\n  {suggest(tree.text(), list(RuleKind))}")
-    return RuleKind(tree.text())
+def _lets_in(tree: Tree) -> Iterable[tuple[str, Tree]]:
+    entries = tree.mapping()
+    if "let" in entries:
+        yield from entries["let"].mapping().items()
 
 
 def _ladder(items: Sequence[Tree], variants: Sequence[Variant]) -> tuple[LadderStep, ...]:
@@ -336,7 +237,7 @@ def _ladder(items: Sequence[Tree], variants: Sequence[Variant]) -> tuple[LadderS
         if any((s.pass_name, s.name) == (texts["pass"], texts["step"]) for s in steps):
             raise entries["step"].fail(f"{texts['pass']} has a step '{texts['step']}' already")
         variant = known[texts["variant"]]
-        config = _config_reader(variant.name, variant.params)(entries["config"])
+        config = config_reader(variant.name, variant.params)(entries["config"])
         steps.append(
             LadderStep(
                 name=texts["step"],
@@ -348,17 +249,3 @@ def _ladder(items: Sequence[Tree], variants: Sequence[Variant]) -> tuple[LadderS
             )
         )
     return tuple(steps)
-
-
-def _config_reader(variant: str, params: tuple[Param, ...]) -> Callable[[Tree], Config]:
-    def read(tree: Tree) -> Config:
-        entries = tree.fields(
-            required=[p.name for p in params if p.default is None],
-            optional=[p.name for p in params if p.default is not None],
-        )
-        said = [p for p in params if p.name in entries]
-        values = {p.name: _choice(p.name, p.choices, entries[p.name]) for p in said}
-        return Config.of(variant, {p.name: values[p.name] for p in said
-                                   if not p.is_default(values[p.name])})
-
-    return read

@@ -1,4 +1,4 @@
-"""YAML as a tree that remembers lines, so that every error can say `file:line`."""
+"""YAML as a tree with line numbers, so that every error names `file:line`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from kgen.errors import SpaceError, UserError, suggest
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times as fast
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 Scalar = int | float | bool | str | None
 
 
@@ -35,18 +35,28 @@ class Tree:
         """`file:line`, counted from 1."""
         return f"{self.path}:{self.node.start_mark.line + 1}"
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """File and character position, which identify the node."""
+        return self.path, self.node.start_mark.index
+
     def fail(self, message: str) -> UserError:
         """Build (not raise) an error at this place."""
         return self.error(f"{self.where}: {message}")
 
     def fail_at_key(self, message: str) -> UserError:
-        """Build an error at this entry's name, which may stand lines above its value."""
+        """Build an error at this entry's name, which may be lines above its value."""
         return Tree(self.key or self.node, self.path, self.error).fail(message)
 
     @property
     def is_mapping(self) -> bool:
         """Whether it has entries with names."""
         return isinstance(self.node, yaml.MappingNode)
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it is one value."""
+        return isinstance(self.node, yaml.ScalarNode)
 
     def mapping(self) -> dict[str, Tree]:
         """Return the entries of a mapping, in order.

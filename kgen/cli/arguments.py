@@ -1,22 +1,37 @@
-"""Options that several commands share, and their parsing."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from kgen.errors import ProblemError
-from kgen.model.problem import Problem, parse_problem
+from kgen.model.names import read_problem
+from kgen.model.population import Population
+from kgen.model.problem import Problem
 from kgen.model.record import COLD, WARM
 from kgen.model.signature import Signature
 from kgen.operators.base import Operator
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
+_LONGEST_S = 366 * 86400.0
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([MG])(?:i?B)?", re.IGNORECASE)
 _BYTES = {"M": 1 << 20, "G": 1 << 30}
 _LEAST_MEMORY = 256 << 20  # nvcc does not compile an empty kernel with less than 200 MB
+
+
+def add_path(parser: argparse.ArgumentParser, what: str = "operators") -> None:
+    """Add `--path`, which names folders with something of the user's own."""
+    parser.add_argument(
+        "--path",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help=f"folder with {what} of your own (repeatable; also KGEN_PATH)",
+    )
 
 
 def add_common(
@@ -27,12 +42,20 @@ def add_common(
     compiler: bool,
     seed: bool,
     operator: str | None = None,
+    population: bool = False,
 ) -> None:
-    """Add the options that name what to work on; `operator` is the default of `--op`."""
+    """Add the options for operator, device, compiler and problems.
+
+    Args:
+        operator: The default of `--op`.
+        population: Whether there is `--population`, which may stand in place of `--op`.
+    """
     text = f" (default: {operator})" if operator else ""
+    if population:
+        text = " (with --population default: all that it has)"
     parser.add_argument(
         "--op",
-        required=operator is None,
+        required=operator is None and not population,
         default=operator,
         metavar="OP",
         help=f"operator; see 'kgen ops'{text}",
@@ -44,20 +67,23 @@ def add_common(
         help="'auto' (first CUDA GPU, else host), 'host', or a profile's name; "
         "see 'kgen gpus' (default: %(default)s)",
     )
-    parser.add_argument(
-        "--path",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="folder with operators of your own (repeatable; also KGEN_PATH)",
-    )
+    add_path(parser)
     if problems:
         parser.add_argument(
             "--problem",
             action="append",
             default=[],
             metavar="M=..,N=..,dtype=..",
-            help="repeatable (default: the operator's own problems)",
+            help="dims, dtypes and options of a problem, or its short name: 'M8192 N4096 bf16' "
+            "(repeatable; default: the operator's own)",
+        )
+    if population:
+        parser.add_argument(
+            "--population",
+            default="",
+            metavar="NAME",
+            help="problems that published models call, in place of --problem: a name of "
+            "'kgen populations', or the path of a file of your own",
         )
     if passes:
         parser.add_argument(
@@ -65,7 +91,7 @@ def add_common(
             dest="pass_name",
             default="all",
             choices=["forward", "backward", "all"],
-            help="(default: %(default)s)",
+            help="which pass (default: %(default)s)",
         )
     if compiler:
         parser.add_argument(
@@ -78,49 +104,67 @@ def add_common(
             "--compile-timeout",
             type=duration,
             metavar="120s",
-            help="a compilation that takes longer is ended and has failed: 90, 60s, 5m "
+            help="a compilation that takes longer is killed and counts as failed: 90, 60s, 5m "
             "(default: 120s)",
         )
         parser.add_argument(
             "--compile-memory",
             type=memory_size,
             metavar="8G",
-            help="the same of one that needs more memory: 8G, 512M "
+            help="a compilation that needs more memory fails: 8G, 512M "
             "(default: a quarter of the machine's, from 4G to 16G)",
         )
     if seed:
         parser.add_argument(
             "--seed",
-            type=int,
+            type=seed_number,
             default=0,
             metavar="S",
-            help="of proposals and random inputs (default: %(default)s)",
+            help="seed of proposals and random inputs (default: %(default)s)",
         )
 
 
 def add_l2(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of what L2 holds while a kernel is timed."""
+    """Add the option for the state of L2 while a kernel is timed."""
     parser.add_argument(
         "--l2",
         choices=[COLD, WARM],
         default=COLD,
-        help="cold: buffers rotate, so that inputs come from memory; warm: one set of buffers, for "
-        "kernels that follow their producer at once (default: %(default)s)",
+        help="cold: buffers rotate, so inputs come from memory; warm: one set of buffers, as for a "
+        "kernel that directly follows the producer of its inputs (default: %(default)s)",
     )
 
 
+def seed_number(text: str) -> int:
+    """Parse a seed: a whole number below 2**31."""
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > 10 or int(digits) >= 2**31:
+        raise argparse.ArgumentTypeError(
+            f"'{_shortened(text)}' is no seed; a whole number from 0 to {2**31 - 1}"
+        )
+    return int(digits)
+
+
 def duration(text: str) -> float:
-    """Parse `90`, `60s`, `5m` or `1h` to seconds."""
+    """Parse `90`, `60s`, `5m` or `1h` to seconds, a year at most."""
     match = _DURATION.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no duration; examples: 90, 60s, 5m, 1h")
-    return float(match[1]) * _SECONDS[match[2]]
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if not 0 < seconds <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(
+            f"'{_shortened(text)}' is not a duration; examples: 90, 60s, 5m, 1h"
+        )
+    return seconds
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def memory_size(text: str) -> int:
     """Parse `8G`, `1.5G` or `512M` (powers of 1024) to bytes."""
     match = _SIZE.fullmatch(text.strip())
-    size = int(float(match[1]) * _BYTES[match[2].upper()]) if match else 0
+    amount = float(match[1]) * _BYTES[match[2].upper()] if match else 0.0
+    size = int(min(amount, 2.0**62))
     if size < _LEAST_MEMORY:
         why = f"is below {_LEAST_MEMORY >> 20}M" if match else "is no size of memory"
         raise argparse.ArgumentTypeError(f"'{text}' {why}; examples: 8G, 1.5G, 512M")
@@ -138,6 +182,30 @@ def chosen_passes(signature: Signature, pass_name: str) -> list[str]:
     return [signature.pass_named(pass_name).name]
 
 
+def population_problems(
+    population: Population, operator: Operator, passes: Sequence[str]
+) -> dict[str, tuple[Problem, ...]]:
+    """The problems of a population by pass, without passes that have none.
+
+    Raises:
+        ProblemError: If no pass has any.
+    """
+    found = {name: population.problems(operator.name, name) for name in passes}
+    found = {name: problems for name, problems in found.items() if problems}
+    if not found:
+        raise ProblemError(
+            f"population '{population.name}' has no problems of {operator.name} "
+            f"{' and '.join(passes)}\n  it has: {print_counts(population)}"
+        )
+    return found
+
+
+def print_counts(population: Population) -> str:
+    """For instance `wkv6 forward 90, wkv6 backward 42`."""
+    counts = Counter((entry.operator, entry.pass_name) for entry in population.entries)
+    return ", ".join(f"{name} {pass_} {count}" for (name, pass_), count in counts.items())
+
+
 def chosen_problems(
     operator: Operator, pass_name: str, texts: Sequence[str], on_host: bool
 ) -> tuple[Problem, ...]:
@@ -147,7 +215,7 @@ def chosen_problems(
         ProblemError: If one is malformed, or repeated.
     """
     chosen = texts or operator.default_problems(pass_name, on_host)
-    problems = [parse_problem(text, operator.signature) for text in chosen]
+    problems = [read_problem(text, operator.signature) for text in chosen]
     for i, problem in enumerate(problems):
         if problem in problems[:i]:
             raise ProblemError(f"problem '{problem}' is given twice")

@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from kgen.bench import (
+    BenchJob,
     CallTable,
-    Climb,
-    Contest,
+    LadderResult,
+    PeerComparison,
     Profile,
     print_calls,
-    print_climb,
-    print_contest,
+    print_comparison,
+    print_ladder,
     print_profile,
+    run_bench,
+    write_bench,
 )
-from kgen.cli.opening import Opened, opened
+from kgen.cli.context import CommandContext, open_command
 from kgen.errors import OptionError
-from kgen.model.problem import Problem
-from kgen.workflow import BenchJob, run_bench, write_bench
+from kgen.model.names import short_name
+from kgen.model.problem import Problem, parse_problem
+from kgen.model.signature import Signature
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a table per problem; write them as YAML if asked to.
+    """Print a table per problem; write them as YAML with `--yaml`.
 
     Raises:
         OptionError: If options contradict each other.
     """
     if options.trace and not options.profile:
-        raise OptionError("--trace FILE is where --profile writes; add --profile")
+        raise OptionError("--trace FILE names the trace of --profile; add --profile")
     chosen = [f for f in ("ladder", "profile", "call_cost") if getattr(options, f)]
     if len(chosen) > 1:
         first, second = (f"--{flag.replace('_', '-')}" for flag in chosen[:2])
-        raise OptionError(f"{first} and {second} are two tables; ask for one at a time")
-    with opened(options) as common:
-        what = "published ladder" if options.ladder else "kernels beside their peers"
+        raise OptionError(f"{first} and {second} are two tables; choose one")
+    with open_command(options) as common:
+        what = "published ladder" if options.ladder else "kernels and their peers"
         if options.profile:
             what = "profile of kernels and their peers"
         if options.call_cost:
@@ -60,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
                 trace=_trace_path(options, common) if options.profile else None,
                 call_cost=options.call_cost,
                 tune_options=_tune_options(options),
-                on_result=_print,
+                on_result=partial(_print, common.entry.operator.signature),
             )
         )
         copy_gbps = report.environment.copy_gbps
@@ -72,22 +78,24 @@ def run(options: argparse.Namespace) -> int:
                 "bytes"
             )
         if common.gpu.is_host:
-            print("(a CPU that runs each CUDA thread as a fiber: these times say nothing of speed)")
+            print("(a CPU that runs each CUDA thread as a fiber: these are no speeds)")
     if options.yaml:
         write_bench(options.yaml, report)
         print(f"written  {options.yaml}")
     return 0
 
 
-def _trace_path(options: argparse.Namespace, common: Opened) -> Path:
-    """TensorBoard finds traces by this ending; browsers open any."""
+def _trace_path(options: argparse.Namespace, common: CommandContext) -> Path:
+    """The default trace file; TensorBoard finds traces by this ending."""
     if options.trace:
         return Path(options.trace)
     return Path(f"{common.entry.operator.name}-{common.gpu.name}.pt.trace.json")
 
 
-def _problems(options: argparse.Namespace, common: Opened) -> dict[str, tuple[Problem, ...]]:
-    """What is benched: of an operator's own problems a call's cost needs the smallest alone."""
+def _problems(
+    options: argparse.Namespace, common: CommandContext
+) -> dict[str, tuple[Problem, ...]]:
+    """The problems to time. The host cost of a call takes only the operator's smallest problem."""
     if options.problem or not options.call_cost:
         return dict(common.problems)
     cost = common.entry.operator.cost
@@ -97,11 +105,16 @@ def _problems(options: argparse.Namespace, common: Opened) -> dict[str, tuple[Pr
     }
 
 
-def _print(result: Contest | Climb | Profile | CallTable) -> None:
-    if isinstance(result, Contest):
-        text = print_contest(result)
-    elif isinstance(result, Climb):
-        text = print_climb(result)
+def _print(
+    signature: Signature, result: PeerComparison | LadderResult | Profile | CallTable
+) -> None:
+    """Print a table; its title has the problem's short name, `--yaml` the full key."""
+    short = short_name(parse_problem(result.problem, signature), signature)
+    result = replace(result, problem=short)
+    if isinstance(result, PeerComparison):
+        text = print_comparison(result)
+    elif isinstance(result, LadderResult):
+        text = print_ladder(result)
     elif isinstance(result, Profile):
         text = print_profile(result)
     else:
@@ -110,7 +123,7 @@ def _print(result: Contest | Climb | Profile | CallTable) -> None:
 
 
 def _tune_options(options: argparse.Namespace) -> tuple[str, ...]:
-    """Options that lead a tune to the report that this bench reads."""
+    """Further options of the `kgen tune` command that would write the report of this bench."""
     more = [word for folder in options.path for word in ("--path", folder)]
     if Path(options.out) != Path("generated"):
         more += ["--out", options.out]

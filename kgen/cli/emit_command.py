@@ -5,24 +5,40 @@ from __future__ import annotations
 import argparse
 
 from kgen.assets import include_dir
+from kgen.build import open_compiler
 from kgen.catalogue import open_catalogue
 from kgen.emit import renew
 
+EXIT_STALE = 3
+
 
 def run(options: argparse.Namespace) -> int:
-    """Write the library under `--out` again from its tables, and say what changed.
+    """Write the library under `--out` again with today's templates, and say what changed.
 
+    Returns:
+        0 if all rows are valid, 3 if some are stale.
     Raises:
         CatalogueError: If there is no library, or an operator of it is unknown.
         RecordError: If a table is damaged.
+        ToolchainError: If a kernel has to be compiled, and there is no NVRTC.
         StorageError: If a file cannot be written.
     """
     catalogue = open_catalogue(options.path)
-    done = renew(options.out, lambda name: catalogue.entry(name).operator, include_dir())
+    done = renew(
+        options.out,
+        catalogue.entry,
+        include_dir(),
+        lambda headers: open_compiler("nvrtc", [headers]),
+    )
     for path in done.changed:
         print(f"written  {path}")
     for path in done.removed:
         print(f"removed  {path}")
-    print(f"{done.root}: {', '.join(done.operators)}; {len(done.changed)} files written, "
-          f"{len(done.removed)} removed")
-    return 0
+    for row in done.stale:
+        print(row)
+    print(
+        f"{done.root}: {', '.join(done.operators)}; {len(done.changed)} files written, "
+        f"{len(done.removed)} removed; {done.compiled} kernels compiled, {done.kept} rows valid, "
+        f"{len(done.stale)} stale"
+    )
+    return EXIT_STALE if done.stale else 0

@@ -6,12 +6,17 @@ import argparse
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
-from kgen.cli.opening import LIBRARY
+from kgen.catalogue import load_profiles, open_catalogue
+from kgen.cli.context import LIBRARY
 from kgen.emit import no_library
-from kgen.errors import CatalogueError, ProblemError
+from kgen.errors import CatalogueError, GpuError, ProblemError, suggest
+from kgen.model.names import read_problem, short_name
+from kgen.model.problem import parse_problem
+from kgen.model.signature import Signature
 
-# Arguments of the library's `explain` that other options stand for.
+# Arguments of the library's `explain` that have options of their own.
 _NOT_DIMS = frozenset({"operator", "device", "gpu", "pass_name"})
 
 
@@ -20,24 +25,79 @@ def run(options: argparse.Namespace) -> int:
 
     Raises:
         CatalogueError: If there is no library, or it refuses to load.
-        ProblemError: If operator, GPU or problem are not what the library knows.
+        GpuError: If neither the library nor the profiles have the GPU.
+        ProblemError: If operator or problem are not what the library knows.
     """
     folder = Path(options.source).resolve()
     if not (folder / LIBRARY / "__init__.py").is_file():
         raise no_library(Path(options.source), "--from")
+    signature = _signature(options.op)
+    if signature is not None and "=" not in options.problem:
+        options.problem = str(read_problem(options.problem, signature))
     problem = _parsed(options.problem)
-    where = {} if options.gpu == "auto" else {"gpu": options.gpu}
+    operators = [path.parent.name for path in (folder / LIBRARY).glob("*/tables")]
+    if options.op not in operators:
+        raise ProblemError(f"{LIBRARY} in {folder} has no operator '{options.op}'\n"
+                           f"  {suggest(options.op, operators)}")
     sys.path.insert(0, str(folder))
     try:
         library = importlib.import_module(LIBRARY)
-        print(library.explain(options.op, pass_name=options.pass_name, **where, **problem))
+        gpu, table = None, ""
+        if options.gpu != "auto":
+            gpu, table = _placed(options.op, options.gpu)
+        where = {} if gpu is None else {"gpu": gpu}
+        answer = str(library.explain(options.op, pass_name=options.pass_name, **where, **problem))
+        if signature is not None:
+            name = short_name(parse_problem(options.problem, signature), signature)
+            print(f"{options.op} {options.pass_name} {name}")
+        print(answer + table)
     except (ValueError, TypeError) as error:
         raise ProblemError(str(error)) from None
-    except (ImportError, RuntimeError) as error:  # the library's own errors are RuntimeErrors
+    except (ImportError, RuntimeError) as error:  # the library's errors are RuntimeErrors
         raise CatalogueError(f"{folder / LIBRARY}: {error}") from None
     finally:
         sys.path.remove(str(folder))
     return 0
+
+
+def _placed(operator: str, name: str) -> tuple[Any, str]:
+    """The GPU as the library's `explain` takes it, and a line about the table that serves it.
+
+    A GPU that the operator was tuned for goes by its name, and its table needs no line.
+
+    Raises:
+        GpuError: If there is no such GPU.
+    """
+    tuned = importlib.import_module(f"{LIBRARY}.{operator}.tables").GPUS
+    profiles = load_profiles()
+    names = [gpu.name for gpu in tuned]
+    if name in names:
+        return name, ""
+    if name not in profiles:
+        raise GpuError(f"unknown GPU '{name}'\n  {suggest(name, {'auto', *names, *profiles})}")
+    profile = profiles[name]
+    rows = importlib.import_module(f"{LIBRARY}._runtime.rows")
+    gpu = rows.Gpu(name, profile.title, profile.device_names, profile.arch, profile.names)
+    try:
+        gpus = importlib.import_module(f"{LIBRARY}._runtime.gpus")
+        lent, _, _ = gpus.gpu_of(operator, operator, tuned, gpu)
+    except (ImportError, AttributeError):  # not there, or for devices only
+        raise CatalogueError(
+            f"{LIBRARY} was written by an older kgen and explains only {', '.join(names)}\n"
+            "  next: kgen emit writes it again from the same tables"
+        ) from None
+    capability = f"compute capability {gpu.compute_capability / 10:.1f}"
+    if lent is not None:
+        why = f"{lent.name}'s: {name} has none, and both are of {capability}"
+    else:
+        why = f"none: {operator} was tuned for {', '.join(names)}, none of {capability}"
+    return gpu, f"\n  table     {why}"
+
+
+def _signature(operator: str) -> Signature | None:
+    """Of an operator that kgen knows; a library may have others."""
+    catalogue = open_catalogue()
+    return catalogue.operator(operator).signature if operator in catalogue.names else None
 
 
 def _parsed(text: str) -> dict[str, int | str]:

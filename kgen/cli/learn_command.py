@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from kgen.cli.opening import opened
+from kgen.cli.context import open_command
 from kgen.errors import ProblemError, suggest
+from kgen.learn import LearnJob, learn, print_learning
 from kgen.model.signature import Signature
 from kgen.tune import Limits
-from kgen.workflow import LearnJob, learn, print_learning
 
 
 def run(options: argparse.Namespace) -> int:
-    """Learn rules of dispatch, publish them, and print what they are worth."""
-    with opened(options) as common:
+    """Learn dispatch rules, publish them, and print their losses."""
+    with open_command(options) as common:
         print(
             f"learning rules of {common.entry.operator.name} on {common.gpu.title}, compiler "
             f"{common.compiler.name} {common.compiler.version}",
@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
             LearnJob(
                 entry=common.entry,
                 passes=common.passes,
-                # Without --problem: the tuned ones alone, not the operator's own.
+                # Without --problem: only tuned problems, not the operator's default ones.
                 problems=common.problems if options.problem else dict.fromkeys(common.passes, ()),
                 gpu=common.gpu,
                 ordinal=common.ordinal,
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         )
     print(f"\n{print_learning(learnt.report)}")
     if common.gpu.is_host:
-        print("  (times of the CPU, which others share: they say nothing of a GPU's)")
+        print("  (times of a shared CPU: they do not predict a GPU's)")
     if learnt.library is not None:
         print(f"\nlibrary  {learnt.library.root}")
     print(f"report   {learnt.report_path}")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kgen.workflow.packaging import package
+from kgen.package import package
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write a wheel of the library and say what is in it.
+    """Write a wheel of the library and print its content.
 
     Raises:
-        KgenError: As `kgen.workflow.packaging.package`.
+        KgenError: As `kgen.package.package`.
     """
     done = package(Path(options.source), options.arch, Path(options.wheel), _say_start)
     print(done.path)
@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     for found in done.cubins:
         print(f"  {found.arch:<9} {found.kept + found.compiled} cubins: {found.kept} from the "
               f"library, {found.compiled} compiled")
-    print("  check it where it is installed: python -m kgen_ops.selftest")
+    print("  after installing it, check it: python -m kgen_ops.selftest")
     return 0
 
 

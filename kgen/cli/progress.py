@@ -1,78 +1,175 @@
-"""The display of a running tune: one live line on a terminal, plain lines elsewhere."""
+"""The display of a running tune: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import TextIO
 
-from kgen.model.record import Fate
-from kgen.tune import Progress
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-REDRAW_S = 0.1  # a terminal takes no more than this from the tune
-PLAIN_EVERY_S = 10.0  # in a log file, one line per problem and this often between
+from kgen.cli.tune_state import (
+    Scope,
+    TuneState,
+    best_facts,
+    spell_fates,
+    spell_time,
+    stage_text,
+)
+from kgen.tune import PassDone, ProblemStarted, TuneEvent
+
+REDRAWS_PER_S = 5
+PLAIN_EVERY_S = 10.0  # in a log file, one line per stage and this often between
 
 
 class Display:
-    """Shows `Progress` values as they come."""
+    """Shows the events of a tune as they come.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    Args:
+        scope: What the tune is to do.
+        stream: A terminal gets the panel, anything else lines. NO_COLOR leaves colours out.
+        clock: For tests.
+    """
+
+    def __init__(
+        self,
+        scope: Scope | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._stream = stream or sys.stdout
-        self._live = self._stream.isatty()
-        self._last = 0.0
-        self._shown: tuple[str, str] | None = None
-        self._open = False
+        self._clock = clock
+        self.state = TuneState(scope or Scope(), clock())
+        self._console = Console(file=self._stream, highlight=False)
+        self._live: Live | None = None
+        self._last_line = -PLAIN_EVERY_S
+        self._shown: tuple[object, ...] = ()
 
-    def __call__(self, progress: Progress) -> None:
-        """Show one state; cheap enough to be called after every trial."""
-        now = time.monotonic()
-        stage = (progress.problem, progress.stage)
-        new_stage, self._shown = stage != self._shown, stage
-        if progress.stage == "done":
-            self._end_line()
-            return
-        if not new_stage and now - self._last < (REDRAW_S if self._live else PLAIN_EVERY_S):
-            return
-        self._last = now
-        if self._live:
-            columns = shutil.get_terminal_size().columns
-            self._stream.write("\r\x1b[K" + describe(progress)[: columns - 1])
-            self._open = True
+    def show(self, event: TuneEvent) -> None:
+        """Show one event; cheap enough to be called for every trial."""
+        now = self._clock()
+        self.state.apply(event, now)
+        if isinstance(event, ProblemStarted):
+            for why, count in event.let_go.items():
+                self._console.print(
+                    f"  {count} earlier trials are not used: {why}", markup=False, highlight=False
+                )
+        if isinstance(event, PassDone):
+            self.close()
+        elif self._console.is_terminal:
+            self._open_panel()
         else:
-            self._stream.write(describe(progress) + "\n")
+            self._line(now)
+
+    def close(self) -> None:
+        """Take the panel away: what is printed next begins on a clear line."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _open_panel(self) -> None:
+        if self._live is None:
+            self._live = Live(
+                get_renderable=lambda: render(self.state, self._clock()),
+                console=self._console,
+                refresh_per_second=REDRAWS_PER_S,
+                transient=True,
+            )
+            self._live.start(refresh=True)
+
+    def _line(self, now: float) -> None:
+        """Write a line, unless the one before is of the same stage and too recent."""
+        progress = self.state.progress
+        shown = (self.state.stage, progress and (progress.pass_name, progress.problem))
+        if shown == self._shown and now - self._last_line < PLAIN_EVERY_S:
+            return
+        self._shown, self._last_line = shown, now
+        self._stream.write(plain_line(self.state, now) + "\n")
         self._stream.flush()
 
-    def _end_line(self) -> None:
-        if self._open:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-            self._open = False
+
+def plain_line(state: TuneState, now: float) -> str:
+    """`[2/9] forward M64 N8 bf16  trial 57/160  best 3.14 us, 41 % of the floor  12 s left`."""
+    progress = state.progress
+    parts = []
+    if progress is None:
+        parts.append(stage_text(state))
+    else:
+        parts += [
+            f"[{progress.index}/{progress.count}] {progress.pass_name} "
+            f"{progress.name or progress.problem}",
+            f"trial {progress.trials}/{progress.wanted}",
+        ]
+        if state.stage != "search":
+            parts.append(stage_text(state))
+        parts.append(best_facts(state))
+    if (left := state.seconds_left(now)) is not None:
+        parts.append(f"{spell_time(left)} left")
+    if progress is not None and (fates := spell_fates(progress.fates)):
+        parts.append(f"({fates})")
+    return "  ".join(filter(None, parts))
 
 
-def describe(progress: Progress) -> str:
-    """`[2/9] M=64,N=4096  trial 57/160  best 3.1 us, 41 % of the floor  (52 verified, 5 wrong)`."""
-    if progress.stage == "safe":
-        return "verifying the safe variant for every combination of dtypes"
-    if progress.stage == "host runs":
-        return "running the winners' sources on the CPU, sanitized and in other thread orders"
-    parts = [
-        f"[{progress.index}/{progress.count}] {progress.problem}",
-        f"trial {progress.trials}/{progress.wanted}",
+def render(state: TuneState, now: float) -> RenderableType:
+    """The panel: four lines, of which a terminal of 80 columns shows all."""
+    progress = state.progress
+    left = state.seconds_left(now)
+    rate = state.trials_per_s(now)
+    done = state.share_done()
+    lines: list[RenderableType] = [
+        _line_of(
+            _heading(state),
+            f"{spell_time(left)} left" if left is not None else spell_time(now - state.started),
+            "bold",
+        ),
     ]
-    # What matters most comes first: a terminal of 80 columns cuts the rest.
-    if progress.best_us is not None:
-        share = f", {100 * progress.share:.0f} % of the floor" if progress.share else ""
-        parts.append(f"best {progress.best_us:.4g} us{share}")
-    if progress.seconds_left is not None:
-        parts.append(f"{progress.seconds_left:.0f} s left")
-    fates = [
-        f"{progress.fates[fate]} {fate.value.replace('_', ' ')}"
-        for fate in Fate
-        if progress.fates.get(fate)
-    ]
-    if fates:
-        parts.append(f"({', '.join(fates)})")
-    if progress.stage == "finals":
-        parts.append("certifying and comparing the finalists")
-    return "  ".join(parts)
+    if state.scope.problems:
+        lines.append(_bar("all", done, f"{100 * done:.0f} %"))
+    if progress is not None:
+        of_problem = progress.trials / progress.wanted if progress.wanted else 0.0
+        searching = state.stage == "search"
+        text = stage_text(state) if searching else f"{progress.trials} trials"
+        lines.append(_bar("search", min(1.0, of_problem), text))
+        aside = f"{rate:.1f} trials/s" if rate is not None and searching else ""
+        if not searching:
+            aside = spell_time(now - state.stage_started)
+        lines.append(_line_of(
+            best_facts(state) if searching else stage_text(state), aside,
+            "green" if searching else "cyan",
+        ))
+        lines.append(_line_of(spell_fates(progress.fates), "", "dim"))
+    return Group(*lines)
+
+
+def _heading(state: TuneState) -> str:
+    progress = state.progress
+    if progress is None:
+        return stage_text(state)
+    passes = list(state.scope.problems)
+    which = f" ({passes.index(progress.pass_name) + 1}/{len(passes)})" if (
+        progress.pass_name in passes and len(passes) > 1) else ""
+    return (f"{progress.pass_name}{which} {progress.index}/{progress.count}  "
+            f"{progress.name or progress.problem}")
+
+
+def _line_of(text: str, aside: str, style: str) -> RenderableType:
+    """Text that is cut where it meets what stands at the right edge."""
+    grid = Table.grid(expand=True, padding=(0, 1))
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    grid.add_column(no_wrap=True, justify="right")
+    grid.add_row(Text(text, style=style), Text(aside, style="dim"))
+    return grid
+
+
+def _bar(name: str, share: float, text: str) -> RenderableType:
+    grid = Table.grid(expand=True, padding=(0, 1))
+    grid.add_column(width=6)
+    grid.add_column(ratio=1)
+    grid.add_column(width=16, justify="right", no_wrap=True)
+    grid.add_row(Text(name), ProgressBar(total=1.0, completed=share), Text(text))
+    return grid

@@ -3,86 +3,118 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
+from pathlib import Path
 
-from kgen.cli.opening import opened
+from kgen.catalogue import load_population, open_catalogue
+from kgen.cli.arguments import print_counts
+from kgen.cli.context import open_command
 from kgen.cli.progress import Display
+from kgen.cli.summary import tune_summary
+from kgen.cli.tune_state import PeerTime, Scope
+from kgen.errors import OptionError, ProblemError
 from kgen.model.record import COLD
-from kgen.tune import Limits, ProblemResult, TuneResult
-from kgen.workflow import Published, TuneJob, run_job
+from kgen.report import load_report
+from kgen.report.names import named_rows
+from kgen.tune import (
+    Limits,
+    PassPublished,
+    TuneRequest,
+    default_trials,
+    journal_path,
+    study_path,
+    tune_and_publish,
+)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Tune, emit, report; print what won and where everything is."""
-    with opened(options) as common:
+    """Tune, emit and report; print the winners and the written files.
+
+    Raises:
+        OptionError: If options contradict each other, or no operator is named.
+    """
+    operators = _operators(options)
+    # --time is for all searches together, and is divided among the passes in the same way.
+    time_s = None if options.time is None else options.time / len(operators)
+    for name in operators:
+        _tune(argparse.Namespace(**{**vars(options), "op": name, "time": time_s}))
+    return 0
+
+
+def _operators(options: argparse.Namespace) -> tuple[str, ...]:
+    """`--op`, or all operators of a population that have problems of the chosen passes."""
+    if options.population and options.problem:
+        raise OptionError("--problem and --population both choose problems; choose one")
+    if options.op:
+        return (options.op,)
+    if not options.population:
+        raise OptionError("no operator\n  add --op OP (see 'kgen ops'), or --population NAME "
+                          "(see 'kgen populations')")
+    population = load_population(options.population, open_catalogue(options.path))
+    chosen = [
+        name
+        for name in population.operators
+        if options.pass_name == "all" or population.problems(name, options.pass_name)
+    ]
+    if not chosen:
+        raise ProblemError(f"population '{population.name}' has no {options.pass_name} problems\n"
+                           f"  it has: {print_counts(population)}")
+    return tuple(chosen)
+
+
+def _tune(options: argparse.Namespace) -> None:
+    with open_command(options) as common:
         print(
             f"tuning {common.entry.operator.name} on {common.gpu.title}, compiler "
             f"{common.compiler.name} {common.compiler.version}"
             + (f", {options.l2} L2" if options.l2 != COLD else ""),
             flush=True,
         )
-        job = TuneJob(
+        request = TuneRequest(
             entry=common.entry,
             passes=common.passes,
             problems=common.problems,
             gpu=common.gpu,
             ordinal=common.ordinal,
             compiler=common.compiler,
-            out=common.out,
-            reports=common.reports,
-            trials=options.trials,
+            journal=journal_path(common.reports, common.gpu),
+            study=study_path(common.reports, common.gpu),
+            trials=options.trials or default_trials(common.gpu),
             time_s=options.time,
             seed=options.seed,
             paths=common.paths,
             peers=not options.no_peers,
             l2=options.l2,
-            on_progress=Display(),
             limits=Limits(options.trial_timeout, options.device_memory),
             retry=options.retry,
         )
-        for result, published in run_job(job):
-            _print(result, published)
-    return 0
+        display = Display(_scope(request, common.reports / f"{common.gpu.name}.yaml"))
+        done: list[PassPublished] = []
+        try:
+            with closing(tune_and_publish(request, common.out, common.reports)) as events:
+                for event in events:
+                    if isinstance(event, PassPublished):
+                        done.append(event)
+                    else:
+                        display.show(event)
+        finally:
+            display.close()
+            if done:
+                print(f"\n{tune_summary(done, display.state.dead_variants())}")
 
 
-def _print(result: TuneResult, published: Published) -> None:
-    request = result.request
-    print(
-        f"\n{request.entry.operator.name} {request.pass_name} on {request.gpu.name}: "
-        f"{len(result.results)} problems tuned in {result.seconds:.0f} s"
+def _scope(request: TuneRequest, report: Path) -> Scope:
+    """What the display needs to know of a tune, with the peers' times of the last report."""
+    operator = request.entry.operator
+    peers = {}
+    if report.exists():
+        for row in named_rows(load_report(report), operator.signature):
+            if (fastest := row.fastest) is not None:
+                key = (row.report.pass_name, row.label)
+                peers[key] = PeerTime(fastest.name, fastest.timing.median_us)
+    return Scope(
+        title=f"{operator.name} on {request.gpu.title}",
+        problems={name: len(request.problems[name]) for name in request.passes},
+        time_s=request.time_s,
+        peers=peers,
     )
-    for found in result.results:
-        _print_problem(found)
-    if request.gpu.is_host:
-        print(
-            "  (a CPU that runs each CUDA thread as a fiber: times for checking kernels, not speed)"
-        )
-    if result.worker_restarts:
-        print(
-            f"  the worker was replaced {result.worker_restarts} times; "
-            "see the reasons in the report"
-        )
-    root = published.library.root
-    print(
-        f"\nlibrary  {root}  (pip install ./{root.name}; import kgen_ops)"
-        if not root.is_absolute()
-        else f"\nlibrary  {root}  (pip install {root}; import kgen_ops)"
-    )
-    print(f"report   {published.report_path}  (kgen report)")
-    print(f"trials   {request.journal}")
-    print(f"study    {request.study}  (optuna-dashboard {request.study})")
-
-
-def _print_problem(found: ProblemResult) -> None:
-    median = found.winner.timing.median_us
-    print(f"  {found.problem}\n    {found.winner.config.label}")
-    facts = [f"{median:.4g} us", f"{100 * found.floor_us / median:.0f} % of the floor"]
-    facts += [f"{timing.median_us / median:.2f} x {name}" for name, timing in found.peers.items()]
-    facts += [f"{name} failed: {why}" for name, why in found.peer_errors.items()]
-    print(f"    {', '.join(facts)}; {sum(found.fates.values())} trials in {found.search_s:.1f} s")
-    for remark in found.winner.artifact.remarks:
-        print(f"    the compiler says of it: {remark}")
-    if slowed := found.clocks.get("slowed"):
-        print(
-            f"    suspect: the GPU was slowed ({slowed}) while the finalists were timed, twice\n"
-            "    let it cool, or stop what shares its power, and tune again"
-        )

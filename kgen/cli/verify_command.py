@@ -7,28 +7,29 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from kgen.assets import include_dir
-from kgen.certify import Checked, Checker
-from kgen.cli.opening import Opened, opened
+from kgen.cli.context import CommandContext, open_command
 from kgen.errors import RecordError
-from kgen.worker import ComputeSanitizer, HostProver, Session, Setup, WorkerHandle
+from kgen.trial import ComputeSanitizer, HostRunner, Session, WorkerHandle
+from kgen.verify import Checked, Checker
+from kgen.worker import Setup
 
 
 def run(options: argparse.Namespace) -> int:
     """Print one verdict per line; 1 if any kernel is wrong."""
     wrong = checked = 0
-    with opened(options) as common, ExitStack() as stack:
+    with open_command(options) as common, ExitStack() as stack:
         setup = Setup(
             common.entry.operator.name, common.paths, common.gpu, common.ordinal, options.seed
         )
-        # Found out before anything is started.
+        # Checked before any work.
         on_gpu = options.sanitize and not common.gpu.is_host
         sanitizer = ComputeSanitizer() if on_gpu else None
         worker = stack.enter_context(WorkerHandle(setup))
-        prover = None
+        host_runner = None
         if options.record or on_gpu:
-            prover = stack.enter_context(HostProver(setup, include_dir()))
+            host_runner = stack.enter_context(HostRunner(setup, include_dir()))
         checkers = [
-            Checker(_session(common, name, worker), setup, prover, sanitizer)
+            Checker(_session(common, name, worker), setup, host_runner, sanitizer)
             for name in common.passes
         ]
         for result in _results(options, common, checkers):
@@ -42,13 +43,13 @@ def run(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def _session(common: Opened, pass_name: str, worker: WorkerHandle) -> Session:
+def _session(common: CommandContext, pass_name: str, worker: WorkerHandle) -> Session:
     journal = common.reports / f"{common.gpu.name}.trials.jsonl"
     return Session(common.entry, pass_name, common.gpu, common.compiler, journal, worker)
 
 
 def _results(
-    options: argparse.Namespace, common: Opened, checkers: list[Checker]
+    options: argparse.Namespace, common: CommandContext, checkers: list[Checker]
 ) -> Iterator[Checked]:
     missing: RecordError | None = None
     for checker in checkers:
@@ -56,7 +57,7 @@ def _results(
             try:
                 yield checker.record(options.record)
                 return
-            except RecordError as problem:  # it may be a record of another pass
+            except RecordError as problem:  # the record may be of another pass
                 missing = problem
                 continue
         for problem_ in common.problems[checker.session.pass_name]:

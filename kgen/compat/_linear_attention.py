@@ -1,4 +1,4 @@
-"""linear_attention as its adapters call it."""
+"""The call of linear_attention that its adapters share."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def linear_attention(
         eps: Added to the norm.
         initial_state: [B, H, E, M] in fp32, or None.
         initial_key_sum: [B, H, E] in fp32, or None.
-        return_final_state: Whether the final state is wanted.
-        return_final_key_sum: Whether the final sum of keys is wanted.
+        return_final_state: Whether to return the final state.
+        return_final_key_sum: Whether to return the final sum of keys.
         normalize: Whether to divide by the norm.
     Returns:
-        out [B, H, T, M]; the final state and sum of keys in fp32, each None if not wanted.
+        out [B, H, T, M]; the final state and sum of keys in fp32, each None if not requested.
     Raises:
         NotImplementedError: If the library has no such operator.
     """

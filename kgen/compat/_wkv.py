@@ -1,4 +1,4 @@
-"""wkv5 and wkv6 as all adapters of RWKV call them."""
+"""The call of wkv5 and wkv6 that all RWKV adapters share."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def wkv(
         u: [H, K].
         scale: Factor of y.
         initial_state: [B, H, K, V] or None; another dtype than fp32, or another layout, is copied.
-        return_final_state: Whether the final state is wanted.
+        return_final_state: Whether to return the final state.
         cu_seqlens: Bounds of packed sequences.
-        raw: Whether the decay is exp(-exp(w)); else it is exp(w).
+        raw: Whether the decay is exp(-exp(w)); otherwise it is exp(w).
     Returns:
         y [B, T, H, V], and the final state [B, H, K, V] in fp32 or None.
     Raises:

@@ -1,6 +1,6 @@
 """Functions of flash-rwkv: [B, T, C], raw decays, states [B, H, V, K].
 
-Unlike the published ones they are right for B > 1, have gradients, and take any head size.
+Unlike the published functions they are correct for B > 1, differentiable, and accept any head size.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def rwkv5_cuda_linear_attention(
         receptance, key, value: [B, T, C].
         time_decay: [C] or [H, N]; raw: the decay is exp(-exp(time_decay)).
         time_first: [C] or [H, N].
-        state: [B, H, V, K] in fp32. kgen_ops has [B, H, K, V]: one copy of the state, and none of
-            a state that an earlier call returned.
+        state: [B, H, V, K] in fp32. kgen_ops has [B, H, K, V], so the state is copied, unless
+            an earlier call returned it.
     Returns:
-        The output [B, T, C], and the state [B, H, V, K] as a view. `state` itself stays as it is.
+        The output [B, T, C], and the state [B, H, V, K] as a view. `state` itself is not changed.
     Raises:
         NotImplementedError: If the library has no wkv5.
     """
@@ -37,7 +37,7 @@ def rwkv5_cuda_linear_attention(
         heads(value, count), per_head(time_decay, count), per_head(time_first, count),
         initial_state=state.mT, return_final_state=True, raw=True,
     )
-    assert final is not None  # it was asked for
+    assert final is not None  # return_final_state=True
     return out.flatten(2), final.mT
 
 

@@ -9,12 +9,15 @@ from kgen.emit.emit import (
     no_library,
     published_table,
     renew,
+    rewrite,
 )
 from kgen.emit.files import write_all
+from kgen.emit.renewal import StaleRow
 from kgen.emit.state import TUNED, RowState
 from kgen.emit.values import SafeKernel, Winner
 
 __all__ = [
-    "PACKAGE", "TUNED", "Contents", "Emitted", "RowState", "SafeKernel", "Winner", "emit",
-    "emit_rules", "no_library", "published_table", "read_contents", "renew", "write_all",
+    "PACKAGE", "TUNED", "Contents", "Emitted", "RowState", "SafeKernel", "StaleRow", "Winner",
+    "emit", "emit_rules", "no_library", "published_table", "read_contents", "renew", "rewrite",
+    "write_all",
 ]

@@ -1,31 +1,33 @@
-"""Launch expressions and conditions of a variant, with everything but the call's numbers filled in.
+"""Bind the launch expressions and conditions of a variant to a config, dtypes, GPU and fixed dims.
 
-Parameters, dtypes, GPU facts and compiled-in dims become literals and are folded; what is left
-is printed over the names that a call brings: run-time dims, strides, pointers.
+Parameters, dtypes, GPU facts and compiled-in dims become literals, and constants are folded. The
+remaining expression is printed over the names of a call's numbers: run-time dims, strides,
+pointers.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.errors import SpaceError
 from kgen.model.config import Value
-from kgen.model.dtypes import DTYPES, itemsizes
+from kgen.model.dtypes import DTYPES
 from kgen.model.expr import FUNCTIONS, Expr, parse_expr
 from kgen.model.plan import MAX_GRID
 from kgen.model.signature import Pass
 from kgen.model.space import LaunchSpec, RuleKind, Variant
+from kgen.runtime.spelling import itemsizes
 
-# The library files a call under its pointers modulo this many bytes.
+# The lookup key of the library holds each pointer modulo this many bytes.
 MAX_ALIGNMENT = 32
 _ALIGNMENTS = tuple(2**k for k in range(MAX_ALIGNMENT.bit_length()))
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchText:
+class BoundLaunch:
     """One launch; every expression is Python over run-time names."""
 
     kernel: str
@@ -34,12 +36,11 @@ class LaunchText:
     smem: str
     args: tuple[str, ...]
     kinds: str  # one letter per argument: p(ointer), q (int64), f(loat32)
-    overlaps: bool = False  # may begin before the launch before it has ended
-    early: bool = False  # may begin before what came before the plan has ended
+    pdl: bool | str = False  # whether it uses programmatic dependent launch; of a family: if what
 
 
 @dataclass(frozen=True, slots=True)
-class WorkspaceText:
+class BoundWorkspace:
     """Scratch memory: `elements` of a torch dtype."""
 
     name: str
@@ -48,11 +49,11 @@ class WorkspaceText:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanText:
-    """A plan as text; plans of equal text are one function in the generated table."""
+class BoundPlan:
+    """A plan as text; plans of equal text share one function of the generated table."""
 
-    launches: tuple[LaunchText, ...]
-    workspaces: tuple[WorkspaceText, ...] = ()
+    launches: tuple[BoundLaunch, ...]
+    workspaces: tuple[BoundWorkspace, ...] = ()
     conditions: tuple[str, ...] = field(default=())
 
 
@@ -60,7 +61,7 @@ def literals(
     dims: Mapping[str, int], dtypes: Mapping[str, str], config: Mapping[str, Value],
     facts: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Values of all names that are fixed for a kernel; `config` has all parameters."""
+    """Values of all names that are constant in a kernel; `config` has all parameters."""
     values: dict[str, Any] = {**facts, **dims, **dtypes, **config}
     return values | itemsizes(dtypes.items())
 
@@ -75,34 +76,44 @@ def absent_literals(passed: Pass, dtypes: Mapping[str, str]) -> dict[str, int]:
     return values
 
 
-def plan_text(variant: Variant, passed: Pass, fixed: Mapping[str, Any]) -> PlanText:
-    """Print a variant's plan and conditions with the fixed names filled in.
+def bound_plan(variant: Variant, passed: Pass, fixed: Mapping[str, Any]) -> BoundPlan:
+    """Print a variant's plan and conditions with the fixed names replaced by their values.
 
-    Rules of efficiency are no conditions: they say what is worth a trial, and a row that is slower
-    than it could be still serves a call that no other row serves better than a safe kernel would.
+    Efficiency rules do not become conditions. They only say what is worth a trial; a row that
+    breaks one still serves a call better than the safe kernel.
 
     Raises:
-        SpaceError: If a guard asks for more of a pointer than its alignment.
+        SpaceError: If a guard uses more of a pointer than its alignment.
     """
     launches = tuple(_launch(spec, variant, passed, fixed) for spec in variant.launches)
     workspaces = tuple(
-        WorkspaceText(w.name, DTYPES[fixed.get(w.dtype, w.dtype)].torch, bound(w.elements, fixed))
+        BoundWorkspace(w.name, DTYPES[fixed.get(w.dtype, w.dtype)].torch,
+                      bound(variant.inlined(w.elements), fixed))
         for w in variant.workspaces
     )
-    conditions: dict[str, None] = {}
-    for rule in (*variant.requires, *variant.guards):
-        if rule.kind is RuleKind.EFFICIENCY:
-            continue
-        for part in _conjuncts(ast.parse(bound(rule.condition, fixed), mode="eval").body):
-            _check_pointers(part, rule.where)
-            text = ast.unparse(part)
-            if text != "True":
-                conditions[text] = None
+    conditions = dict.fromkeys(_conditions(variant, RuleKind.LEGALITY, fixed))
     for launch in launches:
         for extent, limit in zip(launch.grid[1:], MAX_GRID[1:], strict=True):
             if not extent.isdecimal():
                 conditions[f"{extent} <= {limit}"] = None
-    return PlanText(launches, workspaces, tuple(conditions))
+    return BoundPlan(launches, workspaces, tuple(conditions))
+
+
+def bound_preferences(variant: Variant, fixed: Mapping[str, Any]) -> tuple[str, ...]:
+    """Print the efficiency rules of a variant with the fixed names replaced by their values."""
+    return tuple(dict.fromkeys(_conditions(variant, RuleKind.EFFICIENCY, fixed)))
+
+
+def _conditions(variant: Variant, kind: RuleKind, fixed: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the conditions of the rules of a kind, without those that always hold."""
+    for rule in (*variant.requires, *variant.guards):
+        if rule.kind is not kind:
+            continue
+        for part in _conjuncts(_parsed(bound(variant.inlined(rule.condition), fixed))):
+            for modulus in _moduli(part, rule.where):
+                yield f"{modulus} in {(0, *_ALIGNMENTS)}"  # 0: of a tensor that is absent
+            if (text := ast.unparse(part)) != "True":
+                yield text
 
 
 def bound(expr: Expr, fixed: Mapping[str, Any]) -> str:
@@ -125,25 +136,35 @@ def functions_in(text: str) -> set[str]:
 
 def _launch(
     spec: LaunchSpec, variant: Variant, passed: Pass, fixed: Mapping[str, Any]
-) -> LaunchText:
+) -> BoundLaunch:
     pointers = {t.name for t in passed.tensors} | {w.name for w in variant.workspaces}
     scalars = {s.name for s in passed.scalars}
     kinds = "".join(
         "p" if arg in pointers else "f" if arg in scalars else "q" for arg in spec.args
     )
     grid, block = (
-        tuple(bound(e, fixed) for e in extents) + ("1",) * (3 - len(extents))
+        tuple(bound(variant.inlined(e), fixed) for e in extents) + ("1",) * (3 - len(extents))
         for extents in (spec.grid, spec.block)
     )
     args = tuple(
-        bound(arg, fixed) if isinstance(arg, Expr)
+        bound(variant.inlined(arg), fixed) if isinstance(arg, Expr)
         else str(fixed[arg]) if kind == "q" and arg in fixed else arg
         for arg, kind in zip(spec.args, kinds, strict=True)
     )
-    return LaunchText(spec.kernel, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]),
-                      bound(spec.smem, fixed), args, kinds,
-                      *(condition is not None and bool(condition(fixed))
-                        for condition in (spec.overlaps, spec.early)))
+    return BoundLaunch(spec.kernel, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]),
+                      bound(variant.inlined(spec.smem), fixed), args, kinds,
+                      _pdl(spec, variant, fixed))
+
+
+def _pdl(spec: LaunchSpec, variant: Variant, fixed: Mapping[str, Any]) -> bool | str:
+    if spec.pdl is None:
+        return False
+    text = bound(variant.inlined(spec.pdl), fixed)
+    return text if names_in(text) else bool(parse_expr(text)({}))
+
+
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
 class _Fold(ast.NodeTransformer):
@@ -203,19 +224,27 @@ def _conjuncts(node: ast.expr) -> list[ast.expr]:
     return [node]
 
 
-def _check_pointers(condition: ast.expr, where: str) -> None:
-    """Refuse conditions that cannot be decided from pointers modulo `MAX_ALIGNMENT`."""
-    allowed = {
-        id(name)
-        for node in ast.walk(condition)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
-        and isinstance(node.right, ast.Constant) and node.right.value in _ALIGNMENTS
-        for name in _congruent(node.left)
-    }
+def _moduli(condition: ast.expr, where: str) -> Iterator[str]:
+    """Yield the expressions that pointers are taken modulo; a call must make them alignments.
+
+    Raises:
+        SpaceError: If a condition cannot be decided from pointers modulo `MAX_ALIGNMENT`.
+    """
+    allowed: set[int] = set()
+    for node in ast.walk(condition):
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
+            continue
+        pointers = [name for name in _congruent(node.left) if name.id.endswith("_ptr")]
+        if isinstance(node.right, ast.Constant):
+            if node.right.value not in _ALIGNMENTS:
+                continue
+        elif pointers:
+            yield ast.unparse(node.right)
+        allowed |= {id(name) for name in pointers}
     for node in ast.walk(condition):
         if isinstance(node, ast.Name) and node.id.endswith("_ptr") and id(node) not in allowed:
             raise SpaceError(
-                f"{where}: guard '{ast.unparse(condition)}' uses '{node.id}' otherwise than in "
+                f"{where}: guard '{ast.unparse(condition)}' uses '{node.id}' outside of "
                 f"'{node.id} % n', or a sum of pointers % n, with n a power of two up to "
                 f"{MAX_ALIGNMENT}\n  the generated library knows only the alignment of a pointer"
             )

@@ -1,4 +1,4 @@
-"""What an emitted library holds: its files, and which kernels a GPU of an architecture may call."""
+"""Read an emitted library: its files, and the kernels that a GPU of an architecture may call."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PROJECT_FILES = ("pyproject.toml", "README.md")
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A library as it was at one moment.
+    """The content of a library when it was read.
 
     Attributes:
-        files: What its list names, by path below the package, without the list itself.
-        project: `pyproject.toml` and `README.md`, which lie beside the package.
+        files: The listed files by path below the package, without the list itself.
+        project: `pyproject.toml` and `README.md`, next to the package.
         measured: Kernels that measured rows name: (operator, stem) -> the GPUs' compute
             capabilities, times ten.
         safe: (operator, stem) of the safe kernels, which any GPU may call.
-        architectures: Those of the GPUs that were tuned for, without the host.
+        architectures: Of the tuned GPUs, without the host.
     """
 
     files: Mapping[str, bytes]
@@ -35,7 +35,7 @@ class Contents:
     architectures: tuple[str, ...]
 
     def kernels(self, compute_capability: int) -> tuple[tuple[str, str], ...]:
-        """Return (operator, stem) of all that a GPU of a compute capability may call, sorted."""
+        """Return (operator, stem) of all kernels for a compute capability, sorted."""
         own = {kernel for kernel, found in self.measured.items() if compute_capability in found}
         return tuple(sorted(own | self.safe))
 
@@ -44,8 +44,8 @@ def read_contents(out_dir: str | Path) -> Contents:
     """Read an emitted library.
 
     Raises:
-        CatalogueError: If there is none in the folder.
-        RecordError: If it is not as kgen wrote it: a file differs from the library's list.
+        CatalogueError: If the folder has no library.
+        RecordError: If a file differs from the library's list.
     """
     root = Path(out_dir)
     library = root / PACKAGE
@@ -59,8 +59,9 @@ def read_contents(out_dir: str | Path) -> Contents:
         if trouble:
             shown = "\n  ".join(trouble[:8])
             raise RecordError(
-                f"{library} is not as kgen wrote it, {len(trouble)} files differ from {MANIFEST}:\n"
-                f"  {shown}\n  restore them from version control, or accept them by kgen emit"
+                f"{library} was changed since kgen wrote it: {len(trouble)} files differ from "
+                f"{MANIFEST}\n"
+                f"  {shown}\n  restore them from version control, or accept them with kgen emit"
             )
         files = {name: (library / name).read_bytes() for name in listed_files(library)}
         project = {name: (root / name).read_text(encoding="utf-8") for name in _PROJECT_FILES}

@@ -1,4 +1,4 @@
-"""Emission: merge winners into a library's state and write what follows from it."""
+"""Emission: merge winners into a library's state, and write the library from the state."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from pathlib import Path
 
 import kgen
 import kgen.runtime
+from kgen.build import Compiler
+from kgen.catalogue import Entry
 from kgen.emit import python
-from kgen.emit.binding import absent_literals, literals, plan_text
+from kgen.emit.families import family_states, template_files
 from kgen.emit.files import locked, remove, write_all
 from kgen.emit.functions import function_name
+from kgen.emit.renewal import Renewal, StaleRow, renewed
+from kgen.emit.row_states import gpu_state, row_state, safe_state
 from kgen.emit.state import (
-    LEARNT,
-    TUNED,
-    GpuState,
-    RowState,
-    SafeState,
     TableState,
     read_safe,
     read_table,
@@ -25,63 +24,80 @@ from kgen.emit.state import (
     safe_text,
     table_text,
 )
+from kgen.emit.stubs import stub_module
+from kgen.emit.unused_files import (
+    RUNTIME_SUFFIXES,
+    old_headers,
+    old_modules,
+    old_templates,
+    orphans,
+)
 from kgen.emit.values import SafeKernel, Winner
-from kgen.errors import CatalogueError, RecordError
+from kgen.errors import CatalogueError
 from kgen.model.gpu import GpuProfile
 from kgen.model.rule_tree import LearntRule
 from kgen.operators.base import Operator
-from kgen.runtime.integrity import MANIFEST, listed_files, manifest_text
+from kgen.runtime.families import TEMPLATES
+from kgen.runtime.integrity import MANIFEST, digest_of_files, listed_files, manifest_text
 
 PACKAGE = "kgen_ops"
-_RUNTIME_SUFFIXES = (".py", ".c")
 _HEADER_SUFFIXES = (".cuh", ".hpp", ".cpp", ".h")
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What an emission did.
+    """The result of an emission.
 
     Attributes:
         root: The output folder.
-        operators: Operators that the library now has.
+        operators: Operators in the library.
         changed: Files written because their content changed, relative to `root`.
-        removed: Kernel files that no table names any more.
+        removed: Kernel files that no table names any more, and headers that no kernel includes.
+        stale: Rows that could not be renewed.
+        kept: Number of valid rows, after a renewal.
+        compiled: Number of kernels that a renewal compiled.
     """
 
     root: Path
     operators: tuple[str, ...]
     changed: tuple[str, ...]
     removed: tuple[str, ...]
+    stale: tuple[StaleRow, ...] = ()
+    kept: int = 0
+    compiled: int = 0
 
 
 def emit(
     out_dir: str | Path, winners: Sequence[Winner], safe: Sequence[SafeKernel],
-    include_dir: str | Path,
+    include_dir: str | Path, entry: Entry | None = None,
 ) -> Emitted:
-    """Write winners and safe kernels into the library, beside what is there already.
+    """Add winners and safe kernels to the library.
 
-    The same values give the same bytes. Rows of other problems, GPUs and operators stay. Files
-    are replaced by rename, kernels before the tables that name them; two processes that emit into
-    one folder take turns.
+    The same values give the same bytes. Rows of other problems, GPUs and operators stay. Files are
+    replaced by rename, kernels before the tables that name them. The folder is locked, so processes
+    that emit into one folder run one after the other.
 
     Args:
         out_dir: The library's folder; created if missing.
         winners: Chosen configs, each with its verified record.
-        safe: The safe kernels of each operator concerned, one per dtype combination.
+        safe: The safe kernels of the winners' operators, one per dtype combination.
         include_dir: Folder of the device headers; holds `kgen/`.
+        entry: The winners' operator with its space and templates, from which its families are
+            written; None: they stay as they are.
     Raises:
         StorageError: If a file cannot be written.
         RecordError: If the state in the folder is damaged, or a winner was never timed.
         SpaceError: If a guard cannot be checked by the generated library.
     """
-    entries: list[Winner | SafeKernel] = [*winners, *safe]
-    operators = {entry.operator.name: entry.operator for entry in entries}
-    return _write(Path(out_dir), operators, winners, safe, Path(include_dir))
+    kernels: list[Winner | SafeKernel] = [*winners, *safe]
+    operators = {kernel.operator.name: kernel.operator for kernel in kernels}
+    return _write(Path(out_dir), operators, winners, safe, Path(include_dir),
+                  entries=[] if entry is None else [entry])
 
 
 def emit_rules(
     out_dir: str | Path, operator: Operator, gpu: GpuProfile, rules: Sequence[LearntRule],
-    winners: Sequence[Winner], include_dir: str | Path,
+    winners: Sequence[Winner], include_dir: str | Path, entry: Entry | None = None,
 ) -> Emitted:
     """Write learnt rules into the table of an operator on a GPU, with the rows that they need.
 
@@ -89,9 +105,10 @@ def emit_rules(
         out_dir: The library's folder.
         operator: The operator.
         gpu: Of the table.
-        rules: They take the place of older ones for the same problems.
+        rules: They replace older ones for the same problems.
         winners: Rows that the table does not have yet.
-        include_dir: As of `emit`.
+        include_dir: As for `emit`.
+        entry: As for `emit`.
     Raises:
         CatalogueError: If the operator is not in a library in the folder.
         StorageError, RecordError: As `emit`.
@@ -100,35 +117,69 @@ def emit_rules(
     if not (root / PACKAGE / operator.name / "safe.yaml").exists():
         raise no_library(root, "--out")
     return _write(
-        root, {operator.name: operator}, winners, (), Path(include_dir), {gpu.name: rules}
+        root, {operator.name: operator}, winners, (), Path(include_dir), {gpu.name: rules},
+        entries=[] if entry is None else [entry],
     )
 
 
-def renew(
+def rewrite(
     out_dir: str | Path, operator_named: Callable[[str], Operator], include_dir: str | Path
 ) -> Emitted:
-    """Write a library again from its state: after a merge of two, or with a newer kgen.
+    """Write a library again from its state, for instance after a merge of two.
 
     Args:
         out_dir: The library's folder.
         operator_named: Finds the operators that the library has.
-        include_dir: As of `emit`.
+        include_dir: As for `emit`.
     Raises:
         CatalogueError: If there is no library in the folder.
         StorageError, RecordError: As `emit`.
     """
     root = Path(out_dir)
+    operators = {name: operator_named(name) for name in _names(root)}
+    return _write(root, operators, (), (), Path(include_dir))
+
+
+def renew(
+    out_dir: str | Path, entry_named: Callable[[str], Entry], include_dir: str | Path,
+    open_compiler: Callable[[Path], Compiler],
+) -> Emitted:
+    """Write a library again with the current templates; rows whose code changed are stale.
+
+    Args:
+        out_dir: The library's folder.
+        entry_named: Finds the operators that the library has, with their spaces and templates.
+        include_dir: As for `emit`.
+        open_compiler: Opens NVRTC for a folder of headers; called if a kernel must be compiled.
+    Raises:
+        CatalogueError: If there is no library in the folder.
+        ToolchainError: If a kernel must be compiled and there is no NVRTC.
+        StorageError, RecordError: As `emit`.
+    """
+    root = Path(out_dir)
+    entries = {name: entry_named(name) for name in _names(root)}
+    operators = {name: entry.operator for name, entry in entries.items()}
+
+    def renewals(library: Path) -> dict[str, Renewal]:
+        return {name: renewed(library, entry, Path(include_dir), open_compiler)
+                for name, entry in entries.items()}
+
+    return _write(root, operators, (), (), Path(include_dir), renewals=renewals,
+                  entries=list(entries.values()))
+
+
+def _names(root: Path) -> list[str]:
     names = [path.parent.name for path in sorted((root / PACKAGE).glob("*/safe.yaml"))]
     if not names:
         raise no_library(root, "--out")
-    return _write(root, {name: operator_named(name) for name in names}, (), (), Path(include_dir))
+    return names
 
 
 def published_table(out_dir: str | Path, operator: str, gpu: str) -> TableState:
     """Read the rows and rules of an operator on a GPU.
 
     Raises:
-        CatalogueError: If it was not tuned there.
+        CatalogueError: If the operator was not tuned on the GPU.
         RecordError: If the file is not what kgen wrote.
     """
     path = Path(out_dir) / PACKAGE / operator / "tables" / f"{gpu}.yaml"
@@ -139,35 +190,53 @@ def published_table(out_dir: str | Path, operator: str, gpu: str) -> TableState:
 
 
 def no_library(root: Path, option: str) -> CatalogueError:
-    """Return the error of a folder without a library, which `option` named."""
+    """Return the error for a folder without a library; `option` is the option that named it."""
     return CatalogueError(f"there is no library in {root}: it has no {PACKAGE}/\n"
-                          f"  kgen tune --out writes one; name its folder with {option}")
+                          f"  kgen tune --out writes one; pass its folder with {option}")
 
 
 def _write(
     root: Path, operators: Mapping[str, Operator], winners: Sequence[Winner],
     safe: Sequence[SafeKernel], include_dir: Path,
     rules: Mapping[str, Sequence[LearntRule]] | None = None,
+    renewals: Callable[[Path], Mapping[str, Renewal]] | None = None,
+    entries: Sequence[Entry] = (),
 ) -> Emitted:
     with locked(root):
         library = root / PACKAGE
+        renewal = renewals(library) if renewals else {}
         kernels: dict[str, bytes] = {}
         modules: dict[str, bytes] = {}
         for name, operator in sorted(operators.items()):
             mine = [w for w in winners if w.operator.name == name]
             fallbacks = [s for s in safe if s.operator.name == name]
             kernels |= _kernel_files(name, mine, fallbacks)
-            modules |= _operator_files(library / name, operator, mine, fallbacks, rules or {})
+            kernels |= {f"{PACKAGE}/{name}/kernels/{file}": content
+                        for file, content in (renewal[name].files if renewal else {}).items()}
+            modules |= _operator_files(library / name, operator, mine, fallbacks, rules or {},
+                                       renewal.get(name))
         files = {**_shared_files(include_dir), **kernels, **modules}
-        # The list goes along, behind what it names: a process that is killed between this and the
-        # end leaves a library that loads.
+        # The list of files is written with the tables, after the kernels: a process that is killed
+        # before the end leaves a library that loads.
         changed = write_all(root, {**files, **_list_file(root, files)})
         changed += write_all(root, _package_files(root))
-        removed = [path for name in operators for path in _orphans(library / name)]
+        removed = [path for name in operators for path in orphans(library / name)]
+        if renewal:
+            removed += old_headers(library, include_dir)
+            removed += old_modules(library, {root / name for name in files})
         remove(removed)
+        # A family holds for the headers that are there now.
+        changed += write_all(root, _family_files(library, entries))
+        if renewal:
+            unused = old_templates(library)
+            remove(unused)
+            removed += unused
         changed += write_all(root, _list_file(root, {}))
         return Emitted(root, tuple(sorted(_tuned(library))), tuple(dict.fromkeys(changed)),
-                       tuple(sorted(str(path.relative_to(root)) for path in removed)))
+                       tuple(sorted(str(path.relative_to(root)) for path in removed)),
+                       tuple(row for found in renewal.values() for row in found.stale),
+                       sum(found.kept for found in renewal.values()),
+                       sum(found.compiled for found in renewal.values()))
 
 
 def _kernel_files(
@@ -186,29 +255,32 @@ def _kernel_files(
 
 def _operator_files(
     folder: Path, operator: Operator, winners: Sequence[Winner], safe: Sequence[SafeKernel],
-    rules: Mapping[str, Sequence[LearntRule]],
+    rules: Mapping[str, Sequence[LearntRule]], renewal: Renewal | None,
 ) -> dict[str, bytes]:
-    """Args as of `_write`, of one operator; `rules` by GPU."""
+    """Arguments as for `_write`, for one operator; `rules` by GPU."""
     fields = [f.name for f in operator.signature.choices]
-    tables = {
+    tables = dict(renewal.tables) if renewal else {
         name: table.of_fields(fields) for name, table in read_tables(folder / "tables").items()
     }
+    before = renewal.safe if renewal else read_safe(folder / "safe.yaml")
     for gpu in {w.gpu.name: w.gpu for w in winners}.values():
-        state = _gpu_state(gpu)
+        state = gpu_state(gpu)
         table = tables.get(gpu.name, TableState(state, ()))
         tables[gpu.name] = table.with_rows(
-            state, [_row_state(w) for w in winners if w.gpu.name == gpu.name]
+            state, [row_state(w) for w in winners if w.gpu.name == gpu.name]
         )
     tables |= {name: tables[name].with_rules(found) for name, found in rules.items()}
-    renewed = {s.pass_name for s in safe}
-    fallbacks = [s for s in read_safe(folder / "safe.yaml") if s.pass_name not in renewed]
-    fallbacks += [_safe_state(s) for s in safe]
+    renewed_passes = {s.pass_name for s in safe}
+    fallbacks = [s for s in before if s.pass_name not in renewed_passes]
+    proven = {(s.pass_name, s.dtypes, s.kernel): s.code for s in before}
+    fallbacks += [safe_state(s, proven) for s in safe]
     order = [p.name for p in operator.signature.passes]
-    fallbacks.sort(key=lambda s: order.index(s.pass_name))  # stable: dtypes as declared
+    fallbacks.sort(key=lambda s: order.index(s.pass_name))  # stable
     emitted = {s.pass_name for s in fallbacks}
     emitted |= {row.pass_name for table in tables.values() for row in table.rows}
     texts = {
         "__init__.py": python.operator_module(operator, emitted),
+        "__init__.pyi": stub_module(operator, emitted),
         "safe.py": python.safe_module(operator.name, operator.signature, fallbacks),
         "safe.yaml": safe_text(fallbacks),
         "tables/__init__.py": python.tables_module(
@@ -223,61 +295,13 @@ def _operator_files(
     return {f"{PACKAGE}/{operator.name}/{path}": text.encode() for path, text in texts.items()}
 
 
-def _gpu_state(gpu: GpuProfile) -> GpuState:
-    return GpuState(gpu.name, gpu.title, gpu.device_names, gpu.arch, tuple(gpu.names.items()))
-
-
-def _row_state(winner: Winner) -> RowState:
-    passed = winner.operator.signature.pass_named(winner.pass_name)
-    timing = winner.record.timing
-    if timing is None:
-        raise RecordError(
-            f"{winner.operator.name} {winner.problem}: record {winner.record.id} "
-            f"({winner.record.fate}) has no timing, so its config cannot be a winner"
-        )
-    constants = {name: winner.problem.dim(name) for name in winner.variant.constants}
-    dtypes = dict(winner.problem.dtypes)
-    config = winner.variant.values(winner.config)
-    fixed = literals(constants, dtypes, config, winner.gpu.names)
-    fixed |= absent_literals(passed, dtypes)
-    return RowState(
-        pass_name=winner.pass_name,
-        dims=winner.problem.dims,
-        dtypes=winner.problem.dtypes,
-        variant=winner.config.variant,
-        config=winner.config.values,
-        constants=winner.variant.constants,
-        kernel=winner.rendered.digest,
-        record=winner.record.id,
-        median_us=round(timing.median_us, 3),
-        plan=plan_text(winner.variant, passed, fixed),
-        origin=TUNED if winner.searched else LEARNT,
-    )
-
-
-def _safe_state(safe: SafeKernel) -> SafeState:
-    passed = safe.operator.signature.pass_named(safe.pass_name)
-    fixed = literals({}, safe.dtypes, safe.variant.values(safe.config), {})
-    fixed |= absent_literals(passed, safe.dtypes)
-    plan = plan_text(safe.variant, passed, fixed)
-    return SafeState(
-        pass_name=safe.pass_name,
-        dtypes=tuple(safe.dtypes.items()),
-        variant=safe.config.variant,
-        config=safe.config.values,
-        kernel=safe.rendered.digest,
-        # What is right for every problem has no conditions.
-        plan=type(plan)(plan.launches, plan.workspaces),
-    )
-
-
 def _shared_files(include_dir: Path) -> dict[str, bytes]:
     files: dict[str, bytes] = {f"{PACKAGE}/py.typed": b""}
-    # By its path: importing the adapters would import torch, which an emission does without.
+    # By its path, because importing the adapters would import torch.
     compat = Path(kgen.__path__[0]) / "compat"
     for folder, name in ((Path(kgen.runtime.__path__[0]), "_runtime"), (compat, "compat")):
         for path in sorted(folder.iterdir()):
-            if path.suffix in _RUNTIME_SUFFIXES:
+            if path.suffix in RUNTIME_SUFFIXES:
                 files[f"{PACKAGE}/{name}/{path.name}"] = path.read_bytes()
     for path in sorted(include_dir.rglob("*")):
         if path.suffix in _HEADER_SUFFIXES:
@@ -285,8 +309,24 @@ def _shared_files(include_dir: Path) -> dict[str, bytes]:
     return files
 
 
+def _family_files(library: Path, entries: Iterable[Entry]) -> dict[str, bytes]:
+    """The families of operators, of the rows that the library has, and their templates."""
+    include = library / "_include"
+    headers = digest_of_files((name, (include / name).read_bytes())
+                              for name in listed_files(include))
+    files: dict[str, bytes] = {}
+    for entry in entries:
+        operator = entry.operator
+        families = family_states(entry, read_tables(library / operator.name / "tables").values())
+        module = python.families_module(operator.name, operator.signature, families, headers)
+        files[f"{PACKAGE}/{operator.name}/families.py"] = module.encode()
+        files |= {f"{PACKAGE}/{TEMPLATES}/{name}": content
+                  for name, content in template_files(entry, families).items()}
+    return files
+
+
 def _list_file(root: Path, coming: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The list of what lies in the library now, and of files that are about to be written."""
+    """The list of the library's files, including those that are about to be written."""
     library = root / PACKAGE
     files = {name: (library / name).read_bytes() for name in listed_files(library)
              if f"{PACKAGE}/{name}" not in coming}
@@ -308,7 +348,7 @@ def _package_files(root: Path) -> dict[str, bytes]:
 
 
 def _tuned(library: Path) -> dict[str, tuple[list[str], list[str]]]:
-    """Operators in a library: (passes, GPUs) by name, as their state files say."""
+    """Operators in a library by name -> (passes, GPUs), from their state files."""
     found: dict[str, tuple[list[str], list[str]]] = {}
     for path in sorted(library.glob("*/safe.yaml")):
         tables = read_tables(path.parent / "tables")
@@ -329,13 +369,3 @@ def _example(library: Path, operators: Sequence[str]) -> str:
                 dtypes = ", ".join(f'{field}="{dtype}"' for field, dtype in row.dtypes)
                 return f'"{name}", {dims}, {dtypes}'
     return '"<operator>", ...'
-
-
-def _orphans(folder: Path) -> list[Path]:
-    """Kernel files of an operator that neither a table nor the safe rows name."""
-    named = {row.kernel for table in read_tables(folder / "tables").values() for row in table.rows}
-    named |= {row.kernel for row in read_safe(folder / "safe.yaml")}
-    return sorted(
-        path for path in (folder / "kernels").glob("*")
-        if path.suffix in (".cu", ".cubin") and path.name.partition(".")[0] not in named
-    )

@@ -1,4 +1,4 @@
-"""Writing many files so that a reader, a second tuner or a full disk never meets half of one."""
+"""Write many files atomically, safe against concurrent tuners and a full disk."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kgen.errors import StorageError
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process; others that ask wait. Creates the folder.
+    """Lock a folder for this process, waiting for other processes. Creates the folder.
 
-    The folder itself is locked, so that no lock file lies about in what users commit.
+    The folder itself is locked, so that there is no lock file among the files that users commit.
 
     Raises:
         StorageError: If the folder cannot be created or locked.
@@ -32,14 +32,14 @@ def locked(folder: Path) -> Iterator[None]:
     except BlockingIOError as problem:
         raise _storage_error("lock", folder, problem) from None
     finally:
-        os.close(handle)  # which also unlocks
+        os.close(handle)  # closing also unlocks
 
 
 def write_all(root: Path, files: Mapping[str, bytes]) -> tuple[str, ...]:
     """Write files under `root`, each by rename, and return those whose content changed.
 
-    Everything is written under temporary names first: what fails for lack of space or permission
-    fails before the first rename, and leaves the folder as it was.
+    All files are written under temporary names first. If space or permission is missing, this fails
+    before the first rename and leaves the folder unchanged.
 
     Raises:
         StorageError: If a file cannot be written.
@@ -91,6 +91,6 @@ def _content(path: Path) -> bytes | None:
 def _storage_error(verb: str, path: Path, problem: OSError) -> StorageError:
     return StorageError(
         f"cannot {verb} {path}: {problem.strerror or problem}\n"
-        "  the output is as it was; free space or mend the permissions and run again, "
+        "  the output is unchanged; free space or fix the permissions and run again, "
         "or choose another folder with --out"
     )

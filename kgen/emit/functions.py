@@ -1,22 +1,24 @@
-"""The pieces of a generated public function: what its template prints for one pass.
+"""The pieces of a generated public function, which `operator.py.jinja` assembles for each pass.
 
-An input whose dtype field allows `none` may be left out, and is None in Python. An output of such a
-field is there if the input of the same field is; if no input has the field, a keyword
-`return_<output>` asks for it. A dtype field that no tensor has says how products may be rounded; a
-keyword `allow_<dtype>` decides it. An option is a keyword of its own name.
+An input whose dtype field allows `none` is optional, and None in Python. An output of such a field
+is present if the input of the same field is. If no input has the field, a keyword `return_<output>`
+requests the output. A dtype field without tensors says how the operands of products may be rounded;
+a keyword `allow_<dtype>` decides it. An option is a keyword of its own name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kgen.emit.binding import MAX_ALIGNMENT
-from kgen.emit.layout import WIDTH, fold, paragraph, quoted
+from kgen.emit.docstrings import function_docstring
+from kgen.emit.layout import WIDTH, fold, quoted
+from kgen.emit.optional_tensors import OptionalTensors
 from kgen.errors import CatalogueError
-from kgen.model.dtypes import ABSENT, DTYPES
-from kgen.model.signature import DTypeField, Packing, Pass, Signature, Tensor
+from kgen.model.dtypes import DTYPES
+from kgen.model.signature import Packing, Pass, Tensor
 from kgen.operators.base import Operator
 
 
@@ -26,12 +28,12 @@ def function_name(operator: str, pass_name: str) -> str:
 
 
 def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
-    """What `operator.py.jinja` needs to know of a pass.
+    """The values of `operator.py.jinja` for a pass.
 
     Raises:
-        CatalogueError: If no Python function can be made of the pass's tensors.
+        CatalogueError: If the pass's tensors cannot be the arguments of a Python function.
     """
-    optional = _Optional.of(operator, passed)
+    optional = OptionalTensors.of(operator, passed)
     tensors = [t.name for t in passed.inputs]
     scalars = [s.name for s in passed.scalars]
     options = operator.signature.options
@@ -49,6 +51,8 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         *(f"{name}_ptr" for name in tensors if name not in optional.inputs),
         *bounds,
     ]
+    negative = [f"({t} is not None and {t}.is_neg())" if t in optional.inputs else f"{t}.is_neg()"
+                for t in tensors]
     names = [*tensors, *scalars, *flags]
     groups = [tensors, scalars, *([list(flags)] if flags else [])]
     plain = {True: "PLAIN_OR_NONE", False: "PLAIN_TENSORS"}
@@ -70,16 +74,16 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
             f"def _{function}(", [*head, "given: Any = None"], f") -> {optional.result}:"
         ),
         "fake_head": fold(f"def _fake_{function}(", head, f") -> {optional.result}:"),
-        "doc": _docstring(operator, passed, optional),
+        "doc": function_docstring(operator, passed, optional),
         "through_dispatcher": (
             fold(f"return unpacked({dispatcher}", names, "))", 8) if optional.outputs
             else fold(f"return {dispatcher}", names, ")", 8)
         ),
         "given": fold("(", given, ",)" if len(given) == 1 else ")", 4),
         "bounds": " and ".join(bounds),
-        "ready": fold("ready(", [*tensors, *scalars], ")", 8),
-        "ready_next_time": fold(
-            f"{passed.name.upper()}.ready_next_time(", ["given", "prepared", *tensors], ")", 8),
+        "fast_path": fold("fast_path(", [*tensors, *scalars], ")", 8),
+        "add_fast_path": fold(
+            f"{passed.name.upper()}.add_fast_path(", ["given", "prepared", *tensors], ")", 8),
         "indirect": _alternatives(["transforms()", *indirect], 4),
         "wants_grad": _bracketed(_alternatives(
             [f"({t} is not None and {t}.requires_grad)" if t in optional.inputs
@@ -91,11 +95,15 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         "pointers": [f"{t}_ptr = 0 if {t} is None else {t}.data_ptr()" if t in optional.inputs
                      else f"{t}_ptr = {t}.data_ptr()" for t in tensors],
         "key": [_key(t, optional) for t in tensors] + ([", ".join(flags)] if flags else []),
-        "usual": f"({' and '.join(usual)})" if len(usual) > 1 else usual[0],
+        "unprepared": _alternatives([
+            "prepared is None",
+            f"not ({' and '.join(usual)})" if len(usual) > 1 else f"not {usual[0]}",
+            *negative,
+        ], 4),
         "allocations": [_prepared_allocation(o, optional) for o in passed.outputs],
         "allocators": fold(
             "launch, stream, device, (", [f"new_{o.name}" for o in passed.outputs],
-            ",), _ = prepared" if len(passed.outputs) == 1 else "), _ = prepared", 4),
+            ",), _, _ = prepared" if len(passed.outputs) == 1 else "), _, _ = prepared", 4),
         "fake_body": _fake_body(passed, optional),
         "run": fold("launch(", [
             "stream(device)", *(f"{t}_ptr" for t in tensors),
@@ -110,79 +118,7 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Optional:
-    """Which tensors of a pass may be absent.
-
-    Attributes:
-        inputs: Names of such inputs.
-        outputs: Name of such an output -> the Python condition under which it is there.
-        flags: Keyword -> the dtype field that it decides.
-        described: Keyword -> what it says, for the docstring.
-    """
-
-    inputs: frozenset[str]
-    outputs: dict[str, str]
-    flags: dict[str, str]
-    described: dict[str, str]
-    signature: Signature
-    result: str
-
-    @classmethod
-    def of(cls, operator: Operator, passed: Pass) -> _Optional:
-        """Find out.
-
-        Raises:
-            CatalogueError: If an argument with a default would come before one without.
-        """
-        fields = {f.name for f in operator.signature.dtypes if f.optional}
-        inputs = [t for t in passed.inputs if t.dtype in fields]
-        required = [t for t in passed.inputs if t.dtype not in fields]
-        if passed.inputs[: len(required)] != tuple(required):
-            raise CatalogueError(
-                f"{operator.name} {passed.name}: input '{inputs[0].name}' may be absent, but comes "
-                f"before one that may not\n  declare {', '.join(t.name for t in required)} first"
-            )
-        asked_for = operator.signature.asked_for(passed)
-        flags = {f"return_{o.name}": o.dtype for o in asked_for}
-        described = {f"return_{o.name}": f"Whether {o.name} is wanted." for o in asked_for}
-        for f in operator.signature.rounding_fields():
-            rounding = _rounding(operator, f)
-            flags[f"allow_{rounding}"] = f.name
-            described[f"allow_{rounding}"] = (
-                f"Whether {DTYPES[rounding].rounds} operands of products may be rounded to "
-                f"{rounding.upper()}; of no effect on other dtypes."
-            )
-        outputs: dict[str, str] = {}
-        for o in (o for o in passed.outputs if o.dtype in fields):
-            same = [t.name for t in inputs if t.dtype == o.dtype]
-            outputs[o.name] = f"return_{o.name}" if o in asked_for else f"{same[0]} is not None"
-        count = len(passed.outputs)
-        result = "Any" if outputs else "Tensor" if count == 1 else (
-            f"tuple[{', '.join(['Tensor'] * count)}]"
-        )
-        return cls(frozenset(t.name for t in inputs), outputs, flags, described,
-                   operator.signature, result)
-
-    def dtype_of(self, output: Tensor) -> str:
-        """The torch dtype, as text, of an output that a keyword asks for."""
-        (field,) = (f for f in self.signature.dtypes if f.name == output.dtype)
-        (name,) = (a for a in field.allowed if a != ABSENT.name)
-        return f"torch.{DTYPES[name].torch}"
-
-
-def _rounding(operator: Operator, field: DTypeField) -> str:
-    """The one dtype that a field without tensors may round products to."""
-    found = [a for a in field.allowed if a in DTYPES and DTYPES[a].rounds]
-    if len(found) != 1:
-        raise CatalogueError(
-            f"{operator.name}: no tensor has dtype field '{field.name}', and it does not choose "
-            f"one dtype to round products to\n  allowed there: {', '.join(field.allowed)}"
-        )
-    return found[0]
-
-
-def _schema(function: str, passed: Pass, optional: _Optional) -> str:
+def _schema(function: str, passed: Pass, optional: OptionalTensors) -> str:
     arguments = [
         *(f"Tensor? {t.name}=None" if t.name in optional.inputs else f"Tensor {t.name}"
           for t in passed.inputs),
@@ -197,18 +133,18 @@ def _schema(function: str, passed: Pass, optional: _Optional) -> str:
     return f"{function}({', '.join(arguments)}) -> {result}"
 
 
-def _key(name: str, optional: _Optional) -> str:
-    """What is known of an input, as part of the key of a prepared launch."""
+def _key(name: str, optional: OptionalTensors) -> str:
+    """The part of the lookup key of a prepared launch that an input contributes."""
     key = [f"{name}.{attribute}" for attribute in ("shape", "stride()", "dtype", "get_device()")]
     alignment = f"{name}_ptr & {MAX_ALIGNMENT - 1}"
     if name not in optional.inputs:
         return fold("", [*key, alignment], "", 8)
-    # A meta tensor looks like one on the CPU but for its null pointer.
+    # A meta tensor has the device index of the CPU; only its null pointer differs.
     return fold(f"None if {name} is None else (",
                 [*key, f"{alignment} if {name}_ptr else -1"], ")", 8)
 
 
-def _results(passed: Pass, optional: _Optional) -> str:
+def _results(passed: Pass, optional: OptionalTensors) -> str:
     names = ", ".join(o.name for o in passed.outputs)
     if not optional.outputs:
         return names
@@ -220,9 +156,10 @@ def _results(passed: Pass, optional: _Optional) -> str:
     return f"present({names})"
 
 
-def _bare(passed: Pass, optional: _Optional) -> dict[str, Any] | None:
-    """The way of a call that asks for none of several optional outputs: deciding about each of
-    them would cost it more than the launch's own Python.
+def _bare(passed: Pass, optional: OptionalTensors) -> dict[str, Any] | None:
+    """A shorter path for calls that request none of several optional outputs.
+
+    Deciding about each output would take more host time than the rest of the launch.
     """
     always = [o for o in passed.outputs if o.name not in optional.outputs]
     if len(optional.outputs) < 2 or not always:
@@ -296,14 +233,14 @@ def _carrier(output: Tensor, passed: Pass) -> str:
     return ""
 
 
-def _prepared_allocation(output: Tensor, optional: _Optional) -> str:
+def _prepared_allocation(output: Tensor, optional: OptionalTensors) -> str:
     made = f"new_{output.name}()"
     if output.name in optional.outputs:
         made = f"None if new_{output.name} is None else {made}"
     return f"{output.name} = {made}"
 
 
-def _assigned(name: str, optional: _Optional, made: Callable[[int], str]) -> str:
+def _assigned(name: str, optional: OptionalTensors, made: Callable[[int], str]) -> str:
     condition = optional.outputs.get(name)
     if condition is None:
         return f"{name} = {made(4)}"
@@ -334,7 +271,7 @@ def _recorded(passed: Pass, function: str, names: list[str]) -> str:
     return fold(f"{head}(", names, ")))", 8)
 
 
-def _allocation(output: Tensor, passed: Pass, optional: _Optional, indent: int = 4) -> str:
+def _allocation(output: Tensor, passed: Pass, optional: OptionalTensors, indent: int = 4) -> str:
     """An expression that allocates an output, whatever the strides of the inputs."""
     carrier = _carrier(output, passed)
     if output.layout_of:
@@ -359,7 +296,7 @@ def _allocation(output: Tensor, passed: Pass, optional: _Optional, indent: int =
     return fold("torch.empty(", [extents, f"dtype={dtype}", f"device={first}.device"], ")", indent)
 
 
-def _fake_body(passed: Pass, optional: _Optional) -> list[str]:
+def _fake_body(passed: Pass, optional: OptionalTensors) -> list[str]:
     if len(passed.outputs) == 1 and not optional.outputs:
         return [f"return {_allocation(o, passed, optional)}" for o in passed.outputs]
 
@@ -389,51 +326,3 @@ def _extent(output: Tensor, index: int, passed: Pass, packing: Packing | None) -
             return f"*{leading}" if flat else f"{leading}.numel()"
         return f"{t.name}.shape[{axis}]"
     raise CatalogueError(f"output '{output.name}' has dim '{name}', which no input has")
-
-
-def _docstring(operator: Operator, passed: Pass, optional: _Optional) -> str:
-    summary = operator.summary if passed.name == "forward" else (
-        f"The {passed.name} pass of `{operator.name}`."
-    )
-    args = [(t.name, f"{_shape(t)}; {t.doc or t.dtype}") for t in passed.inputs]
-    for s in passed.scalars:
-        bounds = f" > {s.above:g}." if s.above is not None and "> " not in s.doc else ""
-        args.append((s.name, (s.doc or "A number.") + bounds))
-    args += optional.described.items()
-    for o in operator.signature.options:
-        args.append((o.name, f"{' or '.join(map(quoted, o.allowed))}. {o.doc}".rstrip()))
-    lines = [summary, ""]
-    lines += [f"    {line}".rstrip() for line in operator.doc.splitlines()]
-    lines += ["", "    Args:"]
-    lines += [f"        {paragraph(f'{name}: {text}', 8, 4)}" for name, text in args]
-    lines += ["    Returns:"]
-    outputs = [f"{_shape(o)}; {o.doc or o.dtype}" for o in passed.outputs]
-    if len(outputs) > 1:
-        outputs = [f"{o.name}: {text}{_when(o.name, optional)}"
-                   for o, text in zip(passed.outputs, outputs, strict=True)]
-    lines += [f"        {paragraph(text, 8, 4)}" for text in outputs]
-    lines += [
-        "    Raises:",
-        "        ValueError: If shapes, strides, devices or scalars are not as said above.",
-        "        TypeError: If a dtype is not supported.",
-        "        NotImplementedError: If a gradient is wanted"
-        + (", and the library has no backward pass." if passed.name == "forward" else
-           " of what this returns."),
-        "        DispatchError: If the library has no kernel for the device.",
-    ]
-    if any(t.flatten_leading for t in passed.inputs):
-        lines += ["", "    " + paragraph(
-            "Leading dims are flattened without a copy where they share one stride; otherwise "
-            "the tensor is copied first.", 4)]
-    lines += ["", f"    Source: {paragraph(operator.source, 4)}"]
-    return "\n".join(lines)
-
-
-def _when(output: str, optional: _Optional) -> str:
-    condition = optional.outputs.get(output, "").removesuffix(" is not None")
-    return f" Only with {condition}." if condition else ""
-
-
-def _shape(tensor: Tensor) -> str:
-    inner = ("...", *tensor.dims[1:]) if tensor.flatten_leading else tensor.dims
-    return f"[{', '.join(inner)}]"

@@ -1,4 +1,4 @@
-"""The generated lines that tie the two passes of an operator together for autograd."""
+"""The generated lines that connect the two passes of an operator to autograd."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kgen.operators.base import Operator
 
 
 def gradient_values(operator: Operator) -> dict[str, Any] | None:
-    """What `operator.py.jinja` needs to know of an operator's gradients; None if it has none.
+    """The values of `operator.py.jinja` for an operator's gradients; None if it has none.
 
     Raises:
-        CatalogueError: If the passes do not belong together.
+        CatalogueError: If the passes do not fit together.
     """
     links = links_of(operator)
     if links is None:

@@ -1,4 +1,4 @@
-"""Laying out generated Python: lines of at most 100 columns, as a person would break them."""
+"""Lay out generated Python in lines of at most 100 columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 100
 def fold(head: str, items: Sequence[str], tail: str, indent: int = 0) -> str:
     """Return `head item, item tail` in one line if it fits, else the items filled below the head.
 
-    The first line is not indented (a template has done that); the others are.
+    The template has indented the first line; this indents the others.
     """
     line = f"{head}{', '.join(items)}{tail}"
     if indent + len(line) <= WIDTH:
@@ -47,7 +47,7 @@ def wrapped(text: str, indent: int, taken: int) -> str:
     Args:
         text: The expression.
         indent: Of the statement; lines after the first are indented by it and more.
-        taken: Columns that the first line already has behind the indent.
+        taken: Columns that the first line already uses after the indent.
     """
     if indent + taken + len(text) <= WIDTH:
         return text
@@ -55,7 +55,7 @@ def wrapped(text: str, indent: int, taken: int) -> str:
     body = textwrap.fill(text, width=WIDTH, initial_indent=inner, subsequent_indent=inner,
                          break_long_words=False, break_on_hyphens=False)
     broken = f"(\n{body}\n{' ' * indent})"
-    # A space inside a string literal is no place to break; such a line stays long.
+    # A line is not broken inside a string literal; it then stays long.
     return broken if _parses(broken) else text
 
 
@@ -78,7 +78,7 @@ def paragraph(text: str, indent: int = 0, hanging: int = 0) -> str:
 
 
 def docstring(text: str, indent: int) -> str:
-    """Return a docstring of one sentence; over several lines if it must be."""
+    """Return a docstring of one sentence, over several lines if it is long."""
     line = f'"""{text}."""'
     if indent + len(line) <= WIDTH:
         return line

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kgen.emit.binding import LaunchText, PlanText, functions_in, names_in
+from kgen.emit.binding import BoundLaunch, BoundPlan, functions_in, names_in
+from kgen.emit.families import FamilyState
 from kgen.emit.layout import docstring, fold, quoted, wrapped
 from kgen.emit.state import RowState, SafeState
-from kgen.model.config import Value, spell
+from kgen.model.config import Value
 from kgen.model.signature import Pass
+from kgen.runtime.spelling import spell
 
 INDENT = 4
+PlannedRow = RowState | SafeState | FamilyState
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +33,35 @@ class PlanFunction:
     helpers: frozenset[str]
 
 
+def let_lines(lets: Iterable[tuple[str, str]]) -> list[str]:
+    """Return `"name": lambda call: ...,` for each named expression, at an indent of four."""
+    return [_lambda(f"{quoted(name)}: ", text, INDENT) for name, text in lets]
+
+
+def rule_lines(rules: Iterable[str], indent: int) -> list[str]:
+    """Return `lambda call: ...,` for each rule."""
+    return [_lambda("", text, indent) for text in rules]
+
+
+def _lambda(head: str, text: str, indent: int) -> str:
+    head += "lambda call: "
+    return head + wrapped(renamed(text, lambda name: f"call.{name}"), indent, len(head) + 1) + ","
+
+
 def config_label(variant: str, config: Iterable[tuple[str, Value]]) -> str:
-    """`variant(a=1, b=2)`, for people."""
+    """`variant(a=1, b=2)`."""
     return f"{variant}({', '.join(f'{name}={spell(value)}' for name, value in config)})"
 
 
 def plan_functions(
-    rows: Iterable[RowState | SafeState], passes: Mapping[str, Pass], facts: frozenset[str]
+    rows: Iterable[PlannedRow], passes: Mapping[str, Pass], facts: frozenset[str]
 ) -> tuple[dict[tuple[object, ...], PlanFunction], frozenset[str]]:
     """Return the plan functions of rows by `plan_key`, and the helpers that they call.
 
     Args:
         rows: Of one generated module, in order.
         passes: The operator's passes by name.
-        facts: Names of GPU facts that are still free (in safe plans).
+        facts: Names of GPU facts that are not bound (in safe plans).
     """
     functions: dict[tuple[object, ...], PlanFunction] = {}
     counts: dict[str, int] = {}
@@ -55,18 +73,21 @@ def plan_functions(
         counts[row.variant] = counts.get(row.variant, 0) + 1
         name = f"{row.variant}_{counts[row.variant]}"
         label = config_label(row.variant, row.config)
+        if isinstance(row, FamilyState):
+            name = f"{row.pass_name}_{row.variant}"
+            label = f"Launch the {row.pass_name} {row.variant}"
         functions[key] = _plan_function(name, label, row.plan, passes[row.pass_name], facts)
         helpers |= functions[key].helpers
     return functions, frozenset(helpers)
 
 
-def plan_key(row: RowState | SafeState) -> tuple[object, ...]:
+def plan_key(row: PlannedRow) -> tuple[object, ...]:
     """Rows of equal keys share a plan function."""
     return (row.pass_name, row.variant, row.config, row.plan)
 
 
 def _plan_function(
-    name: str, label: str, plan: PlanText, passed: Pass, facts: frozenset[str]
+    name: str, label: str, plan: BoundPlan, passed: Pass, facts: frozenset[str]
 ) -> PlanFunction:
     used: dict[str, None] = {}
     helpers: set[str] = set()
@@ -85,10 +106,8 @@ def _plan_function(
         launcher = f"launch{suffix}"
         block = f"block=({', '.join(map(local, launch.block))})"
         options = [block, f"smem={local(launch.smem)}"]
-        if launch.early:
-            options.append("overlaps=True")  # whatever is before it in its stream
-        elif launch.overlaps:
-            options.append(f"overlaps={_any_launched(grids)}")
+        if launch.pdl:
+            options.append(f"pdl={_pdl(launch.pdl, local, index, grids)}")
         prepared.append(fold(
             f"{launcher} = file.launcher(", [quoted(launch.kernel), quoted(launch.kinds), *options],
             ")", INDENT,
@@ -119,7 +138,6 @@ def _plan_function(
              for n in used]
     parameters = [f"{t.name}: int" for t in passed.tensors]
     parameters += [f"{s.name}: float" for s in passed.scalars]
-    parts = [renamed(text, lambda n: f"call.{n}") for text in plan.conditions]
     for text in plan.conditions:
         helpers |= functions_in(text)
     return PlanFunction(
@@ -129,14 +147,28 @@ def _plan_function(
         scratch=tuple(scratch),
         run_head=fold("def run(", ["stream: int", *parameters], ") -> None:", INDENT),
         launches=tuple(launches),
-        condition=_joined(parts) if parts else "",
-        fits=f"{name}_fits" if parts else "always",
+        condition=_joined(plan.conditions),
+        fits=f"{name}_fits" if plan.conditions else "always",
         helpers=frozenset(helpers),
     )
 
 
+def _pdl(
+    pdl: bool | str, local: Callable[[str], str], index: int, grids: list[list[str]]
+) -> str:
+    earlier = "True" if index == 0 else _any_launched(grids)
+    if not isinstance(pdl, str):
+        return earlier
+    wanted = local(pdl)
+    return wanted if earlier == "True" else f"({wanted}) and ({earlier})"
+
+
 def _any_launched(grids: list[list[str]]) -> str:
-    """Whether any launch before has a block: the first that has one must not overlap."""
+    """An expression: whether an earlier launch of the plan has a block.
+
+    A later launch uses programmatic dependent launch only then. Otherwise it would overlap the
+    kernel before the plan, which its kernel does not wait for.
+    """
     extents = [[extent for extent in grid if not extent.isdecimal()] for grid in grids
                if "0" not in grid]
     if not extents:
@@ -146,13 +178,13 @@ def _any_launched(grids: list[list[str]]) -> str:
     return " or ".join(" and ".join(f"{extent} > 0" for extent in grid) for grid in extents)
 
 
-def _arguments(launch: LaunchText, plan: PlanText, used: dict[str, None]) -> list[str]:
+def _arguments(launch: BoundLaunch, plan: BoundPlan, used: dict[str, None]) -> list[str]:
     workspaces = {w.name for w in plan.workspaces}
     arguments = []
     for name, kind in zip(launch.args, launch.kinds, strict=True):
         if name in workspaces:
             arguments.append(f"{name}.data_ptr()")
-        elif kind == "q" and name.isidentifier():  # an expression is the caller's to prepare
+        elif kind == "q" and name.isidentifier():  # `_plan_function` prepares expressions
             used[name] = None
             arguments.append(_local(name))
         else:
@@ -161,7 +193,10 @@ def _arguments(launch: LaunchText, plan: PlanText, used: dict[str, None]) -> lis
 
 
 def _local(name: str) -> str:
-    """A dim `M` is the local `size_m`, so that it cannot be a tensor `m`; strides go lower-case."""
+    """The local variable of a name: `size_m` for a dim `M`, lower case for a stride.
+
+    The prefix keeps a dim `M` apart from a tensor `m`.
+    """
     return f"size_{name.lower()}" if name != name.lower() and "_stride_" not in name \
         else name.lower()
 
@@ -179,9 +214,19 @@ def renamed(text: str, rename: Callable[[str], str]) -> str:
     return ast.unparse(Rename().visit(ast.parse(text, mode="eval").body))
 
 
-def _joined(parts: list[str]) -> str:
+def _joined(conditions: Sequence[str]) -> str:
+    """A `return` of all conditions of a call; empty if there is none."""
+    parts = [renamed(text, lambda name: f"call.{name}") for text in conditions]
+    if not parts:
+        return ""
     if len(parts) == 1:
         return f"return {wrapped(parts[0], INDENT, len('return '))}"
-    grouped = [f"({part})" if " or " in part or " if " in part else part for part in parts]
-    lines = f"\n{' ' * 8}and ".join(wrapped(part, 2 * INDENT, len("and ")) for part in grouped)
+    lines = f"\n{' ' * 8}and ".join(_grouped(part) for part in parts)
     return f"return (\n{' ' * 8}{lines}\n{' ' * 4})"
+
+
+def _grouped(part: str) -> str:
+    """A part of a conjunction, in parentheses where it needs them or takes several lines."""
+    whole = wrapped(part, 2 * INDENT, len("and "))
+    is_loose = " or " in part or " if " in part
+    return f"({part})" if is_loose and whole == part else whole

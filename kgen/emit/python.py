@@ -12,10 +12,20 @@ from typing import Any
 import jinja2
 
 from kgen import __version__
+from kgen.emit.binding import functions_in
+from kgen.emit.families import FamilyState
 from kgen.emit.functions import pass_values
 from kgen.emit.gradients import gradient_values
 from kgen.emit.layout import imported, paragraph, quoted
-from kgen.emit.plans import PlanFunction, config_label, plan_functions, plan_key
+from kgen.emit.plans import (
+    PlanFunction,
+    PlannedRow,
+    config_label,
+    let_lines,
+    plan_functions,
+    plan_key,
+    rule_lines,
+)
 from kgen.emit.rules import rule_functions
 from kgen.emit.state import LEARNT, GpuState, RowState, SafeState, TableState
 from kgen.errors import CatalogueError
@@ -26,11 +36,12 @@ from kgen.runtime.extension import EXTENSIONS
 from kgen.runtime.integrity import LEAST_TORCH
 from kgen.runtime.rows import FORMAT
 
-_LIBRARY_NAMES = frozenset({"compat", "explain", "selftest", "warmup", "DispatchError",
-                            "Explanation", "IntegrityError", "torch"})
-# Locals and imports of the generated functions, which an argument must not hide.
-_LOCAL_NAMES = frozenset({"call", "dense_like", "device", "facts", "file", "given",
-                          "launch", "layout", "made", "prepared", "present", "ready", "run",
+_LIBRARY_NAMES = frozenset({"compat", "explain", "misses", "selftest", "warmup", "CheckError",
+                            "DispatchError", "Explanation", "IntegrityError",
+                            "KgenPerformanceWarning", "Miss", "torch"})
+# Locals and imports of the generated functions; an argument must not have one of these names.
+_LOCAL_NAMES = frozenset({"call", "dense_like", "device", "facts", "fast_path", "file", "given",
+                          "launch", "layout", "made", "prepared", "present", "run",
                           "stream", "torch", "unpacked"})
 
 _NOT_SEARCHED = "measured while a rule was learnt"
@@ -42,18 +53,33 @@ def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
     signature = operator.signature
     passes = [pass_values(operator, p) for p in signature.passes if p.name in set(pass_names)]
     both = {"forward", "backward"} <= {p["name"] for p in passes}
+    gradient = gradient_values(operator) if both else None
     return _render(
         "operator.py.jinja", operator=operator.name, summary=operator.summary, passes=passes,
         dims=signature.dims, dtypes=signature.dtypes, options=signature.options,
         packing=signature.packing,
-        gradient=gradient_values(operator) if both else None,
+        gradient=gradient,
         differentiable=any(p.name == "backward" for p in signature.passes),
-        any_scalar=any(p["scalars"] for p in passes),
+        declared=_declared_types(signature, passes, gradient),
         any_layout=any(p["any_layout"] for p in passes),
-        imports=sorted({"Pass", "dispatch_modes", "transforms", "unpacked",
+        imports=sorted({"Dispatcher", "dispatch_modes", "transforms", "unpacked",
                         *(n for p in passes for n in p["imports"])},
                        key=_isort_key),
     )
+
+
+def _declared_types(
+    signature: Signature, passes: Sequence[Mapping[str, Any]], gradient: Mapping[str, Any] | None
+) -> list[str]:
+    """The types of `kgen.runtime.signature` that an operator's module names."""
+    used = {
+        "Argument": True, "Dim": True, "DTypeField": True, "PassSignature": True,
+        "Dot": gradient is not None and bool(gradient["dots"]),
+        "Option": bool(signature.options),
+        "Packing": signature.packing is not None,
+        "Scalar": any(p["scalars"] for p in passes),
+    }
+    return sorted((name for name, is_used in used.items() if is_used), key=_isort_key)
 
 
 def table_module(operator: str, signature: Signature, table: TableState) -> str:
@@ -73,6 +99,34 @@ def safe_module(operator: str, signature: Signature, rows: Sequence[SafeState]) 
                    **_rows_values(rows, signature, GPU_EXPR_NAMES))
 
 
+def families_module(
+    operator: str, signature: Signature, families: Sequence[FamilyState], headers: str
+) -> str:
+    """The families of an operator; `headers` is the digest of the device headers."""
+    passes = {p.name: p for p in signature.passes}
+    functions, helpers = plan_functions(families, passes, frozenset())
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for family in families:
+        grouped.setdefault(family.pass_name, []).append({
+            "name": family.variant, "template": family.template, "constants": family.constants,
+            "settings": dict(family.settings), "params": family.params, "first": family.first,
+            "is_safe": family.is_safe, "plan": functions[plan_key(family)],
+            "lets": let_lines(family.lets),
+            "rules": [(name, rule_lines(texts, 12)) for name, texts in (
+                ("admits", family.admissions), ("fits", family.conditions),
+                ("suits", family.preferences))],
+        })
+        texts = [*family.admissions, *family.conditions, *family.preferences,
+                 *(text for _, text in family.lets)]
+        helpers |= {name for text in texts for name in functions_in(text)}
+    plans = list(functions.values())
+    return _render(
+        "families.py.jinja", operator=operator, safe=False, format=FORMAT, headers=headers,
+        plans=plans, helpers=sorted(helpers), needs_torch=any(plan.scratch for plan in plans),
+        passes=list(grouped.items()),
+    )
+
+
 def tables_module(operator: str, gpus: Sequence[GpuState]) -> str:
     """The index of an operator's tables."""
     return _render("tables.py.jinja", operator=operator, gpus=gpus, format=FORMAT)
@@ -81,7 +135,8 @@ def tables_module(operator: str, gpus: Sequence[GpuState]) -> str:
 def package_module(operators: Mapping[str, Sequence[str]]) -> str:
     """The library's `__init__`; `operators` maps an operator to its public functions."""
     exports = sorted(operators.items())
-    public = ["DispatchError", "Explanation", "IntegrityError", "explain", "warmup"]
+    public = ["CheckError", "DispatchError", "Explanation", "IntegrityError",
+              "KgenPerformanceWarning", "Miss", "explain", "misses", "warmup"]
     public += [name for _, names in exports for name in names]
     return _render(
         "package.py.jinja", operators=[name for name, _ in exports], exports=exports,
@@ -107,7 +162,7 @@ def project_files(operators: Mapping[str, Sequence[str]], example: str) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class _TableRow:
-    """A row as its template sees it."""
+    """The values of a row for its template."""
 
     dims: tuple[tuple[str, int], ...]
     dtypes: tuple[tuple[str, str], ...]
@@ -118,6 +173,7 @@ class _TableRow:
     record: str
     median_us: float
     evidence: str
+    code: str
 
 
 def _rows_values(
@@ -138,6 +194,7 @@ def _rows_values(
             record=measured.record if measured else "",
             median_us=measured.median_us if measured else 0.0,
             evidence=_NOT_SEARCHED if measured and measured.origin == LEARNT else "",
+            code=measured.code if measured else "",
         ))
     return {
         "format": FORMAT,
@@ -148,7 +205,7 @@ def _rows_values(
     }
 
 
-def _label(row: RowState | SafeState) -> str:
+def _label(row: PlannedRow) -> str:
     """The label as a literal, over several lines if it is long."""
     label = quoted(config_label(row.variant, row.config))
     if len(label) <= 80:
@@ -166,7 +223,7 @@ def _label(row: RowState | SafeState) -> str:
 
 
 def _check_names(operator: Operator) -> None:
-    """Refuse names that the generated code could not use as they are."""
+    """Refuse names that the generated code cannot use."""
     if not operator.name.isidentifier() or operator.name.startswith("_") or (
         keyword.iskeyword(operator.name) or operator.name in _LIBRARY_NAMES
     ):
@@ -184,8 +241,8 @@ def _check_names(operator: Operator) -> None:
 
 
 def _isort_key(name: str) -> tuple[int, str]:
-    """The order that ruff wants of `__all__`: constants, classes, the rest."""
-    return (0 if name.isupper() else 1 if name[:1].isupper() else 2, name)
+    """Sort key of ruff's isort: constants, classes, the rest."""
+    return (0 if name.isupper() else 1 if name[:1].isupper() else 2, name.lower())
 
 
 @cache

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kgen.emit.layout import docstring, quoted
-from kgen.model.rule_tree import Leaf, LearntRule, Tree
+from kgen.model.rule_tree import Leaf, LearntRule, RuleTree
 
 INDENT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class RuleFunction:
-    """A rule as its template sees it."""
+    """The values of a rule for its template."""
 
     name: str
     doc: str
@@ -47,7 +47,7 @@ def rule_functions(rules: Iterable[LearntRule]) -> list[RuleFunction]:
     return functions
 
 
-def _lines(tree: Tree, margin: str) -> list[str]:
+def _lines(tree: RuleTree, margin: str) -> list[str]:
     if isinstance(tree, Leaf):
         return [f"{margin}return {quoted(tree.rows)}"]
     product = " * ".join(f"call.{name}" for name in tree.dims)

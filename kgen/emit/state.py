@@ -1,7 +1,7 @@
-"""What is emitted so far, as data: `tables/<gpu>.yaml` and `safe.yaml` of each operator.
+"""The state of a library as data: `tables/<gpu>.yaml` and `safe.yaml` of each operator.
 
-The Python tables are a function of these files, so a tune of one problem or one GPU adds to what
-others left, and two people's tunes merge as text.
+The Python tables are generated from these files. A tune of one problem on one GPU therefore adds to
+the results of earlier tunes, and the tunes of two people merge as text.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 import yaml
 
 from kgen.catalogue.yaml_tree import LOADER
-from kgen.emit.binding import LaunchText, PlanText, WorkspaceText
+from kgen.emit.binding import BoundLaunch, BoundPlan, BoundWorkspace
+from kgen.emit.untrusted import demand_data
 from kgen.errors import RecordError
 from kgen.model.config import Value
-from kgen.model.rule_tree import Leaf, LearntRule, Split, Tree
+from kgen.model.rule_tree import Leaf, LearntRule, RuleTree, Split
 
 SCHEMA = 1
 TUNED = "tuned"  # by a search
@@ -28,7 +29,10 @@ LEARNT = "learnt"  # measured while a rule was learnt, among few configs
 class RowState:
     """A measured problem with its winner; the fields are those of the generated `Row`.
 
-    `origin` says how the winner was found: `tuned` or `learnt`.
+    `origin` says how the winner was found: `tuned` or `learnt`. `code` is the digest of the machine
+    code that was proven and measured (`kgen.runtime.code_digest`; for the host, a digest of the
+    text without comments). It is empty in libraries older than the digest until `kgen emit` adds
+    it.
     """
 
     pass_name: str
@@ -40,25 +44,30 @@ class RowState:
     kernel: str
     record: str
     median_us: float
-    plan: PlanText
+    plan: BoundPlan
     origin: str = TUNED
+    code: str = ""
 
     @property
     def problem(self) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
-        """What a later tune of the same problem replaces; also the order of rows."""
+        """The key of a row: a later tune of the same problem replaces it. Also the sort key."""
         return (self.pass_name, tuple(v for _, v in self.dtypes), tuple(v for _, v in self.dims))
 
 
 @dataclass(frozen=True, slots=True)
 class SafeState:
-    """The safe kernel of one pass and dtype combination."""
+    """The safe kernel of one pass and dtype combination.
+
+    `code` holds the digest of its machine code for each architecture that it was certified on.
+    """
 
     pass_name: str
     dtypes: tuple[tuple[str, str], ...]
     variant: str
     config: tuple[tuple[str, Value], ...]
     kernel: str
-    plan: PlanText
+    plan: BoundPlan
+    code: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +96,12 @@ class TableState:
         table = replace(self, gpu=gpu, rows=tuple(merged[key] for key in sorted(merged)))
         return table._with_rules(self.rules)
 
+    def with_renewed(self, rows: Iterable[RowState]) -> TableState:
+        """Replace all rows by their renewed forms; drop rules that name a dropped row."""
+        return replace(self, rows=tuple(rows))._with_rules(self.rules)
+
     def with_rules(self, rules: Iterable[LearntRule]) -> TableState:
-        """Add rules; those of the same problems are replaced, and learnt rows that only these named
-        are dropped.
-        """
+        """Add rules, replacing those of the same problems; drop rows that only those named."""
         merged = {rule.covers: rule for rule in (*self.rules, *rules)}
         before = {record for rule in self.rules for record in rule.records}
         named = {record for rule in merged.values() for record in rule.records}
@@ -100,12 +111,12 @@ class TableState:
         return table._with_rules(merged[key] for key in sorted(merged))
 
     def _with_rules(self, rules: Iterable[LearntRule]) -> TableState:
-        """These rules, without those that name a row that there is no more."""
+        """The table with these rules, without rules that name a missing row."""
         known = {row.record for row in self.rows}
         return replace(self, rules=tuple(rule for rule in rules if rule.records <= known))
 
     def of_fields(self, dtype_fields: Sequence[str]) -> TableState:
-        """Drop rows from before the operator got its present dtype fields: no call finds them."""
+        """Drop rows whose dtype fields are not the operator's current ones; no call finds them."""
         wanted = list(dtype_fields)
         table = replace(
             self, rows=tuple(row for row in self.rows if [n for n, _ in row.dtypes] == wanted)
@@ -135,7 +146,7 @@ def read_tables(folder: Path) -> dict[str, TableState]:
     """Read every `<gpu>.yaml` of a folder; empty if there is none.
 
     Raises:
-        RecordError: If a file is not what kgen wrote.
+        RecordError: If a file does not have the format that kgen writes.
     """
     return {path.stem: read_table(path) for path in sorted(folder.glob("*.yaml"))}
 
@@ -151,7 +162,8 @@ def read_table(path: Path) -> TableState:
             tuple(
                 RowState(constants=tuple(row["constants"]), record=row["record"],
                          median_us=float(row["median_us"]), dims=tuple(row["dims"].items()),
-                         origin=row.get("origin", TUNED), **_common(row))
+                         origin=row.get("origin", TUNED), code=row.get("code", ""),
+                         **_common(row))
                 for row in data["rows"]
             ),
             tuple(_read_rule(rule) for rule in data.get("rules", ())),
@@ -164,12 +176,13 @@ def read_safe(path: Path) -> tuple[SafeState, ...]:
     """Read `safe.yaml`; empty if there is none.
 
     Raises:
-        RecordError: If the file is not what kgen wrote.
+        RecordError: If the file does not have the format that kgen writes.
     """
     if not path.exists():
         return ()
     try:
-        return tuple(SafeState(**_common(row)) for row in _load(path)["rows"])
+        return tuple(SafeState(code=tuple(row.get("code", {}).items()), **_common(row))
+                     for row in _load(path)["rows"])
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise _damaged(path, problem) from None
 
@@ -187,6 +200,8 @@ def _row(row: RowState | SafeState) -> dict[str, Any]:
         data |= {"dims": dict(row.dims)}
     data |= {"dtypes": dict(row.dtypes), "variant": row.variant, "config": dict(row.config),
              "kernel": row.kernel}
+    if row.code:
+        data["code"] = row.code if isinstance(row.code, str) else dict(row.code)
     if isinstance(row, RowState):
         data |= {"constants": list(row.constants), "record": row.record,
                  "median_us": row.median_us}
@@ -195,12 +210,11 @@ def _row(row: RowState | SafeState) -> dict[str, Any]:
     return {**data, "plan": plan}
 
 
-def _launch(launch: LaunchText) -> dict[str, Any]:
+def _launch(launch: BoundLaunch) -> dict[str, Any]:
     data = {**asdict(launch), "grid": list(launch.grid), "block": list(launch.block),
             "args": list(launch.args)}
-    for key in ("overlaps", "early"):  # left out where false: so rows were before there were such
-        if not data[key]:
-            del data[key]
+    if not launch.pdl:  # left out where false
+        del data["pdl"]
     return data
 
 
@@ -210,7 +224,7 @@ def _rule(rule: LearntRule) -> dict[str, Any]:
             "tree": _tree(rule.tree)}
 
 
-def _tree(tree: Tree) -> dict[str, Any]:
+def _tree(tree: RuleTree) -> dict[str, Any]:
     if isinstance(tree, Leaf):
         return {"rows": list(tree.rows)}
     return {"product_of": list(tree.dims), "at_most": tree.at_most,
@@ -225,7 +239,7 @@ def _read_rule(rule: dict[str, Any]) -> LearntRule:
     )
 
 
-def _read_tree(tree: dict[str, Any]) -> Tree:
+def _read_tree(tree: dict[str, Any]) -> RuleTree:
     if "rows" in tree:
         return Leaf(tuple(tree["rows"]))
     return Split(tuple(tree["product_of"]), int(tree["at_most"]), _read_tree(tree["below"]),
@@ -240,15 +254,15 @@ def _common(row: dict[str, Any]) -> dict[str, Any]:
         "variant": row["variant"],
         "config": tuple(row["config"].items()),
         "kernel": row["kernel"],
-        "plan": PlanText(
+        "plan": BoundPlan(
             tuple(
-                LaunchText(launch["kernel"], _three(launch["grid"]), _three(launch["block"]),
+                BoundLaunch(launch["kernel"], _three(launch["grid"]), _three(launch["block"]),
                            launch["smem"], tuple(launch["args"]), launch["kinds"],
-                           bool(launch.get("overlaps", False)),
-                           bool(launch.get("early", False)))
+                           # tables written before `pdl` say `overlaps` or `early`
+                           any(launch.get(key) for key in ("pdl", "overlaps", "early")))
                 for launch in plan["launches"]
             ),
-            tuple(WorkspaceText(**workspace) for workspace in plan["workspaces"]),
+            tuple(BoundWorkspace(**workspace) for workspace in plan["workspaces"]),
             tuple(plan["conditions"]),
         ),
     }
@@ -265,7 +279,7 @@ def _dump(what: str, data: dict[str, Any]) -> str:
 
 
 def _plain(data: Any) -> Any:
-    """Tuples as lists, which safe YAML can say."""
+    """Tuples as lists, because safe YAML has no tuples."""
     if isinstance(data, dict):
         return {key: _plain(value) for key, value in data.items()}
     return [_plain(value) for value in data] if isinstance(data, list | tuple) else data
@@ -274,16 +288,20 @@ def _plain(data: Any) -> Any:
 def _load(path: Path) -> dict[str, Any]:
     try:
         data = yaml.load(path.read_text(), Loader=LOADER)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as problem:
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as problem:
         raise _damaged(path, problem) from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else None
         raise _damaged(path, ValueError(f"schema is {found}, this kgen writes {SCHEMA}"))
+    try:
+        demand_data(path, data)
+    except (TypeError, ValueError, AttributeError) as problem:
+        raise _damaged(path, problem) from None
     return data
 
 
 def _damaged(path: Path, problem: Exception) -> RecordError:
     return RecordError(
-        f"{path} is not what kgen wrote: {type(problem).__name__}: {problem}\n"
+        f"{path} does not have the format that kgen writes: {type(problem).__name__}: {problem}\n"
         "  restore it from version control, or delete it and tune again"
     )

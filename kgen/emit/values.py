@@ -1,4 +1,4 @@
-"""What a tune hands over to be emitted."""
+"""The values that a tune passes to emission."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Winner:
         variant: Of the config.
         config: The winner.
         rendered: Its source.
-        cubin: The built module for `arch`; None for the host, which compiles where it runs.
+        cubin: The built module for `arch`; None for the host, where the library compiles itself.
         arch: `sm_90a`, or `host`.
         record: The verified trial; its timing goes into the table.
-        searched: Whether a search chose it; else it was measured while a rule was learnt.
+        searched: Whether a search chose it; otherwise it was measured while a rule was learnt.
     """
 
     operator: Operator
@@ -56,6 +56,7 @@ class SafeKernel:
         variant: The pass's safe variant.
         config: Its `safe` config.
         rendered: Its source.
+        code: Digest of its machine code by architecture that it was certified on.
     """
 
     operator: Operator
@@ -64,3 +65,4 @@ class SafeKernel:
     variant: Variant
     config: Config
     rendered: Rendered
+    code: tuple[tuple[str, str], ...] = ()

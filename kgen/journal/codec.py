@@ -1,4 +1,4 @@
-"""Records to plain data and back. The form is documented in docs/journal-format.md."""
+"""Convert records to plain data and back. docs/journal-format.md documents the format."""
 
 from __future__ import annotations
 
@@ -18,14 +18,22 @@ from kgen.model.record import (
     Tried,
 )
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)
+"""Records of format 1 have no code digest: their key covers the rendered text instead."""
+
+
+# Omitted if the trial was not built, and absent from records that are older than the field.
+_OPTIONAL = ("key", "code", "definition", "guards")
 
 
 def record_to_dict(record: Record) -> dict[str, Any]:
     """Return plain data; empty fields are left out."""
     data: dict[str, Any] = {
         "format": FORMAT,
+        "id": record.id,
         "key": record.key,
+        "text_key": record.text_key,
         "operator": record.operator,
         "pass": record.pass_name,
         "problem": record.problem,
@@ -35,8 +43,12 @@ def record_to_dict(record: Record) -> dict[str, Any]:
         "fate": record.fate.value,
         "when": record.when,
         "source": record.source,
+        "code": record.code,
+        "definition": record.definition,
+        "guards": record.guards,
         "environment": record.environment,
     }
+    data = {key: value for key, value in data.items() if value != "" or key not in _OPTIONAL}
     if record.reason:
         data["reason"] = record.reason
     if record.resources:
@@ -64,11 +76,14 @@ def record_from_dict(data: Mapping[str, Any]) -> Record:
     """Rebuild a record.
 
     Raises:
-        RecordError: If the data do not have the documented form.
+        RecordError: If the data do not have the documented format.
     """
     try:
-        if data["format"] != FORMAT:
-            raise RecordError(f"record format {data['format']} is not {FORMAT}")
+        if data["format"] not in READABLE:
+            raise RecordError(
+                f"record format {data['format']} is not among {', '.join(map(str, READABLE))}"
+            )
+        is_old = data["format"] == 1
         timing = None
         if "time_us" in data:
             median, low, high = data["time_us"]
@@ -76,7 +91,12 @@ def record_from_dict(data: Mapping[str, Any]) -> Record:
                 float(median), float(low), float(high), int(data["samples"]), str(data["protocol"])
             )
         return Record(
-            key=str(data["key"]),
+            key="" if is_old else str(data.get("key", "")),
+            text_key=str(data["key"] if is_old else data["text_key"]),
+            code=str(data.get("code", "")),
+            definition=str(data.get("definition", "")),
+            guards=str(data.get("guards", "")),
+            id=str(data.get("id", "")),
             operator=str(data["operator"]),
             pass_name=str(data["pass"]),
             problem=str(data["problem"]),
@@ -143,5 +163,5 @@ def _tried(data: Sequence[Sequence[Any]]) -> tuple[Tried, ...]:
 
 
 def _short(value: float) -> float:
-    """Six significant digits: more is noise, and would double the journal's size."""
+    """Round to six significant digits, which halves the journal's size."""
     return float(f"{value:.6g}")

@@ -1,8 +1,8 @@
-"""One JSON line per trial, appended with one write; nothing is ever rewritten.
+"""The journal: one JSON line per trial, appended with one write. No line is ever rewritten.
 
-A line is complete or ignored: a process killed in mid-write leaves a tail without a newline,
-which the next append first ends, and which reading skips. Several processes may append to one
-journal: O_APPEND with a file lock keeps lines whole.
+A process killed during a write leaves a partial line without a newline. The next append ends that
+line, and reading skips it. Several processes may append to one journal: O_APPEND with a file lock
+keeps lines whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kgen.errors import RecordError, StorageError
-from kgen.journal.codec import record_from_dict, record_to_dict
+from kgen.journal.codec import FORMAT, record_from_dict, record_to_dict
 from kgen.model.record import Record
 
 
@@ -26,7 +26,7 @@ class Journal:
         self.skipped_lines = 0
 
     def append(self, record: Record) -> None:
-        """Write a record; on return it is with the operating system.
+        """Append a record and hand it to the operating system.
 
         Raises:
             StorageError: If it cannot be written (no permission, disk full).
@@ -39,7 +39,7 @@ class Journal:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 size = os.fstat(descriptor).st_size
                 if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                    line = "\n" + line  # end what a killed writer left
+                    line = "\n" + line  # end the partial line of a killed writer
                 _write_whole(descriptor, line.encode(), size)
             finally:
                 os.close(descriptor)
@@ -54,6 +54,7 @@ class Journal:
 
         Raises:
             StorageError: If the file exists and cannot be read.
+            RecordError: If a line is whole, but of a format that a newer kgen writes.
         """
         self.skipped_lines = 0
         try:
@@ -62,17 +63,33 @@ class Journal:
             return
         except OSError as problem:
             raise StorageError(f"{self.path}: cannot be read: {problem.strerror}") from None
-        for line in raw.splitlines():
+        for number, line in enumerate(raw.splitlines(), start=1):
             if not line.strip():
                 continue
             try:
-                yield record_from_dict(json.loads(line))
+                data = json.loads(line)
+                record = record_from_dict(data)
             except (ValueError, RecordError):
+                self._refuse_newer(number, line)
                 self.skipped_lines += 1
+            else:
+                yield record
+
+    def _refuse_newer(self, number: int, line: bytes) -> None:
+        """Raise RecordError if an unreadable line is a record of a newer kgen."""
+        try:
+            found = json.loads(line)["format"]
+        except (ValueError, KeyError, TypeError):
+            return
+        if isinstance(found, int) and found > FORMAT:
+            raise RecordError(
+                f"{self.path}:{number}: a record of format {found}; this kgen reads up to "
+                f"{FORMAT}\n  next: use the kgen that wrote it, or a folder of its own: --out DIR"
+            )
 
 
 def _write_whole(descriptor: int, data: bytes, size_before: int) -> None:
     written = os.write(descriptor, data)
-    if written != len(data):  # a full disk may take a part of the line: take it back
+    if written != len(data):  # a full disk may accept a part of the line: remove it
         os.ftruncate(descriptor, size_before)
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""What a device and a loaded module are, whatever runs the kernels."""
+"""Abstract device and loaded module, for GPUs and the host layer."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ class Module(ABC):
     ) -> Callable[[], None]:
         """Resolve a plan's arguments once; the result launches all of it.
 
-        Each of a launch's `args` is a whole number, or the name of a tensor or workspace (its
-        address is passed; dtype and shape are the caller's business) or of a number (an int is
-        passed as `long long`, a float as `float`). The result holds the tensors, and works on
-        torch's stream of the moment when it is called, so it may be captured in a CUDA graph. It
-        returns before the GPU is done. A GPU may begin a launch that `overlaps`, or is `early`,
-        before the one before it in its stream has ended; the host runs one after the other.
+        Each of a launch's `args` is a whole number, the name of a tensor or workspace, or the name
+        of a number. The address of a tensor is passed; its dtype and shape are not checked. An int
+        is passed as `long long`, a float as `float`. The result keeps the tensors alive. It
+        launches on torch's current stream, so it may be captured in a CUDA graph, and returns
+        before the GPU has finished. With `pdl` (programmatic dependent launch) a GPU may begin the
+        launch before the previous kernel in the stream has ended; the host runs launches one after
+        the other.
 
         Args:
             plan: Launches with an extent of 0 are left out.
@@ -47,9 +48,9 @@ class Module(ABC):
                 the problem leaves out, passed as a null pointer.
             numbers: Dims, `<tensor>_stride_<dim>`, scalars.
         Raises:
-            LaunchError: If a kernel or an argument is missing, a tensor lies elsewhere, the shared
-                memory does not fit, or arguments are not the kernel's; when called, if the
-                launch is refused.
+            LaunchError: If a kernel or an argument is missing, a tensor is on another device, the
+                shared memory does not fit, or the arguments do not match the kernel's parameters.
+                The result raises it if a launch is refused.
         """
 
     @abstractmethod
@@ -66,7 +67,7 @@ class Module(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Unload. What was bound, and graphs that captured it, must not run again."""
+        """Unload. Bound launches, and graphs that captured them, must not run again."""
 
 
 class Device(ABC):
@@ -75,7 +76,7 @@ class Device(ABC):
     @property
     @abstractmethod
     def torch_device(self) -> torch.device:
-        """Where tensors for this device live."""
+        """torch's device for this device's tensors."""
 
     @abstractmethod
     def load(self, artifact: Artifact) -> Module:
@@ -87,10 +88,10 @@ class Device(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until everything launched is done.
+        """Wait until all launches have finished.
 
         Raises:
-            LaunchError: If a kernel failed meanwhile; the process's context is then lost.
+            LaunchError: If a kernel failed; the process's CUDA context is then unusable.
         """
 
 
@@ -100,8 +101,8 @@ def resolve(
     """Return the values of a launch's arguments, in order; None for a null pointer.
 
     Raises:
-        LaunchError: If a name has no value or two, a value is no number, or a tensor lies on
-            another device.
+        LaunchError: If a name has no value or two, a value is no number, or a tensor is on another
+            device.
     """
     values: list[torch.Tensor | int | float | None] = []
     for name in launch.args:
@@ -128,8 +129,8 @@ def resolve(
     return values
 
 
-def describe(launch: Launch) -> str:
-    """Return a launch in words, for messages."""
-    overlaps = ", overlapping the launch before it" if launch.overlaps_stream else ""
+def launch_text(launch: Launch) -> str:
+    """Describe a launch, for messages."""
+    pdl = ", with programmatic dependent launch" if launch.pdl else ""
     return (f"{launch.kernel} with grid {launch.grid}, block {launch.block}, {launch.smem_bytes} "
-            f"bytes of dynamic shared memory{overlaps}")
+            f"bytes of dynamic shared memory{pdl}")

@@ -1,4 +1,4 @@
-"""Launching on a GPU, through the driver, in torch's context and on torch's current stream."""
+"""Launch on a GPU through the driver, in torch's context and on torch's current stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kgen.errors import LaunchError, LaunchRefusedError
-from kgen.launch.base import Device, Module, describe, resolve
+from kgen.launch.base import Device, Module, launch_text, resolve
 from kgen.model.artifact import Artifact
 from kgen.model.plan import Launch, Plan
 from kgen.runtime import cuda
@@ -50,11 +50,11 @@ class CudaDevice(Device):
         """See `Device`."""
         return self._torch_device
 
-    def load(self, artifact: Artifact) -> CudaModule:
+    def load(self, artifact: Artifact) -> LoadedCubin:
         """See `Device`."""
         if artifact.kind != "cubin":
             raise LaunchError(f"{artifact.path} is of kind '{artifact.kind}'; a GPU loads 'cubin'")
-        return CudaModule(artifact, self)
+        return LoadedCubin(artifact, self)
 
     def synchronize(self) -> None:
         """See `Device`."""
@@ -64,7 +64,7 @@ class CudaDevice(Device):
             raise LaunchError(str(error)) from None
 
 
-class CudaModule(Module):
+class LoadedCubin(Module):
     """A cubin on one GPU."""
 
     def __init__(self, artifact: Artifact, device: CudaDevice) -> None:
@@ -73,7 +73,7 @@ class CudaModule(Module):
         self._device = device
         self._launchers: dict[tuple[str, str, tuple[int, int, int], int, bool], Launcher] = {}
         try:
-            self._module = cuda.Module(read_file(artifact.path), device.ordinal, artifact.path)
+            self._module = cuda.CudaModule(read_file(artifact.path), device.ordinal, artifact.path)
         except (CudaError, OSError) as error:
             raise LaunchError(str(error)) from None
 
@@ -118,13 +118,13 @@ class CudaModule(Module):
     def _prepare(
         self, launch: Launch, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> tuple[Launcher, tuple[Any, ...]]:
-        """Return a launcher, and what it is called with besides the stream."""
+        """Return a launcher, and its arguments besides the stream."""
         values = resolve(launch, tensors, numbers, self._device.torch_device)
         codes = ["q" if isinstance(v, int) else "f" if isinstance(v, float) else "p"
                  for v in values]
         key = (launch.kernel, "".join(codes), launch.block, launch.smem_bytes,
-               launch.overlaps_stream)
-        if key not in self._launchers:  # one serves the many buffer sets of a measurement
+               launch.pdl)
+        if key not in self._launchers:  # one launcher serves all buffer sets of a measurement
             try:
                 function = self._module.function(launch.kernel)
                 _check_parameters(launch, codes, function.parameter_bytes())
@@ -133,7 +133,7 @@ class CudaModule(Module):
             except (CudaError, ValueError) as error:
                 refused = getattr(error, "code", None) in _REFUSALS
                 kind = LaunchRefusedError if refused else LaunchError
-                raise kind(f"{error}\n  {describe(launch)}") from None
+                raise kind(f"{error}\n  {launch_text(launch)}") from None
         launcher = self._launchers[key]
         arguments = [v.data_ptr() if isinstance(v, torch.Tensor) else v or 0 for v in values]
         return launcher, (*launch.grid, *arguments)
@@ -142,7 +142,7 @@ class CudaModule(Module):
 def _check_parameters(
     launch: Launch, codes: Sequence[str], sizes: tuple[int, ...] | None
 ) -> None:
-    """Compare with the kernel's own parameters: the driver reads what is not there, and crashes.
+    """Compare with the kernel's own parameters; the driver would read missing ones and crash.
 
     Raises:
         LaunchError: If number or widths differ.

@@ -1,4 +1,4 @@
-"""Launching on the host layer: the same modules, plans and calls without a GPU."""
+"""Launch on the host layer: the same modules, plans and calls without a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kgen.errors import LaunchError, LaunchRefusedError
-from kgen.launch.base import Device, Module, describe, resolve
+from kgen.launch.base import Device, Module, launch_text, resolve
 from kgen.launch.sanitized import SanitizedModule
 from kgen.model.artifact import Artifact
 from kgen.model.plan import Launch, Plan
@@ -24,8 +24,9 @@ class HostDevice(Device):
     """The CPU.
 
     Attributes:
-        orders: Seeds of the orders in which the threads of a block run, one call of a plan after
-            the other; 0 is by rank, any other shuffles them, repeatably. Read when a plan is bound.
+        orders: Seeds of the order in which the threads of a block run; successive calls of a plan
+            use successive seeds. 0 is by rank; another seed shuffles the threads, repeatably. Read
+            when a plan is bound.
         threads: OS threads that share the blocks; 0 uses all cores. Read at every launch.
     """
 
@@ -44,13 +45,13 @@ class HostDevice(Device):
             return SanitizedModule(artifact, self.torch_device, self.orders[0])
         if artifact.kind != "so":
             raise LaunchError(f"{artifact.path} is of kind '{artifact.kind}'; the host loads 'so'")
-        return HostLoaded(artifact, self)
+        return LoadedSharedObject(artifact, self)
 
     def synchronize(self) -> None:
-        """Nothing to wait for: a host launch returns when it is done."""
+        """Return at once: a host launch is synchronous."""
 
 
-class HostLoaded(Module):
+class LoadedSharedObject(Module):
     """A shared object; its code stays loaded as long as the process."""
 
     def __init__(self, artifact: Artifact, device: HostDevice) -> None:
@@ -65,7 +66,7 @@ class HostLoaded(Module):
     def bind(
         self, plan: Plan, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> Callable[[], None]:
-        """See `Module`. The result returns when the work is done."""
+        """See `Module`. The result is synchronous."""
         steps = [(launch, self._function(launch.kernel), self._arguments(launch, tensors, numbers))
                  for launch in plan.launches if not launch.is_empty]
         device = self._device
@@ -79,7 +80,7 @@ class HostLoaded(Module):
                     function.launch(launch.grid, launch.block, launch.smem_bytes, arguments,
                                     seed=seed, threads=device.threads)
                 except HostFault as error:
-                    where = f"{describe(launch)}, thread order {seed}"
+                    where = f"{launch_text(launch)}, thread order {seed}"
                     refused = isinstance(error, HostRefusal)
                     kind = LaunchRefusedError if refused else LaunchError
                     raise kind(f"{error}\n  {where}") from None
@@ -92,7 +93,7 @@ class HostLoaded(Module):
         return 1
 
     def close(self) -> None:
-        """See `Module`; gives back the memory of the fibers."""
+        """See `Module`; releases the memory of the fibers."""
         self._module.close()
 
     def _function(self, kernel: str) -> HostFunction:

@@ -1,8 +1,9 @@
-"""Running a sanitized build: each launch in a process of its own, under AddressSanitizer.
+"""Run a sanitized build: each launch in a process of its own, under AddressSanitizer.
 
-AddressSanitizer must be the process's first library, which Python's is not; so the kernel is a
-stand-alone executable, and tensors travel through files. Buffers are exactly as large as the
-tensors' spans, so that one element too far is seen.
+AddressSanitizer must be the first library of a process, which it cannot be in a Python process. The
+kernel is therefore a stand-alone executable, and tensors are passed in files. Each buffer is
+exactly as large as the span of its tensor, so that AddressSanitizer finds an access one element
+beyond it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class SanitizedModule(Module):
     def bind(
         self, plan: Plan, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> Callable[[], None]:
-        """See `Module`. The result returns when the work is done."""
+        """See `Module`. The result is synchronous."""
         launches = [x for x in plan.launches if not x.is_empty]
         used: dict[int, torch.Tensor] = {}  # by address: a tensor that two launches share is one
         jobs: list[JobLaunch] = []

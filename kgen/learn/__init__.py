@@ -1,22 +1,6 @@
-"""Learn which row serves a problem that was not tuned: the problems to measure, and the fit."""
+"""`kgen learn`: fit rules that choose the rows of problems that were not tuned."""
 
-from kgen.learn.fit import ABSENT_LOSS, Fitted, Sample, fit_tree
-from kgen.learn.grid import (
-    Group,
-    features,
-    group_problems,
-    held_out_problems,
-    training_problems,
-)
+from kgen.learn.job import LearnJob, Learnt, learn
+from kgen.learn.report import load_learning, print_learning
 
-__all__ = [
-    "ABSENT_LOSS",
-    "Fitted",
-    "Group",
-    "Sample",
-    "features",
-    "fit_tree",
-    "group_problems",
-    "held_out_problems",
-    "training_problems",
-]
+__all__ = ["LearnJob", "Learnt", "learn", "load_learning", "print_learning"]

@@ -1,4 +1,4 @@
-"""Fit a small decision tree to times: nested thresholds, a few rows at each leaf."""
+"""Fit a small decision tree to measured times: nested thresholds, a few rows at each leaf."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import isqrt
 
-from kgen.model.rule_tree import Leaf, Split, Tree, extent, leaf_of
+from kgen.model.rule_tree import Leaf, RuleTree, Split, extent, leaf_of
 
-# Of mean loss, which a further leaf must save: of a dozen problems, 12 % of one. Trials do not
-# resolve much less, and what one problem says may be true of that one alone.
+# Reduction of the mean loss that justifies a further leaf: for a dozen problems, 12 % of one
+# problem. Trials do not resolve much less, and one problem alone may be an exception.
 LEAF_COST = 0.01
-# For a candidate that did not run on a problem, or was hopeless there.
+# Loss of a candidate without a time on a problem: it did not run, or was stopped early.
 ABSENT_LOSS = 10.0
 MAX_DEPTH = 3
-LOOK_AHEAD = 2  # levels that are searched exhaustively before the first of them is settled
+LOOK_AHEAD = 2  # levels that are searched exhaustively before the first one is fixed
 CHOICES = 3  # rows at a leaf
 
 
@@ -25,7 +25,7 @@ class Sample:
 
     Attributes:
         dims: Its extents.
-        times_us: By candidate, of those that ran.
+        times_us: By candidate that ran.
     """
 
     dims: Mapping[str, int]
@@ -33,31 +33,31 @@ class Sample:
 
     @property
     def losses(self) -> dict[str, float]:
-        """By candidate: its time over the least, less 1."""
+        """Time over the least time, minus 1, by candidate."""
         best = min(self.times_us.values())
         return {name: us / best - 1 for name, us in self.times_us.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A tree and what it costs.
+    """A tree and its losses.
 
     Attributes:
         tree: Its leaves name candidates.
-        losses: Of each sample, in order, at the first choice that ran there.
+        losses: Of each sample in order, for the first choice that ran.
     """
 
-    tree: Tree
+    tree: RuleTree
     losses: tuple[float, ...]
 
     @property
     def mean_loss(self) -> float:
-        """On average."""
+        """Mean loss."""
         return sum(self.losses) / len(self.losses)
 
     @property
     def worst_loss(self) -> float:
-        """At worst."""
+        """Largest loss."""
         return max(self.losses)
 
 
@@ -66,7 +66,7 @@ def fit_tree(
     features: Sequence[tuple[str, ...]],
     handicaps: Mapping[str, float] | None = None,
 ) -> Fitted:
-    """Find the tree of least mean loss, counting something for each leaf.
+    """Find the tree of least mean loss, with a penalty per leaf.
 
     Of equal trees the one with fewer leaves is taken, then the one that compares the earlier
     feature with the smaller number; of equal candidates the first by name.
@@ -74,7 +74,7 @@ def fit_tree(
     Args:
         samples: At least one; each with a time at least.
         features: Products of dims that may be compared.
-        handicaps: What a candidate must be better than others by, as a share, to be taken.
+        handicaps: Share by which a candidate must be better than others to be chosen.
     """
     search = _Search(samples, features, handicaps or {})
     tree = search.grown(tuple(range(len(samples))), MAX_DEPTH)
@@ -88,14 +88,14 @@ def _loss(sample: Sample, leaf: Leaf) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The best of one set of samples; `cost` is a sum over them, leaves included."""
+    """The best tree of a set of samples; `cost` is the sum of losses and leaf penalties."""
 
     cost: float
-    tree: Tree
+    tree: RuleTree
 
 
 class _Search:
-    """Samples by number; a set of them is a sorted tuple."""
+    """The search of a tree; a set of samples is a sorted tuple of their indices."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class _Search:
         self._values = {f: [extent(f, sample.dims) for sample in samples] for f in features}
         self._known: dict[tuple[tuple[int, ...], int], _Found] = {}
 
-    def grown(self, places: tuple[int, ...], depth: int) -> Tree:
+    def grown(self, places: tuple[int, ...], depth: int) -> RuleTree:
         """The tree of a set: the first split of the best shallow tree, and so on below it."""
         tree = self._best(places, min(depth, LOOK_AHEAD)).tree
         if isinstance(tree, Leaf):
@@ -143,7 +143,7 @@ class _Search:
 
         order = sorted(self._candidates, key=lambda name: (cost(name), name))
         ran = {name for p in places for name in self._losses[p]}
-        # What has a handicap is worth it as a first choice alone.
+        # A candidate with a handicap is used only as a first choice.
         others = [n for n in order[1:] if n in ran and n not in self._handicaps]
         leaf = Leaf((order[0], *others[: CHOICES - 1]))
         lost = sum(_loss(self._samples[p], leaf) for p in places)

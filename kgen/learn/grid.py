@@ -1,4 +1,4 @@
-"""Which problems a rule is learnt from, and on which it is judged."""
+"""Choose the training problems of a rule, and the problems that are held out to judge it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Signature
 from kgen.operators.base import Operator
 
-STEP = 4  # from one grid problem to the next, in one dim
-REACH = 8  # steps from an anchor, at most
-# Over the largest of the anchors: a rule is for the range in use, and time on a GPU is short.
+STEP = 4  # ratio of neighbouring grid problems in one dim
+REACH = 8  # largest number of steps from an anchor
+# Largest work over that of the largest anchor: a rule covers the range in use.
 MOST_WORK = 2.0
 TRIES = 200  # per problem that is held out
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Problems that the same compiled kernels serve: one rule is for them.
+    """Problems that the same compiled kernels can serve; a rule covers one group.
 
     Attributes:
         dtypes: As of a problem.
         constants: (dim, extent) of the dims that kernels have compiled in.
-        anchors: The problems that are known to be in use: tuned, or named by the user.
+        anchors: Problems in use: tuned, or given by the user.
     """
 
     dtypes: tuple[tuple[str, str], ...]
@@ -42,7 +42,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """`N=4096,dtype=bf16,...`, for people."""
+        """`N=4096,dtype=bf16,...`."""
         return ",".join(f"{name}={value}" for name, value in (*self.constants, *self.dtypes))
 
 
@@ -67,8 +67,9 @@ def group_problems(anchors: Iterable[Problem], compiled_in: Iterable[str]) -> tu
 
 
 def features(group: Group, operator: Operator) -> tuple[tuple[str, ...], ...]:
-    """What a rule may compare: each dim that varies, and the product of those over which the same
-    work is done again, which says how many blocks there are.
+    """The features that a rule may compare: each varying dim, and the product of the repeated dims.
+
+    The product of the dims that repeat the same work determines the number of blocks.
     """
     free = group.free(operator.signature)
     repeats = tuple(name for name in free if name in operator.repeats)
@@ -81,15 +82,15 @@ def training_problems(
 ) -> tuple[Problem, ...]:
     """Choose problems around and between a group's anchors.
 
-    First the anchors; then what lies halfway between two of them, then steps from each in one dim,
-    then in one dim up and in another down, which leaves the work as it is; then the same further.
-    What is far more work than any anchor is left out.
+    First the anchors; then problems halfway between two anchors; then steps from each anchor in one
+    dim; then steps up in one dim and down in another, which keep the work constant; then larger
+    steps. Problems with far more work than any anchor are excluded.
 
     Args:
         group: The group.
         operator: The operator.
         pass_name: `forward` or `backward`.
-        count: How many at most, the anchors included; they are all taken.
+        count: Largest number of problems, anchors included. All anchors are taken.
     """
     allowed = _bound(group, operator, pass_name)
     wanted = chain(_between(group, operator), _around(group, operator))
@@ -105,15 +106,16 @@ def training_problems(
 def held_out_problems(
     group: Group, operator: Operator, pass_name: str, training: Sequence[Problem], count: int
 ) -> tuple[Problem, ...]:
-    """Choose problems that are not in training, anywhere between the least and the largest extents
-    of it; every second one ragged. The same each time.
+    """Choose problems outside of training, between its least and largest extents.
+
+    Every second one is ragged. The choice is deterministic.
 
     Args:
         group: The group.
         operator: The operator.
         pass_name: `forward` or `backward`.
         training: The group's training problems.
-        count: How many at most; fewer if there are not so many.
+        count: Largest number of problems.
     """
     allowed = _bound(group, operator, pass_name)
     dice = random.Random(digest_of([pass_name, group.label]))
@@ -138,13 +140,13 @@ def held_out_problems(
 
 
 def _rounded(extent: int) -> int:
-    """A number that a person would choose: a multiple of a quarter of the power of two below."""
+    """Round to a multiple of a quarter of the largest power of two below."""
     step = max(1, 1 << max(0, extent.bit_length() - 3))
     return extent // step * step
 
 
 def _bound(group: Group, operator: Operator, pass_name: str) -> Callable[[Problem], bool]:
-    """Whether a problem is at most so much more work, in bytes and operations, than an anchor."""
+    """A filter for problems whose bytes and operations do not exceed an anchor's by too much."""
     costs = [operator.cost(pass_name, anchor) for anchor in group.anchors]
     most_bytes = MOST_WORK * max(cost.bytes for cost in costs)
     most_flops = MOST_WORK * max(cost.flops for cost in costs)

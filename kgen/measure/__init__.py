@@ -1,5 +1,4 @@
 """One timing protocol for kernels, finalists and peers (docs/measurement.md).
 
-Import from the modules: `floor` and `stats` are pure arithmetic, and a tuner that wants only
-those must not load torch.
+Import from the modules: `floor` and `stats` are pure arithmetic and do not load torch.
 """

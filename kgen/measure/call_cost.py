@@ -1,8 +1,8 @@
-"""Host time of calls: how long Python is busy with one, not how long the device is.
+"""Host time of calls: how long Python is busy with a call, not how long the device is.
 
-A call that launches kernels returns before they have run. So many calls in a row, fewer than the
-device's queue holds, take the host's time alone. A single call and a wait for the device take what
-somebody waits for whose next step needs the result.
+A call that launches kernels returns before they have run. A series of calls that fits into the
+device's queue therefore takes host time only. A single call followed by a wait for the device gives
+the latency until the result is available.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from contextlib import contextmanager
 
 import torch
 
-from kgen.measure.sampler import Call, on
+from kgen.measure.sampler import TimedCall, on
 from kgen.model.call_cost import CallCost
 
 ROUNDS = 41
-# Long against the clock; short enough that a full queue, 1024 launches of 3 us or more, is never
-# reached. A device that is slower than the host fills memory, not the queue, meanwhile.
+# Long compared with the clock's resolution; short enough that the queue of 1024 launches, of 3 us
+# or more each, is never full.
 _ROUND_US = 1000.0
 _CALLS = (4, 200)
 
 
 def call_costs(
-    contenders: Mapping[str, Call],
+    contenders: Mapping[str, TimedCall],
     device: torch.device,
     synchronize: Callable[[], None],
     rounds: int = ROUNDS,
@@ -36,9 +36,9 @@ def call_costs(
 
     Args:
         contenders: One call each, by name; each has run before.
-        device: Where their kernels run. A CPU runs them in the call, so that they are timed, too.
+        device: Where their kernels run. A CPU runs them inside the call, so the time includes them.
         synchronize: Waits for the device.
-        rounds: How often each contender has its turn.
+        rounds: Number of rounds; each contender is timed once per round.
         clock: Nanoseconds.
     Returns:
         One entry per contender, in their order.
@@ -62,8 +62,9 @@ def call_costs(
 
 @contextmanager
 def collected() -> Iterator[None]:
-    """Have Python collect garbage before the block, and none within: a full collection of a process
-    with torch takes 7 ms, and falls on whoever allocates when it is due.
+    """Collect garbage before the block and disable collection inside it.
+
+    A full collection of a process with torch takes 7 ms, and would hit an arbitrary contender.
     """
     collecting = gc.isenabled()
     gc.collect()
@@ -76,9 +77,9 @@ def collected() -> Iterator[None]:
 
 
 def _stretch_us(
-    call: Call, count: int, synchronize: Callable[[], None], clock: Callable[[], int]
+    call: TimedCall, count: int, synchronize: Callable[[], None], clock: Callable[[], int]
 ) -> float:
-    """Time per call of some in a row. One before them is not timed: the caches have seen others."""
+    """Time per call of a series. One call before it is not timed, to warm the caches."""
     call()
     synchronize()
     started = clock()
@@ -89,8 +90,8 @@ def _stretch_us(
     return (ended - started) / 1e3 / count
 
 
-def _done_us(call: Call, synchronize: Callable[[], None], clock: Callable[[], int]) -> float:
-    """Time of a call and of the wait for it. The device has nothing else to do."""
+def _done_us(call: TimedCall, synchronize: Callable[[], None], clock: Callable[[], int]) -> float:
+    """Time of a call and the wait for its result, on an idle device."""
     started = clock()
     call()
     synchronize()

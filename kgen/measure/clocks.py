@@ -1,4 +1,4 @@
-"""The state of a GPU while it was measured, read from NVML; never changed."""
+"""Read the state of a GPU from NVML; kgen never changes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HARMLESS = {"idle", "application clocks setting", "display clock setting"}
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """What NVML said at one moment.
+    """The state of a GPU at one moment.
 
     Attributes:
         sm_mhz: SM clock.
@@ -35,7 +35,7 @@ class ClockState:
         sm_max_mhz: Highest SM clock of the GPU.
         temperature_c: Of the die.
         power_w: Board power.
-        throttle: Why the clocks are not higher; empty if nothing holds them.
+        throttle: Reasons why the clocks are not higher; empty if there is none.
     """
 
     sm_mhz: int
@@ -47,19 +47,19 @@ class ClockState:
 
     @property
     def slowed_by(self) -> tuple[str, ...]:
-        """What of `throttle` makes times suspect: power, heat, the hardware; not settings."""
+        """The reasons in `throttle` that make times suspect: power, heat, hardware."""
         return tuple(reason for reason in self.throttle if reason not in _HARMLESS)
 
     @property
     def slowed(self) -> bool:
-        """Whether power, heat or the hardware hold the clocks down, so that times are suspect."""
+        """Whether power, heat or hardware limits reduce the clocks, so that times are suspect."""
         return bool(self.slowed_by)
 
 
 def clocks(device: torch.device) -> ClockState | None:
-    """Read a GPU's clocks, throttle reasons, temperature and power; None where NVML cannot.
+    """Read a GPU's clocks, throttle reasons, temperature and power; None if NVML cannot.
 
-    A few hundred microseconds of host time: call it around measurements, not within.
+    Takes a few hundred microseconds of host time: call it before and after measurements.
     """
     if device.type != "cuda":
         return None

@@ -1,4 +1,4 @@
-"""Measure several candidates side by side, interleaved at random."""
+"""Measure several candidates interleaved, in random order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kgen.measure.sampler import Call, Clock, Sampler, make_sampler, on
+from kgen.measure.sampler import Clock, Sampler, TimedCall, make_sampler, on
 from kgen.measure.timing import summary
 from kgen.model.record import Timing
 
@@ -20,7 +20,7 @@ class Comparison:
 
     Attributes:
         timings: By name.
-        samples: By name, us per call; the i-th of each are of the same round.
+        samples: By name, us per call; the i-th samples of all candidates are of the same round.
         order: Names as they were sampled, round after round.
     """
 
@@ -30,7 +30,7 @@ class Comparison:
 
 
 def compare(
-    candidates: Mapping[str, Sequence[Call]],
+    candidates: Mapping[str, Sequence[TimedCall]],
     device: torch.device,
     *,
     rounds: int = 31,
@@ -43,14 +43,14 @@ def compare(
 ) -> Comparison:
     """Sample every candidate once per round, in a new random order each round.
 
-    What drifts (clocks, temperature, neighbours) then falls on all alike, and no candidate
-    always runs behind the same other one.
+    Drift of clocks and temperature then affects all candidates equally, and no candidate always
+    runs after the same other one.
 
     Args:
         candidates: By name, one call per buffer set as for `measure`; kernels and peers alike.
         device: Where they run.
         rounds: Samples per candidate.
-        budget_ms: Stop after the round in which this is used up, but not before 7 rounds.
+        budget_ms: Stop after the round that uses it up, but not before 7 rounds.
         warmup_ms: Per candidate, before the first round.
         seed: Of the orders.
         cache: State of L2 for the protocol's line.

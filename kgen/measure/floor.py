@@ -1,4 +1,4 @@
-"""How fast a GPU could be at best, and how near a measured time comes."""
+"""The least possible time of a call on a GPU, and the share of it that a measured time reaches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def floor_us(cost: Cost, bandwidth_gbps: float, tflops: float) -> float:
         cost: Least work of the call.
         bandwidth_gbps: Memory bandwidth that a large copy reaches, 1e9 bytes per second.
         tflops: Rate of the unit that does the arithmetic, 1e12 operations per second; 0 or
-            less to leave arithmetic out.
+            less to ignore arithmetic.
     Raises:
         ValueError: If the bandwidth is not positive.
     """
@@ -27,7 +27,7 @@ def floor_us(cost: Cost, bandwidth_gbps: float, tflops: float) -> float:
 def rate_tflops(cost: Cost, gpu: GpuProfile) -> float:
     """Return the peak rate of the fastest unit that can do a call's arithmetic at its accuracy.
 
-    The host's is not known: 0 leaves arithmetic out of a floor.
+    The host's rate is unknown: 0, which makes a floor ignore arithmetic.
     """
     tensor_cores = {
         "fp32": 0.0,

@@ -15,14 +15,14 @@ _CUDA_COPY_BYTES = 2 * 2**30
 
 
 def sets_needed(bytes_per_set: int, l2_bytes: int, memory_limit: int) -> int:
-    """Return how many buffer sets to rotate so that none is still in L2 when its turn comes.
+    """Return how many buffer sets to rotate so that each set has left L2 before its next use.
 
-    All sets together take more than three times L2: least-recently-used replacement would
-    need twice, and hardware replaces less strictly.
+    All sets together take more than three times the size of L2. Least-recently-used replacement
+    would need twice the size; hardware replaces less strictly.
 
     Args:
         bytes_per_set: Inputs and outputs of one call.
-        l2_bytes: Size of L2; 0 if unknown, which asks for one set.
+        l2_bytes: Size of L2; 0 if unknown, which gives one set.
         memory_limit: Bytes that all sets may take; at least one set is returned even so.
     """
     size = max(bytes_per_set, 1)
@@ -36,8 +36,7 @@ def sets_for(l2: str, bytes_per_set: int, l2_bytes: int, memory_limit: int) -> i
 
 
 def cache_state(sets: int, bytes_per_set: int, l2_bytes: int) -> str:
-    """Name the state of L2 that a rotation gives, for `Timing.protocol`: what is, not what was
-    asked for."""
+    """Name the actual state of L2 in a rotation, for `Timing.protocol`."""
     if l2_bytes <= 0:
         return "L2 size unknown"
     turnover = sets * bytes_per_set / l2_bytes
@@ -47,13 +46,13 @@ def cache_state(sets: int, bytes_per_set: int, l2_bytes: int) -> str:
 
 
 def copy_bandwidth(device: torch.device, copy_bytes: int | None = None) -> float:
-    """Measure what a large copy on the device reaches, GB/s, counting bytes read plus written.
+    """Measure the bandwidth of a large copy on the device, GB/s, counting bytes read and written.
 
     The best of three medians: other work can only make a copy slower.
 
     Args:
         device: Where.
-        copy_bytes: Size of the source; None for 2 GiB or an eighth of what is free (CUDA), or
+        copy_bytes: Size of the source; None for 2 GiB or an eighth of the free memory (CUDA), or
             256 MiB (host).
     """
     if copy_bytes is None:
@@ -61,7 +60,7 @@ def copy_bandwidth(device: torch.device, copy_bytes: int | None = None) -> float
         if device.type == "cuda":
             copy_bytes = min(_CUDA_COPY_BYTES, torch.cuda.mem_get_info(device)[0] // 8)
     words = max(copy_bytes // 4, 1)
-    # Noise, not zeros: some memories compress.
+    # Random values, because some memories compress zeros.
     source = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device=device)
     target = torch.empty_like(source)
     sampler = make_sampler([lambda: target.copy_(source)], device, capture=False)

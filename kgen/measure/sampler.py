@@ -14,37 +14,37 @@ from typing import Protocol
 
 import torch
 
-Call = Callable[[], object]
+TimedCall = Callable[[], object]
 Clock = Callable[[], int]
 
 TRUSTED_US = 50.0
 """Event timings of single launches below this are mostly the events."""
 REPLAY_US = 1500.0
-"""Work in one graph: long against the 5 us that starting a graph takes, short against a budget."""
+"""Duration of one graph: much longer than a graph launch (5 us), much shorter than a budget."""
 MAX_LAUNCHES = 512
-"""In one graph: capturing one costs the host several us."""
+"""Largest number of launches in a graph; capturing a launch costs several us of host time."""
 _HOST_SAMPLE_US = 200.0
-SETTLED = 0.02
-"""A warm-up may end when its last `SETTLED_ESTIMATES` differ by no more than this share."""
-SETTLED_ESTIMATES = 3
+AGREEMENT = 0.02
+"""A warm-up may end when its last `AGREEING_ESTIMATES` differ by no more than this share."""
+AGREEING_ESTIMATES = 3
 LIKE = 1.5
 """Calls whose estimates differ by less than this factor get samples of the same length."""
 MOST_WARMUP = 5
-"""A warm-up that does not settle ends after so many times the time that was asked for."""
+"""A warm-up whose estimates do not agree ends after this multiple of its requested time."""
 AT_ONCE = 5.0
 AT_ONCE_US = 10_000.0
-"""One call that takes `AT_ONCE` times what is hopeless, and this long, needs no second one: what a
-first call costs besides, or an event, is no such part of it."""
-# The GPU spins while the host queues work behind it: at least this long, and twice what queueing
-# took before. A Triton peer needs 50 to 200 us of host time per call; without the head start a
-# kernel shorter than that would be timed as the host.
+"""Early stop after one call: it takes more than `AT_ONCE` times the limit and more than this, so
+the overhead of a first call or of events does not matter."""
+# The GPU spins while the host queues work: at least this long, and twice the earlier queueing time.
+# A Triton peer needs 50 to 200 us of host time per call. Without the spinning, the time of a
+# shorter kernel would be the host's time.
 _HEAD_START_US = 50.0
 _MAX_HEAD_START_US = 20_000.0
 _CYCLES_PER_US = 2_000
 
 
 class Sampler(Protocol):
-    """Something that can be timed again and again, warmed up already.
+    """A warmed-up contender that can be timed repeatedly.
 
     Attributes:
         estimate_us: A first guess at one call's time.
@@ -62,35 +62,35 @@ class Sampler(Protocol):
 
 
 def make_sampler(
-    calls: Sequence[Call],
+    calls: Sequence[TimedCall],
     device: torch.device,
     warmup_ms: float = 1.0,
-    hopeless_above_us: float | None = None,
+    early_stop_us: float | None = None,
     clock: Clock = time.perf_counter_ns,
     capture: bool = True,
     beside: Sequence[Sampler] = (),
 ) -> Sampler:
     """Warm up, estimate, and choose how to take samples.
 
-    The first call is never a sample: modules load, peers compile. What is hopeless by its
-    estimate gets the cheapest sampler and no more warm-up; what is beyond hope by its first call
-    is not called again.
+    The first call is never a sample, because modules load and peers compile in it. A contender
+    whose estimate exceeds the early-stop limit gets the cheapest sampler and no further warm-up. If
+    its first call takes `AT_ONCE` times the limit, it is not called again.
 
     The warm-up lasts at least `warmup_ms`, and until its last three estimates (medians of about
     1 ms of calls) lie within 2 % of each other, but no longer than five times `warmup_ms`; the
-    protocol's line says if it ended unsettled.
+    protocol's line says if the estimates did not agree by then.
 
     Args:
         calls: The same work on one buffer set each; they queue on torch's current stream.
         device: Where they run.
         warmup_ms: Least time to keep the device busy before the first sample; 0 for none.
-        hopeless_above_us: Estimates beyond twice this end the preparation.
+        early_stop_us: Estimates above twice this limit end the preparation.
         clock: The host's, in ns; for tests.
         capture: Whether CUDA graphs may be used. A memory copy in a graph is not the copy that
             a stream runs: on an H200 it reached 2717 GB/s where the stream's reached 4278.
-        beside: Samplers that this one is compared with: one of about the same speed lends its
-            number of calls per sample. What a sample costs besides the calls (starting a graph)
-            then falls on both alike; by estimates alone one may be given twice the calls.
+        beside: Samplers that this one is compared with. The number of calls per sample is copied
+            from one of about the same speed, so that the overhead of a sample (a graph launch) is
+            the same for both; by estimates alone one may have twice the calls.
     Raises:
         ValueError: If there are no calls.
     """
@@ -98,13 +98,13 @@ def make_sampler(
         raise ValueError("nothing to measure: no calls given")
     with on(device):
         if device.type == "cuda":
-            return _make_cuda(calls, warmup_ms, hopeless_above_us, capture, beside)
-        return _make_host(calls, warmup_ms, hopeless_above_us, clock, beside)
+            return _make_cuda(calls, warmup_ms, early_stop_us, capture, beside)
+        return _make_host(calls, warmup_ms, early_stop_us, clock, beside)
 
 
-def beyond_hope(us: float, hopeless_above_us: float | None) -> bool:
-    """Whether one call says enough; see `AT_ONCE`."""
-    return hopeless_above_us is not None and us > max(AT_ONCE * hopeless_above_us, AT_ONCE_US)
+def stops_early(us: float, early_stop_us: float | None) -> bool:
+    """Whether one call suffices for the early stop; see `AT_ONCE`."""
+    return early_stop_us is not None and us > max(AT_ONCE * early_stop_us, AT_ONCE_US)
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
@@ -113,18 +113,18 @@ def on(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _make_host(
-    calls: Sequence[Call],
+    calls: Sequence[TimedCall],
     warmup_ms: float,
-    hopeless_above_us: float | None,
+    early_stop_us: float | None,
     clock: Clock,
     beside: Sequence[Sampler],
 ) -> Sampler:
     probe = HostSampler(calls, 1, 0.0, clock)
     estimate = probe.take(1)[0]
-    if not beyond_hope(estimate, hopeless_above_us):
+    if not stops_early(estimate, early_stop_us):
         probe = HostSampler(calls, 1, 0.0, clock)  # from the first set on
         estimate = probe.take(1)[0]
-    if hopeless_above_us is not None and estimate > 2 * hopeless_above_us:
+    if early_stop_us is not None and estimate > 2 * early_stop_us:
         return HostSampler(calls, 1, estimate, clock)
     estimate, note = _warm_up(probe, estimate, warmup_ms)
     repeats = _repeats(estimate, _HOST_SAMPLE_US, len(calls), beside)
@@ -137,23 +137,23 @@ def _warm_up(probe: Sampler, first_us: float, least_ms: float) -> tuple[float, s
     """Keep the device busy until estimates agree; see `make_sampler`.
 
     Returns:
-        The least time of a call seen, us, and a note for the protocol's line: empty if it settled.
+        The least time of a call, us, and a note for the protocol's line, empty if estimates agreed.
     """
     estimate = spent_us = first_us
-    recent: deque[float] = deque(maxlen=SETTLED_ESTIMATES)
+    recent: deque[float] = deque(maxlen=AGREEING_ESTIMATES)
     while spent_us < MOST_WARMUP * least_ms * 1e3:
         now = probe.take(max(1, min(64, int(1000 / max(estimate, 1.0)))))
         estimate = min(estimate, *now)
         spent_us += max(sum(now), 1.0)
         recent.append(statistics.median(now))
-        agree = len(recent) == SETTLED_ESTIMATES and max(recent) <= (1 + SETTLED) * min(recent)
+        agree = len(recent) == AGREEING_ESTIMATES and max(recent) <= (1 + AGREEMENT) * min(recent)
         if agree and spent_us >= least_ms * 1e3:
             return estimate, ""
     return estimate, "; warm-up not settled" if least_ms > 0 else ""
 
 
 def _repeats(estimate_us: float, target_us: float, sets: int, beside: Sequence[Sampler]) -> int:
-    """Calls per sample: enough to fill the target, every set equally often if possible."""
+    """Calls per sample: enough for the target time; every set equally often if possible."""
     for other in beside:
         ratio = estimate_us / max(other.estimate_us, 1e-3)
         if 1 / LIKE <= ratio <= LIKE:
@@ -169,7 +169,7 @@ class HostSampler:
     """Times loops of calls by the host's clock."""
 
     def __init__(
-        self, calls: Sequence[Call], repeats: int, estimate_us: float, clock: Clock
+        self, calls: Sequence[TimedCall], repeats: int, estimate_us: float, clock: Clock
     ) -> None:
         """Prepare samples of `repeats` calls."""
         self._calls = cycle(calls)
@@ -191,24 +191,24 @@ class HostSampler:
 
 
 def _make_cuda(
-    calls: Sequence[Call],
+    calls: Sequence[TimedCall],
     warmup_ms: float,
-    hopeless_above_us: float | None,
+    early_stop_us: float | None,
     capture: bool,
     beside: Sequence[Sampler],
 ) -> Sampler:
     events = EventSampler(calls, 0.0)
-    torch.cuda.synchronize()  # what made the buffers is not of the first call's time
+    torch.cuda.synchronize()  # finish filling the buffers before the first call is timed
     start = time.perf_counter_ns()
     calls[0]()
     torch.cuda.synchronize()
     estimate = (time.perf_counter_ns() - start) / 1e3
-    if not beyond_hope(estimate, hopeless_above_us):
+    if not stops_early(estimate, early_stop_us):
         estimate = events.take(1)[0]
     events.estimate_us = estimate
-    # Events and a first launch cost several us; below this an estimate says nothing.
-    hopeless = hopeless_above_us is not None and estimate > max(2 * hopeless_above_us, TRUSTED_US)
-    if hopeless:
+    # Events and a first launch cost several us; a shorter estimate is meaningless.
+    stops = early_stop_us is not None and estimate > max(2 * early_stop_us, TRUSTED_US)
+    if stops:
         return events
     estimate, note = _warm_up(events, estimate, warmup_ms)
     events.estimate_us = estimate
@@ -219,7 +219,7 @@ def _make_cuda(
         graphs = [other for other in beside if isinstance(other, GraphSampler)]
         repeats = _repeats(estimate, REPLAY_US, len(calls), graphs)
         sampler = GraphSampler(calls, repeats, estimate)
-    except RuntimeError as failure:  # a peer that waits for the device, or allocates outside
+    except RuntimeError as failure:  # a peer that synchronises, or allocates outside of the capture
         torch.cuda.synchronize()
         reason = str(failure).strip().splitlines()[0][:80]
         events.protocol += f"; not capturable ({reason})"
@@ -239,13 +239,13 @@ class _Marks:
     def around(count: int, work: Callable[[], object], host_us: float = 0.0) -> _Marks:
         """Queue `work` count times, with an event before, between and after.
 
-        The GPU first spins while the host queues: on an idle GPU the opening event would fire
-        at once and the wait for the first launch would count as work.
+        The GPU first spins while the host queues. On an idle GPU the first event would fire at
+        once, and the wait for the first launch would count as work.
 
         Args:
             count: Pieces of work.
             work: Queues one piece.
-            host_us: What queueing a piece took the host before; 0 if unknown.
+            host_us: Host time of queueing a piece, measured before; 0 if unknown.
         """
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
         head_start = min(max(_HEAD_START_US, 2 * count * host_us), _MAX_HEAD_START_US)
@@ -267,7 +267,7 @@ class _Marks:
 class EventSampler:
     """Times each call between two CUDA events."""
 
-    def __init__(self, calls: Sequence[Call], estimate_us: float) -> None:
+    def __init__(self, calls: Sequence[TimedCall], estimate_us: float) -> None:
         """Prepare; launches nothing."""
         self._calls = cycle(calls)
         self._host_us = 0.0
@@ -278,7 +278,7 @@ class EventSampler:
     def take(self, count: int) -> list[float]:
         """Return samples; see `Sampler`."""
         marks = _Marks.around(count, lambda: next(self._calls)(), self._host_us)
-        # The least seen: a compilation in the first call must not make every later one wait.
+        # The least time so far: a compilation in the first call must not delay later samples.
         self._host_us = min(self._host_us or marks.host_us, marks.host_us)
         return marks.read_us()
 
@@ -286,7 +286,7 @@ class EventSampler:
 class GraphSampler:
     """Times replays of one CUDA graph of many launches."""
 
-    def __init__(self, calls: Sequence[Call], launches: int, estimate_us: float) -> None:
+    def __init__(self, calls: Sequence[TimedCall], launches: int, estimate_us: float) -> None:
         """Capture the graph and replay it once.
 
         Raises:
@@ -305,16 +305,16 @@ class GraphSampler:
         return [us / self.repeats for us in replays]
 
 
-def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    # Not `torch.cuda.graph`: entering that collects garbage and empties the allocator's cache,
-    # tens of milliseconds that would dwarf a trial. Thread-local, so that a compile thread that
-    # touches CUDA meanwhile does not spoil the capture.
+def _capture(calls: Sequence[TimedCall]) -> torch.cuda.CUDAGraph:
+    # Not `torch.cuda.graph`, which collects garbage and empties the allocator's cache. That takes
+    # tens of milliseconds, more than a trial. Thread-local capture, so that a compile thread that
+    # uses CUDA meanwhile does not invalidate the capture.
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         collecting = gc.isenabled()
-        gc.disable()  # a finaliser that unloads a module would spoil the capture
+        gc.disable()  # a finaliser that unloads a module would invalidate the capture
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             for call in calls:
@@ -331,10 +331,10 @@ def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 
 def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    """End a capture that failed; where it failed midway, ending it fails once more.
+    """End a failed capture; ending it may fail as well.
 
-    Such a failure leaves the allocator believing that a capture goes on, and then it would rather
-    run out of memory than give back what it caches.
+    After such a failure the allocator assumes that the capture continues, and would run out of
+    memory instead of releasing its cache.
     """
     with suppress(RuntimeError):
         graph.capture_end()
@@ -344,5 +344,5 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
             end(torch.cuda.current_device(), graph.pool())
 
 
-def _sets(calls: Sequence[Call]) -> str:
+def _sets(calls: Sequence[TimedCall]) -> str:
     return f"{len(calls)} buffer set{'s' if len(calls) > 1 else ''}"

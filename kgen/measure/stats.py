@@ -1,4 +1,4 @@
-"""Medians with intervals that assume nothing about the distribution, and ranking by them."""
+"""Medians with distribution-free confidence intervals, and ranking by them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 INDIFFERENCE = 0.005
-"""A relative difference that the protocol itself does not promise to resolve (its A/A target)."""
+"""A relative difference below the resolution of the protocol (its A/A target)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def paired_difference(
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """What ranking needs to know of a candidate.
+    """A candidate to rank.
 
     Attributes:
         name: Key in the samples.
@@ -110,17 +110,17 @@ def rank(
     indifference: float = INDIFFERENCE,
     confidence: float = 0.95,
 ) -> list[str]:
-    """Order contenders, best first; those that cannot be told from the best by fewer registers.
+    """Order contenders, best first; ties are broken by fewer registers.
 
-    The contender of least median leads. Whoever is not shown to be slower than it by more than
-    `indifference` (the lower end of the paired difference's interval) ties with it; among these
-    the one with fewer registers, then the smaller digest, is put first and taken out, and the
-    rest is ranked likewise. So small noise changes the order only where it changes who ties.
+    The contender of least median leads. A contender ties with it unless the lower end of the
+    interval of their paired difference exceeds `indifference`. Among the tied contenders the one
+    with the fewest registers, then the smallest digest, takes the first place, and the rest is
+    ranked in the same way. Small noise therefore changes the order only if it changes the ties.
 
     Args:
         contenders: The candidates.
         samples: By name, in us, of equal length, paired by round.
-        indifference: Relative difference that counts as none.
+        indifference: Relative difference that counts as a tie.
         confidence: Of the interval.
     """
     left = list(contenders)
@@ -139,7 +139,7 @@ def ties(
     indifference: float = INDIFFERENCE,
     confidence: float = 0.95,
 ) -> list[Contender]:
-    """Return the contender of least median and all that are not shown to be slower; see `rank`.
+    """Return the contender of least median and all that tie with it; see `rank`.
 
     Of equal medians the one with fewer registers, then the smaller digest, leads.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kgen.measure.sampler import Call, Clock, Sampler, beyond_hope, make_sampler, on
+from kgen.measure.sampler import Clock, Sampler, TimedCall, make_sampler, on, stops_early
 from kgen.measure.stats import median_interval, quartiles
 from kgen.model.record import Timing
 
@@ -19,14 +19,14 @@ _GAVE_UP = "gave up"
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much measuring is enough.
+    """When a measurement ends.
 
     Attributes:
-        ms: Device time to spend on samples, at most (one batch of samples more is possible).
+        ms: Limit on device time for samples; one batch of samples may exceed it.
         warmup_ms: Device time before the first sample.
         precision: Stop once the half-width of the median's 95 % interval is below this share
             of the median.
-        least: Samples to take even if they agree at once; 6 give the first interval.
+        least: Least number of samples; 6 give the first interval.
     """
 
     ms: float
@@ -39,13 +39,13 @@ BUDGETS = {
     "search": Budget(ms=15.0, warmup_ms=2.0, precision=0.01, least=6),
     "final": Budget(ms=200.0, warmup_ms=25.0, precision=0.001, least=20),
 }
-"""Presets: ranking configs roughly, and deciding between finalists."""
+"""Presets: rough ranking of configs, and comparison of finalists."""
 
 _FIRST_BATCH = 3
 
 
 def measure(
-    calls: Sequence[Call],
+    calls: Sequence[TimedCall],
     device: torch.device,
     budget: Budget,
     *,
@@ -59,8 +59,8 @@ def measure(
         calls: `calls[i]` queues the same work on buffer set i, on torch's current stream.
         device: Where it runs.
         budget: When to stop.
-        give_up_above_us: Drop a kernel whose first samples are all slower than this; one call
-            is enough of what takes five times as long, and 10 ms.
+        give_up_above_us: Early stop: drop a kernel whose first samples are all slower than this.
+            One call suffices if it takes five times as long and more than 10 ms.
         cache: State of L2 for the protocol's line (see `cache_state`).
         clock: The host's, in ns; for tests.
     Returns:
@@ -72,15 +72,15 @@ def measure(
     notes = [sampler.protocol, *([cache] if cache else [])]
     start = clock()
     with on(device):
-        if beyond_hope(sampler.estimate_us, give_up_above_us):
+        if stops_early(sampler.estimate_us, give_up_above_us):
             samples = [sampler.estimate_us]  # of one call, timed
         else:
             samples = sampler.take(1 if sampler.estimate_us > budget.ms * 1e3 else _FIRST_BATCH)
         if give_up_above_us is not None and min(samples) > give_up_above_us:
             notes.append(f"{_GAVE_UP} above {give_up_above_us:.6g} us")
         else:
-            settled = _complete(samples, sampler, budget, lambda: (clock() - start) / 1e6)
-            if not settled:
+            agreed = _complete(samples, sampler, budget, lambda: (clock() - start) / 1e6)
+            if not agreed:
                 notes.append(f"budget used up before {100 * budget.precision:g} %")
     return summary(samples, ", ".join(notes))
 
@@ -88,7 +88,7 @@ def measure(
 def _complete(
     samples: list[float], sampler: Sampler, budget: Budget, spent: Callable[[], float]
 ) -> bool:
-    """Add samples until they agree (True) or the budget is used up; `spent` gives ms so far."""
+    """Add samples until they agree (True) or the budget is used up; `spent` returns ms so far."""
     while True:
         if len(samples) >= budget.least:
             interval = median_interval(samples)
@@ -96,7 +96,7 @@ def _complete(
                 return True
         if (spent_ms := spent()) >= budget.ms:
             return False
-        # A quarter more each time: few waits for the device, little overshoot.
+        # A quarter more each time: few synchronisations, little overshoot.
         wanted = max(budget.least - len(samples), len(samples) // 4, 1)
         fits = math.ceil((budget.ms - spent_ms) / max(spent_ms / len(samples), 1e-6))
         samples += sampler.take(min(wanted, fits))

@@ -1,4 +1,4 @@
-"""Traces by torch.profiler: contenders one after the other, each in a stretch of its own."""
+"""Traces by torch.profiler: contenders one after the other, each in a time span of its own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from kgen.measure.sampler import Call, on
+from kgen.measure.sampler import TimedCall, on
 from kgen.model.traced import Traced
 
-# Long against the profiler's own cost of a call, short against a trace that a browser opens.
+# Long compared with the profiler's overhead per call, short enough for a browser to open the trace.
 _STRETCH_MS = 20.0
 _CALLS = (3, 50)
-# Between two stretches: more than clocks of GPU and CPU may disagree by.
+# Pause between two spans; longer than the clocks of GPU and CPU may differ.
 _PAUSE_S = 0.002
 _MARK = "contender: "
 
@@ -28,9 +28,9 @@ class Event:
     """One event of a trace.
 
     Attributes:
-        name: A stretch's, a kernel's, or an operator's.
+        name: Of a span, a kernel or an operator.
         start_us, end_us: On the clock of the trace.
-        own_us: Without what other events inside it took.
+        own_us: Duration without nested events.
         on_device: Whether it ran on a GPU.
     """
 
@@ -42,7 +42,7 @@ class Event:
 
 
 def trace(
-    contenders: Mapping[str, Sequence[Call]],
+    contenders: Mapping[str, Sequence[TimedCall]],
     device: torch.device,
     path: Path,
     synchronize: Callable[[], None],
@@ -51,8 +51,8 @@ def trace(
 
     Args:
         contenders: Calls by name, one per buffer set; they have run before.
-        device: Where they run. On a CPU its operators stand for kernels.
-        path: Where the trace goes, as Chrome's JSON.
+        device: Where they run. On a CPU operators count as kernels.
+        path: Receives the trace as Chrome's JSON.
         synchronize: Waits for the device.
     Returns:
         One entry per contender, in their order.
@@ -63,7 +63,7 @@ def trace(
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with on(device):
         counts = {name: _enough(calls, synchronize) for name, calls in contenders.items()}
-        with profile(activities=activities):  # the first one loads what profilers need
+        with profile(activities=activities):  # the first profile loads the profiler
             next(iter(contenders.values()))[0]()
             synchronize()
         with profile(activities=activities) as found:
@@ -76,20 +76,20 @@ def trace(
             time.sleep(_PAUSE_S)
     path.parent.mkdir(parents=True, exist_ok=True)
     found.export_chrome_trace(str(path))
-    return summary(list(_events(found)), counts, on_gpu)
+    return trace_summary(list(_events(found)), counts, on_gpu)
 
 
-def summary(
+def trace_summary(
     events: Sequence[Event], counts: Mapping[str, int], on_gpu: bool
 ) -> tuple[Traced, ...]:
-    """What a trace says of each contender.
+    """Summarise a trace by contender.
 
-    An event belongs to the stretch that its middle lies in.
+    An event belongs to the span that contains its middle.
 
     Args:
         events: All of the trace.
         counts: Calls of each contender, in their order.
-        on_gpu: Whether kernels of a GPU are counted, or else operators of the CPU.
+        on_gpu: Count kernels of a GPU; otherwise operators of the CPU.
     """
     stretches = {
         event.name.removeprefix(_MARK): event
@@ -108,7 +108,7 @@ def _traced(
     kernels = 0
     for event in events:
         middle = (event.start_us + event.end_us) / 2
-        # A GPU has a copy of every stretch, which is no kernel.
+        # The GPU has a copy of every span, which is no kernel.
         if (
             event.on_device == on_gpu
             and not event.name.startswith(_MARK)
@@ -128,8 +128,8 @@ def _traced(
     )
 
 
-def _enough(calls: Sequence[Call], synchronize: Callable[[], None]) -> int:
-    """How many calls fill a stretch."""
+def _enough(calls: Sequence[TimedCall], synchronize: Callable[[], None]) -> int:
+    """Number of calls in a span."""
     synchronize()
     started = time.perf_counter()
     calls[0]()

@@ -1,4 +1,4 @@
-"""What goes into and comes out of a build."""
+"""Requests and results of a build."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ class Rendered:
         name: `rmsnorm/forward_rows_in_registers`, for messages.
         source: The CUDA text; includes `kgen/*.cuh` by name.
         digest: Digest of the source and of every kgen header that it includes, transitively.
+        bare: Likewise, without comments, blank space and the headers' paths. It replaces the code
+            digest of a build for the host, which has no cubin.
     """
 
     name: str
     source: str
     digest: str
+    bare: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,8 @@ class Artifact:
         key: Digest of source, compiler, flags and arch.
         resources: (kernel, what the compiler reported); empty for the host.
         seconds: Time of the compilation; 0.0 if it came from the cache.
-        remarks: What the compiler said that makes the kernels slow, with its code: that it takes
-            products of warpgroups one by one, say.
+        remarks: Performance remarks of the compiler with their codes, for instance that it
+            serialises wgmma instructions.
     """
 
     kind: str
@@ -54,7 +57,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class BuildFailure:
-    """A build that failed: the compiler's message, and where the source was kept."""
+    """A failed build: the compiler's message, and the path of the kept source."""
 
     key: str
     message: str

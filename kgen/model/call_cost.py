@@ -1,4 +1,4 @@
-"""What a call costs the host, and how long its results take."""
+"""The host cost of a call, and the latency of its results."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """Host time of one call, from Python and back; the device works on meanwhile. And how long it
-    takes until the device is done, if nothing else is on its way.
+    """Host time of one call, from Python and back, and the latency until the device has finished.
 
     Attributes:
-        name: Whose call.
+        name: Of the contender.
         median_us: Median over rounds.
         low_us: First quartile.
         high_us: Third quartile.
-        done_us: From the call until a wait for the device is over, median over rounds.
-        rounds: How many rounds there were.
-        calls: Calls in each.
+        done_us: From the call until the device has finished, on an idle device; median over rounds.
+        rounds: Number of rounds.
+        calls: Calls per round.
     """
 
     name: str

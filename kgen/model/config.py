@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kgen.model.digest import digest_of
+from kgen.runtime.rows import Value
+from kgen.runtime.spelling import spell
 
-Value = int | float | bool | str
+__all__ = ["Config", "Value"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +18,8 @@ class Config:
 
     Attributes:
         variant: Name of the variant.
-        values: (parameter, value) in the order in which the variant declares them; without those
-            that are what the variant declares as their default (`Variant.config`).
+        values: (parameter, value) in declared order, without parameters that have their default
+            value (`Variant.config`).
     """
 
     variant: str
@@ -42,11 +44,6 @@ class Config:
 
     @property
     def label(self) -> str:
-        """`variant(a=1, b=2)`, for people."""
+        """`variant(a=1, b=2)`."""
         inner = ", ".join(f"{name}={spell(value)}" for name, value in self.values)
         return f"{self.variant}({inner})"
-
-
-def spell(value: Value) -> str:
-    """Write a value as the search-space YAML and CUDA both write it (`true`, not `True`)."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

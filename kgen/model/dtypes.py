@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+
+from kgen.runtime.signature import ABSENT
+from kgen.runtime.spelling import CUDA_TYPES, ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +18,10 @@ class DType:
         cuda: C++ type in rendered kernels.
         torch: Attribute of the torch module: `bfloat16`.
         mantissa_bits: Stored fraction bits; one ulp at 1.0 is 2**-mantissa_bits.
-        rounds: Name of the dtype whose values these are when rounded; empty for a dtype that
-            tensors are stored in. A field that no tensor has may choose such a dtype, to say how
-            the operands of matrix products may be rounded.
-        integral: Whether it has whole numbers: of tensors that say where others' parts lie.
+        rounds: Name of the dtype that it rounds; empty for a dtype that tensors are stored in. A
+            field without tensors may choose such a dtype, which says how the operands of matrix
+            products may be rounded.
+        integral: Whether it is an integer type, for tensors of offsets.
     """
 
     name: str
@@ -36,42 +38,31 @@ class DType:
         return float(2.0**-self.mantissa_bits)
 
 
+def _dtype(
+    name: str, torch: str, mantissa_bits: int, rounds: str = "", *, integral: bool = False
+) -> DType:
+    return DType(
+        name, ITEM_BYTES[name], CUDA_TYPES[name], torch, mantissa_bits, rounds, integral
+    )
+
+
 DTYPES: dict[str, DType] = {
     t.name: t
     for t in (
-        DType("fp32", 4, "float", "float32", 23),
-        DType("fp16", 2, "kgen::fp16", "float16", 10),
-        DType("bf16", 2, "kgen::bf16", "bfloat16", 7),
-        DType("tf32", 4, "kgen::tf32", "float32", 10, rounds="fp32"),
-        DType("int32", 4, "kgen::i32", "int32", 0, integral=True),
-        DType("int64", 8, "kgen::i64", "int64", 0, integral=True),
+        _dtype("fp32", "float32", 23),
+        _dtype("fp16", "float16", 10),
+        _dtype("bf16", "bfloat16", 7),
+        _dtype("tf32", "float32", 10, rounds="fp32"),
+        _dtype("int32", "int32", 0, integral=True),
+        _dtype("int64", "int64", 0, integral=True),
     )
 }
 
-# What a dtype field may choose besides: the tensors of that field are then absent. Not among
-# DTYPES, because nothing can be stored in it.
-ABSENT = DType("none", 0, "kgen::none", "", 0)
+# The choice of a dtype field whose tensors are absent. It is not in DTYPES because no tensor has
+# it.
+ABSENT_DTYPE = _dtype(ABSENT, "", 0)
 
 
 def dtype_named(name: str) -> DType:
     """Look up a dtype, or `none`."""
-    return ABSENT if name == ABSENT.name else DTYPES[name]
-
-
-def is_dtype_field(name: str) -> bool:
-    """Whether a choice of a problem is a dtype; else it is an option."""
-    return name.endswith("dtype")
-
-
-def itemsizes(choices: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Bytes per element of the dtypes among a problem's choices: `itemsize`, `w_itemsize`."""
-    return {
-        field.replace("dtype", "itemsize"): dtype_named(name).itemsize
-        for field, name in choices
-        if is_dtype_field(field)
-    }
-
-
-def spelled(field: str, choice: str) -> str:
-    """A choice as rendered kernels spell it: a dtype's C++ type, an option as it is."""
-    return dtype_named(choice).cuda if is_dtype_field(field) else choice
+    return ABSENT_DTYPE if name == ABSENT else DTYPES[name]

@@ -1,4 +1,4 @@
-"""The expression language of search spaces: a whitelisted part of Python's, never `eval`ed.
+"""The expression language of search spaces: a whitelisted subset of Python, without `eval`.
 
 Integers, floats, strings, booleans, names; + - * // % **; comparisons, `in (…)`, and/or/not,
 `a if c else b`; calls of ceil_div, round_up, next_pow2, is_pow2, min, max. An expression is
@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from kgen.errors import ExprError, suggest
-from kgen.runtime.arith import ceil_div, is_pow2, next_pow2, round_up
+from kgen.runtime.arith import MAX_POWER, ceil_div, is_pow2, next_pow2, round_up
 
 Env = Mapping[str, Any]
 _Closure = Callable[[Env], Any]
@@ -47,8 +47,9 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
-# A typing slip such as 9**9**9 must not hang a tune.
-MAX_POWER = 64
+# Limits against typing errors such as 9**9**9 and against hostile expressions.
+MAX_BITS = 4096  # of an integer power
+MAX_CHARS = 20_000  # of an expression with its lets expanded
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,43 @@ class Expr:
             raise ExprError(f"'{self.text}' cannot be evaluated: {problem}") from None
 
     def __reduce__(self) -> tuple[Callable[[str], Expr], tuple[str]]:
-        return parse_expr, (self.text,)  # closures do not pickle; the text says it all
+        return parse_expr, (self.text,)  # closures do not pickle; the text suffices
+
+
+class Names(dict[str, Any]):
+    """Values of names. A `let` is computed at its first use and then cached."""
+
+    def __init__(self, values: Env, lets: Mapping[str, Expr]) -> None:
+        super().__init__(values)
+        self._lets = lets
+
+    def __missing__(self, name: str) -> Any:
+        if name not in self._lets:
+            raise KeyError(name)
+        value = self[name] = self._lets[name](self)
+        return value
+
+
+def base_names(expr: Expr, lets: Mapping[str, Expr]) -> frozenset[str]:
+    """The names that an expression depends on, with its lets expanded."""
+    found: set[str] = set()
+    for name in expr.names:
+        found |= base_names(lets[name], lets) if name in lets else {name}
+    return frozenset(found)
+
+
+def inlined(expr: Expr, lets: Mapping[str, Expr]) -> Expr:
+    """The expression with every let expanded."""
+    if not any(name in lets for name in expr.names):
+        return expr
+
+    class Inline(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            if node.id not in lets:
+                return node
+            return ast.parse(inlined(lets[node.id], lets).text, mode="eval").body
+
+    return parse_expr(ast.unparse(Inline().visit(ast.parse(expr.text, mode="eval").body)))
 
 
 def parse_expr(source: str | int | float | bool) -> Expr:
@@ -94,13 +131,21 @@ def parse_expr(source: str | int | float | bool) -> Expr:
 # again each time took a tenth of a trial.
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Expr:
+    if len(text) > MAX_CHARS:
+        raise ExprError(
+            f"'{text[:40]}...' is too long: {len(text)} characters, {MAX_CHARS} are allowed"
+        )
+    names: set[str] = set()
     try:
         tree = ast.parse(text, mode="eval").body
+        closure = _compile(tree, names, text)
+        return Expr(ast.unparse(tree), frozenset(names), closure)
     except SyntaxError as problem:
         raise ExprError(f"'{text}' is not an expression: {problem.msg}") from None
-    names: set[str] = set()
-    closure = _compile(tree, names, text)
-    return Expr(ast.unparse(tree), frozenset(names), closure)
+    except (RecursionError, MemoryError, ValueError) as problem:
+        raise ExprError(
+            f"'{text[:40]}' is not an expression: {problem or type(problem).__name__}"
+        ) from None
 
 
 def _compile(node: ast.expr, names: set[str], text: str) -> _Closure:
@@ -116,11 +161,17 @@ def _compile(node: ast.expr, names: set[str], text: str) -> _Closure:
             names.add(name)
             return lambda env: env[name]
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            _demand_numbers(left, right, text)
             base, power = sub(left), sub(right)
+            if _is_constant(node):  # generated Python computes it without a limit
+                try:
+                    _power(base({}), power({}))
+                except (ArithmeticError, TypeError, ValueError) as problem:
+                    raise ExprError(f"'{text}' cannot be evaluated: {problem}") from None
             return lambda env: _power(base(env), power(env))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            apply, a, b = _BINARY[type(op)], sub(left), sub(right)
-            return lambda env: apply(a(env), b(env))
+            _demand_numbers(left, right, text)
+            return _arithmetic(_BINARY[type(op)], sub(left), sub(right))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             value = sub(operand)
             return lambda env: -value(env)
@@ -157,9 +208,43 @@ def _compile(node: ast.expr, names: set[str], text: str) -> _Closure:
 
 
 def _power(base: Any, power: Any) -> Any:
-    if abs(power) > MAX_POWER:
+    if abs(_number(power)) > MAX_POWER:
         raise ValueError(f"power {power} is beyond {MAX_POWER}")
-    return base**power
+    if isinstance(base, int) and base.bit_length() * abs(power) > MAX_BITS:
+        raise ValueError(f"a power of more than {MAX_BITS} bits")
+    return _number(base) ** power
+
+
+def _arithmetic(apply: Callable[[Any, Any], Any], left: _Closure, right: _Closure) -> _Closure:
+    """Most values are ints, which need no look: a search evaluates millions of expressions."""
+
+    def evaluate(env: Env) -> Any:
+        a, b = left(env), right(env)
+        if type(a) is int and type(b) is int:
+            return apply(a, b)
+        return apply(_number(a), _number(b))
+
+    return evaluate
+
+
+def _number(value: Any) -> Any:
+    """Texts and lists cannot be calculated with: `'a' * 10**11` would take all memory."""
+    if isinstance(value, str | tuple):
+        raise TypeError(f"{value!r:.40} is no number")
+    return value
+
+
+def _demand_numbers(left: ast.expr, right: ast.expr, text: str) -> None:
+    for operand in (left, right):
+        is_text = isinstance(operand, ast.Constant) and isinstance(operand.value, str)
+        if is_text or isinstance(operand, ast.Tuple | ast.List):
+            raise ExprError(
+                f"'{text[:40]}': '{ast.unparse(operand)[:40]}' is no number to calculate with"
+            )
+
+
+def _is_constant(node: ast.expr) -> bool:
+    return not any(isinstance(part, ast.Name) for part in ast.walk(node))
 
 
 def _chain(

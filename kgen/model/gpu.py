@@ -11,7 +11,7 @@ class GpuProfile:
 
     Attributes:
         name: As in `--gpu`: `h200`.
-        title: As people say it: `NVIDIA H200 SXM 141 GB`.
+        title: Full product name: `NVIDIA H200 SXM 141 GB`.
         device_names: Names the driver reports for it.
         arch: Compilation target: `sm_90a`; `host` for the CPU.
         sm_count: Streaming multiprocessors.

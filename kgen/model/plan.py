@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kgen.errors import SpaceError
 from kgen.model.config import Config
-from kgen.model.expr import Expr
+from kgen.model.expr import Expr, Names
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.model.space import LaunchSpec, Variant
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
-OVERLAP_SINCE = 90  # compute capability from which on a launch can overlap what is before it
+PDL_SINCE = 90  # compute capability from which on there is programmatic dependent launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +26,9 @@ class Launch:
         block: Threads in x, y, z.
         smem_bytes: Dynamic shared memory.
         args: Names, bound to values by a caller, or whole numbers.
-        overlaps: Whether it may begin before the launch before it has ended. Never of the first
-            launch that is not empty: what comes before a plan does not know of it.
-        early: Whether it, the first, may begin before what came before the plan has ended.
+        pdl: Whether it uses programmatic dependent launch: it may begin before the kernel before it
+            in the stream has ended. A later launch of a plan does not if all earlier launches are
+            empty, because its kernel does not wait for the kernel before the plan.
     """
 
     kernel: str
@@ -37,16 +36,7 @@ class Launch:
     block: tuple[int, int, int]
     smem_bytes: int
     args: tuple[str | int, ...]
-    overlaps: bool = False
-    early: bool = False
-
-    @property
-    def overlaps_stream(self) -> bool:
-        """Whether it may begin before what is before it in its stream has ended, whatever that is.
-
-        All that a driver has to know.
-        """
-        return self.overlaps or self.early
+    pdl: bool = False
 
     @property
     def threads(self) -> int:
@@ -78,9 +68,10 @@ class Plan:
 
 def expression_names(
     variant: Variant, config: Config, problem: Problem, gpu: GpuProfile
-) -> dict[str, Any]:
+) -> Names:
     """Values of every name that rules and launch expressions may use."""
-    return {**gpu.names, **problem.names, **variant.values(config)}
+    values = {**gpu.names, **problem.names, **variant.values(config)}
+    return Names(values, dict(variant.lets))
 
 
 def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfile) -> Plan:
@@ -88,7 +79,7 @@ def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfil
 
     Raises:
         SpaceError: If an extent is no whole number, negative, or beyond what CUDA can launch; or
-            a launch overlaps what is before it on a GPU that cannot.
+            a launch uses programmatic dependent launch on a GPU that has none.
     """
     env = expression_names(variant, config, problem, gpu)
     launches: list[Launch] = []
@@ -100,12 +91,10 @@ def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfil
             _whole(arg, env, variant, "argument") if isinstance(arg, Expr) else arg
             for arg in spec.args
         )
-        given = spec, env, variant, gpu
-        overlaps = _overlaps(spec.overlaps, "the one before it", *given) and not all(
-            x.is_empty for x in launches
-        )
-        early = _overlaps(spec.early, "what came before its plan", *given)
-        launches.append(Launch(spec.kernel, grid, block, smem, args, overlaps, early))
+        pdl = _uses_pdl(spec, env, variant, gpu)
+        if launches and all(launch.is_empty for launch in launches):
+            pdl = False
+        launches.append(Launch(spec.kernel, grid, block, smem, args, pdl))
     workspaces = tuple(
         Workspace(w.name, w.dtype, _whole(w.elements, env, variant, w.name))
         for w in variant.workspaces
@@ -113,38 +102,30 @@ def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfil
     return Plan(tuple(launches), workspaces)
 
 
-def _overlaps(
-    condition: Expr | None,
-    before: str,
-    spec: LaunchSpec,
-    env: dict[str, Any],
-    variant: Variant,
-    gpu: GpuProfile,
-) -> bool:
-    if condition is None or not condition(env):
+def _uses_pdl(spec: LaunchSpec, env: Names, variant: Variant, gpu: GpuProfile) -> bool:
+    if spec.pdl is None or not spec.pdl(env):
         return False
-    if not gpu.is_host and gpu.compute_capability < OVERLAP_SINCE:
+    if not gpu.is_host and gpu.compute_capability < PDL_SINCE:
         raise SpaceError(
-            f"{variant.where}: launch '{spec.kernel}' overlaps {before} "
-            f"('{condition.text}'), which takes sm_{OVERLAP_SINCE} or later; {gpu.name} is "
-            f"{gpu.arch}\n  next: add a rule that allows it from compute_capability "
-            f"{OVERLAP_SINCE} on"
+            f"{variant.where}: launch '{spec.kernel}' uses programmatic dependent launch "
+            f"('pdl: {spec.pdl.text}'), which takes sm_{PDL_SINCE} or later; {gpu.name} is "
+            f"{gpu.arch}\n  next: add a rule that allows it from compute_capability {PDL_SINCE} on"
         )
     return True
 
 
-def _whole(expr: Expr, env: dict[str, Any], variant: Variant, what: str) -> int:
+def _whole(expr: Expr, env: Names, variant: Variant, what: str) -> int:
     value = expr(env)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise SpaceError(
-            f"{variant.where}: {what} '{expr.text}' is {value!r}, which is no whole number >= 0"
+            f"{variant.where}: {what} '{expr.text}' is {value!r}, which is not a whole number >= 0"
         )
     return value
 
 
 def _extents(
     exprs: Sequence[Expr],
-    env: dict[str, Any],
+    env: Names,
     variant: Variant,
     what: str,
     least: int,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from kgen.errors import ProblemError, suggest
 from kgen.model.digest import digest_of
-from kgen.model.dtypes import DType, dtype_named, itemsizes
+from kgen.model.dtypes import DType, dtype_named
 from kgen.model.signature import Pass, Signature
+from kgen.runtime.spelling import itemsizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +25,35 @@ class Problem:
     dtypes: tuple[tuple[str, str], ...]
 
     def dim(self, name: str) -> int:
-        """Return an extent."""
-        return dict(self.dims)[name]
+        """Return an extent.
+
+        Raises:
+            ProblemError: If there is no such dim.
+        """
+        return self._extent(dict(self.dims), name)
 
     def dtype(self, field: str) -> DType:
         """Return the dtype that a field chose, or the fixed dtype of that name."""
         return dtype_named(dict(self.dtypes).get(field, field))
 
     def shape(self, dims: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the extents of several dims."""
+        """Return the extents of several dims.
+
+        Raises:
+            ProblemError: If one of the dims does not exist.
+        """
         table = dict(self.dims)
-        return tuple(table[name.removesuffix(" + 1")] + name.endswith(" + 1") for name in dims)
+        return tuple(
+            self._extent(table, name.removesuffix(" + 1")) + name.endswith(" + 1") for name in dims
+        )
+
+    def _extent(self, table: Mapping[str, int], name: str) -> int:
+        try:
+            return table[name]
+        except KeyError:
+            raise ProblemError(
+                f"problem '{self}' has no dim '{name}'\n  known: {', '.join(table)}"
+            ) from None
 
     def present(self, pass_: Pass) -> Pass:
         """A pass without the tensors that this problem leaves out."""
@@ -55,7 +74,7 @@ class Problem:
 
 
 def with_dims(problem: Problem, dims: Mapping[str, int], signature: Signature) -> Problem:
-    """Replace extents; those that others imply follow (`Signature.implied`)."""
+    """Replace extents, and the extents that they imply (`Signature.implied`)."""
     extents = {**dict(problem.dims), **dims}
     implied = signature.implied(dict(problem.dtypes))
     if implied is not None:
@@ -90,7 +109,7 @@ def parse_problem(text: str, signature: Signature) -> Problem:
     for dim in signature.dims:
         if dim.name not in given:
             if packing is not None and dim.name == packing.sequences:
-                dims.append((dim.name, -1))  # as many as there are batch rows, which see below
+                dims.append((dim.name, -1))  # set below to the number of batch rows
                 continue
             raise ProblemError(
                 f"problem '{text}': '{dim.name}' ({dim.doc}) is missing\n  "
@@ -107,20 +126,20 @@ def parse_problem(text: str, signature: Signature) -> Problem:
     except ProblemError as problem:
         raise ProblemError(f"problem '{text}': {problem}") from None
     found = Problem(tuple(dims), tuple(dtypes.items()))
-    settled = with_dims(found, {}, signature)
-    for (name, is_given), (_, wanted) in zip(found.dims, settled.dims, strict=True):
+    complete = with_dims(found, {}, signature)
+    for (name, is_given), (_, wanted) in zip(found.dims, complete.dims, strict=True):
         if is_given not in (-1, wanted):
             raise ProblemError(
                 f"problem '{text}': {name}={is_given}, but {_implied(signature, dtypes)}\n"
                 f"  here {name}={wanted}"
             )
-    if -1 in settled.shape(tuple(given_name for given_name, _ in settled.dims)):
+    if -1 in complete.shape(tuple(given_name for given_name, _ in complete.dims)):
         assert packing is not None
         raise ProblemError(
             f"problem '{text}': '{packing.sequences}' is missing, the number of sequences that "
             f"{packing.offsets} cuts"
         )
-    return settled
+    return complete
 
 
 def _implied(signature: Signature, dtypes: Mapping[str, str]) -> str:

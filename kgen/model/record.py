@@ -1,4 +1,4 @@
-"""What is written down about a trial."""
+"""Records of trials."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kgen.model.config import Config
 from kgen.model.digest import digest_of
 
 COLD, WARM = "cold", "warm"
-"""What L2 holds when a kernel is timed: none of its inputs, or all that fit."""
+"""The content of L2 when a kernel is timed: none of its inputs, or all that fit."""
 
 
 class Fate(StrEnum):
     """How a trial ended."""
 
-    REJECTED = "rejected"  # built, but cannot or should not be launched (resources)
+    REJECTED = "rejected"  # built, but refused because of its resources
     BUILD_FAILED = "build_failed"
     WRONG = "wrong"
     TIMED_OUT = "timed_out"
@@ -67,10 +67,10 @@ class OutputAccuracy:
     Attributes:
         output: Tensor name.
         error: Largest |y - y64| / scale.
-        bound: What is allowed for the same quantity: 2 `loss` plus the floor of the dtype.
+        bound: The limit of `error`: 2 `loss` plus the floor of the dtype.
         eager_error: The same quantity for eager PyTorch in the problem's dtypes.
-        loss: What the definition itself loses in the problem's dtypes; None in records that are
-            older than the field.
+        loss: The error of the definition itself in the problem's dtypes; None in records older
+            than the field.
     """
 
     output: str
@@ -82,7 +82,7 @@ class OutputAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One input set that a kernel was tried on, with what makes it again."""
+    """One input set that a kernel was tried on, with the seed that reproduces it."""
 
     case: str
     seed: int
@@ -106,16 +106,17 @@ class HostRun:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Why a verified record is believed, with what is needed to check it again.
+    """The proof of a verified record, with the data to repeat it.
 
     Attributes:
-        seed: Of the fixture: all input sets but the fresh ones follow from it.
-        tried: Input sets on the device that the record is about.
+        seed: Of the fixture; it determines all input sets except the fresh ones.
+        tried: Input sets on the device.
         skipped: Input sets that the variant's guards do not admit.
-        launches: On each input set, with poisoned outputs and with workspaces as they were left.
+        launches: On the values of each input set; outputs and workspaces are filled before each
+            in turn, see `kgen.check.steps`.
         bitwise: Whether all launches had to give the same bits.
         host: Runs of the same source on the CPU; empty unless it is a certificate.
-        host_missing: Why there are none, if there are none.
+        host_missing: Why there are none.
     """
 
     seed: int
@@ -132,8 +133,9 @@ class Record:
     """The written-down outcome of a trial.
 
     Attributes:
-        key: Identity of what was tried: digest of source, compiler, flags, arch and problem,
-            and of `warm` for a trial that was timed so.
+        key: Identity of what was tried: digest of the machine code, compiler, flags, arch, plan
+            and problem, and of `warm` for a trial that was timed so. Empty if it was not built,
+            and in records that are older than the digest of code.
         operator: Operator name.
         pass_name: `forward` or `backward`.
         problem: `str(Problem)`.
@@ -141,13 +143,22 @@ class Record:
         config: The config.
         fate: How it ended.
         reason: Empty if verified, else one paragraph.
+        text_key: Like `key`, of the rendered text in the place of the code. The shortcut: who has
+            the same text need not build to know that the code is the same.
         source: Digest of the rendered source with everything that it includes.
+        code: Digest of the machine code (`kgen.runtime.code_digest`); of a build for the host, of
+            the text without comments. Empty where `key` is.
+        definition: Digest of the operator's definition and inputs (`kgen.trial.definition`); empty
+            in records that are older than the field.
+        guards: Digest of the calls that its variant admits; likewise.
         environment: Digest of the environment (see the report).
         resources: Per kernel, in launch order; empty if it was not built.
         timing: Of a verified trial.
         accuracy: Per output, of a verified or wrong trial.
         evidence: Of a certificate; None of a trial of the search.
         when: UTC, ISO 8601.
+        id: Short identity of this very record, for `--record`. Given once: it stays when the
+            variant or a parameter is renamed, or when the record is found valid for a new text.
     """
 
     key: str
@@ -158,15 +169,20 @@ class Record:
     config: Config
     fate: Fate
     reason: str = ""
+    text_key: str = ""
     source: str = ""
+    code: str = ""
     environment: str = ""
     resources: tuple[tuple[str, Resources], ...] = ()
     timing: Timing | None = None
     accuracy: tuple[OutputAccuracy, ...] = ()
     evidence: Evidence | None = None
     when: str = ""
+    id: str = ""
+    definition: str = ""
+    guards: str = ""
 
-    @property
-    def id(self) -> str:
-        """Short identity of this very record, for `--record`."""
-        return digest_of([self.key, self.config.digest, self.when])[:8]
+    def __post_init__(self) -> None:
+        if not self.id:
+            given = digest_of([self.text_key or self.key, self.config.digest, self.when])[:8]
+            object.__setattr__(self, "id", given)

@@ -1,4 +1,4 @@
-"""A rule of dispatch: nested thresholds on extents, with rows at the leaves."""
+"""A dispatch rule as a tree: nested thresholds on extents, with rows at the leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class Leaf:
     """The end of a path.
 
     Attributes:
-        rows: Records of rows, the preferred first; the next ones are for calls that it refuses.
+        rows: Records of rows, the preferred first. A later row serves calls whose conditions the
+            earlier ones refuse.
     """
 
     rows: tuple[str, ...]
@@ -25,8 +26,8 @@ class Split:
 
     dims: tuple[str, ...]
     at_most: int
-    below: Tree
-    above: Tree
+    below: RuleTree
+    above: RuleTree
 
     @property
     def text(self) -> str:
@@ -34,45 +35,45 @@ class Split:
         return f"{' * '.join(self.dims)} <= {self.at_most}"
 
 
-Tree: TypeAlias = Leaf | Split
+RuleTree: TypeAlias = Leaf | Split
 
 
 @dataclass(frozen=True, slots=True)
 class LearntRule:
-    """Which rows serve the problems of one pass, of one choice of dtypes and of some extents.
+    """The rule for the problems of one pass, one choice of dtypes, and some extents.
 
     Attributes:
         pass_name: `forward` or `backward`.
         dtypes: (field, dtype name) and (option, choice), complete, in the operator's order.
-        constants: (dim, extent) that a problem must have: those that kernels have compiled in.
-        tree: What is compared, and which rows follow.
+        constants: (dim, extent) that a problem must have, because kernels have them compiled in.
+        tree: The comparisons and the rows.
         problems: Number of problems that it was learnt from.
-        mean_loss: Time of the chosen row over that of the best config known for a problem, less 1,
-            on average over these problems.
-        worst_loss: The largest of these.
+        mean_loss: Mean over these problems of the time of the chosen row over that of the best
+            known config, minus 1.
+        worst_loss: The largest of these losses.
     """
 
     pass_name: str
     dtypes: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, int], ...]
-    tree: Tree
+    tree: RuleTree
     problems: int
     mean_loss: float
     worst_loss: float
 
     @property
     def covers(self) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
-        """What a later rule of the same problems replaces; also the order of rules."""
+        """The key of a rule: a later rule with the same key replaces it. Also the sort key."""
         extents = tuple(value for _, value in self.constants)
         return (self.pass_name, tuple(value for _, value in self.dtypes), extents)
 
     @property
     def records(self) -> frozenset[str]:
-        """Of all rows that it may choose."""
+        """Records of all rows that it may choose."""
         return frozenset(record for leaf in leaves(self.tree) for record in leaf.rows)
 
 
-def leaves(tree: Tree) -> Iterator[Leaf]:
+def leaves(tree: RuleTree) -> Iterator[Leaf]:
     """Yield the leaves of a tree, from low extents to high ones."""
     if isinstance(tree, Leaf):
         yield tree
@@ -81,7 +82,7 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
         yield from leaves(tree.above)
 
 
-def leaf_of(tree: Tree, dims: Mapping[str, int]) -> Leaf:
+def leaf_of(tree: RuleTree, dims: Mapping[str, int]) -> Leaf:
     """Follow a tree for some extents."""
     while isinstance(tree, Split):
         tree = tree.below if extent(tree.dims, dims) <= tree.at_most else tree.above
@@ -93,7 +94,7 @@ def extent(names: tuple[str, ...], dims: Mapping[str, int]) -> int:
     return prod(dims[name] for name in names)
 
 
-def with_names(tree: Tree, names: Mapping[str, str]) -> Tree:
+def with_names(tree: RuleTree, names: Mapping[str, str]) -> RuleTree:
     """The tree with other names at its leaves."""
     if isinstance(tree, Leaf):
         return Leaf(tuple(names[row] for row in tree.rows))
@@ -102,12 +103,12 @@ def with_names(tree: Tree, names: Mapping[str, str]) -> Tree:
     )
 
 
-def spelled(tree: Tree, margin: str = "") -> Iterator[str]:
-    """Yield the lines of a tree, for people."""
+def tree_lines(tree: RuleTree, margin: str = "") -> Iterator[str]:
+    """Yield a tree as lines of text."""
     if isinstance(tree, Leaf):
         yield f"{margin}{', else '.join(tree.rows)}"
     else:
         yield f"{margin}{tree.text}:"
-        yield from spelled(tree.below, margin + "  ")
+        yield from tree_lines(tree.below, margin + "  ")
         yield f"{margin}else:"
-        yield from spelled(tree.above, margin + "  ")
+        yield from tree_lines(tree.above, margin + "  ")

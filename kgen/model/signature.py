@@ -1,4 +1,4 @@
-"""What an operator takes and returns: the one declaration that all layers share."""
+"""The signature of an operator: the declaration of its arguments that all layers share."""
 
 from __future__ import annotations
 
@@ -7,66 +7,19 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from kgen.errors import ProblemError, suggest
-from kgen.model.dtypes import ABSENT, DTYPES
+from kgen.model.dtypes import DTYPES
+from kgen.runtime.signature import ABSENT, Dim, DTypeField, Option, Packing, Scalar
 
-
-@dataclass(frozen=True, slots=True)
-class Dim:
-    """A named extent.
-
-    Attributes:
-        name: Upper-case by custom: `M`.
-        doc: What it counts.
-        smallest: Least legal value.
-    """
-
-    name: str
-    doc: str
-    smallest: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DTypeField:
-    """A dtype that a problem chooses.
-
-    Attributes:
-        name: `dtype`, or `<tensor>_dtype`.
-        allowed: Names of dtypes, or names of earlier fields ("the same as"), or `none`: the
-            tensors of this field may be absent. A dtype that only rounds another one (`tf32`)
-            is for fields that no tensor has; it may be chosen where the other may be, too.
-        default: One of these, or None if the problem must say.
-    """
-
-    name: str
-    allowed: tuple[str, ...]
-    default: str | None = None
-
-    @property
-    def itemsize_name(self) -> str:
-        """The name of this dtype's bytes per element in expressions: `itemsize`, `w_itemsize`."""
-        return self.name.replace("dtype", "itemsize")
-
-    @property
-    def optional(self) -> bool:
-        """Whether tensors of this dtype may be absent."""
-        return ABSENT.name in self.allowed
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A convention that a problem chooses and that no tensor shows; a keyword of the function.
-
-    Attributes:
-        name: As in problems and in Python; does not end in `dtype`.
-        allowed: Identifiers; templates get the chosen one as it is.
-        default: One of these.
-        doc: One line for the generated docstring.
-    """
-
-    name: str
-    allowed: tuple[str, ...]
-    default: str
-    doc: str = ""
+__all__ = [
+    "DTypeField",
+    "Dim",
+    "Option",
+    "Packing",
+    "Pass",
+    "Scalar",
+    "Signature",
+    "Tensor",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +34,8 @@ class Tensor:
         free_strides: Dims whose stride the caller chooses; kernels may take it as
             `<tensor>_stride_<dim>` (in elements). All other dims are contiguous. An output has
             them only with `layout_of`.
-        layout_of: An input of the same dims and dtype. The output is allocated without gaps,
-            its dims in the same order in memory as that input's. Empty: contiguous.
+        layout_of: An input of the same dims and dtype. The output is allocated without gaps and
+            with the order of dims in memory of that input. Empty: contiguous.
         flatten_leading: Whether a user may pass any number of leading dims for dims[0].
         doc: One line for the generated docstring.
     """
@@ -97,32 +50,6 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
-    """Sequences of different lengths that a call may have one behind the other in one batch row.
-
-    Attributes:
-        offsets: The input [sequences + 1], of a dtype that may be `none`, which says where each
-            sequence begins, and where the last one ends.
-        sequences: The dim that counts them. Without offsets they are the batch rows.
-        batch: The dim of batch rows; 1 with offsets.
-    """
-
-    offsets: str
-    sequences: str
-    batch: str
-
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """A float32 run-time argument, such as eps, with its legal range (lowest < value)."""
-
-    name: str
-    default: float
-    above: float | None = None
-    doc: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Pass:
     """One direction of an operator: `forward` or `backward`."""
 
@@ -133,7 +60,7 @@ class Pass:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Inputs, then outputs; those that a problem leaves out among them."""
+        """Inputs, then outputs, including those that a problem leaves out."""
         return self.inputs + self.outputs
 
     def present(self, dtypes: Mapping[str, str]) -> Pass:
@@ -144,7 +71,7 @@ class Pass:
         """
 
         def there(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return tuple(t for t in tensors if dtypes.get(t.dtype, t.dtype) != ABSENT.name)
+            return tuple(t for t in tensors if dtypes.get(t.dtype, t.dtype) != ABSENT)
 
         return replace(self, inputs=there(self.inputs), outputs=there(self.outputs))
 
@@ -158,6 +85,29 @@ class Signature:
     passes: tuple[Pass, ...]
     options: tuple[Option, ...] = ()
     packing: Packing | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse tensors with a dim or a dtype that nothing declares.
+
+        Raises:
+            ProblemError: Naming the tensor, and what is declared.
+        """
+        dims = [dim.name for dim in self.dims]
+        dtypes = [*(field.name for field in self.dtypes), *DTYPES]
+        for pass_ in self.passes:
+            for tensor in pass_.tensors:
+                where = f"tensor '{tensor.name}' of {pass_.name}"
+                for dim in tensor.dims:
+                    if dim.removesuffix(" + 1") not in dims:
+                        raise ProblemError(f"{where} has unknown dim '{dim}'\n  "
+                                           f"{suggest(dim, dims)}")
+                for dim in tensor.free_strides:
+                    if dim not in tensor.dims:
+                        raise ProblemError(f"{where} has no dim '{dim}' whose stride is free\n  "
+                                           f"{suggest(dim, tensor.dims)}")
+                if tensor.dtype not in dtypes:
+                    raise ProblemError(f"{where} has unknown dtype '{tensor.dtype}'\n  "
+                                       f"{suggest(tensor.dtype, dtypes)}")
 
     @property
     def choices(self) -> tuple[DTypeField | Option, ...]:
@@ -178,7 +128,7 @@ class Signature:
         )
 
     def implied(self, choices: Mapping[str, str]) -> tuple[str, str] | None:
-        """A dim that may not be chosen, and what it is: (dim, the dim that it equals, or `1`).
+        """The dim that a problem may not choose: (dim, the dim that it equals, or `1`), or None.
 
         Args:
             choices: Of every dtype field.
@@ -190,7 +140,7 @@ class Signature:
         return self.packing.sequences, self.packing.batch
 
     def as_batch(self, pass_: Pass, choices: Mapping[str, str]) -> Pass:
-        """The pass with its sequences counted by the batch dim where a problem packs none."""
+        """The pass with the batch dim in place of the sequences if a problem packs none."""
         packing = self.packing
         if packing is None or self._is_packed(choices):
             return pass_
@@ -208,11 +158,10 @@ class Signature:
         offsets = next(
             t for p in self.passes for t in p.inputs if t.name == self.packing.offsets
         )
-        return choices[offsets.dtype] != ABSENT.name
+        return choices[offsets.dtype] != ABSENT
 
     def asked_for(self, pass_: Pass) -> tuple[Tensor, ...]:
-        """Outputs that a caller of a pass must ask for: they may be absent, and no input of the
-        same dtype field tells whether they are wanted.
+        """Outputs on request: optional outputs whose dtype field no input has.
 
         Args:
             pass_: As declared, with the tensors that a problem may leave out.
@@ -221,7 +170,7 @@ class Signature:
         return tuple(o for o in pass_.outputs if o.dtype in optional)
 
     def rounding_fields(self) -> tuple[DTypeField, ...]:
-        """Fields that no tensor has: they say how a problem's products may be rounded."""
+        """Fields without tensors, which say how the operands of products may be rounded."""
         used = {t.dtype for p in self.passes for t in p.tensors}
         return tuple(f for f in self.dtypes if f.name not in used)
 
@@ -243,7 +192,7 @@ class Signature:
                 raise ProblemError(f"'{f.name}' is missing\n  allowed: {', '.join(f.allowed)}")
             value = chosen.get(value, value)
             is_dtype = isinstance(f, DTypeField)
-            if is_dtype and value not in DTYPES and value != ABSENT.name:
+            if is_dtype and value not in DTYPES and value != ABSENT:
                 raise ProblemError(
                     f"unknown dtype '{value}' for '{f.name}'\n  {suggest(value, DTYPES)}"
                 )
@@ -266,12 +215,11 @@ class Signature:
         return found
 
     def dtype_pairs(self) -> list[dict[str, str]]:
-        """Few legal choices of the dtype fields and options, among which any two show every pair
-        of values that they can have together.
+        """A small set of legal choices of the dtype fields and options that covers all pairs.
 
-        Optional tensors double the combinations each; what goes wrong with them goes wrong
-        between two fields. At each step the combination with the most new pairs is taken, the
-        first of equals.
+        It contains every pair of values that two fields can have together. Each optional tensor
+        doubles the number of combinations, but faults mostly involve two fields. Greedy: each step
+        takes the combination with the most uncovered pairs, the first one of equals.
         """
 
         def pairs(chosen: Mapping[str, str]) -> set[tuple[tuple[str, str], ...]]:
@@ -288,7 +236,7 @@ class Signature:
 
 
 def _resolved(field: DTypeField | Option, chosen: Mapping[str, str]) -> list[str]:
-    """What a field may be beside what earlier fields chose."""
+    """The values that a field may have, given the choices of earlier fields."""
     if isinstance(field, Option):
         return list(field.allowed)
     names = dict.fromkeys(chosen.get(a, a) for a in field.allowed)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kgen.errors import SpaceError, suggest
-from kgen.model.config import Config, Value, spell
-from kgen.model.expr import Expr
+from kgen.model.config import Config, Value
+from kgen.model.expr import Expr, inlined
+from kgen.runtime.spelling import spell
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +18,9 @@ class Param:
 
     Attributes:
         name: Its name.
-        choices: What it may be.
-        default: The choice that a config means by leaving it out; None if every config says one.
-            For what a variant gains later: kernels and records from before keep their identity.
+        choices: Its legal values.
+        default: The value of a config that omits the parameter; None if every config has it. With a
+            default, a new parameter keeps the identity of earlier kernels and records.
     """
 
     name: str
@@ -27,23 +28,23 @@ class Param:
     default: Value | None = None
 
     def is_default(self, value: Value) -> bool:
-        """Whether a config leaves the parameter out to say this."""
+        """Whether a config omits the parameter to have this value."""
         return self.default is not None and spell(value) == spell(self.default)
 
 
 class RuleKind(StrEnum):
-    """What a config that breaks a rule is."""
+    """The consequence for a config that breaks a rule."""
 
     LEGALITY = "legality"  # wrong, or it does not compile or launch
-    EFFICIENCY = "efficiency"  # right, but not worth a trial
+    EFFICIENCY = "efficiency"  # correct, but not worth a trial
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A condition with its reason and the place where it is written (`file:line`).
 
-    A search obeys every rule. What runs a given config (a published ladder, a dispatch to the
-    nearest row) asks for legality alone.
+    A search obeys every rule. A published ladder and the dispatch of the library check legality
+    rules only.
     """
 
     condition: Expr
@@ -64,11 +65,11 @@ class LaunchSpec:
         args: In the kernel's order: names of tensors, workspaces, dims, scalars,
             `<tensor>_stride_<dim>`; or whole-number expressions, passed as `long long`. A tensor
             that a problem leaves out is passed as a null pointer, its strides as 0.
-        overlaps: Over parameters: whether it may begin before the launch before it has ended. Its
-            kernel then waits before it touches what that one reads or writes. None: never.
-        early: Of the first launch, over parameters: whether it may begin before what came before
-            the plan has ended. Of that its kernel knows nothing: each thread waits before all
-            else, and only then lets the next kernel start. None: never.
+        pdl: Over parameters: whether the launch uses programmatic dependent launch, that is, may
+            begin before the kernel before it in the stream has ended. None: never. The kernel of
+            a later launch calls `griddepcontrol_wait` before it touches what the one before reads
+            or writes. The first kernel of a plan does not know what precedes it: each of its
+            threads waits before all else, and only then lets the next kernel start.
     """
 
     kernel: str
@@ -76,8 +77,7 @@ class LaunchSpec:
     block: tuple[Expr, ...]
     smem: Expr
     args: tuple[str | Expr, ...]
-    overlaps: Expr | None = None
-    early: Expr | None = None
+    pdl: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,18 @@ class Variant:
         launches: The plan, in order.
         workspaces: Scratch memory of the plan.
         first: Configs tried first.
-        safe: The config that is right for every problem, or None. Such a variant has neither
+        safe: The config that is correct for every problem, or None. Such a variant has neither
             constants nor guards.
-        nondeterministic: Why launches on the same inputs may differ within the bound; empty if
-            they must give the same bits.
+        nondeterministic: Why launches on the same inputs may give different bits; empty if they
+            must not.
+        keeps_state: Why its kernels may use global variables, which live from one launch to the
+            next; empty if they must not.
+        steady: (dim, extent): how far a proof must go until every ring, exchange and persistent
+            block is used again; empty: as `kgen.check.steady` infers it.
         where: `file:line` of its declaration.
+        lets: (name, expression) that the expressions above use, or other lets.
+        settings: (name, value) by which a member of a family differs from the others; templates
+            may use them.
     """
 
     name: str
@@ -125,6 +132,14 @@ class Variant:
     safe: Config | None
     where: str
     nondeterministic: str = ""
+    keeps_state: str = ""
+    steady: tuple[tuple[str, Expr], ...] = ()
+    lets: tuple[tuple[str, Expr], ...] = ()
+    settings: tuple[tuple[str, Value], ...] = ()
+
+    def inlined(self, expr: Expr) -> Expr:
+        """One of the variant's expressions with its lets expanded."""
+        return inlined(expr, dict(self.lets))
 
     @property
     def template(self) -> str:
@@ -140,7 +155,7 @@ class Variant:
         return total
 
     def config(self, values: Mapping[str, Value]) -> Config:
-        """Return the one config that such values are: in declared order, without defaults.
+        """Return the config of such values, in declared order and without defaults.
 
         Args:
             values: Of every parameter; those with a default may be left out.
@@ -152,7 +167,7 @@ class Variant:
         )
 
     def values(self, config: Config) -> dict[str, Value]:
-        """Return the values of all parameters of a config: what it says, and the defaults."""
+        """Return the values of all parameters of a config, defaults included."""
         defaults = {p.name: p.default for p in self.params if p.default is not None}
         return {**defaults, **config.as_dict()}
 
@@ -164,9 +179,9 @@ class LadderStep:
     Attributes:
         name: As it was published.
         pass_name: `forward` or `backward`.
-        config: The point that computes as the published step does.
+        config: The point of the search space that reproduces the published step.
         published: The published figure with its GPU, as text; empty if there is none.
-        note: In what the point differs from the published kernel; empty if in nothing.
+        note: How the point differs from the published kernel; empty if it does not.
         where: `file:line` of its declaration.
     """
 
@@ -187,12 +202,19 @@ class Space:
         path: The file, as messages name it.
         variants: In declared order, pass after pass.
         ladder: Steps of the published table, in its order; empty if none is declared.
+        family: The family that the operator belongs to, whose templates it renders; empty if none.
     """
 
     operator: str
     path: str
     variants: tuple[Variant, ...]
     ladder: tuple[LadderStep, ...] = ()
+    family: str = ""
+
+    @property
+    def template_folder(self) -> str:
+        """Name of the folder of its templates."""
+        return self.family or self.operator
 
     def of_pass(self, pass_name: str) -> tuple[Variant, ...]:
         """Variants of a pass, in declared order."""
@@ -214,7 +236,7 @@ class Space:
         )
 
     def safe_variant(self, pass_name: str) -> Variant:
-        """The variant that is right for every problem of a pass.
+        """The variant that is correct for every problem of a pass.
 
         Raises:
             SpaceError: If none is declared.

@@ -1,4 +1,4 @@
-"""What a profiler's trace says of one contender."""
+"""The summary of a profiler's trace for one contender."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """Where the time of a contender's calls goes. Times are of one call, under the profiler.
+    """The time of a contender's calls, per call, under the profiler.
 
     Attributes:
-        name: Of the contender; its stretch of the trace is called so, too.
-        calls: How many were traced.
-        end_to_end_us: From the first call to the device's last answer, over the calls: launches
-            and all that Python does are in it.
-        kernels: How many kernels ran; on a CPU, operators of PyTorch.
-        busy_us: What all kernels took.
-        largest: The kernel that took the most, all its launches together; empty if the profiler
-            saw none.
-        largest_us: What it took.
+        name: Of the contender and of its span in the trace.
+        calls: Number of traced calls.
+        end_to_end_us: From the first call until the device has finished, divided by the calls;
+            includes launches and Python.
+        kernels: Number of kernels; on a CPU, operators of PyTorch.
+        busy_us: Time of all kernels.
+        largest: The kernel with the largest total time; empty if the profiler recorded none.
+        largest_us: Its time.
     """
 
     name: str

@@ -18,7 +18,7 @@ _FORWARD = ("q", "k", "v", "initial_state", "initial_key_sum")
 
 def peers(pass_name: str) -> dict[str, Peer]:
     """Chunks of 64 steps in plain PyTorch, the same compiled, and the kernels of FLA and
-    fast-transformers where they are installed. Those know no norm and no key sum, the latter's no
+    fast-transformers where they are installed. Those have no norm and no key sum, the latter's no
     states and fp32 alone: they are left out of other problems.
 
     Backward: the gradients of the same functions by autograd; the forward pass runs once per
@@ -123,7 +123,7 @@ def _fla(name: str) -> Callable[..., object]:
         from fla.ops import linear_attn
 
         if normalised or keys is not None:
-            raise NotImplementedError("FLA normalises outside of its kernels and knows no key sum")
+            raise NotImplementedError("FLA normalises outside of its kernels and has no key sum")
         out, final = getattr(linear_attn, name)(
             *(x.transpose(1, 2) for x in (q, k, v)),
             scale=scale,
@@ -146,7 +146,7 @@ def _fast_transformers(
     eps: float,
     normalised: bool,
 ) -> object:
-    """Its causal product, which takes [B, H, T, features] as they are and knows no scale.
+    """Its causal product, which takes [B, H, T, features] as they are and has no scale.
 
     It launches on the legacy default stream. A graph would be captured without its kernel, and
     replays would time nothing.

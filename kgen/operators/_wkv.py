@@ -1,4 +1,4 @@
-"""What wkv5 and wkv6 share: everything but w, which one has per head, the other per step."""
+"""Definition of wkv5 and wkv6. They differ in the decay w: [H, K] in wkv5, [B, T, H, K] in wkv6."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from kgen.model.signature import (
     Signature,
     Tensor,
 )
+from kgen.operators._shared import case_factor, moved_bytes, root_sum_square_scale
 from kgen.operators._wkv_definition import decays, definition, recurrence
 from kgen.operators._wkv_peers import SLOW_PEERS, peers
 from kgen.operators.base import Cost, Operator
@@ -40,13 +41,13 @@ _DECAY_FORM = Option(
     "decay_form",
     ("log", "raw", "decay"),
     default="log",
-    doc="What w is: the log decay, at most 0, -inf forgets everything; what RWKV's models learn, "
-    "whose decay is exp(-exp(w)); the decay itself, from 0 to 1.",
+    doc="Form of w. log: the log decay, at most 0; -inf is a decay of 0. raw: as RWKV's models "
+    "learn it, the decay is exp(-exp(w)). decay: the decay itself, from 0 to 1.",
 )
 
-# Of the difference that stands for a derivative by w; T times it is small, its square above 1e-16.
+# Step of the difference quotient by w: T times it is small, and its square is above 1e-16.
 _STEP_OF_W = 1e-5
-# What an exp may err by, 2 ulp, of the 5 ulp that any error may have.
+# Share of exp (2 ulp) in the error that a result may have (5 ulp).
 _EXP_SHARE = 0.4
 
 
@@ -61,7 +62,7 @@ def signature(per_step: bool) -> Signature:
     """Dims, dtypes and passes.
 
     Args:
-        per_step: Whether every step has a decay of its own (wkv6) or every head (wkv5).
+        per_step: Whether w is [B, T, H, K] (wkv6) or [H, K] (wkv5).
     """
     what = "dtype of r, or fp32; the decay, as decay_form says."
     if per_step:
@@ -75,7 +76,10 @@ def signature(per_step: bool) -> Signature:
         _rows("k", "K", "dtype of r."),
         _rows("v", "V", "dtype of r."),
         w,
-        Tensor("u", ("H", "K"), "u_dtype", doc="dtype of r, or fp32; the bonus of a step's own."),
+        Tensor(
+            "u", ("H", "K"), "u_dtype",
+            doc="dtype of r, or fp32; the bonus of the current step.",
+        ),
         Tensor(
             "initial_state", _STATE, "initial_state_dtype",
             doc="fp32; S before the first step; None: 0. N is B, or with cu_seqlens the number of "
@@ -95,7 +99,7 @@ def signature(per_step: bool) -> Signature:
             Dim("T", "time steps"),
             Dim("H", "heads"),
             Dim("K", "key features", smallest=1),
-            Dim("V", "value features", smallest=1),
+            Dim("V", "value features", smallest=1, like="K", both="D"),
         ),
         dtypes=(
             DTypeField("dtype", ("fp32", "fp16", "bf16")),
@@ -195,11 +199,7 @@ class Inputs:
                 x = x.abs()
             if case == "alternating":
                 x = x * sign
-            elif case == "tiny":
-                x = x * 1e-4
-            elif case == "huge":
-                x = x * (1e2 if dtype == torch.float16 else 1e4)
-            drawn[name] = x
+            drawn[name] = x * case_factor(case, dtype)
         if case == "nonfinite" and b * h * t:
             nan = float("nan")
             drawn["r"][b // 2, t - 1, h // 2, k - 1] = nan
@@ -274,7 +274,7 @@ def scale(
     such errors. The sum of n^2 * term^2 is the second derivative by the log decay.
 
     Raw w: the exponent exp(w) has an error that grows with it, and gw has the decay as a factor.
-    In the other outputs a decay that strong is next to nothing beside what has not decayed.
+    In the other outputs a decay that strong is negligible beside terms that have not decayed.
     """
     squares = {
         n: x.square() if x.is_floating_point() else x for n, x in inputs.items() if n != "w"
@@ -293,7 +293,7 @@ def scale(
         for name, term in squared.items():
             reached = (above[name] + below[name] - 2 * term) / _STEP_OF_W**2
             squared[name] = term + _EXP_SHARE**2 * reached.clamp_min(0.0)
-    found = {name: y.abs().maximum(squared[name].sqrt()) for name, y in outputs.items()}
+    found = root_sum_square_scale(outputs, squared)
     if "gw" in found and scalars.get("decay_form=raw"):
         # Where exp(w) is infinite the decay is 0, and so is gw.
         found["gw"] = found["gw"] * (1 + _EXP_SHARE * inputs["w"].exp().clamp_max(1e3))
@@ -317,12 +317,7 @@ class LeastWork:
         (forward) and 5 * K * V (backward), as linear attention; a few steps without states
         are fewer as products of pairs.
         """
-        moved = 0
-        for tensor in problem.present(self.signature.pass_named(pass_name)).tensors:
-            elements = problem.dtype(tensor.dtype).itemsize
-            for extent in problem.shape(tensor.dims):
-                elements *= extent
-            moved += elements
+        moved = moved_bytes(self.signature.pass_named(pass_name), problem)
         b, n, t, h, k, v = problem.shape(("B", "N", "T", "H", "K", "V"))
         forward = pass_name == "forward"
         adds = (2 if forward else 5) * t * k * v
@@ -385,6 +380,7 @@ def operator(
         slab_dim="B",
         repeats=("B", "N", "H"),
         serial_dims=("T",),
+        head_dims=("K", "V"),
         widens=True,
         slow_peers=SLOW_PEERS,
     )

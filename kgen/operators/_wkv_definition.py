@@ -2,10 +2,10 @@
 
 Here steps are the dim before the features, [B, H, T, features], as matrix products want them.
 
-Nothing but S_t = diag(d_t) S_{t-1} + k_t v_t^T must be taken one step after the other, and its
-mirror image for the gradient of the state. So that is one torch op per step (`_walk_on`). Outer
-products come before it and what reads the states comes after it, each for many steps at once. On a
-GPU an op costs some microseconds, however little it does.
+Only S_t = diag(d_t) S_{t-1} + k_t v_t^T, and the same backward in time for the gradient of the
+state, must be computed one step after the other: one torch op per step (`_accumulate`). All outer
+products are computed before it and all products with the states after it, for many steps at once,
+because on a GPU an op costs some microseconds however small it is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
+
+from kgen.operators._shared import in_chunks
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +27,8 @@ _ROWS = ("r", "k", "v", "gy")
 _MADE_ROWS = ("y", "gr", "gk", "gv")
 _GIVEN_STATES = ("initial_state", "gfinal_state")
 _MADE_STATES = ("final_state", "ginitial_state")
-# Elements of the states of all steps that are kept at a time: few launches, or what a cache holds.
-_KEPT = {"cuda": 1 << 26, "cpu": 1 << 18}
+# Elements of states held at a time: few launches on a GPU, the size of a cache on a CPU.
+_STATE_ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 18}
 
 
 def definition(
@@ -123,22 +125,22 @@ def _of_rows(
 ) -> dict[str, torch.Tensor]:
     """The recurrence of batch rows; gu, and gw of w that has no steps, are still those of each row.
 
-    fp32 takes one step after the other, as a kernel does: what that loses is what kernels are
-    allowed. Every element of a state is k_t v_t + d_t S_{t-1} of the state one step before: k_t v_t
-    is rounded, then the sum (`addcmul`; where that is no fused multiply-add, d_t S_{t-1} as well).
-    What is read of a state is one sum over its keys or values. That all outer products, or all
-    reads, of a block of steps are one op changes nothing of that.
+    In fp32 the steps are computed one after the other, as in a kernel: the error bound of kernels
+    is the rounding error of this loop. An element of a state is k_t v_t + d_t S_{t-1}: k_t v_t is
+    rounded, then the sum (`addcmul`; where that is no fused multiply-add, d_t S_{t-1} as well). A
+    product with a state is one sum over its keys or values. One op computes all outer products, or
+    all products with states, of a block of steps; the roundings are the same.
 
-    float64 takes the steps of all chunks side by side, each from its own start: no exponent is ever
-    positive, so that it is exact for decays of 0 and of 1.
+    In float64 all chunks are computed in parallel, each from its own first state: no exponent is
+    ever positive, so decays of 0 and 1 are exact.
 
     Args:
         pass_name: `forward` or `backward`.
         x: Rows [B, T, H, features], u and states.
         decay: As in `recurrence`.
         scale: Of y.
-        inside: [B, T], which steps a row has, the first ones; None: all. What is returned of the
-            others means nothing.
+        inside: [B, T]: true for the steps of a row that exist, the first ones; None: all. Outputs
+            of the other steps are undefined.
     """
     import torch
 
@@ -180,10 +182,10 @@ def _forward(
         decay_c = _in_chunks(decay, 1.0)  # which keeps the state
         starts = _starts(k_c, v_c, decay_c, state)
         groups = _groups((r_c, k_c, v_c, decay_c), starts[:, :, :-1])
-        read = torch.cat([_walk(*group)[0] for group in groups]).view(v_c.shape)
+        read = torch.cat([_loop(*group)[0] for group in groups]).view(v_c.shape)
         read, state = read.flatten(2, 3)[:, :, :steps], starts[:, :, -1]
     else:
-        read, state = _walk(r, k, v, decay, state)
+        read, state = _loop(r, k, v, decay, state)
     return {
         "y": scale * (read + (r * u * k).sum(-1, keepdim=True) * v),
         "final_state": state,
@@ -221,7 +223,7 @@ def _state_or_zero(
     return k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1]) if given is None else given
 
 
-def _walk(
+def _loop(
     r: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(r_t S_{t-1} of every step, S_T) of S_t = diag(decay_t) S_{t-1} + k_t v_t^T."""
@@ -238,27 +240,27 @@ def _walk(
 
 
 def _blocks(x: Steps, state: torch.Tensor) -> Iterator[Steps]:
-    """Blocks of steps, as many each as `_KEPT` allows."""
+    """Blocks of steps, as many each as `_STATE_ELEMENTS` allows."""
     import torch
 
-    steps = max(1, _most_kept(state) // max(state.numel(), 1))
+    steps = max(1, _max_elements(state) // max(state.numel(), 1))
     return zip(*(torch.split(part, steps, dim=-2) for part in x), strict=True)
 
 
 def _groups(x: Steps, *states: torch.Tensor) -> Iterator[Steps]:
     """Chunks [B, H, chunks, steps, features] and states before them, flat, as many at a time as
-    `_KEPT` allows.
+    `_STATE_ELEMENTS` allows.
     """
     import torch
 
     of_a_chunk = x[0].shape[3] * states[0].shape[-1] * states[0].shape[-2]
-    size = max(1, _most_kept(states[0]) // max(of_a_chunk, 1))
+    size = max(1, _max_elements(states[0]) // max(of_a_chunk, 1))
     flat = (torch.split(part.flatten(0, 2), size) for part in (*x, *states))
     return zip(*flat, strict=True)
 
 
-def _most_kept(state: torch.Tensor) -> int:
-    return _KEPT["cpu" if state.device.type == "cpu" else "cuda"]
+def _max_elements(state: torch.Tensor) -> int:
+    return _STATE_ELEMENTS["cpu" if state.device.type == "cpu" else "cuda"]
 
 
 def _states(
@@ -270,7 +272,7 @@ def _states(
     made = state.new_empty(k.shape[-2] + 1, *state.shape)
     made[0] = state
     torch.mul(*_factors(k, v), out=made[1:])
-    _walk_on(made[1:], decay, state)
+    _accumulate(made[1:], decay, state)
     return made
 
 
@@ -281,16 +283,16 @@ def _last(
     import torch
 
     for k_b, v_b, decay_b in _blocks((k, v, decay), state):
-        state = _walk_on(torch.mul(*_factors(k_b, v_b)), decay_b, state)
+        state = _accumulate(torch.mul(*_factors(k_b, v_b)), decay_b, state)
     return state
 
 
 def _factors(k: torch.Tensor, v: torch.Tensor) -> Steps:
-    """What k_t v_t^T of all steps is the product of, steps first."""
+    """The two factors of k_t v_t^T of all steps, steps first."""
     return k.movedim(-2, 0)[..., None], v.movedim(-2, 0)[..., None, :]
 
 
-def _walk_on(terms: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+def _accumulate(terms: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """Turn the terms k_t v_t^T, [steps, ..., K, V], into the states after; return the last."""
     for made, d_t in zip(terms.unbind(0), decay[..., None].unbind(-3), strict=True):
         state = made.addcmul_(d_t, state)
@@ -304,8 +306,9 @@ def _gradients(
     state before the first step and the gradient of the one after the last.
 
     The gradient of the state goes from the last step to the first as the state does from the first
-    to the last, with r and g for k and v: both are one walk. First to every chunk's ends; then
-    through all chunks side by side, as many as `_KEPT` allows, keeping the states of all steps.
+    to the last, with r and g for k and v: one loop computes both. It first computes the states at
+    the ends of all chunks, then the states of all steps, for as many chunks at once as
+    `_STATE_ELEMENTS` allows.
     """
     import torch
 
@@ -372,14 +375,10 @@ def _starts(
 
 
 def _in_chunks(x: torch.Tensor, pad: float = 0.0) -> torch.Tensor:
-    """[B, H, chunks, steps, features] of whole chunks, about as many as they have steps: what is
-    done once per chunk and what is done once per step of all chunks are then about as many ops.
+    """`in_chunks` with about as many chunks as a chunk has steps: then there are about as many
+    operations per chunk as operations per step of all chunks.
     """
-    import torch.nn.functional as F  # noqa: N812 - torch's own custom
-
-    steps = max(1, math.isqrt(x.shape[2] // 2))
-    x = F.pad(x, (0, 0, 0, -x.shape[2] % steps), value=pad)
-    return x.reshape(*x.shape[:2], x.shape[2] // steps, steps, x.shape[-1])
+    return in_chunks(x, max(1, math.isqrt(x.shape[2] // 2)), pad)
 
 
 def _sum_of_steps(x: torch.Tensor) -> torch.Tensor:

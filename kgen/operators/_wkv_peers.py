@@ -1,4 +1,4 @@
-"""What users of RWKV run today: PyTorch step by step or in chunks, compiled, and FLA's kernels."""
+"""Peers of wkv5 and wkv6: PyTorch step by step or in chunks, compiled, and FLA's kernels."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def peers(pass_name: str) -> dict[str, Peer]:
     loop over steps that published profiles start from.
 
     FLA has RWKV-6 alone: the decay of RWKV-5 is expanded to all steps, outside of its kernels but
-    inside of what is timed. Backward: the gradients of the same functions by autograd; the
-    forward pass runs once per input set, outside of what is timed, which starts with the third
+    within the timed part. Backward: the gradients of the same functions by autograd; the
+    forward pass runs once per input set, outside of the timed part, which starts with the third
     call.
     """
     import torch
@@ -70,8 +70,8 @@ def _plain(
         w = w[:, None].expand(k.shape)
     if state is None:
         state = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
-    walk = _by_steps if v.shape[2] <= few else _by_chunks
-    y, state = walk(r * scale, k, v, w, u.float()[:, None], state)
+    compute = _by_steps if v.shape[2] <= few else _by_chunks
+    y, state = compute(r * scale, k, v, w, u.float()[:, None], state)
     return y.transpose(1, 2).to(dtype), state
 
 

@@ -1,4 +1,4 @@
-"""What an operator module declares."""
+"""The declaration of an operator."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kgen.model.problem import Problem
 from kgen.model.signature import Signature
+from kgen.runtime.signature import Dot
 
 if TYPE_CHECKING:  # light commands (`kgen ops`) list operators without importing torch
     import torch
@@ -38,35 +39,17 @@ class Cost:
     unit: Literal["fp32", "3xhalf", "tf32", "half"] = "fp32"
 
 
-@dataclass(frozen=True, slots=True)
-class Dot:
-    """An input of the backward pass that autograd has to compute: sum over the last dim of a
-    gradient times an output of the forward pass, in fp32.
-
-    Attributes:
-        name: The input.
-        gradient: Another input of the backward pass.
-        output: An output of the forward pass, of the same shape.
-        beside: It is wanted where this output of the forward pass is there.
-    """
-
-    name: str
-    gradient: str
-    output: str
-    beside: str
-
-
 @dataclass(frozen=True)
 class Gradients:
-    """How autograd ties the two passes together, where the names of their tensors do not tell.
+    """How autograd connects the two passes, where the names of their tensors do not define it.
 
-    Names tell that a backward input is what the forward pass has under the same name, input or
-    output; that `gout` or `dout` is the gradient of `out`. An output of the forward pass that
-    has no gradient among the backward inputs is not differentiable.
+    By name, a backward input is the forward tensor of the same name, and `gout` or `dout` is the
+    gradient of `out`. A forward output without a gradient among the backward inputs is not
+    differentiable.
 
     Attributes:
-        saved: Backward input -> forward tensors, of which the first that a call has is passed on.
-        shared: Forward input -> the backward output that is its gradient, too.
+        saved: Backward input -> forward tensors; autograd passes the first one that is present.
+        shared: Forward input -> the backward output that is also its gradient.
         dots: Backward inputs that are computed from gradients.
     """
 
@@ -86,38 +69,39 @@ class Operator:
         doc: Formula and notes, for the generated docstring.
         signature: Dims, dtypes, passes.
         definition: (pass, inputs, scalars) -> outputs, in plain torch, in whatever dtype the
-            inputs have: float64 inputs make it the oracle, the problem's dtypes make it the
-            eager baseline for the error bound, and float32 inputs tell loss of precision from
-            loss of range. Outputs have the dtype of the inputs in the first and last case, and
+            inputs have. With float64 inputs it is the oracle, with the problem's dtypes the eager
+            baseline of the error bound; float32 inputs separate loss of precision from loss of
+            range. Outputs have the dtype of the inputs in the first and last case, and
             of the declared outputs in the second. Tensors whose dtype is `none` are not among
-            the inputs; outputs that are not asked for may be returned all the same. Beside the
-            scalars it is told which outputs a caller asked for, and which options it chose
-            (`arguments`).
+            the inputs; unrequested outputs may be returned. Besides the scalars the mapping says
+            which outputs a caller requested and which options it chose (`arguments`).
         make_inputs: (pass, problem, case, generator, device) -> inputs in the problem's dtypes.
         cases: Names of input cases beyond `normal`, adversarial ones among them.
         cost: (pass, problem) -> least work.
-        problems: Default problems (as text) for a GPU, under `cuda`; the key `host` has the small
-            ones. A pass may have its own, under `cuda backward` and the like.
-        peers: (pass) -> {name: callable(inputs, scalars) -> outputs}; what users run today,
-            `eager` among them. Called in the tuning run, beside the winner.
+        problems: Default problems (as text): `cuda` for a GPU, `host` small ones for the CPU. A
+            pass may have its own, for instance under `cuda backward`.
+        peers: (pass) -> {name: callable(inputs, scalars) -> outputs}: competitors, `eager` among
+            them, timed together with the winner.
         scale: (pass, float64 inputs, float64 outputs, scalars) -> per-output tensors,
             broadcastable to the outputs: the magnitude that an error is relative to. None:
             max(|y|, rms of y over its last dim).
         aliases: Other names for `--op`.
-        slab_dim: A dim along which the outputs that have it are independent, and over which the
-            others (a weight's gradient) are sums, so that the oracle can be evaluated in slabs;
-            None if there is none. The oracle adds the latter's scales in quadrature.
-        repeats: Dims over which the same work is done again, such as batch and heads: the safe
-            kernels are certified at few of these, and ragged extents of the others. None: the
-            first dims, but for the last three. Small sets have few of them, rather than few
-            steps of what the kernel does in turn.
-        serial_dims: Those that the definition in fp32 walks along step by step (time): every step
-            is a few launches, so that small sets are short.
-        widens: Whether the definition computes in fp32 whatever 16-bit dtypes the inputs have, and
-            rounds nothing but what it returns: one run of it in fp32 then tells what both lose.
-        slow_peers: Names of peers that are run only when asked for, or profiled: a tune would wait
-            for them.
-        gradients: What autograd cannot tell from the names of the two passes' tensors.
+        slab_dim: A dim along which outputs that have it are independent, and over which the other
+            outputs (a weight's gradient) are sums, so that the oracle can be evaluated in slabs;
+            None if there is none. The oracle adds the scales of the latter in quadrature.
+        repeats: Dims that repeat the same work, such as batch and heads. Safe kernels are certified
+            at small extents of these and ragged extents of the others. None: all dims except the
+            last three. Small input sets reduce these dims, not the steps that a kernel takes in
+            sequence.
+        serial_dims: Dims that the definition in fp32 iterates over step by step (time). Each step
+            takes a few launches, so small input sets are short in them.
+        head_dims: Dims that are the features of a head, which are few in every call. Proofs go
+            beyond those of the tuned problem, but not to the thousands that other dims have.
+        widens: Whether the definition computes in fp32 for 16-bit inputs and rounds only what it
+            returns. One run in fp32 then gives the loss of both.
+        slow_peers: Names of peers that run only on request or in a profile, because a tune would
+            wait for them.
+        gradients: The gradient connections that the tensors' names do not define.
     """
 
     name: str
@@ -138,18 +122,21 @@ class Operator:
     slab_dim: str | None = None
     repeats: tuple[str, ...] = ()
     serial_dims: tuple[str, ...] = ()
+    head_dims: tuple[str, ...] = ()
     widens: bool = False
     slow_peers: tuple[str, ...] = ()
     gradients: Gradients = Gradients()
 
     def default_problems(self, pass_name: str, on_host: bool) -> tuple[str, ...]:
-        """The problems that a pass is tuned for unless told otherwise."""
+        """The problems that a pass is tuned for by default."""
         device = "host" if on_host else "cuda"
         return self.problems.get(f"{device} {pass_name}", self.problems[device])
 
     def arguments(self, pass_name: str, problem: Problem) -> dict[str, float]:
-        """What a call gives besides tensors: the scalars; for each output that must be asked for,
-        `return_<output>`: 1 if it is, else 0; of each option `<option>=<choice>`: 1.
+        """The arguments of a call besides tensors.
+
+        These are the scalars; `return_<output>`, 1 or 0, for each output on request; and
+        `<option>=<choice>`: 1 for each option.
         """
         declared = self.signature.pass_named(pass_name)
         there = problem.present(declared).outputs
@@ -159,7 +146,7 @@ class Operator:
         return self.scalars(pass_name) | wanted | chosen
 
     def options(self, problem: Problem) -> dict[str, str]:
-        """What a problem chooses for each option."""
+        """The choice of each option in a problem."""
         choices = dict(problem.dtypes)
         return {option.name: choices[option.name] for option in self.signature.options}
 

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Literal
 from kgen.model.problem import Problem
 from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
 from kgen.operators._linear_attention_peers import peers
-from kgen.operators.base import Cost, Dot, Gradients, Operator
+from kgen.operators._shared import (
+    case_factor,
+    moved_bytes,
+    outer_product_scan,
+    reversed_scan,
+    root_sum_square_scale,
+    running_sum,
+    widened,
+)
+from kgen.operators.base import Cost, Gradients, Operator
+from kgen.runtime.signature import Dot
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +61,7 @@ SIGNATURE = Signature(
         Dim("H", "heads"),
         Dim("T", "time steps"),
         Dim("E", "key features", smallest=1),
-        Dim("M", "value features", smallest=1),
+        Dim("M", "value features", smallest=1, like="E", both="D"),
     ),
     dtypes=(
         DTypeField("dtype", ("fp32", "fp16", "bf16")),
@@ -124,26 +134,20 @@ def definition(
 ) -> dict[str, torch.Tensor]:
     """The recurrences of the operator's `doc`, in fp32 or wider.
 
-    A step sees no later one, so that no mask multiplies a zero by a NaN; and no [T, T] matrix is
-    ever there. fp32 sums add one step after the other, as a kernel does: what they lose is what
-    kernels are allowed. The order of float64 sums matters to nobody.
+    A step reads no later step, so no mask multiplies a zero by a NaN, and there is no [T, T]
+    matrix. fp32 adds one step after the other, as a kernel does: the error of this sum is the error
+    that kernels are allowed.
     """
-    wide = {name: _widened(x) for name, x in inputs.items()}
+    wide = {name: widened(x) for name, x in inputs.items()}
     found = _forward(wide, scalars) if pass_name == "forward" else _backward(wide, scalars["scale"])
     like = {"out": "v", "gq": "q", "gk": "k", "gv": "v"}
     return {n: y.to(inputs[like[n]].dtype) if n in like else y for n, y in found.items()}
 
 
-def _widened(x: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _forward(inputs: Tensors, scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    out, state = _walk(q, k, v, inputs.get("initial_state"))
-    keys, last_keys = _running_sum(k, inputs.get("initial_key_sum"))
+    out, state = outer_product_scan(q, k, v, inputs.get("initial_state"))
+    keys, last_keys = running_sum(k, inputs.get("initial_key_sum"))
     out = out * scalars["scale"]
     norm = (q * keys).sum(-1) * scalars["scale"] + scalars["eps"]
     if scalars.get("return_norm"):
@@ -152,9 +156,9 @@ def _forward(inputs: Tensors, scalars: Mapping[str, float]) -> dict[str, torch.T
 
 
 def _backward(inputs: Tensors, scale: float) -> dict[str, torch.Tensor]:
-    """One walk forward in time for gq, two backward for the others.
+    """One scan forward in time for gq, two scans backward for the other gradients.
 
-    The norm is one more column of v, of ones: its gradient one more column of gout.
+    The norm is one more column of v, of ones; its gradient is one more column of gout.
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     g = inputs["gout"] * scale
@@ -163,14 +167,14 @@ def _backward(inputs: Tensors, scale: float) -> dict[str, torch.Tensor]:
         g_norm = -scale * inputs["gout_dot_out"][..., None] / norm
         g = g / norm
     start, end = inputs.get("initial_state"), inputs.get("gfinal_state")
-    gq, _ = _walk(g, v, k, None if start is None else start.mT)
-    gk, _ = _walk_back(v, g, q, None if end is None else end.mT)
-    gv, gstate = _walk_back(k, q, g, end)
+    gq, _ = outer_product_scan(g, v, k, None if start is None else start.mT)
+    gk, _ = reversed_scan(v, g, q, None if end is None else end.mT)
+    gv, gstate = reversed_scan(k, q, g, end)
     gkeys = inputs.get("gfinal_key_sum")
     if "norm" in inputs:
-        keys, _ = _running_sum(k, inputs.get("initial_key_sum"))
+        keys, _ = running_sum(k, inputs.get("initial_key_sum"))
         gq = gq + keys * g_norm
-        from_end, gkeys = _running_sum((q * g_norm).flip(2), gkeys)
+        from_end, gkeys = running_sum((q * g_norm).flip(2), gkeys)
         gk = gk + from_end.flip(2)
     elif gkeys is not None:
         gk = gk + gkeys[:, :, None]
@@ -179,95 +183,18 @@ def _backward(inputs: Tensors, scale: float) -> dict[str, torch.Tensor]:
     return {"gq": gq, "gk": gk, "gv": gv, "ginitial_state": gstate, "ginitial_key_sum": gkeys}
 
 
-def _walk(
-    a: torch.Tensor, b: torch.Tensor, v: torch.Tensor, start: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, S_T) of S_t = S_{t-1} + b_t v_t^T and out_t = a_t S_t."""
-    import torch
-
-    if start is None:
-        start = b.new_zeros(*b.shape[:2], b.shape[-1], v.shape[-1])
-    if a.shape[2] == 0:
-        return v, start
-    if a.dtype == torch.float64 and a.shape[2] > _CHUNK:
-        return _walk_by_chunks(a, b, v, start)
-    state, out = start, []
-    for a_t, b_t, v_t in zip(a.unbind(2), b.unbind(2), v.unbind(2), strict=True):
-        state = torch.addcmul(state, b_t[..., None], v_t[..., None, :])
-        out.append((a_t[..., None, :] @ state).squeeze(-2))
-    return torch.stack(out, dim=2), state
-
-
-# Steps that are taken one after the other, in all chunks at once; about the root of a usual T.
-_CHUNK = 64
-
-
-def _walk_by_chunks(
-    a: torch.Tensor, b: torch.Tensor, v: torch.Tensor, start: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_walk`, of every chunk from zero, with the chunks' sums of those before it added."""
-    import torch
-    import torch.nn.functional as F  # noqa: N812 - torch's own custom
-
-    steps = a.shape[2]
-    behind = -steps % _CHUNK  # steps that nothing depends on
-    chunks = [_in_chunks(F.pad(x, (0, 0, 0, behind))) for x in (a, b, v)]
-    inside = torch.zeros_like(start)[:, :, None].repeat(1, 1, chunks[0].shape[2], 1, 1)
-    out = []
-    for a_t, b_t, v_t in zip(*(x.unbind(3) for x in chunks), strict=True):
-        inside.addcmul_(b_t[..., None], v_t[..., None, :])
-        out.append((a_t[..., None, :] @ inside).squeeze(-2))
-    after = start[:, :, None] + inside.cumsum(2)
-    before = torch.cat([start[:, :, None], after[:, :, :-1]], dim=2)
-    found = torch.stack(out, dim=3) + chunks[0] @ before
-    return found.flatten(2, 3)[:, :, :steps], after[:, :, -1]
-
-
-def _in_chunks(x: torch.Tensor) -> torch.Tensor:
-    """[B, H, chunks, _CHUNK, features] of whole chunks."""
-    return x.view(*x.shape[:2], -1, _CHUNK, x.shape[-1])
-
-
-def _walk_back(
-    a: torch.Tensor, b: torch.Tensor, v: torch.Tensor, end: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_walk` from the last step to the first."""
-    out, state = _walk(a.flip(2), b.flip(2), v.flip(2), end)
-    return out.flip(2), state
-
-
-def _running_sum(
-    x: torch.Tensor, start: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(z_1 .. z_T, z_T) of z_t = z_{t-1} + x_t, one after the other in fp32."""
-    import torch
-
-    if start is None:
-        start = x.new_zeros(x.shape[0], x.shape[1], x.shape[-1])
-    if x.shape[2] == 0:
-        return x, start
-    if x.dtype == torch.float64:
-        sums = start[:, :, None] + x.cumsum(2)
-        return sums, sums[:, :, -1]
-    total, found = start, []
-    for x_t in x.unbind(2):
-        total = total + x_t
-        found.append(total)
-    return torch.stack(found, dim=2), total
-
-
 def make_inputs(
     pass_name: str, problem: Problem, case: str, generator: torch.Generator, device: torch.device
 ) -> dict[str, torch.Tensor]:
     """Draw the inputs; the case decides their scale, signs and special values.
 
     q and k shrink as T grows, so that sums over T stay within fp16. With a norm both are positive,
-    as feature maps make them: else it would pass through zero. `tiny` and `huge` scale v and gout
-    by 1e-4 and 1e4 (fp16: 1e2); `positive` makes everything positive, so that a bias of the
-    summation adds up; `alternating` gives v and gout a sign that changes at every step;
-    `nonfinite` plants a NaN in q, v and gout, and in k an Inf (backward: a NaN), which may reach no
-    step that does not depend on them. Inf elsewhere is not planted: whether Inf - Inf occurs would
-    depend on the order of summation, which differs from algorithm to algorithm.
+    as feature maps make them; otherwise the norm would pass through zero. `tiny` and `huge` scale v
+    and gout by 1e-4 and 1e4 (fp16: 1e2). `positive` makes all values positive, so that a bias of
+    the summation accumulates. `alternating` changes the sign of v and gout at every step.
+    `nonfinite` plants a NaN in q, v and gout, and in k an Inf (backward: a NaN); steps that do not
+    depend on them must stay finite. No other Inf is planted: whether Inf - Inf occurs would depend
+    on the order of summation, which differs between algorithms.
     """
     import torch
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
@@ -294,11 +221,7 @@ def make_inputs(
             x = x.abs()
         if case == "alternating":
             x = x * sign
-        elif case == "tiny":
-            x = x * 1e-4
-        elif case == "huge":
-            x = x * (1e2 if dtype == torch.float16 else 1e4)
-        drawn[name] = x.to(dtype)
+        drawn[name] = (x * case_factor(case, dtype)).to(dtype)
     if case == "nonfinite" and b * h * t:
         drawn["q"][b // 2, h // 2, t - 1, e - 1] = float("nan")
         drawn["v"][0, 0, t // 2, m // 2] = float("nan")
@@ -326,11 +249,9 @@ def make_inputs(
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """max(|y|, root of the sum of the terms' squares), as in timex: roundings of terms are
-    independent, so they add as squares do.
-    """
+    """max(|y|, root of the sum of the terms' squares); see `root_sum_square_scale`."""
     squares = {name: x.square() for name, x in inputs.items()}
-    if "gout_dot_out" in squares:  # its term is subtracted: squares must add up
+    if "gout_dot_out" in squares:  # its term is subtracted; the squares must add
         squares["gout_dot_out"] = -squares["gout_dot_out"]
     of_squares = {name: x**2 for name, x in scalars.items()}
     if pass_name == "forward":
@@ -338,23 +259,16 @@ def scale(
     terms = definition(pass_name, squares, of_squares)
     if scalars.get("return_norm") and pass_name == "forward":
         terms["out"] = terms["out"] / outputs["norm"].square()[..., None]
-    return {name: y.abs().maximum(terms[name].sqrt()) for name, y in outputs.items()}
+    return root_sum_square_scale(outputs, terms)
 
 
 def cost(pass_name: str, problem: Problem) -> Cost:
-    """Every tensor once; of the known forms the one with the fewest multiply-adds.
+    """Every tensor once; the algorithm with the fewest multiply-adds.
 
-    Per head and step, the recurrence has 2 * E * M (forward) and 5 * E * M (backward). Where T is
-    small and no state goes in or out, the products of all pairs of steps are fewer. The chunked
-    form does the recurrence's work and that of the pairs within chunks.
+    Per head and step, the recurrence has 2 * E * M (forward) and 5 * E * M (backward). For a small
+    T without states, the products of all pairs of steps are fewer. The chunked algorithm does the
+    recurrence's work and that of the pairs within chunks.
     """
-    signature = SIGNATURE.pass_named(pass_name)
-    moved = 0
-    for tensor in problem.present(signature).tensors:
-        elements = problem.dtype(tensor.dtype).itemsize
-        for extent in problem.shape(tensor.dims):
-            elements *= extent
-        moved += elements
     b, h, t, e, m = problem.shape(("B", "H", "T", "E", "M"))
     forward = pass_name == "forward"
     adds = (2 if forward else 5) * t * e * m
@@ -365,6 +279,7 @@ def cost(pass_name: str, problem: Problem) -> Cost:
     unit: Literal["3xhalf", "tf32", "half"] = "half"
     if problem.dtype("dtype").name == "fp32":
         unit = "tf32" if problem.dtype("product_dtype").rounds else "3xhalf"
+    moved = moved_bytes(SIGNATURE.pass_named(pass_name), problem)
     return Cost(bytes=moved, flops=2 * b * h * adds, unit=unit)
 
 
@@ -427,5 +342,6 @@ OPERATOR = Operator(
     slab_dim="B",
     repeats=("B", "H"),
     serial_dims=("T",),
+    head_dims=("E", "M"),
     widens=True,
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kgen.model.problem import Problem
 from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
+from kgen.operators._shared import case_factor, moved_bytes
 from kgen.operators.base import Cost, Gradients, Operator
 
 if TYPE_CHECKING:
@@ -136,12 +137,11 @@ def make_inputs(
 ) -> dict[str, torch.Tensor]:
     """Draw the inputs; the case decides scale and special values of x.
 
-    `tiny` and `huge` scale x by 1e-4 and 1e4 (fp16: by 1e2, and w so that some of y
-    overflows),
-    `nonfinite` plants one NaN, one Inf and one -Inf in x, and in w a NaN of all ones (what a
-    GPU's arithmetic makes; a careless rounding carries it over to 0), `zero_rows` zeroes every
-    third row (eps alone keeps the result finite), and `offset` adds 100 to every element, so that
-    the mean square dwarfs the variance.
+    `tiny` and `huge` scale x by 1e-4 and 1e4 (fp16: by 1e2, and w so that some of y overflows).
+    `nonfinite` plants one NaN, one Inf and one -Inf in x, and in w a NaN whose bits are all ones
+    (as a GPU's arithmetic produces; a faulty rounding carries it over to 0). `zero_rows` zeroes
+    every third row (only eps keeps the result finite). `offset` adds 100 to every element, so that
+    the mean square is much larger than the variance.
     """
     import torch
 
@@ -150,14 +150,12 @@ def make_inputs(
     x_dtype = getattr(torch, problem.dtype("dtype").torch)
 
     def rows() -> torch.Tensor:
-        # Drawn in x's own dtype: at 2^30 elements a detour through fp32 costs gigabytes.
+        # Drawn in x's dtype: at 2^30 elements an fp32 copy would take gigabytes.
         return torch.randn(shape, generator=generator, device=device, dtype=x_dtype)
 
     x = rows()
-    if case == "tiny":
-        x *= 1e-4
-    elif case == "huge":
-        x *= 1e2 if problem.dtype("dtype").name == "fp16" else 1e4
+    if case in ("tiny", "huge"):
+        x *= case_factor(case, x_dtype)
     elif case == "offset":
         x += 100.0
     elif case == "zero_rows":
@@ -189,7 +187,7 @@ def _hard_weight(w: torch.Tensor, case: str, problem: Problem) -> torch.Tensor:
 
     if case == "huge" and problem.dtype("dtype").name == "fp16":
         return w * 2e4
-    if case == "nonfinite" and w.numel() > 2:  # its column is NaN: leave the others to tell of x
+    if case == "nonfinite" and w.numel() > 2:  # only this column becomes NaN
         w[w.numel() // 3] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
     return w
 
@@ -197,9 +195,11 @@ def _hard_weight(w: torch.Tensor, case: str, problem: Problem) -> torch.Tensor:
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """Forward errors are relative to the element: no cancellation happens after the sum. Gradients
-    cancel: dx is relative to its terms, and dw to the root of its terms' squares, the size of a
-    sum of independent ones.
+    """The magnitude that errors are relative to.
+
+    Forward: the element itself, because nothing cancels after the sum. Gradients cancel: for dx the
+    sum of its terms' magnitudes, for dw the root of the sum of its terms' squares, the size of a
+    sum of independent terms.
     """
     if pass_name == "forward":
         return {name: output.abs() for name, output in outputs.items()}
@@ -221,25 +221,21 @@ def cost(pass_name: str, problem: Problem) -> Cost:
     for dx. One more for a residual or its gradient.
     """
     m, n = problem.shape(("M", "N"))
-    itemsize, w_itemsize = problem.dtype("dtype").itemsize, problem.dtype("w_dtype").itemsize
-    added, saved = (bool(problem.dtype(f).itemsize) for f in ("residual_dtype", "rstd_dtype"))
-    weighted = w_itemsize > 0
+    fields = ("w_dtype", "residual_dtype", "rstd_dtype")
+    weighted, added, saved = (bool(problem.dtype(field).itemsize) for field in fields)
     if pass_name == "forward":
-        tensors, weights = (4 if added else 2), w_itemsize
         flops = 3 + weighted + added
     else:
-        tensors, weights = (4 if added else 3), 2 * w_itemsize
         flops = (0 if saved else 2) + 7 + 3 * weighted + added
-    moved = tensors * m * n * itemsize + n * weights + (4 * m if saved else 0)
+    moved = moved_bytes(SIGNATURE.pass_named(pass_name), problem)
     return Cost(bytes=moved, flops=flops * m * n)
 
 
 def peers(pass_name: str) -> dict[str, Peer]:
-    """F.rms_norm, torch.compile of the definition as a model would write it, and Liger's kernels
-    where they are installed; a residual is added as a model without a fused kernel would.
+    """F.rms_norm, torch.compile of a model's code, and Liger's kernels if they are installed.
 
-    Backward: the gradients of the same functions by autograd; the forward pass runs once per
-    input set, outside of what is timed, which starts with the third call.
+    A residual is added as in a model without a fused kernel. Backward: the gradients of the same
+    functions by autograd. The forward pass runs once per input set, outside of the timed calls.
     """
     import torch
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
@@ -271,8 +267,8 @@ def peers(pass_name: str) -> dict[str, Peer]:
             y = y * (offset + w.float())
         return y.to(x.dtype) if added is None else (y.to(x.dtype), h)
 
-    # Past a number of recompilations Dynamo gives up and runs a function eagerly, silently: with
-    # many problems in one process, the "compiled" peer would be timed as eager.
+    # After a number of recompilations Dynamo silently runs a function eagerly. With many problems
+    # in one process, the "compiled" peer would be timed as eager.
     torch._dynamo.reset()
     functions: dict[str, Callable[..., object]] = {
         "eager": eager,
@@ -308,7 +304,7 @@ def _applied(function: Callable[..., object]) -> Peer:
 def _differentiated(function: Callable[..., object]) -> Peer:
     """A peer that computes the gradients of a function of x, w and a residual.
 
-    Where h has a gradient the function is given x as h and zeros as the residual.
+    If h has a gradient, the function gets x as h and zeros as the residual.
     """
     import torch
 
@@ -390,7 +386,7 @@ OPERATOR = Operator(
         ),
     },
     peers=peers,
-    # A residual is added to x, and what is normalised is their sum.
+    # The residual is added to x, and their sum is normalised.
     gradients=Gradients(saved={"x": ("h", "x")}, shared={"residual": "dx"}),
     scale=scale,
     slab_dim="M",

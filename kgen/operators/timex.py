@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kgen.model.problem import Problem
 from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
+from kgen.operators._shared import case_factor, moved_bytes, root_sum_square_scale
 from kgen.operators.base import Cost, Operator
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ def definition(
 ) -> dict[str, torch.Tensor]:
     """out[b, c, t] = eps + sum over u <= t of w[c, T-1-(t-u)] * k[b, c, u], and its gradients.
 
-    No zero is ever multiplied by a NaN of a step that the output does not depend on. 16-bit inputs
-    are summed in fp32, and fp32 sums add one term after the other, as a kernel does: what they
-    lose is what kernels are allowed. The order of float64 sums matters to nobody.
+    No zero is multiplied by a NaN of a step that the output does not depend on. 16-bit inputs are
+    summed in fp32, and fp32 adds one term after the other, as a kernel does: the error of this sum
+    is the error that kernels are allowed. The order of float64 sums is irrelevant.
     """
     import torch
 
@@ -100,10 +101,10 @@ def _correlate_by_steps(g: torch.Tensor, x: torch.Tensor, first: int = 0) -> tor
     return y
 
 
-# Time is cut into tiles of _SIDE steps. Where a tile of outputs lies `gap` > 0 tiles after one of
-# inputs, every output depends on every input, so the two meet in a matrix product without zeros;
-# all pairs of one gap share a matrix of taps. Within a tile (gap 0) it goes tap by tap. That is
-# about _SIDE + T / _SIDE passes over memory instead of T.
+# Time is divided into tiles of _SIDE steps. If a tile of outputs is `gap` > 0 tiles after a tile of
+# inputs, every output depends on every input, and a dense matrix product computes the contribution;
+# all pairs of tiles of one gap share a matrix of taps. Within a tile (gap 0) the sum goes tap by
+# tap. This takes about _SIDE + T / _SIDE passes over memory instead of T.
 _SIDE = 32
 
 
@@ -113,7 +114,7 @@ def _causal_by_tiles(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
     batch, channels, steps = x.shape
     tiles = -(-steps // _SIDE)
-    # What is added behind the end reaches only outputs behind the end.
+    # Padding after the end affects only outputs after the end.
     x_tiles = _tiled(F.pad(x, (0, tiles * _SIDE - steps)))
     own = _causal_by_taps(w[:, -_SIDE:], _singly(x_tiles))
     y_tiles = own.transpose(0, 1).reshape(channels, tiles, batch, _SIDE).contiguous()
@@ -131,7 +132,8 @@ def _correlate_by_tiles(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     steps = x.shape[-1]
     tiles = steps // _SIDE
     whole = tiles * _SIDE
-    # Zeros behind the end would meet a NaN of x here, so the steps of no whole tile come singly.
+    # Padding zeros would multiply a NaN of x here, so steps outside of whole tiles are added
+    # singly.
     y = _correlate_by_steps(g, x, first=whole).flip(-1)  # y[c, d] from here on
     g_tiles, x_tiles = _tiled(g[..., :whole]), _tiled(x[..., :whole])
     own = _correlate_by_steps(_singly(g_tiles), _singly(x_tiles))
@@ -145,8 +147,9 @@ def _correlate_by_tiles(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _tiled(x: torch.Tensor) -> torch.Tensor:
-    """[B, C, tiles * _SIDE] -> [C, tiles, B, _SIDE], contiguous, so that a run of tiles is a
-    matrix."""
+    """[B, C, tiles * _SIDE] -> [C, tiles, B, _SIDE], contiguous, so that consecutive tiles are a
+    matrix.
+    """
     batch, channels, steps = x.shape
     return x.reshape(batch, channels, steps // _SIDE, _SIDE).permute(1, 2, 0, 3).contiguous()
 
@@ -171,14 +174,14 @@ def _antidiagonals(squares: torch.Tensor) -> torch.Tensor:
 def make_inputs(
     pass_name: str, problem: Problem, case: str, generator: torch.Generator, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Draw w, k and gout; the case decides their scale, their shape in time and special values.
+    """Draw w, k and gout; the case decides their scale, their course in time and special values.
 
-    `tiny` and `huge` scale k and gout by 1e-4 and 1e4 (fp16: 1e2); `decaying` gives w a decay of
-    five decades and more, as trained filters have; `positive` makes everything positive, so that
-    a bias of the summation adds up; `alternating` makes neighbouring terms cancel; `impulse` leaves
-    one step of k and gout; `spread` scales neighbouring steps, and batch rows, by powers of two far
-    apart; `nonfinite` plants a NaN, an Inf and a -Inf, which may reach no step
-    that does not depend on them.
+    `tiny` and `huge` scale k and gout by 1e-4 and 1e4 (fp16: 1e2). `decaying` gives w a decay of
+    five decades and more, as trained filters have. `positive` makes all values positive, so that a
+    bias of the summation accumulates. `alternating` makes neighbouring terms cancel. `impulse`
+    keeps one step of k and gout. `spread` scales neighbouring steps, and batch rows, by very
+    different powers of two. `nonfinite` plants a NaN, an Inf and a -Inf; steps that do not depend
+    on them must stay finite.
     """
     import torch
 
@@ -200,17 +203,15 @@ def make_inputs(
     elif case == "alternating":
         w = w.abs() * (1 - 2 * (steps % 2))
     for x in drawn.values():
-        if case == "tiny":
-            x *= 1e-4
-        elif case == "huge":
-            x *= 1e4 if dtype != torch.float16 else 1e2
+        if case in ("tiny", "huge"):
+            x *= case_factor(case, dtype)
         elif case in ("positive", "alternating"):
             x.abs_()
         elif case == "impulse":
             x[..., : t // 3] = 0
             x[..., t // 3 + 1 :] = 0
         elif case == "spread":
-            reach = 40 if dtype == torch.float32 else 5  # 16 bits: within the range of fp16
+            reach = 40 if dtype == torch.float32 else 5  # 16 bits: stays within the range of fp16
             exponents = torch.randint(-reach, 1, (t,), generator=generator, device=device)
             x *= torch.exp2(exponents - torch.arange(b, device=device)[:, None, None] % 3 * 4.0)
         elif case == "nonfinite" and x.numel():
@@ -223,33 +224,25 @@ def make_inputs(
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """max(|y|, root of the sum of the terms' squares).
-
-    Roundings of terms are independent, so they add as squares do. The sum of the terms'
-    magnitudes would be larger by the root of their number, and would let 16-bit outputs be wrong by
-    as much.
-    """
+    """max(|y|, root of the sum of the terms' squares); see `root_sum_square_scale`."""
     squares = {name: x.square() for name, x in inputs.items()}
     terms = definition(pass_name, squares, {"eps": scalars.get("eps", 0.0) ** 2})
-    return {name: y.abs().maximum(terms[name].sqrt()) for name, y in outputs.items()}
+    return root_sum_square_scale(outputs, terms)
 
 
 def cost(pass_name: str, problem: Problem) -> Cost:
     """Every tensor once; a multiply-add per pair u <= t, in each of the two gradients.
 
-    That is the direct form's arithmetic. A transform needs less where T is long, so a share of
-    this floor may then pass 1.
+    This counts the direct algorithm. A Fourier transform needs fewer operations for a long T, so a
+    kernel may reach more than 100 % of this floor.
     """
     b, c, t = problem.shape(("B", "C", "T"))
-    rows = b * c * t * problem.dtype("dtype").itemsize
-    taps = c * t * problem.dtype("w_dtype").itemsize
+    moved = moved_bytes(SIGNATURE.pass_named(pass_name), problem)
     flops = b * c * t * (t + 1)
-    # One operand in fp32 asks for fp32's accuracy of all products.
+    # One operand in fp32 requires fp32 accuracy of all products.
     wide = "fp32" in (problem.dtype("dtype").name, problem.dtype("w_dtype").name)
     unit: Literal["3xhalf", "half"] = "3xhalf" if wide else "half"
-    if pass_name == "forward":
-        return Cost(bytes=2 * rows + taps, flops=flops, unit=unit)
-    return Cost(bytes=3 * rows + 2 * taps, flops=2 * flops, unit=unit)
+    return Cost(bytes=moved, flops=flops if pass_name == "forward" else 2 * flops, unit=unit)
 
 
 def peers(pass_name: str) -> dict[str, Peer]:

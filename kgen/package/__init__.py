@@ -1,9 +1,5 @@
-"""A library as a wheel: cubins for the architectures that were asked for, the same bytes always."""
+"""`kgen package`: write a library as a wheel, with cubins for the requested architectures."""
 
-from kgen.package.cubins import KernelSource, check_arch, compile_cubins
-from kgen.package.wheel import Project, read_project, wheel_bytes, wheel_name
+from kgen.package.job import ArchCubins, Packaged, package
 
-__all__ = [
-    "KernelSource", "Project", "check_arch", "compile_cubins", "read_project", "wheel_bytes",
-    "wheel_name",
-]
+__all__ = ["ArchCubins", "Packaged", "package"]

@@ -1,4 +1,4 @@
-"""Cubins of a library's kernels for architectures that may not be in this machine."""
+"""Compile a library's kernels for architectures that need not be in this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KernelSource:
     """A CUDA source of the library.
 
     Attributes:
-        operator: Whose it is.
+        operator: Its operator.
         stem: Its name in `kernels/`.
         text: The source.
     """
@@ -34,15 +34,15 @@ class KernelSource:
 
 
 def check_arch(arch: str) -> int:
-    """Return the compute capability, times ten, of an architecture that can be compiled for.
+    """Return ten times the compute capability of an architecture that can be compiled for.
 
     Raises:
         OptionError: If there is no such architecture.
-        ToolchainError: If this NVRTC does not know it, or is missing.
+        ToolchainError: If this NVRTC does not support it, or is missing.
     """
     match = re.fullmatch(r"sm_(\d{2,3})([af]?)", arch)
     if match is None or int(match[1]) < _SUFFIXES_FROM[match[2]]:
-        raise OptionError(f"--arch: '{arch}' is no architecture\n  examples: sm_80, sm_90a, "
+        raise OptionError(f"--arch: '{arch}' is not an architecture\n  examples: sm_80, sm_90a, "
                           "sm_100f; the suffix a exists from sm_90 on, f from sm_100 on")
     try:
         nvrtc.nvrtc().check_arch(arch)
@@ -54,16 +54,16 @@ def check_arch(arch: str) -> int:
 def compile_cubins(
     kernels: Sequence[KernelSource], arch: str, headers: Mapping[str, bytes], compiler: Compiler
 ) -> dict[str, bytes]:
-    """Compile sources for one architecture; in the order that was given, by stem.
+    """Compile sources for one architecture, in the given order.
 
     Args:
         kernels: What to compile.
         arch: `sm_80`, `sm_90a`.
-        headers: By relative path; they are part of what the compiler's cache knows a source by.
-        compiler: NVRTC; includes these very headers.
+        headers: By relative path; part of the cache key of a source.
+        compiler: NVRTC, opened with these headers.
     Raises:
         BuildError: If one does not compile for the architecture.
-        ToolchainError: If the compiler made something for another one.
+        ToolchainError: If the compiler made code for another architecture.
     """
     wanted = check_arch(arch)
     common = digest_of_text(*(digest_of_text(name, content.hex())
@@ -80,11 +80,11 @@ def compile_cubins(
             raise BuildError(
                 f"{kernel.operator}/kernels/{kernel.stem}.cu does not compile for {arch}:\n"
                 f"{outcome.message}\n  source: {outcome.source_path}\n"
-                f"  next: package without {arch}; a GPU of it compiles what it calls, if it can"
+                f"  next: package without {arch}; such a GPU compiles kernels at their first call"
             )
         image = read_file(Path(outcome.path))
         if cubin_sm(image) != wanted:
             raise ToolchainError(f"NVRTC made code for sm_{cubin_sm(image)} of "
-                                 f"{kernel.operator}/{kernel.stem}, but was asked for {arch}")
+                                 f"{kernel.operator}/{kernel.stem}, but {arch} was requested")
         cubins[kernel.stem] = image
     return cubins

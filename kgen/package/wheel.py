@@ -1,7 +1,7 @@
-"""A wheel as bytes that depend on its content alone.
+"""Write a wheel whose bytes depend on its content only.
 
-Times, order and permissions are fixed, and nothing is compressed: what deflate makes of the same
-bytes differs from one zlib to the next.
+Times, order and permissions are fixed, and nothing is compressed, because the output of deflate
+depends on the version of zlib.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from kgen.errors import RecordError
 
 TAG = "py3-none-any"
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can say
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time of the zip format
 _UNIX = 3
 _REGULAR_0644 = 0o100644 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """What a wheel says about itself.
+    """The metadata of a wheel.
 
     Attributes:
         name: As pip knows it: `kgen-ops`.
@@ -44,12 +44,12 @@ class Project:
 
     @property
     def stem(self) -> str:
-        """What file names begin with: `kgen_ops-0.1.0`."""
+        """The beginning of file names: `kgen_ops-0.1.0`."""
         return f"{self.name.replace('-', '_')}-{self.version}"
 
 
 def read_project(text: str, readme: str) -> Project:
-    """Read the `pyproject.toml` that kgen wrote beside a library.
+    """Read the `pyproject.toml` that kgen wrote next to a library.
 
     Raises:
         RecordError: If a key is missing.
@@ -60,7 +60,8 @@ def read_project(text: str, readme: str) -> Project:
                        data["requires-python"], tuple(data["dependencies"]))
     except (KeyError, TypeError, tomllib.TOMLDecodeError) as problem:
         raise RecordError(
-            f"pyproject.toml is not what kgen wrote: {type(problem).__name__}: {problem}\n"
+            "pyproject.toml does not have the format that kgen writes: "
+            f"{type(problem).__name__}: {problem}\n"
             "  restore it from version control, or run kgen tune again"
         ) from None
 
@@ -73,13 +74,13 @@ def wheel_name(project: Project) -> str:
 def wheel_bytes(
     project: Project, files: Mapping[str, bytes], info: Mapping[str, bytes], generator: str
 ) -> bytes:
-    """Return a wheel with everything that the wheel format (1.0) asks for.
+    """Return a wheel in wheel format 1.0.
 
     Args:
         project: Its metadata.
-        files: What is installed, by path.
+        files: Installed files by path.
         info: More files for the `.dist-info` folder, by name.
-        generator: Name and version of what wrote it.
+        generator: Name and version of the program that writes it.
     """
     folder = f"{project.stem}.dist-info"
     described = {
@@ -88,7 +89,7 @@ def wheel_bytes(
         "WHEEL": (f"Wheel-Version: 1.0\nGenerator: {generator}\nRoot-Is-Purelib: true\n"
                   f"Tag: {TAG}\n").encode(),
     }
-    # The format wants the description behind the content, and its list the last.
+    # The format recommends the metadata after the content, with RECORD last.
     ordered = [*sorted(files.items()),
                *((f"{folder}/{name}", described[name]) for name in sorted(described))]
     record = "".join(f"{name},sha256={_sha256(content)},{len(content)}\n"
@@ -118,5 +119,5 @@ def _metadata(project: Project) -> str:
 
 
 def _sha256(content: bytes) -> str:
-    """As RECORD writes it: URL-safe base64 without padding."""
+    """The SHA-256 in the format of RECORD: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

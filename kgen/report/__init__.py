@@ -1,4 +1,4 @@
-"""The written report of a tune: YAML with documented keys, checked on load, printed for people."""
+"""The report of a tune: YAML with documented keys, checked when loaded, printed as text."""
 
 from kgen.report.codec import decode_as, encode_as
 from kgen.report.model import (
@@ -15,7 +15,9 @@ from kgen.report.model import (
     SpaceSummary,
     Trials,
 )
+from kgen.report.picture import draw_svg
 from kgen.report.printing import print_report
+from kgen.report.searches import Search
 from kgen.report.storage import (
     load_report,
     merge_reports,
@@ -23,6 +25,7 @@ from kgen.report.storage import (
     write_report,
     write_whole,
 )
+from kgen.report.tables import ReportRow, insert_summary, print_markdown, print_summary
 
 __all__ = [
     "Chosen",
@@ -33,15 +36,21 @@ __all__ = [
     "ProblemReport",
     "Proof",
     "Report",
+    "ReportRow",
     "RuleCount",
     "RunnerUp",
+    "Search",
     "SpaceSummary",
     "Trials",
     "decode_as",
+    "draw_svg",
     "encode_as",
+    "insert_summary",
     "load_report",
     "merge_reports",
+    "print_markdown",
     "print_report",
+    "print_summary",
     "update_report",
     "write_report",
     "write_whole",

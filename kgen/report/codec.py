@@ -1,9 +1,9 @@
-"""Dataclasses to and from YAML: they are the schema, every deviation is an error.
+"""Convert dataclasses to and from YAML. The dataclass is the schema; every deviation is an error.
 
-`encode` and `decode` are for reports; `encode_as` and `decode_as` for whatever else a command
-writes down in the same manner.
+`encode` and `decode` are for reports; `encode_as` and `decode_as` for other documents of the same
+style.
 
-A message names file, line, key path, what is there and what is wanted.
+An error names file, line, key path, the found value and the expected one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kgen.model.record import Fate
 from kgen.report.model import SCHEMA, Report
 
 _T = TypeVar("_T")
-# Field names that cannot be, or read badly as, keys.
+# Fields whose YAML key differs from their name.
 _KEYS = {"pass_name": "pass"}
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _NULL = "tag:yaml.org,2002:null"
@@ -63,7 +63,7 @@ def decode_as(kind: type[_T], text: str, where: str, schema: int, again: str) ->
         text: YAML.
         where: File name, for messages.
         schema: The version that this kgen reads.
-        again: How to get a document of this version, for the message.
+        again: For the message: how to make a document of this version.
     Raises:
         RecordError: If the text is no YAML or deviates from the dataclass.
     """
@@ -108,7 +108,7 @@ def _encoded(value: Any) -> Any:
         return {str(key): _encoded(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [_encoded(item) for item in value]
-    # Six digits are more than any of these quantities has.
+    # No measured quantity has more than six significant digits.
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
@@ -123,7 +123,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 class _Reader:
-    """Nodes to values of annotated types."""
+    """Converts YAML nodes to values of annotated types."""
 
     def __init__(self, where: str) -> None:
         self.where = where

@@ -44,7 +44,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class RuleCount:
-    """A rule of the search space and how many configs it alone or first refused."""
+    """A rule of the search space, and the number of configs that it was the first to refuse."""
 
     rule: str
     why: str
@@ -54,7 +54,7 @@ class RuleCount:
 
 @dataclass(frozen=True, slots=True)
 class SpaceSummary:
-    """The search space of one problem: all configs, those that pass every rule, what refused."""
+    """The search space of one problem: all configs, feasible configs, and refusals by rule."""
 
     size: int
     feasible: int
@@ -87,7 +87,7 @@ class KernelReport:
     Attributes:
         name: Kernel name.
         threads: Per block.
-        registers: Per thread; None where there is no such thing (host).
+        registers: Per thread; None on the host.
         spill_bytes: Spilled, bytes per thread.
         smem_static_bytes: Static shared memory of a block.
         smem_dynamic_bytes: Dynamic shared memory of a block.
@@ -105,7 +105,15 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The winner of a problem; `remarks` are what the compiler said that makes its kernels slow."""
+    """The winner of a problem.
+
+    Attributes:
+        record: Identity of its record.
+        source: Digest of the measured text; a row of a library may have a later text.
+        remarks: Performance remarks of the compiler.
+        code: Digest of the measured machine code, which identifies the row; empty in reports older
+            than the field.
+    """
 
     variant: str
     config: Mapping[str, Value]
@@ -114,6 +122,7 @@ class Chosen:
     timing: Timing
     kernels: tuple[KernelReport, ...]
     remarks: tuple[str, ...] = ()
+    code: str = ""
 
     @property
     def label(self) -> str:
@@ -134,7 +143,7 @@ class RunnerUp:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What users run today, timed in the same run: `eager`, `torch.compile`, ..."""
+    """A competitor timed in the same run: `eager`, `torch.compile`, ..."""
 
     name: str
     timing: Timing
@@ -158,17 +167,17 @@ class HostProof:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Why the winner is believed; `kgen verify --record` with the winner's record repeats it.
+    """The proof of a winner; `kgen verify --record` with the winner's record repeats it.
 
     Attributes:
-        seed: That all inputs but the fresh ones follow from.
+        seed: Seed of all inputs except the fresh ones.
         inputs: Input sets tried on the device, each `label @ seed`.
         skipped: Input sets that the variant's guards do not admit.
-        launches: On each of them; outputs poisoned before every one, workspaces before the first.
+        launches: On the values of each of them; what outputs and workspaces hold before differs.
         same_bits: Whether all launches on the same inputs gave the same bits (else each was within
             the bound, by the variant's declaration).
         host: Runs of the same source on the CPU.
-        host_missing: Why there are none, or not all.
+        host_missing: Why host runs are missing.
     """
 
     seed: int
@@ -182,7 +191,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class ProblemReport:
-    """What the tune of one problem found.
+    """The result of tuning one problem.
 
     Attributes:
         pass_name: `forward` or `backward`; the key `pass`.
@@ -196,9 +205,9 @@ class ProblemReport:
         peers: Others, in the same run.
         accuracy: Error of each output against float64; bound = 2 loss + the dtype's floor.
         runner_up: The second; None if no other config was verified.
-        evidence: Why the winner is believed; None in reports older than the field.
-        l2: `cold` or `warm`: what L2 was asked to hold; the protocol's line says what it held.
-        slowed: Why the clocks were held down while the finalists were timed; empty if nothing did.
+        evidence: The proof of the winner; None in reports older than the field.
+        l2: The requested state of L2, `cold` or `warm`; the protocol's line has the actual state.
+        slowed: Why the clocks were reduced while the finalists were timed; empty if they were not.
     """
 
     pass_name: str

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kgen.model.record import COLD
+from kgen.report.details import environment_facts
 from kgen.report.model import Environment, ProblemReport, Proof, Report
 
-# Longer reasons and rules are cut: the report file has them in full.
+# Longer reasons and rules are cut; the report file has them in full.
 _CUT = 88
 
 
@@ -25,18 +27,7 @@ def print_report(report: Report) -> str:
 
 
 def _environment(e: Environment) -> str:
-    facts = [e.device]
-    if e.driver:
-        facts.append(f"driver {e.driver}")
-    facts += [f"{e.compiler} {e.compiler_version}", f"torch {e.torch}", f"python {e.python}",
-              f"kgen {e.kgen}" + (f" ({e.commit[:10]})" if e.commit else "")]
-    if e.copy_gbps is not None:
-        facts.append(f"copy {e.copy_gbps:.0f} GB/s")
-    if e.sm_clock_mhz is not None:
-        facts.append(f"SM {e.sm_clock_mhz:.0f} MHz")
-    if e.memory_clock_mhz is not None:
-        facts.append(f"memory {e.memory_clock_mhz:.0f} MHz")
-    return "  " + ", ".join(facts)
+    return "  " + ", ".join(environment_facts(replace(e, commit=e.commit[:10])))
 
 
 def _table(problems: Sequence[ProblemReport]) -> list[str]:

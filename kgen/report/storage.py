@@ -37,7 +37,7 @@ def write_report(path: str | Path, report: Report) -> None:
 
 
 def write_whole(path: str | Path, text: str) -> None:
-    """Write a file by way of a temporary one: readers see the old one or the new one.
+    """Write a file atomically: a reader sees the old content or the new one.
 
     Raises:
         StorageError: If it cannot be written.
@@ -55,18 +55,18 @@ def write_whole(path: str | Path, text: str) -> None:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
         raise StorageError(f"cannot write {target}: {problem.strerror or problem}\n"
-                           "  it is as it was; free space or mend the permissions, and "
+                           "  the file is unchanged; free space or fix the permissions, and "
                            "run again") from None
 
 
 def update_report(path: str | Path, report: Report) -> Report:
     """Merge a report into the file and return what the file now holds.
 
-    Two tunes of one operator and GPU that end at once take turns.
+    The file is locked, so two tunes of one operator and GPU may end at the same time.
 
     Raises:
-        RecordError: If the file that is there deviates from the schema, or is of another operator
-            or GPU.
+        RecordError: If the existing file deviates from the schema, or is of another operator or
+            GPU.
         StorageError: If it cannot be written.
     """
     folder = Path(path).parent
@@ -86,7 +86,7 @@ def update_report(path: str | Path, report: Report) -> Report:
 
 
 def merge_reports(old: Report, new: Report) -> Report:
-    """Return all problems of both; where both have one, the new one's.
+    """Return all problems of both reports; of a problem in both, the new entry.
 
     Raises:
         RecordError: If they are of different operators or GPUs.

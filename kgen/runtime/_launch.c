@@ -1,9 +1,9 @@
 /* A kernel launch for 0.2 us of host time: Python ints and floats in, one cuLaunchKernel out, or one
- * cuLaunchKernelEx if the launch may overlap the one before it.
+ * cuLaunchKernelEx for programmatic dependent launch.
  *
- * Needs no CUDA or torch header, so that it compiles wherever Python.h is: the driver is found at
- * run time, and what is needed of its interface is declared here. The pure-Python twin with the
- * same behaviour and the same messages is PythonLauncher in launcher.py.
+ * This file includes no CUDA or torch header, so it compiles wherever Python.h is. It loads the
+ * driver at run time and declares the needed part of its interface here. PythonLauncher in
+ * launcher.py has the same behaviour and the same messages.
  *
  *   launcher = Launcher(function, "pqf", (256, 1, 1), smem, name, context, CudaError)
  *   launcher(stream, grid_x, grid_y, grid_z, pointer, count, scale)
@@ -87,7 +87,7 @@ typedef struct {
     void *context; /* the function's; may be NULL */
     unsigned block[3];
     unsigned smem;
-    int overlaps; /* may begin before the launch before it has ended */
+    int pdl; /* programmatic dependent launch */
     Py_ssize_t count; /* of kernel arguments */
     char format[kMaxArguments];
     PyObject *name;  /* str, for messages */
@@ -102,7 +102,7 @@ typedef union {
     double d;
 } Value;
 
-/* An int, or what __index__ makes of it; strong reference. */
+/* An int, or the result of __index__; strong reference. */
 static PyObject *as_int(PyObject *object) {
     if (PyLong_Check(object)) {
         Py_INCREF(object);
@@ -145,7 +145,7 @@ static inline int convert(Launcher *self, Py_ssize_t index, PyObject *object, Va
     PyObject *integer = as_int(object);
     if (integer == NULL)
         return bad_argument(self, index, object);
-    /* All ones is what a failure looks like, and -1; only then is it worth asking which. */
+    /* All ones is either -1 or the sign of an error; check for an error only then. */
     int suspect;
     if (code == 'p') {
         const unsigned long long address = PyLong_AsUnsignedLongLong(integer);
@@ -188,24 +188,24 @@ static int grid_extent(Launcher *self, PyObject *object, unsigned *extent) {
 
 /* Called without the GIL. */
 static inline int launch(const Launcher *self, const unsigned *grid, void *stream, void **params) {
-    if (!self->overlaps)
+    if (!self->pdl)
         return driver.launch_kernel(self->function, grid[0], grid[1], grid[2], self->block[0],
                                     self->block[1], self->block[2], self->smem, stream, params,
                                     NULL);
-    LaunchAttribute overlaps = {.kind = kProgrammaticStreamSerialization, .value.allowed = 1};
+    LaunchAttribute pdl = {.kind = kProgrammaticStreamSerialization, .value.allowed = 1};
     const LaunchConfig config = {
         .grid = {grid[0], grid[1], grid[2]},
         .block = {self->block[0], self->block[1], self->block[2]},
         .smem = self->smem,
         .stream = stream,
-        .attributes = &overlaps,
+        .attributes = &pdl,
         .attribute_count = 1,
     };
     return driver.launch_kernel_ex(&config, self->function, params, NULL);
 }
 
-/* A thread that torch did not start has no current context, and one that works on another device
- * has that device's. Both are refused by the driver before anything ran, so trying again is safe.
+/* A thread that torch did not start has no current context; a thread that works on another device
+ * has that device's context. The driver refuses both before anything runs, so a retry is safe.
  * Called without the GIL. */
 static int retry_in_context(Launcher *self, int code, const unsigned *grid, void *stream,
                             void **params) {
@@ -233,7 +233,7 @@ static PyObject *raise_error(Launcher *self, int code, const unsigned *grid) {
         "%U: cuLaunchKernel: %s (%d): %s\n"
         "  grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory%s",
         self->name, name, code, text, grid[0], grid[1], grid[2], self->block[0], self->block[1],
-        self->block[2], self->smem, self->overlaps ? ", overlapping the launch before it" : "");
+        self->block[2], self->smem, self->pdl ? ", programmatic dependent launch" : "");
     if (message == NULL)
         return NULL;
     PyObject *error = PyObject_CallFunction(self->error, "Oi", message, code);
@@ -278,7 +278,7 @@ static PyObject *launcher_call(PyObject *callable, PyObject *const *args, size_t
         Py_RETURN_NONE;
 
     int code;
-    /* A full queue blocks here until the device, or a host callback that wants the GIL, is done. */
+    /* A full queue blocks here until the device, or a host callback that needs the GIL, has finished. */
     Py_BEGIN_ALLOW_THREADS
     code = launch(self, grid, stream, params);
     if (code == kInvalidContext || code == kInvalidHandle)
@@ -291,16 +291,16 @@ static PyObject *launcher_call(PyObject *callable, PyObject *const *args, size_t
 
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *names[] = {"function", "format", "block", "smem", "name",
-                            "context", "error", "overlaps", NULL};
+                            "context", "error", "pdl", NULL};
     unsigned long long function, context = 0;
     const char *format;
     Py_ssize_t count;
     long long block[3], smem;
     PyObject *name = NULL, *error = PyExc_RuntimeError;
-    int overlaps = 0;
+    int pdl = 0;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "Ks#(LLL)L|UKOp:Launcher", names, &function,
                                      &format, &count, &block[0], &block[1], &block[2], &smem, &name,
-                                     &context, &error, &overlaps))
+                                     &context, &error, &pdl))
         return NULL;
     if (count > kMaxArguments) {
         PyErr_Format(PyExc_ValueError, "format '%s' has %zd arguments; at most %d are supported",
@@ -328,9 +328,9 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *keyw
     if (driver.launch_kernel == NULL && load_driver("libcuda.so.1") < 0)
         return NULL;
 
-    if (overlaps && driver.launch_kernel_ex == NULL) {
-        PyErr_SetString(PyExc_OSError, "the CUDA driver has no cuLaunchKernelEx, which a launch that "
-                                       "overlaps the one before it takes; it came with CUDA 11.8");
+    if (pdl && driver.launch_kernel_ex == NULL) {
+        PyErr_SetString(PyExc_OSError, "the CUDA driver has no cuLaunchKernelEx, which programmatic "
+                                       "dependent launch needs; it came with CUDA 11.8");
         return NULL;
     }
 
@@ -343,7 +343,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *keyw
     for (int axis = 0; axis < 3; ++axis)
         self->block[axis] = (unsigned)block[axis];
     self->smem = (unsigned)smem;
-    self->overlaps = overlaps;
+    self->pdl = pdl;
     self->count = count;
     memcpy(self->format, format, (size_t)count);
     self->name = name ? Py_NewRef(name) : PyUnicode_FromString("kernel");
@@ -385,7 +385,7 @@ static PyMemberDef launcher_members[] = {
 
 PyDoc_STRVAR(launcher_doc,
              "Launcher(function, format, block, smem, name='kernel', context=0, "
-             "error=RuntimeError, overlaps=False)\n--\n\n"
+             "error=RuntimeError, pdl=False)\n--\n\n"
              "A kernel with its block and shared memory, called as\n"
              "launcher(stream, grid_x, grid_y, grid_z, *kernel_arguments).");
 

@@ -1,10 +1,7 @@
-"""What a call's arguments are: declared dims and dtypes, checked, named, and laid out.
+"""Check the arguments of a call against the signature of its pass.
 
-Runs once per new combination of shapes, strides and dtypes; later calls find their kernel by
-that combination and skip all of this.
-
-The value types of the runtime are named tuples: a frozen dataclass takes five times as long to
-define, and importing the library should not be noticed.
+This runs once per combination of shapes, strides and dtypes. A later call finds its prepared launch
+by that combination and skips this module.
 """
 
 from __future__ import annotations
@@ -17,6 +14,15 @@ import torch
 from torch import Tensor
 
 from .layout import dense_strides
+from .signature import (
+    ABSENT,
+    ROUNDS,
+    Argument,
+    DTypeField,
+    Option,
+    Packing,
+    PassSignature,
+)
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float32: "fp32",
@@ -26,107 +32,9 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.int64: "int64",
 }
 TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-ABSENT = "none"  # stands for the dtype of a tensor that a call leaves out
-# What fp32 operands of products may be rounded to, where the caller allows it.
-ROUNDS: dict[str, str] = {"tf32": "fp32"}
 
 
-class Dim(NamedTuple):
-    """A named extent and its least legal value."""
-
-    name: str
-    smallest: int = 0
-
-
-class DTypeField(NamedTuple):
-    """A dtype that the caller chooses; `allowed` may name an earlier field ("the same as"), or
-    `none`: the tensors of this field may be absent.
-    """
-
-    name: str
-    allowed: tuple[str, ...]
-    default: str | None = None
-
-
-class Option(NamedTuple):
-    """A convention that the caller chooses by a keyword; see `DTypeField` for the attributes."""
-
-    name: str
-    allowed: tuple[str, ...]
-    default: str | None = None
-
-
-class Argument(NamedTuple):
-    """A tensor argument or result.
-
-    Attributes:
-        name: As in the public function.
-        dims: Extents, outermost first; `N + 1` is one more than dim N.
-        dtype: A dtype field's name, or a fixed dtype.
-        free_strides: Dims whose stride the caller chooses; all others are contiguous.
-        leading: Whether dims[0] stands for any number of leading dims.
-        layout_of: Of a result: the argument whose order of dims in memory it takes.
-    """
-
-    name: str
-    dims: tuple[str, ...]
-    dtype: str = "dtype"
-    free_strides: tuple[str, ...] = ()
-    leading: bool = False
-    layout_of: str = ""
-
-    def __str__(self) -> str:
-        inner = ("...", *self.dims[1:]) if self.leading else self.dims
-        return f"{self.name} [{', '.join(inner)}]"
-
-
-class Packing(NamedTuple):
-    """Sequences that a call may have one behind the other in one batch row.
-
-    Attributes:
-        offsets: The argument that says where each begins; it may be None.
-        sequences: The dim that counts them; the batch's extent without offsets.
-        batch: The dim of batch rows; 1 with offsets.
-    """
-
-    offsets: str
-    sequences: str
-    batch: str
-
-
-class Scalar(NamedTuple):
-    """A float argument that must be greater than `above`."""
-
-    name: str
-    default: float
-    above: float | None = None
-
-
-class Signature(NamedTuple):
-    """What one pass of an operator takes and returns.
-
-    `flags` are the dtype fields that a caller decides by a keyword, because no input tells: of
-    outputs that may be absent, and of products whose operands may be rounded. `options` are
-    decided by keywords of their own, behind the flags.
-    """
-
-    function: str
-    dims: tuple[Dim, ...]
-    dtypes: tuple[DTypeField, ...]
-    inputs: tuple[Argument, ...]
-    outputs: tuple[Argument, ...]
-    scalars: tuple[Scalar, ...] = ()
-    flags: tuple[str, ...] = ()
-    options: tuple[Option, ...] = ()
-    packing: Packing | None = None
-
-    @property
-    def choices(self) -> tuple[DTypeField | Option, ...]:
-        """What a call chooses besides extents: dtypes, then options."""
-        return (*self.dtypes, *self.options)
-
-
-class Bound(NamedTuple):
+class BoundArguments(NamedTuple):
     """Checked arguments of one call.
 
     Attributes:
@@ -146,10 +54,10 @@ class Bound(NamedTuple):
     copies: tuple[str, ...]
 
 
-def bind(
-    signature: Signature, tensors: Sequence[Tensor | None], scalars: Sequence[float],
+def bind_arguments(
+    signature: PassSignature, tensors: Sequence[Tensor | None], scalars: Sequence[float],
     flags: Sequence[bool | str] = (),
-) -> Bound:
+) -> BoundArguments:
     """Check the arguments of a call and name their extents, dtypes and strides.
 
     Args:
@@ -177,10 +85,10 @@ def bind(
         for output in signature.outputs
     )
     layouts = _layouts(signature, given, dtypes, strides)
-    return Bound(dims, dtypes, strides, shapes, layouts, copies)
+    return BoundArguments(dims, dtypes, strides, shapes, layouts, copies)
 
 
-def check_tensors(signature: Signature, tensors: Sequence[object]) -> None:
+def check_tensors(signature: PassSignature, tensors: Sequence[object]) -> None:
     """Check that all inputs are tensors, or None where they may be absent.
 
     Raises:
@@ -195,7 +103,16 @@ def check_tensors(signature: Signature, tensors: Sequence[object]) -> None:
                             f"{type(tensor).__name__}")
 
 
-def complete_dtypes(signature: Signature, given: dict[str, str]) -> dict[str, str]:
+def has_own_values(tensor: Tensor) -> bool:
+    """Whether a tensor's memory holds its values. `Tensor.clone` makes a tensor of which it does.
+
+    The memory of a tensor with the negative bit (`torch._neg_view(x)`, `z.conj().imag`) holds the
+    negatives. A `ZeroTensor` has no memory.
+    """
+    return not (tensor.is_neg() or tensor._is_zerotensor())
+
+
+def complete_dtypes(signature: PassSignature, given: dict[str, str]) -> dict[str, str]:
     """Fill in default dtypes and options, and check that each is allowed.
 
     Raises:
@@ -217,7 +134,7 @@ def complete_dtypes(signature: Signature, given: dict[str, str]) -> dict[str, st
 
 
 def _allowed(field: DTypeField | Option, chosen: dict[str, str]) -> tuple[str, ...]:
-    """What a field may be beside what earlier fields chose."""
+    """The values that a field may have, given the choices of earlier fields."""
     if isinstance(field, Option):
         return field.allowed
     names = dict.fromkeys(chosen.get(name, name) for name in field.allowed)
@@ -227,7 +144,7 @@ def _allowed(field: DTypeField | Option, chosen: dict[str, str]) -> tuple[str, .
 Given = Sequence[tuple[Argument, Tensor]]
 
 
-def _check_devices(signature: Signature, given: Given) -> None:
+def _check_devices(signature: PassSignature, given: Given) -> None:
     first = given[0][1].device
     for argument, tensor in given:
         if tensor.device != first:
@@ -239,7 +156,7 @@ def _check_devices(signature: Signature, given: Given) -> None:
 
 
 def _extents(
-    signature: Signature, given: Given
+    signature: PassSignature, given: Given
 ) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
     """Return the extent of every dim, and the shape that each flattened dim stands for."""
     dims: dict[str, int] = {}
@@ -282,7 +199,7 @@ def _extents(
 
 
 def _check_packing(
-    signature: Signature, packing: Packing, given: Given, dims: dict[str, int],
+    signature: PassSignature, packing: Packing, given: Given, dims: dict[str, int],
     origin: dict[str, str],
 ) -> None:
     """Find out how many sequences there are; they are as many as the states say."""
@@ -309,7 +226,7 @@ def _check_packing(
 
 
 def _dtypes(
-    signature: Signature, tensors: Sequence[Tensor | None], flags: Sequence[bool | str]
+    signature: PassSignature, tensors: Sequence[Tensor | None], flags: Sequence[bool | str]
 ) -> dict[str, str]:
     count = len(signature.flags)
     given = {
@@ -332,20 +249,27 @@ def _dtypes(
         name = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype))
         fixed = argument.dtype in TORCH_DTYPES
         if name not in TORCH_DTYPES or (fixed and name != argument.dtype):
-            wanted = argument.dtype if fixed else ", ".join(TORCH_DTYPES)
+            wanted = [argument.dtype] if fixed else _named_dtypes(signature, argument.dtype)
             raise TypeError(f"{signature.function}: {argument.name} has dtype {tensor.dtype}; "
-                            f"supported: {wanted}")
+                            f"supported: {', '.join(wanted)}")
         if not fixed and given.setdefault(argument.dtype, name) != name:
             raise TypeError(f"{signature.function}: {argument.name} is {name}, but another tensor "
                             f"of the same {argument.dtype} is {given[argument.dtype]}")
     plain = complete_dtypes(signature, given)
-    for field in rounded:  # of no effect beside dtypes that nothing rounds
+    for field in rounded:  # no effect with dtypes that are not rounded
         given[field.name] = next((n for n in _allowed(field, plain) if n in ROUNDS),
                                  plain[field.name])
     return complete_dtypes(signature, given) if rounded else plain
 
 
-def _check_scalars(signature: Signature, scalars: Sequence[float]) -> None:
+def _named_dtypes(signature: PassSignature, name: str) -> list[str]:
+    """The dtypes that tensors of a field may have."""
+    fields = {field.name: field.allowed for field in signature.dtypes}
+    found = [n for each in fields[name] for n in fields.get(each, (each,))]
+    return [n for n in dict.fromkeys(found) if n in TORCH_DTYPES]
+
+
+def _check_scalars(signature: PassSignature, scalars: Sequence[float]) -> None:
     for scalar, value in zip(signature.scalars, scalars, strict=True):
         if scalar.above is not None and not value > scalar.above:
             raise ValueError(f"{signature.function}: {scalar.name} = {value!r} must be greater "
@@ -353,7 +277,7 @@ def _check_scalars(signature: Signature, scalars: Sequence[float]) -> None:
 
 
 def _strides(
-    signature: Signature, given: Given, dims: dict[str, int]
+    signature: PassSignature, given: Given, dims: dict[str, int]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     strides = {f"{a.name}_stride_{name}": 0 for a in signature.inputs for name in a.free_strides}
     copies: list[str] = []
@@ -387,7 +311,7 @@ def _strides(
 
 
 def _layouts(
-    signature: Signature, given: Given, dtypes: dict[str, str], strides: dict[str, int]
+    signature: PassSignature, given: Given, dtypes: dict[str, str], strides: dict[str, int]
 ) -> tuple[tuple[int, ...] | None, ...]:
     """Strides of the outputs that take an argument's layout; those that are free go into `strides`.
     """
@@ -409,7 +333,7 @@ def _layouts(
 def _common_stride(
     sizes: tuple[int, ...], steps: tuple[int, ...], contiguous: int
 ) -> int | None:
-    """The one stride that walks all these dims in order, or None if there is none."""
+    """The stride of these dims flattened to one, or None if they cannot be flattened."""
     stride: int | None = None
     expected = 0
     for size, step in zip(reversed(sizes), reversed(steps), strict=True):

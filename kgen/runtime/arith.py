@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Largest exponent that an expression or a template may write, against 9**9**9.
+MAX_POWER = 64
+
 
 def ceil_div(a: int, b: int) -> int:
     """Return the smallest integer >= a / b."""

@@ -1,7 +1,8 @@
-"""`torch.func.vmap` over operators: one launch where the mapped dim can join the batch.
+"""`torch.func.vmap` over operators.
 
-It can where every output has the batch dim, and every mapped input too. Otherwise (a weight of
-each element, the gradient of a weight for each element) there is a launch per element.
+If every output and every mapped input has the batch dim, the mapped dim is folded into the batch
+and one launch serves the call. Otherwise (a weight per element, the gradient of a weight per
+element) there is one launch per element.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import ABSENT, Argument, Signature
+from .signature import ABSENT, Argument, PassSignature
 
 
 class Outputs:
-    """Which outputs of a pass a call has: decided by an input or a keyword of the same dtype."""
+    """Finds which outputs of a pass a call has.
 
-    def __init__(self, signature: Signature) -> None:
+    An optional output is present if the input of the same dtype field is, or if its keyword is set.
+    """
+
+    def __init__(self, signature: PassSignature) -> None:
         inputs = [argument.dtype for argument in signature.inputs]
         fields = inputs + [""] * len(signature.scalars) + list(signature.flags)
         optional = {field.name for field in signature.dtypes if ABSENT in field.allowed}
@@ -31,39 +35,39 @@ class Outputs:
         """Return their indices among the declared outputs.
 
         Args:
-            arguments: All of the call, in the order of the generated function.
+            arguments: All arguments of the call, in the order of the generated function.
         """
         return [index for index, decider in self._deciders
                 if decider < 0 or _there(arguments[decider])]
 
 
 def _there(argument: object) -> bool:
-    """Whether a tensor is given, or a keyword asks for one."""
+    """Whether a tensor argument is not None, or a keyword argument is true."""
     return argument is not None and (isinstance(argument, Tensor) or bool(argument))
 
 
 def servable(argument: Argument, tensor: Tensor) -> Tensor:
-    """A tensor in a layout that the argument may have: autograd's may be an expanded number."""
+    """The tensor in a layout that the argument allows. Autograd may pass an expanded scalar."""
     if argument.free_strides and argument.dims[-1] not in argument.free_strides:
-        # All but the innermost are free, or they are leading dims, which a call copies itself.
+        # All other strides are free, or belong to leading dims, which the call copies if needed.
         return tensor if tensor.ndim and tensor.stride(-1) == 1 else tensor.contiguous()
     return tensor.contiguous()
 
 
 def batched(
-    signature: Signature, run: Callable[..., Any], count: int, mapped: Sequence[int | None],
+    signature: PassSignature, run: Callable[..., Any], count: int, mapped: Sequence[int | None],
     arguments: Sequence[Any],
 ) -> list[Tensor]:
     """Serve a call with a mapped dim.
 
     Args:
         signature: Of the pass.
-        run: Computes a call without one.
+        run: Computes a call without a mapped dim.
         count: Extent of the mapped dim.
         mapped: Of each input, its mapped dim or None.
-        arguments: All of the call, in the order of the generated function.
+        arguments: All arguments of the call, in the order of the generated function.
     Returns:
-        The outputs that there are, the mapped dim first.
+        The outputs that are present, the mapped dim first.
     """
     outputs = [signature.outputs[index] for index in Outputs(signature).present(arguments)]
     batch = signature.outputs[0].dims[0]
@@ -91,7 +95,7 @@ def batched(
 
 
 def _one_by_one(
-    signature: Signature, run: Callable[..., Any], count: int, mapped: Sequence[int | None],
+    signature: PassSignature, run: Callable[..., Any], count: int, mapped: Sequence[int | None],
     arguments: Sequence[Any],
 ) -> list[Tensor]:
     rest = arguments[len(signature.inputs):]

@@ -1,14 +1,14 @@
-"""A content-addressed file cache: a key says everything that matters, so an entry never changes.
+"""A content-addressed file cache: a key covers all inputs of an entry, so an entry never changes.
 
 An entry is one file, `<directory>/<k>/<key><suffix>` with k the key's first two characters: the
 content, then a trailer with its length and SHA-256. The trailer comes last because ELF readers (the
-dynamic linker, the CUDA driver) ignore what follows their data, so a cached `.so` is loaded from
-where it lies. A file that does not match its trailer is a miss, and is removed.
+dynamic linker, the CUDA driver) ignore bytes after their data, so a cached `.so` can be loaded in
+place. A file that does not match its trailer counts as missing and is removed.
 
-Writers never touch an existing file: they write another and rename it over the name. Any number of
-processes and threads may therefore share a directory; the last of several that built the same thing
-wins, with the same content. There is no fsync: after a power cut an entry may be torn, which
-the trailer shows, and a compilation is repeated.
+A writer creates a temporary file and renames it over the entry. Any number of processes and threads
+may therefore share a directory; if several build the same entry, the last one wins, with the same
+content. There is no fsync: after a power cut the trailer shows a torn entry, and the compilation
+is repeated.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Cache:
         Args:
             directory: Default: `default_directory()`.
         Raises:
-            CacheError: If the directory exists and other users own it or may write to it: what is
-                loaded from it runs as this user.
+            CacheError: If another user owns the directory or may write to it. Code loaded from it
+                runs as this user.
         """
         self.directory = Path(directory) if directory is not None else default_directory()
         self._check_owner()
 
     def path(self, key: str, suffix: str) -> Path:
-        """Return where an entry lies, or would lie.
+        """Return the path of an entry, whether it exists or not.
 
         Raises:
             ValueError: If key or suffix has characters that could leave the directory.
@@ -111,7 +111,7 @@ class Cache:
             self._make(self.directory)
             self._make(path.parent)
             self._make(self.directory / _TEMPORARY)
-            # In the same file system, so that the rename is atomic, but not among the entries.
+            # In the same file system, so that the rename is atomic, but in a folder of its own.
             handle, temporary = tempfile.mkstemp(dir=self.directory / _TEMPORARY)
             with os.fdopen(handle, "wb") as file:
                 os.fchmod(handle, mode)
@@ -128,7 +128,7 @@ class Cache:
             ) from None
 
     def sweep(self, older_than_s: float = _STALE_SECONDS) -> int:
-        """Remove temporary files that killed processes left; returns how many."""
+        """Remove temporary files that killed processes left; return their number."""
         removed = 0
         now = time.time()
         for path in (self.directory / _TEMPORARY).glob("*"):

@@ -1,6 +1,7 @@
-"""The extensions in C, which save host time and which everything goes on without.
+"""The optional C extensions. They save host time; without them the library runs in Python.
 
-`_launch.c` launches kernels, `_ready.c` serves calls like an earlier one. They need Python.h alone.
+`_launch.c` launches kernels. `_fast_path.c` serves calls whose layouts were seen before. Both
+include only Python.h.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-EXTENSIONS = ("_launch", "_ready")
+EXTENSIONS = ("_launch", "_fast_path")
 
 
 @functools.cache

@@ -94,7 +94,7 @@ def compile_runtime_command(
 
     Args:
         cxx: A C++17 compiler that takes GCC's options: g++ or clang++.
-        include_dir: The directory that holds `kgen/core.cuh`.
+        include_dir: The directory that holds `kgen/primitives/core.cuh`.
         out_object: The object file to write.
         sanitize: False: for `compile_module_command`. True: for `compile_sanitized_command`; the
             object then holds the stand-alone runner as well.
@@ -117,7 +117,7 @@ def compile_module_command(
     Args:
         cxx: The compiler that made `runtime_object`.
         source: CUDA source; any suffix.
-        include_dir: The directory that holds `kgen/core.cuh`.
+        include_dir: The directory that holds `kgen/primitives/core.cuh`.
         runtime_object: Made by `compile_runtime_command(..., sanitize=False)`.
         out_so: The shared object to write.
     """
@@ -146,7 +146,7 @@ def compile_sanitized_command(
     Args:
         cxx: The compiler that made `runtime_object`.
         source: CUDA source; any suffix.
-        include_dir: The directory that holds `kgen/core.cuh`.
+        include_dir: The directory that holds `kgen/primitives/core.cuh`.
         runtime_object: Made by `compile_runtime_command(..., sanitize=True)`.
         out_executable: The executable to write.
     """

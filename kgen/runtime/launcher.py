@@ -1,7 +1,7 @@
-"""Prepared kernel launches: everything fixed is converted once, a call converts the rest.
+"""Prepared kernel launches: constant arguments are converted once, the others at each launch.
 
-`make_launcher` gives the C launcher of `_launch.c` where that extension was built (0.2 us of host
-time on top of the driver's own), else a Python one with the same behaviour, which works anywhere.
+`make_launcher` returns the C launcher of `_launch.c` if that extension was built: 0.2 us of host
+time on top of the driver's. Otherwise it returns a Python launcher with the same behaviour.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make_launcher(
     format: str,  # noqa: A002 - what struct and ctypes users call it
     block: tuple[int, int, int],
     smem: int,
-    overlaps: bool = False,
+    pdl: bool = False,
 ) -> Launcher:
     """Prepare launches of a kernel.
 
@@ -60,9 +60,9 @@ def make_launcher(
         format: One character per kernel argument: p (address), q (int64), i (int32),
             f (float32), d (float64).
         block: Threads in x, y, z.
-        smem: Dynamic shared memory, bytes; the caller has opted in where that is needed.
-        overlaps: Whether a launch may begin before the one before it in its stream has ended
-            (programmatic dependent launch, sm_90 and later); its kernel then waits by itself.
+        smem: Dynamic shared memory, bytes. The caller has opted in to more than 48 KB.
+        pdl: Whether to use programmatic dependent launch (sm_90 and later): the kernel may begin
+            before the kernel before it in the stream has ended, and calls `griddepcontrol.wait`.
     Raises:
         ValueError: If format, block or smem is malformed.
     """
@@ -70,10 +70,10 @@ def make_launcher(
     if compiled is not None:
         launcher: Launcher = compiled(
             function.handle, format, block, smem, function.name, function.context, CudaError,
-            overlaps)
+            pdl)
         return launcher
     return PythonLauncher(function.handle, format, block, smem, function.name, function.context,
-                          overlaps=overlaps)
+                          pdl=pdl)
 
 
 def compiled_launcher() -> Callable[..., Any] | None:
@@ -84,14 +84,13 @@ def compiled_launcher() -> Callable[..., Any] | None:
 
 
 # CUlaunchConfig: grid, block, shared memory, stream, address and number of attributes. The kernel's
-# arguments follow it in the same memory, so that one `pack_into` converts and checks all that a
-# launch needs.
+# arguments follow it in the same memory, so one `pack_into` converts and checks all of them.
 _CONFIG = "<3i3II4xQQI4x"
 _CONFIG_BYTES = struct.calcsize(_CONFIG)
 
-# CUlaunchAttribute: its kind, and a value in a union of 64 bytes. This one says that a launch may
-# begin before the one before it has ended.
-_OVERLAPS = ctypes.create_string_buffer(struct.pack("<i4xi60x", 6, 1))
+# CUlaunchAttribute: its kind, and a value in a union of 64 bytes. This one is
+# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+_PDL_ATTRIBUTE = ctypes.create_string_buffer(struct.pack("<i4xi60x", 6, 1))
 
 
 class _Frame:
@@ -109,13 +108,13 @@ class _Frame:
 
 
 class PythonLauncher:
-    """The launcher in Python: about 1 us a call.
+    """The launcher in Python: about 1 us per launch.
 
-    Two threads may launch the same kernel at once, and ctypes lets go of the GIL during the
-    call, so argument storage cannot be shared. A call takes a free frame and puts it back
-    afterwards: unlike a lock that neither stalls other threads while the driver's queue is full
-    nor deadlocks when a signal handler or a finaliser launches in the middle of a launch, and
-    unlike thread-local storage it costs no lookup. `list.pop` and `list.append` are atomic.
+    Two threads may launch the same kernel at once, and ctypes releases the GIL during the call, so
+    threads must not share argument storage. A launch takes a frame from the free list and puts it
+    back afterwards. A lock would stall other threads while the driver's queue is full, and would
+    deadlock when a signal handler or a finaliser launches in the middle of a launch. Thread-local
+    storage would cost a lookup. `list.pop` and `list.append` are atomic.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class PythonLauncher:
         name: str = "kernel",
         context: int = 0,
         error: Callable[[str, int], Exception] = CudaError,
-        overlaps: bool = False,
+        pdl: bool = False,
         library: Any = None,
     ) -> None:
         """Prepare launches; see `make_launcher`.
@@ -139,8 +138,8 @@ class PythonLauncher:
             smem: Dynamic shared memory, bytes.
             name: Kernel name, for messages.
             context: The function's context, made current where a launch needs it; 0 if unknown.
-            error: Called with (message, code) for what to raise.
-            overlaps: As for `make_launcher`.
+            error: Makes the exception from (message, code).
+            pdl: As for `make_launcher`.
             library: The driver; a test passes its own.
         """
         if len(format) > MAX_ARGUMENTS:
@@ -159,15 +158,14 @@ class PythonLauncher:
         self._format = format
         self._block = block
         self._smem = smem
-        self._overlaps = overlaps
-        # What is the same in each call, in the order in which it is packed.
+        self._pdl = pdl
+        # The constant values, in the order in which they are packed.
         self._fixed = (*block, smem)
-        self._attributes = (ctypes.addressof(_OVERLAPS), 1) if overlaps else (0, 0)
+        self._attributes = (ctypes.addressof(_PDL_ATTRIBUTE), 1) if pdl else (0, 0)
         self._context = context
         self._error = error
         self._library = driver().library if library is None else library
-        # Of CUDA's two entry points this one takes 4 arguments instead of 11, and ctypes is paid
-        # by the argument.
+        # cuLaunchKernelEx takes 4 arguments, cuLaunchKernel 11; ctypes costs time per argument.
         self._launch = self._library.cuLaunchKernelEx
         self._pack = struct.Struct(
             _CONFIG + "".join(_SLOTS[c][0] + _SLOTS[c][1] for c in format)).pack_into
@@ -178,7 +176,7 @@ class PythonLauncher:
         """Launch on a raw stream; see `Launcher`."""
         try:
             frame = self._free.pop()
-        except IndexError:  # the first call, or as many threads inside as frames exist
+        except IndexError:  # the first launch, or every frame is in use by another thread
             frame = _Frame(len(self._format))
         try:
             self._pack(frame.memory, 0, grid_x, grid_y, grid_z, *self._fixed, stream,
@@ -196,7 +194,7 @@ class PythonLauncher:
             self._free.append(frame)
 
     def _check(self, fixed: tuple[Any, Any, Any, Any], args: tuple[Any, ...]) -> None:
-        """Raise what is wrong with a call's arguments, as the C launcher does."""
+        """Raise the error that a launch's arguments deserve, as the C launcher does."""
         if len(args) != len(self._format):
             raise TypeError(
                 f"{self.name}: takes stream, grid_x, grid_y, grid_z and {len(self._format)} "
@@ -222,10 +220,10 @@ class PythonLauncher:
                            f"{value!r}") from None
 
     def _failed(self, code: int, grid: tuple[int, int, int], frame: _Frame) -> None:
-        """Retry in the function's context if that was the trouble, else raise."""
+        """Retry in the function's context if the context was missing or wrong, else raise."""
         if code in (INVALID_CONTEXT, INVALID_HANDLE) and self._context:
-            # A thread that torch did not start has no current context, and one that works on
-            # another device has that device's. Nothing ran, so trying again is safe.
+            # A thread that torch did not start has no current context; a thread that works on
+            # another device has that device's context. Nothing ran, so a retry is safe.
             current = c_void_p()
             lib = self._library
             if lib.cuCtxGetCurrent(ctypes.byref(current)) == 0 and current.value != self._context:
@@ -238,7 +236,7 @@ class PythonLauncher:
             raise self._error(
                 f"{self.name}: cuLaunchKernel: {error_text(self._library, code)}\n"
                 f"  grid {grid}, block {tuple(self._block)}, {self._smem} bytes of dynamic shared "
-                f"memory{', overlapping the launch before it' if self._overlaps else ''}", code)
+                f"memory{', programmatic dependent launch' if self._pdl else ''}", code)
 
 
 def _packs(char: str, value: Any) -> bool:

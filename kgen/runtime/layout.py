@@ -1,4 +1,4 @@
-"""Layouts of outputs that follow an input's: the same order of dims in memory, without gaps."""
+"""Strides of outputs that copy an input's order of dims in memory, without gaps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def dense_strides(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Return strides without gaps that keep the order of dims in memory; the last stays innermost.
+    """Return strides without gaps that keep the order of dims in memory. The last is innermost.
 
     Args:
         sizes: Extents.

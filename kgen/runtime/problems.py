@@ -1,4 +1,4 @@
-"""Problems as people read and write them: in explanations and errors."""
+"""Text of problems, explanations and errors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from typing import NamedTuple
 
 import torch
 
-from .arguments import Signature
 from .rows import Call
+from .signature import PassSignature
+
+# The lookup key holds each pointer modulo this many bytes. No condition of a row needs more.
+ALIGNMENT = 32
 
 
 class Explanation(NamedTuple):
-    """Why a problem is served by a kernel; its text is for people.
+    """The kernel that serves a problem, and the evidence for it; `print` shows all of it.
 
-    `path` and `learnt_from` are of the step `learnt`: the rule's comparisons, and its evidence.
+    `step` is the dispatch step (`selection.py`). `path` and `learnt_from` are set for the step
+    `learnt`: the comparisons of the rule, and its evidence. `template` is set for the step
+    `family`, which renders and compiles its kernel at the first call; `begun` is the config of the
+    row that it began with.
     """
 
     function: str
@@ -30,14 +36,28 @@ class Explanation(NamedTuple):
     median_us: float | None = None
     path: str = ""
     learnt_from: str = ""
+    template: str = ""
+    begun: str = ""
 
     def __repr__(self) -> str:
         where = self.gpu if self.same_gpu else f"{self.gpu} (same architecture)"
         lines = [f"{self.function}({self.problem}) on {where}: {self.step}",
-                 f"  kernel    {self.config}, kernels/{self.kernel}.cu"]
+                 f"  kernel    {self.config}, "
+                 + (f"rendered from {self.template}" if self.template
+                    else f"kernels/{self.kernel}.cu")]
         if self.path:
             lines += [f"  rule      {self.path}", f"            {self.learnt_from}"]
-        if self.median_us is None:
+        if self.template:
+            lines.append("  evidence  family: this problem was not measured; "
+                         + (f"the config {'is' if self.begun == self.config else 'began as'} that "
+                            f"of record {self.record}:" if self.begun
+                            else "a search would try this config first"))
+            if self.begun != self.config and self.begun:
+                lines.append(f"            {self.begun}")
+            if self.median_us is not None:
+                lines.append(f"            {self.median_us:.2f} us at {self.tuned_problem}, "
+                             "where it was tuned")
+        elif self.median_us is None:
             lines.append(f"  evidence  {self.evidence}")
         else:
             lines.append(f"  evidence  {self.evidence}: {self.median_us:.2f} us at "
@@ -45,7 +65,7 @@ class Explanation(NamedTuple):
         return "\n".join(lines)
 
 
-def contiguous_call(signature: Signature, dims: Mapping[str, int]) -> Call:
+def contiguous_call(signature: PassSignature, dims: Mapping[str, int]) -> Call:
     """Return the numbers of a call whose tensors are contiguous and aligned."""
     strides: dict[str, int] = {}
     for argument in (*signature.inputs, *signature.outputs):
@@ -58,7 +78,7 @@ def contiguous_call(signature: Signature, dims: Mapping[str, int]) -> Call:
     return Call(**dims, **strides, **pointers)
 
 
-def problem_text(signature: Signature, dims: tuple[int, ...], dtypes: tuple[str, ...]) -> str:
+def problem_text(signature: PassSignature, dims: tuple[int, ...], dtypes: tuple[str, ...]) -> str:
     """`M=8,N=16,dtype=fp32`, as `kgen tune --problem` takes it."""
     pairs = [
         *zip((dim.name for dim in signature.dims), dims, strict=True),

@@ -1,8 +1,7 @@
-"""Operators as PyTorch's dispatcher sees them: for torch.compile, torch.export, fake tensors,
-modes, autocast and transforms.
+"""Register operators with PyTorch's dispatcher.
 
-The public functions take a direct way past the dispatcher; what is registered here serves every
-call that cannot.
+The public functions bypass the dispatcher. The registered operators serve the calls that cannot
+bypass it: torch.compile, torch.export, fake tensors, modes, autocast and transforms.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 
 from .autocast import promoted
 from .batching import batched
-from .dispatch import Pass, transforms
+from .dispatch import Dispatcher, transforms
 from .gradients import refuse_tangents
 
 NAMESPACE = "kgen_ops"
@@ -24,7 +23,7 @@ def register(
     schema: str,
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
-    served: Pass,
+    served: Dispatcher,
 ) -> Any:
     """Register `kgen_ops::<name>`; it lives as long as the returned `torch.library.Library`.
 
@@ -32,12 +31,12 @@ def register(
         schema: `rmsnorm(Tensor x, Tensor w, float eps=1e-6) -> Tensor`.
         implementation: For CUDA and CPU tensors.
         fake: Allocates the outputs without computing them.
-        served: The pass; its gradient may be set later.
+        served: The dispatcher of the pass; its gradient may be set later.
     """
     name = schema.partition("(")[0]
     result = schema.rpartition("-> ")[2]
     served.run = implementation
-    if result == "Tensor[]":  # some outputs are optional, which schemas do not know
+    if result == "Tensor[]":  # a schema cannot express optional outputs
         implementation, fake = _listed(implementation), _listed(fake)
     library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -54,7 +53,7 @@ def register(
         return list(outputs) if result == "Tensor[]" else tuple(outputs)
 
     def complete(arguments: Sequence[Any]) -> tuple[Any, ...]:
-        # PyTorch leaves out what equals its default at the end.
+        # PyTorch drops trailing arguments that equal their defaults.
         return (*arguments, *defaults[len(arguments):])
 
     def below_autograd(*arguments: Any) -> Any:
@@ -67,7 +66,7 @@ def register(
             if served.gradient is not None and transforms():
                 raise NotImplementedError(
                     f"torch.ops.{NAMESPACE}.{name} was called inside a transform of torch.func "
-                    "that wants its gradient, which PyTorch has for operators of its own alone\n"
+                    "that needs its gradient, which PyTorch supports only for its own operators\n"
                     f"  next: call {NAMESPACE}.{name}, and outside torch.compile"
                 )
             return packed(served.recorded(below_autograd, complete(arguments)))
@@ -95,8 +94,8 @@ def _autocast_keys() -> Any:
     return keys | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
-def _defaults(served: Pass) -> tuple[Any, ...]:
-    """What a call leaves out, in the order of the generated function's arguments."""
+def _defaults(served: Dispatcher) -> tuple[Any, ...]:
+    """The default of each argument, in the order of the generated function."""
     signature = served.signature
     return (
         *[None] * len(signature.inputs), *(scalar.default for scalar in signature.scalars),

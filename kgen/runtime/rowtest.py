@@ -1,9 +1,9 @@
-"""A tuned kernel beside the safe kernel of the same problem, on the device at hand.
+"""Compare each tuned kernel with the safe kernel of the same dtypes on this machine's device.
 
-Both were verified against the operator's float64 definition when the library was tuned; that
-definition is not shipped. What is left to ask on another machine is whether the shipped binaries
-still do there what they did: two kernels of different designs that agree on random inputs. It is no
-second verification.
+Both kernels were verified against the operator's float64 definition when the library was tuned. The
+library does not ship that definition. This test checks that the shipped binaries still compute the
+same here: two kernels of different designs must agree on random inputs. It does not replace the
+verification.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .arguments import ABSENT, ROUNDS, TORCH_DTYPES, Argument, Signature
-from .dispatch import Pass
-from .ladder import DispatchError
+from .arguments import TORCH_DTYPES
+from .comparison import difference, made_up, tolerance
+from .dispatch import Dispatcher
+from .errors import DispatchError
 from .problems import contiguous_call
 from .rows import Row
+from .signature import ABSENT, ROUNDS, Argument, PassSignature
 
-# Of all tensors of a problem together. Rows of larger problems are run at smaller ones that their
-# conditions allow: the safe kernel is slow, and on the CPU everything is.
+# Limit on the elements of all tensors of a problem. A row of a larger problem is run on a smaller
+# problem that its conditions allow, because the safe kernel and every kernel on the CPU is slow.
 _MOST_ELEMENTS = {"cuda": 1 << 23, "cpu": 1 << 15}
-# Of the norm of the difference, over that of the safe kernel's result. Seen on the CPU, over all
-# rows of an H200: at most 6e-4 in 16 bits, 9e-7 in fp32. A kernel that went wrong is off by much.
-_TOLERANCES = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2}
 
 
-class Comparison(NamedTuple):
-    """What came of one row.
+class RowComparison(NamedTuple):
+    """The result of one row.
 
     Attributes:
+        row: The row.
         dims: The problem that was run.
-        error: The largest relative error of its outputs; None if it was not run.
-        trouble: Why the row failed; empty if it did not.
-        skipped: Why it was not run; empty if it was.
+        error: The largest relative error of the outputs; None if the row was not run.
+        trouble: Why the row failed; empty if it passed.
+        skipped: Why the row was not run; empty if it was.
     """
 
     row: Row
@@ -46,50 +46,61 @@ class Comparison(NamedTuple):
     skipped: str = ""
 
 
-def compare_rows(passed: Pass, device: torch.device) -> Iterator[Comparison]:
-    """Run every measured row that serves a device, beside the safe kernel of its dtypes.
+def compare_rows(passed: Dispatcher, device: torch.device) -> Iterator[RowComparison]:
+    """Run every measured row that serves a device, and the safe kernel of its dtypes.
 
     Raises:
         DispatchError: If the library has no kernel for the device.
-        IntegrityError: If a file is not what the library's list says.
+        IntegrityError: If a file differs from the library's list of files.
     """
-    safe = {row.dtypes: row for row in passed.safe_rows()}
-    for row in passed.rows_on(device):
-        dims = _small_dims(passed.signature, row, _MOST_ELEMENTS[device.type])
+    safe = {row.dtypes: row for row in passed.tables.safe_rows()}
+    for row in passed.tables.of_device(device).rows:
+        dims = small_dims(passed.signature, row, _MOST_ELEMENTS[device.type])
         dtypes = dict(zip((f.name for f in passed.signature.choices), row.dtypes, strict=True))
         tensors = _tensors(passed.signature, dims, dtypes, device)
         if row.dtypes not in safe:
-            yield Comparison(row, dims, skipped="there is no safe kernel of its dtypes")
+            yield RowComparison(row, dims, skipped="there is no safe kernel of its dtypes")
         elif any(t is not None and not t.is_floating_point() for t in tensors):
-            yield Comparison(row, dims, skipped="what its integer inputs must be is not known here")
+            yield RowComparison(row, dims, skipped="its integer inputs cannot be made up")
         else:
             arguments = (tensors, [s.default for s in passed.signature.scalars],
                          _flags(passed.signature, dtypes))
             try:
-                error = _difference(passed.run_row(row, *arguments),
-                                    passed.run_row(safe[row.dtypes], *arguments))
+                error = difference(passed.run_row(row, *arguments),
+                                   passed.run_row(safe[row.dtypes], *arguments))
             except (RuntimeError, ValueError, TypeError) as problem:
-                yield Comparison(row, dims, trouble=f"{type(problem).__name__}: {problem}")
+                yield RowComparison(row, dims, trouble=f"{type(problem).__name__}: {problem}")
                 continue
-            bound = max(_TOLERANCES.get(name, 0.0) for name in row.dtypes)
+            bound = tolerance(row.dtypes)
             bad = "" if error <= bound else (
                 f"differs from the safe kernel by {error:.2e} of its norm; allowed are {bound:.0e}")
-            yield Comparison(row, dims, error, bad)
+            yield RowComparison(row, dims, error, bad)
 
 
-def is_served(passed: Pass, device: torch.device) -> bool:
+def is_served(passed: Dispatcher, device: torch.device) -> bool:
     """Whether the library has kernels of a pass for a device."""
     try:
-        passed.rows_on(device)
+        passed.tables.of_device(device)
     except DispatchError:
         return False
     return True
 
 
-def _small_dims(signature: Signature, row: Row, most: int) -> dict[str, int]:
-    """Halve the dims that are not compiled in, the largest first, as far as the row serves them."""
+def small_dims(
+    signature: PassSignature, row: Row, most: int, floors: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Halve run-time dims, the largest first, until the problem is small enough.
+
+    Stops early where the row's conditions would no longer hold.
+
+    Args:
+        signature: Of the pass.
+        row: Its problem is where this begins.
+        most: Elements of all tensors together.
+        floors: Extents that some dims keep at least.
+    """
     dims = dict(zip((d.name for d in signature.dims), row.dims, strict=True))
-    least = {d.name: max(d.smallest, 1) for d in signature.dims}
+    least = {d.name: max(d.smallest, (floors or {}).get(d.name, 1)) for d in signature.dims}
     arguments = (*signature.inputs, *signature.outputs)
     while sum(prod(_shape(a, dims)) for a in arguments) > most:
         free = (name for name in dims if name not in row.constants)
@@ -103,11 +114,13 @@ def _small_dims(signature: Signature, row: Row, most: int) -> dict[str, int]:
     return dims
 
 
-def _with(signature: Signature, dims: dict[str, int], name: str, extent: int) -> dict[str, int]:
-    """Change an extent, and with it that of sequences, of which each batch row is one."""
+def _with(signature: PassSignature, dims: dict[str, int], name: str, extent: int) -> dict[str, int]:
+    """Change an extent. The batch and the number of sequences, if equal, change together."""
     changed = {**dims, name: extent}
     packing = signature.packing
-    if packing is not None and name in (packing.batch, packing.sequences):
+    if packing is not None and name in (packing.batch, packing.sequences) and (
+        dims[packing.batch] == dims[packing.sequences]
+    ):
         changed |= {packing.batch: extent, packing.sequences: extent}
     return changed
 
@@ -117,40 +130,27 @@ def _shape(argument: Argument, dims: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _tensors(
-    signature: Signature, dims: Mapping[str, int], dtypes: Mapping[str, str], device: torch.device
+    signature: PassSignature, dims: Mapping[str, int], dtypes: Mapping[str, str],
+    device: torch.device,
 ) -> list[Tensor | None]:
-    """Random inputs that suit every operator: all of one sign, so that sums do not cancel, and
-    negative, so that what is taken for the logarithm of a decay decays.
-    """
-    generator = torch.Generator().manual_seed(0)
+    """Contiguous inputs that suit every operator."""
+    generator = torch.Generator(device).manual_seed(0)
     tensors: list[Tensor | None] = []
     for argument in signature.inputs:
         name = dtypes.get(argument.dtype, argument.dtype)
         if name == ABSENT:
             tensors.append(None)
             continue
-        values = torch.rand(_shape(argument, dims), generator=generator).mul_(-0.9).sub_(0.1)
-        tensors.append(values.to(device, TORCH_DTYPES[name]))
+        made = torch.empty(_shape(argument, dims), dtype=TORCH_DTYPES[name], device=device)
+        tensors.append(made if not made.is_floating_point() else made_up(
+            made.shape, made.stride(), made.dtype, device, generator))
     return tensors
 
 
-def _flags(signature: Signature, dtypes: Mapping[str, str]) -> list[bool | str]:
+def _flags(signature: PassSignature, dtypes: Mapping[str, str]) -> list[bool | str]:
     fields = {field.name: field for field in signature.dtypes}
     flags: list[bool | str] = [
         dtypes[name] != ABSENT if ABSENT in fields[name].allowed else dtypes[name] in ROUNDS
         for name in signature.flags
     ]
     return [*flags, *(dtypes[option.name] for option in signature.options)]
-
-
-def _difference(found: list[Tensor | None], wanted: list[Tensor | None]) -> float:
-    """The largest relative difference of two lists of outputs, by norms; inf for what is no number.
-    """
-    worst = 0.0
-    for a, b in zip(found, wanted, strict=True):
-        if a is None or b is None:
-            continue
-        scale = b.double().norm().item()
-        error = (a.double() - b.double()).norm().item() / (scale or 1.0)
-        worst = max(worst, error if error == error else float("inf"))
-    return worst

@@ -1,16 +1,17 @@
-"""Learnt rules of the generated tables: which one covers a call, what it chooses, and why."""
+"""Evaluate and explain the learnt rules of a generated table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .rows import Call, Row, Rule
+from .rows import Call, DispatchRule, Row
 
 
 class _Named(int):
-    """An extent under its name, which writes down what it is compared with.
+    """A named extent that records each comparison made with it.
 
-    A rule is plain Python, so that people can read it. Run on these it says which way it went.
+    A rule is a plain Python function. Called with such extents it leaves the path that it took in
+    `seen`.
     """
 
     name: str
@@ -33,33 +34,35 @@ class _Named(int):
 
 
 def covering(
-    rules: Iterable[Rule], dims: Mapping[str, int], dtypes: tuple[str, ...]
-) -> Rule | None:
-    """Return the rule for problems of these dtypes with these compiled-in dims, if there is one."""
+    rules: Iterable[DispatchRule], dims: Mapping[str, int], dtypes: tuple[str, ...]
+) -> DispatchRule | None:
+    """Return the rule that covers these dtypes and compiled-in dims, or None."""
     for rule in rules:
         if rule.dtypes == dtypes and all(dims[name] == value for name, value in rule.constants):
             return rule
     return None
 
 
-def first_fitting(rule: Rule, rows: Iterable[Row], call: Call) -> Row | None:
-    """Return the row that a rule prefers among those that may serve a call."""
+def first_fitting(rule: DispatchRule, rows: Iterable[Row], call: Call) -> Row | None:
+    """Return the most preferred row of a rule whose conditions hold for a call, or None."""
     named = {row.record: row for row in rows}
     chosen = (named[record] for record in rule.choose(call) if record in named)
     return next((row for row in chosen if row.fits(call)), None)
 
 
-def path_text(rule: Rule, dims: Mapping[str, int], record: str) -> str:
-    """Return the comparisons that lead a rule to a row: `M = 700 > 24, M = 700 <= 720`."""
+def path_text(rule: DispatchRule, dims: Mapping[str, int], record: str) -> str:
+    """Return the comparisons by which a rule reached a row: `M = 700 > 24, M = 700 <= 720`."""
     seen: list[str] = []
     named = {name: _Named.of(value, name, seen) for name, value in dims.items()}
     records = rule.choose(Call(**named))
     steps = ", ".join(seen) or "one row for all"
     place = records.index(record)
-    return steps if place == 0 else f"{steps}; choice {place + 1}, the ones before do not fit"
+    if place == 0:
+        return steps
+    return f"{steps}; choice {place + 1}: the conditions of earlier choices do not hold"
 
 
-def evidence_text(rule: Rule) -> str:
-    """Return what a rule was learnt from, and how far it is from the best there."""
+def evidence_text(rule: DispatchRule) -> str:
+    """Return how many problems a rule was learnt from, and its loss on them."""
     return (f"learnt from {rule.problems} problems, {100 * rule.mean_loss:.1f} % above the best "
             f"kernel of each on average, {100 * rule.worst_loss:.1f} % at worst")

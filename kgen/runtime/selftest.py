@@ -1,7 +1,8 @@
-"""`python -m kgen_ops.selftest`: is this installation whole, and does it work here?
+"""`python -m kgen_ops.selftest`: check an installation of the library on this machine.
 
-Without a GPU: versions, all files against the library's list, every table read and dispatched.
-With one: every measured row of this GPU beside the safe kernel, see `rowtest`.
+Without a GPU it checks versions, compares all files with the library's list, and reads and
+dispatches every table. With a GPU it also compares every measured row of that GPU with the safe
+kernel (`rowtest`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pathlib import Path
 import torch
 
 from .arguments import complete_dtypes
-from .dispatch import Pass
+from .code_digest import CubinError, code_of
+from .dispatch import Dispatcher
+from .errors import DispatchError
 from .integrity import LEAST_TORCH, MANIFEST, IntegrityError, content_hash, cubin_sm, damages
-from .ladder import DispatchError
 from .problems import Explanation
 from .rows import Gpu, Row, SafeRow
 from .rowtest import compare_rows, is_served
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                              "(default: the current CUDA GPU if there is one, else none)")
     parser.add_argument("--op", metavar="OP", help="only the tables and kernels of this operator")
     parser.add_argument("-v", "--verbose", action="store_true",
-                        help="a line for each row, too: what serves it, and how it ran")
+                        help="also print a line per row: the kernel that serves it and its result")
     options = parser.parse_args(arguments)
     failed: list[str] = []
 
@@ -60,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in trouble:
             say("FAIL", f"{root}: {line}")
         if not trouble:
-            say("ok", f"files: all are as {MANIFEST} says, and there are no others")
+            say("ok", f"files: exactly those that {MANIFEST} lists")
         names = _operators(root)
         if options.op is not None and options.op not in names:
             parser.error(f"--op: unknown operator '{options.op}'; known: {', '.join(names)}")
         for name in names if options.op is None else [options.op]:
             _check_operator(library, name, root, options.device, say)
-    except IntegrityError as error:  # there is no list at all
+    except IntegrityError as error:  # the list is missing
         say("FAIL", str(error))
     print(f"\n{len(failed)} failed" if failed else "\nall passed")
     return 1 if failed else 0
@@ -79,18 +81,18 @@ def _check_versions(library: str, root: Path, say: Say) -> None:
               f"torch {torch.__version__}")
     found = tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
     if found < LEAST_TORCH:
-        say("FAIL", f"torch {torch.__version__} is too old; this library wants "
+        say("FAIL", f"torch {torch.__version__} is too old; this library needs "
                     f"{'.'.join(map(str, LEAST_TORCH))} or later")
     try:
         installed = importlib.metadata.distribution(library)
     except importlib.metadata.PackageNotFoundError:
-        return  # on the path, but not installed
+        return  # on sys.path, but not installed
     if Path(str(installed.locate_file(library))).resolve() != root.resolve():
         return
     public, _, local = installed.version.partition("+")
     if public != version or (local and not content.startswith(local.removeprefix("sha"))):
-        say("FAIL", f"the installation calls itself {installed.version}, but holds {version} with "
-                    f"content {content[:12]}; install it again")
+        say("FAIL", f"the installed version is {installed.version}, but the files are of {version} "
+                    f"with content {content[:12]}; install it again")
 
 
 def _operators(root: Path) -> list[str]:
@@ -99,7 +101,7 @@ def _operators(root: Path) -> list[str]:
 
 def _check_operator(library: str, name: str, root: Path, device: str, say: Say) -> None:
     package = importlib.import_module(f"{library}.{name}")
-    passes = [p for p in vars(package).values() if isinstance(p, Pass)]
+    passes = [p for p in vars(package).values() if isinstance(p, Dispatcher)]
     kernels = root / name / "kernels"
     for passed in passes:
         try:
@@ -108,17 +110,17 @@ def _check_operator(library: str, name: str, root: Path, device: str, say: Say) 
             say("FAIL", str(error))
 
 
-def _check_pass(passed: Pass, kernels: Path, device: str, say: Say) -> None:
+def _check_pass(passed: Dispatcher, kernels: Path, device: str, say: Say) -> None:
     title = passed.signature.function
-    for gpu in passed.gpus():
-        rows = passed.rows(gpu)
+    for gpu in passed.tables.gpus():
+        rows = passed.tables.rows(gpu)
         troubles = [t for row in rows for t in _table_troubles(passed, gpu, row, kernels, say)]
         for trouble in troubles:
             say("FAIL", f"{title} on {gpu.name}: {trouble}")
         if not troubles:
             say("ok", f"{title} on {gpu.name}: {len(rows)} rows, each serves its own problem; "
                       f"{_cubins(kernels, rows)}")
-    safe = passed.safe_rows()
+    safe = passed.tables.safe_rows()
     missing = [row for row in safe if not (kernels / f"{row.kernel}.cu").is_file()]
     for lost in missing:
         say("FAIL", f"{title}: safe kernel {lost.kernel}.cu is missing")
@@ -128,9 +130,9 @@ def _check_pass(passed: Pass, kernels: Path, device: str, say: Say) -> None:
 
 
 def _table_troubles(
-    passed: Pass, gpu: Gpu, row: Row, kernels: Path, say: Say
+    passed: Dispatcher, gpu: Gpu, row: Row, kernels: Path, say: Say
 ) -> Iterator[str]:
-    """Yield what is wrong with a row as it lies in its table; nothing runs."""
+    """Yield the errors of a row in its table; runs no kernel."""
     signature = passed.signature
     if len(row.dims) != len(signature.dims) or len(row.dtypes) != len(signature.choices):
         yield f"row {row.record} has {len(row.dims)} dims and {len(row.dtypes)} dtypes; the " \
@@ -146,18 +148,32 @@ def _table_troubles(
         return
     say("row", str(found))
     if (found.step, found.record) != ("exact", row.record):
-        yield f"row {row.record} does not serve its own problem {found.problem}: {found.step} " \
-              f"{found.config} does"
+        yield f"row {row.record} does not serve its own problem {found.problem}; step " \
+              f"{found.step} chose {found.config}"
     if not (kernels / f"{row.kernel}.cu").is_file():
         yield f"kernel {row.kernel}.cu of row {row.record} is missing"
     for path in kernels.glob(f"{row.kernel}.*.cubin"):
         named = path.suffixes[0].removeprefix(".sm_").rstrip("af")
         if str(cubin_sm(path.read_bytes())) != named:
             yield f"{path.name} holds code for sm_{cubin_sm(path.read_bytes())}"
+    measured = kernels / f"{row.kernel}.{gpu.arch}.cubin"
+    if row.code and measured.is_file() and (trouble := _code_trouble(row, measured)):
+        yield f"{measured.name} {trouble}"
+
+
+def _code_trouble(row: Row, cubin: Path) -> str:
+    """How the machine code of a row's cubin differs from the measured one; empty if it does not."""
+    try:
+        found = code_of(cubin.read_bytes()).digest
+    except CubinError as problem:
+        return str(problem)
+    if found == row.code:
+        return ""
+    return f"holds code {found}; row {row.record} was measured with {row.code}"
 
 
 def _cubins(kernels: Path, rows: Sequence[Row] | Sequence[SafeRow]) -> str:
-    """Say for which architectures cubins are there; the rest is compiled at its first call."""
+    """The number of cubins per architecture. Other kernels are compiled at their first call."""
     stems = {row.kernel for row in rows}
     counts: dict[str, int] = {}
     for path in sorted(kernels.glob("*.cubin")):
@@ -168,7 +184,7 @@ def _cubins(kernels: Path, rows: Sequence[Row] | Sequence[SafeRow]) -> str:
     return f"cubins: {', '.join(parts) or 'none'}"
 
 
-def _check_kernels(passed: Pass, wanted: str, say: Say) -> None:
+def _check_kernels(passed: Dispatcher, wanted: str, say: Say) -> None:
     title = passed.signature.function
     if wanted == "none" or (wanted == "auto" and not torch.cuda.is_available()):
         say("skip", f"{title}: no kernel was run: "

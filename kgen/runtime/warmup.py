@@ -1,4 +1,4 @@
-"""Loading kernels before they are needed: for CUDA graphs, for the first request to a server."""
+"""Load kernels in advance: before a CUDA graph capture, or before a server's first request."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def warmup(
 
         kgen_ops.warmup("rmsnorm", M=8192, N=4096, dtype="bf16")
 
-    A call of other strides, or whose pointers are not aligned to 32 bytes, may be served by another
-    kernel: make such a call once instead.
+    Another kernel may serve a call with other strides or with pointers that are not aligned to
+    32 bytes. Make such a call once instead.
 
     Args:
         operator: Name of an operator of the library.
@@ -28,11 +28,12 @@ def warmup(
         pass_name: `forward` or `backward`.
         problem: Every dim, and dtypes by name or as torch dtypes.
     Returns:
-        Which kernel it is, and why; see `explain`.
+        The kernel and the evidence for it; see `explain`.
     Raises:
         ValueError: If operator, pass or a dim is unknown, or a dim is missing.
         TypeError: If a dtype is missing or not supported.
-        DispatchError: If the library has no kernel for the device, or a CUDA graph is captured.
+        DispatchError: If the library has no kernel for the device, or a CUDA graph is being
+            captured.
     """
     chosen, dims, dtypes = parsed(operator, pass_name, problem)
     return chosen.warm(dims, dtypes, placed(device))

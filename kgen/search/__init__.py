@@ -1,5 +1,5 @@
 """Propose configs: an Optuna sampler over the enumerated feasible set, and its study on disk.
 
-`kgen.search.study.open_study` is the door. Nothing here imports Optuna or numpy until a study is
-opened, so that a light command stays light.
+Use `kgen.search.study.open_study`. Importing this package imports neither Optuna nor numpy, so that
+light commands start quickly.
 """

@@ -1,7 +1,7 @@
 """Enumerate the configs that a problem and a GPU allow, before anything is searched.
 
-Parameters are bound in order and each rule is evaluated as soon as its last name is bound, so
-whole subtrees fall with one evaluation; the number of configs that fell is counted per rule.
+Parameters are bound in order, and each rule is evaluated as soon as its last name is bound, so one
+evaluation can exclude a whole subtree. The number of excluded configs is counted per rule.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from kgen.errors import EmptySpaceError, SpaceError
 from kgen.model.config import Config, Value
-from kgen.model.expr import parse_expr
+from kgen.model.expr import Names, base_names, parse_expr
 from kgen.model.gpu import GpuProfile
 from kgen.model.plan import make_plan
 from kgen.model.problem import Problem
@@ -21,12 +21,12 @@ from kgen.model.signature import Pass
 from kgen.model.space import Rule, RuleKind, Variant
 
 _ALWAYS = parse_expr("True")
-HARDWARE_LIMIT = "hardware limit"  # stands for the rule where no file states one
+HARDWARE_LIMIT = "hardware limit"  # place of CUDA limits, which no file declares
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A reason why configs are infeasible, and how many it cost."""
+    """A reason why configs are infeasible, and how many it excludes."""
 
     variant: str
     rule: str
@@ -61,11 +61,11 @@ def enumerate_feasible(
     configs: list[Config] = []
     refusals: list[Refusal] = []
     for variant in variants:
-        walk = _Walk(variant, pass_, problem, gpu)
-        configs += walk.run()
+        enumeration = _Enumeration(variant, pass_, problem, gpu)
+        configs += enumeration.run()
         refusals += [
             Refusal(variant.name, _text(rule), rule.why, rule.where, count)
-            for rule, count in walk.refused.items()
+            for rule, count in enumeration.refused.items()
         ]
     refusals.sort(key=lambda r: -r.configs)
     if not configs:
@@ -114,42 +114,48 @@ def refusing_rule(
         pass_: The pass.
         problem: The problem.
         gpu: The GPU.
-        legality_only: Leave out the rules of efficiency: the config is only to be right, not to
-            be worth a trial.
+        legality_only: Ignore efficiency rules, which only say whether a trial is worthwhile.
     """
-    walk = _Walk(variant, pass_, problem, gpu)
-    env = {**walk.env, **variant.values(config)}
-    for level in walk.levels:
+    enumeration = _Enumeration(variant, pass_, problem, gpu)
+    env = Names({**enumeration.env, **variant.values(config)}, enumeration.lets)
+    for level in enumeration.levels:
         for rule in level:
             if legality_only and rule.kind is RuleKind.EFFICIENCY:
                 continue
             if not rule.condition(env):
                 return rule
-    return walk.plan_refusal(config)
+    return enumeration.plan_refusal(config)
 
 
-class _Walk:
+class _Enumeration:
     """The depth-first enumeration of one variant."""
 
     def __init__(self, variant: Variant, pass_: Pass, problem: Problem, gpu: GpuProfile) -> None:
         self.variant, self.problem, self.gpu = variant, problem, gpu
+        self.lets = dict(variant.lets)
         self.env: dict[str, Any] = {**gpu.names, **problem.names, **_tuning_call(pass_, problem)}
         self.refused: dict[Rule, int] = {}
         names = [p.name for p in variant.params]
         # levels[i] holds the rules that can be decided once the first i parameters are bound.
         self.levels: list[list[Rule]] = [[] for _ in range(len(names) + 1)]
         for rule in (*variant.requires, *variant.guards):
-            last = max((names.index(n) + 1 for n in rule.condition.names if n in names), default=0)
+            used = base_names(rule.condition, self.lets)
+            last = max((names.index(n) + 1 for n in used if n in names), default=0)
             self.levels[last].append(rule)
+        # A let may depend on a parameter, so its value changes with it.
+        self.stale: dict[str, list[str]] = {name: [] for name in names}
+        for let, expr in variant.lets:
+            for name in base_names(expr, self.lets) & self.stale.keys():
+                self.stale[name].append(let)
 
     def run(self) -> list[Config]:
         """Return the feasible configs in declared order."""
         found: list[Config] = []
-        self._descend(0, dict(self.env), [], found)
+        self._descend(0, Names(self.env, self.lets), [], found)
         return found
 
     def _descend(
-        self, depth: int, env: dict[str, Any], chosen: list[tuple[str, Value]], found: list[Config]
+        self, depth: int, env: Names, chosen: list[tuple[str, Value]], found: list[Config]
     ) -> None:
         params = self.variant.params
         for rule in self.levels[depth]:
@@ -168,10 +174,13 @@ class _Walk:
         param = params[depth]
         for choice in param.choices:
             env[param.name] = choice
+            for let in self.stale[param.name]:
+                env.pop(let, None)
             chosen.append((param.name, choice))
             self._descend(depth + 1, env, chosen, found)
             chosen.pop()
-        del env[param.name]
+        for name in (param.name, *self.stale[param.name]):
+            env.pop(name, None)
 
     def plan_refusal(self, config: Config) -> Rule | None:
         """The reason why the config's launch is illegal, or None."""
@@ -194,11 +203,11 @@ class _Walk:
 
 
 def _tuning_call(pass_: Pass, problem: Problem) -> Mapping[str, int]:
-    """Pointers and strides of the tensors that a tune runs on: aligned and contiguous, or 0."""
+    """Pointers and strides of a tune's tensors: aligned and contiguous; 0 for absent ones."""
     names: dict[str, int] = {}
     present = problem.present(pass_).tensors
     for tensor in pass_.tensors:
-        names[f"{tensor.name}_ptr"] = 0  # a multiple of everything
+        names[f"{tensor.name}_ptr"] = 0  # divisible by every alignment
         shape = problem.shape(tensor.dims)
         for i, dim in enumerate(tensor.dims):
             if dim in tensor.free_strides:

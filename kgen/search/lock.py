@@ -1,4 +1,4 @@
-"""A lock on the study's file that a killed process cannot leave behind."""
+"""A lock of the study's file that the kernel releases when its process ends."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ SUFFIX = ".flock"
 
 
 class FileLock:
-    """An advisory lock of the kernel, given back when its process ends in whatever way.
+    """An advisory file lock; the kernel releases it when the process ends for any reason.
 
-    What Optuna's `JournalFileBackend` takes as `lock_obj`: `acquire` and `release`.
-
-    Optuna's own lock is a symbolic link. A tuner that is killed while it holds the link leaves it,
-    and the next one waits: 30 seconds if the path was absolute, for ever if it was relative (seen:
-    the link's target is then looked up beside the link, and its age never known).
+    It has the methods that Optuna's `JournalFileBackend` expects of `lock_obj`. Optuna's own lock
+    is a symbolic link. A tuner that is killed while it holds the link leaves it behind, and the
+    next tuner waits 30 seconds if the path was absolute, and for ever if it was relative.
     """
 
     def __init__(self, path: str) -> None:
-        """Name the lock; the file is made when it is first acquired.
+        """Create the lock; `acquire` makes the file.
 
         Args:
-            path: The file to be protected.
+            path: The protected file.
         """
         self._path = path + SUFFIX
         self._held = threading.local()
@@ -36,5 +34,5 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         os.close(self._held.descriptor)

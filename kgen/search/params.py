@@ -15,7 +15,7 @@ from graphlib import TopologicalSorter
 from kgen.model.config import Config, Value
 
 VARIANT = "variant"
-DEFAULT = "default"  # stands for what a config leaves out, and other configs of its variant say
+DEFAULT = "default"  # value of a parameter that a config omits
 
 
 def param_name(variant: str, name: str) -> str:
@@ -61,7 +61,7 @@ class ParamSpace:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def to_params(self, config: Config) -> dict[str, Value]:
-        """Return a config as Optuna parameters: of its variant all, so that none looks cut off."""
+        """Return a config as Optuna parameters, with all parameters of its variant."""
         values = config.as_dict()
         order = self.order.get(config.variant, tuple(values))
         return {VARIANT: config.variant} | {
@@ -69,9 +69,9 @@ class ParamSpace:
         }
 
     def config_of(self, params: Mapping[str, object]) -> Config | None:
-        """Return the config that a trial's parameters spell, or None if they are not of this space.
+        """Return the config of a trial's parameters, or None if they are not of this space.
 
-        A trial whose process died between two suggestions has only a part of its parameters.
+        If the process died between two suggestions, the trial has only a part of its parameters.
         """
         variant = params.get(VARIANT)
         if not isinstance(variant, str) or variant not in self.order:
@@ -86,7 +86,7 @@ class ParamSpace:
         return Config(variant, tuple(values))
 
     def normal(self, config: Config) -> Config:
-        """Return a config with its values in the declared order, which equality asks for."""
+        """Return a config with its values in declared order, as comparison requires."""
         order = self.order.get(config.variant)
         values = config.as_dict()
         if order is None or not set(values) <= set(order):
@@ -97,7 +97,7 @@ class ParamSpace:
 
 
 def _merged(orders: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Names in one order that agrees with all of these, of which some leave names out."""
+    """Merge sequences of names, each of which may omit some, into one consistent order."""
     before: dict[str, dict[str, None]] = {}
     for names in sorted(orders):
         for i, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""Which configs to try next: the search algorithm, without Optuna and without disk."""
+"""The search algorithm, which chooses the next configs; independent of Optuna and the disk."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from kgen.search.encoding import Encoding, Floats, Ints
 from kgen.search.scoring import Observations, Scorer
 from kgen.search.surrogate import squared_distances
 
-# Configs spread over the set before the model has a say: enough for a first fit, no more, since
-# the model's own uncertainty explores better than any design.
+# Size of the initial design, spread over the feasible set: just enough for a first fit, because
+# the model's own uncertainty explores better than a design.
 DESIGN = 10
 DESIGN_PER_VARIANT = 3
-# Share of proposals that ignore the model altogether, in case it is wrong about this space.
+# Share of random proposals, in case the model is wrong about this space.
 RANDOM_SHARE = 0.04
 # Share of proposals taken from the neighbourhood of the best configs only.
 LOCAL_SHARE = 0.33
-_SPREAD_SAMPLE = 64  # random configs among which the design takes the one farthest from the rest
-_MIN_TIMED = 3  # the model needs a few times before its variance means anything
+_SPREAD_SAMPLE = 64  # random configs, of which the design takes the one farthest from all others
+_MIN_TIMED = 3  # least number of times before the model's variance is meaningful
 
 
 class Proposer:
-    """Propose members of an enumerated set, each at most once, learning from what is told.
+    """Proposes members of an enumerated set, each at most once, from the times reported so far.
 
-    The first proposals are `first`, then a design spread over variants and parameters, then the
-    candidates with the best expected improvement under `Scorer`, some of them restricted to the
-    neighbours of the best configs, a few at random. Pending configs count as having their
-    predicted time, so a batch spreads out.
+    The first proposals are `first`, then an initial design spread over variants and parameters,
+    then the candidates with the best expected improvement under `Scorer`. Some proposals are
+    restricted to the neighbours of the best configs; a few are random. The model takes the
+    predicted time of a pending config as measured, so that a batch spreads out.
 
     Args:
         encoding: The feasible set.
@@ -57,7 +57,7 @@ class Proposer:
         self._design = min(max(DESIGN, per_variant), max(2, len(encoding) // 4))
 
     def tell(self, i: int, median_us: float | None) -> None:
-        """Learn the time of config i in microseconds, or None if it failed."""
+        """Report the time of config i in microseconds, or None if it failed."""
         self._free[i] = False
         self._seen.pending.pop(i, None)
         self._seen.failed.pop(i, None)
@@ -68,30 +68,30 @@ class Proposer:
             self._seen.log_time[i] = math.log(median_us)
 
     def pend(self, i: int) -> None:
-        """Learn that config i is being tried, here or by another process."""
+        """Report that config i is being tried, by this or another process."""
         if self._free[i]:
             self._free[i] = False
             self._seen.pending[i] = None
 
     def release(self, i: int) -> None:
-        """Forget that config i was being tried; it may be proposed again."""
+        """Report that config i was not tried; it may be proposed again."""
         if i in self._seen.pending or (i not in self._seen.log_time and i not in self._seen.failed):
             self._seen.pending.pop(i, None)
             self._free[i] = True
 
     def pass_over(self, variant: str) -> None:
-        """Propose no more of a variant's `first` for being that; the model may still want them."""
+        """Drop a variant's remaining `first` configs; the model may still propose them."""
         encoding = self._encoding
         self._first = [
             i for i in self._first if encoding.variants[encoding.variant_of[i]] != variant
         ]
 
     def best(self) -> int:
-        """Return the fastest config told so far; the first one if none has a time."""
+        """Return the fastest config so far; the first config if none has a time."""
         return min(self._seen.log_time, key=self._seen.log_time.__getitem__, default=0)
 
     def propose(self, n: int) -> list[int]:
-        """Return up to n configs that were neither proposed nor told; they become pending."""
+        """Return up to n configs that were never proposed or reported; they become pending."""
         rng = np.random.default_rng([self._seed, self._asked])
         self._asked += n
         picks: list[int] = []
@@ -101,7 +101,7 @@ class Proposer:
                 self._take(i, picks)
         while len(picks) < n and self._free.any():
             if len(self._seen) < self._design or len(self._seen.log_time) < _MIN_TIMED:
-                # With a prior, every second config of the design is its favourite.
+                # With a prior, every second config of the design is the prior's fastest free one.
                 favour = self._prior is not None and len(self._seen) % 2 == 0
                 self._take(self._favourite() if favour else self._spread(rng), picks)
             else:
@@ -114,7 +114,7 @@ class Proposer:
         picks.append(i)
 
     def _take_scored(self, n: int, rng: np.random.Generator, picks: list[int]) -> None:
-        """Fill the batch from one set of scored candidates, as far as they reach."""
+        """Fill the batch from one set of scored candidates until none is free."""
         scored = self._scorer.score(self._seen, self._free, rng)
         while len(picks) < n:
             draw = rng.random()
@@ -130,7 +130,7 @@ class Proposer:
             self._take(i, picks)
 
     def _favourite(self) -> int:
-        """Return the free config that the prior likes best."""
+        """Return the free config with the least prior time."""
         assert self._prior is not None
         return int(np.where(self._free, self._prior, np.inf).argmin())
 
@@ -147,7 +147,7 @@ class Proposer:
         if not len(tried):
             return int(sample[0])
         far = squared_distances(encoding.features[sample], encoding.features[tried]).min(1)
-        # Distance alone picks corners; values that were used least fill the axes evenly.
+        # Distance alone picks corners. Preferring rarely used values covers the axes evenly.
         shared = (encoding.codes[sample][:, None, :] == encoding.codes[tried][None]).sum(2)
         return int(sample[(far - 0.1 * shared.mean(1)).argmax()])
 
@@ -155,8 +155,8 @@ class Proposer:
 def _prior_column(size: int, prior_us: Mapping[int, float] | None) -> Floats | None:
     """Return the prior in [0, 1]: 0 is the fastest, 1 the median and anything slower or unknown.
 
-    Cut at the median like the times themselves. Unknown counts as slow, because a prior that
-    names a few configs only names the good ones.
+    Clipped at the median like the times. An unknown config counts as slow, because a prior of a few
+    configs contains the good ones.
     """
     if not prior_us:
         return None

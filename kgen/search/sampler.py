@@ -20,10 +20,10 @@ from kgen.search.params import ParamSpace
 from kgen.search.proposer import Proposer
 
 FATE = "fate"  # trial user attribute: how the trial ended
-INTERRUPTED = "interrupted"  # its process died; the config itself was not judged
-DUPLICATE = "duplicate"  # two processes proposed the same config at once; the other one has it
-PASSED_OVER = "passed over"  # proposed and not run: other configs came first
-# A config whose process died once is worth another go; one that was there at two deaths is suspect.
+INTERRUPTED = "interrupted"  # the process died; the config itself has no result
+DUPLICATE = "duplicate"  # another process proposed the same config at the same time and runs it
+PASSED_OVER = "passed over"  # proposed but not run, because other configs came first
+# A config whose process died once is tried again; after two deaths it is not.
 _MAX_INTERRUPTIONS = 2
 
 
@@ -38,9 +38,9 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
     Args:
         feasible: The feasible set, enumerated.
         seed: Same seed, same history: same proposals.
-        first: Configs to propose before any other; those that are not feasible are passed over.
+        first: Configs to propose before any other; infeasible ones are ignored.
         prior_us: Expected times of some or all configs, in microseconds (another GPU or shape);
-            only their ratios matter, and they weigh as much as the measurements confirm them.
+            only their ratios matter, and the model weighs them by how well measurements agree.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         return [self._encoding.configs[i] for i in self._proposer.propose(n)]
 
     def pass_over(self, variant: str) -> None:
-        """Propose no more of a variant's `first` for being that."""
+        """Drop a variant's remaining `first` configs."""
         self._proposer.pass_over(variant)
 
     def infer_relative_search_space(
@@ -119,10 +119,10 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         )
 
     def reseed_rng(self) -> None:
-        """Do nothing: proposals depend on the seed and the history, there is no state to renew."""
+        """Do nothing: proposals depend on the seed and the history only."""
 
     def _learn(self, study: optuna.Study) -> None:
-        """Bring the proposer up to date with the study, including trials of other processes."""
+        """Report new trials of the study, also those of other processes, to the proposer."""
         for trial in study.get_trials(deepcopy=False):
             if trial.number in self._settled:
                 continue
@@ -140,7 +140,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
             elif trial.state == TrialState.COMPLETE and trial.value is not None:
                 self._proposer.tell(i, trial.value)
             elif trial.state == TrialState.PRUNED and trial.intermediate_values:
-                # Pruned means slow, not broken: its last report is a fair time.
+                # A pruned config is slow, not broken; its last report is used as its time.
                 self._proposer.tell(i, trial.intermediate_values[max(trial.intermediate_values)])
             elif trial.user_attrs.get(FATE) == INTERRUPTED and self._forgive(i):
                 self._proposer.release(i)

@@ -19,22 +19,22 @@ from kgen.search.surrogate import (
 
 Mask = NDArray[np.bool_]
 
-# Times above this quantile of those seen are cut down to it. A config 50 times slower than the
-# best says no more than "bad", and would otherwise set the scale of the whole model.
+# Times above this quantile are clipped to it. A config 50 times slower than the best carries no
+# more information than "slow", and would otherwise set the scale of the model.
 CLIP_QUANTILE = 0.5
 MAX_TRAIN = 300  # observations the model is conditioned on: the best half and a random half
 POOL = 3000  # candidates scored per batch, besides the neighbours of the best configs
 ELITES = 6  # best configs whose neighbours are always candidates
 FIRST_STEPS, LATER_STEPS = 30, 25  # gradient steps of a hyperparameter fit
 MAX_FAILED = 150  # latest failures the model is conditioned on
-FAILURE_SHARPNESS = 8.0  # two steps of a four-valued parameter apart: a vote counts 1/35
+FAILURE_SHARPNESS = 8.0  # at two steps of a four-valued parameter the weight is 1/35
 MANY = 150  # times from which on a fit takes a third of the steps
 REFIT_AFTER = 4  # new times that justify a new fit, or a tenth of those fitted if that is more
 
 
 @dataclass
 class Observations:
-    """What is known of the configs, by position; dicts keep the order of arrival."""
+    """Results of configs by position; dicts keep the order of arrival."""
 
     log_time: dict[int, float] = field(default_factory=dict)
     failed: dict[int, None] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Observations:
 
 
 class Scored:
-    """Candidates with a posterior; picking one makes its surroundings less attractive."""
+    """Candidates with a posterior; picking one lowers the scores around it."""
 
     def __init__(
         self, candidates: Ints, local: Mask, posterior: Posterior, bonus: Floats, best: float
@@ -81,8 +81,8 @@ class Scorer:
         self._encoding = encoding
         self._features, self._groups = encoding.features, encoding.groups
         if prior is not None:
-            # The prior is one more coordinate, not the model's mean: where measurements follow
-            # it, its length scale turns short and it decides; where they do not, it fades.
+            # The prior is one more coordinate, not the model's mean. If measurements follow it,
+            # the fit gives it a short length scale and much weight; otherwise a long one.
             self._features = np.column_stack([self._features, prior])
             self._groups = np.append(self._groups, self._groups.max() + 1)
         self._hyper = Hyper.prior(int(self._groups.max()) + 1)
@@ -90,7 +90,7 @@ class Scorer:
         self._near: dict[int, Ints] = {}
 
     def score(self, seen: Observations, free: Mask, rng: np.random.Generator) -> Scored:
-        """Fit the model if it is due, and condition it on everything seen."""
+        """Fit the model if a fit is due, and condition it on all observations."""
         features, groups = self._features, self._groups
         known = _positions(seen.log_time)
         times = np.fromiter(seen.log_time.values(), dtype=np.float64)
@@ -99,7 +99,7 @@ class Scorer:
         y = (y - y.mean()) / max(float(y.std()), 1e-6)
         count = len(seen.log_time)
         if self._fitted_at == 0 or count >= self._fitted_at + max(REFIT_AFTER, count // 10):
-            # A step costs O(n^3); with many times a fit begins where the last one ended anyway.
+            # A step costs O(n^3). With many times the previous fit is a good start.
             steps = FIRST_STEPS if self._fitted_at == 0 else LATER_STEPS
             steps = steps if count < MANY else steps // 3
             self._hyper = fit(features[known], groups, y, self._hyper, steps)
@@ -113,10 +113,10 @@ class Scorer:
         pending = _positions(seen.pending)
         candidates = np.union1d(pool, np.concatenate([local, pending]))
         failed = _positions(seen.failed)[-MAX_FAILED:]
-        # A failed config counts as "no better than the median" where the model is conditioned,
-        # else it goes on promising gains beyond a cliff: without this 52 of 64 proposals failed
-        # in a space whose fast side fails. It has no part in the fit above: a failure is no time,
-        # and a jump in the data would shorten every length scale.
+        # The model is conditioned on a failed config as if it had the median time. Otherwise it
+        # keeps proposing configs near failures: without this, 52 of 64 proposals failed in a space
+        # whose fast side fails. The fit above ignores failures: a jump in the data would shorten
+        # every length scale.
         posterior = Posterior(
             features[np.concatenate([known, failed])],
             np.append(y, np.full(len(failed), y.max())),
@@ -142,9 +142,9 @@ class Scorer:
     def _log_success(self, candidates: Ints, known: Ints, failed: Ints) -> Floats:
         """Return the log probability that a candidate yields a time at all.
 
-        A weighted vote of the tried configs near it, and half a vote for the overall rate. Near
-        is plain distance here, not the model's: a parameter that hardly moves the time may well
-        decide whether the config builds.
+        The success rate of tried configs, weighted by proximity, with half a count of the overall
+        rate. Proximity is plain distance, not the model's: a parameter with little effect on the
+        time may still decide whether the config builds.
         """
         if not len(failed):
             return np.zeros(len(candidates))

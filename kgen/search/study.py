@@ -1,4 +1,4 @@
-"""A search that survives its process: ask and tell on an Optuna study in a journal file."""
+"""A resumable search: ask and tell on an Optuna study in a journal file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from kgen.errors import KgenError, RecordError
 from kgen.model.config import Config
 from kgen.search.lock import FileLock
 from kgen.search.params import ParamSpace
@@ -50,9 +51,9 @@ def open_study(
     """Open or resume the study of one problem; `optuna-dashboard <storage_path>` shows it.
 
     Trials that a dead process of this host left running, and those that another host has not
-    finished within `abandoned_after_s`, are marked failed and their configs are free again. If
-    the choices of a parameter changed since the study was made, Optuna could not continue it: a
-    study `<name>-<digest>` takes over, and starts from the results that are still feasible.
+    finished within `abandoned_after_s`, are marked failed, and their configs are free again. If the
+    choices of a parameter changed, Optuna cannot continue the study: a new study `<name>-<digest>`
+    starts from the results that are still feasible.
 
     Args:
         storage_path: Journal file; made, with its folder, if missing.
@@ -65,6 +66,7 @@ def open_study(
     Raises:
         ValueError: If the feasible set is empty.
         StorageError: If the file cannot be written.
+        RecordError: If the file is damaged.
     """
     import optuna
     from optuna.storages import JournalStorage
@@ -77,9 +79,17 @@ def open_study(
     _mend(path)
     sampler = FeasibleSampler(feasible, seed, first, prior_us)
     backend = JournalFileBackend(str(path), lock_obj=cast(Any, FileLock(str(path))))
-    storage = JournalStorage(cast(Any, StudyFile(str(path), backend)))
+    try:
+        storage = JournalStorage(cast(Any, StudyFile(str(path), backend)))
+    except (KgenError, OSError):
+        raise
+    except Exception as problem:  # Optuna takes what it reads to be whole
+        raise RecordError(
+            f"{path}: the study is damaged ({type(problem).__name__}: {problem})\n"
+            "  next: delete the file; the next tune writes it anew from the journal beside it"
+        ) from None
     if optuna.logging.get_verbosity() == optuna.logging.INFO:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # one line a trial helps nobody
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # Optuna logs a line per trial
     study, fresh = _open(storage, name, sampler)
     _fail_abandoned(study, storage, abandoned_after_s)
     search = Search(study, storage, sampler)
@@ -105,8 +115,8 @@ class Search:
     def ask(self, n: int) -> list[Proposal]:
         """Return up to n configs that were never tried, most promising first; [] when none is left.
 
-        Each becomes a running trial in one write, parameters and all, so that a kill at any
-        moment leaves whole trials only.
+        Each becomes a running trial in one write that includes its parameters, so a killed process
+        leaves no partial trial.
         """
         from optuna.trial import TrialState, create_trial
 
@@ -126,7 +136,7 @@ class Search:
                     ),
                 )
                 made.append(Proposal(self._storage.get_trial_number_from_id(trial_id), config))
-            # Another process may have proposed the same in the meantime; the lower number keeps it.
+            # Another process may have proposed the same config; the lower trial number keeps it.
             holder: dict[Config, int] = {}
             for trial in self.study.get_trials(deepcopy=False):
                 config_there = self._sampler.space.config_of(trial.params)
@@ -147,7 +157,7 @@ class Search:
         Args:
             number: Of the proposal.
             median_us: Median time in microseconds; None if the config gave none.
-            fate: What became of it, e.g. `verified`, `rejected`, `build_failed`.
+            fate: `verified`, `rejected`, `build_failed`, ...
         Raises:
             ValueError: If the time is not positive and finite.
         """
@@ -156,22 +166,22 @@ class Search:
         self._finish(number, median_us, fate)
 
     def release(self, number: int) -> None:
-        """Finish a trial that was not run: its config is as if never proposed, however often."""
+        """Finish a trial that was not run; its config may be proposed again."""
         from kgen.search.sampler import PASSED_OVER
 
         self._finish(number, None, PASSED_OVER)
 
     def pass_over(self, variant: str) -> None:
-        """Propose what is left of a variant's `first` only where the model wants it."""
+        """Drop a variant's remaining `first` configs; the model may still propose them."""
         self._sampler.pass_over(variant)
 
     def add_known(self, results: Iterable[tuple[Config, float | None]]) -> int:
         """Add finished results of another run, None for a config that failed.
 
-        Results outside the feasible set, and of configs that the study knows, are passed over.
+        Results outside the feasible set, and of configs that the study has already, are ignored.
 
         Returns:
-            How many were added.
+            The number of added results.
         """
         from optuna.trial import TrialState, create_trial
 
@@ -229,7 +239,7 @@ class Search:
 
 
 def _is_void(trial: optuna.trial.FrozenTrial) -> bool:
-    """Return whether the trial says nothing about its config."""
+    """Return whether the trial has no result of its config."""
     return trial.user_attrs.get("fate") in ("interrupted", "duplicate", "passed over")
 
 
@@ -245,7 +255,7 @@ def _results_of(study: optuna.Study, space: ParamSpace) -> list[tuple[Config, fl
 def _open(
     storage: optuna.storages.BaseStorage, name: str, sampler: FeasibleSampler
 ) -> tuple[optuna.Study, bool]:
-    """Return the study whose choices are today's, and whether it is new."""
+    """Return the study of the current choices, and whether it is new."""
     import optuna
 
     digest = sampler.space.digest
@@ -282,7 +292,7 @@ def _earlier_results(
 def _fail_abandoned(
     study: optuna.Study, storage: optuna.storages.BaseStorage, abandoned_after_s: float
 ) -> None:
-    """Mark running trials of dead processes failed: they would bias every later proposal."""
+    """Mark running trials of dead processes failed; they would bias later proposals."""
     from optuna.exceptions import UpdateFinishedTrialError
     from optuna.trial import TrialState
 
@@ -293,7 +303,7 @@ def _fail_abandoned(
             storage.set_trial_user_attr(trial._trial_id, "fate", "interrupted")
             storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
         except UpdateFinishedTrialError:
-            continue  # another process opened the study at the same moment
+            continue  # another process opened the study at the same time
 
 
 def _is_live(trial: optuna.trial.FrozenTrial, abandoned_after_s: float) -> bool:
@@ -307,7 +317,7 @@ def _is_live(trial: optuna.trial.FrozenTrial, abandoned_after_s: float) -> bool:
         age = datetime.now(tz=UTC) - started.astimezone(UTC)
         return age.total_seconds() < abandoned_after_s
     pid = owner.get("pid")
-    # Our own trials from before this open belong to a Search that was dropped.
+    # Trials of this process from before belong to a Search object that was dropped.
     if not isinstance(pid, int) or pid == os.getpid():
         return False
     try:
@@ -316,7 +326,7 @@ def _is_live(trial: optuna.trial.FrozenTrial, abandoned_after_s: float) -> bool:
         return False
     except PermissionError:
         pass
-    return owner.get("started") == _start_of(pid)  # a pid can be given out again
+    return owner.get("started") == _start_of(pid)  # the system may reuse a pid
 
 
 def _this_process() -> dict[str, object]:
@@ -325,7 +335,7 @@ def _this_process() -> dict[str, object]:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return when a process started, in clock ticks since boot; None where /proc is not there."""
+    """Return a process's start in clock ticks since boot; None without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -334,9 +344,9 @@ def _start_of(pid: int) -> str | None:
 
 
 def _mend(path: Path) -> None:
-    """Cut off a last line that a killed process wrote only in part.
+    """Remove a last line that a killed process wrote only in part.
 
-    Optuna would append the next record to the torn one, and then read neither.
+    Optuna would append the next record to it, and could then read neither.
     """
     if not path.exists() or path.stat().st_size == 0:
         return

@@ -1,4 +1,4 @@
-"""The study's file as Optuna sees it, with failures in kgen's words."""
+"""A journal file backend for Optuna that raises kgen's errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kgen.errors import StorageError
 
 
 class StudyFile:
-    """What Optuna's `JournalStorage` takes as a backend, around Optuna's own."""
+    """A backend of Optuna's `JournalStorage` that wraps Optuna's own."""
 
     def __init__(self, path: str, backend: Any) -> None:
         """Wrap a `JournalFileBackend` of that path."""
@@ -20,8 +20,8 @@ class StudyFile:
         """Append records.
 
         Raises:
-            StorageError: If they cannot be written. A line that was written in part is cut off
-                when the study is opened next; it is a view, and the trials are in their journal.
+            StorageError: If they cannot be written. The next `open_study` removes a line that was
+                written in part; the trials themselves are in kgen's journal.
         """
         try:
             self._backend.append_logs(logs)
@@ -32,6 +32,6 @@ class StudyFile:
             ) from None
 
     def read_logs(self, *arguments: Any) -> Generator[dict[str, Any], None, None]:
-        """Read records; arguments and result are Optuna's own."""
+        """Read records; see Optuna's `JournalFileBackend.read_logs`."""
         found: Generator[dict[str, Any], None, None] = self._backend.read_logs(*arguments)
         return found

@@ -1,8 +1,8 @@
 """A small Gaussian process over encoded configs, in numpy alone.
 
-Why not Optuna's GPSampler: it needs torch and scipy, works on a continuous relaxation that leaves
-the feasible set, and took 4-7 s per 100 trials. With at most a few hundred observations an exact
-process over the enumerated set is a few small matrix products.
+Optuna's GPSampler needs torch and scipy, works on a continuous relaxation that leaves the feasible
+set, and took 4 to 7 s per 100 trials. With at most a few hundred observations an exact process over
+the enumerated set takes a few small matrix products.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _log_ei_table() -> tuple[Floats, Floats]:
     values = []
     for x in z:
         phi = math.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
-        if x < -6.0:  # phi + x Phi cancels; leading terms of the asymptotic series
+        if x < -6.0:  # phi + x Phi cancels here; use the leading terms of the asymptotic series
             values.append(phi / (x * x) * (1.0 - 3.0 / (x * x) + 15.0 / x**4))
         else:
             values.append(phi + x * 0.5 * math.erfc(-x / math.sqrt(2.0)))

@@ -1,191 +1,205 @@
-"""The whole tune of one pass: every problem in turn, on one worker."""
+"""A tune: every pass in turn, every problem of a pass in turn, on one worker."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Sequence
 
+from kgen.build.render import check_template
 from kgen.errors import KgenError
 from kgen.model.config import Config
-from kgen.model.problem import Problem
-from kgen.render import check_template
 from kgen.search.feasible import Feasible, enumerate_feasible
-from kgen.tune.ahead import Ahead, builds_at_once
-from kgen.tune.display import say_stage
-from kgen.tune.first import FirstTrials, first_trials
-from kgen.tune.opened import opened_session
-from kgen.tune.problem import tune_problem
-from kgen.tune.request import ProblemResult, TuneRequest, TuneResult
+from kgen.trial import HostRunner, Session
+from kgen.tune.builds_ahead import BuildsAhead, builds_at_once
+from kgen.tune.confirmation import Confirmations
+from kgen.tune.events import PassDone, ProblemConfirmed, StageStarted, TuneEvent
+from kgen.tune.problem import ProblemTask, tune_problem
+from kgen.tune.request import TuneRequest
+from kgen.tune.results import PassResult, ProblemResult
 from kgen.tune.safe import SafeCertificates
-from kgen.tune.search_loop import BUILD_AHEAD, Books
-from kgen.tune.settle import Settlements
-from kgen.worker import HostProver, Session
+from kgen.tune.search_loop import BUILD_AHEAD
+from kgen.tune.search_state import SearchState
+from kgen.tune.session import open_session
+from kgen.tune.warm_start import WarmStart, warm_start
 
 
-def tune(request: TuneRequest) -> TuneResult:
-    """Tune one pass of one operator for several problems on one GPU.
+def tune(request: TuneRequest) -> Generator[TuneEvent, None, None]:
+    """Tune the passes of an operator for several problems on one GPU.
 
-    Every trial is in the journal when this returns or raises; the same request resumes. What is
-    settled goes to `request.on_settled` at once, so a tune that dies leaves the problems before.
+    Every trial is in the journal before its event is yielded; the same request resumes. A confirmed
+    problem is yielded at once, so the events of a failed tune contain the problems before the
+    failure.
 
+    Yields:
+        The events of `kgen.tune.events`; `PassDone` is the last one of a pass. A caller that stops
+        reading early must `close` the generator, which ends the worker.
     Raises:
-        TuneError: If a problem ends with no verified config, or the safe variant is not right.
+        TuneError: If a problem ends with no verified config, or the safe variant is wrong.
         WorkerError: If the device cannot be used.
         EmptySpaceError, TemplateError, StorageError: As named.
     """
+    for pass_name in request.passes:
+        yield from _tune_pass(request, pass_name)
+
+
+def _tune_pass(request: TuneRequest, pass_name: str) -> Iterator[TuneEvent]:
     started = time.monotonic()
-    spaces = _checked_spaces(request)
+    spaces = _checked_spaces(request, pass_name)
     if not request.journal.exists():
-        # The study is a view of the journal; alone it would name configs done that nobody knows.
+        # The study is a view of the journal. Without the journal it would list configs without
+        # records.
         request.study.unlink(missing_ok=True)
-    with opened_session(request) as (session, prover), Ahead(session, builds_at_once()) as ahead:
-        return _Tune(request, spaces, session, prover, ahead, started).run()
+    with (
+        open_session(request, pass_name) as (session, host_runner),
+        BuildsAhead(session, builds_at_once()) as builds_ahead,
+    ):
+        yield from _PassTune(request, spaces, session, host_runner, builds_ahead, started).run()
 
 
-def _checked_spaces(request: TuneRequest) -> list[Feasible]:
-    """The feasible configs of each problem. All are enumerated before any work: a broken template
-    or an empty space is the user's to mend.
+def _checked_spaces(request: TuneRequest, pass_name: str) -> list[Feasible]:
+    """The feasible configs of each problem.
+
+    All are enumerated before any trial, so that the user learns of an empty space at once.
     """
     entry = request.entry
-    variants = entry.space.of_pass(request.pass_name)
+    variants = entry.space.of_pass(pass_name)
     for variant in variants:
         check_template(entry.templates / variant.template, variant, entry.operator.signature)
-    pass_ = entry.operator.signature.pass_named(request.pass_name)
-    return [enumerate_feasible(variants, pass_, p, request.gpu) for p in request.problems]
+    pass_ = entry.operator.signature.pass_named(pass_name)
+    problems = request.problems[pass_name]
+    return [enumerate_feasible(variants, pass_, p, request.gpu) for p in problems]
 
 
-class _Tune:
-    """A tune under way: its tools, and how far it is."""
+class _PassTune:
+    """The tune of one pass: its tools and its state."""
 
     def __init__(
         self,
         request: TuneRequest,
         spaces: Sequence[Feasible],
         session: Session,
-        prover: HostProver,
-        ahead: Ahead,
+        host_runner: HostRunner,
+        builds_ahead: BuildsAhead,
         started: float,
     ) -> None:
         self._request, self._spaces, self._started = request, spaces, started
-        self._session, self._prover, self._ahead = session, prover, ahead
+        self._session, self._host_runner = session, host_runner
+        self._builds_ahead = builds_ahead
+        self._problems = request.problems[session.pass_name]
         self._searched_s = 0.0
         self._results: list[ProblemResult] = []
         self._build_ahead(0)
         self._copy_gbps = session.probe()
         self._safe: SafeCertificates | None = None
-        self._settlements = Settlements(session, prover, self._publish)
+        self._confirmations = Confirmations(session, host_runner, self._confirmed_event)
 
-    def run(self) -> TuneResult:
-        """Tune all problems, and wait until they are settled."""
+    def run(self) -> Iterator[TuneEvent]:
+        """Tune all problems, and wait until they are confirmed."""
         try:
             for place in range(len(self._spaces)):
-                self._tune_next(place)
+                yield from self._tune_next(place)
         except KgenError:
-            if self._safe is not None:  # the problems before the one that failed are not lost
-                self._collect_all(self._safe)
+            if self._safe is not None:  # confirms the problems before the failed one
+                yield from self._wait_for_all(self._safe)
             raise
-        assert self._safe is not None  # there is a problem at least
-        self._collect_all(self._safe)
-        settled = self._settlements.finish(self._play_again)
-        self._say("done")
-        return self._result(settled, self._safe)
+        assert self._safe is not None  # a request has at least one problem
+        yield from self._wait_for_all(self._safe)
+        confirmed = yield from self._confirmations.finish(self._finals_again)
+        yield PassDone(self._result(confirmed, self._safe))
 
-    def _tune_next(self, place: int) -> None:
-        """Tune one problem, start its winner's host run and, after the first, the safe variant's.
+    def _tune_next(self, place: int) -> Iterator[TuneEvent]:
+        """Tune a problem and start its winner's host run; certify the safe variant after the first.
 
-        What earlier problems left over of the time limit goes to those that are left.
+        Time that earlier problems did not use is shared among the remaining ones.
         """
-        problem = self._request.problems[place]
-        result = self._tune_problem(problem, place, share=len(self._spaces) - place)
+        result = yield from self._tune_problem(place, share=len(self._spaces) - place)
         self._results.append(result)
-        self._settlements.add(result)
+        self._confirmations.add(result)
         if self._safe is None:
-            self._say("safe")
-            self._safe = SafeCertificates(self._session, self._prover)
-        if self._request.gpu.is_host:  # beside the next search it would disturb what is timed
-            self._say("host runs")
-            self._settlements.collect(wait=True)
+            yield StageStarted("safe")
+            self._safe = SafeCertificates(self._session, self._host_runner)
+        if self._request.gpu.is_host:  # on the host it would disturb the timings of the next search
+            yield StageStarted("host runs")
+            yield from self._confirmations.advance(wait=True)
 
-    def _play_again(self, refused: ProblemResult) -> ProblemResult:
-        """Tune a problem whose finalists were all refused, without them."""
-        place = self._request.problems.index(refused.problem)
-        result = self._tune_problem(refused.problem, place, share=1, again=True)
-        self._say("host runs")
+    def _finals_again(self, refused: ProblemResult) -> Generator[TuneEvent, None, ProblemResult]:
+        """Tune a problem again without its finalists, which were all refused."""
+        place = self._problems.index(refused.problem)
+        result = yield from self._tune_problem(place, share=1, again=True)
+        yield StageStarted("host runs")
         return result
 
     def _tune_problem(
-        self, problem: Problem, place: int, share: int, again: bool = False
-    ) -> ProblemResult:
+        self, place: int, share: int, again: bool = False
+    ) -> Generator[TuneEvent, None, ProblemResult]:
         """Tune a problem with its share of the time that is left."""
-        request = self._request
         started = time.monotonic()
         deadline = None
-        if request.time_s is not None:  # of the searches and finals alone
-            deadline = started + max(0.0, request.time_s - self._searched_s) / share
+        if self._request.pass_time_s is not None:  # counts searches and finals only
+            deadline = started + max(0.0, self._request.pass_time_s - self._searched_s) / share
 
-        def before_finals(books: Books) -> None:
+        def before_finals(state: SearchState) -> None:
             if not again:
-                self._build_ahead(place + 1, [record.config for record in books.ranking()[:1]])
+                self._build_ahead(place + 1, [record.config for record in state.ranking()[:1]])
 
-        result = tune_problem(
-            self._session,
-            # What crashed was tried again already.
-            replace(request, retry=False) if again else request,
-            problem,
+        task = ProblemTask(
+            self._problems[place],
             self._spaces[place],
             self._first_trials(place),
-            self._ahead,
-            self._copy_gbps,
             deadline,
-            self._settlements.collect,
+            retry=self._request.retry and not again,  # the search before has tried them again
+        )
+        result = yield from tune_problem(
+            self._session,
+            self._request,
+            task,
+            self._builds_ahead,
+            self._copy_gbps,
+            self._confirmations.advance,
             before_finals,
         )
         self._searched_s += time.monotonic() - started
         return result
 
-    def _first_trials(self, place: int, likely: Sequence[Config] = ()) -> FirstTrials:
-        """What the search of a problem begins with: winners of those before, the nearest first."""
+    def _first_trials(self, place: int, likely: Sequence[Config] = ()) -> WarmStart:
+        """The first trials of a problem: winners of those before, the nearest first."""
         winners = [result.winner.config for result in reversed(self._results[:place])]
-        return first_trials(
-            self._request.entry.space.of_pass(self._request.pass_name),
+        return warm_start(
+            self._request.entry.space.of_pass(self._session.pass_name),
             set(self._spaces[place].configs),
             [*likely, *winners],
         )
 
     def _build_ahead(self, place: int, likely: Sequence[Config] = ()) -> None:
-        """Have a problem's first trials built while the device is at something else.
+        """Build a problem's warm-start configs while the device does something else.
 
         Args:
-            place: The problem's; beyond the last there is nothing to do.
-            likely: Configs that may win the problem before.
+            place: Index of the problem; nothing happens beyond the last.
+            likely: Configs that may win the problem before it.
         """
-        # On the host the compiler would disturb what finals and the probe time.
+        # On the host the compiler would disturb the timings of finals and of the bandwidth probe.
         if place < len(self._spaces) and not self._request.gpu.is_host:
             first = self._first_trials(place, likely).configs
-            self._ahead.start(
-                self._request.problems[place], first[: min(self._request.trials, BUILD_AHEAD)]
+            self._builds_ahead.start(
+                self._problems[place], first[: min(self._request.trials, BUILD_AHEAD)]
             )
 
-    def _collect_all(self, safe: SafeCertificates) -> None:
-        """Wait for all host runs that are under way."""
-        self._say("host runs")
+    def _wait_for_all(self, safe: SafeCertificates) -> Iterator[TuneEvent]:
+        """Wait for all running host runs."""
+        yield StageStarted("host runs")
         safe.results()
-        self._settlements.collect(wait=True)
+        yield from self._confirmations.advance(wait=True)
 
-    def _publish(self, settled: tuple[ProblemResult, ...]) -> bool:
-        """Hand over what is settled; whether that was possible."""
-        if self._safe is None or not self._safe.done:  # rows need something to fall back on
-            return False
-        if len(settled) < len(self._spaces):  # all of them are what `run` returns
-            self._request.on_settled(self._result(settled, self._safe))
-        return True
+    def _confirmed_event(self, confirmed: tuple[ProblemResult, ...]) -> ProblemConfirmed | None:
+        """The event of another confirmed problem; None until the safe variant is certified."""
+        if self._safe is None or not self._safe.done:
+            return None
+        return ProblemConfirmed(self._result(confirmed, self._safe))
 
-    def _result(
-        self, results: tuple[ProblemResult, ...], safe: SafeCertificates
-    ) -> TuneResult:
-        return TuneResult(
+    def _result(self, results: tuple[ProblemResult, ...], safe: SafeCertificates) -> PassResult:
+        return PassResult(
             self._request,
+            self._session.pass_name,
             dict(self._session.environment),
             self._copy_gbps,
             results,
@@ -194,5 +208,3 @@ class _Tune:
             time.monotonic() - self._started,
         )
 
-    def _say(self, stage: str) -> None:
-        say_stage(self._request, len(self._results), stage)

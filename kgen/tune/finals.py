@@ -1,62 +1,74 @@
-"""The last round of one problem: certify the best, time them against each other and the peers."""
+"""Finals of one problem: certify the best configs and time them, interleaved, with the peers."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TypeAlias
 
-from kgen.choose import Entrant, pick
 from kgen.errors import TuneError
-from kgen.model.artifact import Artifact, BuildFailure
+from kgen.measure.choose import Entrant, pick
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record, Timing
-from kgen.tune.request import Finalist
-from kgen.tune.search_loop import Books
-from kgen.worker import Finals, FinalsOutcome, Session, TrialOutcome
+from kgen.trial import Certificate, Session, certify
+from kgen.tune.results import Finalist
+from kgen.tune.search_state import SearchState
+from kgen.worker import Finals, FinalsOutcome, TrialOutcome
 
 FINALISTS = 5
-# Search times carry a few per cent of noise; beyond this no finalist can still be the best.
+MOST_OF_BOUND = 0.8
+"""Of a winner, if there is a finalist that uses no more."""
+# Search times have a few per cent of noise. A config slower than this ratio cannot be the best.
 FIELD_WIDTH = 1.15
-MAX_REASON_LINES = 16
-
-Certified: TypeAlias = tuple[Artifact, Record, TrialOutcome]
 
 
-def play_finals(
-    session: Session, problem: Problem, books: Books, peers: bool
+def run_finals(
+    session: Session, problem: Problem, state: SearchState, peers: bool
 ) -> tuple[tuple[Finalist, ...], FinalsOutcome]:
     """Certify the fastest configs with the full set of inputs and order them, best first.
 
+    Args:
+        session: Of the tune.
+        problem: The problem.
+        state: Of its search; a certificate replaces its trial's record.
+        peers: Whether to time the operator's peers as well.
     Raises:
         TuneError: If no config was verified.
     """
-    certified: list[Certified] = []
+    certificates: list[Certificate] = []
     limit_us = math.inf
-    for record in books.ranking():
+    for record in state.ranking():
         assert record.timing is not None
-        if len(certified) == FINALISTS or record.timing.median_us > limit_us:
+        if len(certificates) == FINALISTS or record.timing.median_us > limit_us:
             break
-        found = certify(session, problem, record, books)
-        if found is not None:
-            if not certified:  # a refused leader must not shut out the healthy ones behind it
-                limit_us = record.timing.median_us * FIELD_WIDTH
-            certified.append(found)
-    if not certified:
+        found = certify(session, problem, record)
+        if found is None:
+            continue
+        state.certify(record, found.record)
+        if not found.is_verified:
+            continue
+        if not certificates:  # compare with the best that is not refused
+            limit_us = record.timing.median_us * FIELD_WIDTH
+        certificates.append(found)
+    if not certificates:
         raise TuneError(
             f"{session.entry.operator.name} {session.pass_name} {problem} on "
-            f"{session.gpu.name}: no config was verified\n"
-            + "\n".join(f"  {count} x {text}" for text, count in books.reasons.most_common(5))
-            + _whole_reason(books)
-            + f"\n  trials: {session.journal.path}"
+            f"{session.gpu.name}: no config was verified\n{state.why_nothing_verified()}"
+            f"\n  trials: {session.journal.path}"
         )
-    candidates = tuple(session.candidate(r.config, a) for a, r, _ in certified)
+    candidates = tuple(session.candidate(c.record.config, c.artifact) for c in certificates)
     wanted = None if peers else ()
-    outcome = session.worker.finals(Finals(session.pass_name, problem, candidates, wanted))
-    finalists = [
-        finalist(session, problem, *found, timing)
-        for found, timing in zip(certified, outcome.timings, strict=True)
-    ]
+    outcome = session.worker.finals(
+        Finals(session.pass_name, problem, candidates, wanted, check_outputs=True)
+    )
+    finalists = []
+    samples_us = []
+    for i, certificate in enumerate(certificates):
+        if outcome.faults[i]:
+            _refuse(session, problem, state, certificate, outcome.faults[i])
+            continue
+        finalists.append(finalist(session, problem, certificate, outcome.timings[i]))
+        samples_us.append(outcome.samples_us[i])
+    if not finalists:  # the ranking has those left that were not in these finals
+        return run_finals(session, problem, state, peers)
     order = pick(
         [
             Entrant(
@@ -64,67 +76,48 @@ def play_finals(
                 registers=max((r.registers for _, r in f.artifact.resources), default=0),
                 digest=f.config.digest,
             )
-            for f, samples in zip(finalists, outcome.samples_us, strict=True)
+            for f, samples in zip(finalists, samples_us, strict=True)
         ]
     )
-    return tuple(finalists[place] for place in order), outcome
+    ordered = [finalists[place] for place in order]
+    # Certificates are of few seeds: what comes close to its bound may be beyond it at another one.
+    ordered.sort(key=lambda f: share_of_bound(f.record) > MOST_OF_BOUND)
+    return tuple(ordered), outcome
+
+
+def share_of_bound(record: Record) -> float:
+    """How much of its bound the least accurate output uses, over all inputs tried; 0..1."""
+    return max((a.error / a.bound for a in record.accuracy if a.bound > 0), default=0.0)
+
+
+def _refuse(
+    session: Session, problem: Problem, state: SearchState, certificate: Certificate, fault: str
+) -> None:
+    """Record that a certified config was wrong when it was timed."""
+    outcome = TrialOutcome(
+        Fate.WRONG,
+        fault,
+        accuracy=certificate.record.accuracy,
+        evidence=certificate.record.evidence,
+    )
+    record = session.record(
+        certificate.record.config, problem, certificate.rendered, outcome, certificate.artifact
+    )
+    state.certify(certificate.record, record)
 
 
 def finalist(
-    session: Session,
-    problem: Problem,
-    artifact: Artifact,
-    record: Record,
-    trial: TrialOutcome,
-    timing: Timing,
+    session: Session, problem: Problem, certificate: Certificate, timing: Timing
 ) -> Finalist:
-    """Put together what is known of a certified config."""
-    config = record.config
+    """Return a certified config as a finalist."""
+    config = certificate.record.config
     return Finalist(
         variant=session.variant_of(config),
         config=config,
         plan=session.plan(config, problem),
-        rendered=session.render(config, problem),
-        artifact=artifact,
-        record=record,
+        rendered=certificate.rendered,
+        artifact=certificate.artifact,
+        record=certificate.record,
         timing=timing,
-        occupancy=trial.occupancy,
+        occupancy=certificate.occupancy,
     )
-
-
-def _whole_reason(books: Books) -> str:
-    """The commonest refusal in full: the compiler's message with the source's path, say."""
-    if not books.reasons:
-        return ""
-    headline = books.reasons.most_common(1)[0][0]
-    lines = books.examples[headline].splitlines()
-    if len(lines) > MAX_REASON_LINES:
-        lines = [*lines[: MAX_REASON_LINES - 2], "...", lines[-1]]
-    return "\n  for instance:\n" + "\n".join(f"    {line}" for line in lines)
-
-
-def certify(
-    session: Session, problem: Problem, record: Record, books: Books
-) -> Certified | None:
-    """Verify a config with every input case; the outcome is a record of its own, which takes the
-    place of the trial's in the books.
-
-    Returns:
-        The built module, the record and the outcome; None if the config was refused.
-    """
-    config = record.config
-    rendered = session.render(config, problem)
-    built = session.build(rendered).result()
-    if isinstance(built, BuildFailure):  # it did compile once: a cleared cache, a broken compiler
-        return None
-    candidate = session.candidate(config, built)
-    outcome = session.run(candidate, problem, level="certify", measure=False)
-    if outcome.fate is Fate.VERIFIED:
-        outcome = replace(outcome, timing=record.timing)
-    certified = session.record(config, problem, rendered, record.key, outcome, built)
-    if outcome.fate is not Fate.VERIFIED:
-        books.fates[record.fate] -= 1
-        books.enter(certified)
-        return None
-    books.records[config] = certified
-    return built, certified, outcome

@@ -3,91 +3,115 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 
 from kgen.measure.floor import floor_us, rate_tflops
-from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
-from kgen.operators.base import Operator
 from kgen.search.feasible import Feasible
-from kgen.tune.ahead import Ahead
-from kgen.tune.display import say_problem
-from kgen.tune.finals import play_finals
-from kgen.tune.first import FirstTrials
-from kgen.tune.request import ProblemResult, TuneRequest
-from kgen.tune.search_loop import Books, search_problem
-from kgen.worker import Session
+from kgen.trial import Session
+from kgen.tune.builds_ahead import BuildsAhead
+from kgen.tune.events import ProblemStarted, Progress, StageStarted, TrialRecorded, TuneEvent
+from kgen.tune.finals import run_finals
+from kgen.tune.progress import progress_of
+from kgen.tune.request import TuneRequest
+from kgen.tune.results import ProblemResult
+from kgen.tune.search_loop import ProblemSearch
+from kgen.tune.search_state import SearchState
+from kgen.tune.warm_start import WarmStart
+
+
+@dataclass(frozen=True)
+class ProblemTask:
+    """One problem to tune.
+
+    Attributes:
+        problem: The problem.
+        feasible: Its configs.
+        first: The warm start of its search.
+        deadline: When the search ends if it has a result, as of `time.monotonic`; None for never.
+        retry: Try again the configs that crashed or timed out in earlier tunes.
+    """
+
+    problem: Problem
+    feasible: Feasible
+    first: WarmStart
+    deadline: float | None
+    retry: bool
 
 
 def tune_problem(
     session: Session,
     request: TuneRequest,
-    problem: Problem,
-    feasible: Feasible,
-    first: FirstTrials,
-    ahead: Ahead,
+    task: ProblemTask,
+    builds_ahead: BuildsAhead,
     copy_gbps: float,
-    deadline: float | None,
-    between_trials: Callable[[], None],
-    before_finals: Callable[[Books], None],
-) -> ProblemResult:
-    """Search a problem, and play the finals among what was verified.
+    between_trials: Callable[[], Iterator[TuneEvent]],
+    before_finals: Callable[[SearchState], None],
+) -> Generator[TuneEvent, None, ProblemResult]:
+    """Search a problem, and run the finals among the verified configs.
 
-    What the journal knows is not tried again, so for a problem that was searched before this plays
-    the finals without those that were refused since.
+    Trials in the journal are not repeated. If the problem was searched before, this only runs
+    finals, without the configs that were refused since.
 
     Args:
         session: Of the tune.
         request: The tune.
-        problem: One of the request's.
-        feasible: Its configs.
-        first: What its search begins with.
-        ahead: Where some of that may be built already.
+        task: The problem.
+        builds_ahead: Builds of warm-start configs that were started earlier.
         copy_gbps: Bandwidth of the device, for the floor.
-        deadline: When the search ends if it has a result, as of `time.monotonic`; None for never.
-        between_trials: Called after every trial.
-        before_finals: Called when the search is over: the compiler is idle from then on.
+        between_trials: Returns events of other problems; called after every trial.
+        before_finals: Called when the search has ended and the compiler becomes idle.
+    Returns:
+        The problem's result, at the end of the events.
     Raises:
         TuneError: If no config is verified.
     """
-    floor = _floor_us(request.entry.operator, request.pass_name, problem, request.gpu, copy_gbps)
+    problem = task.problem
+    cost = request.entry.operator.cost(session.pass_name, problem)
+    # The peak rate of the host is unknown, so its floor counts bytes only.
+    floor = floor_us(cost, copy_gbps, rate_tflops(cost, request.gpu))
     started = time.monotonic()
-
-    def on_trial(books: Books) -> None:
-        say_problem(request, problem, "search", books, floor, deadline)
-        between_trials()
-
-    books = search_problem(
-        session, request, problem, feasible, first, ahead, deadline, on_trial
+    search = ProblemSearch(
+        session,
+        request,
+        problem,
+        task.feasible,
+        task.first,
+        builds_ahead,
+        trials=request.trials,
+        deadline=task.deadline,
+        retry=task.retry,
     )
+    state = search.state
+
+    def progress(deadline: float | None = None) -> Progress:
+        return progress_of(request, session.pass_name, problem, state, floor, deadline)
+
+    yield ProblemStarted(progress(task.deadline), search.let_go)
+    yield from between_trials()
+    with closing(search.run()) as records:
+        for record in records:
+            yield TrialRecorded(record, progress(task.deadline))
+            yield from between_trials()
     search_s = time.monotonic() - started
-    before_finals(books)
-    say_problem(request, problem, "finals", books, floor)
-    finalists, outcome = play_finals(session, problem, books, request.peers)
+    before_finals(state)
+    yield StageStarted("finals", progress())
+    finalists, outcome = run_finals(session, problem, state, request.peers)
     return ProblemResult(
         problem=problem,
         finalists=finalists,
         peers=outcome.peers,
         peer_errors=outcome.peer_errors,
         clocks=outcome.clocks,
-        space_size=feasible.size,
-        feasible=len(feasible.configs),
-        refusals=feasible.refusals,
-        fates=dict(books.fates),
-        reasons=dict(books.reasons),
+        space_size=task.feasible.size,
+        feasible=len(task.feasible.configs),
+        refusals=task.feasible.refusals,
+        fates=dict(state.fates),
+        reasons=dict(state.reasons),
         floor_us=floor,
         search_s=search_s,
-        compile_s=books.compile_s,
-        new_trials=books.new_trials,
+        compile_s=state.compile_s,
+        new_trials=state.new_trials,
     )
-
-
-def _floor_us(
-    operator: Operator, pass_name: str, problem: Problem, gpu: GpuProfile, copy_gbps: float
-) -> float:
-    """Least time of a problem: bytes over measured copy bandwidth, operations over peak.
-
-    The host's peak is not known, so bytes alone decide there.
-    """
-    cost = operator.cost(pass_name, problem)
-    return floor_us(cost, copy_gbps, rate_tflops(cost, gpu))

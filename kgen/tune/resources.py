@@ -1,4 +1,4 @@
-"""Drop what the compiler's resource report already condemns, before a GPU is touched."""
+"""Refuse configs by the compiler's resource report, before any launch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from kgen.model.artifact import Artifact
 from kgen.model.gpu import GpuProfile
 from kgen.model.plan import Plan
 
-# A few spilled words are sometimes the fastest kernel, and the count is of instructions, also of
-# those in a path that few blocks take: a trial decides. This many are local-memory traffic on every
-# element, which no memory-bound kernel survives.
+# A kernel with a few spills may be the fastest, and the compiler also counts spills on rarely taken
+# paths, so a trial decides. More spills than this mean local-memory traffic for every element,
+# which makes a memory-bound kernel slow.
 MAX_SPILL_BYTES = 512
 REGISTER_GRANULARITY = 256  # registers are allocated to warps in units of 256
 

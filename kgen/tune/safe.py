@@ -19,8 +19,9 @@ from kgen.model.artifact import Artifact, BuildFailure, Rendered
 from kgen.model.problem import Problem, with_dims
 from kgen.model.record import Fate, Record
 from kgen.operators.base import Operator
-from kgen.tune.request import SafeResult
-from kgen.worker import HostProver, Proof, Session, Trial, TrialOutcome, with_proof
+from kgen.trial import HostRunner, HostRunResult, Session, with_host_runs
+from kgen.tune.results import SafeResult
+from kgen.worker import Trial, TrialOutcome
 
 # Small, and ragged in every power of two: the safe variant is judged on correctness alone. Dims
 # over which the same work is done again are smaller still: work grows with the product.
@@ -36,12 +37,12 @@ class _Claim:
     problem: Problem
     rendered: Rendered
     artifact: Artifact | None
-    key: str
+    text_key: str
     shows_a_pair: bool
     known: Record | None = None
     outcome: TrialOutcome | None = None
-    proof: Future[Proof] | None = None
-    settled: SafeResult | None = None
+    host_run: Future[HostRunResult] | None = None
+    result: SafeResult | None = None
 
     @property
     def dtypes(self) -> Mapping[str, str]:
@@ -59,7 +60,7 @@ class SafeCertificates:
     their host runs behind what the tune does next.
     """
 
-    def __init__(self, session: Session, prover: HostProver) -> None:
+    def __init__(self, session: Session, host_runner: HostRunner) -> None:
         """Build and run all, and start the host runs.
 
         Raises:
@@ -69,10 +70,11 @@ class SafeCertificates:
         # Builds and host runs go on side by side, so all start before the first is waited for.
         self._session = session
         claims = [_looked_up(session, claim) for claim in _built(session)]
-        outcomes = _outcomes(session, prover, [c for c in claims if c.needs_a_run])
+        outcomes = _outcomes(session, host_runner, [c for c in claims if c.needs_a_run])
         self._claims = [
-            _settled_if_it_can(
-                session, _with_proof_started(session, prover, replace(c, outcome=next(outcomes)))
+            _certified_if_it_can(
+                session,
+                _with_host_run_started(session, host_runner, replace(c, outcome=next(outcomes))),
             )
             if c.needs_a_run
             else c
@@ -83,7 +85,7 @@ class SafeCertificates:
     @property
     def done(self) -> bool:
         """Whether `results` would not wait."""
-        return all(claim.proof is None or claim.proof.done() for claim in self._claims)
+        return all(claim.host_run is None or claim.host_run.done() for claim in self._claims)
 
     def results(self) -> tuple[SafeResult, ...]:
         """Wait for the host runs, and write the certificates down.
@@ -93,7 +95,7 @@ class SafeCertificates:
         """
         if self._results is None:
             self._results = tuple(
-                claim.settled or _settled(self._session, claim) for claim in self._claims
+                claim.result or _certified(self._session, claim) for claim in self._claims
             )
         return self._results
 
@@ -130,12 +132,14 @@ def _built(session: Session) -> list[_Claim]:
                 f"{variant.where}: the safe variant does not compile for {dict(problem.dtypes)}\n  "
                 f"{built.message}\n  source: {built.source_path}"
             )
+        if built is not None and (refusal := session.refusal(rendered, built, config)):
+            raise TuneError(f"{variant.where}: the safe variant is refused: {refusal}")
         claims.append(
             _Claim(
                 problem,
                 rendered,
                 built,
-                session.key(rendered, config, problem),
+                session.text_key(rendered, config, problem),
                 dict(problem.dtypes) in pairs,
             )
         )
@@ -163,19 +167,25 @@ def _shown(
 
 
 def _looked_up(session: Session, claim: _Claim) -> _Claim:
-    """Find the claim's certificate in the journal."""
+    """Find the claim's certificate in the journal: of the same text, or of the same code."""
     if claim.artifact is None:
         return claim
+    config = session.entry.space.safe_variant(session.pass_name).safe
+    assert config is not None
+    key = session.key(claim.rendered, claim.artifact, config, claim.problem)
     known = (
         r
         for r in session.journal.read()
-        if r.key == claim.key and r.fate is Fate.VERIFIED and r.evidence is not None
+        if (r.text_key == claim.text_key or r.key == key)
+        and r.fate is Fate.VERIFIED
+        and r.evidence is not None
+        and r.definition in ("", session.definition)
     )
     return replace(claim, known=next(known, None))
 
 
 def _outcomes(
-    session: Session, prover: HostProver, claims: Sequence[_Claim]
+    session: Session, host_runner: HostRunner, claims: Sequence[_Claim]
 ) -> Iterator[TrialOutcome]:
     """Run the claims: one after the other on a GPU. On the host they get what a GPU's have there,
     small inputs and two orders of threads, on all cores: nothing is timed at this point.
@@ -198,30 +208,32 @@ def _outcomes(
             )
         )
     if on_host:
-        running = [prover.trial(trial) for trial in trials]
+        running = [host_runner.trial(trial) for trial in trials]
         return iter([trial.result() for trial in running])
     return map(session.worker.trial, trials)
 
 
-def _with_proof_started(session: Session, prover: HostProver, claim: _Claim) -> _Claim:
+def _with_host_run_started(session: Session, host_runner: HostRunner, claim: _Claim) -> _Claim:
     variant = session.entry.space.safe_variant(session.pass_name)
     config = variant.safe
     assert config is not None
     assert claim.outcome is not None
     if claim.outcome.fate is not Fate.VERIFIED or not claim.shows_a_pair or session.gpu.is_host:
         return claim
-    proof = prover.start(claim.rendered, variant, config, session.pass_name, claim.problem)
-    return replace(claim, proof=proof)
+    host_run = host_runner.start(claim.rendered, variant, config, session.pass_name, claim.problem)
+    return replace(claim, host_run=host_run)
 
 
-def _settled_if_it_can(session: Session, claim: _Claim) -> _Claim:
-    """Write a certificate down at once if no host run belongs to it: a tune that is ended meanwhile
-    has so many fewer to make again.
+def _certified_if_it_can(session: Session, claim: _Claim) -> _Claim:
+    """Write a certificate down at once if it needs no host run: a tune that is interrupted later
+    need not make it again.
     """
-    return claim if claim.proof is not None else replace(claim, settled=_settled(session, claim))
+    if claim.host_run is not None:
+        return claim
+    return replace(claim, result=_certified(session, claim))
 
 
-def _settled(session: Session, claim: _Claim) -> SafeResult:
+def _certified(session: Session, claim: _Claim) -> SafeResult:
     variant = session.entry.space.safe_variant(session.pass_name)
     config = variant.safe
     assert config is not None
@@ -231,7 +243,7 @@ def _settled(session: Session, claim: _Claim) -> SafeResult:
         if outcome.evidence is not None:
             outcome = _with_host_run(session, claim, outcome)
         record = session.record(
-            config, claim.problem, claim.rendered, claim.key, outcome, claim.artifact
+            config, claim.problem, claim.rendered, outcome, claim.artifact
         )
     if record is not None and record.fate is not Fate.VERIFIED:
         raise TuneError(
@@ -243,11 +255,13 @@ def _settled(session: Session, claim: _Claim) -> SafeResult:
 
 def _with_host_run(session: Session, claim: _Claim, outcome: TrialOutcome) -> TrialOutcome:
     assert outcome.evidence is not None
-    if claim.proof is not None:
-        proof = claim.proof.result()
+    if claim.host_run is not None:
+        host_run = claim.host_run.result()
     elif session.gpu.is_host:
-        proof = Proof(missing="it was certified on the host itself")
+        host_run = HostRunResult(missing="it was certified on the host itself")
     else:
-        proof = Proof(missing="other combinations of the same dtypes, two by two, have one")
-    outcome = replace(outcome, evidence=with_proof(outcome.evidence, proof))
-    return replace(outcome, fate=Fate.WRONG, reason=proof.fault) if proof.fault else outcome
+        host_run = HostRunResult(
+            missing="other combinations of the same dtypes, two by two, have one"
+        )
+    outcome = replace(outcome, evidence=with_host_runs(outcome.evidence, host_run))
+    return replace(outcome, fate=Fate.WRONG, reason=host_run.fault) if host_run.fault else outcome

@@ -1,7 +1,7 @@
-"""Trials of given configs on many problems, on one worker: what rules of dispatch are learnt from.
+"""Try given configs on many problems with one worker: the measurements of `kgen learn`.
 
-The trials are those of a search, by the same loop: built ahead, verified, timed, written down in
-the journal, and not repeated.
+The trials run in the search loop: they are built ahead, verified, timed and recorded in the
+journal. Trials with a record are not repeated.
 """
 
 from __future__ import annotations
@@ -16,37 +16,43 @@ from kgen.model.config import Config
 from kgen.model.problem import Problem
 from kgen.model.record import Record
 from kgen.search.feasible import Feasible, enumerate_feasible
-from kgen.tune.ahead import Ahead, builds_at_once
-from kgen.tune.finals import certify, finalist
-from kgen.tune.first import FirstTrials, first_trials
-from kgen.tune.opened import opened_session
-from kgen.tune.request import Finalist, TuneRequest
-from kgen.tune.search_loop import Books, search_problem
-from kgen.tune.settle import with_host_run
-from kgen.worker import Candidate, Finals, HostProver, Proof, Session
+from kgen.trial import HostRunner, HostRunResult, Session, certify, record_host_runs
+from kgen.tune.builds_ahead import BuildsAhead, builds_at_once
+from kgen.tune.finals import finalist
+from kgen.tune.request import TuneRequest
+from kgen.tune.results import Finalist
+from kgen.tune.search_loop import ProblemSearch
+from kgen.tune.search_state import SearchState
+from kgen.tune.session import open_session
+from kgen.tune.warm_start import WarmStart, warm_start
+from kgen.worker import Candidate, Finals
 
 
 @dataclass(frozen=True)
-class Entered:
-    """A config with its certificate, whose host run is under way."""
+class Unconfirmed:
+    """A certified config whose host run has not ended."""
 
     problem: Problem
     finalist: Finalist
-    proof: Future[Proof]
+    host_run: Future[HostRunResult]
 
 
 @contextmanager
-def opened_sweep(request: TuneRequest) -> Iterator[Sweep]:
+def open_sweep(request: TuneRequest, pass_name: str) -> Iterator[Sweep]:
     """Open the worker of a sweep; it ends with the block.
 
     Args:
-        request: As of a tune; its problems do not count.
+        request: As for a tune; its problems are ignored.
+        pass_name: `forward` or `backward`.
     Raises:
         WorkerError: If the device cannot be used.
     """
-    with opened_session(request) as (session, prover), Ahead(session, builds_at_once()) as ahead:
+    with (
+        open_session(request, pass_name) as (session, host_runner),
+        BuildsAhead(session, builds_at_once()) as builds_ahead,
+    ):
         copy_gbps = session.probe()
-        yield Sweep(request, session, prover, ahead, copy_gbps)
+        yield Sweep(request, session, host_runner, builds_ahead, copy_gbps)
 
 
 class Sweep:
@@ -61,20 +67,21 @@ class Sweep:
         self,
         request: TuneRequest,
         session: Session,
-        prover: HostProver,
-        ahead: Ahead,
+        host_runner: HostRunner,
+        builds_ahead: BuildsAhead,
         copy_gbps: float,
     ) -> None:
         self.session, self.copy_gbps = session, copy_gbps
-        self._request, self._prover, self._ahead = request, prover, ahead
+        self._request, self._host_runner = request, host_runner
+        self._builds_ahead = builds_ahead
 
     def prepare(self, problem: Problem, configs: Sequence[Config]) -> None:
-        """Start builds that `try_all` will want; they go on in the background."""
-        if not self.session.gpu.is_host:  # there the compiler would disturb what is timed
+        """Start the builds of a later `try_all` in the background."""
+        if not self.session.gpu.is_host:  # on the host the compiler would disturb the timings
             for config in configs:
                 self.session.build(self.session.render(config, problem))
 
-    def try_all(self, problem: Problem, configs: Sequence[Config]) -> Books:
+    def try_all(self, problem: Problem, configs: Sequence[Config]) -> SearchState:
         """Verify and time configs on a problem.
 
         Args:
@@ -82,16 +89,16 @@ class Sweep:
             configs: Feasible ones; at least one.
         """
         return self._search(
-            problem, Feasible(tuple(configs), len(configs), ()), FirstTrials(tuple(configs)),
+            problem, Feasible(tuple(configs), len(configs), ()), WarmStart(tuple(configs)),
             len(configs), None,
         )
 
-    def search(self, problem: Problem, likely: Sequence[Config], deadline: float) -> Books:
+    def search(self, problem: Problem, likely: Sequence[Config], deadline: float) -> SearchState:
         """Search a problem as a tune does, with the request's number of trials.
 
         Args:
             problem: The problem.
-            likely: What to begin with.
+            likely: The configs to try first.
             deadline: When to end if there is a result, as of `time.monotonic`.
         Raises:
             EmptySpaceError: If nothing is feasible.
@@ -100,49 +107,65 @@ class Sweep:
         variants = entry.space.of_pass(session.pass_name)
         pass_ = entry.operator.signature.pass_named(session.pass_name)
         feasible = enumerate_feasible(variants, pass_, problem, session.gpu)
-        first = first_trials(variants, set(feasible.configs), likely)
+        first = warm_start(variants, set(feasible.configs), likely)
         return self._search(problem, feasible, first, self._request.trials, deadline)
 
-    def race(self, problem: Problem, configs: Sequence[Config]) -> tuple[float, ...]:
+    def compare(self, problem: Problem, configs: Sequence[Config]) -> tuple[float, ...]:
         """Time verified configs against each other, interleaved; medians in microseconds."""
         candidates = tuple(self._candidate(config, problem) for config in configs)
         finals = Finals(self.session.pass_name, problem, candidates, peers=())
         return tuple(t.median_us for t in self.session.worker.finals(finals).timings)
 
-    def enter(self, problem: Problem, record: Record) -> Entered | None:
-        """Certify a verified trial as a tune does its winners: with all inputs, on the device at
-        once. Its host run goes on in the background. None if it was refused.
-        """
-        books = Books()
-        books.enter(record)
-        made = certify(self.session, problem, record, books)
-        if made is None:
-            return None
-        assert record.timing is not None
-        entered = finalist(self.session, problem, *made, record.timing)
-        proof = self._prover.start(
-            entered.rendered, entered.variant, entered.config, self.session.pass_name, problem
-        )
-        return Entered(problem, entered, proof)
+    def certify(self, problem: Problem, trial: Record) -> Unconfirmed | None:
+        """Certify a verified trial with all inputs, as a tune certifies its winners.
 
-    def settle(self, entered: Entered) -> Finalist:
-        """Wait for the host run; the record is of a wrong config if that found a fault."""
-        return with_host_run(
-            self.session, entered.problem, entered.finalist, entered.proof.result()
+        Starts the host run in the background. Returns None if the device run refused the config.
+        """
+        certificate = certify(self.session, problem, trial)
+        if certificate is None or not certificate.is_verified:
+            return None
+        assert trial.timing is not None
+        certified = finalist(self.session, problem, certificate, trial.timing)
+        host_run = self._host_runner.start(
+            certified.rendered, certified.variant, certified.config, self.session.pass_name, problem
         )
+        return Unconfirmed(problem, certified, host_run)
+
+    def confirm(self, waiting: Unconfirmed) -> Finalist:
+        """Wait for the host run; the finalist's record is `wrong` if the run found a fault."""
+        certified = waiting.finalist
+        record = record_host_runs(
+            self.session,
+            waiting.problem,
+            certified.rendered,
+            certified.artifact,
+            certified.record,
+            waiting.host_run.result(),
+        )
+        return replace(certified, record=record)
 
     def _search(
         self,
         problem: Problem,
         feasible: Feasible,
-        first: FirstTrials,
+        first: WarmStart,
         trials: int,
         deadline: float | None,
-    ) -> Books:
-        request = replace(self._request, trials=trials, problems=(problem,))
-        return search_problem(
-            self.session, request, problem, feasible, first, self._ahead, deadline, lambda _: None
+    ) -> SearchState:
+        search = ProblemSearch(
+            self.session,
+            self._request,
+            problem,
+            feasible,
+            first,
+            self._builds_ahead,
+            trials=trials,
+            deadline=deadline,
+            retry=self._request.retry,
         )
+        for _ in search.run():
+            pass
+        return search.state
 
     def _candidate(self, config: Config, problem: Problem) -> Candidate:
         built = self.session.build(self.session.render(config, problem)).result()

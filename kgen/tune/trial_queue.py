@@ -1,4 +1,4 @@
-"""What is built and waits for the worker: the best placed goes next, whenever it was built."""
+"""The queue of built candidates. The worker takes the one of the highest priority."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Place: TypeAlias = tuple[int, ...]
 
 
 class TrialQueue:
-    """One thread that runs trials, one after the other. Use as a context manager: leaving it
-    waits for the trials that nobody cancelled.
+    """One thread that runs trials one after the other. Use as a context manager.
 
-    The choice is made when the worker is free, not when a build ends: what compiles fast must not
-    stand in front of what is more promising.
+    Leaving the block waits for all trials that are not cancelled. The thread chooses the next trial
+    when the worker is free, so a config that compiled early does not run before a more promising
+    one.
     """
 
     def __init__(self, run: Callable[[Candidate], TrialOutcome]) -> None:
-        """Start nothing yet; `run` is called in the thread."""
+        """Create the queue; the thread calls `run` for each trial."""
         self._run = run
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kgen-trial")
         self._lock = threading.Lock()
@@ -42,13 +42,15 @@ class TrialQueue:
         self._pool.shutdown(wait=True)
 
     def add(self, place: Place, candidate: Candidate) -> Future[TrialOutcome]:
-        """Queue a candidate; the smallest place is next. Its future may be cancelled until it
-        runs."""
+        """Queue a candidate; the smallest place runs next.
+
+        The future may be cancelled until the trial runs.
+        """
         future: Future[TrialOutcome] = Future()
         with self._lock:
             self._count += 1
             heapq.heappush(self._waiting, (place, self._count, candidate, future))
-        self._pool.submit(self._next)  # as many turns as candidates
+        self._pool.submit(self._next)  # one call of `_next` per candidate
         return future
 
     def _next(self) -> None:
@@ -58,5 +60,5 @@ class TrialQueue:
             return
         try:
             future.set_result(self._run(candidate))
-        except BaseException as error:  # whoever waits for the outcome raises it
+        except BaseException as error:  # re-raised where the outcome is awaited
             future.set_exception(error)

@@ -1,6 +1,5 @@
-"""Trials in a process that may die."""
+"""The child process that runs trials and may die of one, and what it and its parent say."""
 
-from kgen.worker.handle import WorkerHandle
 from kgen.worker.messages import (
     CallCosts,
     CallCostsOutcome,
@@ -17,31 +16,20 @@ from kgen.worker.messages import (
     Trial,
     TrialOutcome,
 )
-from kgen.worker.proof import HostProver, Proof, with_proof
-from kgen.worker.sanitizer import ComputeSanitizer
-from kgen.worker.session import Session, failed_build, trial_key
 
 __all__ = [
     "CallCosts",
     "CallCostsOutcome",
     "Candidate",
-    "ComputeSanitizer",
     "Finals",
     "FinalsOutcome",
-    "HostProver",
     "PeerNames",
     "PeerNamesOutcome",
     "Probe",
     "ProbeOutcome",
-    "Proof",
-    "Session",
     "Setup",
     "Trace",
     "TraceOutcome",
     "Trial",
     "TrialOutcome",
-    "WorkerHandle",
-    "failed_build",
-    "trial_key",
-    "with_proof",
 ]

@@ -9,6 +9,7 @@ import torch
 
 from kgen.launch import Module
 from kgen.measure.memory import cache_state, sets_for
+from kgen.model.expr import Names
 from kgen.model.gpu import GpuProfile
 from kgen.model.plan import Plan, make_plan
 from kgen.model.problem import Problem
@@ -18,6 +19,10 @@ from kgen.worker.messages import Candidate
 
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[], None]
+
+# Shared memory of a CTA on the host layer, as kMaxSmemBytes of kgen/host/thread.hpp: a whole SM of
+# the GPUs that have the most.
+HOST_SMEM_BYTES = 233472
 
 
 def bind(
@@ -143,15 +148,23 @@ def buffer_sets(
 def admission(
     candidate: Candidate, gpu: GpuProfile, pass_: Pass
 ) -> Callable[[Mapping[str, int | str], Mapping[str, torch.Tensor]], bool]:
-    """Return what says whether a candidate's guards admit a call of some numbers and tensors."""
+    """Return what says whether a candidate can take a call of some numbers and tensors.
+
+    It can if the variant's guards hold and no launch needs more shared memory than a block has.
+    """
+    most_smem_bytes = HOST_SMEM_BYTES if gpu.is_host else gpu.smem_per_block
+    smems = [launch.smem for launch in candidate.variant.launches]
     guards = [rule.condition for rule in candidate.variant.guards]
+    lets = dict(candidate.variant.lets)
     fixed: dict[str, object] = {**gpu.names, **candidate.variant.values(candidate.config)}
 
     def admits(numbers: Mapping[str, int | str], tensors: Mapping[str, torch.Tensor]) -> bool:
         pointers = dict.fromkeys((f"{t.name}_ptr" for t in pass_.tensors), 0)
         pointers |= {f"{name}_ptr": t.data_ptr() for name, t in tensors.items()}
-        env = {**fixed, **numbers, **pointers}
-        return all(guard(env) for guard in guards)
+        env = Names({**fixed, **numbers, **pointers}, lets)
+        return all(guard(env) for guard in guards) and all(
+            int(smem(env)) <= most_smem_bytes for smem in smems
+        )
 
     return admits
 

@@ -152,6 +152,7 @@ class Finals:
         library: Folder of an emitted library whose public function is timed too; empty: none.
             A worker can import one library only.
         compare_peers: Whether to compare the peers' outputs with the oracle's, before.
+        check_outputs: Whether to compare the candidates' outputs with the oracle's, after.
     """
 
     pass_name: str
@@ -160,6 +161,7 @@ class Finals:
     peers: tuple[str, ...] | None
     library: str = ""
     compare_peers: bool = False
+    check_outputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,8 @@ class FinalsOutcome:
             problem's own inputs.
         clocks: Clock and throttle state around the run, texts; empty where it cannot be read.
             `slowed` says why the times are suspect, and is absent otherwise.
+        faults: If asked for, per candidate what was wrong with its outputs after it was timed;
+            empty texts if nothing was.
         library: Time of the library's function, if one was named.
         library_us: The samples behind it.
     """
@@ -187,6 +191,7 @@ class FinalsOutcome:
     peer_errors: dict[str, str] = field(default_factory=dict)
     peer_accuracy: dict[str, tuple[OutputAccuracy, ...]] = field(default_factory=dict)
     clocks: dict[str, str] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
     library: Timing | None = None
     library_us: tuple[float, ...] = ()
 

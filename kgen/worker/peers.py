@@ -9,10 +9,10 @@ from functools import partial
 
 import torch
 
+from kgen.check.errors import output_accuracy
+from kgen.check.fixture import Fixture
 from kgen.model.record import OutputAccuracy
 from kgen.operators.base import Operator
-from kgen.verify.errors import output_accuracy
-from kgen.verify.fixture import Fixture
 from kgen.worker.messages import CallCosts, Finals
 
 Tensors = Mapping[str, torch.Tensor]
@@ -121,7 +121,7 @@ def _working(
                 for _ in range(3):  # a compiled peer compiles here, not while it is timed
                     calls[0]()
             synchronize()
-        except Exception as problem:  # a peer may fail in any way; it is reported, not hidden
+        except (Exception, SystemExit) as problem:  # it may fail in any way; that is reported
             errors[name] = f"{type(problem).__name__}: {problem}".splitlines()[0]
             continue
         working[name] = calls

@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import signal
+import sys
 import threading
 from multiprocessing.connection import Connection
 
@@ -29,8 +30,11 @@ def worker_main(
     """
     # Ctrl-C is the parent's to handle: it finishes or drops the trial, then ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the parent has blocked it
     os.dup2(output.fileno(), 1)
     os.dup2(complaints.fileno(), 2)
+    # What Python prints is the operator's own, a definition's say; kernels print past Python.
+    sys.stdout = sys.stderr
     threading.Thread(target=_follow, args=(lifeline,), daemon=True, name="kgen-lifeline").start()
     try:
         # Imported here: the parent imports this module for its name only, without torch.
@@ -69,6 +73,13 @@ def worker_main(
                     answer = runner.call_costs(request)
                 case _:
                     raise TypeError(f"not a request: {request!r}")
+        except SystemExit as problem:
+            answer = Failure(
+                f"{setup.operator}: a function of the operator's module called "
+                f"sys.exit({problem.code!r})\n  next: raise an error there",
+                fatal=False,
+                operator=True,
+            )
         except Exception as problem:  # a fault of any kind is an outcome here, never a silence
             text = (
                 str(problem)
@@ -87,7 +98,7 @@ def worker_main(
         pipe.send(answer)
         if isinstance(answer, Failure) and answer.fatal:
             pipe.close()
-            os._exit(3)  # a poisoned CUDA context can hang in its own destructors
+            os._exit(3)  # a corrupt CUDA context can hang in its own destructors
 
 
 def _follow(lifeline: Connection) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from kgen.check import LAUNCHES, PROOF_SIZES, Fixture, Sizes, Verdict, verify
+from kgen.check.steady import Extents, steady_extents
 from kgen.errors import LaunchError, VerifyError
 from kgen.launch import Module, open_device
 from kgen.launch.host import HostDevice
@@ -20,7 +22,6 @@ from kgen.model.problem import Problem
 from kgen.model.record import Evidence, Fate, Tried
 from kgen.operators.base import Operator
 from kgen.runtime.extension import provide_extensions
-from kgen.verify import LAUNCHES, PROOF_SIZES, Fixture, Sizes, Verdict, verify
 from kgen.worker.binding import (
     Call,
     Tensors,
@@ -55,6 +56,7 @@ from kgen.worker.messages import (
     TrialOutcome,
 )
 from kgen.worker.peers import peer_accuracy, peer_calls
+from kgen.worker.timed import Timed
 from kgen.worker.tracing import KERNEL, LIBRARY_CALL, traced
 
 FINAL_ROUNDS = 41
@@ -154,14 +156,18 @@ class Runner:
                 )
             timing = None
             if trial.measure:
-                calls = self._calls(module, trial.candidate, trial.pass_name, trial.problem)
+                timed = self._timed(module, trial.candidate, trial.pass_name, trial.problem)
+                made = fixture.input_set(fixture.schedule.whole())
+                timed.prepare(fixture, made)
                 timing = measure(
-                    calls,
+                    timed.calls,
                     self._device.torch_device,
                     BUDGETS["search"],
                     give_up_above_us=trial.give_up_above_us,
                     cache=self._cache_state,
                 )
+                if fault := timed.fault(fixture, made):
+                    return TrialOutcome(Fate.WRONG, fault, None, verdict.accuracy)
             return TrialOutcome(
                 Fate.VERIFIED,
                 "",
@@ -180,14 +186,19 @@ class Runner:
         accuracy = {}
         if finals.compare_peers:
             accuracy = peer_accuracy(self._operator, finals, fixture, self._device.synchronize)
-        fixture.release()  # memory for the sets
+        whole = fixture.schedule.whole()
+        fixture.release(keep=whole if finals.check_outputs else None)  # memory for the sets
         modules = [self._device.load(c.artifact) for c in finals.candidates]
         try:
+            timed = [
+                self._timed(module, candidate, finals.pass_name, finals.problem)
+                for module, candidate in zip(modules, finals.candidates, strict=True)
+            ]
+            if finals.check_outputs:
+                for kernel in timed:
+                    kernel.prepare(fixture, fixture.input_set(whole))
             entrants: dict[str, Sequence[Call]] = {
-                str(i): self._calls(module, candidate, finals.pass_name, finals.problem)
-                for i, (module, candidate) in enumerate(
-                    zip(modules, finals.candidates, strict=True)
-                )
+                str(i): kernel.calls for i, kernel in enumerate(timed)
             }
             peers, errors = peer_calls(
                 self._operator, finals, self._sets, self._device.synchronize
@@ -200,6 +211,9 @@ class Runner:
                     self._operator.options(finals.problem),
                 )
             result, state = self._compare(entrants)
+            faults: list[str] = []
+            if finals.check_outputs:
+                faults = [kernel.fault(fixture, fixture.input_set(whole)) for kernel in timed]
             own = [str(i) for i in range(len(modules))]
             return FinalsOutcome(
                 timings=tuple(result.timings[name] for name in own),
@@ -217,6 +231,7 @@ class Runner:
                 peer_errors=errors,
                 peer_accuracy=accuracy,
                 clocks=state,
+                faults=tuple(faults),
                 library=result.timings.get(LIBRARY),
                 library_us=result.samples.get(LIBRARY, ()),
             )
@@ -236,7 +251,7 @@ class Runner:
         (candidate,) = finals.candidates
         module = self._device.load(candidate.artifact)
         try:
-            kernel = self._calls(module, candidate, finals.pass_name, finals.problem)
+            kernel = self._timed(module, candidate, finals.pass_name, finals.problem).calls
             synchronize = self._device.synchronize
             peers, errors = peer_calls(
                 self._operator, finals, self._sets, synchronize, slow=True
@@ -310,6 +325,7 @@ class Runner:
                 seed=trial.seeds[1] if trial.seeds else None,
                 bitwise=not candidate.variant.nondeterministic,
                 launches=self._launches(trial),
+                steady=self._steady(trial),
             )
         except (RuntimeError, MemoryError) as problem:
             if not is_out_of_memory(problem):
@@ -331,13 +347,26 @@ class Runner:
             bitwise=not trial.candidate.variant.nondeterministic,
         )
 
+    def _steady(self, trial: Trial) -> Extents:
+        # One order of threads is AddressSanitizer's or a tool's. What goes wrong in the steady
+        # state alone is a race, which other orders show.
+        if trial.level != "host" or len(trial.orders) < 2:
+            return ()
+        candidate = trial.candidate
+        return steady_extents(
+            self._operator, candidate.variant, candidate.config, trial.problem, self._gpu
+        )
+
     def _launches(self, trial: Trial) -> int:
+        """On the values of each input set, see `kgen.check.LAUNCHES`."""
         if trial.orders:
-            return len(trial.orders)
-        # In the same order of threads a CPU computes the same bits: the second launch shows what
-        # the first left behind, a third would show nothing.
+            # One for a tool or a build that starts a process for each; else three at least, so
+            # that two orders come to launches on the same values.
+            return 1 if len(trial.orders) == 1 else max(3, len(trial.orders))
+        # In the same order of threads a CPU computes the same bits: three launches show what the
+        # others left behind, more would show nothing.
         on_host = isinstance(self._device, HostDevice)
-        return min(2, LAUNCHES[trial.level]) if on_host else LAUNCHES[trial.level]
+        return min(3, LAUNCHES[trial.level]) if on_host else LAUNCHES[trial.level]
 
     def _memory_refusal(self, trial: Trial) -> str:
         """Why the candidate's scratch memory cannot be had; empty if it can."""
@@ -359,15 +388,16 @@ class Runner:
             return ""
         return f" (limit on device memory: {self._memory_bytes / 2**30:.3g} GiB)"
 
-    def _calls(
+    def _timed(
         self, module: Module, candidate: Candidate, pass_name: str, problem: Problem
-    ) -> list[Call]:
+    ) -> Timed:
         """One bound call per buffer set."""
         plan = make_plan(candidate.variant, candidate.config, problem, self._gpu)
         # Before the sets: how many there are depends on the memory that is left.
         scratch = shared_scratch(plan, problem, self._device.torch_device)
         sets = self._buffer_sets(pass_name, problem)
-        return bind_sets(module, plan, self._operator, pass_name, problem, sets, scratch)
+        calls = bind_sets(module, plan, self._operator, pass_name, problem, sets, scratch)
+        return Timed(calls, sets[0], scratch)
 
     def _buffer_sets(self, pass_name: str, problem: Problem) -> list[Tensors]:
         """Those of the current problem; made when they are first asked for."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from kgen.errors import StorageError
-from kgen.measure.sampler import Call
+from kgen.measure.sampler import TimedCall
 from kgen.measure.trace import trace
 from kgen.worker.messages import TraceOutcome
 
@@ -17,7 +17,7 @@ LIBRARY_CALL = "kgen_ops"  # as a user calls it
 
 
 def traced(
-    contenders: Mapping[str, Sequence[Call]],
+    contenders: Mapping[str, Sequence[TimedCall]],
     errors: Mapping[str, str],
     device: torch.device,
     path: str,

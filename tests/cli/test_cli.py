@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tuned_rmsnorm import TINY, tune_arguments
 
 from kgen.report import load_report
 
-TINY = "M=33,N=128,dtype=fp32"
+OTHER = "M=34,N=128,dtype=fp32"
 SOFTMAX = str(Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "softmax")
 JOURNAL = "generated/kgen_ops/rmsnorm/reports/host.trials.jsonl"
 
@@ -33,33 +36,21 @@ def kgen(
     )
 
 
-def tune(cwd: Path, *more: str, trials: int = 4) -> subprocess.CompletedProcess[str]:
-    return kgen(
-        "tune",
-        "--op",
-        "rmsnorm",
-        "--gpu",
-        "host",
-        "--problem",
-        TINY,
-        "--pass",
-        "forward",
-        "--trials",
-        str(trials),
-        "--no-peers",
-        *more,
-        cwd=cwd,
-    )
+def tune(
+    cwd: Path, *more: str, trials: int = 4, problem: str = TINY
+) -> subprocess.CompletedProcess[str]:
+    return kgen(*tune_arguments(problem, trials), *more, cwd=cwd)
 
 
-@pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tuned")
-    done = tune(folder)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def copied(tuned: Path, tmp_path: Path) -> Path:
+    """A copy of `tuned`: a tune of another problem need not certify the safe variant again."""
+    folder = tmp_path / "copy"
+    shutil.copytree(tuned, folder)
     return folder
 
 
+@pytest.mark.quick
 def test_help_and_lists(tmp_path: Path) -> None:
     for arguments in (["--help"], ["ops"], ["gpus"], ["tune", "--help"], ["--version"]):
         done = kgen(*arguments, cwd=tmp_path)
@@ -72,6 +63,7 @@ def test_help_and_lists(tmp_path: Path) -> None:
     assert "h200" in kgen("gpus", cwd=tmp_path).stdout
 
 
+@pytest.mark.quick
 def test_light_commands_load_no_heavy_package(tmp_path: Path) -> None:
     """What makes them answer in 0.3 s; a time would not be a test."""
     script = (
@@ -93,6 +85,7 @@ def test_no_command_prints_help(tmp_path: Path) -> None:
     assert "tune" in done.stdout
 
 
+@pytest.mark.quick
 def test_tune_writes_library_report_and_journal(tuned: Path) -> None:
     reports = tuned / "generated" / "kgen_ops" / "rmsnorm" / "reports"
     report = load_report(reports / "host.yaml")
@@ -105,13 +98,17 @@ def test_tune_writes_library_report_and_journal(tuned: Path) -> None:
     assert len((reports / "host.trials.jsonl").read_text().splitlines()) > 4
 
 
+@pytest.mark.quick
 def test_report_prints(tuned: Path) -> None:
     done = kgen("report", "--op", "rmsnorm", cwd=tuned)
     assert done.returncode == 0
-    assert "M=33,N=128" in done.stdout
+    assert "forward: " in done.stdout
+    assert "M33 N128" in done.stdout
+    assert "M=33,N=128" in kgen("report", "--full", cwd=tuned).stdout
     assert kgen("report", "--gpu", "h200", cwd=tuned).returncode == 2
 
 
+@pytest.mark.quick
 def test_library_works_without_kgen(tuned: Path) -> None:
     script = (
         "import sys\n"
@@ -151,7 +148,8 @@ def test_same_command_resumes(tuned: Path) -> None:
 
 
 def test_verify_and_record(tuned: Path) -> None:
-    done = kgen("verify", "--op", "rmsnorm", "--gpu", "host", "--problem", TINY, cwd=tuned)
+    forward = ("--pass", "forward", "--problem", TINY)
+    done = kgen("verify", "--op", "rmsnorm", "--gpu", "host", *forward, cwd=tuned)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "compute rmsnorm" in done.stdout
     report = yaml.safe_load((tuned / "generated/kgen_ops/rmsnorm/reports/host.yaml").read_text())
@@ -163,26 +161,17 @@ def test_verify_and_record(tuned: Path) -> None:
     assert done.returncode == 2
 
 
+def records_of(folder: Path, problem: str) -> list[str]:
+    """The journal's whole lines of a problem."""
+    journal = folder / JOURNAL
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    return [line for line in lines if line.endswith("}") and f'"{problem},' in line]
+
+
 def tune_until_two_trials(folder: Path) -> subprocess.Popen[str]:
     """Start a long tune in a process group of its own; return once two trials are written."""
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "kgen",
-            "tune",
-            "--op",
-            "rmsnorm",
-            "--gpu",
-            "host",
-            "--problem",
-            TINY,
-            "--pass",
-            "forward",
-            "--trials",
-            "200",
-            "--no-peers",
-        ],
+        [sys.executable, "-m", "kgen", *tune_arguments(OTHER, trials=200)],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -191,10 +180,9 @@ def tune_until_two_trials(folder: Path) -> subprocess.Popen[str]:
         # A shell starts background jobs with SIGINT ignored, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    journal = folder / JOURNAL
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
-        if journal.exists() and len(journal.read_text().splitlines()) >= 2:
+        if len(records_of(folder, OTHER)) >= 2:
             break
         time.sleep(0.05)
     return process
@@ -207,23 +195,26 @@ def test_sigint_keeps_what_was_found(tmp_path: Path) -> None:
     assert process.returncode == 130, errors
     assert "resumes" in errors
     assert "Traceback" not in errors
-    assert len((tmp_path / JOURNAL).read_text().splitlines()) >= 2
+    assert len(records_of(tmp_path, OTHER)) >= 2
 
 
-def test_a_killed_tune_resumes(tmp_path: Path) -> None:
-    process = tune_until_two_trials(tmp_path)
+def test_a_killed_tune_resumes(copied: Path) -> None:
+    process = tune_until_two_trials(copied)
     process.kill()
     process.communicate(timeout=60)
-    before = (tmp_path / JOURNAL).read_text().splitlines()
-    known = len([line for line in before if line.endswith("}")])
+    before = (copied / JOURNAL).read_text().splitlines()
+    whole = len([line for line in before if line.endswith("}")])
+    known = len(records_of(copied, OTHER))
     assert known >= 2
-    done = tune(tmp_path, trials=known + 2)
+    done = tune(copied, trials=known + 2, problem=OTHER)
     assert done.returncode == 0, done.stderr
     assert f"trial {known + 2}/{known + 2}" in done.stdout
-    after = (tmp_path / JOURNAL).read_text().splitlines()
-    assert after[:known] == before[:known], "what was written stays"
-    report = load_report(tmp_path / "generated/kgen_ops/rmsnorm/reports/host.yaml")
-    assert report.problems[0].trials.count == known + 2
+    after = (copied / JOURNAL).read_text().splitlines()
+    assert after[:whole] == before[:whole], "what was written stays"
+    report = load_report(copied / "generated/kgen_ops/rmsnorm/reports/host.yaml")
+    [_, count] = [p.trials.count for p in report.problems]
+    assert [p.problem.startswith(f"{OTHER},") for p in report.problems] == [False, True]
+    assert count == known + 2
 
 
 MISTAKES = [
@@ -246,8 +237,8 @@ MISTAKES = [
         "given twice",
     ),
     (["tune", "--op", "rmsnorm", "--trials", "0"], "not a whole number"),
-    (["tune", "--op", "rmsnorm", "--time", "soon"], "is no duration"),
-    (["tune", "--op", "rmsnorm", "--compile-timeout", "0"], "is no duration"),
+    (["tune", "--op", "rmsnorm", "--time", "soon"], "is not a duration"),
+    (["tune", "--op", "rmsnorm", "--compile-timeout", "0"], "is not a duration"),
     (["verify", "--op", "rmsnorm", "--compile-memory", "8"], "is no size of memory"),
     (["tune", "--op", "rmsnorm", "--path", "nowhere"], "is not a folder"),
     (["tune"], "--op"),
@@ -263,6 +254,43 @@ def test_mistakes_are_one_paragraph(tmp_path: Path, arguments: list[str], part: 
     assert part in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "generated").exists(), "something was written for a mistake"
+
+
+@pytest.mark.parametrize(("function", "said"), [
+    ("lambda *_: sys.exit(0)", "a function of the operator's module called sys.exit(0)"),
+    ("lambda _, problem: problem.dim('Q')", "has no dim 'Q'"),
+])
+def test_a_faulty_function_of_an_operator_is_no_success(
+    tmp_path: Path, function: str, said: str
+) -> None:
+    mine = shutil.copytree(SOFTMAX, tmp_path / "mine")
+    with (mine / "operators" / "softmax.py").open("a") as module:
+        module.write(f"\nimport dataclasses, sys\n"
+                     f"OPERATOR = dataclasses.replace(OPERATOR, cost={function})\n")
+    done = kgen("tune", "--op", "softmax", "--path", "mine", "--gpu", "host", "--trials", "1",
+                "--no-peers", cwd=tmp_path)
+    assert done.returncode in (1, 2), done.stdout
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reproduce_line_works_when_pasted(tmp_path: Path) -> None:
+    mine = shutil.copytree(SOFTMAX, tmp_path / "my operators")
+    (template,) = (mine / "templates").rglob("forward_*.cu.jinja")
+    text = template.read_text()
+    assert "/ sum" in text
+    template.write_text(text.replace("/ sum", "/ (2.0f * sum)"))
+    done = kgen("tune", "--op", "softmax", "--path", "my operators", "--gpu", "host", "--problem",
+                "M=9,N=64,dtype=fp32", "--trials", "2", "--no-peers", "--out", "my library",
+                cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 1, done.stdout
+    (line,) = [line for line in done.stderr.splitlines() if "reproduce: " in line]
+    program, *arguments = shlex.split(line.partition("reproduce: ")[2])
+    assert program == "kgen"
+    again = kgen(*arguments, cwd=tmp_path)
+    assert again.returncode == 1, again.stderr
+    assert "elements of y out of bound" in again.stdout
+    assert "0 of 1 kernels compute softmax" in again.stdout
 
 
 def test_a_gpu_that_is_not_here(tmp_path: Path) -> None:
@@ -297,8 +325,8 @@ def test_output_that_cannot_be_a_folder(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
-    """A file size limit fails writes as a full disk does."""
+def test_a_full_disk(tuned: Path, tmp_path: Path) -> None:
+    """A file size limit fails writes as a full disk does; `tuned` left the modules in the cache."""
     script = (
         "import resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -306,29 +334,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
-    cache = tmp_path / "cache"
-    warm = tune(tmp_path / ".", "--out", "warm", trials=2)  # compiled modules are in the cache
-    assert warm.returncode == 0, warm.stderr
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            script,
-            "tune",
-            "--op",
-            "rmsnorm",
-            "--gpu",
-            "host",
-            "--problem",
-            TINY,
-            "--pass",
-            "forward",
-            "--trials",
-            "2",
-            "--no-peers",
-            "--out",
-            "full",
-        ],
+        [sys.executable, "-c", script, *tune_arguments(TINY, trials=2)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -337,4 +344,3 @@ def test_a_full_disk(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
-    assert not cache.exists()

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 PROBLEM = "M=3,N=32,dtype=fp32"
-# Its safe variant has few dtype combinations to build.
 SOFTMAX = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "softmax"
-OPERATOR = ("--op", "softmax", "--path", str(SOFTMAX))
 
 
-def measure_check(cwd: Path, *more: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def softmax(tmp_path: Path) -> Path:
+    """A copy of the operator in fp32 alone: each tune certifies the safe variant in every dtype."""
+    copy = tmp_path / "operator"
+    shutil.copytree(SOFTMAX, copy)
+    module = copy / "operators" / "softmax.py"
+    text, dtypes = module.read_text(), '("fp32", "fp16", "bf16")'
+    assert dtypes in text
+    module.write_text(text.replace(dtypes, '("fp32",)'))
+    return copy
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "run"
+    made.mkdir()
+    return made
+
+
+def measure_check(cwd: Path, operator: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    named = ("--gpu", "host", "--op", "softmax", "--path", str(operator))
     return subprocess.run(
-        [sys.executable, "-m", "kgen", "measure-check", "--gpu", "host", *OPERATOR, *more],
+        [sys.executable, "-m", "kgen", "measure-check", *named, *more],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -25,16 +45,16 @@ def measure_check(cwd: Path, *more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_reports_its_own_quality(tmp_path: Path) -> None:
+def test_reports_its_own_quality(folder: Path, softmax: Path) -> None:
     done = measure_check(
-        tmp_path, "--problem", PROBLEM, "--trials", "2", "--tunes", "2", "--runs", "1",
+        folder, softmax, "--problem", PROBLEM, "--trials", "2", "--tunes", "2", "--runs", "1",
         "--l2", "warm", "--yaml", "quality.yaml",
     )
     assert done.returncode == 0, done.stderr
     for part in ("same kernel as 4 contenders", "winners of 2 independent tunes", "library call"):
         assert part in done.stdout
     assert "difference of a kernel to itself" in done.stdout
-    data = yaml.safe_load((tmp_path / "quality.yaml").read_text())
+    data = yaml.safe_load((folder / "quality.yaml").read_text())
     (problem,) = data["problems"]
     assert (data["operator"], data["gpu"], data["l2"]) == ("softmax", "host", "warm")
     (run,) = problem["same_kernel"]["runs"]
@@ -46,11 +66,11 @@ def test_reports_its_own_quality(tmp_path: Path) -> None:
     assert problem["library"]["library_us"] > 0
     assert len(data["verdicts"]) == 2
     # Tunes and libraries were made in temporary folders.
-    assert [path.name for path in tmp_path.iterdir()] == ["quality.yaml"]
+    assert [path.name for path in folder.iterdir()] == ["quality.yaml"]
 
 
-def test_a_mistake_is_found_before_the_work(tmp_path: Path) -> None:
-    done = measure_check(tmp_path, "--yaml", "no/such/folder/file.yaml")
+def test_a_mistake_is_found_before_the_work(folder: Path, softmax: Path) -> None:
+    done = measure_check(folder, softmax, "--yaml", "no/such/folder/file.yaml")
     assert done.returncode != 0
     assert "--yaml FILE" in done.stderr
     assert "tune 1" not in done.stdout

@@ -7,29 +7,30 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from covering import covering_rows
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
+from kgen.build.render import Renderer
 from kgen.catalogue import Entry, open_catalogue, profile_named
+from kgen.check import HOST_SIZES, Sizes
 from kgen.errors import EmptySpaceError
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.plan import make_plan
-from kgen.model.problem import Problem, with_dims
+from kgen.model.problem import Problem, parse_problem, with_dims
 from kgen.model.record import Fate
 from kgen.model.signature import Signature
 from kgen.model.space import RuleKind, Variant
 from kgen.operators.base import Operator
-from kgen.render import Renderer
 from kgen.search.feasible import enumerate_feasible, is_feasible, refusing_rule
-from kgen.verify import HOST_SIZES, Sizes
 from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
 from kgen.worker.runner import Runner
 
@@ -44,10 +45,19 @@ SMALLEST_EXTENTS = (3, 35, 1, 8)  # of operators with more
 # Of hard inputs of operators with three dims or more: what is small in bytes may be ten thousand
 # blocks there, each with a few steps of a short sum, and each on its own.
 FEW_ROWS = 4
+# Of such operators: least extent of a set beyond the problem, no more than other ragged sets have,
+# so that a dim of 16 or less has none unless it is of a head's features; and extents of sequences
+# and heads in ragged sets.
+BEYOND, RAGGED_REPEATS = 65, (0, 1, 2, 9)
+# Fresh sets: most configs of a suite have a problem of their own, and so values of their own.
+FRESH = 2
 # Blocks with more shared memory than the host's profile has compute much however few rows they
 # have. Of all blocks of a config together, and bytes of a set.
 MOST_THREADS = 2**14
 FEW_BYTES = replace(HOST_SIZES, small=2**15)
+# Of a variant's covering array: candidates per problem, and rows at most.
+CANDIDATES = 16
+FEW_DIMS_ROWS, ROWS = 20, 10
 # Of threads: by rank, and shuffled. Where both are run they must give the same bits.
 BY_RANK, SHUFFLED = 0, 1
 
@@ -59,6 +69,20 @@ def all_variants() -> list[tuple[str, str, str]]:
         for name in catalogue.names
         for variant in catalogue.entry(name).space.variants
     ]
+
+
+# These round q * scale to the tensors' dtype before they sum the gradient of an fp32 initial state.
+# With a scale that is no power of two that gradient errs by a rounding of fp16 (5e-4), which is
+# above its bound.
+ROUND_THE_SCALE = {("linear_attention", "backward", "chunk_loop"),
+                   ("linear_attention", "backward", "chunk_scan")}  # fmt: skip
+
+each_variant = pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
+
+
+def few_dims(signature: Signature) -> bool:
+    """Whether kernels have few steps to take: of operators with more dims products add up."""
+    return len(signature.dims) <= 2
 
 
 def problems(signature: Signature) -> list[Problem]:
@@ -142,32 +166,38 @@ def inefficient(
     return wanted
 
 
-def run_variant(
-    operator: str,
-    pass_name: str,
-    name: str,
-    compiler_name: str,
-    configs: int,
-    at_most: int,
-    orders: tuple[int, ...],
-    changed: Callable[[Operator], Operator] = lambda operator: operator,
-) -> list[tuple[Problem, Config, TrialOutcome]]:
-    entry = open_catalogue().entry(operator)
-    variant, signature = entry.space.variant(pass_name, name), entry.operator.signature
+def candidates(variant: Variant, signature: Signature) -> list[tuple[Problem, Config]]:
+    """Feasible configs of every problem of this suite, evenly spaced."""
     gpu = profile_of(variant, signature)
-    wanted = [
+    return [
         (problem, config)
         for problem in problems(signature)
-        for config in spread(variant, signature, problem, configs, gpu)
+        for config in spread(variant, signature, problem, CANDIDATES, gpu)
         if gpu is HOST or threads_of(variant, config, problem) <= MOST_THREADS
     ]
-    assert wanted, "no config of this variant is feasible for any problem of this suite"
-    dims = len(signature.dims)
-    if dims > 2:  # each has more sets to be certified on, too
-        at_most = -(-at_most // dims)
-    wanted = wanted[:: -(-len(wanted) // at_most)]  # of every problem some, not of some all
-    sizes = sizes_of(variant, signature)
-    return run_configs(entry, variant, compiler_name, wanted, orders, changed, sizes)
+
+
+def factors(
+    variant: Variant, signature: Signature, problem: Problem, config: Config
+) -> dict[str, Hashable]:
+    """What a covering array pairs: dtypes and options, the first extent, and each parameter's
+    choice; of many choices whether it is the first, the last or another."""
+    found: dict[str, Hashable] = dict(problem.dtypes)
+    found["shape"] = problem.dims[0]
+    chosen = config.as_dict()
+    for param in variant.params:
+        value = chosen.get(param.name, param.default)
+        few = len(param.choices) <= 3 or value in (param.choices[0], param.choices[-1])
+        found[param.name] = value if few else "another"
+    return found
+
+
+def covering(variant: Variant, signature: Signature, at_most: int) -> list[tuple[Problem, Config]]:
+    """Candidates that together have every value, and as many pairs of values as fit."""
+    found = candidates(variant, signature)
+    assert found, "no config of this variant is feasible for any problem of this suite"
+    rows = [factors(variant, signature, problem, config) for problem, config in found]
+    return [found[index] for index in covering_rows(rows, at_most)]
 
 
 def run_configs(
@@ -179,13 +209,23 @@ def run_configs(
     changed: Callable[[Operator], Operator] = lambda operator: operator,
     sizes: Sizes = HOST_SIZES,
     include: Path | None = None,
+    whole_range: bool = False,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
-    """Certify each on the host, with the headers in `include` (default: kgen's own)."""
+    """Certify each on the host, with the headers in `include` (default: kgen's own).
+
+    `whole_range`: with a set of thousands of rows, one of thousands of sequences, and so on, and
+    with as many fresh sets as a certificate has. A variant needs that for one config: all those
+    blocks do the same, and they are most of the time of a kernel that takes several dims.
+    """
     operator, pass_name = entry.operator.name, variant.pass_name
     headers = include or include_dir()
     compiler = open_compiler(compiler_name, [headers])
-    if len(entry.operator.signature.dims) > 2:
+    if not few_dims(entry.operator.signature):
         sizes = replace(sizes, rows=FEW_ROWS)
+        if not whole_range:
+            sizes = replace(sizes, beyond=BEYOND, ragged_repeats=RAGGED_REPEATS)
+    if not whole_range:
+        sizes = replace(sizes, fresh=FRESH)
     runner = Runner(changed(entry.operator), Setup(operator, (), HOST, 0, seed=1), sizes)
     renderer = Renderer(headers)
     requests = [
@@ -214,17 +254,65 @@ def compiled(entry: Entry, variant: Variant, config: Config, problem: Problem) -
     return built
 
 
-@pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
-def test_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> None:
-    orders = (BY_RANK, SHUFFLED)
-    outcomes = run_variant(operator, pass_name, name, "host", 3, at_most=30, orders=orders)
-    for problem, config, outcome in outcomes:
+def check(
+    entry: Entry,
+    variant: Variant,
+    wanted: list[tuple[Problem, Config]],
+    orders: tuple[int, ...],
+    compiler: str = "host",
+    changed: Callable[[Operator], Operator] = lambda operator: operator,
+    whole_range: bool = False,
+) -> None:
+    """Certify each; its input sets must be many."""
+    sizes = sizes_of(variant, entry.operator.signature)
+    for problem, config, outcome in run_configs(
+        entry, variant, compiler, wanted, orders, changed, sizes, whole_range=whole_range
+    ):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
         assert outcome.evidence is not None
         assert len(outcome.evidence.tried) > 3, outcome.evidence
 
 
-@pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
+@each_variant
+@pytest.mark.quick
+def test_one_config_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> None:
+    """With scalars other than the defaults, which no kernel can have compiled in."""
+    entry = open_catalogue().entry(operator)
+    variant = entry.space.variant(pass_name, name)
+    found = candidates(variant, entry.operator.signature)
+    wanted, both = [found[len(found) // 2]], (BY_RANK, SHUFFLED)
+    check(entry, variant, wanted, both, changed=with_other_scalars, whole_range=True)
+
+
+@each_variant
+def test_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> None:
+    """A covering array of configs and problems; every other one with other scalars."""
+    entry = open_catalogue().entry(operator)
+    variant, signature = entry.space.variant(pass_name, name), entry.operator.signature
+    wanted = covering(variant, signature, FEW_DIMS_ROWS if few_dims(signature) else ROWS)
+    check(entry, variant, wanted[0::2], (SHUFFLED,))
+    rounds = (operator, pass_name, name) in ROUND_THE_SCALE
+    others = with_doubled_scale if rounds else with_other_scalars
+    check(entry, variant, wanted[1::2], (SHUFFLED,), changed=others)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="q * scale is rounded to fp16: see ROUND_THE_SCALE"
+)
+@pytest.mark.parametrize("name", sorted(name for _, _, name in ROUND_THE_SCALE))
+def test_a_scale_that_is_no_power_of_two(name: str) -> None:
+    """Mended kernels make this test pass, and then the set above must go."""
+    entry = open_catalogue().entry("linear_attention")
+    variant = entry.space.variant("backward", name)
+    problem = parse_problem(
+        "B=1,H=3,T=35,E=1,M=8,dtype=fp16,initial_state_dtype=fp32,final_state_dtype=fp32",
+        entry.operator.signature,
+    )
+    [config] = spread(variant, entry.operator.signature, problem, 1, HOST)
+    check(entry, variant, [(problem, config)], (SHUFFLED,), changed=with_other_scalars)
+
+
+@each_variant
 def test_what_efficiency_refuses_is_right_all_the_same(
     operator: str, pass_name: str, name: str
 ) -> None:
@@ -234,11 +322,7 @@ def test_what_efficiency_refuses_is_right_all_the_same(
     wanted = inefficient(variant, signature, count=4)
     if not wanted:
         pytest.skip("no rule of efficiency refuses anything for the problems of this suite")
-    sizes = sizes_of(variant, signature)
-    for problem, config, outcome in run_configs(
-        entry, variant, "host", wanted, (SHUFFLED,), sizes=sizes
-    ):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    check(entry, variant, wanted, (SHUFFLED,))
 
 
 def always_nonfinite(operator: Operator) -> Operator:
@@ -252,27 +336,29 @@ def always_nonfinite(operator: Operator) -> Operator:
     return replace(operator, make_inputs=inputs)
 
 
-def with_other_scalars(operator: Operator) -> Operator:
-    """The operator with half added to each scalar's default."""
+def with_added(operator: Operator, added: float) -> Operator:
+    """The operator with something added to each scalar's default."""
     passes = tuple(
-        replace(p, scalars=tuple(replace(s, default=s.default + 0.5) for s in p.scalars))
+        replace(p, scalars=tuple(s._replace(default=s.default + added) for s in p.scalars))
         for p in operator.signature.passes
     )
     return replace(operator, signature=replace(operator.signature, passes=passes))
 
 
-@pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
-def test_takes_its_scalars_from_the_call(operator: str, pass_name: str, name: str) -> None:
-    outcomes = run_variant(
-        operator, pass_name, name, "host", 1, 3, orders=(BY_RANK,), changed=with_other_scalars
-    )
-    for problem, config, outcome in outcomes:
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+def with_other_scalars(operator: Operator) -> Operator:
+    """The operator with half added to each scalar's default."""
+    return with_added(operator, 0.5)
 
 
-@pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
+def with_doubled_scale(operator: Operator) -> Operator:
+    """The operator with a scale of 2, for `ROUND_THE_SCALE`."""
+    return with_added(operator, 1.0)
+
+
+@each_variant
 def test_stays_inside_its_buffers(operator: str, pass_name: str, name: str) -> None:
-    """Under AddressSanitizer; fewer configs, because each launch is a process."""
-    outcomes = run_variant(operator, pass_name, name, "host-asan", 1, 2, orders=(BY_RANK,))
-    for problem, config, outcome in outcomes:
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    """Under AddressSanitizer; few configs, because each launch is a process."""
+    entry = open_catalogue().entry(operator)
+    variant = entry.space.variant(pass_name, name)
+    wanted = covering(variant, entry.operator.signature, at_most=2)
+    check(entry, variant, wanted, (BY_RANK,), compiler="host-asan")

@@ -1,8 +1,8 @@
-"""linear_attention's kernels that begin while the kernel before them runs.
+"""linear_attention's kernels with programmatic dependent launch (PDL).
 
-The host layer runs one kernel after the other: here blocks of both kinds, those that make first
-what needs nothing of the earlier kernel and those that begin behind it, must be right. That kernels
-wait where they must, only a GPU can show: `tests/gpu/test_overlap_gpu.py`.
+The host layer runs one kernel after the other. These tests check the results of both kinds of
+kernels: those that compute something before `griddepcontrol_wait`, and those that wait first. Only
+a GPU can show that a kernel waits where it must: `tests/gpu/test_overlap_gpu.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from test_host import BY_RANK, H200, HOST, ROOMY, SHUFFLED, run_configs
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
+from kgen.build.render import Renderer
 from kgen.catalogue import Entry, open_catalogue, profile_named
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config, Value
@@ -22,7 +23,6 @@ from kgen.model.plan import make_plan
 from kgen.model.problem import Problem, parse_problem
 from kgen.model.record import Fate
 from kgen.model.space import Variant
-from kgen.render import Renderer
 from kgen.search.feasible import is_feasible
 from kgen.tune.resources import MAX_SPILL_BYTES
 
@@ -31,30 +31,29 @@ SIGNATURE = ENTRY.operator.signature
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 KEY_SUMS = "initial_key_sum_dtype=fp32,final_key_sum_dtype=fp32,norm_dtype=fp32"
 CHUNKS = {
-    "chunk": 32, "step_tiles": 1, "slice": 32, "min_blocks": 1, "copy": 16, "state_keys": 32,
-    "state_values": 16, "state_key_warps": 2, "state_value_warps": 1, "batch": 32, "stages": 3,
+    "chunk": 32, "step_tiles": 1, "block_v": 32, "min_blocks": 1, "copy_bytes": 16,
+    "state_keys": 32, "state_values": 16, "state_key_warps": 2, "state_value_warps": 1,
+    "batch": 32, "stages": 3,
 }  # fmt: skip
 SEGMENTS = {
-    "chunk": 16, "value_tiles": 1, "value_warps": 2, "key_warps": 1, "stages": 3, "copy": 16,
+    "chunk": 16, "value_tiles": 1, "value_warps": 2, "key_warps": 1, "stages": 3, "copy_bytes": 16,
     "segments": 4, "min_blocks": 1, "scan_vec": 2,
 }  # fmt: skip
-MEETING: dict[str, Value] = {
-    "blocks": 4, "segment": 64, "slice": 32, "batch": 32, "copy": 16, "score_parts": 2,
+SPLIT_T: dict[str, Value] = {
+    "head_ctas": 4, "segment": 64, "block_v": 32, "batch": 32, "copy_bytes": 16, "score_terms": 2,
     "min_blocks": 1, "products": "mma",
 }  # fmt: skip
-GROUPS: dict[str, Value] = {"segment": 128, "slice": 64, "batch": 64, "products": "wgmma"}
+WGMMA: dict[str, Value] = {"segment": 128, "block_v": 64, "batch": 64, "products": "wgmma"}
 CASES: tuple[tuple[str, str, str, dict[str, Value]], ...] = (
-    ("forward", "parallel_chunks", f"B=1,H=2,T=150,E=64,M=48,dtype=bf16,{STATES}",
-     {**CHUNKS, "ahead": 1, "overlap": 3}),
-    ("backward", "parallel_chunks", f"B=1,H=1,T=70,E=32,M=64,dtype=bf16,{STATES}",
+    ("backward", "chunk_parallel", f"B=1,H=1,T=70,E=32,M=64,dtype=bf16,{STATES}",
      {**CHUNKS, "overlap": 2}),
-    ("forward", "scanned", f"B=1,H=2,T=150,E=32,M=32,dtype=fp32,{STATES},{KEY_SUMS}",
+    ("forward", "chunk_scan", f"B=1,H=2,T=150,E=32,M=32,dtype=fp32,{STATES},{KEY_SUMS}",
      {**SEGMENTS, "overlap": 1}),
-    ("backward", "scanned", f"B=1,H=1,T=150,E=32,M=32,dtype=bf16,{STATES}",
+    ("backward", "chunk_scan", f"B=1,H=1,T=150,E=32,M=32,dtype=bf16,{STATES}",
      {**SEGMENTS, "overlap": 1}),
-    ("forward", "meeting", "B=1,H=2,T=150,E=32,M=32,dtype=bf16", {**MEETING, "overlap": 1}),
-    ("forward", "meeting", f"B=1,H=2,T=300,E=64,M=64,dtype=bf16,{STATES}",
-     {**MEETING, **GROUPS, "overlap": 1}),
+    ("forward", "split_t", "B=1,H=2,T=150,E=32,M=32,dtype=bf16", {**SPLIT_T, "overlap": 1}),
+    ("forward", "split_t", f"B=1,H=2,T=300,E=64,M=64,dtype=bf16,{STATES}",
+     {**SPLIT_T, **WGMMA, "overlap": 1}),
 )  # fmt: skip
 IDS = ["-".join([p, n, *([str(v["products"])] if "products" in v else [])]) for p, n, _, v in CASES]
 each_case = pytest.mark.parametrize(("pass_name", "name", "text", "values"), CASES, ids=IDS)
@@ -82,11 +81,8 @@ def test_is_right_on_the_host(
     gpu = ROOMY if needs_sm_90a(values) else HOST
     assert is_feasible(variant, config, pass_, problem, gpu, legality_only=True)
     plan = make_plan(variant, config, problem, gpu)
-    assert [launch.overlaps for launch in plan.launches] == [
-        False, *(True for _ in plan.launches[1:])
-    ]  # fmt: skip
-    assert [launch.early for launch in plan.launches] == [
-        name == "meeting", *(False for _ in plan.launches[1:])
+    assert [launch.pdl for launch in plan.launches] == [
+        name == "split_t", *(True for _ in plan.launches[1:])
     ]  # fmt: skip
     wanted = [(problem, config)]
     for _, _, outcome in run_configs(ENTRY, variant, "host", wanted, (BY_RANK, SHUFFLED)):
@@ -99,29 +95,31 @@ def test_is_allowed_from_sm_90_on(
 ) -> None:
     variant, problem, config = opened(pass_name, name, text, values)
     pass_ = SIGNATURE.pass_named(pass_name)
-    for gpu, overlaps in (("a100", False), ("l40s", False), ("h200", True), ("rtx_5090", True)):
+    for gpu, has_pdl in (("a100", False), ("l40s", False), ("h200", True), ("rtx_5090", True)):
         runs = not needs_sm_90a(values) or gpu == "h200"
         for overlap in (0, values["overlap"]):
             tried = variant.config({**values, "overlap": overlap})
             assert is_feasible(
                 variant, tried, pass_, problem, profile_named(gpu), legality_only=True
-            ) is (runs and (overlaps or overlap == 0))
+            ) is (runs and (has_pdl or overlap == 0))
     assert config.as_dict()["overlap"] == values["overlap"]
 
 
-EARLY = [
+FIRST_WITH_PDL = [
     (entry, variant)
     for entry in map(open_catalogue().entry, open_catalogue().names)
     for variant in entry.space.variants
-    if variant.launches[0].early is not None
+    if variant.launches[0].pdl is not None
 ]
 
 
 @pytest.mark.parametrize(
-    ("entry", "variant"), EARLY, ids=[f"{e.operator.name}-{v.pass_name}-{v.name}" for e, v in EARLY]
+    ("entry", "variant"),
+    FIRST_WITH_PDL,
+    ids=[f"{e.operator.name}-{v.pass_name}-{v.name}" for e, v in FIRST_WITH_PDL],
 )
-def test_an_early_kernel_waits_before_all_else(entry: Entry, variant: Variant) -> None:
-    """What it would read, write, or let others begin before might be in use by anybody's kernel."""
+def test_a_first_kernel_with_pdl_waits_before_all_else(entry: Entry, variant: Variant) -> None:
+    """Any memory that it touches may be in use by the unknown kernel before it."""
     signature = entry.operator.signature
     pass_ = signature.pass_named(variant.pass_name)
     tried = set()
@@ -135,11 +133,11 @@ def test_an_early_kernel_waits_before_all_else(entry: Entry, variant: Variant) -
                 entry.operator.name, entry.templates, variant, config, problem
             )
             first, *others = statements(rendered.source, launch.kernel)
-            waits = first.startswith("kgen::wait_for_earlier_kernel(")
-            assert waits is launch.early, f"{config.label} begins with {first}"
-            lets_go_on = any("let_next_kernel_start" in other for other in others)
-            assert lets_go_on is launch.early, config.label
-            tried.add(launch.early)
+            waits = first.startswith("kgen::griddepcontrol_wait(")
+            assert waits is launch.pdl, f"{config.label} begins with {first}"
+            lets_go_on = any("griddepcontrol_launch_dependents" in other for other in others)
+            assert lets_go_on is launch.pdl, config.label
+            tried.add(launch.pdl)
     assert True in tried
 
 
@@ -153,12 +151,12 @@ def statements(source: str, kernel: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("pass_name", "text"),
-    [(p, t) for p, n, t, _ in CASES if n == "scanned"],
+    [(p, t) for p, n, t, _ in CASES if n == "chunk_scan"],
     ids=["forward", "backward"],
 )
-def test_a_kernel_that_does_not_overlap_is_what_it_was(pass_name: str, text: str) -> None:
-    """Rows and records from before there was a choice go on being those of today's kernels."""
-    variant, problem, plain = opened(pass_name, "scanned", text, SEGMENTS)
+def test_a_kernel_without_pdl_keeps_its_text(pass_name: str, text: str) -> None:
+    """Rows and records from before the parameter `overlap` are still of today's kernels."""
+    variant, problem, plain = opened(pass_name, "chunk_scan", text, SEGMENTS)
     overlapping = variant.config({**SEGMENTS, "overlap": 1})
     renderer = Renderer(include_dir())
     before, after = (
@@ -166,29 +164,29 @@ def test_a_kernel_that_does_not_overlap_is_what_it_was(pass_name: str, text: str
         for config in (plain, overlapping)
     )
     assert "overlap" not in before.source
-    assert "dependent_launch" not in before.source
+    assert "kgen::griddepcontrol" not in before.source
     added = [
         line
         for line in after.source.splitlines()
-        if "dependent_launch" in line or ("_kernel" in line and "kgen::" in line)
+        if "kgen::griddepcontrol" in line or line == '#include "kgen/primitives/pdl.cuh"'
     ]
     calls = [line.partition("(")[0].strip() for line in added]
-    assert calls.count("kgen::let_next_kernel_start") == 2
-    assert calls.count("kgen::wait_for_earlier_kernel") == 2
+    assert calls.count("kgen::griddepcontrol_launch_dependents") == 2
+    assert calls.count("kgen::griddepcontrol_wait") == 2
     kept = [line for line in after.source.splitlines()[3:] if line not in added]
     assert kept == before.source.splitlines()[3:]
 
 
-def test_cross_compiles_for_gpus_that_can_and_cannot_overlap() -> None:
+def test_cross_compiles_for_gpus_with_and_without_pdl() -> None:
     renderer = Renderer(include_dir())
     problems = {
-        "parallel_chunks": "B=2,H=8,T=2048,E=128,M=128,dtype=bf16",
-        "scanned": "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32",
-        "meeting": "B=1,H=8,T=4096,E=64,M=64,dtype=bf16",
+        "chunk_parallel": "B=2,H=8,T=2048,E=128,M=128,dtype=bf16",
+        "chunk_scan": "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32",
+        "split_t": "B=1,H=8,T=4096,E=64,M=64,dtype=bf16",
     }
     requests = []
-    # Kernels by warpgroups may spill as much as a tune admits. Of this one without its walk step by
-    # step, which only segments that are not finite take, nothing is spilled.
+    # wgmma kernels may spill as much as a tune admits: their step-by-step path for segments with
+    # NaN or infinity spills, the fast path does not.
     may_spill = []
     for pass_name, name, _, values in CASES:
         variant = ENTRY.space.variant(pass_name, name)

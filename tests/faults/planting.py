@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,20 @@ from kgen.assets import include_dir
 from kgen.build import CompileLimits, Compiler, open_compiler
 from kgen.catalogue import open_catalogue
 from kgen.journal import Journal
+from kgen.launch.select import select_gpu
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate, Record
-from kgen.tune import Limits, Progress, TuneRequest
-from kgen.worker.select import select_gpu
+from kgen.tune import (
+    Limits,
+    PassResult,
+    ProblemStarted,
+    Progress,
+    TrialRecorded,
+    TuneEvent,
+    TuneRequest,
+    pass_results,
+    tune,
+)
 
 PLANTED = Path(__file__).parent / "planted"
 # Far below the defaults, far above what a healthy config takes on a loaded machine.
@@ -60,7 +72,6 @@ def request(
     device: str = "host",
     *,
     problem: str = "M=9,N=64",
-    seen: list[Progress] | None = None,
     retry: bool = False,
     limits: Limits = Limits(TRIAL_S),  # noqa: B008 - frozen
 ) -> TuneRequest:
@@ -69,8 +80,8 @@ def request(
     gpu, ordinal = select_gpu(device)
     return TuneRequest(
         entry=entry,
-        pass_name="forward",
-        problems=(parse_problem(problem, entry.operator.signature),),
+        passes=("forward",),
+        problems={"forward": (parse_problem(problem, entry.operator.signature),)},
         gpu=gpu,
         ordinal=ordinal,
         compiler=compiler,
@@ -81,10 +92,27 @@ def request(
         seed=0,
         paths=(str(mine),),
         peers=False,
-        on_progress=seen.append if seen is not None else lambda progress: None,
         limits=limits,
         retry=retry,
     )
+
+
+def run_tune(
+    asked: TuneRequest, on_progress: Callable[[Progress], None] | None = None
+) -> PassResult:
+    """Run a tune of one pass to its end; `on_progress` is told how its searches go."""
+    with closing(tune(asked)) as events:
+        (result,) = pass_results(_followed(events, on_progress))
+    return result
+
+
+def _followed(
+    events: Iterable[TuneEvent], on_progress: Callable[[Progress], None] | None
+) -> Iterator[TuneEvent]:
+    for event in events:
+        if on_progress is not None and isinstance(event, ProblemStarted | TrialRecorded):
+            on_progress(event.progress)
+        yield event
 
 
 def journal_path(folder: Path) -> Path:

@@ -12,36 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
-from planting import DEVICES, compiler_for, journal_path, plant, records, request
+from planting import DEVICES, compiler_for, journal_path, plant, records, request, run_tune
+from processes import children_of, command_line, cpu_seconds, is_running
 
 from kgen.journal import Journal
 from kgen.model.record import Fate
-from kgen.tune import Progress, tune
+from kgen.tune import Progress
 
 FOLDER = Path(__file__).parent
 # CI kills a few times; `KGEN_KILLS=100 pytest tests/faults/test_kills.py` is the whole exercise.
 KILLS = int(os.environ.get("KGEN_KILLS", "6"))
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes whose parent is `pid`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid:
-                found.append(int(entry.name))
-    return found
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -54,13 +34,12 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, device: str) -> None:
         # The worker is the child with the device; a spare may stand beside it. Kill them all.
         if not killed and progress.fates.get(Fate.VERIFIED, 0) == 2:
             for pid in children_of(os.getpid()):
-                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if "spawn_main" in command_line(pid):
                     killed.append(pid)
                     os.kill(pid, signal.SIGKILL)
 
     asked = request(tmp_path, mine, compiler, device)
-    object.__setattr__(asked, "on_progress", kill_once)
-    result = tune(asked)
+    result = run_tune(asked, kill_once)
     compiler.close()
     assert killed
     assert result.worker_restarts >= 1
@@ -86,7 +65,7 @@ def test_a_tuner_killed_again_and_again_loses_nothing(tmp_path: Path, device: st
         offspring: set[int] = set()
         end = started + chance.uniform(0.3, longest_s)
         while time.monotonic() < end and process.poll() is None:
-            offspring |= set(children_of(process.pid))
+            offspring |= children_of(process.pid)
             time.sleep(0.02)
         if process.poll() is not None:
             _, said = process.communicate()
@@ -96,9 +75,9 @@ def test_a_tuner_killed_again_and_again_loses_nothing(tmp_path: Path, device: st
             process.kill()
             process.wait()
         gone_by = time.monotonic() + 10.0
-        while any(map(is_alive, offspring)) and time.monotonic() < gone_by:
+        while any(map(is_running, offspring)) and time.monotonic() < gone_by:
             time.sleep(0.02)
-        assert not [pid for pid in offspring if is_alive(pid)], "a process outlived its tuner"
+        assert not [pid for pid in offspring if is_running(pid)], "a process outlived its tuner"
         journal = Journal(journal_path(tmp_path))
         ids = [r.id for r in journal.read()]
         assert ids[: len(known)] == known, "a record was lost"
@@ -122,7 +101,7 @@ def test_an_endless_kernel_ends_with_its_tuner(tmp_path: Path) -> None:
 
     def busy() -> list[int]:
         seen.update(children_of(process.pid))
-        return [pid for pid in seen if is_alive(pid) and cpu_seconds(pid) > 4.0]
+        return [pid for pid in seen if is_running(pid) and cpu_seconds(pid) > 4.0]
 
     try:
         deadline = time.monotonic() + 60.0
@@ -134,24 +113,16 @@ def test_an_endless_kernel_ends_with_its_tuner(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     gone_by = time.monotonic() + 5.0
-    while any(map(is_alive, seen)) and time.monotonic() < gone_by:
+    while any(map(is_running, seen)) and time.monotonic() < gone_by:
         time.sleep(0.05)
-    assert not [pid for pid in seen if is_alive(pid)]
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    assert not [pid for pid in seen if is_running(pid)]
 
 
 def test_replacing_a_worker_takes_no_import(tmp_path: Path) -> None:
     """A spare stands ready, with everything loaded."""
     from kgen.catalogue import profile_named
-    from kgen.worker import Setup, WorkerHandle
+    from kgen.trial import WorkerHandle
+    from kgen.worker import Setup
 
     mine = plant(tmp_path, ["none"])
     with WorkerHandle(Setup("planted", (str(mine),), profile_named("host"), 0, 0)) as worker:

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from planting import DEVICES, by_fault, compiler_for, fates, plant, records, request
+from planting import DEVICES, by_fault, compiler_for, fates, plant, records, request, run_tune
 
 from kgen.errors import TuneError
 from kgen.model.record import Fate, Record
-from kgen.tune import finals, tune
-from kgen.tune.search_loop import Books
+from kgen.tune import finals
+from kgen.tune.search_state import SearchState
 
 # What a trial makes of each fault, and what its reason must say. Two lists where a GPU and the host
 # layer see it differently.
@@ -26,6 +26,10 @@ SEEN_BY_ALL: dict[str, tuple[Fate, str]] = {
     "before_start": (Fate.WRONG, r"wrote before the start of y"),
     "stale_workspace": (Fate.WRONG, r"differs between launches"),
     "differs": (Fate.WRONG, r"y differs between launches on the same inputs"),
+    "flag_never_reset": (Fate.WRONG, r"differs between launches|elements of y out of bound"),
+    "running_maximum": (Fate.WRONG, r"differs between launches"),
+    "writes_over_nan": (Fate.WRONG, r"differs between launches"),
+    "static_counter": (Fate.REJECTED, r"global variables.*launches"),
     "out_of_memory": (Fate.REJECTED, r"GiB of workspace"),
     "prints": (Fate.REJECTED, r"the kernel prints: \d+ bytes in one trial; it begins: row"),
 }
@@ -47,11 +51,17 @@ BEYOND_THE_HARDWARE = ("too_many_threads", "too_much_shared")
 LEFT_TO_CERTIFICATES: dict[str, dict[str, str]] = {
     "host": {
         "wrong_ragged": r"out of bound",
+        "wrong_beyond": r"out of bound.*inputs 'normal M=1 N=8193'",
+        "wrong_large": r"out of bound.*inputs 'large",
+        "no_pointer_guard": r"misaligned load",
         "reads_past_end": r"host-asan.*heap-buffer-overflow",
         "misaligned": r"host-asan.*misaligned",
     },
     "auto": {
         "wrong_ragged": r"out of bound",
+        "wrong_beyond": r"out of bound",
+        "wrong_large": r"out of bound",
+        "no_pointer_guard": r"misaligned",
         "reads_past_end": r"host-asan.*heap-buffer-overflow",
         "missing_barrier": r"on the host.*(out of bound|differs)|elements of y out of bound",
         "divergent_barrier": r"on the host.*barrier|no answer within",
@@ -70,7 +80,7 @@ def test_every_fault_gets_its_fate_and_none_wins(tmp_path: Path, device: str) ->
     mine = plant(tmp_path, ["none", *wanted, *BEYOND_THE_HARDWARE])
     compiler = compiler_for(device)
     try:
-        result = tune(request(tmp_path, mine, compiler, device))
+        result = run_tune(request(tmp_path, mine, compiler, device))
     finally:
         compiler.close()
     assert result.results[0].winner.config.as_dict()["fault"] == "none"
@@ -96,7 +106,7 @@ def test_what_trials_let_pass_certificates_stop(tmp_path: Path, device: str) -> 
         folder.mkdir()
         mine = plant(folder, [fault])
         with pytest.raises(TuneError) as caught:
-            tune(request(folder, mine, compiler, device))
+            run_tune(request(folder, mine, compiler, device))
         assert re.search(reason, str(caught.value), re.DOTALL), f"{fault}: {caught.value}"
         assert Fate.VERIFIED not in {r.fate for r in by_fault(folder)[fault][-1:]}
     compiler.close()
@@ -108,7 +118,7 @@ def test_a_refused_winner_gives_way_to_the_healthy_best(tmp_path: Path, device: 
     busy machine alone."""
     mine = plant(tmp_path, ["none", "reads_past_end"])
     compiler = compiler_for(device)
-    result = tune(request(tmp_path, mine, compiler, device))
+    result = run_tune(request(tmp_path, mine, compiler, device))
     compiler.close()
     winner = result.results[0].winner
     assert winner.config.as_dict()["fault"] == "none"
@@ -123,16 +133,16 @@ def test_finals_are_played_again_without_the_refused(
     tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The faulty config is in the finals alone, as if it were the fastest by far."""
-    ranking = Books.ranking
+    ranking = SearchState.ranking
 
-    def faulty_first(books: Books) -> list[Record]:
-        return sorted(ranking(books), key=lambda r: r.config.as_dict()["fault"] == "none")
+    def faulty_first(state: SearchState) -> list[Record]:
+        return sorted(ranking(state), key=lambda r: r.config.as_dict()["fault"] == "none")
 
-    monkeypatch.setattr(Books, "ranking", faulty_first)
+    monkeypatch.setattr(SearchState, "ranking", faulty_first)
     monkeypatch.setattr(finals, "FINALISTS", 1)
     mine = plant(tmp_path, ["none", "reads_past_end"])
     compiler = compiler_for(device)
-    (result,) = tune(request(tmp_path, mine, compiler, device)).results
+    (result,) = run_tune(request(tmp_path, mine, compiler, device)).results
     compiler.close()
     assert [f.config.as_dict()["fault"] for f in result.finalists] == ["none"]
     assert result.fates == {Fate.VERIFIED: 1, Fate.WRONG: 1}
@@ -147,6 +157,19 @@ def test_one_wrong_element_of_a_million(tmp_path: Path, device: str) -> None:
     mine = plant(tmp_path, ["wrong_element"])
     compiler = compiler_for(device)
     with pytest.raises(TuneError, match="1 of 1048576 elements of y out of bound"):
-        tune(request(tmp_path, mine, compiler, device, problem="M=1024,N=1024"))
+        run_tune(request(tmp_path, mine, compiler, device, problem="M=1024,N=1024"))
     compiler.close()
     assert fates(tmp_path)["wrong_element"] == {Fate.WRONG}
+
+
+def test_a_kernel_that_is_wrong_only_when_it_is_timed_is_refused(tmp_path: Path) -> None:
+    """It counts its launches in a workspace that a proof fills anew, and timing does not."""
+    mine = plant(tmp_path, ["none", "wrong_when_repeated"])
+    compiler = compiler_for("host")
+    result = run_tune(request(tmp_path, mine, compiler))
+    compiler.close()
+    assert result.results[0].winner.config.as_dict()["fault"] == "none"
+    (record,) = by_fault(tmp_path)["wrong_when_repeated"]
+    assert record.fate is Fate.WRONG
+    assert record.timing is None
+    assert "after it was timed, on values that were not timed" in record.reason

@@ -16,34 +16,39 @@ from kgen.emit.state import read_table
 from kgen.errors import TuneError
 from kgen.model.problem import parse_problem
 from kgen.report import load_report
-from kgen.workflow import TuneJob, publish, run_job
+from kgen.tune import (
+    PassPublished,
+    TuneRequest,
+    journal_path,
+    publish,
+    study_path,
+    tune_and_publish,
+)
 
 FIRST, SECOND = "M=9,N=64,dtype=fp32", "M=9,N=96,dtype=fp32"
 SECONDS = 240.0
 
 
-def job(folder: Path, mine: Path, *problems: str) -> TuneJob:
+def job(folder: Path, mine: Path, *problems: str) -> TuneRequest:
     """A tune of all configs, as `kgen tune` asks for it."""
     entry = open_catalogue([mine]).entry("planted")
-    out = folder / "generated"
-    return TuneJob(
+    out, gpu = folder / "generated", profile_named("host")
+    return TuneRequest(
         entry=entry,
         passes=("forward",),
         problems={
             "forward": tuple(parse_problem(p, entry.operator.signature) for p in problems)
         },
-        gpu=profile_named("host"),
+        gpu=gpu,
         ordinal=0,
         compiler=compiler_for("host"),
-        out=out,
-        reports=reports(out),
+        journal=journal_path(reports(out), gpu),
+        study=study_path(reports(out), gpu),
         trials=8,
         time_s=None,
         seed=0,
         paths=(str(mine),),
         peers=False,
-        l2="cold",
-        on_progress=lambda progress: None,
     )
 
 
@@ -108,7 +113,8 @@ def test_a_killed_tune_leaves_the_problems_before(tmp_path: Path) -> None:
     assert use(out)
 
     # The same tune goes on, and in the end nothing tells that it had published before.
-    ((result, _),) = run_job(job(tmp_path, mine, FIRST, SECOND))
+    events = list(tune_and_publish(job(tmp_path, mine, FIRST, SECOND), out, reports(out)))
+    (result,) = [event.result for event in events if isinstance(event, PassPublished)]
     assert published(out) == [FIRST, SECOND]
     at_once = tmp_path / "at once" / "generated"
     publish(result, at_once, reports(at_once))
@@ -126,8 +132,8 @@ def test_a_problem_that_fails_costs_itself_alone(tmp_path: Path) -> None:
     assert rule in text
     wrong_for_second = "and threads in [64] and (N == 96) == (fault == 'unwritten')) or N == 67"
     space.write_text(text.replace(rule, wrong_for_second))
-    wanted = job(tmp_path, mine, FIRST, SECOND)
+    wanted, out = job(tmp_path, mine, FIRST, SECOND), tmp_path / "generated"
     with pytest.raises(TuneError, match=r"N=96.*no config was verified"):
-        list(run_job(wanted))
-    assert published(wanted.out) == [FIRST]
-    assert use(wanted.out)
+        list(tune_and_publish(wanted, out, reports(out)))
+    assert published(out) == [FIRST]
+    assert use(out)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from planting import compiler_for, journal_path, plant, records, request
+from planting import compiler_for, journal_path, plant, records, request, run_tune
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
@@ -18,7 +18,6 @@ from kgen.errors import StorageError
 from kgen.journal import Journal
 from kgen.model.record import Fate
 from kgen.runtime.cache import Cache
-from kgen.tune import tune
 
 FOLDER = Path(__file__).parent
 
@@ -26,7 +25,7 @@ FOLDER = Path(__file__).parent
 def test_a_full_disk_ends_the_tune_and_loses_nothing(tmp_path: Path) -> None:
     mine = plant(tmp_path, ["none", "unwritten"])
     compiler = compiler_for("host")
-    tune(request(tmp_path, mine, compiler))
+    run_tune(request(tmp_path, mine, compiler))
     whole = journal_path(tmp_path).read_bytes()
     first_two = b"".join(whole.splitlines(keepends=True)[:1])
     journal_path(tmp_path).write_bytes(first_two)
@@ -36,11 +35,11 @@ def test_a_full_disk_ends_the_tune_and_loses_nothing(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(first_two) + 200, before[1]))
     try:
         with pytest.raises(StorageError, match="the trials written so far are kept"):
-            tune(request(tmp_path, mine, compiler))
+            run_tune(request(tmp_path, mine, compiler))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert journal_path(tmp_path).read_bytes() == first_two, "half a record was left behind"
-    result = tune(request(tmp_path, mine, compiler))
+    result = run_tune(request(tmp_path, mine, compiler))
     compiler.close()
     assert result.results[0].winner.config.as_dict()["fault"] == "none"
     assert records(tmp_path)[0].id == json_id(first_two)
@@ -58,13 +57,13 @@ def test_a_truncated_journal_costs_the_last_record_at_most(
 ) -> None:
     mine = plant(tmp_path, ["none", "unwritten", "past_end"])
     compiler = compiler_for("host")
-    tune(request(tmp_path, mine, compiler))
+    run_tune(request(tmp_path, mine, compiler))
     before = records(tmp_path)
     path = journal_path(tmp_path)
     path.write_bytes(path.read_bytes()[:-cut])
     kept = [r.id for r in before[: len(before) - lost]]
     assert [r.id for r in records(tmp_path)] == kept
-    result = tune(request(tmp_path, mine, compiler))
+    result = run_tune(request(tmp_path, mine, compiler))
     compiler.close()
     assert result.results[0].winner.config.as_dict()["fault"] == "none"
     after = Journal(path)
@@ -79,7 +78,7 @@ def test_a_damaged_cache_entry_is_built_anew(tmp_path: Path, damage: str) -> Non
     mine = plant(tmp_path, ["none"])
     cache = Cache(tmp_path / "cache")
     compiler = open_compiler("host", [include_dir()], cache)
-    tune(request(tmp_path, mine, compiler))
+    run_tune(request(tmp_path, mine, compiler))
     compiler.close()
     built = sorted((tmp_path / "cache").rglob("*.so"))
     assert built
@@ -98,7 +97,7 @@ def test_a_damaged_cache_entry_is_built_anew(tmp_path: Path, damage: str) -> Non
         path.write_bytes(content)
     journal_path(tmp_path).unlink()
     compiler = open_compiler("host", [include_dir()], Cache(tmp_path / "cache"))
-    result = tune(request(tmp_path, mine, compiler))
+    result = run_tune(request(tmp_path, mine, compiler))
     compiler.close()
     assert {r.fate for r in records(tmp_path)} == {Fate.VERIFIED}
     assert result.worker_restarts == 0

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from planting import run_tune
 
 from kgen.assets import include_dir
 from kgen.build import Compiler, open_compiler
@@ -15,7 +16,7 @@ from kgen.errors import VerifyError
 from kgen.journal import Journal
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
-from kgen.tune import Progress, TuneRequest, tune
+from kgen.tune import Progress, TuneRequest
 
 SOFTMAX = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "softmax"
 
@@ -64,14 +65,15 @@ def request(
     folder: Path,
     mine: Path,
     compiler: Compiler,
-    seen: list[Progress] | None = None,
     time_s: float | None = None,
 ) -> TuneRequest:
     entry = open_catalogue([mine]).entry("softmax")
     return TuneRequest(
         entry=entry,
-        pass_name="forward",
-        problems=(parse_problem("M=9,N=64,dtype=fp32", entry.operator.signature),),
+        passes=("forward",),
+        problems={
+            "forward": (parse_problem("M=9,N=64,dtype=fp32", entry.operator.signature),)
+        },
         gpu=profile_named("host"),
         ordinal=0,
         compiler=compiler,
@@ -82,18 +84,17 @@ def request(
         seed=0,
         paths=(str(mine),),
         peers=False,
-        on_progress=seen.append if seen is not None else lambda progress: None,
     )
 
 
 def test_a_second_tune_repeats_nothing(tmp_path: Path, compiler: Compiler) -> None:
     mine = plant(tmp_path, ["none", "wrong", "broken"])
-    tune(request(tmp_path, mine, compiler))
+    run_tune(request(tmp_path, mine, compiler))
     before = Counter(
         (r.config, r.timing is not None) for r in Journal(tmp_path / "host.trials.jsonl").read()
     )
     seen: list[Progress] = []
-    again = tune(request(tmp_path, mine, compiler, seen=seen))
+    again = run_tune(request(tmp_path, mine, compiler), seen.append)
     assert again.results[0].new_trials == 0
     assert seen[0].trials == 6
     after = list(Journal(tmp_path / "host.trials.jsonl").read())
@@ -102,20 +103,35 @@ def test_a_second_tune_repeats_nothing(tmp_path: Path, compiler: Compiler) -> No
     assert {r.fate for r in after[sum(before.values()) :]} == {Fate.VERIFIED}
 
 
-def test_an_edited_template_is_tried_anew(tmp_path: Path, compiler: Compiler) -> None:
-    mine = plant(tmp_path, ["none", "wrong"])
-    first = tune(request(tmp_path, mine, compiler))
+def edit(mine: Path, old: str, new: str) -> None:
+    """Replace what stands once in the planted template."""
     template = mine / "templates" / "softmax" / "forward_block_per_row.cu.jinja"
-    template.write_text(template.read_text() + "\n// edited\n")
-    second = tune(request(tmp_path, mine, compiler))
+    text = template.read_text()
+    assert text.count(old) == 1
+    template.write_text(text.replace(old, new))
+
+
+def test_a_template_whose_code_changed_is_tried_anew(tmp_path: Path, compiler: Compiler) -> None:
+    mine = plant(tmp_path, ["none", "wrong"])
+    first = run_tune(request(tmp_path, mine, compiler))
+    edit(mine, "/ sum); }", "/ sum + 0.0f); }")
+    second = run_tune(request(tmp_path, mine, compiler))
     assert first.results[0].new_trials == second.results[0].new_trials == 4
+
+
+def test_a_comment_in_a_template_lets_no_record_go(tmp_path: Path, compiler: Compiler) -> None:
+    mine = plant(tmp_path, ["none", "wrong"])
+    first = run_tune(request(tmp_path, mine, compiler))
+    edit(mine, "// fault:", "// the planted fault:")
+    second = run_tune(request(tmp_path, mine, compiler))
+    assert (first.results[0].new_trials, second.results[0].new_trials) == (4, 0)
 
 
 def test_a_lost_journal_means_a_fresh_study(tmp_path: Path, compiler: Compiler) -> None:
     mine = plant(tmp_path, ["none"])
-    tune(request(tmp_path, mine, compiler))
+    run_tune(request(tmp_path, mine, compiler))
     (tmp_path / "host.trials.jsonl").unlink()
-    assert tune(request(tmp_path, mine, compiler)).results[0].new_trials == 2
+    assert run_tune(request(tmp_path, mine, compiler)).results[0].new_trials == 2
 
 
 def test_configs_that_compile_to_the_same_code_are_measured_once(
@@ -124,7 +140,7 @@ def test_configs_that_compile_to_the_same_code_are_measured_once(
     mine = plant(tmp_path, ["none", "wrong"])
     template = mine / "templates" / "softmax" / "forward_block_per_row.cu.jinja"
     template.write_text(template.read_text().replace('//% if fault == "wrong"', "//% if false"))
-    result = tune(request(tmp_path, mine, compiler))
+    result = run_tune(request(tmp_path, mine, compiler))
     times: dict[int, set[float]] = {}
     for record in Journal(tmp_path / "host.trials.jsonl").read():
         if record.timing:
@@ -141,7 +157,7 @@ def test_the_study_opens_in_optuna(tmp_path: Path, compiler: Compiler) -> None:
     from optuna.storages.journal import JournalFileBackend
 
     mine = plant(tmp_path, ["none", "wrong"])
-    tune(request(tmp_path, mine, compiler))
+    run_tune(request(tmp_path, mine, compiler))
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "host.optuna.log")))
     (summary,) = optuna.get_all_study_summaries(storage)
     study = optuna.load_study(study_name=summary.study_name, storage=storage)
@@ -158,12 +174,25 @@ def test_a_faulty_operator_module_ends_the_tune(tmp_path: Path, compiler: Compil
     assert 'return {"y": inputs["x"].softmax(dim=-1)}' in text
     module.write_text(text.replace('return {"y": inputs', 'return {"z": inputs'))
     with pytest.raises(VerifyError, match="y"):
-        tune(request(tmp_path, mine, compiler))
+        run_tune(request(tmp_path, mine, compiler))
+    assert list(Journal(tmp_path / "host.trials.jsonl").read()) == []
+
+
+@pytest.mark.parametrize("function", ["definition", "make_inputs"])
+def test_an_exit_of_an_operator_module_ends_the_tune(
+    tmp_path: Path, compiler: Compiler, function: str
+) -> None:
+    mine = plant(tmp_path, ["none"])
+    with (mine / "operators" / "softmax.py").open("a") as module:
+        module.write(f"\nimport dataclasses, sys\nOPERATOR = dataclasses.replace("
+                     f"OPERATOR, {function}=lambda *_: sys.exit(0))\n")
+    with pytest.raises(VerifyError, match=r"operator's module called sys\.exit\(0\)"):
+        run_tune(request(tmp_path, mine, compiler))
     assert list(Journal(tmp_path / "host.trials.jsonl").read()) == []
 
 
 def test_a_tune_out_of_time_still_ends_with_a_result(tmp_path: Path, compiler: Compiler) -> None:
     """The problems that come late in a list must not find nothing and end the whole tune."""
     mine = plant(tmp_path, ["none", "wrong"])
-    result = tune(request(tmp_path, mine, compiler, time_s=1e-3))
+    result = run_tune(request(tmp_path, mine, compiler, time_s=1e-3))
     assert result.results[0].winner.config.as_dict()["fault"] == "none"

@@ -9,14 +9,17 @@ import yaml
 
 import kgen.runtime
 from kgen.assets import include_dir
+from kgen.build.render import Renderer
 from kgen.catalogue import open_catalogue, profile_named
+from kgen.emit.state import read_tables
 from kgen.journal import Journal
 from kgen.model.config import Config
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
-from kgen.render import Renderer
 from kgen.report import load_report, print_report
 from kgen.runtime.integrity import damages
+
+pytestmark = pytest.mark.quick
 
 LIBRARY = Path(__file__).resolve().parents[2] / "generated" / "kgen_ops"
 # `make tune` on a machine without a GPU adds a host's report to the working tree.
@@ -44,11 +47,15 @@ def test_runtime_and_headers_are_todays() -> None:
         folder = "_runtime" if file.parent == own else file.parent.name
         copy = LIBRARY / folder / file.name
         assert copy.read_bytes() == file.read_bytes(), f"run kgen emit: {copy} is stale"
+    for theirs, ours in (("_runtime", own), ("compat", own.with_name("compat"))):
+        names = {p.name for p in (LIBRARY / theirs).iterdir() if p.suffix in (".py", ".c")}
+        assert names <= {p.name for p in ours.iterdir()}, "run kgen emit: a module is gone"
     for header in include_dir().rglob("*.cuh"):
         copy = LIBRARY / "_include" / header.relative_to(include_dir())
         assert copy.read_bytes() == header.read_bytes(), f"run kgen emit: {copy} is stale"
-    copies = (LIBRARY / "_include").rglob("*.cuh")
-    gone = [c for c in copies if not (include_dir() / c.relative_to(LIBRARY / "_include")).exists()]
+    include = LIBRARY / "_include"
+    gone = [c for c in include.rglob("*.cuh")
+            if not (include_dir() / c.relative_to(include)).exists()]
     assert not gone, "an emit leaves them, for rows may include them: remove, then kgen emit"
 
 
@@ -64,6 +71,7 @@ def test_every_row_has_its_record_and_its_kernel(path: Path) -> None:
     report = load_report(path)
     assert print_report(report)
     records = {r.id: r for r in Journal(path.with_suffix(".trials.jsonl")).read()}
+    rows = {r.record: r for r in read_tables(LIBRARY / operator / "tables")[path.stem].rows}
     renderer = Renderer(include_dir())
     for found in report.problems:
         record = records[found.chosen.record]
@@ -77,7 +85,9 @@ def test_every_row_has_its_record_and_its_kernel(path: Path) -> None:
         problem = parse_problem(found.problem, entry.operator.signature)
         variant = entry.space.variant(found.pass_name, config.variant)
         today = renderer.render(operator, entry.templates, variant, config, problem)
-        assert today.digest == found.chosen.source, f"{config.label}: its template changed; tune"
+        row = rows[record.id]
+        assert today.digest == row.kernel, f"{config.label}: its text changed; run kgen emit"
+        assert record.code == row.code
         kernels = LIBRARY / operator / "kernels"
         assert (kernels / f"{today.digest}.cu").read_text(encoding="utf-8") == today.source
         assert (kernels / f"{today.digest}.{gpu.arch}.cubin").read_bytes()[:4] == b"\x7fELF"

@@ -278,7 +278,7 @@ def test_what_no_kernel_serves_is_refused_by_name(compat: ModuleType) -> None:
     for name in LINEAR:
         with pytest.raises(NotImplementedError, match=f"{name}: cu_seqlens = tensor of shape"):
             getattr(compat, name)(x, x, x, cu_seqlens=bounds)
-    with pytest.raises(NotImplementedError, match="reverse = True is not served"):
+    with pytest.raises(NotImplementedError, match="reverse = True is not supported"):
         compat.fused_recurrent_linear_attn(x, x, x, reverse=True)
     with pytest.raises(NotImplementedError, match="fused_recurrent_rwkv6: reverse = True"):
         compat.fused_recurrent_rwkv6(x, x, x, x, x[0, 0], reverse=True)

@@ -107,7 +107,8 @@ def test_generated_code_is_clean(
                          make_winner("M=8192,N=4096,dtype=bf16", gpu="h200")])
     for command in (["ruff", "check", "--no-cache", "--config", str(ROOT / "pyproject.toml"), "."],
                     ["mypy", "--no-error-summary", "--config-file", str(ROOT / "pyproject.toml"),
-                     "--cache-dir", str(ROOT / ".mypy_cache"), "--no-warn-return-any", "kgen_ops"]):
+                     "--cache-dir", str(ROOT / ".mypy_cache" / "emitted"), "--no-warn-return-any",
+                     "kgen_ops"]):
         done = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, check=False,
                               capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -136,9 +137,10 @@ def test_import_is_light(library_folder: Path) -> None:
     assert not any(".tables" in name or ".safe" in name for name in imported)
     operators = [path for path in (library_folder / "kgen_ops").iterdir() if path.name[0] != "_"
                  and path.is_dir()]
-    assert len(imported) <= 19 + len(operators), imported  # a module for each operator
+    assert len(imported) <= 22 + len(operators), imported  # a module for each operator
 
 
+@pytest.mark.quick
 def test_it_installs(
     tmp_path: Path, emit_into: EmitInto, make_winner: MakeWinner
 ) -> None:

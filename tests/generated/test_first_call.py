@@ -92,7 +92,7 @@ def test_another_architecture_is_compiled_once(
     assert compilations == [arch]
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
     # What another header or another compiler would make is another entry.
-    monkeypatch.setattr(device, "_headers", lambda root: b"changed")
+    monkeypatch.setattr(device, "headers_digest", lambda root: "changed")
     assert device._cubin(library, source, 0) == image
     assert compilations == [arch, arch]
 

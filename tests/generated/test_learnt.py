@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kgen.assets import include_dir
-from kgen.emit import Emitted, Winner, emit_rules, published_table, renew
+from kgen.emit import Emitted, Winner, emit_rules, published_table, rewrite
 from kgen.emit.state import LEARNT, read_table
 from kgen.errors import CatalogueError
 from kgen.model.rule_tree import Leaf, LearntRule, Split
@@ -95,7 +95,7 @@ def test_the_same_rules_give_the_same_bytes(library: Library) -> None:
     library.learn(rule, new=[library.new])
     text = library.text
     assert library.learn(rule, new=[library.new]).changed == ()
-    assert renew(library.folder, lambda name: library.operator, include_dir()).changed == ()
+    assert rewrite(library.folder, lambda name: library.operator, include_dir()).changed == ()
     library.learn(library.rule(library.small, library.large, at_most=30))
     assert "if call.M <= 30:" in library.text
     assert library.new.record.id not in library.text, "no rule names its row any more"

@@ -154,6 +154,8 @@ X, W = torch.ones(8, 16), torch.ones(16)
         ((X, W, X[:4]), ValueError, r"residual has leading dims \(4,\), but x has \(8,\)"),
         ((X, W, X.half()), TypeError, "residual_dtype = fp16 is not supported"),
         ((X, W.to("meta")), ValueError, "w is on meta, but x is on cpu"),
+        ((X.double(), W), TypeError, r"x has dtype torch\.float64; supported: fp32, fp16, bf16$"),
+        ((X, W.double()), TypeError, r"w has .*float64; supported: fp32, fp16, bf16$"),
     ],
 )
 def test_errors(
@@ -271,12 +273,12 @@ def test_same_architecture_then_safe(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Unheard Of")
     monkeypatch.setattr(tables, "GPUS", (lent,))
     for capability, step, same in ((90, "exact", False), (80, "safe", True)):
-        monkeypatch.setattr(forward, "_tables", {})
-        monkeypatch.setattr(loaded, "device_facts",
+        monkeypatch.setattr(forward.tables, "_tables", {})
+        monkeypatch.setattr(loaded, "gpu_facts",
                             lambda device, cc=capability: {"sm_count": 3, "compute_capability": cc})
         why = forward.explain({"M": 8, "N": 16}, {"dtype": "fp32"}, device)
         assert (why.step, why.same_gpu) == (step, same)
     monkeypatch.setattr(tables, "GPUS", (lent,))
-    monkeypatch.setattr(forward, "_tables", {})
+    monkeypatch.setattr(forward.tables, "_tables", {})
     with pytest.raises(dispatch.DispatchError, match="kgen tune --op rmsnorm --gpu host"):
         forward.explain({"M": 8, "N": 16}, {"dtype": "fp32"}, torch.device("cpu"))

@@ -17,9 +17,9 @@ import pytest
 
 from kgen.emit import Emitted, Winner
 from kgen.errors import CatalogueError, OptionError, RecordError
+from kgen.package import ArchCubins, Packaged, package
 from kgen.runtime import nvrtc
 from kgen.runtime.integrity import cubin_sm
-from kgen.workflow.packaging import ArchCubins, Packaged, package
 
 pytestmark = pytest.mark.skipif(nvrtc.find() is None, reason="no NVRTC")
 
@@ -132,14 +132,14 @@ def test_it_installs_and_tests_itself(packaged: Packaged, tmp_path: Path) -> Non
     metadata.write_text(metadata.read_text().replace("+sha", "+sha0"))
     done = selftest()
     assert done.returncode == 1
-    assert "the installation calls itself 0.1.0+sha0" in done.stdout
+    assert "the installed version is 0.1.0+sha0" in done.stdout
 
 
 def test_refusals(
     library: Path, tmp_path: Path, emit_into: EmitInto, make_winner: MakeWinner
 ) -> None:
     wheels = tmp_path / "wheels"
-    with pytest.raises(OptionError, match=r"'sm_80a' is no architecture"):
+    with pytest.raises(OptionError, match=r"'sm_80a' is not an architecture"):
         package(library, ["sm_80a"], wheels)
     with pytest.raises(OptionError, match=r"(?s)'sm_90', but.*tuned.*\n  next: --arch sm_90a"):
         package(library, ["sm_90"], wheels)
@@ -151,7 +151,7 @@ def test_refusals(
         package(tmp_path / "fake", ["sm_90a"], wheels)
     safe = tmp_path / "fake/kgen_ops/rmsnorm/safe.py"
     safe.write_text(safe.read_text() + "# mine\n")
-    with pytest.raises(RecordError, match=r"(?s)not as kgen wrote it.*rmsnorm/safe.py was changed"):
+    with pytest.raises(RecordError, match=r"(?s)changed since kgen wrote it.*safe.py was changed"):
         package(tmp_path / "fake", ["sm_80"], wheels)
     assert not wheels.exists()
 
@@ -159,13 +159,14 @@ def test_refusals(
 def test_the_commands(library: Path, tmp_path: Path) -> None:
     script = "import sys\nfrom kgen.cli.main import main\n"
     package_it = ["package", "--from", str(library), "--arch", "sm_90a", "--wheel", str(tmp_path)]
-    problems = {
-        "M=64,N=512,dtype=bf16": "h200", "M=65,N=512,dtype=bf16": "h200",
-        "M=64,N=500,dtype=bf16": "h200", "M=8,N=16,dtype=fp32": "a100", "M=8,K=x": "h200",
-        "M": "h200",
-    }
+    problems = [
+        ("M=64,N=512,dtype=bf16", "h200"), ("M=65,N=512,dtype=bf16", "h200"),
+        ("M=64,N=500,dtype=bf16", "h200"), ("M=8,N=16,dtype=fp32", "a100"),
+        ("M=64,N=512,dtype=bf16", "h100"), ("M=64,N=500,dtype=bf16", "h100_pcie"),
+        ("M=8,N=16,dtype=fp32", "h20"), ("M=8,K=x", "h200"), ("M", "h200"),
+    ]
     script += f"print(main({package_it!r}))\n"
-    for problem, gpu in problems.items():
+    for problem, gpu in problems:
         asked = ["explain", "--op", "rmsnorm", "--from", str(library), "--problem", problem,
                  "--gpu", gpu]
         script += f"print(main({asked!r}))\n"
@@ -174,9 +175,22 @@ def test_the_commands(library: Path, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     assert str(wheel) in done.stdout
     assert "1 from the library" in done.stdout
-    assert [line for line in done.stdout.splitlines() if line.isdecimal()] == list("0000222")
-    for part in ("on h200: exact\n", "on h200: nearest\n", "on h200: safe\n"):
+    assert [line for line in done.stdout.splitlines() if line.isdecimal()] == list("0000000222")
+    for part in (
+        "on h200: exact\n", "on h200: nearest\n", "on h200: safe\n", "on a100: safe\n",
+        "none: rmsnorm was tuned for h200, host, none of compute capability 8.0\n",
+        "on h200 (same architecture): exact\n", "on h100_pcie: safe\n",
+        "table     h200's: h100 has none, and both are of compute capability 9.0\n",
+    ):
         assert part in done.stdout
-    for part in ("was not tuned for 'a100'\n  known: h200, host", "dims: M, N; dtypes",
-                 "'M' is no name=value"):
+    for part in ("unknown GPU 'h20'\n  did you mean 'h200'?", "dims: M, N; dtypes",
+                 "problem 'M': unknown word 'M'"):
         assert part in done.stderr
+
+
+def test_explain_suggests_operators(library: Path) -> None:
+    command = ["explain", "--op", "rmsnrom", "--from", str(library), "--problem", "M=8,N=16"]
+    done = subprocess.run([sys.executable, "-m", "kgen", *command], capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 2
+    assert "no operator 'rmsnrom'\n  did you mean 'rmsnorm'? known: rmsnorm" in done.stderr

@@ -35,9 +35,9 @@ print(torch.cuda.is_initialized())
 """
 # Beside the operators themselves. What compiles, loads, checks and caches comes with a first call.
 AT_IMPORT = {
-    "allocation", "arguments", "autocast", "batching", "dispatch", "explain", "extension",
-    "gradients", "integrity", "ladder", "layout", "problems", "quick", "registration", "rows",
-    "rules", "streams", "warmup",
+    "allocation", "arguments", "autocast", "batching", "dispatch", "errors", "explain", "extension",
+    "fast_path", "gpus", "gradients", "integrity", "layout", "notices", "pass_tables", "problems",
+    "registration", "rows", "signature", "streams", "warmup",
 }
 
 
@@ -137,14 +137,14 @@ def test_threads_that_all_call_first(
     device = importlib.import_module(f"{kgen_ops.__name__}._runtime.device")
     kgen_ops.rmsnorm(torch.ones(8, 16), torch.ones(16))  # in the cache, compiled
     forward.forget()
-    monkeypatch.setattr(forward, "_files", {})
-    monkeypatch.setattr(forward, "_tables", {})
+    monkeypatch.setattr(forward.tables, "files", {})
+    monkeypatch.setattr(forward.tables, "_tables", {})
     loaded: list[str] = []
     whole = device.KernelFile
 
-    def counted(root: Path, folder: Path, stem: str, where: torch.device) -> Any:
+    def counted(root: Path, folder: Path, stem: str, where: torch.device, text: None) -> Any:
         loaded.append(stem)
-        return whole(root, folder, stem, where)
+        return whole(root, folder, stem, where, text)
 
     monkeypatch.setattr(device, "KernelFile", counted)
     start = threading.Barrier(8)
@@ -213,7 +213,7 @@ def launches(kgen_ops: ModuleType) -> Iterator[Callable[[str], Callable[[], int]
 
         for served in (module.FORWARD, module.BACKWARD):
             stubbed.append(served)
-            served.ready.clear()
+            served.fast_paths.clear()
             for key, prepared in served.prepared.items():
                 served.prepared[key] = prepared._replace(launch=launch)
         return lambda: count

@@ -331,22 +331,22 @@ def test_a_capture_compiles_and_loads_nothing(
 ) -> None:
     """Rehearsed on the CPU: there is no CUDA graph to capture."""
     forward = sys.modules[f"{kgen_ops.__name__}.rmsnorm"].FORWARD
-    dispatch = sys.modules[f"{kgen_ops.__name__}._runtime.dispatch"]
-    monkeypatch.setattr(dispatch, "capturing", lambda: True)
-    monkeypatch.setattr(forward, "_files", {})
-    with pytest.raises(dispatch.DispatchError, match=(
+    tables = sys.modules[f"{kgen_ops.__name__}._runtime.pass_tables"]
+    monkeypatch.setattr(tables, "capturing", lambda: True)
+    monkeypatch.setattr(forward.tables, "files", {})
+    with pytest.raises(tables.DispatchError, match=(
         r'(?s)a CUDA graph is being captured.*kgen_ops\.warmup\("rmsnorm", M=8, N=16, dtype="fp32"'
     )):
-        forward._file("0", torch.device("cuda", 0), "M=8,N=16,dtype=fp32")
+        forward.tables.file("0", torch.device("cuda", 0), "M=8,N=16,dtype=fp32")
 
 
 def test_warmup_loads_the_kernel_of_a_problem(
     kgen_ops: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = sys.modules[f"{kgen_ops.__name__}.rmsnorm"].FORWARD
-    monkeypatch.setattr(forward, "_files", {})
+    monkeypatch.setattr(forward.tables, "files", {})
     why = kgen_ops.warmup("rmsnorm", M=8, N=16, dtype=torch.float32, device="cpu")
     assert why.step == "exact"
-    assert [stem for stem, *_ in forward._files] == [why.kernel]
+    assert [stem for stem, *_ in forward.tables.files] == [why.kernel]
     with pytest.raises(ValueError, match="has dims M, N; got M"):
         kgen_ops.warmup("rmsnorm", M=8, dtype="fp32", device="cpu")

@@ -160,13 +160,13 @@ def test_a_miss_in_a_capture_names_warmup(
     inputs = {n: x.detach() for n, x in case.inputs_on("cuda").items()}
     case.call(kgen_ops, **inputs)  # so that the kernel alone is missing, not tables or driver
     forward.forget()
-    monkeypatch.setattr(forward, "_files", {})
+    monkeypatch.setattr(forward.tables, "files", {})
     with (
         pytest.raises(kgen_ops.DispatchError, match=rf'warmup\("{case.operator}", '),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
         case.call(kgen_ops, **inputs)
-    assert forward._files == {}
+    assert forward.tables.files == {}
     torch.cuda.synchronize()
     all_close(case.call(kgen_ops, **inputs), wanted(case, inputs)[0])
 
@@ -181,7 +181,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 @each_case
-def test_calls_that_are_ready(kgen_ops: ModuleType, extensions: ModuleType, case: Case) -> None:
+def test_calls_that_are_fast_path(kgen_ops: ModuleType, extensions: ModuleType, case: Case) -> None:
     """Served in C from the third on: on another stream, in a capture, replayed with new values."""
     forward, _ = passes(kgen_ops, case)
     forward.forget()
@@ -189,7 +189,7 @@ def test_calls_that_are_ready(kgen_ops: ModuleType, extensions: ModuleType, case
     want = wanted(case, inputs)[0]
     for _ in range(4):
         all_close(case.call(kgen_ops, **inputs), want)
-    assert sum(len(ready) for ready in forward.ready.values()) == 1
+    assert sum(len(paths) for paths in forward.fast_paths.values()) == 1
     forward.prepared.clear()
     with torch.inference_mode():
         all_close(case.call(kgen_ops, **inputs), want)
@@ -207,7 +207,7 @@ def test_calls_that_are_ready(kgen_ops: ModuleType, extensions: ModuleType, case
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = case.call(kgen_ops, **late)
-    assert not forward.prepared, "nothing but what is ready served these calls"
+    assert not forward.prepared, "only the fast path served these calls"
     for n, x in late.items():
         x.copy_(inputs[n] * 0.5)
     graph.replay()

@@ -13,7 +13,7 @@ import torch
 from kgen.build import open_compiler
 from kgen.errors import LaunchError
 from kgen.launch import detect_gpus
-from kgen.launch.cuda import CudaDevice, CudaModule
+from kgen.launch.cuda import CudaDevice, LoadedCubin
 from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.model.digest import digest_of_text
 from kgen.model.plan import Launch, Plan
@@ -65,7 +65,7 @@ def device() -> CudaDevice:
 
 
 @pytest.fixture(scope="module")
-def module(device: CudaDevice, artifact: Artifact) -> CudaModule:
+def module(device: CudaDevice, artifact: Artifact) -> LoadedCubin:
     return device.load(artifact)
 
 
@@ -91,7 +91,7 @@ def tensors_for(n: int = 1000) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("which_launcher")
-def test_a_chain_of_kernels(device: CudaDevice, module: CudaModule) -> None:
+def test_a_chain_of_kernels(device: CudaDevice, module: LoadedCubin) -> None:
     tensors = tensors_for()
     run = module.bind(plan_for(1000), tensors, NUMBERS)
     run()
@@ -100,7 +100,7 @@ def test_a_chain_of_kernels(device: CudaDevice, module: CudaModule) -> None:
 
 
 @pytest.mark.usefixtures("which_launcher")
-def test_torchs_current_stream_is_looked_up_at_the_call(module: CudaModule) -> None:
+def test_torchs_current_stream_is_looked_up_at_the_call(module: LoadedCubin) -> None:
     tensors = tensors_for()
     run = module.bind(plan_for(1000), tensors, NUMBERS)
     torch.cuda.synchronize()
@@ -115,7 +115,7 @@ def test_torchs_current_stream_is_looked_up_at_the_call(module: CudaModule) -> N
 
 
 @pytest.mark.usefixtures("which_launcher")
-def test_a_graph_replays_the_plan(module: CudaModule) -> None:
+def test_a_graph_replays_the_plan(module: LoadedCubin) -> None:
     tensors = tensors_for()
     run = module.bind(plan_for(1000), tensors, NUMBERS)
     graph = torch.cuda.CUDAGraph()
@@ -142,7 +142,7 @@ def test_a_module_may_be_loaded_and_bound_during_a_capture(
 
 
 @pytest.mark.usefixtures("which_launcher")
-def test_a_new_thread(module: CudaModule) -> None:
+def test_a_new_thread(module: LoadedCubin) -> None:
     tensors = tensors_for()
     run = module.bind(plan_for(1000), tensors, NUMBERS)
     torch.cuda.synchronize()
@@ -179,7 +179,7 @@ def test_the_other_gpus_context_is_current(artifact: Artifact) -> None:
     assert torch.equal(tensors["y"], tensors["x"] * 0.5 + 1)
 
 
-def test_more_than_48_kb_of_shared_memory(module: CudaModule, device: CudaDevice) -> None:
+def test_more_than_48_kb_of_shared_memory(module: LoadedCubin, device: CudaDevice) -> None:
     tensors = tensors_for()
     large = module.bind(plan_for(1000, 96 * 1024), tensors, NUMBERS)
     module.bind(plan_for(1000, 64 * 1024), tensors, NUMBERS)  # must not lower the limit
@@ -190,18 +190,18 @@ def test_more_than_48_kb_of_shared_memory(module: CudaModule, device: CudaDevice
         module.bind(plan_for(1000, 1 << 20), tensors, NUMBERS)
 
 
-def test_occupancy_and_resources(module: CudaModule) -> None:
+def test_occupancy_and_resources(module: LoadedCubin) -> None:
     assert module.occupancy("gather", 256, 0) >= module.occupancy("gather", 1024, 32 * 1024) >= 1
     resources = dict(module.resources)
     assert resources["swap"].smem_bytes >= 1024
-    loaded = cuda.Module(read_file(module.artifact.path), 0)
+    loaded = cuda.CudaModule(read_file(module.artifact.path), 0)
     attributes = loaded.function("gather").attributes()
     assert attributes.registers == resources["gather"].registers
     assert loaded.function("gather").parameter_bytes() in (None, (8, 8, 8, 8, 4))
     loaded.unload()
 
 
-def test_arguments_that_are_not_the_kernels(module: CudaModule) -> None:
+def test_arguments_that_are_not_the_kernels(module: LoadedCubin) -> None:
     tensors = tensors_for()
     plan = Plan((Launch("add_one", (1, 1, 1), (32, 1, 1), 0, ("scratch", "y")),), ())
     if cuda.driver().version >= (12, 4):
@@ -213,7 +213,7 @@ def test_arguments_that_are_not_the_kernels(module: CudaModule) -> None:
 
 
 @pytest.mark.usefixtures("which_launcher")
-def test_a_refused_launch_names_kernel_grid_and_block(module: CudaModule) -> None:
+def test_a_refused_launch_names_kernel_grid_and_block(module: LoadedCubin) -> None:
     plan = Plan((Launch("add_one", (1, 65536, 1), (32, 1, 1), 0, ("scratch", "y", "N")),), ())
     run = module.bind(plan, tensors_for(), NUMBERS)
     with pytest.raises(LaunchError, match=r"(?s)add_one: cuLaunchKernel: CUDA_ERROR_INVALID_VALUE "
@@ -250,8 +250,8 @@ def test_the_driver_and_torch_see_the_same_gpus() -> None:
     assert facts.compute_capability == (properties.major, properties.minor)
 
 
-def test_the_plain_launch(module: CudaModule) -> None:
-    loaded = cuda.Module(read_file(module.artifact.path), 0)
+def test_the_plain_launch(module: LoadedCubin) -> None:
+    loaded = cuda.CudaModule(read_file(module.artifact.path), 0)
     y = torch.full((256,), torch.nan, device="cuda")
     torch.cuda.synchronize()
     pointer, n = ctypes.c_void_p(y.data_ptr()), ctypes.c_int(9)

@@ -9,7 +9,7 @@ import torch
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
-from kgen.launch.cuda import CudaDevice, CudaModule
+from kgen.launch.cuda import CudaDevice, LoadedCubin
 from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.model.digest import digest_of_text
 from kgen.model.plan import Launch, Plan
@@ -28,7 +28,7 @@ HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> CudaModule:
+def module(tmp_path_factory: pytest.TempPathFactory) -> LoadedCubin:
     major, minor = torch.cuda.get_device_capability(0)
     arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
     compiler = open_compiler("nvrtc", [include_dir()], Cache(tmp_path_factory.mktemp("cache")))
@@ -39,7 +39,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> CudaModule:
     return CudaDevice(0).load(outcome)
 
 
-def launch(module: CudaModule, name: str, grid: int, block: int, **tensors: torch.Tensor) -> None:
+def launch(module: LoadedCubin, name: str, grid: int, block: int, **tensors: torch.Tensor) -> None:
     plan = Plan((Launch(name, (grid, 1, 1), (block, 1, 1), 0, tuple(tensors)),), ())
     module.bind(plan, tensors, {})()
     torch.cuda.synchronize()
@@ -50,7 +50,7 @@ def integers(*shape: int, seed: int) -> torch.Tensor:
     return torch.randint(-8, 9, shape, generator=generator, device="cuda").float()
 
 
-def test_tf32_product(module: CudaModule) -> None:
+def test_tf32_product(module: LoadedCubin) -> None:
     a, b, c = integers(2, 16, 8, seed=1), integers(2, 8, 8, seed=2), integers(2, 16, 8, seed=3)
     out = torch.full((2, 2, 16, 8), torch.nan, device="cuda")
     launch(module, "mma_tf32", 1, 64, a=a, b=b, c=c, out=out)
@@ -60,7 +60,7 @@ def test_tf32_product(module: CudaModule) -> None:
 
 @pytest.mark.parametrize("loads", ["", "_ldmatrix"])
 @pytest.mark.parametrize("dtype", list(HALVES))
-def test_half_product(module: CudaModule, dtype: str, loads: str) -> None:
+def test_half_product(module: LoadedCubin, dtype: str, loads: str) -> None:
     a, b, c = integers(2, 16, 16, seed=4), integers(2, 16, 8, seed=5), integers(2, 16, 8, seed=6)
     out = torch.full((2, 2, 16, 8), torch.nan, device="cuda")
     kind = HALVES[dtype]
@@ -71,7 +71,7 @@ def test_half_product(module: CudaModule, dtype: str, loads: str) -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("matrices", [1, 2, 4])
-def test_ldmatrix(module: CudaModule, matrices: int, transposed: bool) -> None:
+def test_ldmatrix(module: LoadedCubin, matrices: int, transposed: bool) -> None:
     values = torch.arange(1, 257, dtype=torch.int16, device="cuda").reshape(4, 8, 8)
     out = torch.zeros(matrices, 32, dtype=torch.int32, device="cuda")
     name = f"ldmatrix_{matrices}{'_trans' if transposed else ''}"
@@ -81,7 +81,7 @@ def test_ldmatrix(module: CudaModule, matrices: int, transposed: bool) -> None:
     assert torch.equal(out, pairs[..., 0] | pairs[..., 1] << 16)
 
 
-def test_splitting(module: CudaModule) -> None:
+def test_splitting(module: LoadedCubin) -> None:
     generator = torch.Generator(device="cuda").manual_seed(3)
     exponents = torch.randint(-100, 100, (4096,), generator=generator, device="cuda")
     x = torch.randn(4096, generator=generator, device="cuda") * torch.pow(2.0, exponents)
@@ -93,7 +93,7 @@ def test_splitting(module: CudaModule) -> None:
     assert (error <= 2.0**-22 * x.double().abs()).all()
 
 
-def test_sums_are_cut_off_towards_zero(module: CudaModule) -> None:
+def test_sums_are_cut_off_towards_zero(module: LoadedCubin) -> None:
     """Which mma.cuh states, and the host layer does: 1 + 1.5 * 2^-24 would round up."""
     a, b = torch.zeros(2, 16, 8, device="cuda"), torch.zeros(2, 8, 8, device="cuda")
     a[:, :, 0], b[:, 0, :] = 1.5 * 2.0**-12, 2.0**-12

@@ -1,8 +1,8 @@
-"""Plans whose kernels overlap give the bits of plans whose kernels do not, however they are called.
+"""Plans give the same bits with and without programmatic dependent launch, however they are called.
 
-The same cubin is launched with and without the property, so any difference is a kernel that read
+The same cubin is launched with and without the attribute, so any difference is a kernel that read
 before it waited, or wrote what was still read: of the kernel before it in its plan, or, where the
-plan's first launch is early, of whatever came before the plan.
+plan's first launch has `pdl`, of whatever precedes the plan.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
+from kgen.build.render import Renderer
 from kgen.catalogue import open_catalogue, profile_named
-from kgen.launch.cuda import CudaDevice, CudaModule
+from kgen.launch.cuda import CudaDevice, LoadedCubin
 from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.model.digest import digest_of_text
 from kgen.model.plan import Launch, Plan, make_plan
 from kgen.model.problem import parse_problem
-from kgen.render import Renderer
 from kgen.worker.binding import Tensors, bind_sets, buffer_sets, shared_scratch
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
         not torch.cuda.is_available() or torch.cuda.get_device_capability(0) < (9, 0),
-        reason="kernels overlap from sm_90 on",
+        reason="programmatic dependent launch takes sm_90",
     ),
 ]
 
@@ -62,22 +62,21 @@ class Case:
 
 
 CASES = [
-    Case(LINEAR, "forward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
-    Case(LINEAR, "forward", "parallel_chunks", f"B=1,H=3,T=1000,E=128,M=128,dtype=bf16,{BEFORE}"),
-    Case(LINEAR, "backward", "parallel_chunks", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
+    Case(LINEAR, "backward", "chunk_parallel", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16"),
+    Case(LINEAR, "backward", "chunk_parallel", f"B=1,H=3,T=1000,E=128,M=128,dtype=bf16,{BEFORE}"),
     *(
-        Case(LINEAR, "forward", "meeting", text, products)
+        Case(LINEAR, "forward", "split_t", text, products)
         for text in (
             "B=2,H=8,T=2048,E=128,M=128,dtype=bf16",
             f"B=1,H=3,T=5000,E=128,M=128,dtype=bf16,{BEFORE}",
         )
         for products in ("mma", "wgmma")
     ),
-    Case(LINEAR, "forward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32"),
-    Case(LINEAR, "backward", "scanned", "B=1,H=8,T=4096,E=64,M=64,dtype=bf16"),
-    Case("wkv5", "backward", "chunked", "B=2,T=512,H=4,K=64,V=64,dtype=bf16"),
-    Case("wkv6", "backward", "chunked", f"B=2,T=1000,H=4,K=64,V=64,dtype=bf16,{BEFORE}"),
-    Case("wkv6", "backward", "chunked", "B=1,T=54,H=32,K=64,V=64,dtype=fp16"),
+    Case(LINEAR, "forward", "chunk_scan", "B=1,H=8,T=4096,E=64,M=64,dtype=fp32,product_dtype=tf32"),
+    Case(LINEAR, "backward", "chunk_scan", "B=1,H=8,T=4096,E=64,M=64,dtype=bf16"),
+    Case("wkv5", "backward", "chunk_loop", "B=2,T=512,H=4,K=64,V=64,dtype=bf16"),
+    Case("wkv6", "backward", "chunk_loop", f"B=2,T=1000,H=4,K=64,V=64,dtype=bf16,{BEFORE}"),
+    Case("wkv6", "backward", "chunk_loop", "B=1,T=54,H=32,K=64,V=64,dtype=fp16"),
 ]
 
 
@@ -111,10 +110,8 @@ class Calls:
         compiler.close()
         assert isinstance(built, Artifact), built
         plan = make_plan(variant, config, problem, gpu)
-        assert any(launch.overlaps for launch in plan.launches)
-        apart = Plan(
-            tuple(replace(x, overlaps=False, early=False) for x in plan.launches), plan.workspaces
-        )
+        assert any(launch.pdl for launch in plan.launches)
+        apart = Plan(tuple(replace(x, pdl=False) for x in plan.launches), plan.workspaces)
         self._plan, self._pass_name, self._problem = plan, pass_name, problem
         device = CudaDevice(0)
         self.module = device.load(built)
@@ -146,7 +143,7 @@ class Calls:
         """Overlapping calls that leave the outputs of all sets, but take the same inputs."""
         return self._bound(self._plan, [{**tensors, **inputs} for tensors in self.sets])
 
-    def poison(self) -> None:
+    def fill_with_nan(self) -> None:
         """Fill outputs and scratch with NaN."""
         for tensors in self.sets:
             for name in self.outputs:
@@ -175,7 +172,7 @@ def calls(request: pytest.FixtureRequest) -> Calls:
 @pytest.fixture
 def wanted(calls: Calls) -> list[torch.Tensor]:
     """What the kernels give one after the other."""
-    calls.poison()
+    calls.fill_with_nan()
     for call in calls.apart:
         call()
         torch.cuda.synchronize()
@@ -192,7 +189,7 @@ def equal(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
 
 
 def test_a_call_by_itself(calls: Calls, wanted: list[torch.Tensor]) -> None:
-    calls.poison()
+    calls.fill_with_nan()
     for call in calls.overlapping:
         call()
         torch.cuda.synchronize()
@@ -200,7 +197,7 @@ def test_a_call_by_itself(calls: Calls, wanted: list[torch.Tensor]) -> None:
 
 
 def test_many_calls_back_to_back(calls: Calls, wanted: list[torch.Tensor]) -> None:
-    calls.poison()
+    calls.fill_with_nan()
     for _ in range(CALLS):
         for call in calls.overlapping:
             call()
@@ -210,12 +207,12 @@ def test_many_calls_back_to_back(calls: Calls, wanted: list[torch.Tensor]) -> No
 @pytest.mark.parametrize("products", ["mma", "wgmma"])
 def test_several_streams_at_once(products: str) -> None:
     """Blocks of several kernels that wait for blocks of their own have room between them all."""
-    case = Case(LINEAR, "forward", "meeting", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16", products)
+    case = Case(LINEAR, "forward", "split_t", "B=2,H=8,T=2048,E=128,M=128,dtype=bf16", products)
     skip_unless_it_runs(case)
     several = [Calls(case) for _ in range(6)]
     streams = [torch.cuda.Stream() for _ in several]  # type: ignore[no-untyped-call]
     for each in several:
-        each.poison()
+        each.fill_with_nan()
     torch.cuda.synchronize()
     for _ in range(CALLS // 4):
         for each, stream in zip(several, streams, strict=True):
@@ -224,7 +221,7 @@ def test_several_streams_at_once(products: str) -> None:
                     call()
     found = [each.results() for each in several]
     for each, results in zip(several, found, strict=True):
-        each.poison()
+        each.fill_with_nan()
         for call in each.apart:
             call()
             torch.cuda.synchronize()
@@ -236,7 +233,7 @@ def test_inputs_that_are_made_right_before_on_another_stream(
 ) -> None:
     """The first kernel of a plan reads nothing before what made its inputs has ended."""
     kept = [{name: t.clone() for name, t in inputs.items()} for inputs in calls.inputs()]
-    calls.poison()
+    calls.fill_with_nan()
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
@@ -252,12 +249,12 @@ def test_inputs_that_are_made_right_before_on_another_stream(
 
 # Spoils an input, makes it long after that, and lets the next kernel begin before both.
 MAKER = """\
-#include "kgen/dependent_launch.cuh"
+#include "kgen/primitives/pdl.cuh"
 
 extern "C" __global__ void make_late(const int* from, volatile int* to, long long words,
                                      long long cycles) {
-    kgen::wait_for_earlier_kernel();
-    kgen::let_next_kernel_start();
+    kgen::griddepcontrol_wait();
+    kgen::griddepcontrol_launch_dependents();
     const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const long long threads = (long long)gridDim.x * blockDim.x;
     for (long long i = first; i < words; i += threads) to[i] = -1;  // NaN in every dtype
@@ -271,7 +268,7 @@ CYCLES = 40_000  # that the makers wait, 20 us and more: what overlaps them coul
 
 
 @pytest.fixture(scope="module")
-def maker() -> CudaModule:
+def maker() -> LoadedCubin:
     major, minor = torch.cuda.get_device_capability(0)
     compiler = open_compiler("nvrtc", [include_dir()])
     rendered = Rendered("test/make_late", MAKER, digest_of_text(MAKER))
@@ -281,20 +278,20 @@ def maker() -> CudaModule:
     return CudaDevice(0).load(built)
 
 
-def make_late(maker: CudaModule, wanted: torch.Tensor, made: torch.Tensor) -> Callable[[], None]:
+def make_late(maker: LoadedCubin, wanted: torch.Tensor, made: torch.Tensor) -> Callable[[], None]:
     """What leaves `wanted` in `made`. Its few small blocks leave room for other kernels."""
     assert wanted.is_contiguous()
     assert made.is_contiguous()
     words, odd = divmod(wanted.numel() * wanted.element_size(), 4)
     assert odd == 0
     launch = Launch("make_late", (64, 1, 1), (256, 1, 1), 0, ("wanted", "made", words, CYCLES),
-                    early=True)  # fmt: skip
+                    pdl=True)  # fmt: skip
     return maker.bind(Plan((launch,), ()), {"wanted": wanted, "made": made}, {})
 
 
 @pytest.mark.parametrize("in_graph", [False, True], ids=["stream", "graph"])
 def test_inputs_that_kernels_right_before_make_while_all_overlap(
-    calls: Calls, wanted: list[torch.Tensor], maker: CudaModule, in_graph: bool
+    calls: Calls, wanted: list[torch.Tensor], maker: LoadedCubin, in_graph: bool
 ) -> None:
     """No launch is an ordinary one, so nothing but their waits keeps kernels from stale inputs.
 
@@ -316,7 +313,7 @@ def test_inputs_that_kernels_right_before_make_while_all_overlap(
         with torch.cuda.graph(graph):
             run()
     for _ in range(5):
-        calls.poison()
+        calls.fill_with_nan()
         torch.cuda.synchronize()
         graph.replay() if in_graph else run()
         assert equal(calls.results(), wanted)
@@ -329,7 +326,7 @@ def test_a_graph(calls: Calls, wanted: list[torch.Tensor]) -> None:
             for call in calls.overlapping:
                 call()
     for replays in (1, CALLS):
-        calls.poison()
+        calls.fill_with_nan()
         for _ in range(replays):
             graph.replay()
         assert equal(calls.results(), wanted)

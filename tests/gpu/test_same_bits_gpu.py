@@ -1,6 +1,6 @@
-"""Linear attention's blocks that meet, and its warpgroups, give the same bits in every call.
+"""linear_attention's split_t and wgmma_split_bf16 give the same bits in every call.
 
-What is read too late or too early, from a workspace or shared memory, differs from call to call.
+A value read too late or too early, from a workspace or shared memory, differs from call to call.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import torch
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
+from kgen.build.render import Renderer
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.launch.cuda import CudaDevice
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.plan import make_plan
 from kgen.model.problem import parse_problem
-from kgen.render import Renderer
 from kgen.search.feasible import is_feasible
 from kgen.worker.binding import bind_sets, buffer_sets, shared_scratch
 
@@ -23,29 +23,29 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
         not torch.cuda.is_available() or torch.cuda.get_device_capability(0) < (9, 0),
-        reason="blocks that meet overlap kernels, which GPUs do from sm_90 on",
+        reason="programmatic dependent launch came with sm_90",
     ),
 ]
 
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
-MEETING = (
+SPLIT_T = (
     "B=2,H=8,T=2048,E=128,M=128,dtype=bf16",
     f"B=1,H=3,T=5000,E=128,M=128,dtype=bf16,{BEFORE},{BEHIND}",
     f"B=1,H=8,T=4096,E=64,M=64,dtype=bf16,{BEHIND}",
 )
 TF32 = "dtype=fp32,product_dtype=tf32"
-WARPGROUPS = (
+WGMMA_SPLIT_BF16 = (
     "B=8,H=16,T=4096,E=64,M=64,dtype=fp32",
     f"B=8,H=16,T=4096,E=64,M=64,{TF32}",
     f"B=4,H=16,T=1000,E=40,M=64,dtype=fp32,{BEFORE},{BEHIND}",
 )
 # Pass, variant, what multiplies where there is a choice, problem.
 CASES = [
-    *(("forward", "meeting", products, text) for products in ("mma", "wgmma") for text in MEETING),
+    *(("forward", "split_t", products, text) for products in ("mma", "wgmma") for text in SPLIT_T),
     *(
-        (pass_name, "warpgroups", None, text)
+        (pass_name, "wgmma_split_bf16", None, text)
         for pass_name in ("forward", "backward")
-        for text in WARPGROUPS
+        for text in WGMMA_SPLIT_BF16
     ),
 ]
 

@@ -10,7 +10,7 @@ from wgmma_cases import BYTES, INSIDE, PRODUCTS, THREADS, operands, operands_ins
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
-from kgen.launch.cuda import CudaDevice, CudaModule
+from kgen.launch.cuda import CudaDevice, LoadedCubin
 from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.model.digest import digest_of_text
 from kgen.model.plan import Launch, Plan
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> CudaModule:
+def module(tmp_path_factory: pytest.TempPathFactory) -> LoadedCubin:
     compiler = open_compiler("nvrtc", [include_dir()], Cache(tmp_path_factory.mktemp("cache")))
     text = SOURCE.read_text(encoding="utf-8")
     [outcome] = compiler.build(
@@ -39,21 +39,21 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> CudaModule:
     return CudaDevice(0).load(outcome)
 
 
-def launch(module: CudaModule, name: str, **tensors: torch.Tensor) -> None:
+def launch(module: LoadedCubin, name: str, **tensors: torch.Tensor) -> None:
     plan = Plan((Launch(name, (1, 1, 1), (THREADS, 1, 1), BYTES, tuple(tensors)),), ())
     module.bind(plan, tensors, {})()
     torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_product(module: CudaModule, name: str) -> None:
+def test_product(module: LoadedCubin, name: str) -> None:
     a, b, c, wanted = operands(name)
     out = torch.full_like(wanted, torch.nan).cuda()
     launch(module, name, a=a.cuda(), b=b.cuda(), c=c.cuda(), out=out)
     assert torch.equal(out.cpu(), wanted)
 
 
-def test_operands_that_begin_inside_a_panel(module: CudaModule) -> None:
+def test_operands_that_begin_inside_a_panel(module: LoadedCubin) -> None:
     a, b, wanted = operands_inside()
     out = torch.full_like(wanted, torch.nan).cuda()
     launch(module, INSIDE, a=a.cuda(), b=b.cuda(), out=out)

@@ -39,105 +39,79 @@ class Excuse:
 _VECTORS = "columns come in whole vectors, of which none starts at the row's last element"
 _SHORTCUT = "the clause only spares the compiler the exact test behind it"
 _NO_ROW = "one more turn, in which every row is past the end and is left out"
-_ONE_TILE_ROW = "a tile is one row, and a tile that exists has it"
-_NOT_STORED = "what lies behind the last row is computed, but never leaves the block"
 _NAN_STAYS = "a NaN in x makes the row's scale NaN, so the product is NaN all the same"
 _SAME_ORDER = "rows that the loop of eight loads leaves out, the next loop adds, in the same order"
-_WHOLE_SWEEPS = "N is a multiple of 32, and a piece is whole sweeps of the block: there is no tail"
-_ONE_TEAM = "the block is one team"
+_WHOLE_SWEEPS = "N is a multiple of 32, and each thread has as many vectors of a chunk: no tail"
 _ONE_GROUP = "the block is one group"
 _ONCE = "each scratch is used by one call per launch"
 _COARSE = (
     "16-bit outputs: the definition in that dtype loses as much, which is the bound; found in fp32"
 )
-_ONE_PIECE = (
-    "a row is one piece: the barrier in the next row's sums comes before its stage is filled anew"
+_ONE_CHUNK = (
+    "a row is one chunk: the barrier in the next row's sums comes before its stage is filled anew"
 )
 _RSTD_GIVEN = "rstd is an input, so nobody asks for the sum of squares"
-_UNFENCED = (
-    "the host layer does not model when a new mbarrier is shown to the copy engine; needs a host "
-    "branch in bulk.cuh, whose text is part of every record's key"
-)
 
 EXCUSES = (
     # loops and guards
     Excuse("*", "tighten bound", "first < [kN => kN - 1]", _VECTORS),
     Excuse("*two_*", "tighten bound", "column < [kN => kN - 1]", _VECTORS),
-    Excuse("back_two_passes", "tighten bound", "column >= [kN => kN - 1]", _VECTORS),
+    Excuse("back_two_pass", "tighten bound", "column >= [kN => kN - 1]", _VECTORS),
     Excuse("*", "tighten bound", "[own.vectors_end => own.vectors_end - 1]", _VECTORS),
     Excuse("*", "tighten bound", "[<= => <] kN ||", _SHORTCUT),
     Excuse("*", "loosen bound", "for (; block_row [< => <=] M", _NO_ROW),
     Excuse("*", "loosen bound", "for (; block_row < [M => M + 1]", _NO_ROW),
     Excuse("*two_*", "loosen bound", "int tile = 0; tile [< => <=] kTiles", _NO_ROW),
     Excuse("*two_*", "loosen bound", "int tile = 0; tile < [kTiles => kTiles + 1]", _NO_ROW),
-    Excuse("back_two_passes", "loosen bound", "row0 [< => <=] M", _NO_ROW),
-    Excuse("back_two_passes", "loosen bound", "row0 < [M => M + 1]", _NO_ROW),
+    Excuse("back_two_pass", "loosen bound", "row0 [< => <=] M", _NO_ROW),
+    Excuse("back_two_pass", "loosen bound", "row0 < [M => M + 1]", _NO_ROW),
     Excuse("back_bulk", "loosen bound", "kN", _WHOLE_SWEEPS),
     Excuse("back_bulk", "drop guard", "[ && n < kN => ]", _WHOLE_SWEEPS),
     Excuse("back_bulk", "drop guard", "[inside(step) => true]", _WHOLE_SWEEPS),
-    Excuse("bulk_block", "drop guard", "[kgen::min<kgen::i64>(kTileRows", _ONE_TILE_ROW),
-    Excuse("bulk_block", "drop guard", "if ([row >= rows || => ]", _ONE_TILE_ROW),
-    Excuse("bulk_*", "loosen bound", "if (row [< => <=] rows", _NOT_STORED),
-    Excuse("bulk_*", "drop guard", "if ([row < rows && => ]", _NOT_STORED),
-    Excuse("bulk_warps", "loosen bound", "if (row [>= => >] rows", _NOT_STORED),
-    Excuse("bulk_warps", "drop guard", "if ([row >= rows || => ]", _NOT_STORED),
-    Excuse("ring", "drop guard", "if ([!exists || => ]!inside(step, fi", _ONE_GROUP),
-    Excuse("ring_groups", "drop guard", "if ([!exists || => ]!inside(step, fi$", _NOT_STORED),
-    Excuse("*ragged", "wrong row stride", "(lane, x + row [* x_stride_M => * kN]",
+    Excuse("*unaligned", "wrong row stride", "(lane, x + row [* x_stride_M => * kN]",
            "only the address modulo a vector counts there, and the guard makes that the same"),
     Excuse("back_registers", "tighten bound", "RowLanes < [rows => rows - 1]", _SAME_ORDER),
     # places
-    Excuse("bulk_block", "wrong column or place", "[team * (kStages * kTileVectors) => 0]",
-           _ONE_TEAM),
-    Excuse("bulk_block", "wrong column or place", "[= barriers[team]; => = barriers[0];]",
-           _ONE_TEAM),
-    Excuse("ring", "wrong column or place", "=> scratch_.partial[half_];]", _ONE_GROUP),
     Excuse("softmax", "wrong column or place", "=> scratch_.partial[half_];]", _ONE_GROUP),
     Excuse("softmax", "stale value", "[half_ ^= 1; => ;]", _ONCE),
     Excuse("back_bulk*", "drop barrier", "[kgen::sync_warp(); => ;] #2",
            "it only brings the warp together again behind its elected thread's wait"),
-    Excuse("back_bulk_warps", "drop barrier", "[kgen::sync_warp(); => ;]", _ONE_PIECE),
-    Excuse("back_bulk_warps", "drop wait", "mbarrier_wait(ring.empty", _ONE_PIECE),
+    Excuse("back_bulk_warps", "drop barrier", "[kgen::sync_warp(); => ;]", _ONE_CHUNK),
+    Excuse("back_bulk_warps", "drop wait", "mbarrier_wait(ring.empty", _ONE_CHUNK),
     Excuse("back_bulk_warps", "weaken wait", "(wraps ? 1u : 0u)",
-           "a row of one piece never goes on in the ring's first stage"),
+           "a row of one chunk never goes on in the ring's first stage"),
     Excuse("softmax", "drop barrier", "[sync_block(); => ;] #2$", _ONCE),
     # launches
     Excuse("*naive", "wrong row", "[row += gridDim.x => row += gridDim.x + 1]",
            "up to 2^31 - 1 rows there is a block per row, and no second turn"),
     Excuse("*naive", "wrong launch", "one block more", _NO_ROW),
     Excuse("registers_*", "wrong launch", "one block more", _NO_ROW),
-    Excuse("ring*", "wrong launch", "one block more", _NO_ROW),
-    Excuse("bulk_*", "wrong launch", "one block more", _NO_ROW),
-    Excuse("ring*", "wrong launch", "less shared memory",
-           "the last vectors of the ring belong to lanes beyond the row, which stay out"),
     # values
     Excuse("*", "drop special values", "[value * scale => (value", _NAN_STAYS),
-    Excuse("softmax", "drop special values", "kgen/warp.cuh",
+    Excuse("softmax", "drop special values", "kgen/primitives/warp.cuh",
            "a NaN that the maximum drops still makes its own exponential and the sum NaN"),
-    Excuse("two_reads", "forget an addend or a result", "[rstd[row] = scale;",
+    Excuse("two_pass", "forget an addend or a result", "[rstd[row] = scale;",
            "nobody asks for rstd"),
     Excuse("back_registers", "drop special values", "? [kgen::fma(x_edge, x_edge,",
            "whole vectors cover the row, so x_edge is always zero"),
     Excuse("back_bulk", "drop special values", "[kgen::fma(values[i], values[i],", _RSTD_GIVEN),
-    Excuse("back_ragged", "drop special values", "[kgen::fma(values[i], values[i],", _RSTD_GIVEN),
-    Excuse("back_ragged", "round the accumulator", "squares[i % 2])", _RSTD_GIVEN),
-    Excuse("bulk_direct", "round the result", "", "bf16's definition rounds there as well"),
+    Excuse("back_unaligned", "drop special values", "[kgen::fma(values[i], values[i],",
+           _RSTD_GIVEN),
+    Excuse("back_unaligned", "round the accumulator", "squares[i % 2])", _RSTD_GIVEN),
     Excuse("back_bulk_warps", "round the result", "", "bf16's definition rounds there as well"),
     Excuse("back_bulk_warps", "wrong divisor", "=> 1.0f / (kN - 1)", _COARSE, Fate.UNSEEN),
     Excuse("back_bulk_warps", "wrong divisor", "sums[0] * scale * ([1.0f / kN =>", _COARSE,
            Fate.UNSEEN),
-    Excuse("bulk_direct", "wrong divisor", "=> 1.0f / (kN - 1)", _COARSE, Fate.UNSEEN),
-    Excuse("two_reads", "wrong divisor", "=> 1.0f / (kN - 1)", _COARSE, Fate.UNSEEN),
+    Excuse("two_pass", "wrong divisor", "=> 1.0f / (kN - 1)", _COARSE, Fate.UNSEEN),
+    Excuse("back_bulk_warps", "wrong conversion", "(pair & 0xffff0000u) => bit_cast<float>(pair)]",
+           _COARSE, Fate.UNSEEN),
+    Excuse("back_bulk_warps", "wrong conversion", "[if ((bits & 0x7fffffffu) > 0x7f800000u)",
+           "the NaN that fp32 arithmetic makes is still NaN when it is rounded like a number"),
     # what the host layer cannot tell
-    Excuse("bulk_[wd]*", "drop barrier", "constexpr (kTeamIsWarp) [kgen::sync_warp(); => ;]",
-           "the shuffles before it make the lanes meet; what is lost is the order of their memory "
-           "accesses, which one fiber after another always keeps", Fate.UNSEEN),
     Excuse("back_bulk", "drop barrier", "[kgen::sync_warp(); => ;]$",
-           "a lane would have to fall a piece behind its warp's first one, and the host layer's "
+           "a lane would have to fall a chunk behind its warp's first one, and the host layer's "
            "orders are fair: each thread has its turn before any has a second", Fate.UNSEEN),
     Excuse("back_registers", "wrong row", "[row += kAhead * RowLanes =>",
            "of 120 blocks' sums the loop takes one turn; 129 would show it, as many as an H200 has",
-           Fate.UNSEEN),
-    Excuse("bulk_*", "drop fence or commit", "[kgen::mbarrier_init_fence();", _UNFENCED,
            Fate.UNSEEN),
 )  # fmt: skip

@@ -33,8 +33,8 @@ from kgen.launch.host import HostDevice
 from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered
 from kgen.model.digest import digest_of_text
 from kgen.model.plan import Launch, Plan
+from kgen.trial.host_runs import RUNS
 from kgen.worker.messages import Candidate, Setup, Trial
-from kgen.worker.proof import RUNS
 from kgen.worker.runner import Runner
 
 TIME_LIMIT_S = 30.0
@@ -69,6 +69,7 @@ def mechanism_of(reason: str) -> Mechanism:
         "was modified": Mechanism.INPUT,
         "differs between launches": Mechanism.DIFFERS,
         "out of bound": Mechanism.NUMBERS,
+        "is off on average": Mechanism.NUMBERS,
     }
     return next(mechanism for sign, mechanism in signs.items() if sign in text)
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kgen.assets import include_dir
+from kgen.build.render import Renderer
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.catalogue.catalogue import Entry
 from kgen.model.artifact import Rendered
@@ -15,7 +16,6 @@ from kgen.model.config import Config, Value
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem, parse_problem
 from kgen.model.space import Variant
-from kgen.render import Renderer
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "softmax"
 
@@ -85,7 +85,6 @@ def _catalogue_entry(operator: str) -> Entry:
 _ALL_OPTIONS = "dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32"
 _PLAIN: dict[str, Value] = {"store_cache": "normal", "min_blocks": 1}
 _REGISTERS: dict[str, Value] = {"vec": 4, "load_cache": "normal", **_PLAIN}
-_BULK: dict[str, Value] = {"stages": 3, "load_policy": "normal", **_PLAIN}
 
 # An odd number of rows, and of columns no multiple of a group's sweep or of 32: every tail is run.
 SUBJECTS = (
@@ -93,64 +92,34 @@ SUBJECTS = (
             f"M=37,N=203,{_ALL_OPTIONS}"),
     Subject(
         "registers_once", "rmsnorm", "rows_in_registers",
-        {"lanes_per_row": 16, "groups_per_block": 4, "rows_per_group": 2, "weight": "late",
-         "persistent": False, "prefetch": False, **_REGISTERS},
-        f"M=69,N=200,{_ALL_OPTIONS}", ("kgen/warp.cuh", "kgen/memory.cuh"),
+        {"lanes_per_row": 16, "groups_per_block": 4, "rows_per_group": 2,
+         "weight_load": "after_reduction", "persistent": False, "prefetch": False, **_REGISTERS},
+        f"M=69,N=200,{_ALL_OPTIONS}", ("kgen/primitives/warp.cuh", "kgen/primitives/memory.cuh"),
     ),
     Subject(
         "registers_prefetch", "rmsnorm", "rows_in_registers",
-        {"lanes_per_row": 64, "groups_per_block": 2, "rows_per_group": 1, "weight": "resident",
+        {"lanes_per_row": 64, "groups_per_block": 2, "rows_per_group": 1, "weight_load": "resident",
          "persistent": True, "prefetch": True, **_REGISTERS},
-        "M=37,N=388,dtype=fp32", ("kgen/block.cuh",),
-    ),
-    Subject(
-        "ring", "rmsnorm", "async_ring",
-        {"lanes_per_row": 64, "groups_per_block": 1, "vec": 4, "stages": 3,
-         "resident_weight": False, "min_blocks": 1, "store_cache": "normal"},
-        "M=37,N=388,dtype=fp32", ("kgen/block.cuh",),
-    ),
-    Subject(
-        "ring_groups", "rmsnorm", "async_ring",
-        {"lanes_per_row": 16, "groups_per_block": 4, "vec": 4, "stages": 3,
-         "resident_weight": True, "min_blocks": 1, "store_cache": "normal"},
-        "M=37,N=200,dtype=fp32",
-    ),
-    Subject(
-        "bulk_block", "rmsnorm", "bulk_rows",
-        {"lanes_per_row": 64, "groups_per_block": 1, "rows_per_group": 1, "store": "bulk",
-         "resident_weight": True, **_BULK},
-        "M=37,N=388,dtype=fp32",
-    ),
-    Subject(
-        "bulk_warps", "rmsnorm", "bulk_rows",
-        {"lanes_per_row": 16, "groups_per_block": 4, "rows_per_group": 2, "store": "bulk",
-         "resident_weight": True, **_BULK},
-        "M=37,N=200,dtype=fp32",
-    ),
-    Subject(
-        "bulk_direct", "rmsnorm", "bulk_rows",
-        {"lanes_per_row": 16, "groups_per_block": 4, "rows_per_group": 2, "store": "direct",
-         "resident_weight": True, **_BULK},
-        "M=37,N=200,dtype=bf16,w_dtype=fp32", ("kgen/types.cuh",),
+        "M=37,N=388,dtype=fp32", ("kgen/primitives/block.cuh",),
     ),
     Subject(
         "smem_tree", "rmsnorm", "row_in_smem",
-        {"threads": 64, "vec": 4, "reduction": "tree", "copy": "registers"},
+        {"threads": 64, "vec": 4, "reduction": "tree"},
         "M=37,N=200,dtype=fp32",
     ),
     Subject(
-        "smem_async", "rmsnorm", "row_in_smem",
-        {"threads": 64, "vec": 4, "reduction": "shuffle", "copy": "async"},
+        "smem_shuffle", "rmsnorm", "row_in_smem",
+        {"threads": 64, "vec": 4, "reduction": "shuffle"},
         "M=37,N=200,dtype=fp32",
     ),
     Subject(
-        "two_reads", "rmsnorm", "two_reads",
-        {"threads": 32, "vec": 8, "unroll": 1, "backward": True, "load_cache": "normal",
+        "two_pass", "rmsnorm", "two_pass",
+        {"threads": 32, "vec": 8, "unroll": 1, "reverse": True, "load_cache": "normal",
          "reread_cache": "normal", "store_cache": "normal"},
-        "M=37,N=1000,dtype=fp16", ("kgen/types.cuh", "kgen/memory.cuh"),
+        "M=37,N=1000,dtype=fp16", ("kgen/primitives/types.cuh", "kgen/primitives/memory.cuh"),
     ),
     Subject(
-        "ragged", "rmsnorm", "ragged_rows",
+        "unaligned", "rmsnorm", "unaligned_rows",
         {"lanes_per_row": 32, "groups_per_block": 2, "vec": 4, "prefetch": False,
          "load_cache": "normal", "store_cache": "normal", "min_blocks": 1},
         f"M=37,N=203,{_ALL_OPTIONS}",
@@ -160,38 +129,38 @@ SUBJECTS = (
         "back_registers", "rmsnorm", "rows_in_registers",
         {"lanes_per_row": 32, "groups_per_block": 1, "vec": 4, "resident_weight": False,
          "prefetch": False, "load_cache": "normal", **_PLAIN},
-        "M=300,N=100,dtype=fp32", ("kgen/columns.cuh",), "backward", sm_count=120,
+        "M=300,N=100,dtype=fp32", ("kgen/rows/columns.cuh",), "backward", sm_count=120,
     ),
     Subject(
-        "back_ragged", "rmsnorm", "rows_in_registers",
+        "back_unaligned", "rmsnorm", "rows_in_registers",
         {"lanes_per_row": 32, "groups_per_block": 2, "vec": 4, "resident_weight": True,
          "prefetch": True, "load_cache": "normal", **_PLAIN},
         f"M=37,N=203,{_ALL_OPTIONS}", (), "backward",
     ),
     Subject(
         "back_bulk", "rmsnorm", "bulk_rows",
-        {"threads": 64, "pieces": 2, "stages": 3, "weight": "registers", "load_policy": "normal",
-         **_PLAIN},
+        {"threads": 64, "copies_per_row": 2, "stages": 3, "weight_memory": "registers",
+         "load_policy": "normal", **_PLAIN},
         f"M=37,N=512,{_ALL_OPTIONS}", (), "backward",
     ),
     Subject(
         "back_bulk_warps", "rmsnorm", "bulk_rows",
-        {"threads": 64, "pieces": 1, "stages": 3, "weight": "shared", "load_policy": "normal",
-         **_PLAIN},
-        "M=37,N=392,dtype=bf16", (), "backward",
+        {"threads": 64, "copies_per_row": 1, "stages": 3, "weight_memory": "shared",
+         "load_policy": "normal", **_PLAIN},
+        "M=37,N=392,dtype=bf16", ("kgen/primitives/types.cuh",), "backward",
     ),
     Subject(
-        "back_two_passes", "rmsnorm", "two_passes",
-        {"row_threads": 128, "tile_threads": 64, "vec": 4, "unroll": 2, "splits": 4,
+        "back_two_pass", "rmsnorm", "two_pass",
+        {"row_threads": 128, "tile_threads": 64, "vec": 4, "unroll": 2, "row_splits": 4,
          "load_cache": "normal", "store_cache": "normal"},
         "M=37,N=200,dtype=fp32", (), "backward",
     ),
     Subject(
-        "back_naive", "rmsnorm", "naive", {"threads": 64, "split": 8},
+        "back_naive", "rmsnorm", "naive", {"threads": 64, "row_splits": 8},
         "M=37,N=203,dtype=fp32,residual_dtype=fp32", (), "backward",
     ),
     Subject(
         "softmax", "softmax", "block_per_row", {"threads": 64}, "M=37,N=203,dtype=fp32",
-        ("kgen/block.cuh", "kgen/warp.cuh"),
+        ("kgen/primitives/block.cuh", "kgen/primitives/warp.cuh"),
     ),
 )

@@ -11,13 +11,13 @@ from torch import Tensor
 THREADS = 256  # two warpgroups
 BYTES = 96 * 1024  # of dynamic shared memory: more than any kernel here needs
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-# Type, N, and what K runs along in A and in B. Of `bf16_32_*_rows` the second group's B begins at
-# column 32, inside a panel. A along columns goes on by 16 columns, in a panel and to the next one.
+# Type, N, and the major dimension of A and of B. Of `bf16_32_*_MN` the second group's B begins at
+# column 32, inside a panel. A K-major operand moves by 16 columns, also to the next panel.
 PRODUCTS = (
-    "bf16_32_columns_columns", "bf16_32_columns_rows", "bf16_32_rows_rows",
-    "bf16_64_columns_columns", "bf16_64_columns_rows", "bf16_64_rows_columns", "bf16_64_rows_rows",
-    "bf16_128_columns_columns", "bf16_128_columns_rows", "bf16_128_rows_rows",
-    "fp16_64_columns_rows", "fp16_128_rows_rows",
+    "bf16_32_K_K", "bf16_32_K_MN", "bf16_32_MN_MN",
+    "bf16_64_K_K", "bf16_64_K_MN", "bf16_64_MN_K", "bf16_64_MN_MN",
+    "bf16_128_K_K", "bf16_128_K_MN", "bf16_128_MN_MN",
+    "fp16_64_K_MN", "fp16_128_MN_MN",
 )  # fmt: skip
 INSIDE = "begins_inside"  # both at once: operands from column 32 of a panel on, by 16 columns
 
@@ -30,13 +30,13 @@ def integers(*shape: int, seed: int) -> Tensor:
 
 def operands(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A and B as the kernel of `PRODUCTS` wants them, C, and what must come out."""
-    dtype, n, along_a, along_b = name.split("_")
+    dtype, n, major_a, major_b = name.split("_")
     a, b = integers(64, 128, seed=1), integers(128, 2 * int(n), seed=2)
     c = integers(64, 2 * int(n), seed=3)
     kind = HALVES[dtype]
     return (
-        (a if along_a == "columns" else a.T).contiguous().to(kind),
-        (b if along_b == "rows" else b.T).contiguous().to(kind),
+        (a if major_a == "K" else a.T).contiguous().to(kind),
+        (b if major_b == "MN" else b.T).contiguous().to(kind),
         c,
         c + 2 * (a @ b),
     )

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,8 +18,9 @@ from kgen.model.config import Config
 from kgen.model.plan import Plan
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record, Timing
-from kgen.tune.ahead import Build
-from kgen.worker import Session, TrialOutcome
+from kgen.trial import Session
+from kgen.tune.builds_ahead import Build
+from kgen.worker import TrialOutcome
 
 PROBLEM = Problem((("M", 8),), ())
 
@@ -35,6 +37,7 @@ class FakeSession:
     entry = SimpleNamespace(operator=SimpleNamespace(name="op"))
     pass_name = "forward"
     gpu = profile_named("h200")
+    definition = ""
 
     def __init__(self, folder: Path, us: dict[str, float], slow: tuple[str, ...] = ()) -> None:
         self.journal = Journal(folder / "h200.trials.jsonl")
@@ -45,6 +48,8 @@ class FakeSession:
         self.on_run: Callable[[Config], None] = lambda config: None
         self._waiting: list[tuple[Build, Artifact]] = []
         self._lock = threading.Lock()
+        self.edition = ""  # of all texts, and of all codes
+        self.code_edition = ""
 
     def as_session(self) -> Session:
         """For the checker of types."""
@@ -83,8 +88,20 @@ class FakeSession:
         of_another = "" if problem == PROBLEM else f" {problem}"
         return Rendered("op", "", f"{config.variant}{config.as_dict()['place']}{of_another}")
 
-    def key(self, rendered: Rendered, config: Config, problem: Problem) -> str:
-        return f"key of {rendered.digest}"
+    def text_key(self, rendered: Rendered, config: Config, problem: Problem) -> str:
+        return f"key of {rendered.digest}{self.edition}"
+
+    def key(
+        self, rendered: Rendered, artifact: Artifact, config: Config, problem: Problem
+    ) -> str:
+        return f"code of {rendered.digest}{self.code_edition}"
+
+    def guards(self, config: Config) -> str:
+        return ""
+
+    def refusal(self, *args: object) -> str:
+        """None of these kernels keeps anything between launches."""
+        return ""
 
     def build(self, rendered: Rendered) -> Build:
         name = rendered.digest
@@ -128,13 +145,20 @@ class FakeSession:
         config: Config,
         problem: Problem,
         rendered: Rendered,
-        key: str,
         outcome: TrialOutcome,
         artifact: Artifact | None = None,
     ) -> Record:
         record = Record(
-            key, "op", "forward", str(problem), "h200", config, outcome.fate, outcome.reason,
-            timing=outcome.timing,
+            self.key(rendered, artifact, config, problem) if artifact else "",
+            "op", "forward", str(problem), "h200", config, outcome.fate, outcome.reason,
+            text_key=self.text_key(rendered, config, problem), timing=outcome.timing,
         )
         self.journal.append(record)
         return record
+
+    def renew(
+        self, record: Record, config: Config, problem: Problem, rendered: Rendered
+    ) -> Record:
+        found = replace(record, config=config, text_key=self.text_key(rendered, config, problem))
+        self.journal.append(found)
+        return found

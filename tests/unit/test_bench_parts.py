@@ -10,39 +10,46 @@ import pytest
 
 from kgen.assets import include_dir
 from kgen.bench import (
-    Choice,
-    Climb,
-    Contest,
-    Kernel,
+    BenchReport,
+    ChosenConfig,
+    LadderResult,
+    LadderStepResult,
+    PeerComparison,
     PeerTime,
-    Rung,
-    climb,
-    print_climb,
-    print_contest,
-    run_contest,
-    run_profile,
+    TimedKernel,
+    load_bench,
+    print_comparison,
+    print_ladder,
+    write_bench,
 )
+from kgen.bench.ladder import run_ladder
+from kgen.bench.peer_comparison import compare_with_peers
+from kgen.bench.profile import run_profile
 from kgen.build import open_compiler
 from kgen.catalogue import open_catalogue, profile_named
+from kgen.check import Sizes
 from kgen.errors import BenchError, RecordError
 from kgen.model.config import Config
 from kgen.model.problem import Problem, parse_problem
 from kgen.model.record import Fate, OutputAccuracy, Timing
 from kgen.report import Environment
-from kgen.worker import Finals, FinalsOutcome, PeerNames, Session, Setup, Trial, TrialOutcome
+from kgen.trial import Session
+from kgen.worker import Finals, FinalsOutcome, PeerNames, Setup, Trial, TrialOutcome
 from kgen.worker.runner import Runner
-from kgen.workflow import BenchReport, load_bench, write_bench
 
 HOST = profile_named("host")
 ENTRY = open_catalogue().entry("rmsnorm")
 LADDER = ENTRY.space.ladder
+# Of input sets: kernels are checked elsewhere, benches are here.
+FEW_BYTES = Sizes(small=2**12, quick=2**12, pool=2**14, fresh=1)
 
 
 class Watched(Runner):
     """A worker in this process that notes what it was asked to time, and can find all wrong."""
 
     def __init__(self) -> None:
-        super().__init__(ENTRY.operator, Setup("rmsnorm", (), HOST, 0, seed=1))
+        setup = Setup("rmsnorm", (), HOST, 0, seed=1)
+        super().__init__(ENTRY.operator, setup, FEW_BYTES)
         self.timed: list[Finals] = []
         self.certified: list[Config] = []
         self.verdict: TrialOutcome | None = None
@@ -52,8 +59,8 @@ class Watched(Runner):
         assert not trial.measure
         self.certified.append(trial.candidate.config)
         outcome = self.verdict or super().trial(trial)
-        # On a CPU a third launch would be the second again.
-        assert outcome.evidence is None or outcome.evidence.launches == 2
+        # A, B and A again; on a CPU more launches would be the same again.
+        assert outcome.evidence is None or outcome.evidence.launches == 3
         return outcome
 
     def finals(self, finals: Finals) -> FinalsOutcome:
@@ -80,14 +87,16 @@ def problem(text: str) -> Problem:
     return parse_problem(text, ENTRY.operator.signature)
 
 
-def safe_choice() -> Choice:
+def safe_choice() -> ChosenConfig:
     safe = ENTRY.space.safe_variant("forward").safe
     assert safe is not None
-    return Choice(safe, "safe", "not tuned")
+    return ChosenConfig(safe, "safe", "not tuned")
 
 
 def test_contest_times_the_named_peers_only(session: Session, runner: Watched) -> None:
-    found = run_contest(session, problem("M=9,N=64,dtype=fp32"), safe_choice(), ("eager",), 10.0)
+    found = compare_with_peers(
+        session, problem("M=9,N=64,dtype=fp32"), safe_choice(), ("eager",), 10.0
+    )
     assert [p.name for p in found.peers] == ["eager"]
     assert found.failed == {}
     (peer,) = found.peers
@@ -103,7 +112,9 @@ def test_contest_times_the_named_peers_only(session: Session, runner: Watched) -
 
 def test_a_peer_that_the_pass_lacks_is_named(session: Session) -> None:
     against = ("eager", "fft")
-    found = run_contest(session, problem("M=9,N=64,dtype=fp32"), safe_choice(), against, 10.0)
+    found = compare_with_peers(
+        session, problem("M=9,N=64,dtype=fp32"), safe_choice(), against, 10.0
+    )
     assert [p.name for p in found.peers] == ["eager"]
     assert found.failed == {"fft": "no peer of forward"}
 
@@ -115,18 +126,18 @@ def test_peer_names(runner: Watched) -> None:
 def test_a_wrong_kernel_is_not_timed(session: Session, runner: Watched) -> None:
     runner.verdict = TrialOutcome(Fate.WRONG, "3 of 9 elements of y out of bound\n  worst y[0, 0]")
     with pytest.raises(BenchError, match="nothing was timed") as caught:
-        run_contest(session, problem("M=9,N=64,dtype=fp32"), safe_choice(), None, 10.0)
+        compare_with_peers(session, problem("M=9,N=64,dtype=fp32"), safe_choice(), None, 10.0)
     assert "naive(threads=256) is wrong" in str(caught.value)
     assert "3 of 9 elements" in str(caught.value)
     assert "kgen verify --op rmsnorm --gpu host" in str(caught.value)
     with pytest.raises(BenchError):
-        climb(session, problem("M=9,N=64,dtype=fp32"), LADDER, 10.0)
+        run_ladder(session, problem("M=9,N=64,dtype=fp32"), LADDER, 10.0)
     assert not runner.timed
 
 
 def test_ladder_has_every_published_step(session: Session, runner: Watched) -> None:
     """256 threads are beyond what a search on the host tries: efficiency does not refuse a step."""
-    found = climb(session, problem("M=9,N=1024,dtype=fp32"), LADDER, 10.0)
+    found = run_ladder(session, problem("M=9,N=1024,dtype=fp32"), LADDER, 10.0)
     assert [r.step for r in found.rungs] == [s.name for s in LADDER]
     assert runner.certified == [s.config for s in LADDER]
     assert len(runner.timed) == 1
@@ -142,11 +153,11 @@ def test_ladder_has_every_published_step(session: Session, runner: Watched) -> N
 
 
 def test_ladder_names_the_rule_that_refuses_a_step(session: Session, runner: Watched) -> None:
-    found = climb(session, problem("M=9,N=67,dtype=bf16"), LADDER, 10.0)
+    found = run_ladder(session, problem("M=9,N=67,dtype=bf16"), LADDER, 10.0)
     refused = {r.step: r for r in found.rungs if r.refused}
     assert set(refused) == {"float4 shared", "float4 warp"}
     for rung in refused.values():
-        assert "a vector must not reach into the next row (N % vec == 0;" in rung.refused
+        assert "a vector must not cross the end of a row (N % vec == 0;" in rung.refused
         assert "search_spaces/rmsnorm.yaml:" in rung.refused
         assert (rung.timing, rung.speed_up, rung.floor_share) == (None, None, None)
     assert len(runner.certified) == 3
@@ -154,15 +165,16 @@ def test_ladder_names_the_rule_that_refuses_a_step(session: Session, runner: Wat
 
 def test_no_step_stands_in_for_a_refused_first_one(session: Session, runner: Watched) -> None:
     steps = (LADDER[3], LADDER[0])  # float4, then naive
-    found = climb(session, problem("M=9,N=67,dtype=bf16"), steps, 10.0)
+    found = run_ladder(session, problem("M=9,N=67,dtype=bf16"), steps, 10.0)
     assert found.rungs[0].refused
     assert found.rungs[1].timing is not None
     assert found.rungs[1].speed_up is None
-    alone = climb(session, problem("M=9,N=67,dtype=bf16"), steps[:1], 10.0)
+    alone = run_ladder(session, problem("M=9,N=67,dtype=bf16"), steps[:1], 10.0)
     assert alone.rungs[0].refused
     assert len(runner.timed) == 1
 
 
+@pytest.mark.full
 def test_a_profile_verifies_first_and_runs_slow_peers_too(
     session: Session, runner: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,9 +190,9 @@ def test_a_profile_verifies_first_and_runs_slow_peers_too(
     assert runner.certified == [safe_choice().config]
     # A tune's comparison leaves it out unless it is named.
     assert "eager" not in [
-        p.name for p in run_contest(session, small, safe_choice(), None, 10.0).peers
+        p.name for p in compare_with_peers(session, small, safe_choice(), None, 10.0).peers
     ]
-    named = run_contest(session, small, safe_choice(), ("eager",), 10.0)
+    named = compare_with_peers(session, small, safe_choice(), ("eager",), 10.0)
     assert [p.name for p in named.peers] == ["eager"]
     runner.verdict = TrialOutcome(Fate.WRONG, "y is wrong")
     path.unlink()
@@ -191,13 +203,13 @@ def test_a_profile_verifies_first_and_runs_slow_peers_too(
 
 TIMING = Timing(987.0, 986.4, 987.7, 41, "graph of 2, cold L2")
 ACCURACY = (OutputAccuracy("y", 0.0039, 0.03, 0.0077),)
-CONTEST = Contest(
+CONTEST = PeerComparison(
     "forward",
     "M=262144,N=4096,dtype=bf16",
     "tuned",
     "",
     1003.6,
-    Kernel("warp", {"lanes": 32, "stream": True}, TIMING, 1.0168, ACCURACY),
+    TimedKernel("warp", {"lanes": 32, "stream": True}, TIMING, 1.0168, ACCURACY),
     (
         PeerTime("eager", replace(TIMING, median_us=1193.6), 0.84, 1.2094, 1.2083, 1.2101,
                  (OutputAccuracy("y", 0.0041, 0.03, 0.0077), OutputAccuracy("h", 1.0, 1.0, 1.0))),
@@ -206,13 +218,17 @@ CONTEST = Contest(
     {"liger": "ImportError: no"},
     {"throttle": "power"},
 )
-CLIMB = Climb(
+CLIMB = LadderResult(
     "forward",
     "M=262144,N=4096,dtype=fp32",
     2008.0,
     (
-        Rung("naive", "naive", {"threads": 256}, "91 %, H100", "", "", TIMING, 0.9, 1.0, ACCURACY),
-        Rung("float4", "row", {"vec": 4}, "", "as published", "a reason (N % vec == 0; f:1)"),
+        LadderStepResult(
+            "naive", "naive", {"threads": 256}, "91 %, H100", "", "", TIMING, 0.9, 1.0, ACCURACY
+        ),
+        LadderStepResult(
+            "float4", "row", {"vec": 4}, "", "as published", "a reason (N % vec == 0; f:1)"
+        ),
     ),
     {},
 )
@@ -226,7 +242,7 @@ forward M=262144,N=4096,dtype=bf16, floor 1.004 ms
   liger did not run: ImportError: no
   error of y: kgen 3.90e-03, eager 4.10e-03, bound 3.00e-02
   graph of 2, cold L2
-  the clocks were held down: power
+  the clocks were reduced: power
 """
 PRINTED_CLIMB = """\
 forward M=262144,N=4096,dtype=fp32, floor 2.008 ms
@@ -239,12 +255,12 @@ forward M=262144,N=4096,dtype=fp32, floor 2.008 ms
 
 
 def test_printed() -> None:
-    assert print_contest(CONTEST) == PRINTED_CONTEST
-    assert print_climb(CLIMB) == PRINTED_CLIMB
+    assert print_comparison(CONTEST) == PRINTED_CONTEST
+    assert print_ladder(CLIMB) == PRINTED_CLIMB
 
 
 def test_a_safe_choice_is_called_so() -> None:
-    text = print_contest(replace(CONTEST, origin="safe", remark="not tuned; kgen tune --op x"))
+    text = print_comparison(replace(CONTEST, origin="safe", remark="not tuned; kgen tune --op x"))
     assert "kgen, safe" in text
     assert "not tuned; kgen tune --op x" in text
 

@@ -26,8 +26,8 @@ INCLUDE = Path(__file__).parents[2] / "templates" / "include"
 
 # Static shared memory, a parameter of each kind, and only what the host layer has as well.
 SCALE = """\
-#include <kgen/core.cuh>
-#include <kgen/block.cuh>
+#include <kgen/primitives/core.cuh>
+#include <kgen/primitives/block.cuh>
 
 extern "C" __global__ void __launch_bounds__(256) scale(const float* x, float* y, long long n,
                                                         float a) {

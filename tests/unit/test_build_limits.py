@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from processes import command_line, cpu_seconds, descendants_of, is_gone, is_running
 
 from kgen.assets import include_dir
 from kgen.build import CompileLimits, NvrtcCompiler, open_compiler
@@ -31,7 +32,7 @@ from kgen.runtime import nvrtc
 from kgen.runtime.cache import Cache
 
 ENDLESS = """\
-#include <kgen/core.cuh>
+#include <kgen/primitives/core.cuh>
 template <int A, int B> struct F {
     static constexpr unsigned long long v = F<A - 1, B>::v + F<A - 1, B + (1 << A)>::v;
 };
@@ -41,18 +42,18 @@ KGEN_EXPORT(endless);
 """
 _DEPTH = 2_000_000
 # The compilers keep a level of parentheses for each.
-HUNGRY = ('#include <kgen/core.cuh>\nextern "C" __global__ void hungry(int* x) { x[0] = '
+HUNGRY = ('#include <kgen/primitives/core.cuh>\nextern "C" __global__ void hungry(int* x) { x[0] = '
           f'{"(" * _DEPTH}1{")" * _DEPTH}; }}\nKGEN_EXPORT(hungry);\n')
 # g++ is slow over those, but makes a list of any length at once.
 HUNGRY_GCC = """\
-#include <kgen/core.cuh>
+#include <kgen/primitives/core.cuh>
 template <int...> struct List {};
 template <int N> using Numbers = List<__integer_pack(N)...>;
 extern "C" __global__ void hungry(int* x) { x[0] = sizeof(Numbers<200'000'000>); }
 KGEN_EXPORT(hungry);
 """
 # Every message quotes the line, which is all of the kernel.
-CHATTY = ('#include <kgen/core.cuh>\nextern "C" __global__ void chatty(int* x) { '
+CHATTY = ('#include <kgen/primitives/core.cuh>\nextern "C" __global__ void chatty(int* x) { '
           + "".join(f"undeclared_{i} = 1; " for i in range(400))
           + "}\nKGEN_EXPORT(chatty);\n")
 
@@ -71,7 +72,8 @@ def request_for(source: str, compiler: CachingCompiler) -> BuildRequest:
 
 def healthy(compiler: CachingCompiler, number: int) -> BuildRequest:
     """A source that compiles, different for each number."""
-    return request_for('#include <kgen/core.cuh>\nextern "C" __global__ void scale(float* x) '
+    return request_for('#include <kgen/primitives/core.cuh>\n'
+                       'extern "C" __global__ void scale(float* x) '
                        f"{{ x[threadIdx.x] *= {number}.5f; }}\nKGEN_EXPORT(scale);\n", compiler)
 
 
@@ -88,30 +90,6 @@ def assert_works(compiler: CachingCompiler, count: int = 3) -> None:
         assert isinstance(outcome, Artifact), outcome
 
 
-def running(pid: int) -> bool:
-    """Whether a process exists; one that only waits to be reaped does not count."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended."""
-    return not running(pid)
-
-
-def children_of(pid: int) -> set[int]:
-    """All processes that a process has started, those that wait to be reaped too."""
-    found: set[int] = set()
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found |= {int(text) for text in file.read_text().split()}
-        except (FileNotFoundError, ProcessLookupError):  # the thread has ended
-            continue
-    return found | {grandchild for child in found for grandchild in children_of(child)}
-
-
 def wait_until(what: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not what():
@@ -122,17 +100,8 @@ def wait_until(what: Callable[[], bool]) -> None:
 def working(compiler: str, parent: int) -> list[int]:
     """The processes below a parent in which a compiler has worked for longer than it starts."""
     names = {"nvrtc": ["nvrtc_child"], "nvcc": ["cicc", "cudafe"], "host": ["cc1plus"]}[compiler]
-    found = []
-    for pid in children_of(parent):
-        try:
-            line = Path(f"/proc/{pid}/cmdline").read_text()
-            ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        late = int(ticks) > 0.3 * os.sysconf("SC_CLK_TCK")
-        if late and any(name in line for name in names):
-            found.append(pid)
-    return found
+    return [pid for pid in descendants_of(parent)
+            if cpu_seconds(pid) > 0.4 and any(name in command_line(pid) for name in names)]
 
 
 @pytest.fixture(scope="module")
@@ -161,12 +130,12 @@ def opened(tmp_path: Path, host_runtime: Path) -> Iterator[Open]:
         all_of_them.append(compiler)
         return compiler
 
-    before = children_of(os.getpid())
+    before = descendants_of(os.getpid())
     files = len(list(Path("/proc/self/fd").iterdir()))
     yield opener
     for compiler in all_of_them:
         compiler.close()
-    assert children_of(os.getpid()) <= before
+    assert descendants_of(os.getpid()) <= before
     assert len(list(Path("/proc/self/fd").iterdir())) <= files
 
 
@@ -246,7 +215,7 @@ def test_an_idle_process_that_died_is_no_failed_build(opened: Open) -> None:
         [pid] = compiler.children.pids()
         os.kill(pid, signal.SIGKILL)
         if number == 5:  # else it may still hold its pipes, and look as if it waited
-            wait_until(partial(gone, pid))
+            wait_until(partial(is_gone, pid))
         assert isinstance(compiler.build([healthy(compiler, number)])[0], Artifact)
         assert pid not in compiler.children.pids()
 
@@ -273,12 +242,12 @@ def test_many_threads(opened: Open) -> None:
 @pytest.mark.parametrize("name", COMPILERS)
 def test_close_ends_what_runs(name: str, opened: Open) -> None:
     compiler = opened(name, timeout_s=3600)
-    before = children_of(os.getpid())
+    before = descendants_of(os.getpid())
     endless = compiler.submit(request_for(ENDLESS, compiler))
     wait_until(lambda: bool(working(name, os.getpid())))
-    started = children_of(os.getpid()) - before
+    started = descendants_of(os.getpid()) - before
     compiler.close()
-    wait_until(lambda: not any(running(pid) for pid in started))
+    wait_until(lambda: not any(is_running(pid) for pid in started))
     with pytest.raises(ToolchainError, match="was closed before or while it compiled"):
         endless.result(0)
     with pytest.raises(ToolchainError, match="was closed before or while it compiled"):
@@ -296,7 +265,7 @@ def test_an_interrupted_build_leaves_no_process(
     def interrupted(body: bytes) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kgen.build.nvrtc_child.unpacked", interrupted)
+    monkeypatch.setattr("kgen.build.nvrtc_child.unpack_message", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compiler.build([healthy(compiler, 1)])
     assert compiler.children.pids() == []
@@ -309,7 +278,7 @@ def test_a_compiler_that_nobody_closed_leaves_no_process(tmp_path: Path) -> None
     [pid] = compiler.children.pids()
     del compiler
     gc.collect()
-    assert not running(pid)
+    assert not is_running(pid)
 
 
 @pytest.mark.parametrize("name", COMPILERS)
@@ -334,9 +303,9 @@ def test_a_killed_parent_takes_its_compilers_along(
     with subprocess.Popen([sys.executable, "-c", program, name, arch, str(tmp_path)],
                           env={**os.environ, "TMPDIR": str(tmp_path)}) as parent:
         wait_until(lambda: len(working(name, parent.pid)) >= 2)
-        started = children_of(parent.pid)
+        started = descendants_of(parent.pid)
         parent.kill()
-    wait_until(lambda: not any(running(pid) for pid in started))
+    wait_until(lambda: not any(is_running(pid) for pid in started))
 
 
 def test_a_library_that_does_not_load_is_the_toolchains_fault(tmp_path: Path) -> None:

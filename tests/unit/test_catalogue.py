@@ -140,45 +140,55 @@ def test_mistakes_in_a_ladder_have_a_line(
     assert re.search(part, message, re.DOTALL), message
 
 
-def test_rules_have_a_kind(tmp_path: Path) -> None:
+def test_rules_have_a_kind_by_the_list_that_they_are_in(tmp_path: Path) -> None:
     file = tmp_path / "rmsnorm.yaml"
-    why = "          why: idle threads\n"
-    for text, kind in (("", RuleKind.LEGALITY), ("efficiency", RuleKind.EFFICIENCY)):
-        file.write_text(SPACE.replace(why, why + (f"          kind: {text}\n" if text else "")))
+    for key, kind in (("require", RuleKind.LEGALITY), ("prefer", RuleKind.EFFICIENCY)):
+        file.write_text(SPACE.replace("      require:\n", f"      {key}:\n"))
         (rule,) = load_space(file, "rmsnorm", SIGNATURE).variants[0].requires
         assert rule.kind is kind
-    with pytest.raises(SpaceError, match=r"rmsnorm.yaml:13: unknown kind 'effciency'\n.*did you"):
-        load(tmp_path, SPACE.replace(why, why + "          kind: effciency\n"))
 
 
-def test_a_guard_has_no_kind(tmp_path: Path) -> None:
-    guard = "      guard:\n        - {rule: x_ptr % 4 == 0, why: traps, kind: efficiency}\n"
-    with pytest.raises(SpaceError, match=r"rmsnorm.yaml:14: unknown key 'kind'"):
-        load(tmp_path, SPACE.replace("      launch:\n", guard + "      launch:\n"))
+@pytest.mark.parametrize("key", ["require", "prefer", "guard"])
+def test_no_rule_has_a_key_kind(tmp_path: Path, key: str) -> None:
+    rules = f"      {key}:\n        - {{rule: N % 4 == 0, why: traps, kind: efficiency}}\n"
+    rule = "      require:\n        - rule: threads <= M\n          why: idle threads\n"
+    text = SPACE.replace(rule, "")
+    with pytest.raises(SpaceError, match=r"rmsnorm.yaml:11: unknown key 'kind'"):
+        load(tmp_path, text.replace("      launch:\n", rules + "      launch:\n"))
+
+
+@pytest.mark.parametrize("key", ["overlaps", "early"])
+def test_keys_from_before_pdl_are_refused(tmp_path: Path, key: str) -> None:
+    text = WITH_PDL.replace("pdl: overlap == 1\n", f"{key}: overlap == 1\n")
+    wanted = rf"rmsnorm.yaml:21: unknown key '{key}'\n  next: write `pdl:`"
+    with pytest.raises(SpaceError, match=wanted):
+        load(tmp_path, text)
 
 
 def test_safe_excludes_constants(tmp_path: Path) -> None:
     text = SPACE.replace("      params:\n", "      constants: [N]\n      params:\n", 1)
-    with pytest.raises(SpaceError, match="right for every problem"):
+    with pytest.raises(SpaceError, match="correct for every problem"):
         load(tmp_path, text)
 
 
-# Two kernels, of which the second may overlap the first, and the first what came before it, where
-# parameters with a default say so.
-OVERLAPPING = (
+FIRST, SECOND = "pdl: overlap == 1 and flag", "pdl: overlap == 1\n"  # of the launches below
+
+# Two kernels with programmatic dependent launch, where parameters with a default say so: the second
+# relative to the first, and the first relative to whatever precedes the plan.
+WITH_PDL = (
     SPACE.replace(
         "        flag: [false, true]\n",
         "        flag: [false, true]\n        overlap: {choices: [0, 1], default: 0}\n",
     )
     .replace(
         "        - kernel: rmsnorm_forward\n",
-        "        - kernel: rmsnorm_forward\n          early: overlap == 1 and flag\n",
+        "        - kernel: rmsnorm_forward\n          pdl: overlap == 1 and flag\n",
     )
     .replace(
         "      first:\n",
         """\
         - kernel: rmsnorm_scale
-          overlaps: overlap == 1
+          pdl: overlap == 1
           grid: [M]
           block: [threads]
           args: [y, M, N]
@@ -187,7 +197,7 @@ OVERLAPPING = (
         - {threads: 32, cache: normal, flag: true, overlap: 0}
 """,
     )
-    # The safe variant runs everywhere, so it cannot overlap: another one is.
+    # The safe variant runs on every GPU, so no launch of it has `pdl`: another variant is safe.
     .replace("      safe: {threads: 32, cache: normal, flag: false}\n", "")
     + """\
     other:
@@ -206,7 +216,7 @@ OVERLAPPING = (
 
 def test_a_default_is_left_out_of_configs(tmp_path: Path) -> None:
     file = tmp_path / "rmsnorm.yaml"
-    file.write_text(OVERLAPPING)
+    file.write_text(WITH_PDL)
     variant = load_space(file, "rmsnorm", SIGNATURE).variant("forward", "plain")
     assert variant.size == 16
     said, brief, unsaid = variant.first
@@ -229,95 +239,75 @@ def _written(folder: Path, text: str) -> Path:
     return file
 
 
-def test_a_launch_overlaps_where_its_config_says_so(tmp_path: Path) -> None:
+def test_a_launch_has_pdl_where_its_config_says_so(tmp_path: Path) -> None:
     file = tmp_path / "rmsnorm.yaml"
-    file.write_text(OVERLAPPING)
+    file.write_text(WITH_PDL)
     variant = load_space(file, "rmsnorm", SIGNATURE).variant("forward", "plain")
     problem = parse_problem("M=64,N=32,dtype=fp32", SIGNATURE)
     overlapping, plain, _ = variant.first
     h200, host = profile_named("h200"), profile_named("host")
     for config, gpu, wanted in (
-        (overlapping, h200, [False, True]),
-        (overlapping, host, [False, True]),
+        (overlapping, h200, [True, True]),
+        (overlapping, host, [True, True]),
         (plain, h200, [False, False]),
         (plain, profile_named("a100"), [False, False]),
     ):
         plan = make_plan(variant, config, problem, gpu)
-        assert [launch.overlaps for launch in plan.launches] == wanted
-        # Here the first launch overlaps what came before the plan where the second overlaps it.
-        assert [launch.early for launch in plan.launches] == wanted[::-1]
-        assert [launch.overlaps_stream for launch in plan.launches] == [wanted[1]] * 2
+        assert [launch.pdl for launch in plan.launches] == wanted
     unflagged = variant.config({**variant.values(overlapping), "flag": False})
     plan = make_plan(variant, unflagged, problem, h200)
-    assert [launch.overlaps_stream for launch in plan.launches] == [False, True]
-    refusal = r"'rmsnorm_scale' .*'overlap == 1'.*sm_90 .*sm_80\n.*next:"
+    assert [launch.pdl for launch in plan.launches] == [False, True]
+    refusal = r"'rmsnorm_scale' .*'pdl: overlap == 1'.*sm_90 .*sm_80\n.*next:"
     with pytest.raises(SpaceError, match=refusal):
         make_plan(variant, unflagged, problem, profile_named("a100"))
-    refusal = r"'rmsnorm_forward' .*what came.*'overlap == 1 and flag'.*sm_90 .*sm_80\n.*next:"
+    refusal = r"'rmsnorm_forward' .*'pdl: overlap == 1 and flag'.*sm_90 .*sm_80\n.*next:"
     with pytest.raises(SpaceError, match=refusal):
         make_plan(variant, overlapping, problem, profile_named("a100"))
-    # What runs first must not overlap what came before the plan.
+    # The kernel of a later launch expects its predecessor in the plan: where all before it are
+    # empty it must not overlap what precedes the plan.
     first, second = variant.launches
     empty = replace(variant, launches=(replace(first, grid=(parse_expr(0),)), second, second))
     plan = make_plan(empty, overlapping, problem, h200)
-    assert [launch.overlaps for launch in plan.launches] == [False, False, True]
-    assert [launch.early for launch in plan.launches[1:]] == [False, False]
+    assert [launch.pdl for launch in plan.launches[1:]] == [False, True]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "line", "part"),
     [
-        ("s: overlap ", "s: lap ", 21, "'rmsnorm_scale' .*'lap' is no parameter.*mean 'overlap'"),
-        ("s: overlap ==", "s: M >", 21, "'rmsnorm_scale' .*'M > 1', but 'M' is no parameter"),
-        ("s: overlap ==", "s: 1 ==", 21, "'1 == 1', which is the same .*allowed: .* over threads"),
-        ("s: overlap == 1", "s: overlap =", 21, "launch 'rmsnorm_scale': .*overlap ="),
+        (SECOND, "pdl: lap == 1\n", 21, "'rmsnorm_scale' .*'lap' is no parameter.*mean 'overlap'"),
+        (SECOND, "pdl: M > 1\n", 21, "'rmsnorm_scale' has 'pdl: M > 1', but 'M' is no parameter"),
+        (SECOND, "pdl: 1 == 1\n", 21, "'pdl: 1 == 1', which is the same .*allowed: .* over"),
+        (SECOND, "pdl: overlap = 1\n", 21, "overlap = 1"),
         ("default: 0", "default: 2", 10, "overlap=2 is not among its choices.*allowed: 0, 1"),
         (", default: 0", "", 10, "'default' is missing.*required: choices, default"),
         ("default:", "defualt:", 10, "unknown key 'defualt'.*did you mean 'default'"),
         ("overlap: 1}", "overlap: 3}", 26, "overlap=3 is not among its choices.*allowed: 0, 1"),
         (
-            "        - kernel: rmsnorm_forward\n",
-            "        - kernel: rmsnorm_forward\n          overlaps: overlap == 1\n",
-            16,
-            "'rmsnorm_forward' is the first .*'overlaps: overlap == 1'.*second.*can have 'early'",
-        ),
-        (
             "      first:\n",
             "      safe: {threads: 32, cache: normal, flag: false}\n      first:\n",
             25,
-            "'safe' must run on every GPU.*'overlaps' or 'early'.*next: take it out",
+            "'safe' must run on every GPU.*'pdl'.*next: take it out",
         ),
         (
-            "          overlaps: overlap == 1\n          grid: [M]\n          block: [threads]\n"
+            f"          {SECOND}          grid: [M]\n          block: [threads]\n"
             "          args: [y, M, N]\n      first:\n",
             "          grid: [M]\n          block: [threads]\n          args: [y, M, N]\n"
             "      safe: {threads: 32, cache: normal, flag: false}\n      first:\n",
             24,
-            "'safe' must run on every GPU.*'overlaps' or 'early'.*next: take it out",
+            "'safe' must run on every GPU.*'pdl'.*next: take it out",
         ),
-        ("y: overlap", "y: lap", 16, "'rmsnorm_forward' is early .*'lap' is no parameter"),
-        ("y: overlap == 1", "y: M > 8", 16, "'rmsnorm_forward' is early .*'M' is no parameter"),
-        ("y: overlap == 1 and flag", "y: 1 == 1", 16, "is early where '1 == 1', .*the same"),
-        (
-            "overlaps: overlap == 1",
-            "early: overlap == 1",
-            21,
-            "'rmsnorm_scale' is not the first .*'early: overlap == 1'.*can have 'overlaps'",
-        ),
-        (
-            "overlaps: overlap == 1\n",
-            "overlaps: overlap == 1\n          early: overlap == 1\n",
-            22,
-            "'rmsnorm_scale' is not the first .*allowed: in the first launch",
-        ),
+        (FIRST, "pdl: lap == 1", 16, "'rmsnorm_forward' has 'pdl: .*'lap' is no parameter"),
+        (FIRST, "pdl: M > 8 and flag", 16, "'rmsnorm_forward' has .*'M' is no parameter"),
+        (FIRST, "pdl: 1 == 1", 16, "'rmsnorm_forward' has 'pdl: 1 == 1', which is the same"),
+        (SECOND, f"{SECOND}          {SECOND}", 22, "'pdl' is written twice"),
     ],
 )
-def test_mistakes_in_overlaps_have_a_line(
+def test_mistakes_in_pdl_have_a_line(
     tmp_path: Path, old: str, new: str, line: int, part: str
 ) -> None:
-    assert old in OVERLAPPING
+    assert old in WITH_PDL
     with pytest.raises(SpaceError) as caught:
-        load(tmp_path, OVERLAPPING.replace(old, new, 1))
+        load(tmp_path, WITH_PDL.replace(old, new, 1))
     message = str(caught.value)
     assert f"rmsnorm.yaml:{line}:" in message, message
     assert re.search(part, message, re.DOTALL), message
@@ -355,16 +345,18 @@ def test_unknown_gpu_lists_known() -> None:
 
 
 def test_operators_spaces_and_templates_match_one_to_one() -> None:
+    """An operator of a family has the family's templates."""
     catalogue = open_catalogue()
-    for name in catalogue.names:
-        entry = catalogue.entry(name)
+    entries = [catalogue.entry(name) for name in catalogue.names]
+    for entry in entries:
         files = {p.name for p in entry.templates.glob("*.jinja")}
         assert files == {v.template for v in entry.space.variants}
-    root = catalogue.entry(catalogue.names[0]).root
+    root = entries[0].root
+    families = {entry.space.family for entry in entries} - {""}
     assert {p.stem for p in root.search_spaces.glob("*.yaml")} == set(catalogue.names)
-    assert {p.name for p in root.templates.iterdir() if p.is_dir()} - {"include"} == set(
-        catalogue.names
-    )
+    assert {p.stem for p in (root.search_spaces / "families").glob("*.yaml")} == families
+    folders = {p.name for p in root.templates.iterdir() if p.is_dir()} - {"include"}
+    assert folders == {entry.space.template_folder for entry in entries}
 
 
 def test_unknown_operator() -> None:

@@ -1,4 +1,4 @@
-"""Chunked walks on the host layer: exact on small integers, and no NaN where none belongs."""
+"""Chunk loops on the host layer: exact on small integers, and no NaN where none belongs."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def pointer(tensor: Tensor | None) -> c_void_p:
 
 
 def draw(steps: int, kind: str, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """-1, 0 and 1: every sum is exact, in every type that a walk rounds to."""
+    """-1, 0 and 1: every sum is exact, in every type that a chunk loop rounds to."""
     generator = torch.Generator().manual_seed(seed)
     a, b, v = (torch.randint(-1, 2, (steps, n), generator=generator) for n in (KEYS, KEYS, VALUES))
     dtype = KINDS[kind]
     return a.to(dtype), b.to(dtype), v.to(dtype)
 
 
-def walk(
+def run_chunks(
     module: HostModule,
     kind: str,
     a: Tensor,
@@ -57,7 +57,7 @@ def walk(
     out, end = torch.full_like(v, torch.nan), torch.full((KEYS, VALUES), torch.nan)
     tensors = [pointer(t) for t in (a, b, v, parts, end, out if outputs else None)]
     numbers = [c_longlong(n) for n in (len(a), cut, int(backwards))]
-    module.function(f"walk_{kind}").launch(
+    module.function(f"run_{kind}").launch(
         grid=(SLICES,), block=(64,), smem_bytes=65536, args=[*tensors, *numbers], seed=seed
     )
     return out, end
@@ -75,19 +75,19 @@ def expected(a: Tensor, b: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @each_kind
 @pytest.mark.parametrize("steps", [0, 1, 16, 17, 53])
-def test_walk_is_exact_on_small_integers(module: HostModule, kind: str, steps: int) -> None:
+def test_chunks_are_exact_on_small_integers(module: HostModule, kind: str, steps: int) -> None:
     a, b, v = draw(steps, kind)
     for seed in range(2):
-        out, end = walk(module, kind, a, b, v, seed=seed)
+        out, end = run_chunks(module, kind, a, b, v, seed=seed)
         want, last = expected(a, b, v)
         assert torch.equal(out, want)
         assert torch.equal(end, last)
 
 
 @each_kind
-def test_walk_backwards_is_the_walk_of_reversed_steps(module: HostModule, kind: str) -> None:
+def test_a_loop_backwards_is_one_over_reversed_steps(module: HostModule, kind: str) -> None:
     a, b, v = draw(37, kind)
-    out, end = walk(module, kind, a, b, v, backwards=True)
+    out, end = run_chunks(module, kind, a, b, v, backwards=True)
     want, last = expected(a.flip(0), b.flip(0), v.flip(0))
     assert torch.equal(out, want.flip(0))
     assert torch.equal(end, last)
@@ -96,9 +96,9 @@ def test_walk_backwards_is_the_walk_of_reversed_steps(module: HostModule, kind: 
 @each_kind
 def test_a_segment_goes_on_from_the_sum_of_the_one_before(module: HostModule, kind: str) -> None:
     a, b, v = draw(53, kind)
-    _, parts = walk(module, kind, a, b, v, outputs=False, cut=32)
+    _, parts = run_chunks(module, kind, a, b, v, outputs=False, cut=32)
     assert torch.equal(parts, expected(a[:32], b[:32], v[:32])[1])
-    out, end = walk(module, kind, a, b, v, parts=parts, cut=32)
+    out, end = run_chunks(module, kind, a, b, v, parts=parts, cut=32)
     want, last = expected(a, b, v)
     assert torch.equal(out[32:], want[32:])
     assert out[:32].isnan().all(), "steps of another segment were written"
@@ -114,7 +114,7 @@ def test_what_is_not_finite_reaches_what_depends_on_it(
     """Step 20 lies within a chunk, whose other steps are multiplied by its zeros."""
     a, b, v = draw(53, kind)
     {"a": a, "b": b, "v": v}[where][20, 3] = value
-    out, end = walk(module, kind, a, b, v)
+    out, end = run_chunks(module, kind, a, b, v)
     want, last = expected(a, b, v)
     assert torch.equal(out.nan_to_num(7e3, 8e3, 9e3), want.nan_to_num(7e3, 8e3, 9e3))
     assert torch.equal(end.nan_to_num(7e3, 8e3, 9e3), last.nan_to_num(7e3, 8e3, 9e3))
@@ -132,7 +132,7 @@ def test_every_nan_is_noticed(module: HostModule, kind: str) -> None:
             changed = [t.clone() for t in (a, b, v)]
             target = next(t for t, old in zip(changed, (a, b, v), strict=True) if old is x)
             target.view(bits)[9, 2] = pattern
-            out, _ = walk(module, kind, changed[0], changed[1], changed[2])
+            out, _ = run_chunks(module, kind, changed[0], changed[1], changed[2])
             want, _ = expected(changed[0], changed[1], changed[2])
             assert torch.equal(out.isnan(), want.isnan())
             assert want.isnan().any()

@@ -1,4 +1,4 @@
-"""Chunked walks with decays on the host layer: exact where decays are 0 or 1, right in between."""
+"""Chunk loops with decays on the host layer: exact where decays are 0 or 1, right in between."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def module() -> HostModule:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a walk reads."""
+    """What a chunk loop reads."""
 
     a: Tensor
     b: Tensor
@@ -56,7 +56,7 @@ class Rows:
 
 
 def integers(steps: int, kind: str, decays: str) -> Rows:
-    """-1, 0 and 1 with decays of 0 or 1: every sum is exact, in all types that walks round to."""
+    """-1, 0 and 1 with decays of 0 or 1: every sum is exact in every type."""
     generator = torch.Generator().manual_seed(steps)
     a, b, v = (torch.randint(-1, 2, (steps, n), generator=generator) for n in (KEYS, KEYS, VALUES))
     w = torch.zeros(steps, KEYS)
@@ -79,7 +79,7 @@ def reals(steps: int, kind: str, strongest: float, seed: int = 0) -> Rows:
     return Rows(a.to(its.dtype), b.to(its.dtype), v.to(its.dtype), w.to(its.w_dtype), u)
 
 
-def walk(
+def run_chunks(
     module: HostModule,
     kind: str,
     rows: Rows,
@@ -96,7 +96,7 @@ def walk(
     tensors = (rows.a, rows.b, rows.v, rows.w, rows.u, parts, key_parts, end, key_end)
     pointers = [c_void_p(None if t is None else t.data_ptr()) for t in tensors]
     last = len(rows.a) if last is None else last
-    module.function(f"walk_{kind}").launch(
+    module.function(f"run_{kind}").launch(
         grid=(SLICES,),
         block=(KINDS[kind].threads,),
         smem_bytes=131072,
@@ -133,7 +133,7 @@ def test_decays_of_0_and_1_are_exact(
     module: HostModule, kind: str, decays: str, steps: int
 ) -> None:
     rows = integers(steps, kind, decays)
-    out, end, _ = walk(module, kind, rows)
+    out, end, _ = run_chunks(module, kind, rows)
     want, last, _ = expected(rows)
     assert torch.equal(out.double(), want)
     assert torch.equal(end.double(), last)
@@ -144,7 +144,7 @@ def test_decays_of_0_and_1_are_exact(
 def test_decays_of_all_strengths(module: HostModule, kind: str, strongest: float) -> None:
     """The scores' factors hold up to -60 in half a chunk; beyond, running products take over."""
     rows = reals(90, kind, strongest)
-    out, end, _ = walk(module, kind, rows)
+    out, end, _ = run_chunks(module, kind, rows)
     want, last, scale = expected(rows)
     assert ((out.double() - want).abs() / scale).max().item() < KINDS[kind].bound
     assert (end.double() - last).abs().max().item() < 10 * KINDS[kind].state_bound
@@ -156,7 +156,7 @@ def test_decays_just_within_what_factors_hold(module: HostModule, kind: str) -> 
     rows = reals(64, kind, -1e-2)
     for step in (3, 8, 16, 24, 31, 47, 50):
         rows.w[step] = -59.0
-    out, _, _ = walk(module, kind, rows)
+    out, _, _ = run_chunks(module, kind, rows)
     want, _, scale = expected(rows)
     assert ((out.double() - want).abs() / scale).max().item() < KINDS[kind].bound
 
@@ -166,7 +166,7 @@ def test_decays_just_within_what_factors_hold(module: HostModule, kind: str) -> 
 def test_one_decay_for_all_steps(module: HostModule, kind: str, strongest: float) -> None:
     rows = reals(53, kind, strongest)
     rows = Rows(rows.a, rows.b, rows.v, rows.w[:1], rows.u)
-    out, end, _ = walk(module, kind, rows)
+    out, end, _ = run_chunks(module, kind, rows)
     want, last, scale = expected(rows)
     assert ((out.double() - want).abs() / scale).max().item() < KINDS[kind].bound
     assert (end.double() - last).abs().max().item() < 10 * KINDS[kind].state_bound
@@ -181,12 +181,12 @@ def test_a_segment_goes_on_from_the_one_before(
     begun = reals(1, kind, -1.0, seed=1)
     initial = begun.b.float().T @ begun.v.float()
     zero = torch.zeros(KEYS)
-    _, part, product = walk(module, kind, rows, last=64, outputs=False)
+    _, part, product = run_chunks(module, kind, rows, last=64, outputs=False)
     torch.testing.assert_close(product, rows.w[:64].float().sum(0).exp(), rtol=1e-4, atol=0.0)
-    _, whole, _ = walk(module, kind, rows, last=64, before=(initial, zero))
+    _, whole, _ = run_chunks(module, kind, rows, last=64, before=(initial, zero))
     joined = part + product[:, None] * initial
     assert (joined - whole).abs().max().item() < 10 * KINDS[kind].state_bound
-    out, _, _ = walk(module, kind, rows, first=64, before=(part, product))
+    out, _, _ = run_chunks(module, kind, rows, first=64, before=(part, product))
     want, _, scale = expected(rows)
     assert out[:64].isnan().all(), "steps of another segment were written"
     assert ((out.double() - want).abs() / scale)[64:].max().item() < KINDS[kind].bound
@@ -202,7 +202,7 @@ def test_what_is_not_finite_reaches_what_depends_on_it(
     """Step 20 lies within a chunk, whose other steps are multiplied by its zeros."""
     rows = integers(53, kind, decays)
     getattr(rows, where)[20, 3] = value
-    out, end, _ = walk(module, kind, rows)
+    out, end, _ = run_chunks(module, kind, rows)
     want, last, _ = expected(rows)
     for got, right in ((out, want), (end, last)):
         assert torch.equal(got.double().nan_to_num(7e3, 8e3, 9e3), right.nan_to_num(7e3, 8e3, 9e3))
@@ -213,6 +213,6 @@ def test_what_is_not_finite_reaches_what_depends_on_it(
 def test_a_bonus_that_is_not_finite(module: HostModule, kind: str) -> None:
     rows = integers(37, kind, "1")
     rows.u[5] = torch.nan
-    out, end, _ = walk(module, kind, rows)
+    out, end, _ = run_chunks(module, kind, rows)
     assert out.isnan().all()
     assert torch.equal(end.double(), expected(rows)[1])

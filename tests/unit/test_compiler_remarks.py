@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
-from test_tune_settle import problem
+from test_tune_confirmation import problem
 
-from kgen.cli import tune_command
-from kgen.tune.request import ProblemResult
-from kgen.workflow.publish import _problem as reported
+from kgen.cli.summary import _problem as printed
+from kgen.tune.publish import _problem as reported
+from kgen.tune.results import ProblemResult
 
 REMARK = "C7512: wgmma.mma_async instructions are serialized due to too few registers"
 
@@ -26,13 +24,10 @@ def found() -> ProblemResult:
 
 
 def test_report(found: ProblemResult) -> None:
-    request = cast("Any", SimpleNamespace(pass_name="forward", l2="cold"))
-    assert reported(found, request, "e1").chosen.remarks == (REMARK,)
-    assert reported(problem("a"), request, "e1").chosen.remarks == ()
+    assert reported(found, "forward", "cold", "e1").chosen.remarks == (REMARK,)
+    assert reported(problem("a"), "forward", "cold", "e1").chosen.remarks == ()
 
 
-def test_terminal(found: ProblemResult, capsys: pytest.CaptureFixture[str]) -> None:
-    tune_command._print_problem(found)
-    assert f"    the compiler says of it: {REMARK}\n" in capsys.readouterr().out
-    tune_command._print_problem(problem("a"))
-    assert "compiler" not in capsys.readouterr().out
+def test_terminal(found: ProblemResult) -> None:
+    assert f"    the compiler says of it: {REMARK}" in printed(found, "a")
+    assert not any("compiler" in line for line in printed(problem("a"), "a"))

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from kgen.emit.binding import bound, functions_in, literals, names_in, plan_text
+from kgen.emit.binding import bound, bound_plan, functions_in, literals, names_in
 from kgen.emit.layout import fold, paragraph, quoted, wrapped
 from kgen.errors import SpaceError
 from kgen.model.expr import parse_expr
@@ -79,7 +79,7 @@ def test_folding_keeps_the_value(source: str) -> None:
 
 
 def test_plan_of_two_kernels() -> None:
-    plan = plan_text(variant(), PASS, FIXED)
+    plan = bound_plan(variant(), PASS, FIXED)
     first, second = plan.launches
     assert first.grid == ("min(ceil_div(M, 4), 264)", "1", "1")
     assert first.smem == "8192"
@@ -91,11 +91,11 @@ def test_plan_of_two_kernels() -> None:
 
 
 def test_grid_limits_become_conditions() -> None:
-    assert plan_text(variant(), PASS, FIXED).conditions == ("M // 4 <= 65535",)
+    assert bound_plan(variant(), PASS, FIXED).conditions == ("M // 4 <= 65535",)
 
 
 def test_conditions_are_split_and_decided() -> None:
-    conditions = plan_text(
+    conditions = bound_plan(
         variant(requires=("N % rows == 0", "M >= rows"),
                 guards=("x_ptr % (rows * itemsize) == 0 and x_stride_M % rows == 0",)),
         PASS, FIXED,
@@ -106,10 +106,15 @@ def test_conditions_are_split_and_decided() -> None:
 
 
 @pytest.mark.parametrize("guard", ["x_ptr % 48 == 0", "x_ptr < M", "x_ptr % 128 == 0",
-                                   "x_ptr % M == 0", "x_ptr // 2 % 8 == 0"])
+                                   "x_ptr // 2 % 8 == 0"])
 def test_guards_beyond_alignment_are_refused(guard: str) -> None:
     with pytest.raises(SpaceError, match=r"space\.yaml:7: guard .* uses 'x_ptr'"):
-        plan_text(variant(guards=(guard,)), PASS, FIXED)
+        bound_plan(variant(guards=(guard,)), PASS, FIXED)
+
+
+def test_a_call_must_make_a_modulus_an_alignment() -> None:
+    conditions = bound_plan(variant(guards=("x_ptr % M == 0",)), PASS, FIXED).conditions
+    assert conditions[:2] == ("M in (0, 1, 2, 4, 8, 16, 32)", "x_ptr % M == 0")
 
 
 def test_names_and_functions() -> None:
@@ -135,7 +140,7 @@ def test_paragraph_and_literals() -> None:
 
 
 def test_guards_may_relate_pointers() -> None:
-    conditions = plan_text(variant(guards=("(x_ptr - y_ptr + 2 * M) % 16 == 0",)), PASS, FIXED)
+    conditions = bound_plan(variant(guards=("(x_ptr - y_ptr + 2 * M) % 16 == 0",)), PASS, FIXED)
     assert "(x_ptr - y_ptr + 2 * M) % 16 == 0" in conditions.conditions
 
 

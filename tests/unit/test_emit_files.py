@@ -68,5 +68,5 @@ def test_writers_take_turns(tmp_path: Path) -> None:
 def test_damaged_state_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "h200.yaml"
     path.write_text(text)
-    with pytest.raises(RecordError, match=r"h200\.yaml is not what kgen wrote"):
+    with pytest.raises(RecordError, match=r"h200\.yaml does not have the format that kgen writes"):
         read_table(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import kgen.runtime
-from kgen.emit.binding import literals, plan_text
+from kgen.emit.binding import bound_plan, literals
 from kgen.emit.python import operator_module, safe_module, table_module
 from kgen.emit.state import GpuState, RowState, SafeState, TableState, read_table, table_text
 from kgen.errors import CatalogueError
@@ -24,7 +25,8 @@ from kgen.model.expr import parse_expr
 from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
 from kgen.model.space import LaunchSpec, Rule, RuleKind, Variant, WorkspaceSpec
 from kgen.operators.base import Cost, Operator
-from kgen.runtime.rows import Prepared
+from kgen.runtime.device import KernelFile
+from kgen.runtime.rows import PreparedLaunch
 
 SIGNATURE = Signature(
     dims=(Dim("M", "rows"), Dim("N", "columns")),
@@ -66,7 +68,7 @@ def row(v: Variant, m: int, **config: Any) -> RowState:
     fixed = literals({"N": 4096}, {"dtype": "bf16"}, chosen.as_dict(), {"sm_count": 132})
     return RowState("forward", (("M", m), ("N", 4096)), (("dtype", "bf16"),), v.name,
                     chosen.values, ("N",), "0123456789ab", "r1", 3.25,
-                    plan_text(v, SIGNATURE.passes[0], fixed))
+                    bound_plan(v, SIGNATURE.passes[0], fixed))
 
 
 class File:
@@ -76,12 +78,12 @@ class File:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.overlaps: list[bool] = []  # of the launchers made
+        self.pdl: list[bool] = []  # of the launchers made
 
     def launcher(self, kernel: str, arguments: str, block: tuple[int, int, int],
-                 smem: int, overlaps: bool = False) -> Callable[..., None]:
+                 smem: int, pdl: bool = False) -> Callable[..., None]:
         """Return a launcher that writes down what it is called with."""
-        self.overlaps.append(overlaps)
+        self.pdl.append(pdl)
 
         def record(*args: Any) -> None:
             self.calls.append((kernel, arguments, block, smem, args))
@@ -136,48 +138,64 @@ def test_a_chain_with_scratch(import_module: Import) -> None:
                       (7, 10, 1, 1, scratch, 2000, 3000, 10, 4096, 0.5))
 
 
-def overlapping(**config: Any) -> RowState:
-    """A row whose second kernel overlaps, and whose first is early, where the config says so."""
+def with_pdl(**config: Any) -> RowState:
+    """A row whose kernels have programmatic dependent launch where the config says so."""
     v = variant("split")
     first, second = v.launches
-    first = replace(first, early=parse_expr("overlap == 2"))
-    second = replace(second, overlaps=parse_expr("overlap >= 1"))
+    first = replace(first, pdl=parse_expr("overlap == 2"))
+    second = replace(second, pdl=parse_expr("overlap >= 1"))
     return row(replace(v, launches=(first, second)), 100, **config)
 
 
-def test_a_launch_that_overlaps(import_module: Import) -> None:
-    text = table(overlapping(overlap=1))
+def test_a_later_launch_with_pdl(import_module: Import) -> None:
+    text = table(with_pdl(overlap=1))
     (made,) = import_module("op.tables.h200", text).FORWARD
     call = sys.modules["fakelib._runtime.rows"].Call
-    assert text.count("overlaps=") == 1
-    # The first launch that has blocks does not overlap what came before the plan.
-    for rows, overlaps in ((10, True), (0, False)):
+    assert text.count("pdl=") == 1
+    # Where the first launch has no blocks, the second must not overlap what precedes the plan.
+    for rows, pdl in ((10, True), (0, False)):
         file = File()
         made.bind(file, call(M=rows, N=4096, x_stride_M=5000))
-        assert file.overlaps == [False, overlaps]
+        assert file.pdl == [False, pdl]
 
 
-def test_a_first_launch_that_is_early(import_module: Import) -> None:
-    (made,) = import_module("op.tables.h200", table(overlapping(overlap=2))).FORWARD
+def test_a_first_launch_with_pdl(import_module: Import) -> None:
+    (made,) = import_module("op.tables.h200", table(with_pdl(overlap=2))).FORWARD
     call = sys.modules["fakelib._runtime.rows"].Call
-    # Where the first has no blocks the second is the first that has some, and nobody said of it
-    # that it may overlap what came before the plan.
-    for rows, overlaps in ((10, True), (0, False)):
+    # The first launch may overlap what precedes the plan. The second may not do so in its place.
+    for rows, pdl in ((10, True), (0, False)):
         file = File()
         made.bind(file, call(M=rows, N=4096, x_stride_M=5000))
-        assert file.overlaps == [True, overlaps]
+        assert file.pdl == [True, pdl]
 
 
-def test_a_launch_that_does_not_overlap_is_written_as_ever(tmp_path: Path) -> None:
-    never, no = row(variant("split"), 100, overlap=0), overlapping(overlap=0)
+def test_a_launch_without_pdl_is_written_without_the_key(tmp_path: Path) -> None:
+    never, no = row(variant("split"), 100, overlap=0), with_pdl(overlap=0)
     assert no == never
     gpu = GpuState("h200", "H200", (), "sm_90a", (("sm_count", 132),))
     file = tmp_path / "h200.yaml"
-    for overlap, keys in ((0, set()), (1, {"overlaps"}), (2, {"overlaps", "early"})):
-        made = overlapping(overlap=overlap)
+    for overlap in (0, 1, 2):
+        made = with_pdl(overlap=overlap)
         file.write_text(table_text(TableState(gpu, (made,))))
-        assert {key for key in ("overlaps", "early") if f"{key}:" in file.read_text()} == keys
+        assert file.read_text().count("pdl: true") == overlap  # launches that have it
+        assert "pdl: false" not in file.read_text()
         assert read_table(file).rows == (made,)
+
+
+def test_tables_from_before_the_key_pdl_are_read(tmp_path: Path) -> None:
+    """The first launch's key was `early`, a later launch's `overlaps`."""
+    gpu = GpuState("h200", "H200", (), "sm_90a", (("sm_count", 132),))
+    made = with_pdl(overlap=2)
+    text = table_text(TableState(gpu, (made,))).replace("pdl: true", "early: true", 1)
+    file = tmp_path / "h200.yaml"
+    file.write_text(text.replace("pdl: true", "overlaps: true"))
+    assert read_table(file).rows == (made,)
+
+
+def test_launchers_of_the_runtime_have_the_key_that_plans_write() -> None:
+    """`File` above stands for the runtime's kernel files: it must take the same arguments."""
+    fake, real = (inspect.signature(kind.launcher).parameters for kind in (File, KernelFile))
+    assert list(fake) == list(real)
 
 
 def test_rows_of_equal_plans_share_a_function(import_module: Import) -> None:
@@ -208,7 +226,7 @@ def test_safe_plans_ask_the_device(import_module: Import) -> None:
     config = Config.of("split", {"threads": 64, "rows": 4})
     states = [
         SafeState("forward", (("dtype", dtype),), "split", config.values, "0123456789ab",
-                  plan_text(v, SIGNATURE.passes[0],
+                  bound_plan(v, SIGNATURE.passes[0],
                             literals({}, {"dtype": dtype}, config.as_dict(), {})))
         for dtype in ("fp32", "bf16")
     ]
@@ -248,7 +266,7 @@ def test_two_outputs(import_module: Import) -> None:
     seen = []
     x_ptr = x.data_ptr()
     key = (x.shape, x.stride(), x.dtype, -1, x_ptr & 31)
-    module.FORWARD.prepared[key] = Prepared(
+    module.FORWARD.prepared[key] = PreparedLaunch(
         lambda *args: seen.append(args), lambda device: 0, -1,
         (lambda: torch.empty_like(x), lambda: torch.empty(2, 3)), unused,
     )

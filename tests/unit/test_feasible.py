@@ -73,8 +73,12 @@ def test_equals_brute_force(tmp_path: Path) -> None:
 
 
 def test_efficiency_refuses_only_in_a_search(tmp_path: Path) -> None:
-    small = "          why: small blocks\n"
-    variant = plain(tmp_path, SPACE.replace(small, small + "          kind: efficiency\n"))
+    small = (
+        "        - rule: threads * rows <= 128 or threads > 1024\n          why: small blocks\n"
+    )
+    launch = "      launch:\n"
+    text = SPACE.replace(small, "").replace(launch, f"      prefer:\n{small}{launch}")
+    variant = plain(tmp_path, text)
     problem = parse_problem("M=9,N=7,dtype=fp32", SIGNATURE)
 
     def refusal(legality_only: bool, **values: int) -> str:
@@ -106,7 +110,11 @@ def test_an_empty_problem_is_feasible(tmp_path: Path) -> None:
     assert enumerate_feasible([plain(tmp_path)], PASS, problem, H200).configs
 
 
-@pytest.mark.parametrize("gpu", ["t4", "a100", "h200", "b200", "rtx_5090", "host"])
+@pytest.mark.parametrize(
+    "gpu",
+    ["h200", *(pytest.param(gpu, marks=pytest.mark.full)
+               for gpu in ("t4", "a100", "b200", "rtx_5090", "host"))],
+)  # fmt: skip
 @pytest.mark.parametrize("operator", open_catalogue().names)
 def test_every_default_problem_has_a_space_on_every_gpu(operator: str, gpu: str) -> None:
     entry = open_catalogue().entry(operator)

@@ -8,9 +8,10 @@ import pytest
 
 from kgen.catalogue import links_of, open_catalogue
 from kgen.errors import CatalogueError
-from kgen.operators.base import Dot, Gradients, Operator
+from kgen.operators.base import Gradients, Operator
 from kgen.operators.linear_attention import OPERATOR as LINEAR_ATTENTION
 from kgen.operators.rmsnorm import OPERATOR as RMSNORM
+from kgen.runtime.signature import Dot
 
 
 @pytest.mark.parametrize("name", open_catalogue().names)
@@ -39,13 +40,13 @@ def test_one_pass_alone_has_no_links() -> None:
 @pytest.mark.parametrize(
     ("operator", "gradients", "message"),
     [
-        (LINEAR_ATTENTION, Gradients(), "backward input 'gout_dot_out' stands for gout_dot_out"),
-        (RMSNORM, Gradients(saved={"x": ("sum",)}), "backward input 'x' stands for sum"),
-        (RMSNORM, Gradients(shared={"residual": "gx"}), "gradient of 'residual' stands for gx"),
+        (LINEAR_ATTENTION, Gradients(), "backward input 'gout_dot_out' refers to gout_dot_out"),
+        (RMSNORM, Gradients(saved={"x": ("sum",)}), "backward input 'x' refers to sum"),
+        (RMSNORM, Gradients(shared={"residual": "gx"}), "gradient of 'residual' refers to gx"),
         (LINEAR_ATTENTION, Gradients(dots=(Dot("gout_dot_out", "gout", "y", "norm"),)),
-         "backward input 'gout_dot_out' stands for y"),
+         "backward input 'gout_dot_out' refers to y"),
         (LINEAR_ATTENTION, Gradients(dots=(Dot("gout_dot_out", "q", "out", "norm"),)),
-         "backward input 'gout_dot_out' stands for q"),
+         "backward input 'gout_dot_out' refers to q"),
     ],
 )
 def test_names_that_autograd_does_not_have_are_refused(

@@ -24,7 +24,7 @@ MODULES = 40
 CODE_MAPPINGS = 16
 RUN_TIMEOUT_S = 60.0
 SOURCE = """
-#include <kgen/block.cuh>
+#include <kgen/primitives/block.cuh>
 
 extern "C" __global__ void reverse(float* out) {
     __shared__ float values[1024];

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kgen.errors import StorageError
+from kgen.errors import RecordError, StorageError
 from kgen.journal import Journal, record_from_dict, record_to_dict
 from kgen.model.config import Config
+from kgen.model.digest import digest_of
 from kgen.model.record import (
     Evidence,
     Fate,
@@ -31,7 +32,9 @@ RECORD = Record(
     gpu="h200",
     config=Config.of("plain", {"threads": 32, "cache": "normal", "flag": True}),
     fate=Fate.VERIFIED,
+    text_key="bcd",
     source="def",
+    code="efg",
     environment="ghi",
     resources=(("rmsnorm_forward", Resources(40, 0, 0, 128)),),
     timing=Timing(1.25, 1.0, 1.5, 30, "graph of 64"),
@@ -43,6 +46,38 @@ RECORD = Record(
 def test_round_trip() -> None:
     text = json.dumps(record_to_dict(RECORD))
     assert record_from_dict(json.loads(text)) == RECORD
+
+
+def test_a_trial_that_was_not_built_has_no_code() -> None:
+    record = replace(RECORD, key="", code="", fate=Fate.BUILD_FAILED, timing=None, resources=())
+    data = record_to_dict(record)
+    assert not {"key", "code"} & data.keys()
+    assert record_from_dict(data) == record
+
+
+def test_an_id_is_given_once() -> None:
+    renamed = replace(RECORD, config=Config.of("simple", {"lanes": 32}), text_key="another")
+    assert renamed.id == RECORD.id
+    assert record_from_dict(record_to_dict(renamed)).id == RECORD.id
+    assert replace(renamed, id="").id != RECORD.id
+
+
+def test_records_of_format_1_are_valid_for_their_text() -> None:
+    data = record_to_dict(RECORD)
+    old = {k: v for k, v in data.items() if k not in ("id", "text_key", "code")} | {"format": 1}
+    record = record_from_dict(old)
+    assert (record.key, record.text_key, record.code) == ("", "abc", "")
+    assert record.id == digest_of(["abc", RECORD.config.digest, RECORD.when])[:8], "as it was"
+
+
+def test_records_of_a_newer_kgen_are_refused(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "trials.jsonl")
+    journal.append(RECORD)
+    newer = json.dumps(record_to_dict(RECORD) | {"format": 3})
+    with journal.path.open("a") as file:
+        file.write(newer + "\n")
+    with pytest.raises(RecordError, match=r"trials.jsonl:2: a record of format 3.*\n.*--out"):
+        list(journal.read())
 
 
 def test_a_certificate_keeps_its_evidence() -> None:

@@ -14,8 +14,8 @@ from kgen.build import open_compiler
 from kgen.errors import GpuError, LaunchError
 from kgen.launch import Module, detect_gpus, open_device
 from kgen.launch import cuda as launch_cuda
-from kgen.launch.base import describe
-from kgen.launch.cuda import CudaDevice, CudaModule
+from kgen.launch.base import launch_text
+from kgen.launch.cuda import CudaDevice, LoadedCubin
 from kgen.launch.host import HostDevice
 from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.model.digest import digest_of_text
@@ -26,8 +26,8 @@ from kgen.runtime.cache import Cache
 
 INCLUDE = Path(__file__).parents[2] / "templates" / "include"
 SOURCE = """\
-#include <kgen/core.cuh>
-#include <kgen/block.cuh>
+#include <kgen/primitives/core.cuh>
+#include <kgen/primitives/block.cuh>
 
 // y[i] = a * x[i * stride], by way of shared memory, the block's elements reversed in it
 extern "C" __global__ void gather(const float* x, float* scratch, long long stride, long long n,
@@ -98,7 +98,7 @@ def test_a_chain_of_kernels(artifact: Artifact, seed: int) -> None:
     assert torch.equal(tensors["y"], torch.ones(n))
 
 
-def test_a_driver_hears_of_overlaps_with_whatever_is_before(
+def test_launches_with_pdl_get_launchers_with_the_attribute(
     monkeypatch: pytest.MonkeyPatch, artifact: Artifact
 ) -> None:
     made: list[tuple[str, bool]] = []
@@ -123,22 +123,21 @@ def test_a_driver_hears_of_overlaps_with_whatever_is_before(
     def make_launcher(function: Function, *args: object) -> None:
         made.append((function.name, bool(args[-1])))
 
-    monkeypatch.setattr(cuda, "Module", lambda *_: Driver())
+    monkeypatch.setattr(cuda, "CudaModule", lambda *_: Driver())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
     monkeypatch.setattr(launch_cuda, "make_launcher", make_launcher)
-    bound = CudaModule(artifact, cast("CudaDevice", Driver()))
+    bound = LoadedCubin(artifact, cast("CudaDevice", Driver()))
     first, second = plan_for(10).launches
     numbers = {"N": 10, "x_stride_N": 3, "a": 1.0}
     wanted: list[tuple[str, bool]] = []
-    for early, overlaps in ((False, False), (False, True), (True, False), (True, True)):
-        launches = replace(first, early=early), replace(second, overlaps=overlaps)
+    for pdl in ((False, False), (False, True), (True, False), (True, True)):
+        launches = replace(first, pdl=pdl[0]), replace(second, pdl=pdl[1])
         bound.bind(Plan(launches, ()), tensors_for(10), numbers)
-        for launch, says in ((first, early), (second, overlaps)):
-            if (launch.kernel, says) not in wanted:  # one launcher serves all that are alike
-                wanted.append((launch.kernel, says))
+        for launch in launches:
+            if (launch.kernel, launch.pdl) not in wanted:  # one launcher serves all that are alike
+                wanted.append((launch.kernel, launch.pdl))
         assert made == wanted
-        assert ["overlapping the launch before it" in describe(x) for x in launches] == [
-            early, overlaps]
+        assert ["programmatic dependent launch" in launch_text(x) for x in launches] == [*pdl]
 
 
 def test_what_is_bound_stays_alive(module: Module) -> None:

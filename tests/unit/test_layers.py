@@ -15,10 +15,13 @@ ROOT = Path(kgen.__file__).parent
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"workflow"},
-    {"tune", "emit", "bench", "report", "certify", "doctor", "package", "learn"},
-    {"search", "choose", "worker"},
-    {"render", "build", "launch", "verify", "measure", "journal"},
+    {"learn", "measure_check"},
+    {"tune", "bench", "verify", "package", "doctor", "scaffold"},
+    {"emit", "report"},
+    {"trial"},
+    {"journal"},
+    {"worker"},
+    {"search", "build", "launch", "check", "measure"},
     {"catalogue"},
     {"operators"},
     {"model"},
@@ -33,9 +36,10 @@ HEAVY = {
     "torch", "optuna", "jinja2", "numpy", "triton", "liger_kernel", "fla", "fast_transformers",
     "sysconfig",
 }  # fmt: skip
-# Modules of ours that need a heavy package at their top: the worker's child runs the first (its
-# parent must not load torch), an opened study the second, an opened device the others.
+# Modules of kgen that import a heavy package at their top. Only functions import them, so that a
+# light command does not load the package.
 LATE = {
+    "kgen.cli.parser",
     "kgen.worker.facts",
     "kgen.worker.peers",
     "kgen.worker.runner",

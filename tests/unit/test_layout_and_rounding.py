@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from kgen.check.fixture import Fixture
+from kgen.check.oracle import floor_of, round_mantissa, rounding_of
 from kgen.errors import ProblemError
 from kgen.model.dtypes import DTYPES
 from kgen.model.problem import parse_problem
 from kgen.model.signature import Dim, DTypeField, Pass, Signature
 from kgen.model.signature import Tensor as Declared
 from kgen.operators.base import Cost, Operator
-from kgen.runtime import arguments
+from kgen.runtime import arguments, signature
 from kgen.runtime.layout import dense_like, dense_strides
-from kgen.verify.fixture import Fixture
-from kgen.verify.oracle import floor_of, round_mantissa, rounding_of
 
 SIGNATURE = Signature(
     dims=(Dim("B", "batch"), Dim("T", "steps"), Dim("N", "features")),
@@ -124,16 +124,16 @@ def test_dense_strides_have_no_gaps_and_keep_the_order(index: int) -> None:
         assert (strides[0] > strides[1]) == (x.stride(0) > x.stride(1))
 
 
-RUNTIME = arguments.Signature(
+RUNTIME = signature.PassSignature(
     function="squares",
-    dims=(arguments.Dim("B"), arguments.Dim("T"), arguments.Dim("N")),
+    dims=(signature.Dim("B"), signature.Dim("T"), signature.Dim("N")),
     dtypes=(
-        arguments.DTypeField("dtype", ("fp32", "bf16")),
-        arguments.DTypeField("product_dtype", ("dtype", "tf32"), default="dtype"),
+        signature.DTypeField("dtype", ("fp32", "bf16")),
+        signature.DTypeField("product_dtype", ("dtype", "tf32"), default="dtype"),
     ),
-    inputs=(arguments.Argument("x", ("B", "T", "N"), free_strides=("B", "T")),),
+    inputs=(signature.Argument("x", ("B", "T", "N"), free_strides=("B", "T")),),
     outputs=(
-        arguments.Argument("y", ("B", "T", "N"), free_strides=("B", "T"), layout_of="x"),
+        signature.Argument("y", ("B", "T", "N"), free_strides=("B", "T"), layout_of="x"),
     ),
     flags=("product_dtype",),
 )
@@ -148,13 +148,13 @@ RUNTIME = arguments.Signature(
     ],
 )
 def test_a_call_allows_rounding(dtype: torch.dtype, allowed: bool, want: str) -> None:
-    bound = arguments.bind(RUNTIME, [torch.zeros(2, 3, 4, dtype=dtype)], [], [allowed])
+    bound = arguments.bind_arguments(RUNTIME, [torch.zeros(2, 3, 4, dtype=dtype)], [], [allowed])
     assert bound.dtypes["product_dtype"] == want
 
 
 def test_a_call_gives_the_strides_of_its_outputs() -> None:
     x = torch.zeros(3, 2, 8).transpose(0, 1)[..., :4]
-    bound = arguments.bind(RUNTIME, [x], [], [False])
+    bound = arguments.bind_arguments(RUNTIME, [x], [], [False])
     assert bound.layouts == ((4, 8, 1),)
     assert bound.strides == {"x_stride_B": 8, "x_stride_T": 16, "y_stride_B": 4, "y_stride_T": 8}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kgen.learn.fit import ABSENT_LOSS, Sample, fit_tree, threshold
-from kgen.model.rule_tree import Leaf, LearntRule, Split, leaf_of, leaves, spelled, with_names
+from kgen.model.rule_tree import Leaf, LearntRule, Split, leaf_of, leaves, tree_lines, with_names
 
 GRID = [(b, t) for b in (1, 2, 4, 8, 16, 32) for t in (64, 128, 256, 512, 1024, 2048)]
 BOTH = (("B",), ("T",), ("B", "T"))
@@ -95,7 +95,7 @@ def test_thresholds_are_round_and_between(low: int, high: int, between: int) -> 
 def test_a_tree_is_renamed_and_spelled() -> None:
     tree = Split(("B", "H"), 64, Leaf(("x", "y")), Leaf(("y",)))
     renamed = with_names(tree, {"x": "1a", "y": "2b"})
-    assert list(spelled(renamed)) == ["B * H <= 64:", "  1a, else 2b", "else:", "  2b"]
+    assert list(tree_lines(renamed)) == ["B * H <= 64:", "  1a, else 2b", "else:", "  2b"]
     rule = LearntRule("forward", (("dtype", "bf16"),), (("N", 8),), renamed, 3, 0.0, 0.0)
     assert rule.records == {"1a", "2b"}
     assert rule.covers == ("forward", ("bf16",), (8,))

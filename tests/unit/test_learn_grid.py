@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kgen.catalogue import open_catalogue
-from kgen.learn import features, group_problems, held_out_problems, training_problems
-from kgen.learn.grid import MOST_WORK, Group
+from kgen.learn.grid import (
+    MOST_WORK,
+    Group,
+    features,
+    group_problems,
+    held_out_problems,
+    training_problems,
+)
 from kgen.model.problem import Problem, parse_problem
 from kgen.operators.base import Operator
 

@@ -8,18 +8,19 @@ from typing import Any, cast
 import pytest
 
 from kgen.catalogue import open_catalogue, profile_named
-from kgen.learn import group_problems
+from kgen.learn.grid import group_problems
+from kgen.learn.group import GroupWork
 from kgen.model.config import Config, Value
 from kgen.model.problem import Problem, parse_problem
 from kgen.model.record import Fate, Record, Timing
 from kgen.model.rule_tree import Leaf, Split
 from kgen.model.space import RuleKind
 from kgen.search.feasible import refusing_rule
-from kgen.workflow.learn_group import GroupWork
 
 ENTRY = open_catalogue().entry("rmsnorm")
 BASE: dict[str, Value] = {
-    "lanes_per_row": 128, "groups_per_block": 1, "rows_per_group": 1, "vec": 8, "weight": "early",
+    "lanes_per_row": 128, "groups_per_block": 1, "rows_per_group": 1, "vec": 8,
+    "weight_load": "before_reduction",
     "persistent": False, "prefetch": False, "load_cache": "normal", "store_cache": "normal",
     "min_blocks": 1,
 }
@@ -62,7 +63,7 @@ def test_a_preferred_config_gets_a_row_where_it_is_best(work: GroupWork) -> None
     ((at, trial),) = work.wanted()
     assert trial.config == NEW
     assert at == problem(4096)  # of those that it is to serve, the first at which it is the best
-    work.settle(at, trial, "new")
+    work.decide(at, trial, "new")
     assert work.wanted() == []
     rule = work.rule()
     assert rule.tree == Split(("M",), 510, Leaf(("old",)), Leaf(("new", "old")))
@@ -75,10 +76,10 @@ def test_a_preferred_config_gets_a_row_where_it_is_best(work: GroupWork) -> None
 
 def test_the_next_best_follows_a_refused_one(work: GroupWork) -> None:
     ((at, trial),) = work.wanted()
-    work.settle(at, trial, None)
+    work.decide(at, trial, None)
     ((at, trial),) = work.wanted()
     assert trial.config == WORSE
-    work.settle(at, trial, None)
+    work.decide(at, trial, None)
     assert work.wanted() == []
     assert work.rule().tree == Leaf(("old",))
 
@@ -96,7 +97,7 @@ def test_choice_and_nearest(work: GroupWork) -> None:
         assert work.choice(problem(2000)) == NEW
         assert work.nearest(problem(2000)) == OLD
         for at, trial in work.wanted():
-            work.settle(at, trial, "new")
+            work.decide(at, trial, "new")
 
 
 def test_where_the_rule_has_no_fitting_row_the_nearest_of_all_serves(

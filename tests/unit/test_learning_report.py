@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from kgen.errors import RecordError
-from kgen.report import Environment
-from kgen.workflow.learning_report import (
+from kgen.learn.report import (
     HeldOut,
     LearnReport,
     RuleReport,
@@ -19,6 +18,7 @@ from kgen.workflow.learning_report import (
     print_learning,
     write_learning,
 )
+from kgen.report import Environment
 
 
 def held_out(m: int, loss: float, nearest: float | None, covers: str = "N=64") -> HeldOut:

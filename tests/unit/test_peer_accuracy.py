@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from kgen.catalogue import open_catalogue
+from kgen.check import Fixture
 from kgen.model.problem import parse_problem
 from kgen.model.record import OutputAccuracy
 from kgen.operators.base import Operator
-from kgen.verify import Fixture
 from kgen.worker import Finals
 from kgen.worker.peers import peer_accuracy
 

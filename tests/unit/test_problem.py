@@ -8,6 +8,7 @@ import pytest
 
 from kgen.errors import ProblemError
 from kgen.model.problem import parse_problem
+from kgen.model.signature import Dim, DTypeField, Pass, Signature, Tensor
 from kgen.operators.rmsnorm import SIGNATURE
 
 
@@ -85,3 +86,28 @@ def test_a_problem_leaves_tensors_out() -> None:
     full = parse_problem("M=2,N=3,dtype=bf16,residual_dtype=bf16,rstd_dtype=fp32", SIGNATURE)
     assert full.present(forward) == forward
     assert full.names["residual_itemsize"] == 2
+
+
+@pytest.mark.parametrize(
+    ("tensor", "why"),
+    [
+        (Tensor("x", ("M", "Q")), "tensor 'x' of forward has unknown dim 'Q'"),
+        (Tensor("x", ("M",), dtype="dytpe"), "tensor 'x' of forward has unknown dtype 'dytpe'"),
+        (Tensor("x", ("M",), free_strides=("N",)), "has no dim 'N' whose stride is free"),
+    ],
+)
+def test_a_signature_declares_what_its_tensors_have(tensor: Tensor, why: str) -> None:
+    with pytest.raises(ProblemError, match=why):
+        Signature(
+            dims=(Dim("M", "rows"), Dim("N", "columns")),
+            dtypes=(DTypeField("dtype", ("fp32",), default="fp32"),),
+            passes=(Pass("forward", inputs=(tensor,), outputs=(Tensor("y", ("M",)),)),),
+        )
+
+
+def test_a_dim_that_does_not_exist_is_named() -> None:
+    problem = parse_problem("M=8,N=16,dtype=fp32", SIGNATURE)
+    assert problem.shape(("M", "N + 1")) == (8, 17)
+    for ask in (lambda: problem.dim("Q"), lambda: problem.shape(("M", "Q + 1"))):
+        with pytest.raises(ProblemError, match=r"M=8,N=16.*has no dim 'Q'\n  known: M, N"):
+            ask()

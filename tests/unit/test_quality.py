@@ -11,15 +11,15 @@ import yaml
 
 from kgen.errors import StorageError
 from kgen.measure.stats import Interval
-from kgen.workflow.quality import (
+from kgen.measure_check import (
     Quality,
-    check_writable,
+    check_file_writable,
+    judge_bars,
+    print_bars,
     print_problem,
-    print_verdicts,
-    verdicts,
     write_quality,
 )
-from kgen.workflow.quality.model import (
+from kgen.measure_check.model import (
     LibraryCall,
     ProblemQuality,
     SameKernel,
@@ -84,17 +84,17 @@ def test_the_worst_problem_is_judged() -> None:
         same=SameKernel("warp", (run(0, (10.0, 10.0), 0.001),)),
         winners=(winner(0, "aa", 0.0), winner(1, "bb", 0.01)),
     )
-    same, regret = verdicts(replace(QUALITY, problems=(good, FOUND)))
+    same, regret = judge_bars(replace(QUALITY, problems=(good, FOUND)))
     assert (same.kept, same.where) == (False, "forward M=64,N=4096,dtype=bf16")
     assert same.worst == pytest.approx(0.008)
     assert (regret.kept, regret.worst) == (False, 0.03)
-    assert [v.kept for v in verdicts(replace(QUALITY, problems=(good,)))] == [True, True]
+    assert [v.kept for v in judge_bars(replace(QUALITY, problems=(good,)))] == [True, True]
 
 
 def test_one_tune_has_no_regret() -> None:
-    _, regret = verdicts(replace(QUALITY, tunes=1))
+    _, regret = judge_bars(replace(QUALITY, tunes=1))
     assert regret.kept is None
-    assert "not measured" in print_verdicts([regret])
+    assert "not measured" in print_bars([regret])
 
 
 def test_printed_text_shows_every_contender() -> None:
@@ -106,7 +106,7 @@ def test_printed_text_shows_every_contender() -> None:
     assert text.count("(graph of 64, 97 buffer sets, cold L2)") == 1
     assert "67 % of pairs disagree" in text
     assert "trial 10.2 us, final 10 us (-1.96 %), regret +3.00 %" in text
-    lines = print_verdicts(verdicts(QUALITY)).splitlines()
+    lines = print_bars(judge_bars(QUALITY)).splitlines()
     assert [line.split()[0] for line in lines] == ["MISSED", "MISSED"]
 
 
@@ -115,7 +115,7 @@ def test_yaml_has_the_findings(tmp_path: Path) -> None:
     open_ended = replace(
         FOUND, library=replace(FOUND.library, difference=Interval(0.1, -math.inf, math.inf))
     )
-    check_writable(path)
+    check_file_writable(path)
     write_quality(path, replace(QUALITY, problems=(open_ended,)))
     data = yaml.safe_load(path.read_text())
     (problem,) = data["problems"]
@@ -129,4 +129,4 @@ def test_yaml_has_the_findings(tmp_path: Path) -> None:
 def test_unwritable_yaml_is_found_out_first(tmp_path: Path) -> None:
     for path in (tmp_path / "no" / "file.yaml", tmp_path):
         with pytest.raises(StorageError, match="--yaml FILE"):
-            check_writable(path)
+            check_file_writable(path)

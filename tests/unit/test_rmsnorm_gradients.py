@@ -11,13 +11,13 @@ from torch import Tensor
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
+from kgen.build.render import Renderer
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.launch.host import HostDevice
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.plan import make_plan
 from kgen.model.problem import Problem, parse_problem
 from kgen.operators.rmsnorm import OPERATOR, definition, make_inputs, scale
-from kgen.render import Renderer
 from kgen.search.feasible import enumerate_feasible
 
 ENTRY = open_catalogue().entry("rmsnorm")

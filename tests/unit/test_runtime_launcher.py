@@ -140,9 +140,9 @@ class Fake:
         library.fake_current.restype = ctypes.c_void_p
 
     def launcher(self, types: str, block: tuple[int, ...] = (128, 2, 1), smem: int = 4096,
-                 result: int = 0, refuse: bool = False, overlaps: bool = False) -> Any:
+                 result: int = 0, refuse: bool = False, pdl: bool = False) -> Any:
         self.library.fake_setup(len(types), result, int(refuse))
-        return self.make(FUNCTION, types, block, smem, "scale", CONTEXT, CudaError, overlaps)
+        return self.make(FUNCTION, types, block, smem, "scale", CONTEXT, CudaError, pdl)
 
     @property
     def record(self) -> Record:
@@ -270,9 +270,9 @@ def test_the_drivers_refusal_names_kernel_grid_and_block(fake: Fake) -> None:
         "  grid (5, 6, 7), block (128, 2, 1), 4096 bytes of dynamic shared memory")
 
 
-def test_a_launch_that_overlaps_says_so_to_the_driver(fake: Fake) -> None:
+def test_a_pdl_launch_passes_its_attribute_to_the_driver(fake: Fake) -> None:
     programmatic_stream_serialization = 6
-    fake.launcher("pf", overlaps=True)(STREAM, 5, 6, 7, 2**40, 0.5)
+    fake.launcher("pf", pdl=True)(STREAM, 5, 6, 7, 2**40, 0.5)
     record = fake.record
     assert (record.calls, record.attributes) == (1, 1)
     assert (record.kind, record.allowed) == (programmatic_stream_serialization, 1)
@@ -287,11 +287,11 @@ def test_any_other_launch_has_no_attributes(fake: Fake) -> None:
     assert (fake.record.calls, fake.record.attributes) == (1, 0)
 
 
-def test_a_launch_that_overlaps_is_retried_and_refused_as_one(fake: Fake) -> None:
-    fake.launcher("q", refuse=True, overlaps=True)(0, 1, 1, 1, 9)
+def test_a_pdl_launch_keeps_its_attribute_when_retried(fake: Fake) -> None:
+    fake.launcher("q", refuse=True, pdl=True)(0, 1, 1, 1, 9)
     assert (fake.record.calls, fake.record.context, fake.record.attributes) == (2, CONTEXT, 1)
-    launcher = fake.launcher("p", result=1, overlaps=True)
-    with pytest.raises(CudaError, match=r"4096 bytes .* memory, overlapping the launch before it"):
+    launcher = fake.launcher("p", result=1, pdl=True)
+    with pytest.raises(CudaError, match=r"4096 bytes .* memory, programmatic dependent launch"):
         launcher(0, 5, 6, 7, 1)
 
 
@@ -300,7 +300,7 @@ def test_a_driver_that_knows_no_attributes(extension: Any, tmp_path: Path) -> No
     extension.set_driver(str(compile_driver(tmp_path, "old", old)))
     extension.Launcher(FUNCTION, "p", (1, 1, 1), 0)(0, 1, 1, 1, 1)
     with pytest.raises(OSError, match=r"no cuLaunchKernelEx, .* CUDA 11\.8"):
-        extension.Launcher(FUNCTION, "p", (1, 1, 1), 0, overlaps=True)
+        extension.Launcher(FUNCTION, "p", (1, 1, 1), 0, pdl=True)
 
 
 def test_a_thread_without_context_gets_and_keeps_the_kernels(fake: Fake) -> None:

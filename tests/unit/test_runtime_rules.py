@@ -1,5 +1,4 @@
-"""The step `learnt` of the ladder: what a rule covers, what it falls back on, how it is explained.
-"""
+"""The steps of dispatch: what a rule covers, what it falls back on, how it is explained."""
 
 from __future__ import annotations
 
@@ -7,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from kgen.runtime.arguments import Argument, Dim, DTypeField, Signature
-from kgen.runtime.ladder import Table, measured
+from kgen.runtime.errors import DispatchError
+from kgen.runtime.gpus import Table
 from kgen.runtime.problems import Explanation
-from kgen.runtime.rows import Call, Row, Rule
+from kgen.runtime.rows import Call, DispatchRule, Family, Row, SafeRow
 from kgen.runtime.rules import covering, evidence_text, first_fitting, path_text
+from kgen.runtime.selection import candidates
+from kgen.runtime.signature import Argument, Dim, DTypeField, PassSignature
 
-SIGNATURE = Signature(
+SIGNATURE = PassSignature(
     function="op",
     dims=(Dim("B"), Dim("H"), Dim("N")),
     dtypes=(DTypeField("dtype", ("fp32", "bf16")),),
@@ -41,16 +42,33 @@ def choose(call: Call) -> tuple[str, ...]:
     return ("large",)
 
 
+class NoFallbacks:
+    """A library without families and safe kernels."""
+
+    def families(self) -> dict[str, Family]:
+        return {}
+
+    def safe_rows(self) -> tuple[SafeRow, ...]:
+        return ()
+
+
 ROWS = (row("small", 1, 8, most=4), row("large", 64, 8), row("few", 2, 2))
-RULE = Rule(("bf16",), (("N", 64),), choose, 12, 0.0123, 0.05)
+RULE = DispatchRule(("bf16",), (("N", 64),), choose, 12, 0.0123, 0.05)
 
 
-def choice(b: int, h: int, *, n: int = 64, dtype: str = "bf16", rules: tuple[Rule, ...] = (RULE,),
-           rows: tuple[Row, ...] = ROWS) -> tuple[str, str] | None:
-    """(step, record) that the ladder arrives at; None: no measured row."""
+def choice(b: int, h: int, *, n: int = 64, dtype: str = "bf16",
+           rules: tuple[DispatchRule, ...] = (RULE,), rows: tuple[Row, ...] = ROWS
+           ) -> tuple[str, str] | None:
+    """(step, record) of the row that dispatch chooses; None: no measured row."""
     table = Table(None, True, rows, rules, {})
-    found = measured(SIGNATURE, table, (b, h, n), (dtype,), Call(B=b, H=h, N=n))
-    return None if found is None else (found.step, found.row.record)  # type: ignore[union-attr]
+    found = candidates(SIGNATURE, "op", table, NoFallbacks(), (b, h, n), (dtype,),
+                       Call(B=b, H=h, N=n))
+    try:
+        first = next(found)
+    except DispatchError:
+        return None
+    assert isinstance(first.row, Row)
+    return (first.step, first.row.record)
 
 
 def test_exact_goes_before_learnt_and_learnt_before_nearest() -> None:
@@ -87,7 +105,8 @@ def test_where_no_row_of_the_leaf_fits_the_nearest_serves() -> None:
     [
         (2, 2, "few", "B * H = 4 <= 64, H = 2 <= 3"),
         (2, 8, "small", "B * H = 16 <= 64, H = 8 > 3"),
-        (5, 8, "large", "B * H = 40 <= 64, H = 8 > 3; choice 2, the ones before do not fit"),
+        (5, 8, "large", "B * H = 40 <= 64, H = 8 > 3; choice 2: the conditions of earlier "
+                        "choices do not hold"),
         (9, 8, "large", "B * H = 72 > 64"),
     ],
 )

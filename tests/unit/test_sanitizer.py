@@ -10,12 +10,13 @@ import pytest
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
+from kgen.build.render import Renderer
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.errors import ToolchainError
 from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.problem import parse_problem
-from kgen.render import Renderer
-from kgen.worker import Candidate, ComputeSanitizer, Setup, Trial
+from kgen.trial import ComputeSanitizer
+from kgen.worker import Candidate, Setup, Trial
 
 FINDING = """========= COMPUTE-SANITIZER
 ========= Invalid __global__ write of size 2 bytes

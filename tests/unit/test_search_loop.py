@@ -19,13 +19,15 @@ from kgen.model.config import Config
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.search.feasible import Feasible
+from kgen.trial import HostRunner
 from kgen.tune import engine, search_loop
-from kgen.tune.ahead import Ahead
-from kgen.tune.first import FirstTrials, first_trials, outclassed, owed
-from kgen.tune.request import TuneRequest
-from kgen.tune.search_loop import Books, search_problem
+from kgen.tune.builds_ahead import BuildsAhead
+from kgen.tune.request import Limits, TuneRequest
+from kgen.tune.search_loop import ProblemSearch
+from kgen.tune.search_state import SearchState
 from kgen.tune.trial_queue import TrialQueue
-from kgen.worker import HostProver, TrialOutcome
+from kgen.tune.warm_start import WarmStart, outclassed, untried_variants, warm_start
+from kgen.worker import TrialOutcome
 
 A, B, SAFE = ([config(name, i) for i in range(3)] for name in ("a", "b", "safe"))
 
@@ -34,23 +36,30 @@ def search(
     folder: Path,
     session: FakeSession,
     feasible: list[Config],
-    first: FirstTrials,
+    first: WarmStart,
     trials: int,
-    ahead: Ahead | None = None,
+    ahead: BuildsAhead | None = None,
     time_s: float | None = None,
-) -> Books:
-    request = SimpleNamespace(retry=False, study=folder / "study.log", seed=0, trials=trials)
+) -> SearchState:
+    request = SimpleNamespace(
+        study=folder / "study.log", seed=0, limits=Limits(), paths=(),
+        journal=folder / "trials.jsonl", compiler=SimpleNamespace(name="host"),
+    )
     made = session.as_session()
-    return search_problem(
+    search = ProblemSearch(
         made,
         cast("TuneRequest", cast("Any", request)),
         PROBLEM,
         Feasible(tuple(feasible), len(feasible), ()),
         first,
-        ahead or Ahead(made, 1),
-        time_s,
-        lambda books: None,
+        ahead or BuildsAhead(made, 1),
+        trials=trials,
+        deadline=time_s,
+        retry=False,
     )
+    for _ in search.run():
+        pass
+    return search.state
 
 
 def fates(folder: Path) -> dict[tuple[str, int], list[str]]:
@@ -74,18 +83,18 @@ def variant(name: str, first: list[Config], safe: Config | None = None) -> Any:
 def test_first_trials_visit_each_variant_then_go_by_the_order_of_the_space() -> None:
     variants = [variant("a", A), variant("b", B), variant("safe", [], SAFE[0])]
     allowed = {*A, *B, *SAFE}
-    first = first_trials(variants, allowed, [])
-    assert first == FirstTrials((A[0], B[0], *A[1:], *B[1:], SAFE[0]), "safe")
-    assert first_trials(variants, {*A[1:], SAFE[0]}, []).configs == (*A[1:], SAFE[0])
-    likely = first_trials(variants, allowed, [B[2], config("gone", 0), B[2]])
+    first = warm_start(variants, allowed, [])
+    assert first == WarmStart((A[0], B[0], *A[1:], *B[1:], SAFE[0]), "safe")
+    assert warm_start(variants, {*A[1:], SAFE[0]}, []).configs == (*A[1:], SAFE[0])
+    likely = warm_start(variants, allowed, [B[2], config("gone", 0), B[2]])
     assert likely.configs == (B[2], A[0], B[0], *A[1:], B[1], SAFE[0])
 
 
 def test_a_safe_variant_that_won_or_is_listed_first_is_no_last_resort() -> None:
     safe = variant("safe", [], SAFE[0])
-    won = first_trials([variant("a", A), safe], {*A, *SAFE}, [SAFE[1]])
-    assert won == FirstTrials((SAFE[1], A[0], SAFE[0], *A[1:]), "")
-    assert first_trials([safe, variant("a", A)], {*A, *SAFE}, []).fallback == ""
+    won = warm_start([variant("a", A), safe], {*A, *SAFE}, [SAFE[1]])
+    assert won == WarmStart((SAFE[1], A[0], SAFE[0], *A[1:]), "")
+    assert warm_start([safe, variant("a", A)], {*A, *SAFE}, []).fallback == ""
 
 
 def record_of(config: Config, session: FakeSession) -> Record:
@@ -94,7 +103,6 @@ def record_of(config: Config, session: FakeSession) -> Record:
         config,
         PROBLEM,
         rendered,
-        session.key(rendered, config, PROBLEM),
         TrialOutcome(Fate.VERIFIED, timing=session.timing(config)),
     )
 
@@ -141,7 +149,7 @@ def test_the_fallback_waits_for_slow_builds_and_is_tried_once_before_the_end(
 ) -> None:
     session = FakeSession(tmp_path, {"a": 10.0, "safe": 9000.0}, slow=("a",))
     with session.letting_go():
-        search(tmp_path, session, [*A, *SAFE], FirstTrials((*A, SAFE[0]), "safe"), 6)
+        search(tmp_path, session, [*A, *SAFE], WarmStart((*A, SAFE[0]), "safe"), 6)
     assert session.trials[:4] == [*A, SAFE[0]]
     assert set(session.trials[4:]) == set(SAFE[1:])
     assert session.give_up_above_us == [None, *[40.0] * 5]
@@ -159,7 +167,7 @@ def test_the_device_does_not_idle_for_long(
             session.let_go()
 
     session.on_run = on_run
-    search(tmp_path, session, [*A, *SAFE], FirstTrials((*A, SAFE[0]), "safe"), 6)
+    search(tmp_path, session, [*A, *SAFE], WarmStart((*A, SAFE[0]), "safe"), 6)
     # Nothing else is verified meanwhile, so the fallback is the best, and all of it is tried.
     assert {c.variant for c in session.trials[:3]} == {"safe"}
     assert session.trials[3:] == A
@@ -173,7 +181,7 @@ def test_the_fallback_has_no_second_trial_while_there_is_something_else(
     for known in (A[0], SAFE[0]):
         record_of(known, session)
     with session.letting_go():
-        search(tmp_path, session, [*A, *SAFE], FirstTrials((*A, SAFE[0]), "safe"), 6)
+        search(tmp_path, session, [*A, *SAFE], WarmStart((*A, SAFE[0]), "safe"), 6)
     assert session.trials[:2] == A[1:]
     assert set(session.trials[2:]) == set(SAFE[1:])
 
@@ -181,10 +189,10 @@ def test_the_fallback_has_no_second_trial_while_there_is_something_else(
 def test_a_broken_space_still_comes_to_the_fallback(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, {"safe": 9000.0})
     broken = [config("broken", i) for i in range(2)]
-    first = FirstTrials((*broken, SAFE[0]), "safe")
-    books = search(tmp_path, session, [*broken, SAFE[0]], first, 10)
+    first = WarmStart((*broken, SAFE[0]), "safe")
+    state = search(tmp_path, session, [*broken, SAFE[0]], first, 10)
     assert session.trials == [SAFE[0]]
-    assert books.fates == {Fate.BUILD_FAILED: 2, Fate.VERIFIED: 1}
+    assert state.fates == {Fate.BUILD_FAILED: 2, Fate.VERIFIED: 1}
 
 
 def test_an_outclassed_variant_gets_no_more_first_trials(tmp_path: Path) -> None:
@@ -193,7 +201,7 @@ def test_an_outclassed_variant_gets_no_more_first_trials(tmp_path: Path) -> None
     more = [config(name, i) for name in "ab" for i in range(3, 6)]
     for known in (A[0], B[0], B[1]):
         record_of(known, session)
-    first = FirstTrials((B[2], more[3], A[1], A[2]))
+    first = WarmStart((B[2], more[3], A[1], A[2]))
     search(tmp_path, session, [*A, *B, *more], first, 5)
     assert session.trials == [A[1], A[2]]
 
@@ -201,17 +209,18 @@ def test_an_outclassed_variant_gets_no_more_first_trials(tmp_path: Path) -> None
 def test_first_trials_of_a_variant_that_is_newer_than_all_results_are_on_top(
     tmp_path: Path,
 ) -> None:
-    first = FirstTrials((A[0], B[0], A[1], B[1], SAFE[0]), "safe")
-    assert owed(first, []) == owed(first, [A[0]]) == set()  # b's turn has not come
-    assert owed(first, [A[0], A[1]]) == {B[0], B[1]}
-    assert owed(first, [A[0], A[1], B[2]]) == set()
+    first = WarmStart((A[0], B[0], A[1], B[1], SAFE[0]), "safe")
+    # Variant b has its first trial after the one config that is known.
+    assert untried_variants(first, []) == untried_variants(first, [A[0]]) == set()
+    assert untried_variants(first, [A[0], A[1]]) == {B[0], B[1]}
+    assert untried_variants(first, [A[0], A[1], B[2]]) == set()
     session = FakeSession(tmp_path, {"a": 10.0, "b": 9.0, "safe": 9000.0})
     for known in A:
         record_of(known, session)
     feasible = [*A, *B, SAFE[0]]
-    books = search(tmp_path, session, feasible, first, 3)
+    state = search(tmp_path, session, feasible, first, 3)
     assert session.trials == [B[0], B[1]]
-    assert books.fates == {Fate.VERIFIED: 5}
+    assert state.fates == {Fate.VERIFIED: 5}
     search(tmp_path, session, feasible, first, 3)
     assert session.trials == [B[0], B[1]]
 
@@ -219,11 +228,11 @@ def test_first_trials_of_a_variant_that_is_newer_than_all_results_are_on_top(
 def test_first_trials_under_way_are_given_back_and_may_be_proposed_again(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, {"a": 10.0, "b": 500.0}, slow=("b5",))
     more = [config("b", i) for i in range(3, 6)]
-    first = FirstTrials((A[0], *B, *more))
+    first = WarmStart((A[0], *B, *more))
     feasible = [A[0], *B, *more]
-    books = search(tmp_path, session, feasible, first, 20)
+    state = search(tmp_path, session, feasible, first, 20)
     assert sorted(c.label for c in session.trials) == sorted(c.label for c in feasible)
-    assert books.fates == {Fate.VERIFIED: len(feasible)}
+    assert state.fates == {Fate.VERIFIED: len(feasible)}
     assert fates(tmp_path)["b", 5] == ["passed over", "verified"]
 
 
@@ -231,17 +240,17 @@ def test_what_was_built_ahead_is_not_built_again(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, {"a": 10.0}, slow=("a",))
     record_of(A[2], session)
     broken = config("broken", 0)
-    with Ahead(session.as_session(), 2) as ahead:
+    with BuildsAhead(session.as_session(), 2) as ahead:
         ahead.start(PROBLEM, [broken, *A, config("a", 3)])
         assert session.builds == ["broken0", "a0", "a1"]  # two at once; one is known, one waits
         session.let_go()
         assert session.builds == ["broken0", "a0", "a1", "a3"]
         feasible = [broken, *A, config("a", 3)]
         with session.letting_go():
-            books = search(tmp_path, session, feasible, FirstTrials((broken, *A)), 9, ahead)
+            state = search(tmp_path, session, feasible, WarmStart((broken, *A)), 9, ahead)
     assert sorted(session.builds) == ["a0", "a1", "a3", "broken0"]
-    assert books.fates == {Fate.VERIFIED: 4, Fate.BUILD_FAILED: 1}
-    assert books.compile_s == 15.0
+    assert state.fates == {Fate.VERIFIED: 4, Fate.BUILD_FAILED: 1}
+    assert state.compile_s == 15.0
 
 
 def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
@@ -252,30 +261,31 @@ def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
     space = SimpleNamespace(of_pass=lambda name: variants)
     other = Problem((("M", 9),), ())
     request = SimpleNamespace(
-        entry=SimpleNamespace(space=space), pass_name="forward", gpu=session.gpu, trials=9,
-        problems=(PROBLEM, other), time_s=None,
+        entry=SimpleNamespace(space=space), gpu=session.gpu, trials=9, pass_time_s=None,
+        problems={"forward": (PROBLEM, other)}, retry=False,
     )  # fmt: skip
     feasible = Feasible((*A, *B), 6, ())
 
     def tuned(*arguments: Any) -> Any:
-        assert arguments[4].configs == (A[0], B[0])
-        books = Books()
-        books.enter(record_of(B[2], session))
-        arguments[-1](books)
+        assert arguments[2].first.configs == (A[0], B[0])
+        state = SearchState()
+        state.add(record_of(B[2], session))
+        arguments[-1](state)
+        yield from ()
         return SimpleNamespace(winner=SimpleNamespace(config=B[2]))
 
     monkeypatch.setattr(engine, "tune_problem", tuned)
-    with Ahead(session.as_session(), 1) as ahead:
-        tune = engine._Tune(
+    with BuildsAhead(session.as_session(), 1) as ahead:
+        tune = engine._PassTune(
             cast("TuneRequest", cast("Any", request)),
             [feasible, feasible],
             session.as_session(),
-            cast("HostProver", None),
+            cast("HostRunner", None),
             ahead,
             0.0,
         )
         assert session.built_at_probe == ["a0", "b0"]
-        tune._tune_problem(PROBLEM, 0, share=2)
+        list(tune._tune_problem(0, share=2))
         # The best so far, which is likely to win the finals, comes first.
         assert session.builds[2:] == ["b2 M=9", "a0 M=9", "b0 M=9"]
         tune._build_ahead(2)
@@ -284,7 +294,7 @@ def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
 
 def test_nothing_is_started_ahead_once_a_tune_has_ended(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, {}, slow=("a",))
-    with Ahead(session.as_session(), 1) as ahead:
+    with BuildsAhead(session.as_session(), 1) as ahead:
         ahead.start(PROBLEM, A)
     session.let_go()
     assert session.builds == ["a0"]
@@ -292,10 +302,53 @@ def test_nothing_is_started_ahead_once_a_tune_has_ended(tmp_path: Path) -> None:
 
 def test_time_that_is_up_ends_what_waits_and_leaves_it_free(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, {"a": 10.0, "b": 20.0}, slow=("b",))
-    first = FirstTrials((A[0], *B))
+    first = WarmStart((A[0], *B))
     for _ in range(3):
         search(tmp_path, session, [A[0], *B], first, 9, time_s=0.0)
     assert session.trials == [A[0]]
     assert fates(tmp_path)["b", 0] == ["passed over"]
     search(tmp_path, session, [A[0], *B], first, 9)
     assert session.trials == [A[0], *B]
+
+
+def test_a_change_of_names_makes_builds_and_no_trials(tmp_path: Path) -> None:
+    session = FakeSession(tmp_path, {"a": 10.0, "b": 200.0})
+    begin = WarmStart((*A, *B), "")
+    before = search(tmp_path, session, [*A, *B], begin, 6)
+    assert sorted(before.records, key=str) == sorted([*A, *B], key=str)
+    trials = list(session.trials)
+    session.edition = " with a comment"
+    after = search(tmp_path, session, [*A, *B], begin, 6)
+    assert session.trials == trials
+    assert after.new_trials == 0
+    assert {c: r.timing for c, r in after.records.items()} == {
+        c: r.timing for c, r in before.records.items()
+    }
+    session.builds.clear()
+    again = search(tmp_path, session, [*A, *B], begin, 6)
+    assert again.records.keys() == after.records.keys()
+    assert session.builds == [], "the text is known now"
+
+
+def test_a_change_of_code_is_tried_anew(tmp_path: Path) -> None:
+    session = FakeSession(tmp_path, {"a": 10.0})
+    search(tmp_path, session, A, WarmStart(tuple(A), ""), len(A))
+    session.trials.clear()
+    session.edition, session.code_edition = " with a comment", " and another instruction"
+    after = search(tmp_path, session, A, WarmStart(tuple(A), ""), len(A))
+    assert set(session.trials) == set(A)
+    assert after.new_trials == len(A)
+
+
+def test_what_the_search_proposes_is_reused_too(tmp_path: Path) -> None:
+    """No time to build what the journal knows before the search: it is found when it is met."""
+    session = FakeSession(tmp_path, {"a": 10.0, "b": 20.0})
+    search(tmp_path, session, [*A, *B], WarmStart((*A, *B), ""), 6)
+    session.trials.clear()
+    session.edition = " with a comment"
+    journal = session.journal.path
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join(line.replace('"place": 0', '"place": 7') for line in lines) + "\n")
+    after = search(tmp_path, session, [*A, *B], WarmStart((*A, *B), ""), 6)
+    assert session.trials == []
+    assert {A[0], B[0]} <= after.records.keys(), "records of renamed configs, by their code"

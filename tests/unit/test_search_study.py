@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kgen.errors import RecordError
 from kgen.model.config import Config
 from kgen.search.params import ParamSpace
 from kgen.search.study import Proposal, Search, open_study
@@ -165,6 +166,16 @@ def test_resume_after_kill_with_a_torn_line(tmp_path: Path) -> None:
     assert "RUNNING" not in states
     finish(search, search.ask(4))
     assert len(open_study(path, "p", configs()).results()) == 7
+
+
+@pytest.mark.parametrize("line", [b"not JSON\n", b'{"op_code": 99}\n', b"[1, 2]\n", b"\xff\n"])
+def test_a_damaged_file_is_named(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "s.log"
+    finish(search := open_study(path, "p", configs()), search.ask(2))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], line, *lines[2:]]))
+    with pytest.raises(RecordError, match=r"s\.log: the study is damaged.*\n.*delete the file"):
+        open_study(path, "p", configs())
 
 
 def test_live_trials_of_another_process_are_left_alone(tmp_path: Path) -> None:

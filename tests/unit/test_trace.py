@@ -11,7 +11,7 @@ import torch
 
 from kgen.bench import Profile, print_profile
 from kgen.errors import StorageError
-from kgen.measure.trace import Event, summary, trace
+from kgen.measure.trace import Event, trace, trace_summary
 from kgen.model.traced import Traced
 from kgen.worker.tracing import traced
 
@@ -41,7 +41,7 @@ GPU_EVENTS = [
 
 
 def test_each_kernel_belongs_to_its_stretch() -> None:
-    ours, loop = summary(GPU_EVENTS, {"ours": 2, "loop": 4}, on_gpu=True)
+    ours, loop = trace_summary(GPU_EVENTS, {"ours": 2, "loop": 4}, on_gpu=True)
     assert ours == Traced("ours", 2, 500.0, 1.5, 325.0, "walk", 300.0)
     # A kernel's launches count together: none of them is the longest single one.
     assert loop == Traced("loop", 4, 1500.0, 201 / 4, 450 / 4, "multiply", 50.0)
@@ -53,12 +53,12 @@ def test_a_cpu_has_operators_for_kernels() -> None:
         Event("aten::linear", 10, 90, 5, on_device=False),  # what it calls took the rest
         Event("aten::addmm", 15, 90, 75, on_device=False),
     ]
-    (found,) = summary(events, {"ours": 1}, on_gpu=False)
+    (found,) = trace_summary(events, {"ours": 1}, on_gpu=False)
     assert found == Traced("ours", 1, 100.0, 2, 80.0, "aten::addmm", 75.0)
 
 
 def test_nothing_seen_is_no_kernel() -> None:
-    (found,) = summary([stretch("ours", 0, 100)], {"ours": 5}, on_gpu=True)
+    (found,) = trace_summary([stretch("ours", 0, 100)], {"ours": 5}, on_gpu=True)
     assert found == Traced("ours", 5, 20.0, 0.0, 0.0, "", 0.0)
 
 

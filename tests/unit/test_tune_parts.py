@@ -5,26 +5,34 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import repeat
+from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from kgen.catalogue import open_catalogue, profile_named
-from kgen.choose import Entrant, pick
 from kgen.errors import GpuError
+from kgen.launch import select
+from kgen.launch.select import select_gpu
+from kgen.measure.choose import Entrant, pick
 from kgen.model.artifact import Artifact, Rendered
 from kgen.model.config import Config
 from kgen.model.digest import digest_of
-from kgen.model.plan import Launch, Plan
+from kgen.model.plan import Launch, Plan, Workspace
 from kgen.model.problem import Problem
-from kgen.model.record import Fate, Record, Resources
+from kgen.model.record import Fate, OutputAccuracy, Record, Resources
+from kgen.runtime.code_digest import Code
+from kgen.trial import HostRunner, Session, text_key, trial_key
+from kgen.trial.definition import definition_digest
 from kgen.tune import safe
-from kgen.tune.known import still_valid
-from kgen.tune.request import SafeResult
+from kgen.tune.finals import MOST_OF_BOUND, share_of_bound
+from kgen.tune.request import TuneRequest, command_options
 from kgen.tune.resources import MAX_SPILL_BYTES, resource_refusal
+from kgen.tune.results import SafeResult
+from kgen.tune.reusable_records import ReusableRecords, Today, reusable_records
 from kgen.tune.safe import safe_dims
-from kgen.worker import HostProver, Session, TrialOutcome, select, trial_key
-from kgen.worker.select import select_gpu
+from kgen.worker import TrialOutcome
 
 H200 = profile_named("h200")
 
@@ -80,20 +88,20 @@ def test_certificates_that_wait_for_no_host_run_are_written_down_at_once(
         artifact = Artifact("cubin", "path", "key", (), 0.1)
         return safe._Claim(Problem((), ()), rendered, artifact, name, name == "pair")
 
-    def started(session: object, prover: object, one: safe._Claim) -> safe._Claim:
-        return replace(one, proof=Future()) if one.shows_a_pair else one
+    def started(session: object, host_runner: object, one: safe._Claim) -> safe._Claim:
+        return replace(one, host_run=Future()) if one.shows_a_pair else one
 
-    def settled(session: object, one: safe._Claim) -> SafeResult:
-        written.append(one.key)
-        return cast(SafeResult, one.key)
+    def certified(session: object, one: safe._Claim) -> SafeResult:
+        written.append(one.text_key)
+        return cast(SafeResult, one.text_key)
 
     monkeypatch.setattr(safe, "_built", lambda session: [claim("pair"), claim("source")])
     monkeypatch.setattr(safe, "_looked_up", lambda session, one: one)
     outcome = TrialOutcome(Fate.VERIFIED, "")
-    monkeypatch.setattr(safe, "_outcomes", lambda session, prover, claims: repeat(outcome))
-    monkeypatch.setattr(safe, "_with_proof_started", started)
-    monkeypatch.setattr(safe, "_settled", settled)
-    certificates = safe.SafeCertificates(cast(Session, None), cast(HostProver, None))
+    monkeypatch.setattr(safe, "_outcomes", lambda session, host_runner, claims: repeat(outcome))
+    monkeypatch.setattr(safe, "_with_host_run_started", started)
+    monkeypatch.setattr(safe, "_certified", certified)
+    certificates = safe.SafeCertificates(cast(Session, None), cast(HostRunner, None))
     assert written == ["source"]
     assert not certificates.done
     assert [str(result) for result in certificates.results()] == ["pair", "source"]
@@ -120,26 +128,134 @@ def test_which_device_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_warm_time_has_a_key_of_its_own_and_old_keys_stay_valid() -> None:
     plan = Plan((Launch("k", (1, 1, 1), (32, 1, 1), 0, ()),), ())
     problem = Problem((("M", 8),), (("dtype", "fp32"),))
-    cold = trial_key("artifact", problem, plan)
+    code = Code("digest", {"k": "of k"})
+    assert trial_key(code, "c", problem, plan, "warm") != trial_key(code, "c", problem, plan)
+    cold = text_key("artifact", problem, plan)
     assert cold == digest_of(
         ["artifact", str(problem), [["k", (1, 1, 1), (32, 1, 1), 0, ()]], []]
     ), "the key as it was before there was a choice"
-    assert trial_key("artifact", problem, plan, "cold") == cold
-    assert trial_key("artifact", problem, plan, "warm") != cold
+    assert text_key("artifact", problem, plan, "cold") == cold
+    assert text_key("artifact", problem, plan, "warm") != cold
+
+
+def test_a_key_has_the_code_and_the_plan_and_no_name() -> None:
+    problem = Problem((("M", 8),), (("dtype", "fp32"),))
+
+    def key(
+        code: str = "digest", compiler: str = "nvrtc 13.0.88 sm_90a", grid: int = 4,
+        kernels: tuple[str, str] = ("a", "b"), scratch: str = "partial", elements: int = 64,
+        problem: Problem = problem,
+    ) -> str:
+        first, second = kernels
+        plan = Plan(
+            (
+                Launch(first, (grid, 1, 1), (32, 1, 1), 0, ("x", scratch)),
+                Launch(second, (1, 1, 1), (32, 1, 1), 0, (scratch, "y", 8)),
+            ),
+            (Workspace(scratch, "fp32", elements),),
+        )
+        functions = {kernels[0]: "of a", kernels[1]: "of b"}
+        return trial_key(Code(code, functions), compiler, problem, plan)
+
+    wanted = key()
+    assert key(kernels=("other", "names")) == wanted
+    assert key(scratch="sums") == wanted
+    assert wanted not in {
+        key(code="other"), key(compiler="nvrtc 12.8.93 sm_90a"), key(grid=5), key(elements=65),
+        key(problem=Problem((("M", 9),), problem.dtypes)),
+    }
+    swapped = Plan((Launch("b", (1, 1, 1), (1, 1, 1), 0, ()),), ())
+    alone = Plan((Launch("a", (1, 1, 1), (1, 1, 1), 0, ()),), ())
+    code = Code("digest", {"a": "of a", "b": "of b"})
+    assert trial_key(code, "", problem, swapped) != trial_key(code, "", problem, alone)
 
 
 def test_one_journal_answers_cold_and_warm_tunes() -> None:
     config, other = (Config.of("v", {"lanes": lanes}) for lanes in (1, 2))
 
-    def record(key: str, reason: str) -> Record:
-        return Record(key, "op", "forward", "M=1", "host", config, Fate.WRONG, reason)
+    def record(key: str, reason: str, code: str = "") -> Record:
+        return Record(
+            code, "op", "forward", "M=1", "host", config, Fate.WRONG, reason, text_key=key
+        )
 
     journal = [record("cold", "first"), record("cold", "second"), record("warm", "")]
-    rendered = Rendered("rmsnorm", "text", "digest")
 
-    def known(key: str) -> dict[Config, Record]:
-        return still_valid(journal, {config, other}, lambda _: (key, rendered))
+    def known(key: str) -> ReusableRecords:
+        return reusable_records(journal, {config, other}, lambda _: key)
 
-    assert known("cold") == {config: journal[1]}
-    assert known("warm") == {config: journal[2]}
-    assert known("changed") == {}
+    assert known("cold").valid == {config: journal[1]}
+    assert known("warm").valid == {config: journal[2]}
+    assert known("changed") == ReusableRecords({}, (), {})
+    journal.append(record("cold", "with its code", "code"))
+    assert known("changed") == ReusableRecords({}, (config,), {"code": journal[-1]})
+    assert known("warm") == ReusableRecords({config: journal[2]}, (), {"code": journal[-1]})
+
+
+def test_records_of_another_definition_are_let_go() -> None:
+    """What a mended definition, other inputs or guards say against a kernel, or for it, is over."""
+    configs = [Config.of("v", {"lanes": lanes}) for lanes in range(9)]
+    kinds = [  # fate, definition, guards, reason; whether it is of use
+        (Fate.VERIFIED, "today", "guards", "", True),
+        (Fate.WRONG, "today", "guards", "", True),
+        (Fate.WRONG, "yesterday", "guards", "", False),
+        (Fate.VERIFIED, "yesterday", "guards", "", False),
+        (Fate.VERIFIED, "today", "others", "", False),
+        (Fate.VERIFIED, "", "", "", True),  # from before the digests: it may serve a row
+        (Fate.CRASHED, "", "", "", False),
+        (Fate.TIMED_OUT, "today", "guards", "no answer within 15 s; killed", False),
+        (Fate.BUILD_FAILED, "yesterday", "others", "", True),
+    ]
+    journal = [
+        Record(
+            f"code {i}", "op", "forward", "M=1", "host", config, fate, reason, text_key="text",
+            definition=definition, guards=guards,
+        )
+        for i, (config, (fate, definition, guards, reason, _)) in enumerate(
+            zip(configs, kinds, strict=True)
+        )
+    ]
+    today = Today("today", lambda config: "guards", trial_s=30.0)
+    found = reusable_records(journal, set(configs), lambda _: "text", today=today)
+    useful = {config for config, kind in zip(configs, kinds, strict=True) if kind[-1]}
+    assert set(found.valid) == useful
+    assert {r.config for r in found.by_code.values()} == useful
+    assert found.let_go == {
+        "of another definition or other inputs": 2,
+        "of a variant that admitted other calls": 1,
+        "wrong or crashed by a definition that is not known": 1,
+        "timed out within less than the 30 s of today": 1,
+    }
+
+
+def test_a_definition_is_known_by_its_code() -> None:
+    """Comments and names of peers do not count; what the definition calls does."""
+    operator = open_catalogue().entry("rmsnorm").operator
+    wanted = definition_digest(operator)
+    assert wanted
+    assert definition_digest(replace(operator, peers=lambda pass_name: {})) == wanted
+    assert definition_digest(replace(operator, cases=())) != wanted
+    other = replace(operator, definition=lambda *args: operator.definition(*args))
+    assert definition_digest(other) != wanted
+    digests = {definition_digest(open_catalogue().entry(n).operator) for n in ("wkv5", "wkv6")}
+    assert len(digests) == 2, "they differ in what their inputs are made with"
+
+
+def test_how_much_of_its_bound_a_record_uses() -> None:
+    accuracy = (OutputAccuracy("y", 0.5, 1.0, 0.1), OutputAccuracy("z", 0.9, 1.0, 0.1))
+    record = Record(
+        "", "op", "forward", "M=1", "host", Config.of("v", {}), Fate.VERIFIED, accuracy=accuracy
+    )
+    assert share_of_bound(record) == 0.9 > MOST_OF_BOUND
+
+
+@pytest.mark.parametrize(("compiler", "out", "options"), [
+    ("nvrtc", "generated", " --path '/my ops'"),
+    ("host", "my out", " --path '/my ops' --out 'my out'"),
+    ("nvcc", "generated", " --path '/my ops' --compiler nvcc"),
+])
+def test_options_of_a_command_that_repeats_a_trial(compiler: str, out: str, options: str) -> None:
+    request = SimpleNamespace(
+        paths=("/my ops",), compiler=SimpleNamespace(name=compiler),
+        journal=Path(out, "kgen_ops", "softmax", "reports", "h200.trials.jsonl"),
+    )
+    assert command_options(cast("TuneRequest", request)) == options

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kgen.catalogue import open_catalogue
+from kgen.check.cases import FEW, GPU_SIZES, PROOF_SIZES, QUICK, SHORT, Case, Schedule, Sizes
 from kgen.model.problem import parse_problem
-from kgen.verify.cases import FEW, GPU_SIZES, PROOF_SIZES, QUICK, SHORT, Case, Schedule, Sizes
 
 LONG = "B=8,H=16,T=4096,E=64,M=64,dtype=fp32"
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kgen.check import Fixture, verify
 from kgen.model.problem import parse_problem
 from kgen.operators.rmsnorm import EPS, OPERATOR
-from kgen.verify import Fixture, verify
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from kgen.catalogue import open_catalogue
-from kgen.errors import VerifyError
-from kgen.model.problem import Problem, parse_problem, with_dims
-from kgen.model.signature import Dim, DTypeField, Pass, Signature
-from kgen.model.signature import Tensor as Declared
-from kgen.operators.base import Cost, Operator
-from kgen.operators.rmsnorm import OPERATOR as RMSNORM
-from kgen.verify import Case, Fixture, verify
-from kgen.verify.buffers import GUARD_BYTES, contiguous_strides, fingerprint, guarded
-from kgen.verify.compare import explain, scaled_error
-from kgen.verify.oracle import (
+from kgen.check import Case, Fixture, verify
+from kgen.check.buffers import GUARD_BYTES, contiguous_strides, fingerprint, guarded
+from kgen.check.compare import explain, scaled_error
+from kgen.check.oracle import (
     Bound,
     Reference,
     Slab,
@@ -31,6 +27,12 @@ from kgen.verify.oracle import (
     smallest_scale,
     torch_dtype,
 )
+from kgen.errors import VerifyError
+from kgen.model.problem import Problem, parse_problem, with_dims
+from kgen.model.signature import Dim, DTypeField, Pass, Signature
+from kgen.model.signature import Tensor as Declared
+from kgen.operators.base import Cost, Operator
+from kgen.operators.rmsnorm import OPERATOR as RMSNORM
 
 CPU = torch.device("cpu")
 Tensors = Mapping[str, Tensor]
@@ -385,3 +387,28 @@ def test_a_definition_that_widens_rounds_only_what_it_returns(
             dtype = torch_dtype(problem.dtype(t.dtype).torch)
             assert native[t.name].dtype == dtype
             assert native[t.name].equal(single[t.name].to(dtype))
+
+
+@pytest.mark.parametrize(("value", "what"), [(0.0, "zero"), (float("nan"), "NaN")])
+def test_inputs_that_tell_nothing_are_an_error(value: float, what: str) -> None:
+    def make_inputs(*args: Any) -> dict[str, Tensor]:
+        return {name: torch.full_like(t, value) for name, t in RMSNORM.make_inputs(*args).items()}
+
+    operator = replace(RMSNORM, make_inputs=make_inputs)
+    problem = parse_problem("M=97,N=64,dtype=fp32", RMSNORM.signature)
+    fixture = Fixture(operator, "forward", problem, torch.device("cpu"))
+    with pytest.raises(VerifyError, match=f"nothing but {what} for the case 'normal'"):
+        fixture.input_set(fixture.schedule.whole())
+
+
+def test_a_definition_that_writes_into_its_input_is_at_fault_itself() -> None:
+    def definition(pass_name: str, inputs: Tensors, scalars: Mapping[str, float]) -> Any:
+        outputs = RMSNORM.definition(pass_name, inputs, scalars)
+        inputs["x"].add_(1.0)
+        return outputs
+
+    operator = replace(RMSNORM, definition=definition)
+    problem = parse_problem("M=97,N=64,dtype=fp32", RMSNORM.signature)
+    fixture = Fixture(operator, "forward", problem, CPU)
+    with pytest.raises(VerifyError, match="the definition writes into its input 'x'"):
+        fixture.input_set(fixture.schedule.whole())

@@ -199,7 +199,7 @@ def test_fp32_takes_one_step_after_the_other(operator: Operator, case: str) -> N
 
 @each_operator
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_is_kept_at_a_time_changes_no_bit(
+def test_block_size_of_states_changes_no_bit(
     operator: Operator, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dims = "B=1,N=5,T=150,H=2,K=3,V=4,cu_seqlens_dtype=int32" if packed else "B=3,T=150,H=2,K=3,V=4"
@@ -219,7 +219,7 @@ def test_what_is_kept_at_a_time_changes_no_bit(
         ]
 
     at_once = made()
-    monkeypatch.setattr(_wkv_definition, "_KEPT", {"cpu": 200})
+    monkeypatch.setattr(_wkv_definition, "_STATE_ELEMENTS", {"cpu": 200})
     for some, whole in zip(made(), at_once, strict=True):
         assert some.equal(whole)
 

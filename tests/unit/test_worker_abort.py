@@ -8,7 +8,8 @@ import pytest
 
 from kgen.catalogue import profile_named
 from kgen.errors import WorkerError
-from kgen.worker import Setup, WorkerHandle
+from kgen.trial import WorkerHandle
+from kgen.worker import Setup
 
 SETUP = Setup("rmsnorm", (), profile_named("host"), 0, seed=1)
 

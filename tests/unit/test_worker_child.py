@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
+import pytest
+
 from kgen.catalogue import profile_named
+from kgen.trial.child import Child
 from kgen.worker import Setup
-from kgen.worker.child import Child
 
 SETUP = Setup("rmsnorm", (), profile_named("host"), 0, 0)
 
@@ -32,3 +38,18 @@ def test_how_a_child_ended_is_told_with_its_last_words() -> None:
     failure = child.pipe.recv()
     assert "no_such_operator" in failure.message
     assert "exit code 0" in child.reap()
+
+
+def test_ctrl_c_does_not_reach_a_child(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is for the parent, also while the child still loads its modules."""
+    child = Child(SETUP)
+    assert child.pid is not None
+    for _ in range(50):
+        os.kill(child.pid, signal.SIGINT)
+        time.sleep(0.02)
+    child.pipe.send("go")
+    assert child.poll(60.0)
+    assert child.pipe.recv() == "ready"
+    child.dismiss()
+    assert child._process.exitcode == 0
+    assert capfd.readouterr().err == ""

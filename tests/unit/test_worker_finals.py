@@ -14,7 +14,7 @@ from kgen.emit.functions import pass_values
 from kgen.errors import LaunchError
 from kgen.measure.clocks import ClockState
 from kgen.measure.compare import compare
-from kgen.measure.sampler import Call
+from kgen.measure.sampler import TimedCall
 from kgen.model.problem import parse_problem
 from kgen.worker import Setup, runner
 from kgen.worker.library import library_calls
@@ -43,7 +43,7 @@ def test_throttled_comparison_is_repeated_once(
     monkeypatch.setattr(runner, "clocks", lambda device: next(answers))
 
     def counted(
-        entrants: Mapping[str, Sequence[Call]], device: torch.device, **_: object
+        entrants: Mapping[str, Sequence[TimedCall]], device: torch.device, **_: object
     ) -> object:
         ran.append(1)
         return compare(entrants, device, rounds=1, warmup_ms=0.0)

@@ -1,9 +1,9 @@
-"""What autocast means for operators whose tensors come in different dtypes.
+"""Casts of inputs under autocast.
 
-Under autocast some layers return half precision and others fp32. Tensors that must share a dtype
-are cast to the widest among them, as PyTorch's own operators of its list "promote" do; a tensor
-that has a dtype of its own to choose is cast to fp32 where no kernel takes the one it has. A call
-that kernels take as it is stays as it is: nothing is rounded that the caller did not round.
+Under autocast some layers return half precision and others fp32. Inputs that must share a dtype are
+cast to the widest among them, as PyTorch's own operators of the autocast list "promote" do. An
+input with a dtype field of its own is cast to fp32 if no kernel supports the dtype that it has. An
+input that kernels support as it is stays unchanged, so no cast ever narrows a tensor.
 """
 
 from __future__ import annotations
@@ -14,16 +14,21 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from .arguments import ABSENT, TORCH_DTYPES, Signature
+from .arguments import TORCH_DTYPES
+from .signature import ABSENT, PassSignature
 
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
-def promoted(signature: Signature, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Cast the inputs of a pass to dtypes that it takes together; the very tensors if it does.
+def promoted(
+    signature: PassSignature, tensors: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Cast the inputs of a pass to dtypes that it supports together.
+
+    Returns the same tensor objects where no cast is needed.
 
     Args:
-        signature: What the pass takes.
+        signature: Of the pass.
         tensors: One per input; None for one that is left out.
     """
     main = signature.dtypes[0].name

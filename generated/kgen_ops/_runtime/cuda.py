@@ -1,8 +1,8 @@
-"""The CUDA driver through ctypes: what is needed to load and launch kernels next to torch.
+"""Load and launch kernels through the CUDA driver API, by ctypes.
 
-Everything runs in a device's *primary context*, the one torch (and the CUDA runtime) uses, so
-torch's pointers and streams can be passed as they are. Nothing here touches CUDA before the first
-call of `driver()`.
+Everything runs in a device's primary context, which torch and the CUDA runtime use as well, so
+torch's pointers and streams are valid here. This module does not touch CUDA before the first call
+of `driver()`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from typing import Any, NamedTuple
 
 DRIVER_LIBRARY = "libcuda.so.1"
-SMEM_WITHOUT_OPT_IN = 48 * 1024  # static plus dynamic bytes a block may use without asking
+SMEM_WITHOUT_OPT_IN = 48 * 1024  # static plus dynamic bytes that a block may use without opt-in
 
 INVALID_VALUE = 1
 NO_DEVICE = 100
@@ -48,14 +48,14 @@ class CudaError(RuntimeError):
 
 
 class DeviceFacts(NamedTuple):
-    """What the driver says of a device.
+    """Properties of a device, from the driver.
 
     Attributes:
-        ordinal: As the driver counts, under CUDA_VISIBLE_DEVICES.
+        ordinal: Index in the driver's order, after CUDA_VISIBLE_DEVICES.
         name: `NVIDIA H200`.
         compute_capability: (9, 0).
         sm_count: Streaming multiprocessors.
-        smem_per_block: Largest shared memory of a block that opts in, bytes.
+        smem_per_block: Largest shared memory of a block with opt-in, bytes.
         memory_bytes: Device memory.
     """
 
@@ -68,7 +68,7 @@ class DeviceFacts(NamedTuple):
 
 
 class FunctionAttributes(NamedTuple):
-    """What a loaded kernel uses: registers per thread, local bytes per thread, static smem."""
+    """Resources of a loaded kernel: registers and local bytes per thread, static shared memory."""
 
     registers: int
     local_bytes: int
@@ -133,10 +133,10 @@ class Driver:
         )
 
     def primary_context(self, ordinal: int) -> int:
-        """Return a device's primary context, created if need be and never released.
+        """Return a device's primary context. It is retained once and never released.
 
-        Released would mean destroyed under torch's feet if torch was not yet initialised when
-        it was retained; a process that holds it to its end costs nothing.
+        If it was retained before torch initialised, releasing it would destroy the context that
+        torch uses. Holding it until the process ends costs nothing.
         """
         with self._lock:
             if ordinal not in self._contexts:
@@ -148,10 +148,10 @@ class Driver:
 
     @contextmanager
     def current(self, ordinal: int) -> Iterator[None]:
-        """Make a device's primary context current for the block, then restore what was.
+        """Make a device's primary context current for the block, then restore the former one.
 
-        Calls that are not allowed during a stream capture elsewhere in the process (loading may
-        allocate) are made legal for this thread meanwhile, as torch does for its allocator.
+        The thread's stream capture mode is relaxed meanwhile, as torch does for its allocator:
+        another thread may be capturing a stream, and loading a module may allocate.
         """
         context = self.primary_context(ordinal)
         self.call("cuCtxPushCurrent_v2", c_void_p(context))
@@ -164,7 +164,7 @@ class Driver:
             self.call("cuCtxPopCurrent_v2", byref(c_void_p()))
 
     def synchronize(self, ordinal: int) -> None:
-        """Wait until everything launched on a device is done."""
+        """Wait until all work on a device has finished."""
         with self.current(ordinal):
             self.call("cuCtxSynchronize", what=f"cuda:{ordinal}")
 
@@ -180,7 +180,7 @@ class Driver:
 
 
 def error_text(library: Any, code: int) -> str:
-    """Return the driver's words for a result code: `CUDA_ERROR_INVALID_VALUE (1): invalid ...`."""
+    """Return the driver's text of a result code: `CUDA_ERROR_INVALID_VALUE (1): invalid ...`."""
     texts = []
     for entry, fallback in (("cuGetErrorName", "CUDA_ERROR_UNKNOWN"),
                             ("cuGetErrorString", "no description")):
@@ -217,10 +217,10 @@ def devices() -> list[DeviceFacts]:
         return []
 
 
-class Module:
+class CudaModule:
     """A cubin loaded on one device; keep one per device.
 
-    Unloading is explicit: a CUDA graph may hold kernels of a module that Python has dropped.
+    Unloading is explicit, because a CUDA graph may hold kernels of a module without references.
     """
 
     def __init__(self, image: bytes, ordinal: int, name: str = "module") -> None:
@@ -245,7 +245,7 @@ class Module:
         self._functions: dict[str, Function] = {}
 
     def function(self, name: str) -> Function:
-        """Return a kernel of the module by its `extern "C"` name, loaded and ready.
+        """Return a kernel of the module by its `extern "C"` name, and load its code.
 
         Raises:
             CudaError: If there is no such kernel.
@@ -256,7 +256,7 @@ class Module:
             with self.driver.current(self.ordinal):
                 self.driver.call("cuModuleGetFunction", byref(handle), c_void_p(self.handle),
                                  c_char_p(name.encode()), what=what)
-                # Loading is lazy; done now, it cannot fall into a stream capture.
+                # Module loading is lazy. Loading now keeps it out of a later stream capture.
                 if hasattr(self.driver.library, "cuFuncLoad"):
                     self.driver.call("cuFuncLoad", handle, what=what)
             self._functions[name] = Function(handle.value or 0, name, self)
@@ -277,10 +277,10 @@ class Function:
     Attributes:
         handle: CUfunction.
         name: Kernel name.
-        module: Its module, kept alive by it.
+        module: Its module; the function keeps it alive.
     """
 
-    def __init__(self, handle: int, name: str, module: Module) -> None:
+    def __init__(self, handle: int, name: str, module: CudaModule) -> None:
         self.handle = handle
         self.name = name
         self.module = module
@@ -299,7 +299,7 @@ class Function:
     def allow_smem(self, smem_bytes: int) -> None:
         """Opt in to `smem_bytes` of dynamic shared memory if the default limit is too small.
 
-        The limit only grows, so launches that were prepared with more stay legal.
+        The limit never shrinks, so launches that were prepared with more stay legal.
 
         Raises:
             CudaError: If the device does not have that much.
@@ -317,7 +317,7 @@ class Function:
             self._allowed_smem = smem_bytes
 
     def blocks_per_sm(self, threads: int, smem_bytes: int) -> int:
-        """Occupancy: resident blocks of one multiprocessor."""
+        """Occupancy: resident blocks per SM."""
         blocks = c_int()
         with self._driver.current(self.module.ordinal):
             self._driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", byref(blocks),
@@ -333,7 +333,7 @@ class Function:
         offset, size = c_size_t(), c_size_t()
         info = self._driver.library.cuFuncGetParamInfo
         with self._driver.current(self.module.ordinal):
-            # The first index past the end is an invalid value; there is no call for the count.
+            # No call returns the count; the first index past the end gives an error.
             while info(c_void_p(self.handle), c_size_t(len(sizes)), byref(offset),
                        byref(size)) == 0:
                 sizes.append(size.value)
@@ -351,7 +351,7 @@ def launch(
     function: Function, grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int,
     stream: int, params: ctypes.Array[c_void_p],
 ) -> None:
-    """Launch once, plainly; launcher.py does the same for less host time.
+    """Launch once. `launcher.py` launches repeatedly at less host time.
 
     Args:
         function: The kernel.

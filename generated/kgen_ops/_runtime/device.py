@@ -1,19 +1,19 @@
-"""Kernel files of the library, loaded on a device: a GPU through the driver, or the CPU.
+"""Load the kernel files of the library on a device: a GPU through the driver, or the CPU.
 
-A shipped cubin is loaded as it is. Without one, the shipped source is compiled once into the
+A shipped cubin is loaded as it is. If there is none, the shipped source is compiled once into the
 user's cache: by NVRTC for a GPU, by a C++ compiler for the CPU.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes import byref, c_int
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,11 @@ import torch
 
 from . import cuda
 from .allocation import Allocate, allocator
-from .integrity import checked_bytes, checked_cubin, listed_files
+from .integrity import checked_bytes, checked_cubin, digest_of, digest_of_files, listed_files
 from .launcher import make_launcher
 
-# What runs on the CPU and what compiles is imported where it is needed: a GPU's first call of a
-# shipped cubin needs neither, and they take half as long as all the rest of this.
+# The compilers and the CPU's modules are imported in functions: the first call of a shipped cubin
+# on a GPU needs neither, and they take half of the import time.
 if TYPE_CHECKING:
     from .host import HostFunction, HostModule
 
@@ -49,7 +49,7 @@ _ATTRIBUTES = {
 }
 
 
-def device_facts(device: torch.device) -> dict[str, int]:
+def gpu_facts(device: torch.device) -> dict[str, int]:
     """Return the hardware facts of a GPU, by the names that launch plans use."""
     driver = cuda.driver()
     ordinal = _index(device)
@@ -68,7 +68,8 @@ def device_facts(device: torch.device) -> dict[str, int]:
 class KernelFile:
     """One kernel source of the library, loaded on one device."""
 
-    def __init__(self, root: Path, folder: Path, stem: str, device: torch.device) -> None:
+    def __init__(self, root: Path, folder: Path, stem: str, device: torch.device,
+                 text: bytes | None = None) -> None:
         """Load the cubin for the device, or compile the source.
 
         Args:
@@ -76,23 +77,26 @@ class KernelFile:
             folder: Holds `<stem>.cu` and its cubins.
             stem: Digest of the source.
             device: Where the kernels will run.
+            text: The source, if it was rendered now; otherwise it is read from the folder.
         Raises:
             IntegrityError: If a file that is needed is not what the library's list says.
+            RuntimeError: If a source must be compiled and does not compile, or there is no
+                compiler for it.
         """
         self.device = device
         self._host: HostModule | None = None
-        self._cuda: cuda.Module | None = None
+        self._cuda: cuda.CudaModule | None = None
         source = folder / f"{stem}.cu"
         if device.type == "cpu":
             from .host import HostModule
 
-            self._host = HostModule(_host_module(root, source))
+            self._host = HostModule(_host_module(root, source, text))
         else:
-            image = _cubin(root, source, _index(device))
-            self._cuda = cuda.Module(image, _index(device), f"{folder.parent.name}/{stem}")
+            image = _cubin(root, source, _index(device), text)
+            self._cuda = cuda.CudaModule(image, _index(device), f"{folder.parent.name}/{stem}")
 
     def launcher(self, kernel: str, arguments: str, block: tuple[int, int, int],
-                 smem: int, overlaps: bool = False) -> Launcher:
+                 smem: int, pdl: bool = False) -> Launcher:
         """Prepare launches of a kernel.
 
         Args:
@@ -100,17 +104,17 @@ class KernelFile:
             arguments: One letter each: p (address), q (int64), f (float32).
             block: Threads in x, y, z.
             smem: Dynamic shared memory, bytes.
-            overlaps: Whether a GPU may begin it before the launch before it has ended.
+            pdl: Whether to use programmatic dependent launch; the CPU ignores it.
         """
         if self._cuda is not None:
             function = self._cuda.function(kernel)
             function.allow_smem(smem)
-            return make_launcher(function, arguments, block, smem, overlaps)
+            return make_launcher(function, arguments, block, smem, pdl)
         assert self._host is not None
         return _host_launcher(self._host.function(kernel), arguments, block, smem)
 
     def scratch(self, elements: int, dtype: torch.dtype) -> Allocate:
-        """Prepare allocations of a workspace: each launch has its own, unless it is empty."""
+        """Return an allocator of a workspace. Each call allocates its own, unless it is empty."""
         allocate = allocator((elements,), (1,), dtype, self.device)
         if elements:
             return allocate
@@ -134,7 +138,7 @@ def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _cubin(root: Path, source: Path, ordinal: int) -> bytes:
+def _cubin(root: Path, source: Path, ordinal: int, text: bytes | None = None) -> bytes:
     major, minor = cuda.driver().device(ordinal).compute_capability
     arch = f"sm_{major}{minor}"
     for suffix in ("a", "f", ""):  # architecture-specific, family-specific, plain
@@ -142,26 +146,27 @@ def _cubin(root: Path, source: Path, ordinal: int) -> bytes:
         if shipped.exists():
             return checked_cubin(root, shipped)
     from . import nvrtc
-    from .cache import Cache
+    from .cache import Cache, CacheError
 
-    if major >= 9:  # the kernel may use what only the architecture-specific target offers
+    if major >= 9:  # the kernel may use instructions of the architecture-specific target only
         arch += "a"
     compiler = nvrtc.nvrtc()
     cache = Cache()
-    text = checked_bytes(root, source)
-    key = _digest(text, _headers(root), arch.encode(), repr(nvrtc.FLAGS).encode(),
-                  repr(compiler.version).encode())
+    text = checked_bytes(root, source) if text is None else text
+    key = digest_of([text, headers_digest(root).encode(), arch.encode(),
+                     repr(nvrtc.FLAGS).encode(), repr(compiler.version).encode()])
     image = cache.get(key, ".cubin")
     if image is None:
         image, _ = compiler.compile_cubin(
             text.decode(), source.name, arch, include_dirs=[str(root / "_include")]
         )
-        cache.put(key, ".cubin", image)
+        with suppress(CacheError):  # a full disk: the next process compiles again
+            cache.put(key, ".cubin", image)
     return image
 
 
-def _host_module(root: Path, source: Path) -> Path:
-    """Compile a source for the CPU, or find it in the user's cache; returns the shared object."""
+def _host_module(root: Path, source: Path, text: bytes | None) -> Path:
+    """Compile a source for the CPU, or find it in the cache; return the shared object's path."""
     from . import host
     from .cache import Cache
 
@@ -171,9 +176,10 @@ def _host_module(root: Path, source: Path) -> Path:
                            "clang++ on PATH\n  next: install g++, or set CXX")
     include = root / "_include"
     version = _run([cxx, "--version"])
-    common = _digest(cxx.encode(), version.encode(), platform.machine().encode(), _headers(root))
+    common = digest_of([cxx.encode(), version.encode(), platform.machine().encode(),
+                        headers_digest(root).encode()])
     cache = Cache()
-    key = _digest(common.encode(), checked_bytes(root, source))
+    key = digest_of([common.encode(), checked_bytes(root, source) if text is None else text])
     if cache.get(key, ".so") is not None:
         return cache.path(key, ".so")
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
@@ -185,16 +191,17 @@ def _host_module(root: Path, source: Path) -> Path:
         else:
             runtime.write_bytes(content)
         built = Path(folder, "kernel.so")
+        if text is not None:
+            source = Path(folder, source.name)
+            source.write_bytes(text)
         _run(host.compile_module_command(cxx, source, include, runtime, built))
         return cache.put(key, ".so", built.read_bytes())
 
 
-def _headers(root: Path) -> bytes:
-    """Every device header by path and checked content, to be part of a cache key."""
-    return _digest(
-        *(part for name in listed_files(root / "_include")
-          for part in (name.encode(), checked_bytes(root, root / "_include" / name)))
-    ).encode()
+def headers_digest(root: Path) -> str:
+    """Return a digest of every device header's path and checked content, part of a cache key."""
+    return digest_of_files((name, checked_bytes(root, root / "_include" / name))
+                           for name in listed_files(root / "_include"))
 
 
 def _run(command: list[str]) -> str:
@@ -202,13 +209,3 @@ def _run(command: list[str]) -> str:
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
     return done.stdout
-
-
-def _digest(*parts: bytes) -> str:
-    sha = hashlib.sha256()
-    for part in parts:
-        sha.update(len(part).to_bytes(8, "little"))
-        sha.update(part)
-    return sha.hexdigest()[:32]
-
-

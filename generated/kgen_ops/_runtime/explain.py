@@ -1,4 +1,4 @@
-"""Which kernel serves a problem, and why that one."""
+"""Explain which kernel serves a problem, and on what evidence."""
 
 from __future__ import annotations
 
@@ -9,43 +9,46 @@ from importlib.util import find_spec
 import torch
 
 from .arguments import DTYPE_NAMES
-from .dispatch import Pass
+from .dispatch import Dispatcher
 from .problems import Explanation
+from .rows import Gpu
 
 
 def explain(
     operator: str,
     *,
     device: str | torch.device | None = None,
-    gpu: str | None = None,
+    gpu: str | Gpu | None = None,
     pass_name: str = "forward",
     **problem: int | str | torch.dtype,
 ) -> Explanation:
-    """Say which kernel serves a contiguous, aligned call, and on what evidence.
+    """Return the kernel that serves a contiguous, aligned call, and the evidence for it.
 
         print(kgen_ops.explain("rmsnorm", M=8192, N=4096, dtype="bf16"))
 
     Args:
         operator: Name of an operator of the library.
         device: Default: the current CUDA device, else the CPU.
-        gpu: Instead of a device: a GPU that the operator was tuned for, by the name of its table;
-            it need not be in this machine.
+        gpu: Instead of a device: the name of a GPU that the operator was tuned for, or any `Gpu`.
+            It need not be in this machine.
         pass_name: `forward` or `backward`.
         problem: Every dim, and dtypes by name or as torch dtypes.
     Returns:
-        An `Explanation`; its text is for people.
+        An `Explanation`; print it.
     Raises:
         ValueError: If operator, pass or a dim is unknown, or a dim is missing.
         TypeError: If a dtype is missing or not supported.
         DispatchError: If the library has no kernel for the device.
-        IntegrityError: If a dispatch table is not what the library's list says.
+        IntegrityError: If a dispatch table differs from the library's list of files.
     """
     chosen, dims, dtypes = parsed(operator, pass_name, problem)
     if gpu is None:
         return chosen.explain(dims, dtypes, placed(device))
     if device is not None:
         raise ValueError(f"explain: got device={device!r} and gpu={gpu!r}; pass one of them")
-    tuned = {known.name: known for known in chosen.gpus()}
+    if isinstance(gpu, Gpu):
+        return chosen.explain(dims, dtypes, gpu)
+    tuned = {known.name: known for known in chosen.tables.gpus()}
     if gpu not in tuned:
         raise ValueError(f"{operator} was not tuned for '{gpu}'\n"
                          f"  known: {', '.join(tuned) or 'none'}")
@@ -64,7 +67,7 @@ def placed(device: str | torch.device | None) -> torch.device:
 
 def parsed(
     operator: str, pass_name: str, problem: Mapping[str, int | str | torch.dtype]
-) -> tuple[Pass, dict[str, int], dict[str, str]]:
+) -> tuple[Dispatcher, dict[str, int], dict[str, str]]:
     """Find the pass, dims and dtypes that the arguments of `explain` name.
 
     Raises:
@@ -77,7 +80,7 @@ def parsed(
         raise ValueError(f"{library} has no operator '{operator}'")
     package = importlib.import_module(name)
     chosen = getattr(package, pass_name.upper(), None)
-    if not isinstance(chosen, Pass):
+    if not isinstance(chosen, Dispatcher):
         raise ValueError(f"{operator} has no pass '{pass_name}'")
     fields = {field.name for field in chosen.signature.choices}
     dims: dict[str, int] = {}

@@ -1,65 +1,49 @@
-"""The two passes of an operator as one function that autograd can record.
+"""Connect the two passes of an operator to autograd.
 
-A call that wants a gradient runs the forward pass inside a `torch.autograd.Function`, directly or
-below PyTorch's dispatcher, and saves what the backward pass asks for by name. Gradients are
-differentiable once: there are no kernels for second derivatives.
+A call that needs a gradient runs the forward pass inside a `torch.autograd.Function`, directly or
+below PyTorch's dispatcher, and saves the tensors that the backward pass takes by name. Operators
+are differentiable once: there are no kernels for second derivatives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .arguments import ABSENT, Signature
 from .batching import Outputs, batched, servable
+from .signature import ABSENT, Dot, PassSignature
 
-Run = Callable[..., Any]  # one pass: the arguments of its signature -> its outputs
-
-
-class Dot(NamedTuple):
-    """A sum over the last dim of a gradient times an output, which a backward pass wants in fp32.
-
-    Attributes:
-        name: The input of the backward pass.
-        gradient: An input of the backward pass.
-        output: An output of the forward pass, of the same shape.
-        beside: It is wanted where this output of the forward pass is there.
-    """
-
-    name: str
-    gradient: str
-    output: str
-    beside: str
+PassFunction = Callable[..., Any]  # one pass: the arguments of its signature -> its outputs
 
 
 class Gradient:
-    """How the backward pass of an operator serves its forward pass."""
+    """Connects the forward pass of an operator to its backward pass."""
 
     def __init__(
         self,
-        forward: Signature,
-        backward: Signature,
-        run: Run,
+        forward: PassSignature,
+        backward: PassSignature,
+        run: PassFunction,
         incoming: Mapping[str, str],
         saved: Mapping[str, tuple[str, ...]],
         outgoing: Mapping[str, str],
         dots: Sequence[Dot] = (),
     ) -> None:
-        """Tie two passes together.
+        """Connect two passes.
 
         Args:
-            forward: What the forward pass takes and returns.
-            backward: What the backward pass takes and returns.
+            forward: Signature of the forward pass.
+            backward: Signature of the backward pass.
             run: The public function of the backward pass.
             incoming: Input of the backward pass -> the output of the forward pass that it is the
-                gradient of. Outputs without one are not differentiable.
-            saved: Input of the backward pass -> inputs and outputs of the forward pass; the first
-                that a call has is passed on.
+                gradient of. Other outputs are not differentiable.
+            saved: Input of the backward pass -> inputs and outputs of the forward pass. The
+                backward pass gets the first of them that is not None.
             outgoing: Input of the forward pass -> its gradient among the backward pass's outputs.
             dots: Inputs of the backward pass that are computed from gradients.
         """
@@ -70,13 +54,13 @@ class Gradient:
         self._returned = Outputs(backward)
         inputs = [argument.name for argument in forward.inputs]
         outputs = [argument.name for argument in forward.outputs]
-        # What is saved, as positions among the inputs and then the outputs of a call.
+        # Positions of saved tensors among the inputs, then the outputs, of a call.
         slots = {name: index for index, name in enumerate((*inputs, *outputs))}
         self._count = len(inputs)
         self._saved = [[slots[name] for name in names] for names in saved.values()]
         self._dots = [(slots[dot.output], slots[dot.beside], dot) for dot in dots]
         self._plain = [slots[name] for name in outputs if name not in incoming.values()]
-        # What the backward pass gets: (its argument, the output that it is the gradient of).
+        # (argument of the backward pass, index of the output that it is the gradient of).
         optional = {f.name for f in backward.dtypes if ABSENT in f.allowed}
         arguments = {argument.name: argument for argument in backward.inputs}
         self._incoming = [(arguments[name], outputs.index(output))
@@ -92,8 +76,9 @@ class Gradient:
 
     @cached_property
     def function(self) -> Any:
-        """The `torch.autograd.Function`: apply(run, *arguments of the forward pass) -> tuple of
-        outputs, where `run` is what computes them.
+        """The `torch.autograd.Function`: apply(run, *arguments) -> tuple of outputs.
+
+        `run` computes the outputs from the arguments of the forward pass.
         """
         return _function(self.name, {
             "forward": staticmethod(self._record),
@@ -102,7 +87,7 @@ class Gradient:
 
     @cached_property
     def transformed(self) -> Any:
-        """`function` for transforms of `torch.func`, whose calls take longer."""
+        """`function` for transforms of `torch.func`; a call takes more host time."""
         return _function(self.name, {
             "forward": staticmethod(_run),
             "setup_context": staticmethod(self._save),
@@ -110,13 +95,13 @@ class Gradient:
             "vmap": staticmethod(self._batch),
         })
 
-    def _record(self, ctx: Any, run: Run, *arguments: Any) -> tuple[Tensor, ...]:
+    def _record(self, ctx: Any, run: PassFunction, *arguments: Any) -> tuple[Tensor, ...]:
         outputs = _run(run, *arguments)
         self._save(ctx, (run, *arguments), outputs)
         return outputs
 
     def _save(self, ctx: Any, inputs: Sequence[Any], outputs: tuple[Tensor, ...]) -> None:
-        """Save what the gradients of a call will need."""
+        """Save the tensors and numbers that the backward pass needs."""
         arguments = inputs[1:]
         made = self._made.present(arguments)
         slots = [*arguments[: self._count], *[None] * len(self._forward.outputs)]
@@ -127,15 +112,17 @@ class Gradient:
         for output, beside, _ in self._dots:
             saved.append(None if slots[beside] is None else slots[output])
         ctx.save_for_backward(*saved)
-        ctx.set_materialize_grads(False)  # no gradient of an output that nothing depends on
+        ctx.set_materialize_grads(False)  # None as the gradient of an unused output
         if plain := [slots[place] for place in self._plain if slots[place] is not None]:
             ctx.mark_non_differentiable(*plain)
         ctx.made = made
         ctx.needed = [(slots[place].shape, slots[place].dtype) for place in self._needed]
         ctx.rest = [arguments[place] for place in self._rest]
 
-    def _batch(self, info: Any, mapped: Sequence[int | None], run: Run, *arguments: Any) -> Any:
-        """Serve a call under `torch.func.vmap`, and let transforms outside it see the gradient."""
+    def _batch(
+        self, info: Any, mapped: Sequence[int | None], run: PassFunction, *arguments: Any
+    ) -> Any:
+        """Serve a call under `torch.func.vmap` so that outer transforms can differentiate it."""
         outputs = batched(
             self._forward, lambda *single: self.transformed.apply(run, *single), info.batch_size,
             mapped[1 : 1 + self._count], arguments,
@@ -191,15 +178,15 @@ def _function(name: str, members: dict[str, Any]) -> Any:
     return make(title, (torch.autograd.Function,), members)
 
 
-def _run(run: Run, *arguments: Any) -> tuple[Tensor, ...]:
+def _run(run: PassFunction, *arguments: Any) -> tuple[Tensor, ...]:
     found = run(*arguments)
     return (found,) if isinstance(found, Tensor) else tuple(found)
 
 
 class _Once(torch.autograd.Function):
-    """Lets gradients through, and says that they have none themselves.
+    """Returns gradients unchanged, and raises when a second derivative is taken.
 
-    apply(name of the operator, count of gradients, *gradients, *what they were computed from).
+    apply(name of the operator, number of gradients, *gradients, *inputs of the backward pass).
     """
 
     generate_vmap_rule = True
@@ -219,19 +206,18 @@ class _Once(torch.autograd.Function):
 
 def _second(name: str) -> str:
     return (
-        f"{name}: a second derivative is wanted, but its gradient can be taken once only; the "
-        "library has no kernel for more\n"
+        f"{name}: a second derivative was requested; the library has kernels for the first only\n"
         "  next: leave create_graph=True out, or write this part of the loss in plain PyTorch"
     )
 
 
-def refuse_grad(signature: Signature, arguments: Sequence[object], why: str) -> NoReturn:
-    """Raise the error of a call that wants a gradient which the library cannot give.
+def refuse_grad(signature: PassSignature, arguments: Sequence[object], why: str) -> NoReturn:
+    """Raise the error of a call that needs a gradient which the library does not have.
 
     Args:
         signature: Of the pass.
-        arguments: The inputs, and whatever follows them in the call.
-        why: And what can be done.
+        arguments: The inputs, then the other arguments.
+        why: The reason and the next step.
     Raises:
         NotImplementedError: Always.
     """
@@ -239,18 +225,18 @@ def refuse_grad(signature: Signature, arguments: Sequence[object], why: str) -> 
                if isinstance(tensor, Tensor) and tensor.requires_grad]
     raise NotImplementedError(
         f"{signature.function}: {' and '.join(wanting)} requires grad, but {why}\n  or call it "
-        f"under torch.no_grad(), or pass {wanting[0]}.detach(), if no gradient is wanted"
+        f"under torch.no_grad(), or pass {wanting[0]}.detach(), if no gradient is needed"
     )
 
 
-def refuse_tangents(signature: Signature, tensors: Sequence[object]) -> None:
-    """Raise an error if a tensor carries a tangent, which a kernel would leave behind.
+def refuse_tangents(signature: PassSignature, tensors: Sequence[object]) -> None:
+    """Raise an error if a tensor carries a forward-mode tangent, which a kernel would ignore.
 
     Args:
         signature: Of the pass.
         tensors: Its inputs.
     Raises:
-        NotImplementedError: Forward-mode gradients are wanted.
+        NotImplementedError: If one does.
     """
     if forward_ad._current_level < 0:
         return
@@ -265,9 +251,9 @@ def refuse_tangents(signature: Signature, tensors: Sequence[object]) -> None:
             )
 
 
-def _positions(forward: Signature, backward: Signature) -> list[int]:
-    """Where the forward pass's arguments hold the scalars, flags and options of the backward's."""
-    def rest(signature: Signature) -> list[str]:
+def _positions(forward: PassSignature, backward: PassSignature) -> list[int]:
+    """Positions of the backward pass's scalars, flags and options in the forward's arguments."""
+    def rest(signature: PassSignature) -> list[str]:
         return [*(scalar.name for scalar in signature.scalars), *signature.flags,
                 *(option.name for option in signature.options)]
 

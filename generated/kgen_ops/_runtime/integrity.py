@@ -1,20 +1,20 @@
-"""What a library consists of, and the refusal to load anything else.
+"""Check the files of a library against its list of SHA-256 sums.
 
-`SHA256SUMS` in the library's folder lists every file that kgen wrote there, in the form that
-`sha256sum -c` reads. Kernels, headers and dispatch tables are compared with it when they are
-loaded, and only then, so that importing the library stays cheap. The SHA-256 of the list itself is
-the content hash of the library.
+`SHA256SUMS` in the library's folder lists every file that kgen wrote there, in the format of
+`sha256sum -c`. The library compares kernels, headers and dispatch tables with the list when it
+loads them, so importing the library stays cheap. The SHA-256 of the list itself is the content hash
+of the library.
 
-This finds files that were edited, cut off, mixed with those of another library, or built for
-another architecture. It is no defence against someone who may write to the folder: they can write
-the list, too, and Python's bytecode beside the tables is not on it.
+The check finds files that were edited, truncated, mixed with those of another library, or built for
+another architecture. It does not protect against an attacker who can write to the folder: the
+attacker can also write the list, and Python's bytecode is not on it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -22,18 +22,18 @@ from .rows import FORMAT
 
 MANIFEST = "SHA256SUMS"
 LEAST_TORCH = (2, 6)
-# Not loaded by the library, or written by others: reports of tunes, bytecode, built extensions.
+# Files that kgen does not list: reports of tunes, bytecode, built extensions.
 _UNLISTED_FOLDERS = frozenset({"reports", "__pycache__"})
 _UNLISTED_SUFFIXES = frozenset({".pyc", ".so", ".pyd"})
 _ELF_CUDA = 190  # e_machine
 
 
 class IntegrityError(RuntimeError):
-    """A file of the library is not what kgen wrote, or not for this device or version."""
+    """A file differs from the one that kgen wrote, or is for another device or version."""
 
 
 def listed_files(root: Path) -> Iterator[str]:
-    """Yield what a list of the library must name: paths relative to `root`, sorted."""
+    """Yield the paths that the list must contain, relative to `root`, sorted."""
     for path in sorted(root.rglob("*")):
         parts = path.relative_to(root).parts
         if path.name.startswith(".") or _UNLISTED_FOLDERS & set(parts) or parts == (MANIFEST,):
@@ -42,13 +42,27 @@ def listed_files(root: Path) -> Iterator[str]:
             yield "/".join(parts)
 
 
+def digest_of(parts: Iterable[bytes]) -> str:
+    """Return a digest of parts in the given order; equal for equal parts alone."""
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(len(part).to_bytes(8, "little"))
+        sha.update(part)
+    return sha.hexdigest()[:32]
+
+
+def digest_of_files(files: Iterable[tuple[str, bytes]]) -> str:
+    """Return a digest of paths and contents, in the given order."""
+    return digest_of(part for name, content in files for part in (name.encode(), content))
+
+
 def manifest_text(files: dict[str, bytes]) -> str:
     """Return the list of a library; `files` maps relative paths to content."""
     return "".join(f"{_sha256(files[name])}  {name}\n" for name in sorted(files))
 
 
 def damages(root: Path) -> list[str]:
-    """Compare every file of a library with its list; returns what is wrong, one line each.
+    """Compare every file of a library with its list; return one line per difference.
 
     Raises:
         IntegrityError: If there is no list.
@@ -64,7 +78,7 @@ def damages(root: Path) -> list[str]:
 
 
 def content_hash(root: Path) -> str:
-    """Return the SHA-256 of the library's list, which stands for all that the library holds.
+    """Return the SHA-256 of the library's list, the content hash of the library.
 
     Raises:
         IntegrityError: If there is no list.
@@ -73,13 +87,13 @@ def content_hash(root: Path) -> str:
 
 
 def checked_bytes(root: Path, path: Path) -> bytes:
-    """Return the content of a file of the library, if it is what the list says.
+    """Return the content of a file of the library after comparing it with the list.
 
     Args:
         root: The library's folder.
         path: Below `root`.
     Raises:
-        IntegrityError: If it differs, or is missing, or is not on the list.
+        IntegrityError: If the file differs, is missing, or is not on the list.
     """
     name = path.relative_to(root).as_posix()
     try:
@@ -98,14 +112,14 @@ def checked_bytes(root: Path, path: Path) -> bytes:
 
 
 def checked_module(package: str, name: str) -> ModuleType:
-    """Import a module with a dispatch table or safe kernels, if it is what the list says.
+    """Import a module with a dispatch table or safe kernels after comparing it with the list.
 
     Args:
         package: Of the operator: `kgen_ops.rmsnorm`.
         name: Below it: `tables.h200`, `safe`.
     Raises:
         IntegrityError: If the file differs from the list, or is of another format than this
-            library's runtime reads.
+            library reads.
     """
     if (known := _modules.get((package, name))) is not None:
         return known
@@ -116,30 +130,30 @@ def checked_module(package: str, name: str) -> ModuleType:
     module = importlib.import_module(f"{package}.{name}")
     found = getattr(module, "FORMAT", None)
     if found != FORMAT:
-        raise _refused(path, f"is of format {found}, but this library reads format {FORMAT}: it "
-                             "comes from another version of kgen")
+        raise _refused(path, f"is of format {found}, but this library reads format {FORMAT}; "
+                             "another version of kgen wrote it")
     _modules[package, name] = module
     return module
 
 
 def checked_cubin(root: Path, path: Path) -> bytes:
-    """Return a shipped cubin, if it is what the list says and for the architecture it is named by.
+    """Return a shipped cubin after comparing it with the list and its name with its architecture.
 
     Raises:
-        IntegrityError: If not.
+        IntegrityError: If either comparison fails.
     """
     image = checked_bytes(root, path)
     named = path.suffixes[0].removeprefix(".")
     found = cubin_sm(image)
     if found is None:
-        raise _refused(path, "is no cubin")
+        raise _refused(path, "is not a cubin")
     if str(found) != named.removeprefix("sm_").rstrip("af"):
         raise _refused(path, f"holds code for sm_{found}, not for {named}")
     return image
 
 
 def cubin_sm(image: bytes) -> int | None:
-    """Return the compute capability, times ten, that a cubin's header names; None if it is none."""
+    """Return ten times the compute capability in a cubin's header; None if it is not a cubin."""
     if len(image) < 52 or image[:4] != b"\x7fELF":
         return None
     if int.from_bytes(image[18:20], "little") != _ELF_CUDA:
@@ -154,7 +168,7 @@ _manifests: dict[Path, tuple[tuple[int, int], bytes, dict[str, str]]] = {}
 
 
 def _manifest(root: Path, again: bool = False) -> tuple[bytes, dict[str, str]]:
-    """The list and what it says; read once, and once more if `again` and it has changed."""
+    """The list's bytes and its sums by path. Cached; `again` reads the list anew if it changed."""
     known = _manifests.get(root)
     if known is not None and not again:
         return known[1:]
@@ -174,7 +188,7 @@ def _manifest(root: Path, again: bool = False) -> tuple[bytes, dict[str, str]]:
 
 
 def _wanted(root: Path, name: str, found: str | None) -> str | None:
-    """What the list says of a file; after a mismatch (`found`) a list written since counts."""
+    """The listed sum of a file. After a mismatch (`found`) the list is read anew if it changed."""
     return _manifest(root, again=found is not None)[1].get(name)
 
 
@@ -185,6 +199,6 @@ def _sha256(content: bytes) -> str:
 def _refused(path: Path, trouble: str) -> IntegrityError:
     return IntegrityError(
         f"refusing {path}: it {trouble}\n"
-        "  next: install the library again (pip install --force-reinstall); of a working tree, "
-        "kgen emit"
+        "  next: install the library again (pip install --force-reinstall), or run kgen emit in a "
+        "working tree"
     )

@@ -1,8 +1,8 @@
-"""CUDA source to cubin in this process, through NVRTC: no GPU, driver or host compiler needed.
+"""Compile CUDA source to a cubin in this process with NVRTC. Needs no GPU, driver or C++ compiler.
 
-The compiler is a shared library that comes with every CUDA build of PyTorch. It runs with the GIL
-released and any number of compilations may run at once in threads. What it cannot do is be
-interrupted: a compilation that never ends can only be ended with its process.
+NVRTC is a shared library that comes with every CUDA build of PyTorch. It runs with the GIL
+released, and threads may compile at the same time. A compilation cannot be interrupted: one that
+never ends ends only with its process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
-"""What every compilation is given, besides architecture and include paths. No fast math: a kernel
-asks for an approximation where it wants one."""
+"""Flags of every compilation besides architecture and include paths. There is no fast math: a
+kernel names the approximations that it uses."""
 
-# Out of memory, compilation failed, internal error: of this source, not of the installation.
+# Out of memory, compilation failed, internal error: errors of this source, not of the installation.
 _SOURCE_FAILED = (1, 6, 11)
 _BUILTINS_FAILED = 7
-# Newest first; the names the dynamic linker is asked for when no file is found.
+# Names to load through the dynamic linker if no file is found; newest first.
 _LINKER_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
 _LIBRARY = re.compile(r"libnvrtc\.so(\.\d+)*")
 _RELEASE = re.compile(r"Cuda compilation tools, release [\d.]+, V([\d.]+)")
@@ -50,8 +50,8 @@ class CompileError(RuntimeError):
 def find() -> str | None:
     """Return the NVRTC to use, or None.
 
-    In this order: the `nvidia` packages of the running environment, torch's own library folder,
-    $CUDA_HOME (else /usr/local/cuda), and whatever the dynamic linker knows.
+    Searched in this order: the `nvidia` packages of the running environment, torch's library
+    folder, $CUDA_HOME (else /usr/local/cuda), the dynamic linker's path.
     """
     for folder in _folders():
         names = sorted(p for p in folder.glob("libnvrtc.so*") if _LIBRARY.fullmatch(p.name))
@@ -68,7 +68,7 @@ def find() -> str | None:
 
 def _folders() -> Iterator[Path]:
     for root in _package_folders("nvidia"):
-        # cu13 is where packages for CUDA 13 and later put everything, cuda_nvrtc is CUDA 12's.
+        # Packages of CUDA 13 and later install into cu13, those of CUDA 12 into cuda_nvrtc.
         preferred = [root / "cu13" / "lib", root / "cuda_nvrtc" / "lib"]
         yield from preferred
         yield from (f for f in sorted(root.glob("*/lib"), reverse=True) if f not in preferred)
@@ -79,7 +79,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _package_folders(name: str) -> list[Path]:
-    """Where a package lies, without importing it."""
+    """Folders of a package, found without importing it."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -104,8 +104,8 @@ class Nvrtc:
         """
         self.path = path
         try:
-            # NVRTC opens its builtins by bare name, which finds them in a pip package's folder
-            # only if they are loaded already.
+            # NVRTC opens its builtins by bare file name. The linker finds them in a pip package's
+            # folder only if they are already loaded.
             for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
                 ctypes.CDLL(str(builtins))
             self._library = ctypes.CDLL(path)
@@ -122,7 +122,7 @@ class Nvrtc:
 
     @cached_property
     def release(self) -> str:
-        """The full version, `13.0.88`, which the interface does not tell but its PTX does."""
+        """The full version, `13.0.88`, read from generated PTX; no function returns it."""
         program = _Program(self, "", "release.cu")
         with program:
             program.compile([])
@@ -137,7 +137,7 @@ class Nvrtc:
         """Check that an architecture such as `sm_90a` can be compiled for.
 
         Raises:
-            NvrtcError: If not; names what can.
+            NvrtcError: If not; lists the architectures that can.
         """
         number = re.fullmatch(r"sm_(\d+)[af]?", arch)
         if not number or int(number.group(1)) not in self.architectures:
@@ -155,9 +155,9 @@ class Nvrtc:
 
         Args:
             source: CUDA C++17.
-            name: What messages call the source.
+            name: Name of the source in messages.
             arch: `sm_90a`.
-            include_dirs: Searched for what the source includes.
+            include_dirs: Searched for included headers.
             options: Besides `FLAGS`.
         Returns:
             The cubin, and the log with each kernel's resources.
@@ -216,7 +216,7 @@ class _Program:
         log = text.value.decode(errors="replace").strip()
         if code in _SOURCE_FAILED:
             if "error" not in log and "fatal" not in log:
-                # ptxas' own message does not reach the log in this case.
+                # The message of ptxas does not reach the log in this case.
                 log = (f"{self.nvrtc.error_text(code)} without a message, as for a kernel with "
                        f"more than 48 KB of static shared memory\n{log}").strip()
             raise CompileError(f"{self.name} does not compile:\n{log}", log)
@@ -236,7 +236,7 @@ def nvrtc() -> Nvrtc:
     """Return the process's NVRTC, found and loaded at the first call.
 
     Raises:
-        NvrtcError: If there is none; tells what to install.
+        NvrtcError: If there is none; says what to install.
     """
     global _loaded
     with _lock:

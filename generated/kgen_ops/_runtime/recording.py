@@ -1,8 +1,9 @@
-"""What a prepared launch does, written down, so that it can be done without Python.
+"""Record the plan of a prepared launch as data, so that `_fast_path.c` can run it without Python.
 
-A function of a generated table hands what it is given to its launchers as it is: addresses, the
-stream, scalars; the rest of their arguments was computed when it was bound. So one run with
-placeholders in place of them shows which is which.
+A plan function of a generated table passes the stream, the addresses and the scalars of a call to
+its launchers unchanged. All other launch arguments were computed when the plan was bound to the
+call. One run of the function with placeholders for the former therefore shows the source of each
+argument.
 """
 
 from __future__ import annotations
@@ -13,36 +14,36 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from .allocation import Allocate
-from .rows import CONSTANT, Call, Launch, Recorded, Row, SafeRow, bound_row
+from .rows import CONSTANT, Call, RecordedLaunch, RecordedPlan, Row, SafeRow, bound_row
 
-if TYPE_CHECKING:  # it imports the driver and compilers, which a call that is ready does not need
+if TYPE_CHECKING:  # importing it loads the driver and compilers
     from .device import KernelFile
 
 
 class _Value(NamedTuple):
-    """Stands for a value of a call."""
+    """A placeholder of one value of a call."""
 
     slot: int
 
     def data_ptr(self) -> _Value:
-        """The address of a workspace."""
+        """The placeholder of a workspace's address."""
         return self
 
 
 class _Recorder:
-    """What a plan takes for its kernel file."""
+    """Stands in for a plan's kernel file and records what the plan does with it."""
 
     def __init__(self, file: KernelFile, before: int) -> None:
         self._file = file
-        self._before = before  # values that come before the workspaces
-        self.launches: list[Launch] = []
+        self._before = before  # number of values before the workspaces
+        self.launches: list[RecordedLaunch] = []
         self.scratches: list[Allocate] = []
 
     def launcher(self, *args: Any, **options: Any) -> Callable[..., None]:
         launcher = self._file.launcher(*args, **options)
 
         def record(*arguments: object) -> None:
-            self.launches.append(Launch(
+            self.launches.append(RecordedLaunch(
                 launcher,
                 tuple(None if isinstance(a, _Value) else a for a in arguments),
                 bytes(a.slot if isinstance(a, _Value) else CONSTANT for a in arguments),
@@ -59,21 +60,21 @@ class _Recorder:
 def recorded(
     row: Row | SafeRow, file: KernelFile, call: Call, facts: Mapping[str, int], tensors: int,
     scalars: int,
-) -> Recorded:
-    """Write down what the launch of a row does for calls like one.
+) -> RecordedPlan:
+    """Record the plan of a row, bound to a call.
 
     Args:
         row: Of a generated table.
-        file: Its kernels.
-        call: What it is bound to.
-        facts: Of the GPU, for a safe row.
-        tensors: How many the pass has, inputs and outputs.
-        scalars: How many it has.
+        file: The row's kernels.
+        call: The call.
+        facts: Hardware facts of the GPU, for a safe row.
+        tensors: Number of inputs and outputs of the pass.
+        scalars: Number of scalars of the pass.
     """
     recorder = _Recorder(file, 1 + tensors)
     run = bound_row(row, cast("KernelFile", recorder), call, facts)
     stream, *given = (_Value(slot) for slot in range(1 + tensors))
-    # Workspaces are known now, and come before the scalars.
+    # Binding the row has counted the workspaces, which come before the scalars.
     first = 1 + tensors + len(recorder.scratches)
     run(*cast("Any", (stream, *given, *(_Value(first + i) for i in range(scalars)))))
-    return Recorded(tuple(recorder.launches), tuple(recorder.scratches), scalars)
+    return RecordedPlan(tuple(recorder.launches), tuple(recorder.scratches), scalars)

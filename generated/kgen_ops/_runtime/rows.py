@@ -1,33 +1,34 @@
-"""What the generated tables are made of: measured rows, safe rows, the GPUs they are for."""
+"""The types of the generated tables: measured rows, safe rows, rules and GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from math import log
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .device import KernelFile
+    from .notices import SafeCalls
 
-# Of the tables, and of what the runtime does with them; a table of another format is refused.
-# Counted up when a row of an older library would be read wrongly, or not at all.
-FORMAT = 2
+# Version of the interface between tables and runtime. The runtime refuses a table of another
+# format. Counted up when this runtime would misread the tables of an older library.
+FORMAT = 3
 
-CONSTANT = 255  # the slot of an argument of a launch that is the same each time
+CONSTANT = 255  # slot of a launch argument that is the same in every call
 
 Run = Callable[..., None]  # (stream, *input pointers, *output pointers, *scalars)
 
 
-class Launch(NamedTuple):
-    """One launch of a plan.
+class RecordedLaunch(NamedTuple):
+    """One launch of a recorded plan.
 
     Attributes:
-        launcher: Called with the arguments.
-        arguments: Those that are the same each time; None for others.
-        slots: Of each argument, which value of the call it is; 255 for one that is none. Values
-            are the stream, the addresses of tensors, then of workspaces, then the scalars.
+        launcher: Launches the kernel with the arguments.
+        arguments: The constant arguments; None in the place of the others.
+        slots: Index of the call's value that each argument is; 255 for a constant argument. The
+            values are the stream, the addresses of tensors, the addresses of workspaces, the
+            scalars.
     """
 
     launcher: Callable[..., None]
@@ -35,34 +36,36 @@ class Launch(NamedTuple):
     slots: bytes
 
 
-class Recorded(NamedTuple):
-    """All launches of a plan, what makes its workspaces, and how many scalars it takes."""
+class RecordedPlan(NamedTuple):
+    """All launches of a plan, the allocators of its workspaces, and its number of scalars."""
 
-    launches: tuple[Launch, ...]
+    launches: tuple[RecordedLaunch, ...]
     scratch: tuple[Callable[[], Tensor], ...]
     scalars: int
 
 
-class Prepared(NamedTuple):
-    """What a call with a known layout needs, resolved once.
+class PreparedLaunch(NamedTuple):
+    """The launch of calls of one layout.
 
     Attributes:
         launch: Launches the kernels.
-        stream: Gives torch's current stream of a device.
+        stream: Returns torch's current stream of a device.
         device: The device's index; -1 for the CPU.
-        outputs: Allocate the outputs, one each; None for one that is not there.
-        record: Writes down what `launch` does.
+        outputs: One allocator per output; None for an absent one.
+        record: Records the plan of `launch` (`recording.py`).
+        safe_calls: Counts the calls, if the safe kernel serves them.
     """
 
     launch: Run
     stream: Callable[[int], int]
     device: int
     outputs: tuple[Any, ...]
-    record: Callable[[], Recorded]
+    record: Callable[[], RecordedPlan]
+    safe_calls: SafeCalls | None = None
 
 
 class Call:
-    """The numbers of a call by name: dims, strides, alignments of pointers.
+    """The numbers of a call by name: dims, strides, and alignments of pointers.
 
     `call.M`, `call.x_stride_M` (elements), `call.x_ptr` (the address modulo 32).
     """
@@ -81,14 +84,16 @@ class Row(NamedTuple):
     Attributes:
         dims: Extents of the problem, in the operator's order.
         dtypes: Dtype names, in the operator's order.
-        constants: Dims compiled into the kernel: a call must have the same.
+        constants: Dims compiled into the kernel; a call must have the same extents.
         kernel: File stem in `kernels/`.
         config: Variant and parameters, for people.
         fits: Whether a call may use the kernel (strides, alignment, run-time dims).
-        bind: Makes the launch for a call.
+        bind: Prepares the launch for a call.
         record: Identity of the tuning record.
         median_us: Measured device time of the problem, microseconds.
-        evidence: `measured` on this GPU; says so if it was measured there without a search.
+        evidence: `measured` on this GPU; it also says if the row was measured without a search.
+        code: Digest of the machine code that was measured (`code_digest`). The selftest compares it
+            with the digest of the cubin. Empty if there is no cubin.
     """
 
     dims: tuple[int, ...]
@@ -101,18 +106,89 @@ class Row(NamedTuple):
     record: str
     median_us: float
     evidence: str = "measured"
+    code: str = ""
 
 
-class Rule(NamedTuple):
-    """Which rows serve problems that were not tuned, learnt from times of all of them.
+class ConfigCall(Call):
+    """A call with the values of a config; a named expression is computed at its first use."""
+
+    def __init__(self, numbers: Mapping[str, object],
+                 named: Mapping[str, Callable[[Call], Any]]) -> None:
+        super().__init__()
+        self.__dict__.update(numbers)
+        self.__dict__["_named"] = named
+
+    def __getattr__(self, name: str) -> Any:
+        named = self.__dict__["_named"]
+        if name not in named:
+            raise AttributeError(name)
+        value = self.__dict__[name] = named[name](self)
+        return value
+
+
+Value = int | float | bool | str  # of a parameter
+
+
+Rule = Callable[[Call], bool]
+
+
+class Parameter(NamedTuple):
+    """A parameter of a family: its choices, and the value where a config's text omits it."""
+
+    name: str
+    choices: tuple[Value, ...]
+    default: Value | None = None
+
+
+class Family(NamedTuple):
+    """A variant as code, for every problem and config that its rules admit.
+
+    The library chooses a config for the problem of a call, renders the template and compiles it
+    (`families.py`, `adaptation.py`). The functions take a call that also has the config's values,
+    the device's facts, the dtypes and their itemsizes.
 
     Attributes:
-        dtypes: Of the problems that it is for, in the operator's order.
+        name: The variant; rows name it in their config.
+        template: File below `_templates/`.
+        constants: Dims compiled into the kernel.
+        settings: What distinguishes operators that share a template -> its text.
+        parameters: In declared order.
+        first: Values of configs that a search would try first, in the order of `parameters`.
+        named: Named expressions that the rules and the launch use.
+        is_safe: Whether the variant is the safe one, which wins rows of tiny problems only.
+        admits: Rules that no parameter changes. If one does not hold, no config is correct.
+        fits: The other rules of legality: the config is correct for a call if all hold.
+        suits: Rules of efficiency: the config is worth a trial for a call if all hold.
+        bind: Prepares the launch for a call.
+    """
+
+    name: str
+    template: str
+    constants: tuple[str, ...]
+    settings: Mapping[str, str]
+    parameters: tuple[Parameter, ...]
+    first: tuple[tuple[Value, ...], ...]
+    named: Mapping[str, Callable[[Call], Any]]
+    is_safe: bool
+    admits: tuple[Rule, ...]
+    fits: tuple[Rule, ...]
+    suits: tuple[Rule, ...]
+    bind: Callable[[KernelFile, Call], Run]
+
+
+class DispatchRule(NamedTuple):
+    """A rule that chooses rows for problems that were not tuned; learnt from measured times.
+
+    The loss of a problem is the time of the chosen row over the time of the problem's best known
+    kernel, minus 1.
+
+    Attributes:
+        dtypes: Dtypes and options of the problems that it covers, in the operator's order.
         constants: (dim, extent) that a problem must have.
-        choose: Records of rows for a call's dims, the preferred first.
+        choose: Returns the records of rows for a call's dims, the preferred first.
         problems: Number of problems that it was learnt from.
-        mean_loss: Time over that of the best kernel known for such a problem, less 1, on average.
-        worst_loss: The largest of these.
+        mean_loss: Mean of their losses.
+        worst_loss: Largest of their losses.
     """
 
     dtypes: tuple[str, ...]
@@ -124,7 +200,7 @@ class Rule(NamedTuple):
 
 
 class SafeRow(NamedTuple):
-    """The kernel that is right for every problem of a dtype combination."""
+    """The kernel that is correct for every problem of a dtype combination."""
 
     dtypes: tuple[str, ...]
     kernel: str
@@ -133,7 +209,7 @@ class SafeRow(NamedTuple):
 
 
 def bound_row(row: Row | SafeRow, file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
-    """Bind a row's launch to a call; a safe row's to the GPU, too."""
+    """Bind a row's launch to a call. A safe row also takes the facts of the GPU."""
     return row.bind(file, call, facts) if isinstance(row, SafeRow) else row.bind(file, call)
 
 
@@ -141,11 +217,11 @@ class Gpu(NamedTuple):
     """A GPU that was tuned for.
 
     Attributes:
-        name: Also names the module of its table.
-        title: For people.
-        device_names: Names the driver reports for it.
+        name: Profile name; also the name of its table's module.
+        title: Full product name.
+        device_names: Names that the driver reports for it.
         arch: `sm_90a`, or `host`.
-        facts: Hardware facts the plans were made with.
+        facts: Hardware facts that its plans were made with.
     """
 
     name: str
@@ -161,10 +237,5 @@ class Gpu(NamedTuple):
 
 
 def always(call: Call) -> bool:
-    """Serve as the conditions of a kernel that has none."""
+    """The `fits` function of a kernel without conditions."""
     return True
-
-
-def distance(dims: Iterable[int], others: Iterable[int]) -> float:
-    """How far two problems are apart: the sum of the logarithms of the ratios of their extents."""
-    return sum(abs(log(max(a, 1) / max(b, 1))) for a, b in zip(dims, others, strict=True))

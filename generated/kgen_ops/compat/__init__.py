@@ -1,8 +1,8 @@
-"""Functions of published libraries, by their own names and conventions, on this library's kernels.
+"""Functions of published libraries, with their names and conventions, on this library's kernels.
 
-A model switches by one import: `from kgen_ops.compat import chunk_rwkv6`. Each adapter names what
-it converts. Layouts become strides and factors become scalars; a tensor is copied only where its
-docstring says so. Gradients flow through all of them.
+A model switches with one import: `from kgen_ops.compat import chunk_rwkv6`. The docstring of each
+adapter says what it converts. Layouts become strides and factors become scalars; a tensor is copied
+only where the docstring says so. All adapters support gradients.
 
 kgen copies this package into the library that it generates; it needs torch and that library.
 """

@@ -1,4 +1,4 @@
-"""The library that this package lies in: its operators, as far as it has them."""
+"""Find the operators of the library that contains this package."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ _LIBRARY = importlib.import_module(__name__.rpartition(".compat.")[0])
 
 
 def operator_of(name: str) -> Callable[..., Any]:
-    """Look `kgen_ops.<name>` up. What is missing is an error when it is called, not when it is
-    imported: a library that has one operator serves its adapters.
+    """Look up `kgen_ops.<name>`.
+
+    A missing operator raises when it is called, not when it is imported, so a library with one
+    operator supports the adapters of that operator.
     """
     function = getattr(_LIBRARY, name, None)
     return function if callable(function) else _missing(name)
@@ -33,5 +35,5 @@ def refuse(function: str, argument: str, value: object, allowed: str, instead: s
         NotImplementedError: Always.
     """
     raise NotImplementedError(
-        f"{function}: {argument} = {value} is not served\n  allowed: {allowed}; {instead}"
+        f"{function}: {argument} = {value} is not supported\n  allowed: {allowed}; {instead}"
     )

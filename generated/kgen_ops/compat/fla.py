@@ -8,7 +8,7 @@ from ._library import refuse
 from ._linear_attention import linear_attention
 from ._wkv import wkv
 
-# What FLA adds to the norm.
+# The epsilon that FLA adds to the norm.
 _EPS = 1e-10
 
 KeyValueState = Tensor | tuple[Tensor, Tensor]
@@ -36,9 +36,9 @@ def chunk_rwkv6(
         scale: Factor of the output; None: K ** -0.5 (that of kgen_ops is 1).
         initial_state: [B, H, K, V]; another dtype than fp32 is converted.
         output_final_state: Whether to return the final state, in fp32.
-        cu_seqlens: [N + 1]; where sequences packed into T begin and end.
-        cu_seqlens_cpu: Not needed: nothing here waits for the device.
-        chunk_size: Not needed: the tuned kernel has its own.
+        cu_seqlens: [N + 1]; bounds of the sequences packed into T.
+        cu_seqlens_cpu: Ignored: this function does not synchronise.
+        chunk_size: Ignored: the tuned kernel has its own.
     Returns:
         The output [B, T, H, V] and the final state or None.
     Raises:
@@ -60,8 +60,9 @@ def fused_recurrent_rwkv6(
     reverse: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """FLA's `fused_recurrent_rwkv6` by `kgen_ops.wkv6`: the very kernel of `chunk_rwkv6`, because
-    the table decides what serves a problem best.
+    """FLA's `fused_recurrent_rwkv6` by `kgen_ops.wkv6`.
+
+    It is the same call as `chunk_rwkv6`: the dispatch table chooses the best kernel of a problem.
 
     Args, returns and errors are those of `chunk_rwkv6`. `reverse` must be False.
     """
@@ -116,8 +117,8 @@ def fused_recurrent_linear_attn(
 ) -> tuple[Tensor, KeyValueState | None]:
     """FLA's `fused_recurrent_linear_attn` by `kgen_ops.linear_attention`.
 
-    Args, returns and errors are those of `chunk_linear_attn`, but `normalize` is False unless told
-    otherwise. `reverse` must be False.
+    Args, returns and errors are those of `chunk_linear_attn`, but `normalize` is False by
+    default. `reverse` must be False.
     """
     if reverse:
         _refuse_reverse("fused_recurrent_linear_attn")
@@ -155,7 +156,7 @@ def _linear_attn(
 ) -> tuple[Tensor, KeyValueState | None]:
     if cu_seqlens is not None:
         refuse(caller, "cu_seqlens", f"tensor of shape {tuple(cu_seqlens.shape)}", "None",
-               "linear_attention knows no packed sequences: call once per sequence")
+               "linear_attention does not support packed sequences: call it once per sequence")
     state, key_sum = _parts(caller, initial_state, normalize)
     out, final, final_key_sum = linear_attention(
         *(x.transpose(1, 2) for x in (q, k, v)),
@@ -176,7 +177,7 @@ def _linear_attn(
 def _parts(
     caller: str, initial_state: KeyValueState | None, normalize: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """State and sum of keys, of which a caller may give none, the first, or both."""
+    """State and sum of keys; a caller may give neither, the state, or both."""
     if not isinstance(initial_state, tuple):
         return initial_state, None
     if not normalize:

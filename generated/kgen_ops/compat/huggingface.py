@@ -21,7 +21,7 @@ def rwkv5_linear_attention(
     """The `rwkv5_linear_attention` of `modeling_rwkv5` by `kgen_ops.wkv5`.
 
     Args:
-        training: Not needed: one kernel serves both, and gradients flow wherever they are wanted.
+        training: Ignored: the same kernels serve training and inference.
         receptance, key, value: [B, T, C].
         time_decay: [H, N] or [C]; raw: the decay is exp(-exp(time_decay)).
         time_first: [H, N].
@@ -39,7 +39,7 @@ def rwkv5_linear_attention(
         heads(value, count), per_head(time_decay, count), time_first, initial_state=state,
         return_final_state=True, raw=True,
     )
-    assert final is not None  # it was asked for
+    assert final is not None  # return_final_state=True
     return out, final
 
 

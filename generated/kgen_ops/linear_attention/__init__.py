@@ -11,27 +11,27 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._runtime.arguments import Argument, Dim, DTypeField, Scalar, Signature
 from .._runtime.dispatch import (
     PLAIN_OR_NONE,
     PLAIN_TENSORS,
-    Pass,
+    Dispatcher,
     dispatch_modes,
     present,
     transforms,
     unpacked,
 )
-from .._runtime.gradients import Dot, Gradient
+from .._runtime.gradients import Gradient
 from .._runtime.layout import dense_like
 from .._runtime.registration import register
+from .._runtime.signature import Argument, Dim, Dot, DTypeField, PassSignature, Scalar
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
-FORWARD = Pass(
+FORWARD = Dispatcher(
     package=__name__,
     name="forward",
-    signature=Signature(
+    signature=PassSignature(
         function="linear_attention",
         dims=(
             Dim("B"),
@@ -70,7 +70,7 @@ FORWARD = Pass(
     ),
 )
 _prepared_forward = FORWARD.prepared.get
-_ready_forward = FORWARD.ready.get
+_fast_paths_forward = FORWARD.fast_paths.get
 
 
 def linear_attention(
@@ -99,10 +99,10 @@ def linear_attention(
         initial_key_sum: [B, H, E]; fp32; z before the first step; None: 0.
         scale: Factor of the products; often E ** -0.5.
         eps: Added to the norm.
-        return_final_state: Whether final_state is wanted.
-        return_final_key_sum: Whether final_key_sum is wanted.
-        return_norm: Whether norm is wanted.
-        allow_tf32: Whether fp32 operands of products may be rounded to TF32; of no effect on other
+        return_final_state: Whether to return final_state.
+        return_final_key_sum: Whether to return final_key_sum.
+        return_norm: Whether to return norm.
+        allow_tf32: Whether fp32 operands of products may be rounded to TF32; has no effect on other
             dtypes.
     Returns:
         out: [B, H, T, M]; dtype and layout of v.
@@ -128,13 +128,13 @@ def linear_attention(
             (scale, eps),
             (return_final_state, return_final_key_sum, return_norm, allow_tf32),
         )
-    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
+    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
     given = (
         initial_state is None, initial_key_sum is None, return_final_state, return_final_key_sum,
         return_norm, allow_tf32,
     )
-    for ready in _ready_forward(given, ()):
-        made = ready(q, k, v, initial_state, initial_key_sum, scale, eps)
+    for fast_path in _fast_paths_forward(given, ()):
+        made = fast_path(q, k, v, initial_state, initial_key_sum, scale, eps)
         if made is not None:
             return made
     if (
@@ -179,7 +179,7 @@ def _linear_attention(
     v_ptr = v.data_ptr()
     initial_state_ptr = 0 if initial_state is None else initial_state.data_ptr()
     initial_key_sum_ptr = 0 if initial_key_sum is None else initial_key_sum.data_ptr()
-    # All that a launch was chosen by: layout, dtype, device, alignment.
+    # The lookup key: layout, dtype, device and alignment of each tensor.
     layout = (
         q.shape, q.stride(), q.dtype, q.get_device(), q_ptr & 31,
         k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
@@ -195,7 +195,15 @@ def _linear_attention(
         return_final_state, return_final_key_sum, return_norm, allow_tf32,
     )
     prepared = _prepared_forward(layout)
-    if prepared is None or not (q_ptr and k_ptr and v_ptr):
+    if (
+        prepared is None
+        or not (q_ptr and k_ptr and v_ptr)
+        or q.is_neg()
+        or k.is_neg()
+        or v.is_neg()
+        or (initial_state is not None and initial_state.is_neg())
+        or (initial_key_sum is not None and initial_key_sum.is_neg())
+    ):
         return FORWARD.call(
             layout,
             (q, k, v, initial_state, initial_key_sum),
@@ -203,8 +211,8 @@ def _linear_attention(
             (return_final_state, return_final_key_sum, return_norm, allow_tf32),
         )
     if given is not None:
-        FORWARD.ready_next_time(given, prepared, q, k, v, initial_state, initial_key_sum)
-    launch, stream, device, (new_out, new_final_state, new_final_key_sum, new_norm), _ = prepared
+        FORWARD.add_fast_path(given, prepared, q, k, v, initial_state, initial_key_sum)
+    launch, stream, device, (new_out, new_final_state, new_final_key_sum, new_norm), _, _ = prepared
     if not return_final_state and not return_final_key_sum and not return_norm:
         out = new_out()
         launch(
@@ -261,10 +269,10 @@ _library_forward = register(
     FORWARD,
 )
 
-BACKWARD = Pass(
+BACKWARD = Dispatcher(
     package=__name__,
     name="backward",
-    signature=Signature(
+    signature=PassSignature(
         function="linear_attention_backward",
         dims=(
             Dim("B"),
@@ -308,7 +316,7 @@ BACKWARD = Pass(
     ),
 )
 _prepared_backward = BACKWARD.prepared.get
-_ready_backward = BACKWARD.ready.get
+_fast_paths_backward = BACKWARD.fast_paths.get
 
 
 def linear_attention_backward(
@@ -342,7 +350,7 @@ def linear_attention_backward(
         gfinal_state: [B, H, E, M]; fp32; gradient of final_state.
         gfinal_key_sum: [B, H, E]; fp32; gradient of final_key_sum.
         scale: As in the forward pass.
-        allow_tf32: Whether fp32 operands of products may be rounded to TF32; of no effect on other
+        allow_tf32: Whether fp32 operands of products may be rounded to TF32; has no effect on other
             dtypes.
     Returns:
         gq: [B, H, T, E]; dtype and layout of q.
@@ -372,13 +380,13 @@ def linear_attention_backward(
             (scale,),
             (allow_tf32,),
         )
-    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
+    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
     given = (
         initial_state is None, initial_key_sum is None, norm is None, gout_dot_out is None,
         gfinal_state is None, gfinal_key_sum is None, allow_tf32,
     )
-    for ready in _ready_backward(given, ()):
-        made = ready(
+    for fast_path in _fast_paths_backward(given, ()):
+        made = fast_path(
             gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out, gfinal_state,
             gfinal_key_sum, scale,
         )
@@ -445,7 +453,7 @@ def _linear_attention_backward(
     gout_dot_out_ptr = 0 if gout_dot_out is None else gout_dot_out.data_ptr()
     gfinal_state_ptr = 0 if gfinal_state is None else gfinal_state.data_ptr()
     gfinal_key_sum_ptr = 0 if gfinal_key_sum is None else gfinal_key_sum.data_ptr()
-    # All that a launch was chosen by: layout, dtype, device, alignment.
+    # The lookup key: layout, dtype, device and alignment of each tensor.
     layout = (
         gout.shape, gout.stride(), gout.dtype, gout.get_device(), gout_ptr & 31,
         q.shape, q.stride(), q.dtype, q.get_device(), q_ptr & 31,
@@ -478,7 +486,20 @@ def _linear_attention_backward(
         allow_tf32,
     )
     prepared = _prepared_backward(layout)
-    if prepared is None or not (gout_ptr and q_ptr and k_ptr and v_ptr):
+    if (
+        prepared is None
+        or not (gout_ptr and q_ptr and k_ptr and v_ptr)
+        or gout.is_neg()
+        or q.is_neg()
+        or k.is_neg()
+        or v.is_neg()
+        or (initial_state is not None and initial_state.is_neg())
+        or (initial_key_sum is not None and initial_key_sum.is_neg())
+        or (norm is not None and norm.is_neg())
+        or (gout_dot_out is not None and gout_dot_out.is_neg())
+        or (gfinal_state is not None and gfinal_state.is_neg())
+        or (gfinal_key_sum is not None and gfinal_key_sum.is_neg())
+    ):
         return BACKWARD.call(
             layout,
             (
@@ -489,13 +510,13 @@ def _linear_attention_backward(
             (allow_tf32,),
         )
     if given is not None:
-        BACKWARD.ready_next_time(
+        BACKWARD.add_fast_path(
             given, prepared, gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out,
             gfinal_state, gfinal_key_sum,
         )
     launch, stream, device, (
         new_gq, new_gk, new_gv, new_ginitial_state, new_ginitial_key_sum,
-    ), _ = prepared
+    ), _, _ = prepared
     if initial_state is None and initial_key_sum is None:
         gq = new_gq()
         gk = new_gk()

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._runtime.arguments import Argument, Dim, DTypeField, Scalar, Signature
 from .._runtime.dispatch import (
     PLAIN_OR_NONE,
     PLAIN_TENSORS,
-    Pass,
+    Dispatcher,
     dispatch_modes,
     present,
     transforms,
@@ -23,14 +22,15 @@ from .._runtime.dispatch import (
 )
 from .._runtime.gradients import Gradient
 from .._runtime.registration import register
+from .._runtime.signature import Argument, Dim, DTypeField, PassSignature, Scalar
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
-FORWARD = Pass(
+FORWARD = Dispatcher(
     package=__name__,
     name="forward",
-    signature=Signature(
+    signature=PassSignature(
         function="rmsnorm",
         dims=(
             Dim("M"),
@@ -62,7 +62,7 @@ FORWARD = Pass(
     ),
 )
 _prepared_forward = FORWARD.prepared.get
-_ready_forward = FORWARD.ready.get
+_fast_paths_forward = FORWARD.fast_paths.get
 
 
 def rmsnorm(
@@ -84,7 +84,7 @@ def rmsnorm(
         residual: [..., N]; dtype of x; added to x first.
         eps: Added to the mean square; > 0.
         offset: Added to the weight: 1 where a model stores w - 1, as Gemma does.
-        return_rstd: Whether rstd is wanted.
+        return_rstd: Whether to return rstd.
     Returns:
         y: [..., N]; dtype of x; contiguous.
         h: [..., N]; x + residual, rounded to their dtype. Only with residual.
@@ -105,10 +105,10 @@ def rmsnorm(
         return unpacked(torch.ops.kgen_ops.rmsnorm(x, w, residual, eps, offset, return_rstd))
     if dispatch_modes() or forward_ad._current_level >= 0:
         return FORWARD.dispatched((x, w, residual), (eps, offset), (return_rstd,))
-    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
+    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
     given = (w is None, residual is None, return_rstd)
-    for ready in _ready_forward(given, ()) if eps > 0.0 else ():
-        made = ready(x, w, residual, eps, offset)
+    for fast_path in _fast_paths_forward(given, ()) if eps > 0.0 else ():
+        made = fast_path(x, w, residual, eps, offset)
         if made is not None:
             return made
     if (
@@ -135,7 +135,7 @@ def _rmsnorm(
     x_ptr = x.data_ptr()
     w_ptr = 0 if w is None else w.data_ptr()
     residual_ptr = 0 if residual is None else residual.data_ptr()
-    # All that a launch was chosen by: layout, dtype, device, alignment.
+    # The lookup key: layout, dtype, device and alignment of each tensor.
     layout = (
         x.shape, x.stride(), x.dtype, x.get_device(), x_ptr & 31,
         None if w is None else (
@@ -148,11 +148,17 @@ def _rmsnorm(
         return_rstd,
     )
     prepared = _prepared_forward(layout)
-    if prepared is None or not (x_ptr and eps > 0.0):
+    if (
+        prepared is None
+        or not (x_ptr and eps > 0.0)
+        or x.is_neg()
+        or (w is not None and w.is_neg())
+        or (residual is not None and residual.is_neg())
+    ):
         return FORWARD.call(layout, (x, w, residual), (eps, offset), (return_rstd,))
     if given is not None:
-        FORWARD.ready_next_time(given, prepared, x, w, residual)
-    launch, stream, device, (new_y, new_h, new_rstd), _ = prepared
+        FORWARD.add_fast_path(given, prepared, x, w, residual)
+    launch, stream, device, (new_y, new_h, new_rstd), _, _ = prepared
     if residual is None and not return_rstd:
         y = new_y()
         launch(stream(device), x_ptr, w_ptr, residual_ptr, y.data_ptr(), 0, 0, eps, offset)
@@ -192,10 +198,10 @@ _library_forward = register(
     FORWARD,
 )
 
-BACKWARD = Pass(
+BACKWARD = Dispatcher(
     package=__name__,
     name="backward",
-    signature=Signature(
+    signature=PassSignature(
         function="rmsnorm_backward",
         dims=(
             Dim("M"),
@@ -225,7 +231,7 @@ BACKWARD = Pass(
     ),
 )
 _prepared_backward = BACKWARD.prepared.get
-_ready_backward = BACKWARD.ready.get
+_fast_paths_backward = BACKWARD.fast_paths.get
 
 
 def rmsnorm_backward(
@@ -267,10 +273,10 @@ def rmsnorm_backward(
         return unpacked(torch.ops.kgen_ops.rmsnorm_backward(dy, x, w, rstd, dh, eps, offset))
     if dispatch_modes() or forward_ad._current_level >= 0:
         return BACKWARD.dispatched((dy, x, w, rstd, dh), (eps, offset))
-    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
+    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
     given = (w is None, rstd is None, dh is None)
-    for ready in _ready_backward(given, ()) if eps > 0.0 else ():
-        made = ready(dy, x, w, rstd, dh, eps, offset)
+    for fast_path in _fast_paths_backward(given, ()) if eps > 0.0 else ():
+        made = fast_path(dy, x, w, rstd, dh, eps, offset)
         if made is not None:
             return made
     if (
@@ -303,7 +309,7 @@ def _rmsnorm_backward(
     w_ptr = 0 if w is None else w.data_ptr()
     rstd_ptr = 0 if rstd is None else rstd.data_ptr()
     dh_ptr = 0 if dh is None else dh.data_ptr()
-    # All that a launch was chosen by: layout, dtype, device, alignment.
+    # The lookup key: layout, dtype, device and alignment of each tensor.
     layout = (
         dy.shape, dy.stride(), dy.dtype, dy.get_device(), dy_ptr & 31,
         x.shape, x.stride(), x.dtype, x.get_device(), x_ptr & 31,
@@ -319,11 +325,19 @@ def _rmsnorm_backward(
         ),
     )
     prepared = _prepared_backward(layout)
-    if prepared is None or not (dy_ptr and x_ptr and eps > 0.0):
+    if (
+        prepared is None
+        or not (dy_ptr and x_ptr and eps > 0.0)
+        or dy.is_neg()
+        or x.is_neg()
+        or (w is not None and w.is_neg())
+        or (rstd is not None and rstd.is_neg())
+        or (dh is not None and dh.is_neg())
+    ):
         return BACKWARD.call(layout, (dy, x, w, rstd, dh), (eps, offset))
     if given is not None:
-        BACKWARD.ready_next_time(given, prepared, dy, x, w, rstd, dh)
-    launch, stream, device, (new_dx, new_dw), _ = prepared
+        BACKWARD.add_fast_path(given, prepared, dy, x, w, rstd, dh)
+    launch, stream, device, (new_dx, new_dw), _, _ = prepared
     dx = new_dx()
     dw = None if new_dw is None else new_dw()
     launch(

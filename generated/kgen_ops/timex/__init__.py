@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._runtime.arguments import Argument, Dim, DTypeField, Scalar, Signature
-from .._runtime.dispatch import PLAIN_TENSORS, Pass, dispatch_modes, transforms, unpacked
+from .._runtime.dispatch import PLAIN_TENSORS, Dispatcher, dispatch_modes, transforms, unpacked
 from .._runtime.gradients import Gradient
 from .._runtime.registration import register
+from .._runtime.signature import Argument, Dim, DTypeField, PassSignature, Scalar
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
-FORWARD = Pass(
+FORWARD = Dispatcher(
     package=__name__,
     name="forward",
-    signature=Signature(
+    signature=PassSignature(
         function="timex",
         dims=(
             Dim("B"),
@@ -46,7 +46,7 @@ FORWARD = Pass(
     ),
 )
 _prepared_forward = FORWARD.prepared.get
-_ready_forward = FORWARD.ready.get
+_fast_paths_forward = FORWARD.fast_paths.get
 
 
 def timex(w: Tensor, k: Tensor, eps: float = 0.0) -> Tensor:
@@ -75,10 +75,10 @@ def timex(w: Tensor, k: Tensor, eps: float = 0.0) -> Tensor:
         return torch.ops.kgen_ops.timex(w, k, eps)
     if dispatch_modes() or forward_ad._current_level >= 0:
         return FORWARD.dispatched((w, k), (eps,))
-    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
+    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
     given = ()
-    for ready in _ready_forward(given, ()):
-        made = ready(w, k, eps)
+    for fast_path in _fast_paths_forward(given, ()):
+        made = fast_path(w, k, eps)
         if made is not None:
             return made
     if (
@@ -96,17 +96,17 @@ def _timex(w: Tensor, k: Tensor, eps: float = 0.0, given: Any = None) -> Tensor:
     """Launch the kernel that was prepared for such arguments, or prepare one."""
     w_ptr = w.data_ptr()
     k_ptr = k.data_ptr()
-    # All that a launch was chosen by: layout, dtype, device, alignment.
+    # The lookup key: layout, dtype, device and alignment of each tensor.
     layout = (
         w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31,
         k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
     )
     prepared = _prepared_forward(layout)
-    if prepared is None or not (w_ptr and k_ptr):
+    if prepared is None or not (w_ptr and k_ptr) or w.is_neg() or k.is_neg():
         return FORWARD.call(layout, (w, k), (eps,))
     if given is not None:
-        FORWARD.ready_next_time(given, prepared, w, k)
-    launch, stream, device, (new_out,), _ = prepared
+        FORWARD.add_fast_path(given, prepared, w, k)
+    launch, stream, device, (new_out,), _, _ = prepared
     out = new_out()
     launch(stream(device), w_ptr, k_ptr, out.data_ptr(), eps)
     return out
@@ -124,10 +124,10 @@ _library_forward = register(
     FORWARD,
 )
 
-BACKWARD = Pass(
+BACKWARD = Dispatcher(
     package=__name__,
     name="backward",
-    signature=Signature(
+    signature=PassSignature(
         function="timex_backward",
         dims=(
             Dim("B"),
@@ -150,7 +150,7 @@ BACKWARD = Pass(
     ),
 )
 _prepared_backward = BACKWARD.prepared.get
-_ready_backward = BACKWARD.ready.get
+_fast_paths_backward = BACKWARD.fast_paths.get
 
 
 def timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,10 +180,10 @@ def timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return torch.ops.kgen_ops.timex_backward(gout, w, k)
     if dispatch_modes() or forward_ad._current_level >= 0:
         return BACKWARD.dispatched((gout, w, k), ())
-    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
+    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
     given = ()
-    for ready in _ready_backward(given, ()):
-        made = ready(gout, w, k)
+    for fast_path in _fast_paths_backward(given, ()):
+        made = fast_path(gout, w, k)
         if made is not None:
             return made
     if (
@@ -203,18 +203,24 @@ def _timex_backward(gout: Tensor, w: Tensor, k: Tensor, given: Any = None) -> tu
     gout_ptr = gout.data_ptr()
     w_ptr = w.data_ptr()
     k_ptr = k.data_ptr()
-    # All that a launch was chosen by: layout, dtype, device, alignment.
+    # The lookup key: layout, dtype, device and alignment of each tensor.
     layout = (
         gout.shape, gout.stride(), gout.dtype, gout.get_device(), gout_ptr & 31,
         w.shape, w.stride(), w.dtype, w.get_device(), w_ptr & 31,
         k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
     )
     prepared = _prepared_backward(layout)
-    if prepared is None or not (gout_ptr and w_ptr and k_ptr):
+    if (
+        prepared is None
+        or not (gout_ptr and w_ptr and k_ptr)
+        or gout.is_neg()
+        or w.is_neg()
+        or k.is_neg()
+    ):
         return BACKWARD.call(layout, (gout, w, k), ())
     if given is not None:
-        BACKWARD.ready_next_time(given, prepared, gout, w, k)
-    launch, stream, device, (new_gw, new_gk), _ = prepared
+        BACKWARD.add_fast_path(given, prepared, gout, w, k)
+    launch, stream, device, (new_gw, new_gk), _, _ = prepared
     gw = new_gw()
     gk = new_gk()
     launch(stream(device), gout_ptr, w_ptr, k_ptr, gw.data_ptr(), gk.data_ptr())

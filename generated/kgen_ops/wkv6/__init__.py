@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._runtime.arguments import Argument, Dim, DTypeField, Option, Packing, Scalar, Signature
 from .._runtime.dispatch import (
     PLAIN_OR_NONE,
     PLAIN_TENSORS,
-    Pass,
+    Dispatcher,
     dispatch_modes,
     present,
     transforms,
@@ -24,14 +23,15 @@ from .._runtime.dispatch import (
 from .._runtime.gradients import Gradient
 from .._runtime.layout import dense_like
 from .._runtime.registration import register
+from .._runtime.signature import Argument, Dim, DTypeField, Option, Packing, PassSignature, Scalar
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
-FORWARD = Pass(
+FORWARD = Dispatcher(
     package=__name__,
     name="forward",
-    signature=Signature(
+    signature=PassSignature(
         function="wkv6",
         dims=(
             Dim("B"),
@@ -73,7 +73,7 @@ FORWARD = Pass(
     ),
 )
 _prepared_forward = FORWARD.prepared.get
-_ready_forward = FORWARD.ready.get
+_fast_paths_forward = FORWARD.fast_paths.get
 
 
 def wkv6(
@@ -99,7 +99,7 @@ def wkv6(
         k: [B, T, H, K]; dtype of r.
         v: [B, T, H, V]; dtype of r.
         w: [B, T, H, K]; dtype of r, or fp32; the decay, as decay_form says.
-        u: [H, K]; dtype of r, or fp32; the bonus of a step's own.
+        u: [H, K]; dtype of r, or fp32; the bonus of the current step.
         initial_state: [N, H, K, V]; fp32; S before the first step; None: 0. N is B, or with
             cu_seqlens the number of sequences.
         cu_seqlens: [N + 1]; int32 or int64; None: every batch row is a sequence. Else B is 1, and
@@ -107,10 +107,10 @@ def wkv6(
             equal. 0 first, never decreasing, T last: the values stay on the device, and nothing
             checks them.
         scale: Factor of y; often 1 or K ** -0.5.
-        return_final_state: Whether final_state is wanted.
-        decay_form: "log" or "raw" or "decay". What w is: the log decay, at most 0, -inf forgets
-            everything; what RWKV's models learn, whose decay is exp(-exp(w)); the decay itself,
-            from 0 to 1.
+        return_final_state: Whether to return final_state.
+        decay_form: "log" or "raw" or "decay". Form of w. log: the log decay, at most 0; -inf is a
+            decay of 0. raw: as RWKV's models learn it, the decay is exp(-exp(w)). decay: the decay
+            itself, from 0 to 1.
     Returns:
         y: [B, T, H, V]; dtype and layout of v.
         final_state: [N, H, K, V]; fp32; S after the last step. Only with return_final_state.
@@ -132,10 +132,10 @@ def wkv6(
             (scale,),
             (return_final_state, decay_form),
         )
-    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
+    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
     given = (initial_state is None, cu_seqlens is None, return_final_state, decay_form)
-    for ready in _ready_forward(given, ()):
-        made = ready(r, k, v, w, u, initial_state, cu_seqlens, scale)
+    for fast_path in _fast_paths_forward(given, ()):
+        made = fast_path(r, k, v, w, u, initial_state, cu_seqlens, scale)
         if made is not None:
             return made
     if (
@@ -183,7 +183,7 @@ def _wkv6(
     u_ptr = u.data_ptr()
     initial_state_ptr = 0 if initial_state is None else initial_state.data_ptr()
     cu_seqlens_ptr = 0 if cu_seqlens is None else cu_seqlens.data_ptr()
-    # All that a launch was chosen by: layout, dtype, device, alignment.
+    # The lookup key: layout, dtype, device and alignment of each tensor.
     layout = (
         r.shape, r.stride(), r.dtype, r.get_device(), r_ptr & 31,
         k.shape, k.stride(), k.dtype, k.get_device(), k_ptr & 31,
@@ -201,7 +201,17 @@ def _wkv6(
         return_final_state, decay_form,
     )
     prepared = _prepared_forward(layout)
-    if prepared is None or not (r_ptr and k_ptr and v_ptr and w_ptr and u_ptr):
+    if (
+        prepared is None
+        or not (r_ptr and k_ptr and v_ptr and w_ptr and u_ptr)
+        or r.is_neg()
+        or k.is_neg()
+        or v.is_neg()
+        or w.is_neg()
+        or u.is_neg()
+        or (initial_state is not None and initial_state.is_neg())
+        or (cu_seqlens is not None and cu_seqlens.is_neg())
+    ):
         return FORWARD.call(
             layout,
             (r, k, v, w, u, initial_state, cu_seqlens),
@@ -209,8 +219,8 @@ def _wkv6(
             (return_final_state, decay_form),
         )
     if given is not None:
-        FORWARD.ready_next_time(given, prepared, r, k, v, w, u, initial_state, cu_seqlens)
-    launch, stream, device, (new_y, new_final_state), _ = prepared
+        FORWARD.add_fast_path(given, prepared, r, k, v, w, u, initial_state, cu_seqlens)
+    launch, stream, device, (new_y, new_final_state), _, _ = prepared
     y = new_y()
     final_state = None if new_final_state is None else new_final_state()
     launch(
@@ -249,10 +259,10 @@ _library_forward = register(
     FORWARD,
 )
 
-BACKWARD = Pass(
+BACKWARD = Dispatcher(
     package=__name__,
     name="backward",
-    signature=Signature(
+    signature=PassSignature(
         function="wkv6_backward",
         dims=(
             Dim("B"),
@@ -302,7 +312,7 @@ BACKWARD = Pass(
     ),
 )
 _prepared_backward = BACKWARD.prepared.get
-_ready_backward = BACKWARD.ready.get
+_fast_paths_backward = BACKWARD.fast_paths.get
 
 
 def wkv6_backward(
@@ -330,7 +340,7 @@ def wkv6_backward(
         k: [B, T, H, K]; dtype of r.
         v: [B, T, H, V]; dtype of r.
         w: [B, T, H, K]; dtype of r, or fp32; the decay, as decay_form says.
-        u: [H, K]; dtype of r, or fp32; the bonus of a step's own.
+        u: [H, K]; dtype of r, or fp32; the bonus of the current step.
         initial_state: [N, H, K, V]; fp32; S before the first step; None: 0. N is B, or with
             cu_seqlens the number of sequences.
         gfinal_state: [N, H, K, V]; fp32; gradient of final_state.
@@ -339,9 +349,9 @@ def wkv6_backward(
             equal. 0 first, never decreasing, T last: the values stay on the device, and nothing
             checks them.
         scale: As in the forward pass.
-        decay_form: "log" or "raw" or "decay". What w is: the log decay, at most 0, -inf forgets
-            everything; what RWKV's models learn, whose decay is exp(-exp(w)); the decay itself,
-            from 0 to 1.
+        decay_form: "log" or "raw" or "decay". Form of w. log: the log decay, at most 0; -inf is a
+            decay of 0. raw: as RWKV's models learn it, the decay is exp(-exp(w)). decay: the decay
+            itself, from 0 to 1.
     Returns:
         gr: [B, T, H, K]; dtype and layout of r.
         gk: [B, T, H, K]; dtype and layout of k.
@@ -367,10 +377,10 @@ def wkv6_backward(
             (scale,),
             (decay_form,),
         )
-    # A call like an earlier one is served by one look at all tensors; `_runtime/quick.py` says how.
+    # Fast path: a call whose layouts were seen before skips dispatch; see `_runtime/fast_path.py`.
     given = (initial_state is None, gfinal_state is None, cu_seqlens is None, decay_form)
-    for ready in _ready_backward(given, ()):
-        made = ready(gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale)
+    for fast_path in _fast_paths_backward(given, ()):
+        made = fast_path(gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens, scale)
         if made is not None:
             return made
     if (
@@ -425,7 +435,7 @@ def _wkv6_backward(
     initial_state_ptr = 0 if initial_state is None else initial_state.data_ptr()
     gfinal_state_ptr = 0 if gfinal_state is None else gfinal_state.data_ptr()
     cu_seqlens_ptr = 0 if cu_seqlens is None else cu_seqlens.data_ptr()
-    # All that a launch was chosen by: layout, dtype, device, alignment.
+    # The lookup key: layout, dtype, device and alignment of each tensor.
     layout = (
         gy.shape, gy.stride(), gy.dtype, gy.get_device(), gy_ptr & 31,
         r.shape, r.stride(), r.dtype, r.get_device(), r_ptr & 31,
@@ -448,7 +458,19 @@ def _wkv6_backward(
         decay_form,
     )
     prepared = _prepared_backward(layout)
-    if prepared is None or not (gy_ptr and r_ptr and k_ptr and v_ptr and w_ptr and u_ptr):
+    if (
+        prepared is None
+        or not (gy_ptr and r_ptr and k_ptr and v_ptr and w_ptr and u_ptr)
+        or gy.is_neg()
+        or r.is_neg()
+        or k.is_neg()
+        or v.is_neg()
+        or w.is_neg()
+        or u.is_neg()
+        or (initial_state is not None and initial_state.is_neg())
+        or (gfinal_state is not None and gfinal_state.is_neg())
+        or (cu_seqlens is not None and cu_seqlens.is_neg())
+    ):
         return BACKWARD.call(
             layout,
             (gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens),
@@ -456,12 +478,12 @@ def _wkv6_backward(
             (decay_form,),
         )
     if given is not None:
-        BACKWARD.ready_next_time(
+        BACKWARD.add_fast_path(
             given, prepared, gy, r, k, v, w, u, initial_state, gfinal_state, cu_seqlens,
         )
     launch, stream, device, (
         new_gr, new_gk, new_gv, new_gw, new_gu, new_ginitial_state,
-    ), _ = prepared
+    ), _, _ = prepared
     gr = new_gr()
     gk = new_gk()
     gv = new_gv()

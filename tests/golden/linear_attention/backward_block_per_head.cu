@@ -1,24 +1,24 @@
 // Rendered by kgen from templates/linear_attention/backward_block_per_head.cu.jinja
-// config: block_per_head(split=1, tile=1, columns=64, tokens=8, stages=2, vec=4)
+// config: block_per_head(split=4, tile=4, columns=32, tokens=8, stages=3, vec=4)
 // problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
-// linear_attention backward, three walks over time, a block per head, walk and slice of columns: gq
-// forward, gk and gv backward in time, each with its state in registers. Nothing is summed across
-// blocks, so the result does not depend on timing.
-#include "kgen/linear_attention.cuh"
+// linear_attention backward, block_per_head: three loops over time, a CTA per head, gradient and block of columns: gq
+// forward, gk and gv backward in time, each with its state in registers. No sum goes across CTAs, so the result is
+// deterministic.
+#include "kgen/linear_attention/norm_gradient.cuh"
 
 namespace {
 
 using Value = float;
 using kgen::i64;
-using kgen::Walk;
+using kgen::Direction;
 
 constexpr int kE = 64;
 constexpr int kM = 64;
-constexpr int kSplit = 1;      // threads that share a column of a state
-constexpr int kTile = 1;        // columns of a thread
-constexpr int kColumns = 64;  // columns of a block
+constexpr int kSplit = 4;      // threads that share a column of a state
+constexpr int kTile = 4;        // columns of a thread
+constexpr int kColumns = 32;  // columns of a CTA
 constexpr int kTokens = 8;    // steps per barrier
-constexpr int kStages = 2;    // batches of steps in shared memory
+constexpr int kStages = 3;    // batches of kTokens steps in shared memory
 constexpr int kVec = 4;          // elements per copy
 
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
@@ -35,10 +35,9 @@ constexpr int kSlicesM = kgen::ceil_div(kM, kColumns);
 static_assert(kThreads % 32 == 0 && kThreads <= 1024, "whole warps, at most 1024 threads");
 static_assert(kE % kVec == 0 && kM % kVec == 0, "a copy must not cross the end of a row");
 
-// The columns of a thread: neighbouring threads have neighbouring ones, those of one thread lie
-// kColumnThreads apart.
-struct Slice {
-    int first;   // column of the block
+// The columns of a thread. Neighbouring threads have neighbouring columns; those of a thread are kColumnThreads apart.
+struct Columns {
+    int first;   // column of the CTA
     int extent;  // columns of the state
 
     KGEN_DEVICE int lane() const { return static_cast<int>(threadIdx.x) % kSplit; }
@@ -48,35 +47,35 @@ struct Slice {
     KGEN_DEVICE bool uses(int x) const { return column(x) < extent; }
 };
 
-// One walk over time. With Row, the state has one more row, for the key sum: y_t += by_y(factors) *
-// row_t after row_t += by_c(factors) * c_t, in whose place the caller puts what the walk needs.
-template <Walk W, int Rows, bool Row, class OfColumn, class OfResult, class OfRow>
-KGEN_DEVICE void walk(Slice slice, i64 steps, kgen::Steps<Value> p, kgen::Steps<Value> a,
-                      kgen::Steps<Value> c, const kgen::NormGradient& factors,
+// One loop over time: S_t = S_{t-1} + a_t of_column(c_t), result_t = of_result(p_t S_t). With Row the state has one
+// more row, for the key sum: of_row updates it and returns what it adds to the result.
+template <Direction W, int Rows, bool Row, class OfColumn, class OfResult, class OfRow>
+KGEN_DEVICE void loop_over_time(Columns mine, i64 steps, kgen::StepPointer<Value> p, kgen::StepPointer<Value> a,
+                      kgen::StepPointer<Value> c, const kgen::NormGradient& factors,
                       const float* start, i64 row_stride, i64 column_stride, float* end,
                       const float* row_start, float* row_end, Value* results, i64 result_stride,
                       OfColumn of_column, OfResult of_result, OfRow of_row) {
-    using State = kgen::StateTile<Rows, kSplit, kTile>;
+    using State = kgen::ThreadStateTile<Rows, kSplit, kTile>;
     using Ring = kgen::StepRing<Value, kThreads, State::kPitch, kColumns, kTokens, kStages, kVec>;
-    const auto uses = [&](int x) { return slice.uses(x); };
-    const auto place = [&](int x) { return slice.column(x) * column_stride; };
+    const auto uses = [&](int x) { return mine.uses(x); };
+    const auto feature_offset = [&](int x) { return mine.column(x) * column_stride; };
 
     State state;
     float row[kTile] = {};
-    state.load(start, row_stride, uses, place);
+    state.load(start, row_stride, uses, feature_offset);
     if constexpr (Row) {
 #pragma unroll
         for (int x = 0; x < kTile; ++x)
-            if (row_start != nullptr && uses(x)) row[x] = row_start[slice.column(x)];
+            if (row_start != nullptr && uses(x)) row[x] = row_start[mine.column(x)];
     }
-    Ring::template walk<W>(
-        steps, Rows, kgen::min(slice.extent - slice.first, kColumns), p, a,
-        {c.first + slice.first, c.stride}, factors,
+    Ring::template run<W>(
+        steps, Rows, kgen::min(mine.extent - mine.first, kColumns), p, a,
+        {c.first + mine.first, c.stride}, factors,
         [&](i64 t, const Value* p_t, const Value* a_t, const Value* c_t, kgen::f32x2 by) {
             float plain[kTile], columns[kTile], y[kTile];
 #pragma unroll
             for (int x = 0; x < kTile; ++x) {
-                plain[x] = kgen::to_float(c_t[slice.column(x) - slice.first]);
+                plain[x] = kgen::to_float(c_t[mine.column(x) - mine.first]);
                 columns[x] = of_column(plain[x], by);
             }
             state.step(a_t, p_t, columns, y);
@@ -84,16 +83,16 @@ KGEN_DEVICE void walk(Slice slice, i64 steps, kgen::Steps<Value> p, kgen::Steps<
             for (int x = 0; x < kTile; ++x) {
                 y[x] = of_result(y[x], by);
                 if constexpr (Row) y[x] += of_row(row[x], plain[x], by);
-                if (slice.lane() == x % kSplit && slice.uses(x))
-                    results[t * result_stride + slice.column(x)] = kgen::from_float<Value>(y[x]);
+                if (mine.lane() == x % kSplit && mine.uses(x))
+                    results[t * result_stride + mine.column(x)] = kgen::from_float<Value>(y[x]);
             }
         });
-    if (end != nullptr) state.store(end, row_stride, uses, place);
+    if (end != nullptr) state.store(end, row_stride, uses, feature_offset);
     if constexpr (Row) {
 #pragma unroll
         for (int x = 0; x < kTile; ++x)
-            if (row_end != nullptr && slice.lane() == 0 && uses(x))
-                row_end[slice.column(x)] = row[x];
+            if (row_end != nullptr && mine.lane() == 0 && uses(x))
+                row_end[mine.column(x)] = row[x];
     }
 }
 
@@ -121,15 +120,15 @@ linear_attention_backward(const Value* __restrict__ gout,             // [B, H, 
                           i64 v_stride_H, i64 v_stride_T, i64 gq_stride_B, i64 gq_stride_H,
                           i64 gq_stride_T, i64 gk_stride_B, i64 gk_stride_H, i64 gk_stride_T,
                           i64 gv_stride_B, i64 gv_stride_H, i64 gv_stride_T, float scale) {
-    constexpr int kSlices = 2 * kSlicesE + kSlicesM;
-    const i64 head = blockIdx.x / kSlices, b = head / H, h = head % H;
-    const int item = static_cast<int>(blockIdx.x % kSlices);
+    constexpr int kValueBlocks = 2 * kSlicesE + kSlicesM;
+    const i64 head = blockIdx.x / kValueBlocks, b = head / H, h = head % H;
+    const int item = static_cast<int>(blockIdx.x % kValueBlocks);
     const i64 state_start = head * kE * kM, key_start = head * kE;
 
-    const kgen::Steps<Value> steps_g{gout + b * gout_stride_B + h * gout_stride_H, gout_stride_T};
-    const kgen::Steps<Value> steps_q{q + b * q_stride_B + h * q_stride_H, q_stride_T};
-    const kgen::Steps<Value> steps_k{k + b * k_stride_B + h * k_stride_H, k_stride_T};
-    const kgen::Steps<Value> steps_v{v + b * v_stride_B + h * v_stride_H, v_stride_T};
+    const kgen::StepPointer<Value> steps_g{gout + b * gout_stride_B + h * gout_stride_H, gout_stride_T};
+    const kgen::StepPointer<Value> steps_q{q + b * q_stride_B + h * q_stride_H, q_stride_T};
+    const kgen::StepPointer<Value> steps_k{k + b * k_stride_B + h * k_stride_H, k_stride_T};
+    const kgen::StepPointer<Value> steps_v{v + b * v_stride_B + h * v_stride_H, v_stride_T};
     const auto factors =
         kgen::norm_gradient(kNorm ? norm : nullptr, gout_dot_out, head * steps, scale);
 
@@ -142,8 +141,8 @@ linear_attention_backward(const Value* __restrict__ gout,             // [B, H, 
             z += key;
             return by.y * z;
         };
-        walk<Walk::forward, kM, kNorm>(
-            Slice{item * kColumns, kE}, steps, steps_g, steps_v, steps_k, factors,
+        loop_over_time<Direction::forward, kM, kNorm>(
+            Columns{item * kColumns, kE}, steps, steps_g, steps_v, steps_k, factors,
             kInitialState ? initial_state + state_start : nullptr, 1, kM, nullptr,
             kInitialKeySum ? initial_key_sum + key_start : nullptr, nullptr,
             gq + b * gq_stride_B + h * gq_stride_H, gq_stride_T, plain, scaled, row);
@@ -153,16 +152,16 @@ linear_attention_backward(const Value* __restrict__ gout,             // [B, H, 
             if constexpr (kNorm) y = kgen::fma(by.y, query, y);
             return y;
         };
-        walk<Walk::backward, kM, kNorm || kFinalKeySum || kInitialKeySum>(
-            Slice{(item - kSlicesE) * kColumns, kE}, steps, steps_v, steps_g, steps_q, factors,
+        loop_over_time<Direction::backward, kM, kNorm || kFinalKeySum || kInitialKeySum>(
+            Columns{(item - kSlicesE) * kColumns, kE}, steps, steps_v, steps_g, steps_q, factors,
             kFinalState ? gfinal_state + state_start : nullptr, 1, kM, nullptr,
             kFinalKeySum ? gfinal_key_sum + key_start : nullptr,
             kInitialKeySum ? ginitial_key_sum + key_start : nullptr,
             gk + b * gk_stride_B + h * gk_stride_H, gk_stride_T, scaled, plain, row);
     } else {
         // gv_t = k_t G_t; what is left of G is the gradient of the initial state.
-        walk<Walk::backward, kE, false>(
-            Slice{(item - 2 * kSlicesE) * kColumns, kM}, steps, steps_k, steps_q, steps_g, factors,
+        loop_over_time<Direction::backward, kE, false>(
+            Columns{(item - 2 * kSlicesE) * kColumns, kM}, steps, steps_k, steps_q, steps_g, factors,
             kFinalState ? gfinal_state + state_start : nullptr, kM, 1,
             kInitialState ? ginitial_state + state_start : nullptr, nullptr, nullptr,
             gv + b * gv_stride_B + h * gv_stride_H, gv_stride_T, scaled, plain,

@@ -1,19 +1,19 @@
 // Rendered by kgen from templates/linear_attention/backward_naive.cu.jinja
 // config: naive(threads=64)
 // problem: dtype=fp32
-// linear_attention backward, a column of a state per thread, the state in global memory. Any shape;
-// which tensors are there is asked at run time. Nothing is added in an order that depends on timing.
-#include "kgen/recurrence.cuh"
+// linear_attention backward, naive: a column of a state per thread, the state in global memory. Any shape; the kernels
+// test at run time which tensors are given. No sum goes across threads, so the result is deterministic.
+#include "kgen/recurrent/recurrence.cuh"
 
 namespace {
 
 using Value = float;
 using kgen::i64;
-using kgen::Walk;
+using kgen::Direction;
 
 constexpr int kThreads = 64;
 
-// What a step's gout is multiplied by, and the gradient of its norm, times scale.
+// The factor of a step's gout, and scale times the gradient of its norm.
 struct NormGradient {
     const float* norm;  // the head's steps, or null
     const float* gout_dot_out;
@@ -25,7 +25,7 @@ struct NormGradient {
 
 }  // namespace
 
-// gq: a walk forward with a column [M] of the transposed state.
+// gq: a loop forward in time with a column [M] of the transposed state.
 extern "C" __global__ void __launch_bounds__(kThreads)
 linear_attention_backward_q(const Value* __restrict__ gout,             // [B, H, T, M]
                             const Value* __restrict__ k,                // [B, H, T, E]
@@ -52,7 +52,7 @@ linear_attention_backward_q(const Value* __restrict__ gout,             // [B, H
 
     const Value* key = k + b * k_stride_B + h * k_stride_H + e;
     Value* result = gq + b * gq_stride_B + h * gq_stride_H + e;
-    kgen::walk_in_memory<Walk::forward>(
+    kgen::run_in_memory<Direction::forward>(
         state, E, M, steps, gout + b * gout_stride_B + h * gout_stride_H, gout_stride_T,
         v + b * v_stride_B + h * v_stride_H, v_stride_T,
         [&](i64 t) { return kgen::to_float(key[t * k_stride_T]); },
@@ -68,7 +68,7 @@ linear_attention_backward_q(const Value* __restrict__ gout,             // [B, H
 
 KGEN_EXPORT(linear_attention_backward_q);
 
-// gk: a walk backward with a column [M] of the transposed gradient of the state.
+// gk: a loop backward in time with a column [M] of the transposed gradient of the state.
 extern "C" __global__ void __launch_bounds__(kThreads)
 linear_attention_backward_k(const Value* __restrict__ gout,            // [B, H, T, M]
                             const Value* __restrict__ q,               // [B, H, T, E]
@@ -96,7 +96,7 @@ linear_attention_backward_k(const Value* __restrict__ gout,            // [B, H,
 
     const Value* query = q + b * q_stride_B + h * q_stride_H + e;
     Value* result = gk + b * gk_stride_B + h * gk_stride_H + e;
-    kgen::walk_in_memory<Walk::backward>(
+    kgen::run_in_memory<Direction::backward>(
         state, E, M, steps, v + b * v_stride_B + h * v_stride_H, v_stride_T,
         gout + b * gout_stride_B + h * gout_stride_H, gout_stride_T,
         [&](i64 t) { return kgen::to_float(query[t * q_stride_T]) * by.factor(t); },
@@ -109,7 +109,7 @@ linear_attention_backward_k(const Value* __restrict__ gout,            // [B, H,
 
 KGEN_EXPORT(linear_attention_backward_k);
 
-// gv: a walk backward with a column [E] of the gradient of the state, which it leaves at the start.
+// gv: a loop backward in time with a column [E] of the gradient of the state; it ends with that of the initial state.
 extern "C" __global__ void __launch_bounds__(kThreads)
 linear_attention_backward_v(const Value* __restrict__ gout,          // [B, H, T, M]
                             const Value* __restrict__ q,             // [B, H, T, E]
@@ -134,7 +134,7 @@ linear_attention_backward_v(const Value* __restrict__ gout,          // [B, H, T
 
     const Value* gradient = gout + b * gout_stride_B + h * gout_stride_H + m;
     Value* result = gv + b * gv_stride_B + h * gv_stride_H + m;
-    kgen::walk_in_memory<Walk::backward>(
+    kgen::run_in_memory<Direction::backward>(
         state, M, E, steps, k + b * k_stride_B + h * k_stride_H, k_stride_T,
         q + b * q_stride_B + h * q_stride_H, q_stride_T,
         [&](i64 t) { return kgen::to_float(gradient[t * gout_stride_T]) * by.factor(t); },

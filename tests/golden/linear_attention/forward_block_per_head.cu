@@ -1,9 +1,9 @@
 // Rendered by kgen from templates/linear_attention/forward_block_per_head.cu.jinja
-// config: block_per_head(split=1, tile=1, columns=64, tokens=8, stages=2, vec=4)
+// config: block_per_head(split=1, tile=1, columns=32, tokens=1, stages=4, vec=1)
 // problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
-// linear_attention forward, a block per head and slice of columns: the state stays in registers while
-// the block walks over time; q, k and v come through shared memory, several steps per barrier.
-#include "kgen/linear_attention.cuh"
+// linear_attention forward, block_per_head: a CTA per head and block of columns loops over time with the state in
+// registers; q, k and v come through shared memory, several steps per barrier.
+#include "kgen/linear_attention/norm_gradient.cuh"
 
 namespace {
 
@@ -13,10 +13,10 @@ constexpr int kE = 64;
 constexpr int kM = 64;
 constexpr int kSplit = 1;      // threads that share a column of the state
 constexpr int kTile = 1;        // columns of a thread
-constexpr int kColumns = 64;  // columns of a block
-constexpr int kTokens = 8;    // steps per barrier
-constexpr int kStages = 2;    // batches of steps in shared memory
-constexpr int kVec = 4;          // elements per copy
+constexpr int kColumns = 32;  // columns of a CTA
+constexpr int kTokens = 1;    // steps per barrier
+constexpr int kStages = 4;    // batches of kTokens steps in shared memory
+constexpr int kVec = 1;          // elements per copy
 
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 constexpr bool kInitialKeySum = kgen::kPresent<kgen::none>;
@@ -27,10 +27,10 @@ constexpr bool kKeySum = kNorm || kFinalKeySum;
 
 constexpr int kColumnThreads = kColumns / kTile;
 constexpr int kThreads = kColumnThreads * kSplit;
-constexpr int kSlices = kgen::ceil_div(kM, kColumns);
+constexpr int kValueBlocks = kgen::ceil_div(kM, kColumns);
 
-using State = kgen::StateTile<kE, kSplit, kTile>;
-using KeySum = kgen::StateTile<kE, kSplit, 1>;
+using State = kgen::ThreadStateTile<kE, kSplit, kTile>;
+using KeySum = kgen::ThreadStateTile<kE, kSplit, 1>;
 using Ring =
     kgen::StepRing<Value, kThreads, State::kPitch, kColumns, kTokens, kStages, kVec>;
 
@@ -56,31 +56,31 @@ linear_attention_forward(const Value* __restrict__ q,                // [B, H, T
                          kgen::i64 out_stride_B, kgen::i64 out_stride_H, kgen::i64 out_stride_T,
                          float scale, float eps) {
     const kgen::i64 item = blockIdx.x;
-    const kgen::i64 head = item / kSlices, b = head / H, h = head % H;
-    const int slice = static_cast<int>(item % kSlices);
-    const int first = slice * kColumns;  // column of the block
+    const kgen::i64 head = item / kValueBlocks, b = head / H, h = head % H;
+    const int column_block = static_cast<int>(item % kValueBlocks);
+    const int first = column_block * kColumns;  // column of the CTA
     const int lane = static_cast<int>(threadIdx.x) % kSplit;
     const int group = static_cast<int>(threadIdx.x) / kSplit;
 
-    // Neighbouring threads have neighbouring columns; those of one thread lie kColumnThreads apart.
+    // Neighbouring threads have neighbouring columns; those of one thread are kColumnThreads apart.
     const auto column = [&](int x) { return x * kColumnThreads + group; };
     const auto uses = [&](int x) { return first + column(x) < kM; };
-    const auto only_first = [&](int) { return slice == 0 && group == 0; };
+    const auto only_first = [&](int) { return column_block == 0 && group == 0; };
     const auto always = [](int) { return true; };
-    const auto place = [&](int x) { return column(x); };
+    const auto column_offset = [&](int x) { return column(x); };
     const auto at_start = [](int) { return 0; };
 
     // 1. The state before the first step.
     State state;
     KeySum keys;
     const kgen::i64 state_start = head * kE * kM + first;
-    state.load(kInitialState ? initial_state + state_start : nullptr, kM, uses, place);
+    state.load(kInitialState ? initial_state + state_start : nullptr, kM, uses, column_offset);
     if constexpr (kKeySum)
         keys.load(kInitialKeySum ? initial_key_sum + head * kE : nullptr, 1, always, at_start);
 
-    // 2. Walk.
+    // 2. The loop over time.
     Value* results = out + b * out_stride_B + h * out_stride_H + first;
-    Ring::template walk<kgen::Walk::forward>(
+    Ring::template run<kgen::Direction::forward>(
         steps, kE, kgen::min(kM - first, kColumns),
         {q + b * q_stride_B + h * q_stride_H, q_stride_T},
         {k + b * k_stride_B + h * k_stride_H, k_stride_T},
@@ -98,7 +98,7 @@ linear_attention_forward(const Value* __restrict__ q,                // [B, H, T
                 keys.step(k_t, q_t, one, product);
                 if constexpr (kNorm) {
                     divisor = kgen::fma(scale, product[0], eps);
-                    if (slice == 0 && threadIdx.x == 0) norm[head * steps + t] = divisor;
+                    if (column_block == 0 && threadIdx.x == 0) norm[head * steps + t] = divisor;
                 }
             }
 #pragma unroll
@@ -111,7 +111,7 @@ linear_attention_forward(const Value* __restrict__ q,                // [B, H, T
         });
 
     // 3. The state after the last step.
-    if constexpr (kFinalState) state.store(final_state + state_start, kM, uses, place);
+    if constexpr (kFinalState) state.store(final_state + state_start, kM, uses, column_offset);
     if constexpr (kFinalKeySum)
         keys.store(final_key_sum + head * kE, 1, only_first, at_start);
 }

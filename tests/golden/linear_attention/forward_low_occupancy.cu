@@ -1,10 +1,9 @@
 // Rendered by kgen from templates/linear_attention/forward_low_occupancy.cu.jinja
 // config: low_occupancy(warps=8, rows=4, steps_per_group=1)
 // problem: E=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
-// linear_attention forward for few heads: a block per column of the state takes many steps at once. A
-// group of threads has the column's rows for `steps_per_group` steps; the sums of earlier groups come
-// from a scan over time.
-#include "kgen/linear_attention.cuh"
+// linear_attention forward, low_occupancy: for few heads. A CTA per column of the state processes many steps at once. A
+// group of threads has the column's rows for steps_per_group steps; a scan over time adds the sums of earlier groups.
+#include "kgen/linear_attention/norm_gradient.cuh"
 
 namespace {
 
@@ -12,8 +11,8 @@ using Value = float;
 
 constexpr int kE = 64;
 constexpr int kWarps = 8;
-constexpr int kRows = 4;              // of the state, per thread
-constexpr int kSteps = 1;  // one after the other, by a group
+constexpr int kRows = 4;              // of a column, per thread
+constexpr int kSteps = 1;  // consecutive steps of a group of threads
 
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 constexpr bool kInitialKeySum = kgen::kPresent<kgen::none>;
@@ -22,7 +21,7 @@ constexpr bool kFinalKeySum = kgen::kPresent<kgen::none>;
 constexpr bool kNorm = kgen::kPresent<kgen::none>;
 constexpr bool kKeySum = kNorm || kFinalKeySum;
 
-using Column = kgen::ScannedColumn<kE, kRows, kSteps, kWarps, kKeySum ? 2 : 1>;
+using Column = kgen::ColumnScan<kE, kRows, kSteps, kWarps, kKeySum ? 2 : 1>;
 
 }  // namespace
 
@@ -51,12 +50,12 @@ linear_attention_forward(const Value* __restrict__ q,                // [B, H, T
     if constexpr (kKeySum)
         column.load(1, kInitialKeySum ? initial_key_sum + head * kE : nullptr, 1);
 
-    // 2. Walk.
+    // 2. The loop over time.
     const Value* values = v + b * v_stride_B + h * v_stride_H + m;
     Value* results = out + b * out_stride_B + h * out_stride_H + m;
-    column.template walk<kgen::Walk::forward>(
-        steps, kgen::Steps<Value>{q + b * q_stride_B + h * q_stride_H, q_stride_T},
-        kgen::Steps<Value>{k + b * k_stride_B + h * k_stride_H, k_stride_T},
+    column.template run<kgen::Direction::forward>(
+        steps, kgen::StepPointer<Value>{q + b * q_stride_B + h * q_stride_H, q_stride_T},
+        kgen::StepPointer<Value>{k + b * k_stride_B + h * k_stride_H, k_stride_T},
         [&](kgen::i64 t, float (&c)[Column::kColumns], float&) {
             c[0] = kgen::to_float(values[t * v_stride_T]);
             if constexpr (kKeySum) c[1] = 1.0f;

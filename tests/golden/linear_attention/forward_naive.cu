@@ -1,9 +1,9 @@
 // Rendered by kgen from templates/linear_attention/forward_naive.cu.jinja
 // config: naive(threads=64)
 // problem: dtype=fp32
-// linear_attention forward, a column of the state per thread, the state in global memory. Any shape;
-// which tensors are there is asked at run time.
-#include "kgen/recurrence.cuh"
+// linear_attention forward, naive: a column of the state per thread, the state in global memory. Any shape; the kernels
+// test at run time which tensors are given.
+#include "kgen/recurrent/recurrence.cuh"
 
 namespace {
 
@@ -20,7 +20,7 @@ linear_attention_norm(const Value* __restrict__ q,                // [B, H, T, E
                       const float* __restrict__ initial_key_sum,  // [B, H, E] or null
                       float* __restrict__ final_key_sum,          // [B, H, E] or null
                       float* __restrict__ norm,                   // [B, H, T] or null
-                      float* __restrict__ key_sums,               // [B, H, E]
+                      float* __restrict__ key_sums_by_head,               // [B, H, E]
                       kgen::i64 B, kgen::i64 H, kgen::i64 steps, kgen::i64 E,
                       kgen::i64 q_stride_B, kgen::i64 q_stride_H, kgen::i64 q_stride_T,
                       kgen::i64 k_stride_B, kgen::i64 k_stride_H, kgen::i64 k_stride_T,
@@ -28,7 +28,7 @@ linear_attention_norm(const Value* __restrict__ q,                // [B, H, T, E
     const kgen::i64 head = static_cast<kgen::i64>(blockIdx.x) * kThreads + threadIdx.x;
     if (head >= B * H) return;
     const kgen::i64 b = head / H, h = head % H;
-    float* sums = key_sums + head * E;
+    float* sums = key_sums_by_head + head * E;
     for (kgen::i64 e = 0; e < E; ++e)
         sums[e] = initial_key_sum ? initial_key_sum[head * E + e] : 0.0f;
     for (kgen::i64 t = 0; t < steps; ++t) {
@@ -71,7 +71,7 @@ linear_attention_forward(const Value* __restrict__ q,              // [B, H, T, 
 
     const Value* values = v + b * v_stride_B + h * v_stride_H + m;
     Value* results = out + b * out_stride_B + h * out_stride_H + m;
-    kgen::walk_in_memory<kgen::Walk::forward>(
+    kgen::run_in_memory<kgen::Direction::forward>(
         states + first, M, E, steps, q + b * q_stride_B + h * q_stride_H, q_stride_T,
         k + b * k_stride_B + h * k_stride_H, k_stride_T,
         [&](kgen::i64 t) { return kgen::to_float(values[t * v_stride_T]); },

@@ -1,54 +1,70 @@
 // Rendered by kgen from templates/rmsnorm/backward_bulk_rows.cu.jinja
-// config: bulk_rows(threads=256, pieces=2, stages=6, weight=registers, load_policy=evict_first, store_cache=normal, min_blocks=2)
+// config: bulk_rows(threads=256, copies_per_row=2, stages=6, weight_memory=registers, load_policy=normal, store_cache=normal, min_blocks=2)
 // problem: N=4096, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
-// RMSNorm backward, persistent blocks fed by the bulk copy engine: pieces of x and dy (and dh) travel
-// to a ring in shared memory, which costs no registers and no instructions, so that the copies of the
-// next row are on their way while this one is worked on. A row stays in the ring from the sums to dx.
-// A thread has the same columns in every row, so that its part of dw grows in registers.
-#include "kgen/block.cuh"
-#include "kgen/bulk.cuh"
-#include "kgen/columns.cuh"
-#include "kgen/forget.cuh"
-#include "kgen/math.cuh"
-#include "kgen/memory.cuh"
+// RMSNorm backward, persistent blocks, rows staged in shared memory by bulk copies (cp.async.bulk, sm_90).
+//
+//     g = dy * (offset + w)    xhat = x * rstd
+//     dx = rstd * (g - xhat * mean_n(g * xhat)) + dh    dw = sum_m(dy * xhat)
+//
+// A row is copied in kChunks chunks; a chunk is a run of columns of x, dy and, if there is one, dh. Chunks
+// of the following rows are in flight while the block works on a row. A row stays in shared memory for both
+// phases that read it. A thread has the same columns in every row, so that its part of dw accumulates in
+// registers. Each block writes one row of partial sums of dw; a second kernel adds those rows in order.
+//
+// Shared memory: Stage stages[kStages], a ring of chunks; W shared_w[kN], if w is kept there.
+//
+// Synchronisation. Chunk number i (counted over the rows of a block) is in stage i % kStages and belongs to
+// phase i / kStages of that stage's mbarriers.
+//   full[stage]   completes when the bytes of the chunk have arrived. Thread 0 arrives, with the byte count.
+//   empty[stage]  completes when every warp has arrived, after its last read of the chunk.
+// Thread 0 waits for empty[stage] of chunk i - 1 after its work on chunk i, then loads chunk
+// i - 1 + kStages into that stage. All warps passed the block barrier of the reduction before
+// that, and on their way to empty[stage] they wait only for chunks that thread 0 has already waited for.
+// Therefore the wait always ends.
+#include "kgen/primitives/block.cuh"
+#include "kgen/primitives/bulk_copy.cuh"
+#include "kgen/rows/columns.cuh"
+#include "kgen/primitives/registers.cuh"
+#include "kgen/primitives/math.cuh"
+#include "kgen/primitives/memory.cuh"
 
 namespace {
 
 using T = kgen::bf16;
 using W = kgen::bf16;
-using Added = kgen::none;
-using Saved = kgen::none;
+using Residual = kgen::none;
+using Rstd = kgen::none;
 
-// Where w is from row to row; from `l1` it is read again, twice for every row.
-enum class WeightIn { registers, shared, l1 };
+// Where w is kept between rows. From global memory it is read twice for every row, through L1.
+enum class WeightMemory { registers, shared, global };
 
 constexpr int kN = 4096;
 constexpr int kThreads = 256;
-constexpr int kPieces = 2;              // of a row
-constexpr int kStages = 6;              // pieces in the ring
-constexpr WeightIn kWeightIn = WeightIn::registers;
-constexpr kgen::BulkCache kLoad = kgen::BulkCache::evict_first;
+constexpr int kChunks = 2;              // bulk copies of each tensor per row
+constexpr int kStages = 6;              // chunks in the ring
+constexpr WeightMemory kWeightMemory = WeightMemory::registers;
+constexpr kgen::BulkCache kLoad = kgen::BulkCache::normal;
 constexpr kgen::Cache kStore = kgen::Cache::normal;
 constexpr int kMinBlocks = 2;       // blocks per SM: sets the grid as well
 
 constexpr bool kWeighted = kgen::kPresent<W>;
-constexpr bool kResident = kWeightIn == WeightIn::registers;
+constexpr bool kResident = kWeightMemory == WeightMemory::registers;
 constexpr int kVec = 16 / static_cast<int>(sizeof(T));  // elements per access
-constexpr int kPiece = kN / kPieces;                    // columns
-constexpr int kPieceVectors = kPiece / kVec;
-constexpr int kSteps = (kPieceVectors + kThreads - 1) / kThreads;  // vectors per thread and piece
-constexpr int kArrays = kgen::kPresent<Added> ? 3 : 2;             // x, dy, dh
-constexpr kgen::u32 kPieceBytes = kPiece * sizeof(T);
+constexpr int kChunk = kN / kChunks;                    // columns
+constexpr int kChunkVectors = kChunk / kVec;
+constexpr int kSteps = (kChunkVectors + kThreads - 1) / kThreads;  // vectors per thread and chunk
+constexpr int kArrays = kgen::kPresent<Residual> ? 3 : 2;             // x, dy, dh
+constexpr kgen::u32 kChunkBytes = kChunk * sizeof(T);
 constexpr int kWarps = kThreads / kgen::kWarpSize;
-constexpr int kSums = kgen::kPresent<Saved> ? 1 : 2;
+constexpr int kSums = kgen::kPresent<Rstd> ? 1 : 2;
 constexpr int kRowLanes = 16;  // of the second kernel
 constexpr int kWeightParts =
     kVec * static_cast<int>(sizeof(W)) > 16 ? kVec * static_cast<int>(sizeof(W)) / 16 : 1;
 constexpr int kWeightVec = kVec / kWeightParts;
 
-static_assert(kN % kPieces == 0 && kPieceBytes % 16 == 0, "bulk copies move multiples of 16 bytes");
-static_assert(kStages > kPieces, "a row is worked on while a piece of the next one arrives");
-static_assert(kArrays * kPieceBytes < 1u << 20, "a phase counts up to 2^20 - 1 bytes");
+static_assert(kN % kChunks == 0 && kChunkBytes % 16 == 0, "bulk copies move multiples of 16 bytes");
+static_assert(kStages > kChunks, "the ring holds a whole row and a chunk of the next one");
+static_assert(kArrays * kChunkBytes < 1u << 20, "a phase counts up to 2^20 - 1 bytes");
 static_assert(kThreads % kgen::kWarpSize == 0 && kThreads <= 1024, "a block is whole warps");
 
 using Vector = kgen::Vec<T, kVec>;
@@ -57,24 +73,24 @@ struct Weight {  // of one vector
     kgen::Vec<W, kWeightVec> part[kWeightParts];
 };
 
-// Whether step `step` of this thread lies in a piece; known to the compiler but for the last step.
+// Whether this thread's vector of `step` lies in the chunk. A compile-time constant for all but the last step.
 KGEN_DEVICE bool inside(int step) {
-    return (step + 1) * kThreads <= kPieceVectors ||
-           step * kThreads + static_cast<int>(threadIdx.x) < kPieceVectors;
+    return (step + 1) * kThreads <= kChunkVectors ||
+           step * kThreads + static_cast<int>(threadIdx.x) < kChunkVectors;
 }
 
-// The thread's first column of a step.
-KGEN_DEVICE int column_of(int piece, int step) {
-    return piece * kPiece + (step * kThreads + static_cast<int>(threadIdx.x)) * kVec;
+// The first column of this thread's vector of `step`.
+KGEN_DEVICE int column_of(int chunk, int step) {
+    return chunk * kChunk + (step * kThreads + static_cast<int>(threadIdx.x)) * kVec;
 }
 
-KGEN_DEVICE Weight load_weight(const W* w, int piece, int step) {
+KGEN_DEVICE Weight load_weight(const W* w, int chunk, int step) {
     Weight weight{};
     if (kWeighted && inside(step)) {
 #pragma unroll
         for (int part = 0; part < kWeightParts; ++part)
             weight.part[part] =
-                kgen::load_vec<kWeightVec>(w + column_of(piece, step) + part * kWeightVec);
+                kgen::load_vec<kWeightVec>(w + column_of(chunk, step) + part * kWeightVec);
     }
     return weight;
 }
@@ -95,7 +111,7 @@ KGEN_DEVICE void weighted(float (&g)[kVec], const float (&dy)[kVec], const Weigh
 }
 
 struct Stage {
-    Vector vectors[kArrays][kPieceVectors];
+    Vector vectors[kArrays][kChunkVectors];
 };
 
 struct Ring {
@@ -103,44 +119,37 @@ struct Ring {
     kgen::Mbarrier empty[kStages];
 };
 
-struct Rows {  // of the whole call
+struct Rows {  // the tensors of the call
     const T* x;
     const T* dy;
-    const Added* dh;
+    const Residual* dh;
     kgen::i64 M, x_stride, dy_stride, dh_stride;
 };
 
-// Start the copies of piece `number` of this block (pieces of its rows in order), if it exists. By
-// one thread.
-KGEN_DEVICE void start_piece(Stage* stages, Ring& ring, const Rows& rows, kgen::i64 number) {
-    const kgen::i64 row = blockIdx.x + number / kPieces * gridDim.x;
+// Starts the copies of chunk `number` of this block, if it exists. Called by one thread.
+KGEN_DEVICE void load_chunk(Stage* stages, Ring& ring, const Rows& rows, kgen::i64 number) {
+    const kgen::i64 row = blockIdx.x + number / kChunks * gridDim.x;
     if (row >= rows.M) return;
     const int stage = static_cast<int>(number % kStages);
-    const int column = static_cast<int>(number % kPieces) * kPiece;
+    const int column = static_cast<int>(number % kChunks) * kChunk;
     kgen::Mbarrier& full = ring.full[stage];
-    Vector(&target)[kArrays][kPieceVectors] = stages[stage].vectors;
-    kgen::mbarrier_arrive_expect(full, kArrays * kPieceBytes);
-    kgen::bulk_load<kLoad>(target[0], rows.x + row * rows.x_stride + column, kPieceBytes, full);
-    kgen::bulk_load<kLoad>(target[1], rows.dy + row * rows.dy_stride + column, kPieceBytes, full);
-    if constexpr (kgen::kPresent<Added>)
+    Vector(&target)[kArrays][kChunkVectors] = stages[stage].vectors;
+    kgen::mbarrier_arrive_expect_tx(full, kArrays * kChunkBytes);
+    kgen::bulk_load<kLoad>(target[0], rows.x + row * rows.x_stride + column, kChunkBytes, full);
+    kgen::bulk_load<kLoad>(target[1], rows.dy + row * rows.dy_stride + column, kChunkBytes, full);
+    if constexpr (kgen::kPresent<Residual>)
         kgen::bulk_load<kLoad>(target[kArrays - 1], rows.dh + row * rows.dh_stride + column,
-                               kPieceBytes, full);
+                               kChunkBytes, full);
 }
 
 }  // namespace
 
-// Why nobody waits for ever. Pieces 0, 1, ... of a block sit in stage number % kStages, so phase
-// number / kStages of full[stage] is the piece's. The elected thread arms that phase (its only
-// arrival, and all of its bytes) exactly when the piece exists: at the start, or in phase 4 of the
-// piece after the one that gives up its stage. There it first waits for empty[stage], at which every
-// warp arrives once it has done with that older piece: all warps are past the same block barrier and
-// wait for nothing on the way there but pieces that the elected thread has itself seen arrive.
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
 rmsnorm_backward(const T* __restrict__ dy,        // [M, N], rows dy_stride_M apart
                  const T* __restrict__ x,         // [M, N], rows x_stride_M apart
                  const W* __restrict__ w,         // [N] or null
-                 const Saved* __restrict__ rstd,  // [M] or null
-                 const Added* __restrict__ dh,    // [M, N], rows dh_stride_M apart, or null
+                 const Rstd* __restrict__ rstd,  // [M] or null
+                 const Residual* __restrict__ dh,    // [M, N], rows dh_stride_M apart, or null
                  T* __restrict__ dx,              // [M, N]
                  float* __restrict__ partial,     // [blocks, N]; unused without w
                  kgen::i64 M, kgen::i64 dy_stride_M, kgen::i64 x_stride_M, kgen::i64 dh_stride_M,
@@ -150,11 +159,9 @@ rmsnorm_backward(const T* __restrict__ dy,        // [M, N], rows dy_stride_M ap
     __shared__ Ring ring;
     RowSums row_sums(scratch);
 
-    // Shared memory: Stage stages[kStages]; W shared_w[kN], if w is kept there. Neighbouring threads
-    // read neighbouring vectors.
     Stage* stages = kgen::dynamic_smem<Stage>();
     W* shared_w = reinterpret_cast<W*>(stages + kStages);
-    const W* w_source = kWeightIn == WeightIn::shared ? shared_w : w;
+    const W* w_source = kWeightMemory == WeightMemory::shared ? shared_w : w;
     const int thread = static_cast<int>(threadIdx.x);
     const bool elected = thread == 0;
     const kgen::u32 zero = static_cast<kgen::u32>(M >> 63);
@@ -168,51 +175,51 @@ rmsnorm_backward(const T* __restrict__ dy,        // [M, N], rows dy_stride_M ap
             kgen::mbarrier_init(ring.empty[stage], kWarps);
         }
         kgen::mbarrier_init_fence();
-        for (int number = 0; number < kStages; ++number) start_piece(stages, ring, rows, number);
+        for (int number = 0; number < kStages; ++number) load_chunk(stages, ring, rows, number);
     }
-    Weight weight[kPieces][kSteps];
-    if constexpr (kWeightIn == WeightIn::shared) {  // a thread reads what it wrote itself
+    Weight weight[kChunks][kSteps];
+    if constexpr (kWeightMemory == WeightMemory::shared) {  // a thread reads what it wrote
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
-                const Weight copied = load_weight(w, piece, step);
+                const Weight copied = load_weight(w, chunk, step);
                 if (inside(step))
-                    *reinterpret_cast<Weight*>(shared_w + column_of(piece, step)) = copied;
+                    *reinterpret_cast<Weight*>(shared_w + column_of(chunk, step)) = copied;
             }
         }
     }
     if constexpr (kResident) {
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece)
+        for (int chunk = 0; chunk < kChunks; ++chunk)
 #pragma unroll
             for (int step = 0; step < kSteps; ++step)
-                weight[piece][step] = load_weight(w, piece, step);
+                weight[chunk][step] = load_weight(w, chunk, step);
     }
-    float sum_dw[kPieces][kSteps][kVec] = {};
+    float sum_dw[kChunks][kSteps][kVec] = {};
     kgen::sync_block();
 
-    // stage and parity of the row's first piece; number of that piece
+    // Stage, mbarrier parity and number of the row's first chunk.
     int first_stage = 0;
     kgen::u32 first_parity = 0;
     kgen::i64 first_number = 0;
     for (kgen::i64 row = blockIdx.x; row < M; row += gridDim.x) {
-        // 2. Sums of g * x, and of x * x unless rstd is known.
+        // 2. Sums of g * x, and of x * x unless rstd is given.
         float gx[2] = {};
         float squares[2] = {};
         float saved = 0.0f;
-        if constexpr (kgen::kPresent<Saved>) saved = rstd[row];
+        if constexpr (kgen::kPresent<Rstd>) saved = rstd[row];
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
-            const bool wraps = first_stage + piece >= kStages;
-            const int stage = first_stage + piece - (wraps ? kStages : 0);
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+            const bool wraps = first_stage + chunk >= kStages;
+            const int stage = first_stage + chunk - (wraps ? kStages : 0);
             kgen::mbarrier_wait(ring.full[stage], first_parity ^ (wraps ? 1u : 0u));
             const Stage& held = stages[stage];
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 if (!inside(step)) continue;
                 const Weight factors =
-                    kResident ? weight[piece][step] : load_weight(w_source, piece, step);
+                    kResident ? weight[chunk][step] : load_weight(w_source, chunk, step);
                 float values[kVec], gradients[kVec], g[kVec];
                 kgen::to_floats(held.vectors[0][step * kThreads + thread], values);
                 kgen::to_floats(held.vectors[1][step * kThreads + thread], gradients);
@@ -232,54 +239,54 @@ rmsnorm_backward(const T* __restrict__ dy,        // [M, N], rows dy_stride_M ap
         const float scale = kSums == 1 ? saved : kgen::rsqrt(sums[kSums - 1] * (1.0f / kN) + eps);
         const float mean = sums[0] * scale * (1.0f / kN);  // of g * xhat
 
-        // 3. dx = rstd * (g - xhat * mean) + dh, and dy * xhat towards dw. The address of a weight
-        // that is read again depends on the sum, or it would be kept from phase 2 on.
+        // 3. dx = rstd * (g - xhat * mean) + dh, and dy * xhat added to dw. The address of w depends
+        // on the sum, so that the compiler does not keep w in registers from phase 2 on.
         const W* w_again = w_source + (kgen::bit_cast<kgen::u32>(scale) & zero);
         T* dx_row = dx + row * kN;
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
-            const int stage = first_stage + piece - (first_stage + piece >= kStages ? kStages : 0);
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+            const int stage = first_stage + chunk - (first_stage + chunk >= kStages ? kStages : 0);
             const Stage& held = stages[stage];
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 if (!inside(step)) continue;
-                if constexpr (!kResident) weight[piece][step] = load_weight(w_again, piece, step);
-                if constexpr (sizeof(W) == 2) kgen::forget(weight[piece][step], zero);
+                if constexpr (!kResident) weight[chunk][step] = load_weight(w_again, chunk, step);
+                if constexpr (sizeof(W) == 2) kgen::opaque(weight[chunk][step], zero);
                 float values[kVec], gradients[kVec], g[kVec], added[kVec];
                 kgen::to_floats(held.vectors[0][step * kThreads + thread], values);
                 kgen::to_floats(held.vectors[1][step * kThreads + thread], gradients);
                 kgen::to_floats(held.vectors[kArrays - 1][step * kThreads + thread], added);
-                weighted(g, gradients, weight[piece][step], offset);
+                weighted(g, gradients, weight[chunk][step], offset);
 #pragma unroll
                 for (int i = 0; i < kVec; ++i) {
                     const float xhat = values[i] * scale;
                     if (kWeighted)
-                        sum_dw[piece][step][i] =
-                            kgen::fma(gradients[i], xhat, sum_dw[piece][step][i]);
+                        sum_dw[chunk][step][i] =
+                            kgen::fma(gradients[i], xhat, sum_dw[chunk][step][i]);
                     values[i] = scale * kgen::fma(-xhat, mean, g[i]);
-                    if (kgen::kPresent<Added>) values[i] += added[i];
+                    if (kgen::kPresent<Residual>) values[i] += added[i];
                 }
-                kgen::store_vec<kStore>(dx_row + column_of(piece, step),
+                kgen::store_vec<kStore>(dx_row + column_of(chunk, step),
                                         kgen::from_floats<T>(values));
             }
 
-            // 4. This warp has done with the piece. The one before it, with which the others have
-            // probably done as well, makes room for one kStages further on.
+            // 4. Release the chunk. Thread 0 then refills the stage of the previous chunk, which the
+            // other warps have probably released, too.
             kgen::sync_warp();
             if (thread % kgen::kWarpSize == 0) kgen::mbarrier_arrive(ring.empty[stage]);
-            const kgen::i64 older = first_number + piece - 1;
-            if (elected && older >= 0) {
-                const int room = stage == 0 ? kStages - 1 : stage - 1;
-                kgen::mbarrier_wait(ring.empty[room],
-                                    static_cast<kgen::u32>(older / kStages % 2));
-                start_piece(stages, ring, rows, older + kStages);
+            const kgen::i64 previous = first_number + chunk - 1;
+            if (elected && previous >= 0) {
+                const int freed = stage == 0 ? kStages - 1 : stage - 1;
+                kgen::mbarrier_wait(ring.empty[freed],
+                                    static_cast<kgen::u32>(previous / kStages % 2));
+                load_chunk(stages, ring, rows, previous + kStages);
             }
             kgen::sync_warp();
         }
 
-        // 5. Move on.
-        first_number += kPieces;
-        first_stage += kPieces;
+        // 5. Next row.
+        first_number += kChunks;
+        first_stage += kChunks;
         if (first_stage >= kStages) {
             first_stage -= kStages;
             first_parity ^= 1;
@@ -290,7 +297,7 @@ rmsnorm_backward(const T* __restrict__ dy,        // [M, N], rows dy_stride_M ap
     if constexpr (kWeighted) {
         float* target = partial + static_cast<kgen::i64>(blockIdx.x) * kN;
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 if (!inside(step)) continue;
@@ -298,8 +305,8 @@ rmsnorm_backward(const T* __restrict__ dy,        // [M, N], rows dy_stride_M ap
                 for (int part = 0; part < kVec / 4; ++part) {
                     kgen::Vec<float, 4> four;
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) four[i] = sum_dw[piece][step][part * 4 + i];
-                    kgen::store_vec(target + column_of(piece, step) + part * 4, four);
+                    for (int i = 0; i < 4; ++i) four[i] = sum_dw[chunk][step][part * 4 + i];
+                    kgen::store_vec(target + column_of(chunk, step) + part * 4, four);
                 }
             }
         }

@@ -1,22 +1,29 @@
 // Rendered by kgen from templates/rmsnorm/backward_naive.cu.jinja
-// config: naive(threads=64, split=8)
+// config: naive(threads=64, row_splits=8)
 // problem: dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
-// RMSNorm backward, element by element: dx by a block per row that reads the row twice; dw by a
-// thread per column and run of rows, and then by a thread per column. Any N, alignment and stride.
-// Nothing is added in an order that depends on timing.
-#include "kgen/block.cuh"
-#include "kgen/math.cuh"
-#include "kgen/types.cuh"
+// RMSNorm backward, element by element, for any N, alignment and stride.
+//
+//     g = dy * (offset + w)    xhat = x * rstd
+//     dx = rstd * (g - xhat * mean_n(g * xhat)) + dh    dw = sum_m(dy * xhat)
+//
+//   rmsnorm_backward_rows      a block per row, which reads the row twice: dx, and rstd to row_rstd [M]
+//   rmsnorm_backward_partial   a thread per column and split: dw of every kSplits-th row
+//   rmsnorm_backward_weight    a thread per column: adds the kSplits partial sums in order
+//
+// The order of all additions is fixed, so that results are deterministic.
+#include "kgen/primitives/block.cuh"
+#include "kgen/primitives/math.cuh"
+#include "kgen/primitives/types.cuh"
 
 namespace {
 
 using T = kgen::bf16;
 using W = kgen::bf16;
-using Added = kgen::none;
-using Saved = kgen::none;
+using Residual = kgen::none;
+using Rstd = kgen::none;
 
 constexpr int kThreads = 64;
-constexpr int kSplit = 8;  // runs of rows
+constexpr int kSplits = 8;  // partial sums of dw per column
 
 static_assert(kgen::is_power_of_two(kThreads) && kThreads >= 32 && kThreads <= 1024,
               "a block is 32 to 1024 threads, a power of two");
@@ -27,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 rmsnorm_backward_rows(const T* __restrict__ dy,       // [M, N], rows dy_stride_M apart
                       const T* __restrict__ x,        // [M, N], rows x_stride_M apart
                       const W* __restrict__ w,        // [N] or null
-                      const Saved* __restrict__ rstd,  // [M] or null
-                      const Added* __restrict__ dh,   // [M, N], rows dh_stride_M apart, or null
+                      const Rstd* __restrict__ rstd,  // [M] or null
+                      const Residual* __restrict__ dh,   // [M, N], rows dh_stride_M apart, or null
                       T* __restrict__ dx,             // [M, N]
                       float* __restrict__ row_rstd,   // [M]; unused without w
                       kgen::i64 M, kgen::i64 N, kgen::i64 dy_stride_M, kgen::i64 x_stride_M,
@@ -54,7 +61,7 @@ rmsnorm_backward_rows(const T* __restrict__ dy,       // [M, N], rows dy_stride_
         row_sums(sums);
         const float columns = static_cast<float>(N);
         float scale = kgen::rsqrt(sums[0] / columns + eps);
-        if constexpr (kgen::kPresent<Saved>) scale = rstd[row];
+        if constexpr (kgen::kPresent<Rstd>) scale = rstd[row];
         if constexpr (kgen::kPresent<W>) {
             if (threadIdx.x == 0) row_rstd[row] = scale;
         }
@@ -67,7 +74,7 @@ rmsnorm_backward_rows(const T* __restrict__ dy,       // [M, N], rows dy_stride_
             float g = kgen::to_float(dy_row[n]);
             if constexpr (kgen::kPresent<W>) g *= offset + kgen::to_float(w[n]);
             float result = scale * kgen::fma(-xhat, mean, g);
-            if constexpr (kgen::kPresent<Added>)
+            if constexpr (kgen::kPresent<Residual>)
                 result += kgen::to_float(dh[row * dh_stride_M + n]);
             dx[row * N + n] = kgen::from_float<T>(result);
         }
@@ -79,20 +86,20 @@ KGEN_EXPORT(rmsnorm_backward_rows);
 extern "C" __global__ void __launch_bounds__(kThreads)
 rmsnorm_backward_partial(const T* __restrict__ dy, const T* __restrict__ x,
                          const float* __restrict__ row_rstd,
-                         float* __restrict__ partial,  // [kSplit, N]
+                         float* __restrict__ partial,  // [kSplits, N]
                          kgen::i64 M, kgen::i64 N, kgen::i64 dy_stride_M, kgen::i64 x_stride_M) {
     const kgen::i64 n = static_cast<kgen::i64>(blockIdx.x) * kThreads + threadIdx.x;
     if (n >= N) return;
-    const kgen::i64 run = blockIdx.y;
-    // Compensated: a plain sum of tens of thousands of rows loses more than fp32's bound allows,
-    // and this variant must be right for every M.
+    const kgen::i64 split = blockIdx.y;
+    // Compensated: a plain sum of tens of thousands of rows exceeds the error bound of fp32, and this
+    // variant must be accurate for every M.
     kgen::CompensatedSum sum;
 #pragma unroll 4
-    for (kgen::i64 row = run; row < M; row += kSplit) {
+    for (kgen::i64 row = split; row < M; row += kSplits) {
         const float xhat = kgen::to_float(x[row * x_stride_M + n]) * row_rstd[row];
         sum.add(kgen::to_float(dy[row * dy_stride_M + n]) * xhat);
     }
-    partial[run * N + n] = sum.value();
+    partial[split * N + n] = sum.value();
 }
 
 KGEN_EXPORT(rmsnorm_backward_partial);
@@ -105,7 +112,7 @@ rmsnorm_backward_weight(const float* __restrict__ partial,
     if (n >= N) return;
     float sum = 0.0f;
 #pragma unroll 8
-    for (int run = 0; run < kSplit; ++run) sum += partial[run * N + n];
+    for (int split = 0; split < kSplits; ++split) sum += partial[split * N + n];
     if constexpr (kgen::kPresent<W>) dw[n] = kgen::from_float<W>(sum);
 }
 

@@ -1,11 +1,18 @@
 // Rendered by kgen from templates/rmsnorm/forward_row_in_smem.cu.jinja
-// config: row_in_smem(threads=256, vec=8, reduction=shuffle, copy=registers)
+// config: row_in_smem(threads=64, vec=8, reduction=shuffle)
 // problem: N=4096, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
 // RMSNorm forward, a block per row, the row read once and kept in shared memory.
-#include "kgen/async.cuh"
-#include "kgen/block.cuh"
-#include "kgen/math.cuh"
-#include "kgen/memory.cuh"
+//
+//     y[m, n] = x[m, n] * (offset + w[n]) * rsqrt(mean_n(x[m, n]^2) + eps)
+//
+// The published kernels `shared memory`, `warp shuffle`, `float4 shared` and `float4 warp`.
+//
+// Shared memory: T row[N]; the scratch of the reduction is static.
+// Synchronisation: a thread reads only the vectors of the row that it wrote itself, so that the barriers of
+// block_sum() are the only ones.
+#include "kgen/primitives/block.cuh"
+#include "kgen/primitives/math.cuh"
+#include "kgen/primitives/memory.cuh"
 
 namespace {
 
@@ -13,13 +20,11 @@ using T = kgen::bf16;
 using W = kgen::bf16;
 
 enum class Reduction { tree, shuffle };
-enum class Copy { registers, async };
 
 constexpr int kN = 4096;
-constexpr int kThreads = 256;
+constexpr int kThreads = 64;
 constexpr int kVec = 8;                   // elements per access
 constexpr Reduction kReduction = Reduction::shuffle;
-constexpr Copy kCopy = Copy::registers;          // how x reaches shared memory
 
 constexpr int kVectors = kN / kVec;
 constexpr int kSteps = (kVectors + kThreads - 1) / kThreads;  // vectors per thread, at most
@@ -30,14 +35,13 @@ constexpr int kWeightVec = kVec / kWeightParts;
 
 static_assert(kN % kVec == 0, "a vector would reach into the next row");
 static_assert(kVec * sizeof(T) <= 16, "one access moves at most 16 bytes");
-static_assert(kCopy == Copy::registers || kVec * sizeof(T) >= 4, "cp.async moves 4, 8 or 16 bytes");
 static_assert(kgen::is_power_of_two(kThreads) && kThreads >= 32 && kThreads <= 1024,
               "a block is 32 to 1024 threads, a power of two");
 
 using Vector = kgen::Vec<T, kVec>;
 
-// The sum over the block. `tree` halves the active threads at each barrier, as the first published
-// versions did; `shuffle` needs one barrier.
+// Returns the sum over the block. `tree` halves the number of active threads at each barrier, as the first
+// published versions did; `shuffle` reduces within warps and needs one barrier.
 KGEN_DEVICE float block_sum(float value) {
     if constexpr (kReduction == Reduction::shuffle) {
         using RowSum = kgen::GroupSum<kThreads, 1>;
@@ -69,22 +73,13 @@ rmsnorm_forward(const T* __restrict__ x,  // [M, N], rows x_stride_M apart
     const T* x_row = x + row * x_stride_M;
     T* y_row = y + row * kN;
 
-    // Shared memory: the row, N elements. A thread reads back only vectors that it wrote itself, so
-    // that staging needs no barrier.
     Vector* staged = kgen::dynamic_smem<Vector>();
     const int thread = threadIdx.x;
 
     // 1. Stage the row.
-    if constexpr (kCopy == Copy::async) {
 #pragma unroll kUnroll
-        for (int v = thread; v < kVectors; v += kThreads)
-            kgen::cp_async<sizeof(Vector)>(staged + v, x_row + v * kVec);
-        kgen::cp_async_wait_all();
-    } else {
-#pragma unroll kUnroll
-        for (int v = thread; v < kVectors; v += kThreads)
-            staged[v] = kgen::load_vec<kVec, kgen::Cache::no_l1>(x_row + v * kVec);
-    }
+    for (int v = thread; v < kVectors; v += kThreads)
+        staged[v] = kgen::load_vec<kVec, kgen::Cache::no_l1>(x_row + v * kVec);
 
     // 2. Sum of squares.
     float squares = 0.0f;

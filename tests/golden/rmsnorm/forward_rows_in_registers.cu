@@ -1,25 +1,30 @@
 // Rendered by kgen from templates/rmsnorm/forward_rows_in_registers.cu.jinja
-// config: rows_in_registers(lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, weight=early, persistent=false, prefetch=false, load_cache=normal, store_cache=streaming, min_blocks=1)
+// config: rows_in_registers(lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, weight_load=before_reduction, persistent=false, prefetch=false, load_cache=normal, store_cache=streaming, min_blocks=1)
 // problem: N=4096, dtype=bf16, w_dtype=bf16, residual_dtype=none, rstd_dtype=none
-// RMSNorm forward, rows held in registers: a group of threads reads `kRows` rows, all loads first,
-// and writes them scaled. Each row is read once, and `kRows` rows cost one barrier (none up to 32
-// threads per row). Persistent blocks walk over the rows: they can keep the weight, and ask for the
-// next rows before they finish the present ones.
-#include "kgen/block.cuh"
-#include "kgen/forget.cuh"
-#include "kgen/math.cuh"
-#include "kgen/memory.cuh"
-#include "kgen/rows.cuh"
+// RMSNorm forward, rows held in registers.
+//
+//     y[m, n] = x[m, n] * (offset + w[n]) * rsqrt(mean_n(x[m, n]^2) + eps)
+//
+// A group of kLanes threads reads kRows rows into registers, reduces their squares and writes them
+// scaled, so that each row is read from memory once. A persistent block loops over the rows: it can keep
+// w in registers and load the next rows before it finishes the current ones.
+//
+// Synchronisation: one block barrier per kRows rows, inside GroupSum; none if kLanes <= 32.
+#include "kgen/primitives/block.cuh"
+#include "kgen/primitives/registers.cuh"
+#include "kgen/primitives/math.cuh"
+#include "kgen/primitives/memory.cuh"
+#include "kgen/rows/rows.cuh"
 
 namespace {
 
 using T = kgen::bf16;
 using W = kgen::bf16;
-using Added = kgen::none;
-using Saved = kgen::none;
+using Residual = kgen::none;
+using Rstd = kgen::none;
 
-// When w is read: with x, after the sum is known, or once per persistent block.
-enum class WeightLoad { early, late, resident };
+// When w is loaded: with x before the reduction, after it, or once per persistent block.
+enum class WeightLoad { before_reduction, after_reduction, resident };
 
 constexpr int kN = 4096;
 constexpr int kLanes = 256;         // threads that share a row: a group
@@ -28,7 +33,7 @@ constexpr int kRows = 1;         // rows that a group holds at once
 constexpr int kVec = 8;                     // elements per access
 constexpr bool kPersistent = false;
 constexpr bool kPrefetch = false;
-constexpr WeightLoad kWeightLoad = WeightLoad::early;
+constexpr WeightLoad kWeightLoad = WeightLoad::before_reduction;
 constexpr kgen::Cache kLoad = kgen::Cache::normal;
 constexpr kgen::Cache kStore = kgen::Cache::streaming;
 constexpr int kMinBlocks = 1;        // blocks per SM that registers leave room for
@@ -54,12 +59,12 @@ struct Weight {  // of one vector
     kgen::Vec<W, kWeightVec> part[kWeightParts];
 };
 
-// Whether step `step` of this thread lies in the row; known to the compiler but for the last step.
+// Whether this thread's vector of `step` lies in the row. A compile-time constant for all but the last step.
 KGEN_DEVICE bool inside(int step, int first) {
     return (step + 1) * kSweep <= kN || step * kSweep + first < kN;
 }
 
-// Rows row0, row0 + kGroups, ...: what a warp loads at once stays consecutive.
+// Loads rows row0, row0 + kGroups, ...: the rows that a warp loads in one access are consecutive.
 template <class Source>
 KGEN_DEVICE void load_rows(kgen::Vec<Source, kVec> (&held)[kRows][kSteps], const Source* x,
                            kgen::i64 row0, kgen::i64 M, kgen::i64 x_stride_M, int first) {
@@ -87,7 +92,7 @@ KGEN_DEVICE Weight load_weight(const W* w, int step, int first) {
     return weight;
 }
 
-// Four chains, so that the additions of a long row do not wait for each other.
+// Four accumulators, so that the additions of a long row do not depend on each other.
 KGEN_DEVICE float sum_of_squares(const Vector (&held)[kSteps]) {
     float sum[4] = {};
 #pragma unroll
@@ -96,8 +101,8 @@ KGEN_DEVICE float sum_of_squares(const Vector (&held)[kSteps]) {
         kgen::to_floats(held[step], values);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
-            float& chain = sum[(step * kVec + i) % 4];
-            chain = kgen::fma(values[i], values[i], chain);
+            float& partial = sum[(step * kVec + i) % 4];
+            partial = kgen::fma(values[i], values[i], partial);
         }
     }
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
@@ -124,10 +129,10 @@ KGEN_DEVICE Vector scaled(const Vector& held, const Weight& weight, float scale,
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
 rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M apart
                 const W* __restrict__ w,             // [N] or null
-                const Added* __restrict__ residual,  // [M, N], rows residual_stride_M apart, or null
+                const Residual* __restrict__ residual,  // [M, N], its own row stride, or null
                 T* __restrict__ y,                   // [M, N]
-                Added* __restrict__ h,               // [M, N] or null
-                Saved* __restrict__ rstd,            // [M] or null
+                Residual* __restrict__ h,               // [M, N] or null
+                Rstd* __restrict__ rstd,            // [M] or null
                 kgen::i64 M, kgen::i64 x_stride_M, kgen::i64 residual_stride_M, float eps,
                 float offset) {
     using RowSums = kgen::GroupSum<kLanes, kGroups, kRows>;
@@ -150,7 +155,7 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
     }
     if constexpr (kPrefetch) load_rows(held, x, block_row + group, M, x_stride_M, first);
 
-    // The condition is the same for the whole block, which meets in row_sums.
+    // The condition is uniform over the block: row_sums contains a block barrier.
     for (; block_row < M; block_row += stride) {
         // 1. Issue every load before the first use.
         Vector next[kRows][kSteps];
@@ -159,32 +164,32 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
         } else {
             load_rows(held, x, block_row + group, M, x_stride_M, first);
         }
-        kgen::Vec<Added, kVec> added[kRows][kSteps];
-        if constexpr (kgen::kPresent<Added>)
-            load_rows(added, residual, block_row + group, M, residual_stride_M, first);
-        if constexpr (kWeighted && kWeightLoad == WeightLoad::early) {
+        kgen::Vec<Residual, kVec> residuals[kRows][kSteps];
+        if constexpr (kgen::kPresent<Residual>)
+            load_rows(residuals, residual, block_row + group, M, residual_stride_M, first);
+        if constexpr (kWeighted && kWeightLoad == WeightLoad::before_reduction) {
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) weight[step] = load_weight(w, step, first);
 #pragma unroll
-            for (int step = 0; step < kSteps; ++step) kgen::forget(weight[step], zero);
+            for (int step = 0; step < kSteps; ++step) kgen::opaque(weight[step], zero);
         }
 
-        // 2. What is normalised is x + residual, rounded as it is stored.
+        // 2. Add the residual. The sum is normalised as it is stored in h, rounded.
         const kgen::i64 row0 = block_row + group;
-        if constexpr (kgen::kPresent<Added>) {
+        if constexpr (kgen::kPresent<Residual>) {
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
 #pragma unroll
                 for (int step = 0; step < kSteps; ++step) {
                     if (row0 + r * kGroups >= M || !inside(step, first)) continue;
-                    held[r][step] = kgen::add(held[r][step], added[r][step]);
+                    held[r][step] = kgen::add(held[r][step], residuals[r][step]);
                     kgen::store_vec<kStore>(h + (row0 + r * kGroups) * kN + first + step * kSweep,
-                                            kgen::as<Added>(held[r][step]));
+                                            kgen::as<Residual>(held[r][step]));
                 }
             }
         }
 
-        // 3. Mean squares of all rows, behind one barrier.
+        // 3. Mean squares of all rows, with one barrier.
         float scale[kRows];
 #pragma unroll
         for (int r = 0; r < kRows; ++r) scale[r] = sum_of_squares(held[r]);
@@ -192,33 +197,34 @@ rmsnorm_forward(const T* __restrict__ x,             // [M, N], rows x_stride_M 
 #pragma unroll
         for (int r = 0; r < kRows; ++r) scale[r] = kgen::rsqrt(scale[r] * (1.0f / kN) + eps);
 
-        if constexpr (kgen::kPresent<Saved>) {
+        if constexpr (kgen::kPresent<Rstd>) {
 #pragma unroll
             for (int r = 0; r < kRows; ++r)
                 if (lane == 0 && row0 + r * kGroups < M) rstd[row0 + r * kGroups] = scale[r];
         }
 
-        // 4. Scale and write. The address of a late weight depends on the sum, or on a result two
-        // steps before: that keeps its loads down here, and few at a time, which saves registers.
-        kgen::u32 earlier[2] = {kgen::bit_cast<kgen::u32>(scale[0]) & zero,
-                                kgen::bit_cast<kgen::u32>(scale[0]) & zero};
+        // 4. Scale and write. With after_reduction the address of w depends on the sum, or on the result of
+        // two steps before. The compiler then cannot hoist these loads, and few registers hold w at a time.
+        kgen::u32 dependent_zero[2] = {kgen::bit_cast<kgen::u32>(scale[0]) & zero,
+                                       kgen::bit_cast<kgen::u32>(scale[0]) & zero};
         T* target = y + row0 * kN + first;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-            if constexpr (kWeighted && kWeightLoad == WeightLoad::late)
-                weight[step] = load_weight(w + earlier[step % 2], step, first);
-            if constexpr (sizeof(W) == 2 && kPersistent) kgen::forget(weight[step], zero);
+            if constexpr (kWeighted && kWeightLoad == WeightLoad::after_reduction)
+                weight[step] = load_weight(w + dependent_zero[step % 2], step, first);
+            if constexpr (sizeof(W) == 2 && kPersistent) kgen::opaque(weight[step], zero);
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
                 if (row0 + r * kGroups >= M || !inside(step, first)) continue;
-                if constexpr (sizeof(T) == 2) kgen::forget(held[r][step], zero);
+                if constexpr (sizeof(T) == 2) kgen::opaque(held[r][step], zero);
                 const Vector result = scaled(held[r][step], weight[step], scale[r], offset);
                 kgen::store_vec<kStore>(target + (r * kGroups * kN + step * kSweep), result);
-                earlier[step % 2] = kgen::bit_cast<kgen::u32>(kgen::to_float(result[0])) & zero;
+                dependent_zero[step % 2] =
+                    kgen::bit_cast<kgen::u32>(kgen::to_float(result[0])) & zero;
             }
         }
 
-        // 5. Move on.
+        // 5. Next rows.
         if constexpr (!kPersistent) break;
         if constexpr (kPrefetch) {
 #pragma unroll

@@ -1,9 +1,12 @@
 // Rendered by kgen from templates/timex/backward_column_chunks.cu.jinja
-// config: column_chunks(threads=64, outputs=8, batch=2, chunk=256)
+// config: column_chunks(threads=64, outputs=4, batch=1, chunk=64)
 // problem: dtype=fp32, w_dtype=fp32
-// timex backward by FMAs for rows of any length: a block has a stretch of a channel's gk, or of its gw,
-// and walks over the columns that they depend on.
-#include "kgen/toeplitz.cuh"
+// timex backward by FMAs for any T: a block computes a range of gk, or of gw, of a channel and loops over chunks of
+// the columns that they depend on (toeplitz.cuh).
+//
+//     gk[b, c, u] = sum over t >= u of w[c, T - 1 - (t - u)] * gout[b, c, t]
+//     gw[c, T - 1 - d] = sum over b and t of gout[b, c, t] * k[b, c, t - d]
+#include "kgen/toeplitz/toeplitz.cuh"
 
 namespace {
 
@@ -11,9 +14,9 @@ using T = float;
 using W = float;
 
 constexpr int kThreads = 64;
-constexpr int kOutputs = 8;  // consecutive, per thread, of gk and of gw
-constexpr int kBatch = 2;      // batch rows of a block of gk
-constexpr int kChunk = 256;      // columns in shared memory
+constexpr int kOutputs = 4;  // consecutive, per thread, of gk and of gw
+constexpr int kBatch = 1;      // batch rows of a block of gk
+constexpr int kChunk = 64;      // columns in shared memory
 
 }  // namespace
 

@@ -1,8 +1,11 @@
 // Rendered by kgen from templates/timex/backward_naive.cu.jinja
 // config: naive(threads=64)
 // problem: dtype=fp32, w_dtype=fp32
-// timex backward, a gradient per thread, everything from global memory. Any shape.
-#include "kgen/toeplitz.cuh"
+// timex backward, a gradient per thread, all operands from global memory, for any shape.
+//
+//     gk[b, c, u] = sum over t >= u of w[c, T - 1 - (t - u)] * gout[b, c, t]
+//     gw[c, T - 1 - d] = sum over b and t of gout[b, c, t] * k[b, c, t - d]
+#include "kgen/toeplitz/toeplitz.cuh"
 
 namespace {
 
@@ -11,10 +14,12 @@ using W = float;
 
 constexpr int kThreads = 64;
 
+// The first element of this thread in a grid-stride loop.
 KGEN_DEVICE kgen::i64 first_item() {
     return static_cast<kgen::i64>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
+// The stride of that loop.
 KGEN_DEVICE kgen::i64 all_threads() { return static_cast<kgen::i64>(gridDim.x) * kThreads; }
 
 }  // namespace

@@ -1,21 +1,26 @@
 // Rendered by kgen from templates/timex/backward_register_tiles.cu.jinja
-// config: register_tiles(threads=128, outputs=4, batch=8, balanced=true, taps=4, tap_threads=128)
+// config: register_tiles(threads=64, outputs=1, batch=1, balanced=true, taps=1, tap_threads=64)
 // problem: dtype=fp32, w_dtype=fp32
-// timex backward by FMAs. gk: as the forward pass, with the other triangle. gw: a block has a
-// channel, a thread a tile of consecutive taps, summed over the batch rows one after the other.
-#include "kgen/toeplitz.cuh"
+// timex backward by FMAs from shared memory, a register tile per thread (toeplitz.cuh).
+//
+//     gk[b, c, u] = sum over t >= u of w[c, T - 1 - (t - u)] * gout[b, c, t]
+//     gw[c, T - 1 - d] = sum over b and t of gout[b, c, t] * k[b, c, t - d]
+//
+// gk is computed as the forward pass, with the upper triangle. For gw a block has a channel and a thread has a tile
+// of consecutive taps, summed over the batch rows one after the other.
+#include "kgen/toeplitz/toeplitz.cuh"
 
 namespace {
 
 using T = float;
 using W = float;
 
-constexpr int kThreads = 128;
-constexpr int kOutputs = 4;         // consecutive values of gk, per thread and batch row
-constexpr int kBatch = 8;             // batch rows of a block of gk
-constexpr bool kBalanced = true;      // pair early outputs with late ones
-constexpr int kTaps = 4;               // consecutive values of gw per thread
-constexpr int kTapThreads = 128;
+constexpr int kThreads = 64;
+constexpr int kOutputs = 1;         // consecutive values of gk, per thread and batch row
+constexpr int kBatch = 1;             // batch rows of a block of gk
+constexpr bool kBalanced = true;      // pair early and late outputs: equal work
+constexpr int kTaps = 1;               // consecutive values of gw per thread
+constexpr int kTapThreads = 64;
 
 }  // namespace
 

@@ -1,9 +1,11 @@
 // Rendered by kgen from templates/timex/forward_column_chunks.cu.jinja
-// config: column_chunks(threads=64, outputs=8, batch=2, chunk=256)
+// config: column_chunks(threads=64, outputs=4, batch=1, chunk=64)
 // problem: dtype=fp32, w_dtype=fp32
-// timex forward by FMAs for rows of any length: a block has a stretch of a channel's outputs and walks
-// over the columns that they depend on.
-#include "kgen/toeplitz.cuh"
+// timex forward by FMAs for any T: a block computes a range of outputs of a channel and loops over chunks of the
+// columns of k that they depend on (toeplitz_chunks in toeplitz.cuh).
+//
+//     out[b, c, t] = eps + sum over u <= t of w[c, T - 1 - (t - u)] * k[b, c, u]
+#include "kgen/toeplitz/toeplitz.cuh"
 
 namespace {
 
@@ -11,9 +13,9 @@ using T = float;
 using W = float;
 
 constexpr int kThreads = 64;
-constexpr int kOutputs = 8;  // consecutive, per thread and batch row
-constexpr int kBatch = 2;      // batch rows of a block
-constexpr int kChunk = 256;      // columns in shared memory
+constexpr int kOutputs = 4;  // consecutive, per thread and batch row
+constexpr int kBatch = 1;      // batch rows of a block
+constexpr int kChunk = 64;      // columns in shared memory
 
 }  // namespace
 

@@ -1,8 +1,10 @@
 // Rendered by kgen from templates/timex/forward_naive.cu.jinja
 // config: naive(threads=64)
 // problem: dtype=fp32, w_dtype=fp32
-// timex forward, an output per thread, everything from global memory. Any shape.
-#include "kgen/toeplitz.cuh"
+// timex forward, an output per thread, all operands from global memory, for any shape.
+//
+//     out[b, c, t] = eps + sum over u <= t of w[c, T - 1 - (t - u)] * k[b, c, u]
+#include "kgen/toeplitz/toeplitz.cuh"
 
 namespace {
 

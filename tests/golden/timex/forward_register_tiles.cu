@@ -1,20 +1,24 @@
 // Rendered by kgen from templates/timex/forward_register_tiles.cu.jinja
-// config: register_tiles(threads=128, outputs=4, batch=8, balanced=true, min_blocks=4)
+// config: register_tiles(threads=32, outputs=1, batch=1, balanced=true, min_blocks=4)
 // problem: dtype=fp32, w_dtype=fp32
-// timex forward by FMAs: a block has a channel and a group of batch rows in shared memory, a thread
-// a tile of consecutive outputs of each of these rows.
-#include "kgen/toeplitz.cuh"
+// timex forward by FMAs from shared memory, a register tile per thread.
+//
+//     out[b, c, t] = eps + sum over u <= t of w[c, T - 1 - (t - u)] * k[b, c, u]
+//
+// A block stages one channel of kBatch batch rows; a thread computes kOutputs consecutive outputs of each of
+// them (toeplitz_tiles in toeplitz.cuh).
+#include "kgen/toeplitz/toeplitz.cuh"
 
 namespace {
 
 using T = float;
 using W = float;
 
-constexpr int kThreads = 128;
-constexpr int kOutputs = 4;         // consecutive, per thread and batch row
-constexpr int kBatch = 8;             // batch rows of a block: the taps are read once for all
-constexpr bool kBalanced = true;      // pair early outputs with late ones
-constexpr int kMinBlocks = 4;    // blocks per SM that registers leave room for
+constexpr int kThreads = 32;
+constexpr int kOutputs = 1;         // consecutive, per thread and batch row
+constexpr int kBatch = 1;             // batch rows of a block, which share the loads of taps
+constexpr bool kBalanced = true;      // pair early and late outputs: equal work
+constexpr int kMinBlocks = 4;    // blocks per SM, of __launch_bounds__
 
 }  // namespace
 

@@ -1,6 +1,6 @@
-// Chunked walks over one sequence, small enough to be followed by hand: 3 blocks of warps, ragged
+// Chunk loops over one sequence, small enough to be followed by hand: 3 blocks of warps, ragged
 // features, a last chunk that is not whole. Layout of the test: a, b [T, 20], v [T, 36].
-#include <kgen/chunk_walk.cuh>
+#include <kgen/chunked/chunk_loop.cuh>
 
 #if KGEN_HOST || KGEN_ARCH == 0 || KGEN_ARCH >= 800
 
@@ -9,17 +9,17 @@ namespace {
 constexpr int kKeys = 20, kValues = 36;
 
 template <class T, class Product, int CopyBytes>
-using Walk = kgen::ChunkWalk<T, Product, kKeys, kValues, 16, 1, 1, 2, 3, CopyBytes>;
+using Loop = kgen::ChunkLoop<T, Product, kKeys, kValues, 16, 1, 1, 2, 3, CopyBytes>;
 
 // Blocks are slices of the value features. `parts` null: outputs of all steps, and the last state;
 // else `cut` steps are summed by block y = 0, and block y = 1 goes on from there. Backwards in time
 // if `backwards`.
 template <class T, class Product, int CopyBytes>
-KGEN_DEVICE void walk_rows(const T* a, const T* b, const T* v, const float* parts, float* end,
+KGEN_DEVICE void run_rows(const T* a, const T* b, const T* v, const float* parts, float* end,
                            T* out, kgen::i64 steps, kgen::i64 cut, kgen::i64 backwards) {
-    using Its = Walk<T, Product, CopyBytes>;
-    const int value = static_cast<int>(blockIdx.x) * Its::kSlice;
-    kgen::WalkRows<T> rows{};
+    using Its = Loop<T, Product, CopyBytes>;
+    const int value = static_cast<int>(blockIdx.x) * Its::kBlockV;
+    kgen::RecurrenceRows<T> rows{};
     rows.a = {a, kKeys};
     rows.b = {b, kKeys};
     rows.v = kgen::StepRows<const T>{v, kValues}.from(value);
@@ -32,22 +32,22 @@ KGEN_DEVICE void walk_rows(const T* a, const T* b, const T* v, const float* part
     }
     rows.first = out == nullptr ? 0 : cut;
     rows.end = out == nullptr ? cut : steps;
-    rows.values = kgen::min(kValues - value, Its::kSlice);
+    rows.values = kgen::min(kValues - value, Its::kBlockV);
     rows.out_factor = 0.5f;
     rows.value_factor = 1.0f;
 
-    kgen::WalkStates states{};
-    states.parts = parts == nullptr ? nullptr : parts + value;
-    states.count = parts == nullptr ? 0 : 1;
-    states.end = end + value;
-    states.end_key_stride = kValues;
-    states.end_value_stride = 1;
-    states.end_factor = 1.0f;
-    Its walk(rows, states);
+    kgen::RecurrenceStates states{};
+    states.segment_sums = parts == nullptr ? nullptr : parts + value;
+    states.segments = parts == nullptr ? 0 : 1;
+    states.final_state = end + value;
+    states.final_key_stride = kValues;
+    states.final_value_stride = 1;
+    states.final_factor = 1.0f;
+    Its loop(rows, states);
     if (out == nullptr) {
-        walk.sum();
+        loop.sum_segment();
     } else {
-        walk.walk();
+        loop.run();
     }
 }
 
@@ -75,18 +75,18 @@ KGEN_DEVICE void copy_chunks(const float* source, float* target, kgen::i64 steps
 
 }  // namespace
 
-#define WALK(name, T, Product, CopyBytes)                                                          \
+#define CHUNK_LOOP(name, T, Product, CopyBytes)                                                    \
     extern "C" __global__ void __launch_bounds__(64) name(                                         \
         const T* a, const T* b, const T* v, const float* parts, float* end, T* out,               \
         kgen::i64 steps, kgen::i64 cut, kgen::i64 backwards) {                                     \
-        walk_rows<T, Product, CopyBytes>(a, b, v, parts, end, out, steps, cut, backwards);         \
+        run_rows<T, Product, CopyBytes>(a, b, v, parts, end, out, steps, cut, backwards);         \
     }                                                                                              \
     KGEN_EXPORT(name)
 
-WALK(walk_fp32, float, float, 16);
-WALK(walk_tf32, float, kgen::tf32, 4);
-WALK(walk_fp16, kgen::fp16, kgen::fp16, 8);
-WALK(walk_bf16, kgen::bf16, kgen::bf16, 2);
+CHUNK_LOOP(run_fp32, float, float, 16);
+CHUNK_LOOP(run_tf32, float, kgen::tf32, 4);
+CHUNK_LOOP(run_fp16, kgen::fp16, kgen::fp16, 8);
+CHUNK_LOOP(run_bf16, kgen::bf16, kgen::bf16, 2);
 
 #define COPY(name, CopyBytes, Width)                                                               \
     extern "C" __global__ void __launch_bounds__(64) name(const float* source, float* target,      \

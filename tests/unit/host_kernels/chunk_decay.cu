@@ -1,6 +1,6 @@
-// Chunked walks with decays over one sequence: ragged features, a last chunk that is not whole. Layout
+// Chunk loops with decays over one sequence: ragged features, a last chunk that is not whole. Layout
 // of the test: a, b, w [T, 20], u [20], v [T, 36].
-#include <kgen/chunk_walk.cuh>
+#include <kgen/chunked/chunk_loop.cuh>
 
 #if KGEN_HOST || KGEN_ARCH == 0 || KGEN_ARCH >= 800
 
@@ -8,61 +8,61 @@ namespace {
 
 constexpr int kKeys = 20, kValues = 36;
 
-// Blocks are slices of the value features. Steps [first, last) are walked; without `out` they are
+// Blocks are slices of the value features. Steps [first, last) are run; without `out` they are
 // summed alone, and `key_end` gets the products of their decays. `parts` and `key_parts`: what such a
 // sum gave for the steps before. Rows of w are `w_stride` elements apart.
-template <class Walk, class T, class W>
-KGEN_DEVICE void walk_rows(const T* a, const T* b, const T* v, const W* w, const float* u,
+template <class Loop, class T, class W>
+KGEN_DEVICE void run_rows(const T* a, const T* b, const T* v, const W* w, const float* u,
                            const float* parts, const float* key_parts, float* end, float* key_end,
                            T* out, kgen::i64 first, kgen::i64 last, kgen::i64 w_stride) {
-    const int value = static_cast<int>(blockIdx.x) * Walk::kSlice;
-    kgen::WalkRows<T> rows{};
+    const int value = static_cast<int>(blockIdx.x) * Loop::kBlockV;
+    kgen::RecurrenceRows<T> rows{};
     rows.a = {a, kKeys};
     rows.b = {b, kKeys};
     rows.v = kgen::StepRows<const T>{v, kValues}.from(value);
     rows.out = kgen::StepRows<T>{out, kValues}.from(value);
     rows.first = first;
     rows.end = last;
-    rows.values = kgen::min(kValues - value, Walk::kSlice);
+    rows.values = kgen::min(kValues - value, Loop::kBlockV);
     rows.out_factor = 0.5f;
     rows.value_factor = 1.0f;
 
-    kgen::WalkStates states{};
-    states.parts = parts == nullptr ? nullptr : parts + value;
-    states.key_parts = key_parts;
-    states.count = parts == nullptr ? 0 : 1;
-    states.end = end + value;
-    states.end_key_stride = kValues;
-    states.end_value_stride = 1;
-    states.end_factor = 1.0f;
-    states.end_key_sum = key_end;
-    Walk walk(rows, states, kgen::DecayRows<W, float>{{w, w_stride}, u});
+    kgen::RecurrenceStates states{};
+    states.segment_sums = parts == nullptr ? nullptr : parts + value;
+    states.segment_key_sums = key_parts;
+    states.segments = parts == nullptr ? 0 : 1;
+    states.final_state = end + value;
+    states.final_key_stride = kValues;
+    states.final_value_stride = 1;
+    states.final_factor = 1.0f;
+    states.final_key_sum = key_end;
+    Loop loop(rows, states, kgen::DecayRows<W, float>{{w, w_stride}, u});
     if (out == nullptr) {
-        walk.sum();
+        loop.sum_segment();
     } else {
-        walk.walk();
+        loop.run();
     }
 }
 
 }  // namespace
 
-#define WALK(name, T, Product, W, Chunk, KeyWarps, CopyBytes)                                      \
+#define CHUNK_LOOP(name, T, Product, W, Chunk, KeyWarps, CopyBytes)                                \
     extern "C" __global__ void __launch_bounds__(32 * KeyWarps)                                    \
         name(const T* a, const T* b, const T* v, const W* w, const float* u, const float* parts,   \
              const float* key_parts, float* end, float* key_end, T* out, kgen::i64 first,          \
              kgen::i64 last, kgen::i64 w_stride) {                                                 \
-        using Walk = kgen::ChunkWalk<T, Product, kKeys, kValues, Chunk, 1, 1, KeyWarps, 3,         \
+        using Loop = kgen::ChunkLoop<T, Product, kKeys, kValues, Chunk, 1, 1, KeyWarps, 3,         \
                                      CopyBytes, false, false, false, kgen::DecayRows<W, float>>;   \
-        walk_rows<Walk>(a, b, v, w, u, parts, key_parts, end, key_end, out, first, last,           \
+        run_rows<Loop>(a, b, v, w, u, parts, key_parts, end, key_end, out, first, last,           \
                         w_stride);                                                                 \
     }                                                                                              \
     KGEN_EXPORT(name)
 
-WALK(walk_fp32, float, float, float, 16, 2, 16);
-WALK(walk_tf32, float, kgen::tf32, float, 32, 1, 4);
-WALK(walk_fp16, kgen::fp16, kgen::fp16, float, 32, 2, 8);
-WALK(walk_bf16, kgen::bf16, kgen::bf16, kgen::bf16, 16, 1, 2);
-WALK(walk_fp16_state, kgen::fp16, float, kgen::fp16, 16, 2, 8);
-WALK(walk_bf16_state, kgen::bf16, float, float, 32, 1, 4);
+CHUNK_LOOP(run_fp32, float, float, float, 16, 2, 16);
+CHUNK_LOOP(run_tf32, float, kgen::tf32, float, 32, 1, 4);
+CHUNK_LOOP(run_fp16, kgen::fp16, kgen::fp16, float, 32, 2, 8);
+CHUNK_LOOP(run_bf16, kgen::bf16, kgen::bf16, kgen::bf16, 16, 1, 2);
+CHUNK_LOOP(run_fp16_state, kgen::fp16, float, kgen::fp16, 16, 2, 8);
+CHUNK_LOOP(run_bf16_state, kgen::bf16, float, float, 32, 1, 4);
 
 #endif

@@ -1,6 +1,6 @@
 // Thread block clusters: who is who, exchanges through distributed shared memory, and faults.
-#include <kgen/block.cuh>
-#include <kgen/cluster.cuh>
+#include <kgen/primitives/block.cuh>
+#include <kgen/primitives/cluster.cuh>
 
 #if KGEN_HOST || KGEN_ARCH >= 900
 
@@ -14,14 +14,14 @@ KGEN_DEVICE void pass_on(float* out) {
     float* mine = kgen::dynamic_smem<float>();
     const int rank = kgen::cluster_rank(), thread = kgen::thread_rank();
     mine[thread] = static_cast<float>(blockIdx.x * kThreads + thread);
-    kgen::sync_cluster();
-    float* next = kgen::cluster_address(mine, (rank + 1) % Blocks);
+    kgen::cluster_sync();
+    float* next = kgen::map_shared_rank(mine, (rank + 1) % Blocks);
 #pragma unroll 1
     for (int step = 0; step < Blocks; ++step) {
         const float x = mine[thread];
-        kgen::sync_cluster();
+        kgen::cluster_sync();
         next[thread] = x + 0.5f;
-        kgen::sync_cluster();
+        kgen::cluster_sync();
     }
     out[blockIdx.x * kThreads + thread] = mine[thread];
 }
@@ -32,14 +32,14 @@ KGEN_DEVICE void pass_on_in_halves(float* out) {
     float* mine = kgen::dynamic_smem<float>();
     const int rank = kgen::cluster_rank(), thread = kgen::thread_rank();
     mine[thread] = static_cast<float>(blockIdx.x * kThreads + thread);
-    kgen::arrive_at_cluster();
+    kgen::cluster_arrive();
     float sum = 0.0f;
     for (int i = 0; i < 3; ++i) sum += static_cast<float>(i);
-    kgen::wait_for_cluster();
-    sum += kgen::cluster_address(mine, (rank + 1) % Blocks)[thread];
-    kgen::arrive_at_cluster();
+    kgen::cluster_wait();
+    sum += kgen::map_shared_rank(mine, (rank + 1) % Blocks)[thread];
+    kgen::cluster_arrive();
     out[blockIdx.x * kThreads + thread] = sum;
-    kgen::wait_for_cluster();
+    kgen::cluster_wait();
 }
 
 }  // namespace
@@ -62,7 +62,7 @@ KGEN_EXPORT_CLUSTERS(pass_on_in_halves_4, 4);
 extern "C" __global__ void __cluster_dims__(4, 1, 1) places(int* out) {
     if (kgen::thread_rank() == 0) {
         out[2 * blockIdx.x] = kgen::cluster_rank();
-        out[2 * blockIdx.x + 1] = kgen::cluster_blocks();
+        out[2 * blockIdx.x + 1] = kgen::cluster_size();
     }
 }
 KGEN_EXPORT_CLUSTERS(places, 4);
@@ -71,8 +71,8 @@ KGEN_EXPORT_CLUSTERS(places, 4);
 extern "C" __global__ void __cluster_dims__(4, 1, 1) keep_static(float* out) {
     __shared__ float kept[kThreads];
     kept[kgen::thread_rank()] = static_cast<float>(kgen::cluster_rank());
-    kgen::sync_cluster();
-    kgen::sync_cluster();
+    kgen::cluster_sync();
+    kgen::cluster_sync();
     out[blockIdx.x * kThreads + kgen::thread_rank()] = kept[kgen::thread_rank()];
 }
 KGEN_EXPORT_CLUSTERS(keep_static, 4);
@@ -82,28 +82,28 @@ KGEN_EXPORT_CLUSTERS(keep_static, 4);
 // Block 0 returns while others wait.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) one_block_leaves(float* out) {
     if (kgen::cluster_rank() == 0) return;
-    kgen::sync_cluster();
+    kgen::cluster_sync();
     out[0] = 1.0f;
 }
 KGEN_EXPORT_CLUSTERS(one_block_leaves, 2);
 
 // Half of a block does not arrive.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) one_warp_leaves(float* out) {
-    if (kgen::thread_rank() < 32) kgen::sync_cluster();
+    if (kgen::thread_rank() < 32) kgen::cluster_sync();
     out[0] = 1.0f;
 }
 KGEN_EXPORT_CLUSTERS(one_warp_leaves, 2);
 
 // Mapped before the other block need have begun.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) too_early(float* out) {
-    float* other = kgen::cluster_address(kgen::dynamic_smem<float>(), 1);
+    float* other = kgen::map_shared_rank(kgen::dynamic_smem<float>(), 1);
     out[blockIdx.x] = *other;
 }
 KGEN_EXPORT_CLUSTERS(too_early, 2);
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) no_such_block(float* out) {
-    kgen::sync_cluster();
-    out[blockIdx.x] = *kgen::cluster_address(kgen::dynamic_smem<float>(), 2);
+    kgen::cluster_sync();
+    out[blockIdx.x] = *kgen::map_shared_rank(kgen::dynamic_smem<float>(), 2);
 }
 KGEN_EXPORT_CLUSTERS(no_such_block, 2);
 
@@ -111,20 +111,20 @@ KGEN_EXPORT_CLUSTERS(no_such_block, 2);
 extern "C" __global__ void __cluster_dims__(2, 1, 1) too_late(float* out) {
     float* mine = kgen::dynamic_smem<float>();
     mine[kgen::thread_rank()] = 1.0f;
-    kgen::sync_cluster();
+    kgen::cluster_sync();
     out[blockIdx.x * kThreads + kgen::thread_rank()] =
-        kgen::cluster_address(mine, 1 - kgen::cluster_rank())[kgen::thread_rank()];
+        kgen::map_shared_rank(mine, 1 - kgen::cluster_rank())[kgen::thread_rank()];
 }
 KGEN_EXPORT_CLUSTERS(too_late, 2);
 
 // Blocks read what their neighbour has not written: no barrier between.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) no_barrier_between(float* out) {
     float* mine = kgen::dynamic_smem<float>();
-    kgen::sync_cluster();
+    kgen::cluster_sync();
     mine[kgen::thread_rank()] = 1.0f;
-    const float* other = kgen::cluster_address(mine, 1 - kgen::cluster_rank());
+    const float* other = kgen::map_shared_rank(mine, 1 - kgen::cluster_rank());
     out[blockIdx.x * kThreads + kgen::thread_rank()] = other[kgen::thread_rank()];
-    kgen::sync_cluster();
+    kgen::cluster_sync();
 }
 KGEN_EXPORT_CLUSTERS(no_barrier_between, 2);
 

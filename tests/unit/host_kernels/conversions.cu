@@ -1,5 +1,5 @@
 // 16-bit storage types to fp32 and back, one by one and in pairs; vector access with every hint.
-#include <kgen/memory.cuh>
+#include <kgen/primitives/memory.cuh>
 
 using kgen::Cache;
 using kgen::i64;

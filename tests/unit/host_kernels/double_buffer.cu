@@ -1,7 +1,7 @@
 // A block sums its row tile by tile, the next tile under way while one is added up. The variants
 // have one wait or barrier planted wrongly.
-#include <kgen/async.cuh>
-#include <kgen/block.cuh>
+#include <kgen/primitives/cp_async.cuh>
+#include <kgen/primitives/block.cuh>
 
 constexpr int kThreads = 64;
 constexpr int kValues = 4;  // per thread and tile: 16 bytes

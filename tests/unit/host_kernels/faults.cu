@@ -1,6 +1,6 @@
 // Kernels that are wrong, each in one way.
-#include <kgen/async.cuh>
-#include <kgen/block.cuh>
+#include <kgen/primitives/cp_async.cuh>
+#include <kgen/primitives/block.cuh>
 
 extern "C" __global__ void divergent_shuffle(float* out) {
     float value = 1.0f;
@@ -50,7 +50,7 @@ extern "C" __global__ void bad_width(float* out) {
 KGEN_EXPORT(bad_width);
 
 extern "C" __global__ void named_barrier_count(float* out) {
-    kgen::sync_named(1, threadIdx.x < 32 ? 64 : 96);
+    kgen::named_barrier_sync(1, threadIdx.x < 32 ? 64 : 96);
     out[kgen::thread_rank()] = 1.0f;
 }
 KGEN_EXPORT(named_barrier_count);

@@ -1,6 +1,6 @@
 // Products and matrix loads, with fragments put together value by value as mma.cuh documents them.
 // Each warp of a block has matrices of its own.
-#include <kgen/mma.cuh>
+#include <kgen/primitives/mma.cuh>
 
 #if KGEN_HOST || KGEN_ARCH == 0 || KGEN_ARCH >= 800
 
@@ -18,7 +18,7 @@ KGEN_DEVICE void multiply_tf32(const float* a, const float* b, const float* c, f
     float fc[4] = {c[g * 8 + 2 * q], c[g * 8 + 2 * q + 1], c[(g + 8) * 8 + 2 * q],
                    c[(g + 8) * 8 + 2 * q + 1]};
     for (int i = 0; i < 2; ++i) {
-        kgen::mma_tf32_16x8x8(fc, fa, fb);
+        kgen::mma_tf32_m16n8k8(fc, fa, fb);
         for (int j = 0; j < 4; ++j)
             out[i * 128 + (g + j / 2 * 8) * 8 + 2 * q + j % 2] = fc[j];
     }
@@ -55,7 +55,7 @@ KGEN_DEVICE void multiply_half(const T* a, const T* b, const float* c, float* ou
     float fc[4] = {c[g * 8 + 2 * q], c[g * 8 + 2 * q + 1], c[(g + 8) * 8 + 2 * q],
                    c[(g + 8) * 8 + 2 * q + 1]};
     for (int i = 0; i < 2; ++i) {
-        kgen::mma_16x8x16<T>(fc, fa, fb);
+        kgen::mma_m16n8k16<T>(fc, fa, fb);
         for (int j = 0; j < 4; ++j)
             out[i * 128 + (g + j / 2 * 8) * 8 + 2 * q + j % 2] = fc[j];
     }
@@ -118,7 +118,7 @@ KGEN_EXPORT(split);
 extern "C" __global__ void diverged(const float* in, float* out) {
     float c[4] = {};
     const kgen::u32 a[4] = {}, b[2] = {};
-    if (kgen::lane_id() != 31) kgen::mma_tf32_16x8x8(c, a, b);
+    if (kgen::lane_id() != 31) kgen::mma_tf32_m16n8k8(c, a, b);
     out[kgen::lane_id()] = c[0] + in[0];
 }
 KGEN_EXPORT(diverged);

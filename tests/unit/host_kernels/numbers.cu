@@ -1,7 +1,7 @@
 // Functions of math.cuh, and atomics from several blocks.
-#include <kgen/atomic.cuh>
-#include <kgen/block.cuh>
-#include <kgen/math.cuh>
+#include <kgen/primitives/atomic.cuh>
+#include <kgen/primitives/block.cuh>
+#include <kgen/primitives/math.cuh>
 
 using kgen::i64;
 

@@ -1,5 +1,5 @@
 // Sums over groups of every size, called in a loop so that scratch is reused.
-#include <kgen/block.cuh>
+#include <kgen/primitives/block.cuh>
 
 constexpr int kBlock = 1024;
 constexpr int kRounds = 3;
@@ -49,9 +49,9 @@ extern "C" __global__ void named_barriers(float* out) {
     float value = static_cast<float>(i);
     for (int round = 0; round < 3 + 2 * half; ++round) {
         values[half][i] = value;
-        kgen::sync_named(1 + half, 64);
+        kgen::named_barrier_sync(1 + half, 64);
         value = values[half][63 - i];
-        kgen::sync_named(1 + half, 64);
+        kgen::named_barrier_sync(1 + half, 64);
     }
     out[threadIdx.x] = value;
 }

@@ -1,6 +1,6 @@
 // Sums of segments scanned in place: several numbers of segments and widths of a thread.
-#include <kgen/block.cuh>
-#include <kgen/segment_scan.cuh>
+#include <kgen/primitives/block.cuh>
+#include <kgen/chunked/segment_scan.cuh>
 
 namespace {
 
@@ -10,14 +10,14 @@ constexpr int kThreads = 32;
 template <int Parts, int Width>
 KGEN_DEVICE void scan(float* parts, const float* initial, long long states, long long first) {
     const kgen::i64 index = static_cast<kgen::i64>(blockIdx.x) * kThreads + kgen::thread_rank();
-    kgen::scan_states<Parts, Width, kSize>(parts, initial, states, index - first);
+    kgen::states_before_segments<Parts, Width, kSize>(parts, initial, states, index - first);
 }
 
 // Where the state before each segment begins; -1: nowhere, it is zero; `size` on: in `initial`.
 template <int Parts>
 KGEN_DEVICE void find(const float* parts, const float* initial, int* found, int size) {
     const int segment = kgen::thread_rank() % (Parts + 1), which = kgen::thread_rank() / (Parts + 1);
-    const float* state = kgen::state_before<Parts, kSize>(parts, initial, which, segment);
+    const float* state = kgen::state_before_segment<Parts, kSize>(parts, initial, which, segment);
     int& place = found[kgen::thread_rank()];
     place = -1;
     if (state != nullptr && segment == 0) place = size + static_cast<int>(state - initial);

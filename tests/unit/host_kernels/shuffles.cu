@@ -1,5 +1,5 @@
 // Every shuffle, every width; and the groups of a warp that go their own ways.
-#include <kgen/warp.cuh>
+#include <kgen/primitives/warp.cuh>
 
 // out[thread][0..3]: shfl, shfl_up, shfl_down, shfl_xor of the lane number.
 extern "C" __global__ void shuffle_all(int width, int amount, int* out) {

@@ -1,6 +1,6 @@
 // fp32 as sums of bf16: parts of pairs, sums of their products, and the order of these.
-#include <kgen/block.cuh>
-#include <kgen/split_bf16.cuh>
+#include <kgen/primitives/block.cuh>
+#include <kgen/primitives/split_bf16.cuh>
 
 namespace {
 
@@ -16,7 +16,7 @@ KGEN_DEVICE void split(const float* x, kgen::u32* words) {
 // All (i, j), one behind the other.
 template <int Parts>
 KGEN_DEVICE void list_products(int* pairs) {
-    kgen::for_part_products<Parts>([&](int i, int j) {
+    kgen::for_term_products<Parts>([&](int i, int j) {
         *pairs++ = i;
         *pairs++ = j;
     });

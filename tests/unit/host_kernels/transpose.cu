@@ -1,5 +1,5 @@
 // Transposition through static shared memory, in a function template, and through dynamic.
-#include <kgen/block.cuh>
+#include <kgen/primitives/block.cuh>
 
 constexpr int kTile = 16;
 

@@ -1,5 +1,5 @@
 // c = a + b, one element per thread, ragged end.
-#include <kgen/core.cuh>
+#include <kgen/primitives/core.cuh>
 
 using kgen::i64;
 

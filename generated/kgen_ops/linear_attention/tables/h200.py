@@ -14,37 +14,37 @@ from ..._runtime.arith import ceil_div
 from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Run
 
-# What this file and the runtime must agree on.
-FORMAT = 2
+# Version of the interface between this file and the runtime.
+FORMAT = 3
 
 
-def scanned_1_fits(call: Call) -> bool:
-    """Whether a call may use scanned_1."""
+def chunk_scan_1_fits(call: Call) -> bool:
+    """Whether a call may use chunk_scan_1."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.gout_ptr % 16 == 0
-        and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gout_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.gout_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.gout_stride_T * 2 % 16 == 0
+        and call.q_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
     )
 
 
-def scanned_1(file: KernelFile, call: Call) -> Run:
-    """scanned(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, segments=16,
-    min_blocks=3, scan_vec=1, overlap=1).
+def chunk_scan_1(file: KernelFile, call: Call) -> Run:
+    """chunk_scan(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16,
+    segments=16, min_blocks=3, scan_vec=1, overlap=1).
     """
     size_b = call.B
     size_h = call.H
@@ -75,38 +75,37 @@ def scanned_1(file: KernelFile, call: Call) -> Run:
     )
     grid_1_x = size_b * size_h * 2 * 1 * 15
     launch_2 = file.launcher(
-        "linear_attention_backward_scan", "ppppqq", block=(128, 1, 1), smem=0,
-        overlaps=grid_1_x > 0,
+        "linear_attention_backward_scan", "ppppqq", block=(128, 1, 1), smem=0, pdl=grid_1_x > 0,
     )
     grid_2_x = ceil_div(2 * size_b * size_h * 4096, 128)
     launch_3 = file.launcher(
         "linear_attention_backward", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
-        smem=30720, overlaps=grid_1_x > 0 or grid_2_x > 0,
+        smem=30720, pdl=grid_1_x > 0 or grid_2_x > 0,
     )
     grid_3_x = size_b * size_h * 3 * 16
-    new_state_parts = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
-    new_gradient_parts = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
+    new_state_sums = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
+    new_gradient_sums = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        state_parts = new_state_parts()
-        gradient_parts = new_gradient_parts()
+        state_sums = new_state_sums()
+        gradient_sums = new_gradient_sums()
         launch_1(
-            stream, grid_1_x, 1, 1, gout, q, k, v, state_parts.data_ptr(),
-            gradient_parts.data_ptr(), size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
-            q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
-            v_stride_h, v_stride_t, scale,
+            stream, grid_1_x, 1, 1, gout, q, k, v, state_sums.data_ptr(), gradient_sums.data_ptr(),
+            size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t, q_stride_b, q_stride_h,
+            q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
+            scale,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, initial_state, gfinal_state, state_parts.data_ptr(),
-            gradient_parts.data_ptr(), size_b, size_h,
+            stream, grid_2_x, 1, 1, initial_state, gfinal_state, state_sums.data_ptr(),
+            gradient_sums.data_ptr(), size_b, size_h,
         )
         launch_3(
             stream, grid_3_x, 1, 1, gout, q, k, v, initial_state, gfinal_state, gfinal_key_sum,
-            state_parts.data_ptr(), gradient_parts.data_ptr(), gq, gk, gv, ginitial_state,
+            state_sums.data_ptr(), gradient_sums.data_ptr(), gq, gk, gv, ginitial_state,
             ginitial_key_sum, size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
             q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
             v_stride_h, v_stride_t, gq_stride_b, gq_stride_h, gq_stride_t, gk_stride_b, gk_stride_h,
@@ -116,33 +115,34 @@ def scanned_1(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def parallel_chunks_1_fits(call: Call) -> bool:
-    """Whether a call may use parallel_chunks_1."""
+def chunk_parallel_1_fits(call: Call) -> bool:
+    """Whether a call may use chunk_parallel_1."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.gout_ptr % 16 == 0
-        and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gout_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.gout_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.gout_stride_T * 2 % 16 == 0
+        and call.q_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
     )
 
 
-def parallel_chunks_1(file: KernelFile, call: Call) -> Run:
-    """parallel_chunks(chunk=64, step_tiles=1, slice=128, min_blocks=1, copy=16, state_keys=64,
-    state_values=64, state_key_warps=2, state_value_warps=2, batch=64, stages=4, overlap=1).
+def chunk_parallel_1(file: KernelFile, call: Call) -> Run:
+    """chunk_parallel(chunk=64, step_tiles=1, block_v=128, min_blocks=1, copy_bytes=16,
+    state_keys=64, state_values=64, state_key_warps=2, state_value_warps=2, batch=64, stages=4,
+    overlap=1).
     """
     size_b = call.B
     size_h = call.H
@@ -175,7 +175,7 @@ def parallel_chunks_1(file: KernelFile, call: Call) -> Run:
     grid_1_x = size_b * size_h * 2 * 2 * 2
     launch_2 = file.launcher(
         "linear_attention_backward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
-        smem=87040, overlaps=grid_1_x > 0,
+        smem=87040, pdl=grid_1_x > 0,
     )
     grid_2_x = size_b * size_h * 3 * ceil_div(size_t, 64)
     new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 128 * 128, torch.bfloat16)
@@ -205,33 +205,33 @@ def parallel_chunks_1(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def chunked_1_fits(call: Call) -> bool:
-    """Whether a call may use chunked_1."""
+def chunk_loop_1_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_1."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.gout_ptr % 16 == 0
-        and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gout_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.gout_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.gout_stride_T * 2 % 16 == 0
+        and call.q_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
     )
 
 
-def chunked_1(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, segments=1,
-    min_blocks=1).
+def chunk_loop_1(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16,
+    segments=1, min_blocks=1).
     """
     size_b = call.B
     size_h = call.H
@@ -266,22 +266,22 @@ def chunked_1(file: KernelFile, call: Call) -> Run:
         smem=30720,
     )
     grid_2_x = size_b * size_h * 3 * 1
-    new_parts = file.scratch(3 * size_b * size_h * 0 * 64 * 64, torch.float32)
+    new_segment_sums = file.scratch(3 * size_b * size_h * 0 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        parts = new_parts()
+        segment_sums = new_segment_sums()
         launch_1(
-            stream, grid_1_x, 1, 1, gout, q, k, v, parts.data_ptr(), size_h, size_t, gout_stride_b,
-            gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b,
-            k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t, scale,
+            stream, grid_1_x, 1, 1, gout, q, k, v, segment_sums.data_ptr(), size_h, size_t,
+            gout_stride_b, gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t,
+            k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t, scale,
         )
         launch_2(
             stream, grid_2_x, 1, 1, gout, q, k, v, initial_state, gfinal_state, gfinal_key_sum,
-            parts.data_ptr(), gq, gk, gv, ginitial_state, ginitial_key_sum, size_h, size_t,
+            segment_sums.data_ptr(), gq, gk, gv, ginitial_state, ginitial_key_sum, size_h, size_t,
             gout_stride_b, gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t,
             k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t, gq_stride_b,
             gq_stride_h, gq_stride_t, gk_stride_b, gk_stride_h, gk_stride_t, gv_stride_b,
@@ -291,33 +291,33 @@ def chunked_1(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def scanned_2_fits(call: Call) -> bool:
-    """Whether a call may use scanned_2."""
+def chunk_scan_2_fits(call: Call) -> bool:
+    """Whether a call may use chunk_scan_2."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.gout_ptr % 16 == 0
-        and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gout_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.gout_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.gout_stride_T * 4 % 16 == 0
+        and call.q_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
     )
 
 
-def scanned_2(file: KernelFile, call: Call) -> Run:
-    """scanned(chunk=16, value_tiles=1, value_warps=2, key_warps=1, stages=4, copy=16, segments=16,
-    min_blocks=3, scan_vec=4).
+def chunk_scan_2(file: KernelFile, call: Call) -> Run:
+    """chunk_scan(chunk=16, value_tiles=1, value_warps=2, key_warps=1, stages=4, copy_bytes=16,
+    segments=16, min_blocks=3, scan_vec=4).
     """
     size_b = call.B
     size_h = call.H
@@ -354,29 +354,29 @@ def scanned_2(file: KernelFile, call: Call) -> Run:
         smem=49664,
     )
     grid_3_x = size_b * size_h * 6 * 16
-    new_state_parts = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
-    new_gradient_parts = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
+    new_state_sums = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
+    new_gradient_sums = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        state_parts = new_state_parts()
-        gradient_parts = new_gradient_parts()
+        state_sums = new_state_sums()
+        gradient_sums = new_gradient_sums()
         launch_1(
-            stream, grid_1_x, 1, 1, gout, q, k, v, state_parts.data_ptr(),
-            gradient_parts.data_ptr(), size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
-            q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
-            v_stride_h, v_stride_t, scale,
+            stream, grid_1_x, 1, 1, gout, q, k, v, state_sums.data_ptr(), gradient_sums.data_ptr(),
+            size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t, q_stride_b, q_stride_h,
+            q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
+            scale,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, initial_state, gfinal_state, state_parts.data_ptr(),
-            gradient_parts.data_ptr(), size_b, size_h,
+            stream, grid_2_x, 1, 1, initial_state, gfinal_state, state_sums.data_ptr(),
+            gradient_sums.data_ptr(), size_b, size_h,
         )
         launch_3(
             stream, grid_3_x, 1, 1, gout, q, k, v, initial_state, gfinal_state, gfinal_key_sum,
-            state_parts.data_ptr(), gradient_parts.data_ptr(), gq, gk, gv, ginitial_state,
+            state_sums.data_ptr(), gradient_sums.data_ptr(), gq, gk, gv, ginitial_state,
             ginitial_key_sum, size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
             q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
             v_stride_h, v_stride_t, gq_stride_b, gq_stride_h, gq_stride_t, gk_stride_b, gk_stride_h,
@@ -386,33 +386,33 @@ def scanned_2(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def scanned_3_fits(call: Call) -> bool:
-    """Whether a call may use scanned_3."""
+def chunk_scan_3_fits(call: Call) -> bool:
+    """Whether a call may use chunk_scan_3."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.gout_ptr % 16 == 0
-        and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gout_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.gout_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.gout_stride_T * 4 % 16 == 0
+        and call.q_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
     )
 
 
-def scanned_3(file: KernelFile, call: Call) -> Run:
-    """scanned(chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy=16, segments=8,
-    min_blocks=3, scan_vec=4).
+def chunk_scan_3(file: KernelFile, call: Call) -> Run:
+    """chunk_scan(chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy_bytes=16,
+    segments=8, min_blocks=3, scan_vec=4).
     """
     size_b = call.B
     size_h = call.H
@@ -449,29 +449,29 @@ def scanned_3(file: KernelFile, call: Call) -> Run:
         smem=48128,
     )
     grid_3_x = size_b * size_h * 8 * 8
-    new_state_parts = file.scratch(size_b * size_h * 7 * 72 * 40, torch.float32)
-    new_gradient_parts = file.scratch(size_b * size_h * 7 * 72 * 40, torch.float32)
+    new_state_sums = file.scratch(size_b * size_h * 7 * 72 * 40, torch.float32)
+    new_gradient_sums = file.scratch(size_b * size_h * 7 * 72 * 40, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        state_parts = new_state_parts()
-        gradient_parts = new_gradient_parts()
+        state_sums = new_state_sums()
+        gradient_sums = new_gradient_sums()
         launch_1(
-            stream, grid_1_x, 1, 1, gout, q, k, v, state_parts.data_ptr(),
-            gradient_parts.data_ptr(), size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
-            q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
-            v_stride_h, v_stride_t, scale,
+            stream, grid_1_x, 1, 1, gout, q, k, v, state_sums.data_ptr(), gradient_sums.data_ptr(),
+            size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t, q_stride_b, q_stride_h,
+            q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
+            scale,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, initial_state, gfinal_state, state_parts.data_ptr(),
-            gradient_parts.data_ptr(), size_b, size_h,
+            stream, grid_2_x, 1, 1, initial_state, gfinal_state, state_sums.data_ptr(),
+            gradient_sums.data_ptr(), size_b, size_h,
         )
         launch_3(
             stream, grid_3_x, 1, 1, gout, q, k, v, initial_state, gfinal_state, gfinal_key_sum,
-            state_parts.data_ptr(), gradient_parts.data_ptr(), gq, gk, gv, ginitial_state,
+            state_sums.data_ptr(), gradient_sums.data_ptr(), gq, gk, gv, ginitial_state,
             ginitial_key_sum, size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
             q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
             v_stride_h, v_stride_t, gq_stride_b, gq_stride_h, gq_stride_t, gk_stride_b, gk_stride_h,
@@ -481,32 +481,32 @@ def scanned_3(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def warpgroups_1_fits(call: Call) -> bool:
-    """Whether a call may use warpgroups_1."""
+def wgmma_split_bf16_1_fits(call: Call) -> bool:
+    """Whether a call may use wgmma_split_bf16_1."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.gout_ptr % 16 == 0
-        and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gout_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.gout_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.gout_stride_T * 4 % 16 == 0
+        and call.q_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
     )
 
 
-def warpgroups_1(file: KernelFile, call: Call) -> Run:
-    """warpgroups(parts=3, copy=16)."""
+def wgmma_split_bf16_1(file: KernelFile, call: Call) -> Run:
+    """wgmma_split_bf16(terms=3, copy_bytes=16)."""
     size_b = call.B
     size_h = call.H
     size_t = call.T
@@ -553,33 +553,33 @@ def warpgroups_1(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def scanned_4_fits(call: Call) -> bool:
-    """Whether a call may use scanned_4."""
+def chunk_scan_4_fits(call: Call) -> bool:
+    """Whether a call may use chunk_scan_4."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.gout_ptr % 16 == 0
-        and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gout_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.gout_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.gout_stride_T * 4 % 16 == 0
+        and call.q_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
     )
 
 
-def scanned_4(file: KernelFile, call: Call) -> Run:
-    """scanned(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, segments=16,
-    min_blocks=3, scan_vec=1, overlap=1).
+def chunk_scan_4(file: KernelFile, call: Call) -> Run:
+    """chunk_scan(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16,
+    segments=16, min_blocks=3, scan_vec=1, overlap=1).
     """
     size_b = call.B
     size_h = call.H
@@ -610,38 +610,37 @@ def scanned_4(file: KernelFile, call: Call) -> Run:
     )
     grid_1_x = size_b * size_h * 2 * 1 * 15
     launch_2 = file.launcher(
-        "linear_attention_backward_scan", "ppppqq", block=(128, 1, 1), smem=0,
-        overlaps=grid_1_x > 0,
+        "linear_attention_backward_scan", "ppppqq", block=(128, 1, 1), smem=0, pdl=grid_1_x > 0,
     )
     grid_2_x = ceil_div(2 * size_b * size_h * 4096, 128)
     launch_3 = file.launcher(
         "linear_attention_backward", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
-        smem=57856, overlaps=grid_1_x > 0 or grid_2_x > 0,
+        smem=57856, pdl=grid_1_x > 0 or grid_2_x > 0,
     )
     grid_3_x = size_b * size_h * 3 * 16
-    new_state_parts = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
-    new_gradient_parts = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
+    new_state_sums = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
+    new_gradient_sums = file.scratch(size_b * size_h * 15 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        state_parts = new_state_parts()
-        gradient_parts = new_gradient_parts()
+        state_sums = new_state_sums()
+        gradient_sums = new_gradient_sums()
         launch_1(
-            stream, grid_1_x, 1, 1, gout, q, k, v, state_parts.data_ptr(),
-            gradient_parts.data_ptr(), size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
-            q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
-            v_stride_h, v_stride_t, scale,
+            stream, grid_1_x, 1, 1, gout, q, k, v, state_sums.data_ptr(), gradient_sums.data_ptr(),
+            size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t, q_stride_b, q_stride_h,
+            q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
+            scale,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, initial_state, gfinal_state, state_parts.data_ptr(),
-            gradient_parts.data_ptr(), size_b, size_h,
+            stream, grid_2_x, 1, 1, initial_state, gfinal_state, state_sums.data_ptr(),
+            gradient_sums.data_ptr(), size_b, size_h,
         )
         launch_3(
             stream, grid_3_x, 1, 1, gout, q, k, v, initial_state, gfinal_state, gfinal_key_sum,
-            state_parts.data_ptr(), gradient_parts.data_ptr(), gq, gk, gv, ginitial_state,
+            state_sums.data_ptr(), gradient_sums.data_ptr(), gq, gk, gv, ginitial_state,
             ginitial_key_sum, size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
             q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
             v_stride_h, v_stride_t, gq_stride_b, gq_stride_h, gq_stride_t, gk_stride_b, gk_stride_h,
@@ -651,33 +650,33 @@ def scanned_4(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def scanned_5_fits(call: Call) -> bool:
-    """Whether a call may use scanned_5."""
+def chunk_scan_5_fits(call: Call) -> bool:
+    """Whether a call may use chunk_scan_5."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.gout_ptr % 16 == 0
-        and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gout_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.gout_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.gout_stride_T * 4 % 16 == 0
+        and call.q_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
     )
 
 
-def scanned_5(file: KernelFile, call: Call) -> Run:
-    """scanned(chunk=16, value_tiles=2, value_warps=4, key_warps=1, stages=4, copy=16, segments=8,
-    min_blocks=1, scan_vec=4).
+def chunk_scan_5(file: KernelFile, call: Call) -> Run:
+    """chunk_scan(chunk=16, value_tiles=2, value_warps=4, key_warps=1, stages=4, copy_bytes=16,
+    segments=8, min_blocks=1, scan_vec=4).
     """
     size_b = call.B
     size_h = call.H
@@ -714,29 +713,29 @@ def scanned_5(file: KernelFile, call: Call) -> Run:
         smem=107008,
     )
     grid_3_x = size_b * size_h * 3 * 8
-    new_state_parts = file.scratch(size_b * size_h * 7 * 128 * 128, torch.float32)
-    new_gradient_parts = file.scratch(size_b * size_h * 7 * 128 * 128, torch.float32)
+    new_state_sums = file.scratch(size_b * size_h * 7 * 128 * 128, torch.float32)
+    new_gradient_sums = file.scratch(size_b * size_h * 7 * 128 * 128, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        state_parts = new_state_parts()
-        gradient_parts = new_gradient_parts()
+        state_sums = new_state_sums()
+        gradient_sums = new_gradient_sums()
         launch_1(
-            stream, grid_1_x, 1, 1, gout, q, k, v, state_parts.data_ptr(),
-            gradient_parts.data_ptr(), size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
-            q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
-            v_stride_h, v_stride_t, scale,
+            stream, grid_1_x, 1, 1, gout, q, k, v, state_sums.data_ptr(), gradient_sums.data_ptr(),
+            size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t, q_stride_b, q_stride_h,
+            q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
+            scale,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, initial_state, gfinal_state, state_parts.data_ptr(),
-            gradient_parts.data_ptr(), size_b, size_h,
+            stream, grid_2_x, 1, 1, initial_state, gfinal_state, state_sums.data_ptr(),
+            gradient_sums.data_ptr(), size_b, size_h,
         )
         launch_3(
             stream, grid_3_x, 1, 1, gout, q, k, v, initial_state, gfinal_state, gfinal_key_sum,
-            state_parts.data_ptr(), gradient_parts.data_ptr(), gq, gk, gv, ginitial_state,
+            state_sums.data_ptr(), gradient_sums.data_ptr(), gq, gk, gv, ginitial_state,
             ginitial_key_sum, size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
             q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
             v_stride_h, v_stride_t, gq_stride_b, gq_stride_h, gq_stride_t, gk_stride_b, gk_stride_h,
@@ -746,33 +745,33 @@ def scanned_5(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def chunked_2_fits(call: Call) -> bool:
-    """Whether a call may use chunked_2."""
+def chunk_loop_2_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_2."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.gout_ptr % 16 == 0
-        and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gout_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.gout_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.gout_stride_T * 4 % 16 == 0
+        and call.q_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
     )
 
 
-def chunked_2(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy=16, segments=1,
-    min_blocks=1).
+def chunk_loop_2(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy_bytes=16,
+    segments=1, min_blocks=1).
     """
     size_b = call.B
     size_h = call.H
@@ -807,22 +806,22 @@ def chunked_2(file: KernelFile, call: Call) -> Run:
         smem=71680,
     )
     grid_2_x = size_b * size_h * 3 * 1
-    new_parts = file.scratch(3 * size_b * size_h * 0 * 64 * 64, torch.float32)
+    new_segment_sums = file.scratch(3 * size_b * size_h * 0 * 64 * 64, torch.float32)
 
     def run(
         stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
         norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
         gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
     ) -> None:
-        parts = new_parts()
+        segment_sums = new_segment_sums()
         launch_1(
-            stream, grid_1_x, 1, 1, gout, q, k, v, parts.data_ptr(), size_h, size_t, gout_stride_b,
-            gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b,
-            k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t, scale,
+            stream, grid_1_x, 1, 1, gout, q, k, v, segment_sums.data_ptr(), size_h, size_t,
+            gout_stride_b, gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t,
+            k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t, scale,
         )
         launch_2(
             stream, grid_2_x, 1, 1, gout, q, k, v, initial_state, gfinal_state, gfinal_key_sum,
-            parts.data_ptr(), gq, gk, gv, ginitial_state, ginitial_key_sum, size_h, size_t,
+            segment_sums.data_ptr(), gq, gk, gv, ginitial_state, ginitial_key_sum, size_h, size_t,
             gout_stride_b, gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t,
             k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t, gq_stride_b,
             gq_stride_h, gq_stride_t, gk_stride_b, gk_stride_h, gk_stride_t, gv_stride_b,
@@ -832,29 +831,29 @@ def chunked_2(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def two_teams_1_fits(call: Call) -> bool:
-    """Whether a call may use two_teams_1."""
+def warp_specialized_1_fits(call: Call) -> bool:
+    """Whether a call may use warp_specialized_1."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
     )
 
 
-def two_teams_1(file: KernelFile, call: Call) -> Run:
-    """two_teams(slice=32, chunk=32, chunks=4, key_warps=2, value_warps=1, stages=3, copy=16,
-    min_blocks=1).
+def warp_specialized_1(file: KernelFile, call: Call) -> Run:
+    """warp_specialized(block_v=32, chunk=32, chunks=4, key_warps=2, value_warps=1, stages=3,
+    copy_bytes=16, min_blocks=1).
     """
     size_b = call.B
     size_h = call.H
@@ -889,29 +888,29 @@ def two_teams_1(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def meeting_1_fits(call: Call) -> bool:
-    """Whether a call may use meeting_1."""
+def split_t_1_fits(call: Call) -> bool:
+    """Whether a call may use split_t_1."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
     )
 
 
-def meeting_1(file: KernelFile, call: Call) -> Run:
-    """meeting(blocks=16, segment=256, slice=64, batch=32, copy=16, score_parts=1, min_blocks=1,
-    products=wgmma, overlap=1).
+def split_t_1(file: KernelFile, call: Call) -> Run:
+    """split_t(head_ctas=16, segment=256, block_v=64, batch=32, copy_bytes=16, score_terms=1,
+    min_blocks=1, products=wgmma, overlap=1).
     """
     size_b = call.B
     size_h = call.H
@@ -928,18 +927,16 @@ def meeting_1(file: KernelFile, call: Call) -> Run:
     out_stride_b = call.out_stride_B
     out_stride_h = call.out_stride_H
     out_stride_t = call.out_stride_T
-    launch_1 = file.launcher(
-        "linear_attention_clear", "pqq", block=(64, 1, 1), smem=0, overlaps=True,
-    )
+    launch_1 = file.launcher("linear_attention_clear", "pqq", block=(64, 1, 1), smem=0, pdl=True)
     grid_1_x = ceil_div(size_b * size_h * 1, 64)
     launch_2 = file.launcher(
         "linear_attention_forward", "pppppppppqqqqqqqqqqqqqqf", block=(384, 1, 1), smem=107696,
-        overlaps=grid_1_x > 0,
+        pdl=grid_1_x > 0,
     )
-    grid_2_x = 16 * size_b * size_h * 1
-    new_sums = file.scratch(2048 * size_b * size_h * 1 * 64, torch.float32)
-    new_states = file.scratch(256 * size_b * size_h * 1 * 64, torch.bfloat16)
-    new_counters = file.scratch(32 * size_b * size_h * 1, torch.int32)
+    grid_2_x = 16 * (size_b * size_h * 1)
+    new_sums = file.scratch(32 * (64 * (size_b * size_h * 1) * 64), torch.float32)
+    new_states = file.scratch(4 * (64 * (size_b * size_h * 1) * 64), torch.bfloat16)
+    new_counters = file.scratch(32 * (size_b * size_h * 1), torch.int32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
@@ -959,29 +956,29 @@ def meeting_1(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def meeting_2_fits(call: Call) -> bool:
-    """Whether a call may use meeting_2."""
+def split_t_2_fits(call: Call) -> bool:
+    """Whether a call may use split_t_2."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
     )
 
 
-def meeting_2(file: KernelFile, call: Call) -> Run:
-    """meeting(blocks=8, segment=256, slice=128, batch=32, copy=16, score_parts=1, min_blocks=1,
-    products=wgmma, overlap=1).
+def split_t_2(file: KernelFile, call: Call) -> Run:
+    """split_t(head_ctas=8, segment=256, block_v=128, batch=32, copy_bytes=16, score_terms=1,
+    min_blocks=1, products=wgmma, overlap=1).
     """
     size_b = call.B
     size_h = call.H
@@ -998,18 +995,16 @@ def meeting_2(file: KernelFile, call: Call) -> Run:
     out_stride_b = call.out_stride_B
     out_stride_h = call.out_stride_H
     out_stride_t = call.out_stride_T
-    launch_1 = file.launcher(
-        "linear_attention_clear", "pqq", block=(64, 1, 1), smem=0, overlaps=True,
-    )
+    launch_1 = file.launcher("linear_attention_clear", "pqq", block=(64, 1, 1), smem=0, pdl=True)
     grid_1_x = ceil_div(size_b * size_h * 1, 64)
     launch_2 = file.launcher(
         "linear_attention_forward", "pppppppppqqqqqqqqqqqqqqf", block=(384, 1, 1), smem=230576,
-        overlaps=grid_1_x > 0,
+        pdl=grid_1_x > 0,
     )
-    grid_2_x = 8 * size_b * size_h * 1
-    new_sums = file.scratch(2048 * size_b * size_h * 1 * 128, torch.float32)
-    new_states = file.scratch(512 * size_b * size_h * 1 * 128, torch.bfloat16)
-    new_counters = file.scratch(32 * size_b * size_h * 1, torch.int32)
+    grid_2_x = 8 * (size_b * size_h * 1)
+    new_sums = file.scratch(16 * (128 * (size_b * size_h * 1) * 128), torch.float32)
+    new_states = file.scratch(4 * (128 * (size_b * size_h * 1) * 128), torch.bfloat16)
+    new_counters = file.scratch(32 * (size_b * size_h * 1), torch.int32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
@@ -1029,29 +1024,29 @@ def meeting_2(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def two_teams_2_fits(call: Call) -> bool:
-    """Whether a call may use two_teams_2."""
+def warp_specialized_2_fits(call: Call) -> bool:
+    """Whether a call may use warp_specialized_2."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
     )
 
 
-def two_teams_2(file: KernelFile, call: Call) -> Run:
-    """two_teams(slice=64, chunk=32, chunks=4, key_warps=2, value_warps=2, stages=3, copy=16,
-    min_blocks=1).
+def warp_specialized_2(file: KernelFile, call: Call) -> Run:
+    """warp_specialized(block_v=64, chunk=32, chunks=4, key_warps=2, value_warps=2, stages=3,
+    copy_bytes=16, min_blocks=1).
     """
     size_b = call.B
     size_h = call.H
@@ -1140,29 +1135,29 @@ def block_per_head_1(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def scanned_6_fits(call: Call) -> bool:
-    """Whether a call may use scanned_6."""
+def chunk_scan_6_fits(call: Call) -> bool:
+    """Whether a call may use chunk_scan_6."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
     )
 
 
-def scanned_6(file: KernelFile, call: Call) -> Run:
-    """scanned(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, segments=32,
-    min_blocks=2, scan_vec=1).
+def chunk_scan_6(file: KernelFile, call: Call) -> Run:
+    """chunk_scan(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16,
+    segments=32, min_blocks=2, scan_vec=1).
     """
     size_b = call.B
     size_h = call.H
@@ -1187,56 +1182,57 @@ def scanned_6(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(128, 1, 1), smem=44032,
     )
     grid_3_x = size_b * size_h * 1 * 32
-    new_parts = file.scratch(size_b * size_h * 31 * 64 * 64, torch.float32)
-    new_key_parts = file.scratch(size_b * size_h * 31 * 64, torch.float32)
+    new_segment_sums = file.scratch(size_b * size_h * 31 * 64 * 64, torch.float32)
+    new_segment_key_sums = file.scratch(size_b * size_h * 31 * 64, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = new_parts()
-        key_parts = new_key_parts()
+        segment_sums = new_segment_sums()
+        segment_key_sums = new_segment_key_sums()
         launch_1(
-            stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
-            k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
+            stream, grid_1_x, 1, 1, k, v, segment_sums.data_ptr(), segment_key_sums.data_ptr(),
+            size_h, size_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, initial_state, initial_key_sum, parts.data_ptr(),
-            key_parts.data_ptr(), size_b, size_h,
+            stream, grid_2_x, 1, 1, initial_state, initial_key_sum, segment_sums.data_ptr(),
+            segment_key_sums.data_ptr(), size_b, size_h,
         )
         launch_3(
-            stream, grid_3_x, 1, 1, q, k, v, initial_state, initial_key_sum, parts.data_ptr(),
-            key_parts.data_ptr(), out, final_state, final_key_sum, norm, size_h, size_t, q_stride_b,
-            q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h,
-            v_stride_t, out_stride_b, out_stride_h, out_stride_t, scale, eps,
+            stream, grid_3_x, 1, 1, q, k, v, initial_state, initial_key_sum,
+            segment_sums.data_ptr(), segment_key_sums.data_ptr(), out, final_state, final_key_sum,
+            norm, size_h, size_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h,
+            k_stride_t, v_stride_b, v_stride_h, v_stride_t, out_stride_b, out_stride_h,
+            out_stride_t, scale, eps,
         )
 
     return run
 
 
-def scanned_7_fits(call: Call) -> bool:
-    """Whether a call may use scanned_7."""
+def chunk_scan_7_fits(call: Call) -> bool:
+    """Whether a call may use chunk_scan_7."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
     )
 
 
-def scanned_7(file: KernelFile, call: Call) -> Run:
-    """scanned(chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, copy=16, segments=8,
-    min_blocks=4, scan_vec=1).
+def chunk_scan_7(file: KernelFile, call: Call) -> Run:
+    """chunk_scan(chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, copy_bytes=16,
+    segments=8, min_blocks=4, scan_vec=1).
     """
     size_b = call.B
     size_h = call.H
@@ -1261,55 +1257,56 @@ def scanned_7(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(32, 1, 1), smem=34816,
     )
     grid_3_x = size_b * size_h * 3 * 8
-    new_parts = file.scratch(size_b * size_h * 7 * 72 * 40, torch.float32)
-    new_key_parts = file.scratch(size_b * size_h * 7 * 72, torch.float32)
+    new_segment_sums = file.scratch(size_b * size_h * 7 * 72 * 40, torch.float32)
+    new_segment_key_sums = file.scratch(size_b * size_h * 7 * 72, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = new_parts()
-        key_parts = new_key_parts()
+        segment_sums = new_segment_sums()
+        segment_key_sums = new_segment_key_sums()
         launch_1(
-            stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
-            k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
+            stream, grid_1_x, 1, 1, k, v, segment_sums.data_ptr(), segment_key_sums.data_ptr(),
+            size_h, size_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, initial_state, initial_key_sum, parts.data_ptr(),
-            key_parts.data_ptr(), size_b, size_h,
+            stream, grid_2_x, 1, 1, initial_state, initial_key_sum, segment_sums.data_ptr(),
+            segment_key_sums.data_ptr(), size_b, size_h,
         )
         launch_3(
-            stream, grid_3_x, 1, 1, q, k, v, initial_state, initial_key_sum, parts.data_ptr(),
-            key_parts.data_ptr(), out, final_state, final_key_sum, norm, size_h, size_t, q_stride_b,
-            q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h,
-            v_stride_t, out_stride_b, out_stride_h, out_stride_t, scale, eps,
+            stream, grid_3_x, 1, 1, q, k, v, initial_state, initial_key_sum,
+            segment_sums.data_ptr(), segment_key_sums.data_ptr(), out, final_state, final_key_sum,
+            norm, size_h, size_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h,
+            k_stride_t, v_stride_b, v_stride_h, v_stride_t, out_stride_b, out_stride_h,
+            out_stride_t, scale, eps,
         )
 
     return run
 
 
-def warpgroups_2_fits(call: Call) -> bool:
-    """Whether a call may use warpgroups_2."""
+def wgmma_split_bf16_2_fits(call: Call) -> bool:
+    """Whether a call may use wgmma_split_bf16_2."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
     )
 
 
-def warpgroups_2(file: KernelFile, call: Call) -> Run:
-    """warpgroups(parts=3, copy=16)."""
+def wgmma_split_bf16_2(file: KernelFile, call: Call) -> Run:
+    """wgmma_split_bf16(terms=3, copy_bytes=16)."""
     size_b = call.B
     size_h = call.H
     size_t = call.T
@@ -1343,29 +1340,29 @@ def warpgroups_2(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def scanned_8_fits(call: Call) -> bool:
-    """Whether a call may use scanned_8."""
+def chunk_scan_8_fits(call: Call) -> bool:
+    """Whether a call may use chunk_scan_8."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
     )
 
 
-def scanned_8(file: KernelFile, call: Call) -> Run:
-    """scanned(chunk=16, value_tiles=2, value_warps=2, key_warps=1, stages=3, copy=16, segments=32,
-    min_blocks=2, scan_vec=1, overlap=1).
+def chunk_scan_8(file: KernelFile, call: Call) -> Run:
+    """chunk_scan(chunk=16, value_tiles=2, value_warps=2, key_warps=1, stages=3, copy_bytes=16,
+    segments=32, min_blocks=2, scan_vec=1, overlap=1).
     """
     size_b = call.B
     size_h = call.H
@@ -1385,64 +1382,65 @@ def scanned_8(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher("linear_attention_sums", "ppppqqqqqqqq", block=(64, 1, 1), smem=44032)
     grid_1_x = size_b * size_h * 1 * 31
     launch_2 = file.launcher(
-        "linear_attention_scan", "ppppqq", block=(128, 1, 1), smem=0, overlaps=grid_1_x > 0,
+        "linear_attention_scan", "ppppqq", block=(128, 1, 1), smem=0, pdl=grid_1_x > 0,
     )
     grid_2_x = ceil_div(size_b * size_h * 4096, 128)
     launch_3 = file.launcher(
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(64, 1, 1), smem=44032,
-        overlaps=grid_1_x > 0 or grid_2_x > 0,
+        pdl=grid_1_x > 0 or grid_2_x > 0,
     )
     grid_3_x = size_b * size_h * 1 * 32
-    new_parts = file.scratch(size_b * size_h * 31 * 64 * 64, torch.float32)
-    new_key_parts = file.scratch(size_b * size_h * 31 * 64, torch.float32)
+    new_segment_sums = file.scratch(size_b * size_h * 31 * 64 * 64, torch.float32)
+    new_segment_key_sums = file.scratch(size_b * size_h * 31 * 64, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = new_parts()
-        key_parts = new_key_parts()
+        segment_sums = new_segment_sums()
+        segment_key_sums = new_segment_key_sums()
         launch_1(
-            stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
-            k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
+            stream, grid_1_x, 1, 1, k, v, segment_sums.data_ptr(), segment_key_sums.data_ptr(),
+            size_h, size_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, initial_state, initial_key_sum, parts.data_ptr(),
-            key_parts.data_ptr(), size_b, size_h,
+            stream, grid_2_x, 1, 1, initial_state, initial_key_sum, segment_sums.data_ptr(),
+            segment_key_sums.data_ptr(), size_b, size_h,
         )
         launch_3(
-            stream, grid_3_x, 1, 1, q, k, v, initial_state, initial_key_sum, parts.data_ptr(),
-            key_parts.data_ptr(), out, final_state, final_key_sum, norm, size_h, size_t, q_stride_b,
-            q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h,
-            v_stride_t, out_stride_b, out_stride_h, out_stride_t, scale, eps,
+            stream, grid_3_x, 1, 1, q, k, v, initial_state, initial_key_sum,
+            segment_sums.data_ptr(), segment_key_sums.data_ptr(), out, final_state, final_key_sum,
+            norm, size_h, size_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h,
+            k_stride_t, v_stride_b, v_stride_h, v_stride_t, out_stride_b, out_stride_h,
+            out_stride_t, scale, eps,
         )
 
     return run
 
 
-def scanned_9_fits(call: Call) -> bool:
-    """Whether a call may use scanned_9."""
+def chunk_scan_9_fits(call: Call) -> bool:
+    """Whether a call may use chunk_scan_9."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
     )
 
 
-def scanned_9(file: KernelFile, call: Call) -> Run:
-    """scanned(chunk=16, value_tiles=1, value_warps=8, key_warps=1, stages=3, copy=16, segments=16,
-    min_blocks=1, scan_vec=4).
+def chunk_scan_9(file: KernelFile, call: Call) -> Run:
+    """chunk_scan(chunk=16, value_tiles=1, value_warps=8, key_warps=1, stages=3, copy_bytes=16,
+    segments=16, min_blocks=1, scan_vec=4).
     """
     size_b = call.B
     size_h = call.H
@@ -1467,55 +1465,56 @@ def scanned_9(file: KernelFile, call: Call) -> Run:
         "linear_attention_forward", "pppppppppppqqqqqqqqqqqqqqff", block=(256, 1, 1), smem=80896,
     )
     grid_3_x = size_b * size_h * 1 * 16
-    new_parts = file.scratch(size_b * size_h * 15 * 128 * 128, torch.float32)
-    new_key_parts = file.scratch(size_b * size_h * 15 * 128, torch.float32)
+    new_segment_sums = file.scratch(size_b * size_h * 15 * 128 * 128, torch.float32)
+    new_segment_key_sums = file.scratch(size_b * size_h * 15 * 128, torch.float32)
 
     def run(
         stream: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int, out: int,
         final_state: int, final_key_sum: int, norm: int, scale: float, eps: float,
     ) -> None:
-        parts = new_parts()
-        key_parts = new_key_parts()
+        segment_sums = new_segment_sums()
+        segment_key_sums = new_segment_key_sums()
         launch_1(
-            stream, grid_1_x, 1, 1, k, v, parts.data_ptr(), key_parts.data_ptr(), size_h, size_t,
-            k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
+            stream, grid_1_x, 1, 1, k, v, segment_sums.data_ptr(), segment_key_sums.data_ptr(),
+            size_h, size_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, initial_state, initial_key_sum, parts.data_ptr(),
-            key_parts.data_ptr(), size_b, size_h,
+            stream, grid_2_x, 1, 1, initial_state, initial_key_sum, segment_sums.data_ptr(),
+            segment_key_sums.data_ptr(), size_b, size_h,
         )
         launch_3(
-            stream, grid_3_x, 1, 1, q, k, v, initial_state, initial_key_sum, parts.data_ptr(),
-            key_parts.data_ptr(), out, final_state, final_key_sum, norm, size_h, size_t, q_stride_b,
-            q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h,
-            v_stride_t, out_stride_b, out_stride_h, out_stride_t, scale, eps,
+            stream, grid_3_x, 1, 1, q, k, v, initial_state, initial_key_sum,
+            segment_sums.data_ptr(), segment_key_sums.data_ptr(), out, final_state, final_key_sum,
+            norm, size_h, size_t, q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h,
+            k_stride_t, v_stride_b, v_stride_h, v_stride_t, out_stride_b, out_stride_h,
+            out_stride_t, scale, eps,
         )
 
     return run
 
 
-def warpgroups_3_fits(call: Call) -> bool:
-    """Whether a call may use warpgroups_3."""
+def wgmma_split_bf16_3_fits(call: Call) -> bool:
+    """Whether a call may use wgmma_split_bf16_3."""
     return (
         call.B * call.H >= 1
         and call.T >= 1
         and call.q_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.q_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.q_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.q_stride_T * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
     )
 
 
-def warpgroups_3(file: KernelFile, call: Call) -> Run:
-    """warpgroups(parts=2, copy=16)."""
+def wgmma_split_bf16_3(file: KernelFile, call: Call) -> Run:
+    """wgmma_split_bf16(terms=2, copy_bytes=16)."""
     size_b = call.B
     size_h = call.H
     size_t = call.T
@@ -1554,133 +1553,142 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="10a177e5bffc",
+        kernel="9b66d98f90a7",
         config=(
-            "scanned("
-            "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, "
+            "chunk_scan("
+            "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
             "segments=16, min_blocks=3, scan_vec=1, overlap=1)"
         ),
-        fits=scanned_1_fits,
-        bind=scanned_1,
+        fits=chunk_scan_1_fits,
+        bind=chunk_scan_1,
         record="0c013910",
         median_us=28.298,
+        code="3c82e2bbbf57f291",
     ),
     Row(
         dims=(2, 8, 2048, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="c6ce65faab2c",
+        kernel="bc44c2531007",
         config=(
-            "parallel_chunks("
-            "chunk=64, step_tiles=1, slice=128, min_blocks=1, copy=16, state_keys=64, "
+            "chunk_parallel("
+            "chunk=64, step_tiles=1, block_v=128, min_blocks=1, copy_bytes=16, state_keys=64, "
             "state_values=64, state_key_warps=2, state_value_warps=2, batch=64, stages=4, "
             "overlap=1)"
         ),
-        fits=parallel_chunks_1_fits,
-        bind=parallel_chunks_1,
+        fits=chunk_parallel_1_fits,
+        bind=chunk_parallel_1,
         record="d7fab107",
         median_us=62.932,
+        code="757b5bf566a29c53",
     ),
     Row(
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="d8fe9a7ce008",
+        kernel="82ae0a4ffe59",
         config=(
-            "chunked("
-            "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, "
+            "chunk_loop("
+            "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
             "segments=1, min_blocks=1)"
         ),
-        fits=chunked_1_fits,
-        bind=chunked_1,
+        fits=chunk_loop_1_fits,
+        bind=chunk_loop_1,
         record="ae61694f",
         median_us=213.81,
+        code="83d9011e6f673125",
     ),
     Row(
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="c8c272e3b5c6",
+        kernel="aa97bbb02b0b",
         config=(
-            "scanned("
-            "chunk=16, value_tiles=1, value_warps=2, key_warps=1, stages=4, copy=16, "
+            "chunk_scan("
+            "chunk=16, value_tiles=1, value_warps=2, key_warps=1, stages=4, copy_bytes=16, "
             "segments=16, min_blocks=3, scan_vec=4)"
         ),
-        fits=scanned_2_fits,
-        bind=scanned_2,
+        fits=chunk_scan_2_fits,
+        bind=chunk_scan_2,
         record="f61ca46d",
         median_us=74.07,
+        code="a47c5bec0026e932",
     ),
     Row(
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="89ce57f25c90",
+        kernel="443570f6ed96",
         config=(
-            "scanned("
-            "chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy=16, "
+            "chunk_scan("
+            "chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy_bytes=16, "
             "segments=8, min_blocks=3, scan_vec=4)"
         ),
-        fits=scanned_3_fits,
-        bind=scanned_3,
+        fits=chunk_scan_3_fits,
+        bind=chunk_scan_3,
         record="c802a1f9",
         median_us=65.925,
+        code="c1a8b4e23e569833",
     ),
     Row(
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="9faca9667958",
-        config="warpgroups(parts=3, copy=16)",
-        fits=warpgroups_1_fits,
-        bind=warpgroups_1,
+        kernel="38b8b7a06dab",
+        config="wgmma_split_bf16(terms=3, copy_bytes=16)",
+        fits=wgmma_split_bf16_1_fits,
+        bind=wgmma_split_bf16_1,
         record="720dfb26",
         median_us=584.939,
+        code="25792a34b5476022",
     ),
     Row(
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="0eb53659880f",
+        kernel="66d74923e705",
         config=(
-            "scanned("
-            "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy=16, "
+            "chunk_scan("
+            "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
             "segments=16, min_blocks=3, scan_vec=1, overlap=1)"
         ),
-        fits=scanned_4_fits,
-        bind=scanned_4,
+        fits=chunk_scan_4_fits,
+        bind=chunk_scan_4,
         record="ae8ccf64",
         median_us=40.445,
+        code="6087f6826f07818a",
     ),
     Row(
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="b31d0e11c421",
+        kernel="8594df5992d9",
         config=(
-            "scanned("
-            "chunk=16, value_tiles=2, value_warps=4, key_warps=1, stages=4, copy=16, "
+            "chunk_scan("
+            "chunk=16, value_tiles=2, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
             "segments=8, min_blocks=1, scan_vec=4)"
         ),
-        fits=scanned_5_fits,
-        bind=scanned_5,
+        fits=chunk_scan_5_fits,
+        bind=chunk_scan_5,
         record="39624fa0",
         median_us=115.486,
+        code="5cc2914e4f1934c2",
     ),
     Row(
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="6b8ead6c7acf",
+        kernel="97c88a41b2bc",
         config=(
-            "chunked("
-            "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy=16, "
+            "chunk_loop("
+            "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy_bytes=16, "
             "segments=1, min_blocks=1)"
         ),
-        fits=chunked_2_fits,
-        bind=chunked_2,
+        fits=chunk_loop_2_fits,
+        bind=chunk_loop_2,
         record="9ae000df",
         median_us=358.92,
+        code="7ef5c37054e86e9c",
     ),
 )
 
@@ -1690,153 +1698,164 @@ FORWARD = (
         dims=(4, 16, 512, 64, 64),
         dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "none"),
         constants=("E", "M"),
-        kernel="1d5144f79b2f",
+        kernel="163868a670b2",
         config=(
-            "two_teams("
-            "slice=32, chunk=32, chunks=4, key_warps=2, value_warps=1, stages=3, copy=16, "
-            "min_blocks=1)"
+            "warp_specialized("
+            "block_v=32, chunk=32, chunks=4, key_warps=2, value_warps=1, stages=3, "
+            "copy_bytes=16, min_blocks=1)"
         ),
-        fits=two_teams_1_fits,
-        bind=two_teams_1,
+        fits=warp_specialized_1_fits,
+        bind=warp_specialized_1,
         record="2a3d07fd",
         median_us=11.81,
+        code="f302b7007cd49887",
     ),
     Row(
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="a297d7d4a3f4",
+        kernel="5bd52d471cb0",
         config=(
-            "meeting("
-            "blocks=16, segment=256, slice=64, batch=32, copy=16, score_parts=1, min_blocks=1, "
-            "products=wgmma, overlap=1)"
+            "split_t("
+            "head_ctas=16, segment=256, block_v=64, batch=32, copy_bytes=16, score_terms=1, "
+            "min_blocks=1, products=wgmma, overlap=1)"
         ),
-        fits=meeting_1_fits,
-        bind=meeting_1,
+        fits=split_t_1_fits,
+        bind=split_t_1,
         record="0b550253",
         median_us=11.906,
+        code="562aab488be06793",
     ),
     Row(
         dims=(2, 8, 2048, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="e2078aeb6d3b",
+        kernel="bfa7be2139d0",
         config=(
-            "meeting("
-            "blocks=8, segment=256, slice=128, batch=32, copy=16, score_parts=1, min_blocks=1, "
-            "products=wgmma, overlap=1)"
+            "split_t("
+            "head_ctas=8, segment=256, block_v=128, batch=32, copy_bytes=16, score_terms=1, "
+            "min_blocks=1, products=wgmma, overlap=1)"
         ),
-        fits=meeting_2_fits,
-        bind=meeting_2,
+        fits=split_t_2_fits,
+        bind=split_t_2,
         record="de458697",
         median_us=20.227,
+        code="e9a43eca10f4b64e",
     ),
     Row(
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="abc0e75413b9",
+        kernel="80091feb40ee",
         config=(
-            "two_teams("
-            "slice=64, chunk=32, chunks=4, key_warps=2, value_warps=2, stages=3, copy=16, "
-            "min_blocks=1)"
+            "warp_specialized("
+            "block_v=64, chunk=32, chunks=4, key_warps=2, value_warps=2, stages=3, "
+            "copy_bytes=16, min_blocks=1)"
         ),
-        fits=two_teams_2_fits,
-        bind=two_teams_2,
+        fits=warp_specialized_2_fits,
+        bind=warp_specialized_2,
         record="246b619b",
         median_us=82.206,
+        code="f513156a649e4778",
     ),
     Row(
         dims=(64, 16, 1, 64, 64),
         dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "none"),
         constants=("E", "M"),
-        kernel="b82f6bc60ac3",
+        kernel="5195165ea4d7",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=4)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
         record="80f7dd42",
         median_us=11.134,
+        code="ed3c037a6c9a21db",
     ),
     Row(
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="93bc114ab212",
+        kernel="c52d0ef43f0a",
         config=(
-            "scanned("
-            "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, "
+            "chunk_scan("
+            "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16, "
             "segments=32, min_blocks=2, scan_vec=1)"
         ),
-        fits=scanned_6_fits,
-        bind=scanned_6,
+        fits=chunk_scan_6_fits,
+        bind=chunk_scan_6,
         record="c26a977f",
         median_us=31.127,
+        code="1b4eb4880016e90d",
     ),
     Row(
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="baec5e642d45",
+        kernel="c96160689aba",
         config=(
-            "scanned("
-            "chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, copy=16, "
+            "chunk_scan("
+            "chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, copy_bytes=16, "
             "segments=8, min_blocks=4, scan_vec=1)"
         ),
-        fits=scanned_7_fits,
-        bind=scanned_7,
+        fits=chunk_scan_7_fits,
+        bind=chunk_scan_7,
         record="16597275",
         median_us=27.425,
+        code="23631525bbc382ab",
     ),
     Row(
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="4cd2d8e4ab74",
-        config="warpgroups(parts=3, copy=16)",
-        fits=warpgroups_2_fits,
-        bind=warpgroups_2,
+        kernel="fd3c187f957d",
+        config="wgmma_split_bf16(terms=3, copy_bytes=16)",
+        fits=wgmma_split_bf16_2_fits,
+        bind=wgmma_split_bf16_2,
         record="cedd9afe",
         median_us=203.067,
+        code="4c0f8e7e2cf23adb",
     ),
     Row(
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="10fa5fe135f8",
+        kernel="0898ba571ef0",
         config=(
-            "scanned("
-            "chunk=16, value_tiles=2, value_warps=2, key_warps=1, stages=3, copy=16, "
+            "chunk_scan("
+            "chunk=16, value_tiles=2, value_warps=2, key_warps=1, stages=3, copy_bytes=16, "
             "segments=32, min_blocks=2, scan_vec=1, overlap=1)"
         ),
-        fits=scanned_8_fits,
-        bind=scanned_8,
+        fits=chunk_scan_8_fits,
+        bind=chunk_scan_8,
         record="0848462f",
         median_us=21.498,
+        code="829de62c1a4334e0",
     ),
     Row(
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="fc96fd0a040b",
+        kernel="9c4976967c82",
         config=(
-            "scanned("
-            "chunk=16, value_tiles=1, value_warps=8, key_warps=1, stages=3, copy=16, "
+            "chunk_scan("
+            "chunk=16, value_tiles=1, value_warps=8, key_warps=1, stages=3, copy_bytes=16, "
             "segments=16, min_blocks=1, scan_vec=4)"
         ),
-        fits=scanned_9_fits,
-        bind=scanned_9,
+        fits=chunk_scan_9_fits,
+        bind=chunk_scan_9,
         record="defef3df",
         median_us=56.084,
+        code="d406ffd2550bb875",
     ),
     Row(
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="6d5d25548ccf",
-        config="warpgroups(parts=2, copy=16)",
-        fits=warpgroups_3_fits,
-        bind=warpgroups_3,
+        kernel="afb5d048d8b3",
+        config="wgmma_split_bf16(terms=2, copy_bytes=16)",
+        fits=wgmma_split_bf16_3_fits,
+        bind=wgmma_split_bf16_3,
         record="3e61e342",
         median_us=149.946,
+        code="e046ef3d1f5d7808",
     ),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..._runtime.rows import Gpu
 
-# What this file and the runtime must agree on.
-FORMAT = 2
+# Version of the interface between this file and the runtime.
+FORMAT = 3
 
 GPUS = (
     Gpu(

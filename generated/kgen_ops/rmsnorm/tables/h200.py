@@ -13,10 +13,10 @@ import torch
 
 from ..._runtime.arith import ceil_div
 from ..._runtime.device import KernelFile
-from ..._runtime.rows import Call, Row, Rule, Run, always
+from ..._runtime.rows import Call, DispatchRule, Row, Run, always
 
-# What this file and the runtime must agree on.
-FORMAT = 2
+# Version of the interface between this file and the runtime.
+FORMAT = 3
 
 
 def bulk_rows_1_fits(call: Call) -> bool:
@@ -34,8 +34,8 @@ def bulk_rows_1_fits(call: Call) -> bool:
 
 
 def bulk_rows_1(file: KernelFile, call: Call) -> Run:
-    """bulk_rows(threads=512, pieces=1, stages=3, weight=registers, load_policy=evict_last,
-    store_cache=streaming, min_blocks=1).
+    """bulk_rows(threads=512, copies_per_row=1, stages=3, weight_memory=registers,
+    load_policy=evict_last, store_cache=streaming, min_blocks=1).
     """
     size_m = call.M
     dy_stride_m = call.dy_stride_M
@@ -74,8 +74,8 @@ def bulk_rows_2_fits(call: Call) -> bool:
 
 
 def bulk_rows_2(file: KernelFile, call: Call) -> Run:
-    """bulk_rows(threads=512, pieces=2, stages=8, weight=registers, load_policy=normal,
-    store_cache=streaming, min_blocks=1).
+    """bulk_rows(threads=512, copies_per_row=2, stages=8, weight_memory=registers,
+    load_policy=normal, store_cache=streaming, min_blocks=1).
     """
     size_m = call.M
     dy_stride_m = call.dy_stride_M
@@ -100,8 +100,8 @@ def bulk_rows_2(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def two_passes_1_fits(call: Call) -> bool:
-    """Whether a call may use two_passes_1."""
+def two_pass_1_fits(call: Call) -> bool:
+    """Whether a call may use two_pass_1."""
     return (
         call.M < 2147483648
         and call.x_ptr % 16 == 0
@@ -113,8 +113,8 @@ def two_passes_1_fits(call: Call) -> bool:
     )
 
 
-def two_passes_1(file: KernelFile, call: Call) -> Run:
-    """two_passes(row_threads=512, tile_threads=256, vec=8, unroll=1, splits=4, load_cache=normal,
+def two_pass_1(file: KernelFile, call: Call) -> Run:
+    """two_pass(row_threads=512, tile_threads=256, vec=8, unroll=1, row_splits=4, load_cache=normal,
     store_cache=normal).
     """
     size_m = call.M
@@ -123,21 +123,21 @@ def two_passes_1(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher("rmsnorm_backward_rows", "pppppqqff", block=(512, 1, 1), smem=0)
     launch_2 = file.launcher("rmsnorm_backward_tiles", "pppppppqqqqf", block=(256, 1, 1), smem=0)
     launch_3 = file.launcher("rmsnorm_backward_weight", "pp", block=(512, 1, 1), smem=0)
-    new_known = file.scratch(2 * size_m, torch.float32)
     new_partial = file.scratch(1048576, torch.float32)
+    new_row_stats = file.scratch(2 * size_m, torch.float32)
 
     def run(
         stream: int, dy: int, x: int, w: int, rstd: int, dh: int, dx: int, dw: int, eps: float,
         offset: float,
     ) -> None:
-        known = new_known()
         partial = new_partial()
+        row_stats = new_row_stats()
         launch_1(
-            stream, size_m, 1, 1, dy, x, w, rstd, known.data_ptr(), dy_stride_m, x_stride_m, eps,
-            offset,
+            stream, size_m, 1, 1, dy, x, w, rstd, row_stats.data_ptr(), dy_stride_m, x_stride_m,
+            eps, offset,
         )
         launch_2(
-            stream, 128, 4, 1, dy, x, w, dh, known.data_ptr(), dx, partial.data_ptr(), size_m,
+            stream, 128, 4, 1, dy, x, w, dh, row_stats.data_ptr(), dx, partial.data_ptr(), size_m,
             dy_stride_m, x_stride_m, 0, offset,
         )
         launch_3(stream, 8192, 1, 1, partial.data_ptr(), dw)
@@ -158,8 +158,8 @@ def bulk_rows_3_fits(call: Call) -> bool:
 
 
 def bulk_rows_3(file: KernelFile, call: Call) -> Run:
-    """bulk_rows(threads=512, pieces=4, stages=5, weight=shared, load_policy=evict_last,
-    store_cache=normal, min_blocks=1).
+    """bulk_rows(threads=512, copies_per_row=4, stages=5, weight_memory=shared,
+    load_policy=evict_last, store_cache=normal, min_blocks=1).
     """
     size_m = call.M
     dy_stride_m = call.dy_stride_M
@@ -235,8 +235,8 @@ def bulk_rows_4_fits(call: Call) -> bool:
 
 
 def bulk_rows_4(file: KernelFile, call: Call) -> Run:
-    """bulk_rows(threads=256, pieces=2, stages=6, weight=registers, load_policy=normal,
-    store_cache=normal, min_blocks=2).
+    """bulk_rows(threads=256, copies_per_row=2, stages=6, weight_memory=registers,
+    load_policy=normal, store_cache=normal, min_blocks=2).
     """
     size_m = call.M
     dy_stride_m = call.dy_stride_M
@@ -274,8 +274,8 @@ def bulk_rows_5_fits(call: Call) -> bool:
 
 
 def bulk_rows_5(file: KernelFile, call: Call) -> Run:
-    """bulk_rows(threads=128, pieces=4, stages=5, weight=registers, load_policy=evict_last,
-    store_cache=streaming, min_blocks=3).
+    """bulk_rows(threads=128, copies_per_row=4, stages=5, weight_memory=registers,
+    load_policy=evict_last, store_cache=streaming, min_blocks=3).
     """
     size_m = call.M
     dy_stride_m = call.dy_stride_M
@@ -352,8 +352,8 @@ def bulk_rows_6_fits(call: Call) -> bool:
 
 
 def bulk_rows_6(file: KernelFile, call: Call) -> Run:
-    """bulk_rows(threads=256, pieces=1, stages=2, weight=l1, load_policy=evict_last,
-    store_cache=normal, min_blocks=2).
+    """bulk_rows(threads=256, copies_per_row=1, stages=2, weight_memory=global,
+    load_policy=evict_last, store_cache=normal, min_blocks=2).
     """
     size_m = call.M
     dy_stride_m = call.dy_stride_M
@@ -378,8 +378,8 @@ def bulk_rows_6(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def two_reads_1_fits(call: Call) -> bool:
-    """Whether a call may use two_reads_1."""
+def two_pass_2_fits(call: Call) -> bool:
+    """Whether a call may use two_pass_2."""
     return (
         call.M < 2147483648
         and call.x_ptr % 16 == 0
@@ -392,8 +392,8 @@ def two_reads_1_fits(call: Call) -> bool:
     )
 
 
-def two_reads_1(file: KernelFile, call: Call) -> Run:
-    """two_reads(threads=1024, vec=8, unroll=1, backward=true, load_cache=evict_last,
+def two_pass_2(file: KernelFile, call: Call) -> Run:
+    """two_pass(threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last,
     reread_cache=normal, store_cache=normal).
     """
     size_m = call.M
@@ -429,8 +429,8 @@ def rows_in_registers_3_fits(call: Call) -> bool:
 
 def rows_in_registers_3(file: KernelFile, call: Call) -> Run:
     """rows_in_registers(lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8,
-    weight=early, persistent=false, prefetch=false, load_cache=no_l1, store_cache=evict_first,
-    min_blocks=1).
+    weight_load=before_reduction, persistent=false, prefetch=false, load_cache=no_l1,
+    store_cache=evict_first, min_blocks=1).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -449,8 +449,8 @@ def rows_in_registers_3(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def ragged_rows_1_fits(call: Call) -> bool:
-    """Whether a call may use ragged_rows_1."""
+def unaligned_rows_1_fits(call: Call) -> bool:
+    """Whether a call may use unaligned_rows_1."""
     return (
         call.x_ptr % 16 == 0
         and call.y_ptr % 16 == 0
@@ -461,8 +461,8 @@ def ragged_rows_1_fits(call: Call) -> bool:
     )
 
 
-def ragged_rows_1(file: KernelFile, call: Call) -> Run:
-    """ragged_rows(lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false,
+def unaligned_rows_1(file: KernelFile, call: Call) -> Run:
+    """unaligned_rows(lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false,
     load_cache=prefetch_256, store_cache=normal, min_blocks=4).
     """
     size_m = call.M
@@ -496,8 +496,8 @@ def rows_in_registers_4_fits(call: Call) -> bool:
 
 def rows_in_registers_4(file: KernelFile, call: Call) -> Run:
     """rows_in_registers(lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8,
-    weight=early, persistent=false, prefetch=false, load_cache=evict_last, store_cache=streaming,
-    min_blocks=4).
+    weight_load=before_reduction, persistent=false, prefetch=false, load_cache=evict_last,
+    store_cache=streaming, min_blocks=4).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -512,8 +512,8 @@ def rows_in_registers_4(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def two_reads_2_fits(call: Call) -> bool:
-    """Whether a call may use two_reads_2."""
+def two_pass_3_fits(call: Call) -> bool:
+    """Whether a call may use two_pass_3."""
     return (
         call.M < 2147483648
         and call.x_ptr % 16 == 0
@@ -523,9 +523,9 @@ def two_reads_2_fits(call: Call) -> bool:
     )
 
 
-def two_reads_2(file: KernelFile, call: Call) -> Run:
-    """two_reads(threads=256, vec=8, unroll=1, backward=false, load_cache=normal,
-    reread_cache=normal, store_cache=streaming).
+def two_pass_3(file: KernelFile, call: Call) -> Run:
+    """two_pass(threads=256, vec=8, unroll=1, reverse=false, load_cache=normal, reread_cache=normal,
+    store_cache=streaming).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -553,8 +553,8 @@ def rows_in_registers_5_fits(call: Call) -> bool:
 
 def rows_in_registers_5(file: KernelFile, call: Call) -> Run:
     """rows_in_registers(lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8,
-    weight=early, persistent=false, prefetch=false, load_cache=normal, store_cache=streaming,
-    min_blocks=1).
+    weight_load=before_reduction, persistent=false, prefetch=false, load_cache=normal,
+    store_cache=streaming, min_blocks=1).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -602,8 +602,8 @@ def rows_in_registers_6_fits(call: Call) -> bool:
 
 def rows_in_registers_6(file: KernelFile, call: Call) -> Run:
     """rows_in_registers(lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8,
-    weight=early, persistent=false, prefetch=false, load_cache=no_l1, store_cache=streaming,
-    min_blocks=2).
+    weight_load=before_reduction, persistent=false, prefetch=false, load_cache=no_l1,
+    store_cache=streaming, min_blocks=2).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -630,8 +630,8 @@ def rows_in_registers_7_fits(call: Call) -> bool:
 
 def rows_in_registers_7(file: KernelFile, call: Call) -> Run:
     """rows_in_registers(lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=1,
-    weight=early, persistent=false, prefetch=false, load_cache=normal, store_cache=streaming,
-    min_blocks=2).
+    weight_load=before_reduction, persistent=false, prefetch=false, load_cache=normal,
+    store_cache=streaming, min_blocks=2).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -659,8 +659,8 @@ def rows_in_registers_8_fits(call: Call) -> bool:
 
 def rows_in_registers_8(file: KernelFile, call: Call) -> Run:
     """rows_in_registers(lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8,
-    weight=early, persistent=false, prefetch=false, load_cache=no_l1, store_cache=evict_first,
-    min_blocks=1).
+    weight_load=before_reduction, persistent=false, prefetch=false, load_cache=no_l1,
+    store_cache=evict_first, min_blocks=1).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -675,8 +675,8 @@ def rows_in_registers_8(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def ragged_rows_2_fits(call: Call) -> bool:
-    """Whether a call may use ragged_rows_2."""
+def unaligned_rows_2_fits(call: Call) -> bool:
+    """Whether a call may use unaligned_rows_2."""
     return (
         call.x_ptr % 16 == 0
         and call.y_ptr % 16 == 0
@@ -684,9 +684,9 @@ def ragged_rows_2_fits(call: Call) -> bool:
     )
 
 
-def ragged_rows_2(file: KernelFile, call: Call) -> Run:
-    """ragged_rows(lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, load_cache=normal,
-    store_cache=streaming, min_blocks=5).
+def unaligned_rows_2(file: KernelFile, call: Call) -> Run:
+    """unaligned_rows(lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false,
+    load_cache=normal, store_cache=streaming, min_blocks=5).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -702,8 +702,8 @@ def ragged_rows_2(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def two_reads_3_fits(call: Call) -> bool:
-    """Whether a call may use two_reads_3."""
+def two_pass_4_fits(call: Call) -> bool:
+    """Whether a call may use two_pass_4."""
     return (
         call.M < 2147483648
         and call.x_ptr % 16 == 0
@@ -713,8 +713,8 @@ def two_reads_3_fits(call: Call) -> bool:
     )
 
 
-def two_reads_3(file: KernelFile, call: Call) -> Run:
-    """two_reads(threads=1024, vec=8, unroll=2, backward=false, load_cache=evict_last,
+def two_pass_4(file: KernelFile, call: Call) -> Run:
+    """two_pass(threads=1024, vec=8, unroll=2, reverse=false, load_cache=evict_last,
     reread_cache=normal, store_cache=evict_first).
     """
     size_m = call.M
@@ -730,8 +730,8 @@ def two_reads_3(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def ragged_rows_3_fits(call: Call) -> bool:
-    """Whether a call may use ragged_rows_3."""
+def unaligned_rows_3_fits(call: Call) -> bool:
+    """Whether a call may use unaligned_rows_3."""
     return (
         call.x_ptr % 16 == 0
         and call.y_ptr % 16 == 0
@@ -739,8 +739,8 @@ def ragged_rows_3_fits(call: Call) -> bool:
     )
 
 
-def ragged_rows_3(file: KernelFile, call: Call) -> Run:
-    """ragged_rows(lanes_per_row=128, groups_per_block=1, vec=8, prefetch=true,
+def unaligned_rows_3(file: KernelFile, call: Call) -> Run:
+    """unaligned_rows(lanes_per_row=128, groups_per_block=1, vec=8, prefetch=true,
     load_cache=prefetch_256, store_cache=normal, min_blocks=4).
     """
     size_m = call.M
@@ -770,8 +770,8 @@ def rows_in_registers_9_fits(call: Call) -> bool:
 
 def rows_in_registers_9(file: KernelFile, call: Call) -> Run:
     """rows_in_registers(lanes_per_row=64, groups_per_block=1, rows_per_group=1, vec=8,
-    weight=early, persistent=false, prefetch=false, load_cache=no_l1, store_cache=streaming,
-    min_blocks=1).
+    weight_load=before_reduction, persistent=false, prefetch=false, load_cache=no_l1,
+    store_cache=streaming, min_blocks=1).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -799,8 +799,8 @@ def rows_in_registers_10_fits(call: Call) -> bool:
 
 def rows_in_registers_10(file: KernelFile, call: Call) -> Run:
     """rows_in_registers(lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=8,
-    weight=early, persistent=false, prefetch=false, load_cache=evict_last, store_cache=normal,
-    min_blocks=8).
+    weight_load=before_reduction, persistent=false, prefetch=false, load_cache=evict_last,
+    store_cache=normal, min_blocks=8).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -828,8 +828,8 @@ def rows_in_registers_11_fits(call: Call) -> bool:
 
 def rows_in_registers_11(file: KernelFile, call: Call) -> Run:
     """rows_in_registers(lanes_per_row=16, groups_per_block=8, rows_per_group=1, vec=8,
-    weight=early, persistent=false, prefetch=false, load_cache=evict_last, store_cache=normal,
-    min_blocks=1).
+    weight_load=before_reduction, persistent=false, prefetch=false, load_cache=evict_last,
+    store_cache=normal, min_blocks=1).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -845,8 +845,8 @@ def rows_in_registers_11(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def two_reads_4_fits(call: Call) -> bool:
-    """Whether a call may use two_reads_4."""
+def two_pass_5_fits(call: Call) -> bool:
+    """Whether a call may use two_pass_5."""
     return (
         call.M < 2147483648
         and call.x_ptr % 16 == 0
@@ -856,8 +856,8 @@ def two_reads_4_fits(call: Call) -> bool:
     )
 
 
-def two_reads_4(file: KernelFile, call: Call) -> Run:
-    """two_reads(threads=512, vec=8, unroll=1, backward=true, load_cache=evict_last,
+def two_pass_5(file: KernelFile, call: Call) -> Run:
+    """two_pass(threads=512, vec=8, unroll=1, reverse=true, load_cache=evict_last,
     reread_cache=normal, store_cache=evict_first).
     """
     size_m = call.M
@@ -886,8 +886,8 @@ def rows_in_registers_12_fits(call: Call) -> bool:
 
 def rows_in_registers_12(file: KernelFile, call: Call) -> Run:
     """rows_in_registers(lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8,
-    weight=early, persistent=false, prefetch=false, load_cache=evict_last, store_cache=evict_first,
-    min_blocks=5).
+    weight_load=before_reduction, persistent=false, prefetch=false, load_cache=evict_last,
+    store_cache=evict_first, min_blocks=5).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -915,8 +915,8 @@ def rows_in_registers_13_fits(call: Call) -> bool:
 
 def rows_in_registers_13(file: KernelFile, call: Call) -> Run:
     """rows_in_registers(lanes_per_row=16, groups_per_block=16, rows_per_group=2, vec=8,
-    weight=early, persistent=false, prefetch=false, load_cache=evict_last, store_cache=streaming,
-    min_blocks=1).
+    weight_load=before_reduction, persistent=false, prefetch=false, load_cache=evict_last,
+    store_cache=streaming, min_blocks=1).
     """
     size_m = call.M
     x_stride_m = call.x_stride_M
@@ -932,8 +932,8 @@ def rows_in_registers_13(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def two_reads_5_fits(call: Call) -> bool:
-    """Whether a call may use two_reads_5."""
+def two_pass_6_fits(call: Call) -> bool:
+    """Whether a call may use two_pass_6."""
     return (
         call.M < 2147483648
         and call.x_ptr % 16 == 0
@@ -943,8 +943,8 @@ def two_reads_5_fits(call: Call) -> bool:
     )
 
 
-def two_reads_5(file: KernelFile, call: Call) -> Run:
-    """two_reads(threads=512, vec=4, unroll=1, backward=true, load_cache=evict_last,
+def two_pass_6(file: KernelFile, call: Call) -> Run:
+    """two_pass(threads=512, vec=4, unroll=1, reverse=true, load_cache=evict_last,
     reread_cache=normal, store_cache=evict_first).
     """
     size_m = call.M
@@ -965,67 +965,71 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="da3f08d1b65f",
+        kernel="395814720e21",
         config=(
             "bulk_rows("
-            "threads=512, pieces=1, stages=3, weight=registers, load_policy=evict_last, "
-            "store_cache=streaming, min_blocks=1)"
+            "threads=512, copies_per_row=1, stages=3, weight_memory=registers, "
+            "load_policy=evict_last, store_cache=streaming, min_blocks=1)"
         ),
         fits=bulk_rows_1_fits,
         bind=bulk_rows_1,
         record="5f714745",
         median_us=493.184,
+        code="47f085d497ec12f5",
     ),
     Row(
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="46cd30bca2ab",
+        kernel="813ee37b368c",
         config=(
             "bulk_rows("
-            "threads=512, pieces=2, stages=8, weight=registers, load_policy=normal, "
-            "store_cache=streaming, min_blocks=1)"
+            "threads=512, copies_per_row=2, stages=8, weight_memory=registers, "
+            "load_policy=normal, store_cache=streaming, min_blocks=1)"
         ),
         fits=bulk_rows_2_fits,
         bind=bulk_rows_2,
         record="b819ed77",
         median_us=377.528,
+        code="6dfa547a1ceba879",
     ),
     Row(
         dims=(512, 262144),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="32bb93c5d586",
+        kernel="487e369098fe",
         config=(
-            "two_passes("
-            "row_threads=512, tile_threads=256, vec=8, unroll=1, splits=4, load_cache=normal, "
-            "store_cache=normal)"
+            "two_pass("
+            "row_threads=512, tile_threads=256, vec=8, unroll=1, row_splits=4, "
+            "load_cache=normal, store_cache=normal)"
         ),
-        fits=two_passes_1_fits,
-        bind=two_passes_1,
+        fits=two_pass_1_fits,
+        bind=two_pass_1,
         record="3e598812",
         median_us=328.717,
+        code="45f6a7024a81fea7",
     ),
     Row(
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="e15d7dfa0d7e",
+        kernel="fe7b7f86f723",
         config=(
             "bulk_rows("
-            "threads=512, pieces=4, stages=5, weight=shared, load_policy=evict_last, "
-            "store_cache=normal, min_blocks=1)"
+            "threads=512, copies_per_row=4, stages=5, weight_memory=shared, "
+            "load_policy=evict_last, store_cache=normal, min_blocks=1)"
         ),
         fits=bulk_rows_3_fits,
         bind=bulk_rows_3,
         record="e26e753f",
         median_us=206.455,
+        code="27251d55894906e3",
     ),
     Row(
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="9745bfa1b03e",
+        kernel="1f034aa9680f",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, vec=8, resident_weight=true, "
@@ -1035,42 +1039,45 @@ BACKWARD = (
         bind=rows_in_registers_1,
         record="c411b831",
         median_us=88.44,
+        code="b617243055ec72e6",
     ),
     Row(
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="047deffbc2d3",
+        kernel="127f5a90c7f8",
         config=(
             "bulk_rows("
-            "threads=256, pieces=2, stages=6, weight=registers, load_policy=normal, "
-            "store_cache=normal, min_blocks=2)"
+            "threads=256, copies_per_row=2, stages=6, weight_memory=registers, "
+            "load_policy=normal, store_cache=normal, min_blocks=2)"
         ),
         fits=bulk_rows_4_fits,
         bind=bulk_rows_4,
         record="2bebdc11",
         median_us=54.252,
+        code="0d93c4b26f82d061",
     ),
     Row(
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="076e7ce32c4f",
+        kernel="c3df00b75ab1",
         config=(
             "bulk_rows("
-            "threads=128, pieces=4, stages=5, weight=registers, load_policy=evict_last, "
-            "store_cache=streaming, min_blocks=3)"
+            "threads=128, copies_per_row=4, stages=5, weight_memory=registers, "
+            "load_policy=evict_last, store_cache=streaming, min_blocks=3)"
         ),
         fits=bulk_rows_5_fits,
         bind=bulk_rows_5,
         record="bb296105",
         median_us=385.032,
+        code="2df59c236da2f9af",
     ),
     Row(
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="e7cc8dc936aa",
+        kernel="a0e39fc4734f",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, vec=8, resident_weight=false, "
@@ -1080,21 +1087,23 @@ BACKWARD = (
         bind=rows_in_registers_2,
         record="ea30a067",
         median_us=199.762,
+        code="8dcfdbed4b53496d",
     ),
     Row(
         dims=(32768, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="9788b262f35e",
+        kernel="b6d2eb6fe0fb",
         config=(
             "bulk_rows("
-            "threads=256, pieces=1, stages=2, weight=l1, load_policy=evict_last, "
-            "store_cache=normal, min_blocks=2)"
+            "threads=256, copies_per_row=1, stages=2, weight_memory=global, "
+            "load_policy=evict_last, store_cache=normal, min_blocks=2)"
         ),
         fits=bulk_rows_6_fits,
         bind=bulk_rows_6,
         record="dd630f91",
         median_us=382.728,
+        code="02d5e74419bf083d",
     ),
 )
 
@@ -1104,347 +1113,369 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="e449b4f5e6e2",
+        kernel="a583384a92ca",
         config=(
-            "two_reads("
-            "threads=1024, vec=8, unroll=1, backward=true, load_cache=evict_last, "
+            "two_pass("
+            "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
             "reread_cache=normal, store_cache=normal)"
         ),
-        fits=two_reads_1_fits,
-        bind=two_reads_1,
+        fits=two_pass_2_fits,
+        bind=two_pass_2,
         record="c93e912b",
         median_us=495.915,
+        code="f8e97abc4880c484",
     ),
     Row(
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="0479de3fdc18",
+        kernel="63abbb2e9d4e",
         config=(
             "rows_in_registers("
-            "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, weight=early, "
-            "persistent=false, prefetch=false, load_cache=no_l1, store_cache=evict_first, "
-            "min_blocks=1)"
+            "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
+            "weight_load=before_reduction, persistent=false, prefetch=false, load_cache=no_l1, "
+            "store_cache=evict_first, min_blocks=1)"
         ),
         fits=rows_in_registers_3_fits,
         bind=rows_in_registers_3,
         record="9cb43d4d",
         median_us=2.588,
+        code="79b4491be5f08d54",
     ),
     Row(
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="6f6ebcf7d998",
+        kernel="c5f821e09f41",
         config=(
-            "ragged_rows("
+            "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, "
             "load_cache=prefetch_256, store_cache=normal, min_blocks=4)"
         ),
-        fits=ragged_rows_1_fits,
-        bind=ragged_rows_1,
+        fits=unaligned_rows_1_fits,
+        bind=unaligned_rows_1,
         record="b87d1368",
         median_us=85.943,
+        code="6f9db14c0d8f693a",
     ),
     Row(
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="ee5059bc3778",
+        kernel="7c5e982b5ff2",
         config=(
-            "two_reads("
-            "threads=1024, vec=8, unroll=1, backward=true, load_cache=evict_last, "
+            "two_pass("
+            "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
             "reread_cache=normal, store_cache=normal)"
         ),
-        fits=two_reads_1_fits,
-        bind=two_reads_1,
+        fits=two_pass_2_fits,
+        bind=two_pass_2,
         record="c324d9a4",
         median_us=495.403,
+        code="24ea97d1680c97f8",
     ),
     Row(
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="cfcec4cd01ba",
+        kernel="4e7e5ac58786",
         config=(
             "rows_in_registers("
-            "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, weight=early, "
-            "persistent=false, prefetch=false, load_cache=evict_last, store_cache=streaming, "
-            "min_blocks=4)"
+            "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
+            "weight_load=before_reduction, persistent=false, prefetch=false, "
+            "load_cache=evict_last, store_cache=streaming, min_blocks=4)"
         ),
         fits=rows_in_registers_4_fits,
         bind=rows_in_registers_4,
         record="ffa245d7",
         median_us=249.264,
+        code="a8b66362f7cfa46b",
     ),
     Row(
         dims=(1, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="2cbcde66c0bd",
+        kernel="969e7ace92bf",
         config=(
-            "two_reads("
-            "threads=256, vec=8, unroll=1, backward=false, load_cache=normal, "
+            "two_pass("
+            "threads=256, vec=8, unroll=1, reverse=false, load_cache=normal, "
             "reread_cache=normal, store_cache=streaming)"
         ),
-        fits=two_reads_2_fits,
-        bind=two_reads_2,
+        fits=two_pass_3_fits,
+        bind=two_pass_3,
         record="766ed6eb",
         median_us=1.554,
+        code="f36983f2b2ca1dc2",
     ),
     Row(
         dims=(8, 2048),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="06f72f4551bf",
+        kernel="016fe885ca78",
         config=(
             "rows_in_registers("
-            "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, weight=early, "
-            "persistent=false, prefetch=false, load_cache=normal, store_cache=streaming, "
-            "min_blocks=1)"
+            "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
+            "weight_load=before_reduction, persistent=false, prefetch=false, "
+            "load_cache=normal, store_cache=streaming, min_blocks=1)"
         ),
         fits=rows_in_registers_5_fits,
         bind=rows_in_registers_5,
         record="e9d8d9cf",
         median_us=1.463,
         evidence="measured while a rule was learnt",
+        code="27965880e6cc6573",
     ),
     Row(
         dims=(64, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(),
-        kernel="534810665b68",
+        kernel="7bd2207b1f60",
         config="naive(threads=128)",
         fits=always,
         bind=naive_1,
         record="9a51d54b",
         median_us=1.784,
         evidence="measured while a rule was learnt",
+        code="9c5ea5beb0b8f126",
     ),
     Row(
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="d8b90becd2f4",
+        kernel="9f3a96974977",
         config=(
             "rows_in_registers("
-            "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, weight=early, "
-            "persistent=false, prefetch=false, load_cache=no_l1, store_cache=streaming, "
-            "min_blocks=2)"
+            "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
+            "weight_load=before_reduction, persistent=false, prefetch=false, load_cache=no_l1, "
+            "store_cache=streaming, min_blocks=2)"
         ),
         fits=rows_in_registers_6_fits,
         bind=rows_in_registers_6,
         record="770cb692",
         median_us=2.364,
+        code="b3a14d884868a221",
     ),
     Row(
         dims=(127, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="3c113c6f61b7",
+        kernel="3cccd71304dc",
         config=(
             "rows_in_registers("
-            "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=1, weight=early, "
-            "persistent=false, prefetch=false, load_cache=normal, store_cache=streaming, "
-            "min_blocks=2)"
+            "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=1, "
+            "weight_load=before_reduction, persistent=false, prefetch=false, "
+            "load_cache=normal, store_cache=streaming, min_blocks=2)"
         ),
         fits=rows_in_registers_7_fits,
         bind=rows_in_registers_7,
         record="78944559",
         median_us=3.152,
         evidence="measured while a rule was learnt",
+        code="cb5559d27a862a11",
     ),
     Row(
         dims=(128, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="21cbb922f750",
+        kernel="fe98be2d72af",
         config=(
             "rows_in_registers("
-            "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, weight=early, "
-            "persistent=false, prefetch=false, load_cache=no_l1, store_cache=evict_first, "
-            "min_blocks=1)"
+            "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
+            "weight_load=before_reduction, persistent=false, prefetch=false, load_cache=no_l1, "
+            "store_cache=evict_first, min_blocks=1)"
         ),
         fits=rows_in_registers_8_fits,
         bind=rows_in_registers_8,
         record="ea0015c5",
         median_us=3.208,
         evidence="measured while a rule was learnt",
+        code="5f32563b7a924910",
     ),
     Row(
         dims=(511, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="d3d977f44586",
+        kernel="1363f1e391ae",
         config=(
-            "ragged_rows("
+            "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, load_cache=normal, "
             "store_cache=streaming, min_blocks=5)"
         ),
-        fits=ragged_rows_2_fits,
-        bind=ragged_rows_2,
+        fits=unaligned_rows_2_fits,
+        bind=unaligned_rows_2,
         record="31ce17f6",
         median_us=5.392,
         evidence="measured while a rule was learnt",
+        code="1920733d09d3ae76",
     ),
     Row(
         dims=(512, 5120),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="803a00313e2b",
+        kernel="a2af1db6eae3",
         config=(
             "rows_in_registers("
-            "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, weight=early, "
-            "persistent=false, prefetch=false, load_cache=normal, store_cache=streaming, "
-            "min_blocks=1)"
+            "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
+            "weight_load=before_reduction, persistent=false, prefetch=false, "
+            "load_cache=normal, store_cache=streaming, min_blocks=1)"
         ),
         fits=rows_in_registers_5_fits,
         bind=rows_in_registers_5,
         record="db80e410",
         median_us=4.54,
         evidence="measured while a rule was learnt",
+        code="53789b58e0696cbb",
     ),
     Row(
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="c5e479a6838d",
+        kernel="3382bcb79746",
         config=(
-            "two_reads("
-            "threads=1024, vec=8, unroll=2, backward=false, load_cache=evict_last, "
+            "two_pass("
+            "threads=1024, vec=8, unroll=2, reverse=false, load_cache=evict_last, "
             "reread_cache=normal, store_cache=evict_first)"
         ),
-        fits=two_reads_3_fits,
-        bind=two_reads_3,
+        fits=two_pass_4_fits,
+        bind=two_pass_4,
         record="097d7d65",
         median_us=128.561,
+        code="921e66f1cb956485",
     ),
     Row(
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="7d1f7e37d131",
+        kernel="725b82fa16ad",
         config=(
-            "ragged_rows("
+            "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=true, "
             "load_cache=prefetch_256, store_cache=normal, min_blocks=4)"
         ),
-        fits=ragged_rows_3_fits,
-        bind=ragged_rows_3,
+        fits=unaligned_rows_3_fits,
+        bind=unaligned_rows_3,
         record="32ca24f4",
         median_us=43.106,
+        code="ebfd8e33d271399b",
     ),
     Row(
         dims=(8192, 2048),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="3ee301df5b4b",
+        kernel="dccec651a9c5",
         config=(
             "rows_in_registers("
-            "lanes_per_row=64, groups_per_block=1, rows_per_group=1, vec=8, weight=early, "
-            "persistent=false, prefetch=false, load_cache=no_l1, store_cache=streaming, "
-            "min_blocks=1)"
+            "lanes_per_row=64, groups_per_block=1, rows_per_group=1, vec=8, "
+            "weight_load=before_reduction, persistent=false, prefetch=false, load_cache=no_l1, "
+            "store_cache=streaming, min_blocks=1)"
         ),
         fits=rows_in_registers_9_fits,
         bind=rows_in_registers_9,
         record="d4ca2f44",
         median_us=17.592,
         evidence="measured while a rule was learnt",
+        code="d71e80cdf21dda97",
     ),
     Row(
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="1c8280449c63",
+        kernel="99f62b5f2f81",
         config=(
             "rows_in_registers("
-            "lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=8, weight=early, "
-            "persistent=false, prefetch=false, load_cache=evict_last, store_cache=normal, "
-            "min_blocks=8)"
+            "lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=8, "
+            "weight_load=before_reduction, persistent=false, prefetch=false, "
+            "load_cache=evict_last, store_cache=normal, min_blocks=8)"
         ),
         fits=rows_in_registers_10_fits,
         bind=rows_in_registers_10,
         record="e11e905d",
         median_us=33.07,
+        code="e695ce3eba0094ec",
     ),
     Row(
         dims=(16384, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="ec89f480616f",
+        kernel="3c473488b40f",
         config=(
             "rows_in_registers("
-            "lanes_per_row=16, groups_per_block=8, rows_per_group=1, vec=8, weight=early, "
-            "persistent=false, prefetch=false, load_cache=evict_last, store_cache=normal, "
-            "min_blocks=1)"
+            "lanes_per_row=16, groups_per_block=8, rows_per_group=1, vec=8, "
+            "weight_load=before_reduction, persistent=false, prefetch=false, "
+            "load_cache=evict_last, store_cache=normal, min_blocks=1)"
         ),
         fits=rows_in_registers_11_fits,
         bind=rows_in_registers_11,
         record="e97536c0",
         median_us=4.336,
         evidence="measured while a rule was learnt",
+        code="42071bb17d0bb0a3",
     ),
     Row(
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="4ca1f88abe84",
+        kernel="4ccd7095e33c",
         config=(
-            "two_reads("
-            "threads=512, vec=8, unroll=1, backward=true, load_cache=evict_last, "
+            "two_pass("
+            "threads=512, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
             "reread_cache=normal, store_cache=evict_first)"
         ),
-        fits=two_reads_4_fits,
-        bind=two_reads_4,
+        fits=two_pass_5_fits,
+        bind=two_pass_5,
         record="f66a7a4e",
         median_us=249.6,
+        code="7f166114804a0458",
     ),
     Row(
         dims=(262144, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="0b33434b7ef2",
+        kernel="e26072d09edd",
         config=(
             "rows_in_registers("
-            "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, weight=early, "
-            "persistent=false, prefetch=false, load_cache=evict_last, store_cache=evict_first, "
-            "min_blocks=5)"
+            "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
+            "weight_load=before_reduction, persistent=false, prefetch=false, "
+            "load_cache=evict_last, store_cache=evict_first, min_blocks=5)"
         ),
         fits=rows_in_registers_12_fits,
         bind=rows_in_registers_12,
         record="d7e04025",
         median_us=987.424,
+        code="a97b9d7ea6cbbb4a",
     ),
     Row(
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="a821fbc0c3e6",
+        kernel="ac37a89ce49d",
         config=(
             "rows_in_registers("
-            "lanes_per_row=16, groups_per_block=16, rows_per_group=2, vec=8, weight=early, "
-            "persistent=false, prefetch=false, load_cache=evict_last, store_cache=streaming, "
-            "min_blocks=1)"
+            "lanes_per_row=16, groups_per_block=16, rows_per_group=2, vec=8, "
+            "weight_load=before_reduction, persistent=false, prefetch=false, "
+            "load_cache=evict_last, store_cache=streaming, min_blocks=1)"
         ),
         fits=rows_in_registers_13_fits,
         bind=rows_in_registers_13,
         record="33ee6673",
         median_us=126.051,
+        code="6529595ded6b66c0",
     ),
     Row(
         dims=(262144, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="2a9198d65373",
+        kernel="e531384cfaf6",
         config=(
-            "two_reads("
-            "threads=512, vec=4, unroll=1, backward=true, load_cache=evict_last, "
+            "two_pass("
+            "threads=512, vec=4, unroll=1, reverse=true, load_cache=evict_last, "
             "reread_cache=normal, store_cache=evict_first)"
         ),
-        fits=two_reads_5_fits,
-        bind=two_reads_5,
+        fits=two_pass_6_fits,
+        bind=two_pass_6,
         record="b324f2a1",
         median_us=1979.008,
+        code="1b76004cc81ac341",
     ),
 )
 
@@ -1511,7 +1542,7 @@ def forward_rule_7(call: Call) -> tuple[str, ...]:
 
 
 FORWARD_RULES = (
-    Rule(
+    DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(("N", 128),),
         choose=forward_rule_1,
@@ -1519,7 +1550,7 @@ FORWARD_RULES = (
         mean_loss=0.0192,
         worst_loss=0.0683,
     ),
-    Rule(
+    DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(("N", 2048),),
         choose=forward_rule_2,
@@ -1527,7 +1558,7 @@ FORWARD_RULES = (
         mean_loss=0.0,
         worst_loss=0.0,
     ),
-    Rule(
+    DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(("N", 4096),),
         choose=forward_rule_3,
@@ -1535,7 +1566,7 @@ FORWARD_RULES = (
         mean_loss=0.015,
         worst_loss=0.0968,
     ),
-    Rule(
+    DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(("N", 5003),),
         choose=forward_rule_4,
@@ -1543,7 +1574,7 @@ FORWARD_RULES = (
         mean_loss=0.0036,
         worst_loss=0.022,
     ),
-    Rule(
+    DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(("N", 5120),),
         choose=forward_rule_5,
@@ -1551,7 +1582,7 @@ FORWARD_RULES = (
         mean_loss=0.0078,
         worst_loss=0.021,
     ),
-    Rule(
+    DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(("N", 8192),),
         choose=forward_rule_6,
@@ -1559,7 +1590,7 @@ FORWARD_RULES = (
         mean_loss=0.0034,
         worst_loss=0.0147,
     ),
-    Rule(
+    DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(("N", 32768),),
         choose=forward_rule_7,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from ..._runtime.arith import ceil_div, round_up
 from ..._runtime.device import KernelFile
-from ..._runtime.rows import Call, Row, Rule, Run
+from ..._runtime.rows import Call, DispatchRule, Row, Run
 
-# What this file and the runtime must agree on.
-FORMAT = 2
+# Version of the interface between this file and the runtime.
+FORMAT = 3
 
 
 def toeplitz_mma_1_fits(call: Call) -> bool:
@@ -23,13 +23,13 @@ def toeplitz_mma_1_fits(call: Call) -> bool:
         and 4 * round_up(call.T, 128) <= 5 * round_up(call.T, 16)
         and 1 <= ceil_div(call.B * 1, 8)
         and ceil_div(call.B * 1, 8) * 8 * 1 <= round_up(call.B * 1, 8) + 8
-        and 2 <= ceil_div(ceil_div(call.T, 128), 2)
-        and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
         and (
             (min(call.B, 8) * (round_up((round_up(call.T, 128) + 0) * 2 + (ceil_div(call.T, 128) * 1
             + 1 - 1) * 0, 128) + 32) + 2 * (round_up(2 * (round_up(call.T, 128) + 128), 128) + 64) +
             1280) * 2 <= 233472
         )
+        and 2 <= ceil_div(ceil_div(call.T, 128), 2)
+        and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
         and call.B * 2 < 32
         and 2 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
@@ -38,8 +38,8 @@ def toeplitz_mma_1_fits(call: Call) -> bool:
 
 
 def toeplitz_mma_1(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=2, tiles=8, batch_tiles=1, fold=1, chains=1, min_blocks=2, tap_group=8,
-    tap_batch=16, tap_fold=2, tap_warps=4).
+    """toeplitz_mma(warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2,
+    tap_diagonals=8, tap_k=16, tap_fold=2, tap_warps=4).
     """
     size_b = call.B
     size_t = call.T
@@ -69,13 +69,13 @@ def toeplitz_mma_2_fits(call: Call) -> bool:
         and 4 * round_up(call.T, 128) <= 5 * round_up(call.T, 16)
         and 1 <= ceil_div(call.B * 1, 8)
         and ceil_div(call.B * 1, 8) * 8 * 1 <= round_up(call.B * 1, 8) + 8
-        and 3 <= ceil_div(ceil_div(call.T, 128), 2)
-        and 8 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 6), 2))
         and (
             (min(call.B, 8) * (round_up((round_up(call.T, 128) + 0) * 2 + (ceil_div(call.T, 128) * 1
             + 1 - 1) * 0, 128) + 32) + 2 * (round_up(2 * (round_up(call.T, 128) + 128), 128) + 64) +
             1280) * 2 <= 233472
         )
+        and 3 <= ceil_div(ceil_div(call.T, 128), 2)
+        and 8 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 6), 2))
         and 32 < 2 * call.B * 1
         and 1 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
@@ -84,8 +84,8 @@ def toeplitz_mma_2_fits(call: Call) -> bool:
 
 
 def toeplitz_mma_2(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=3, tiles=8, batch_tiles=1, fold=1, chains=1, min_blocks=2, tap_group=6,
-    tap_batch=32, tap_fold=1, tap_warps=8).
+    """toeplitz_mma(warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2,
+    tap_diagonals=6, tap_k=32, tap_fold=1, tap_warps=8).
     """
     size_b = call.B
     size_t = call.T
@@ -117,13 +117,13 @@ def toeplitz_mma_3_fits(call: Call) -> bool:
         and 7 * call.B < 8
         and 1 <= ceil_div(call.B * 8, 8)
         and ceil_div(call.B * 8, 8) * 8 * 1 <= round_up(call.B * 8, 8) + 8
-        and 1 <= ceil_div(ceil_div(call.T, 512), 2)
-        and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 6), 2))
         and (
             (min(call.B, 1) * (round_up((round_up(call.T, 512) + 448) * 4 + (ceil_div(call.T, 512) *
             8 + 8 - 1) * 64, 128) + 64) + 4 * (round_up(2 * (round_up(call.T, 512) + 64), 128) + 64)
             + 1280) * 4 <= 233472
         )
+        and 1 <= ceil_div(ceil_div(call.T, 512), 2)
+        and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 6), 2))
         and call.B * 16 < 32
         and 16 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
@@ -132,8 +132,8 @@ def toeplitz_mma_3_fits(call: Call) -> bool:
 
 
 def toeplitz_mma_3(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=1, tiles=4, batch_tiles=1, fold=8, chains=2, min_blocks=4, tap_group=6,
-    tap_batch=16, tap_fold=16, tap_warps=4).
+    """toeplitz_mma(warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=2, min_blocks=4,
+    tap_diagonals=6, tap_k=16, tap_fold=16, tap_warps=4).
     """
     size_b = call.B
     size_t = call.T
@@ -165,13 +165,13 @@ def toeplitz_mma_4_fits(call: Call) -> bool:
         and 3 * call.B < 8
         and 1 <= ceil_div(call.B * 4, 8)
         and ceil_div(call.B * 4, 8) * 8 * 1 <= round_up(call.B * 4, 8) + 8
-        and 4 <= ceil_div(ceil_div(call.T, 512), 2)
-        and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
         and (
             (min(call.B, 2) * (round_up((round_up(call.T, 512) + 384) * 4 + (ceil_div(call.T, 512) *
             4 + 4 - 1) * 64, 128) + 64) + 4 * (round_up(2 * (round_up(call.T, 512) + 128), 128) +
             64) + 1280) * 1 <= 233472
         )
+        and 4 <= ceil_div(ceil_div(call.T, 512), 2)
+        and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
         and 32 < 2 * call.B * 16
         and call.B * 16 < 64
         and 16 <= ceil_div(call.T, 16)
@@ -181,8 +181,8 @@ def toeplitz_mma_4_fits(call: Call) -> bool:
 
 
 def toeplitz_mma_4(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=4, tiles=8, batch_tiles=1, fold=4, chains=2, min_blocks=1, tap_group=8,
-    tap_batch=32, tap_fold=16, tap_warps=4).
+    """toeplitz_mma(warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, min_blocks=1,
+    tap_diagonals=8, tap_k=32, tap_fold=16, tap_warps=4).
     """
     size_b = call.B
     size_t = call.T
@@ -212,13 +212,13 @@ def toeplitz_mma_5_fits(call: Call) -> bool:
         and 4 * round_up(call.T, 64) <= 5 * round_up(call.T, 16)
         and 1 <= ceil_div(call.B * 1, 8)
         and ceil_div(call.B * 1, 8) * 8 * 1 <= round_up(call.B * 1, 8) + 8
-        and 8 <= ceil_div(ceil_div(call.T, 64), 2)
-        and 8 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
         and (
             (min(call.B, 8) * (round_up((round_up(call.T, 64) + 0) * 4 + (ceil_div(call.T, 64) * 1 +
             1 - 1) * 0, 128) + 64) + 4 * (round_up(2 * (round_up(call.T, 64) + 64), 128) + 64) +
             1280) * 1 <= 233472
         )
+        and 8 <= ceil_div(ceil_div(call.T, 64), 2)
+        and 8 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
         and call.B * 2 < 32
         and 2 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
@@ -227,8 +227,8 @@ def toeplitz_mma_5_fits(call: Call) -> bool:
 
 
 def toeplitz_mma_5(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=8, tiles=4, batch_tiles=1, fold=1, chains=1, min_blocks=1, tap_group=8,
-    tap_batch=16, tap_fold=2, tap_warps=8).
+    """toeplitz_mma(warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=1,
+    tap_diagonals=8, tap_k=16, tap_fold=2, tap_warps=8).
     """
     size_b = call.B
     size_t = call.T
@@ -258,13 +258,13 @@ def toeplitz_mma_6_fits(call: Call) -> bool:
         and 4 * round_up(call.T, 64) <= 5 * round_up(call.T, 16)
         and 1 <= ceil_div(call.B * 1, 8)
         and ceil_div(call.B * 1, 8) * 8 * 1 <= round_up(call.B * 1, 8) + 8
-        and 4 <= ceil_div(ceil_div(call.T, 64), 2)
-        and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 4), 2))
         and (
             (min(call.B, 8) * (round_up((round_up(call.T, 64) + 0) * 4 + (ceil_div(call.T, 64) * 1 +
             1 - 1) * 0, 128) + 64) + 4 * (round_up(2 * (round_up(call.T, 64) + 64), 128) + 64) +
             1280) * 2 <= 233472
         )
+        and 4 <= ceil_div(ceil_div(call.T, 64), 2)
+        and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 4), 2))
         and 32 < 2 * call.B * 4
         and call.B * 4 < 64
         and 4 <= ceil_div(call.T, 16)
@@ -274,8 +274,8 @@ def toeplitz_mma_6_fits(call: Call) -> bool:
 
 
 def toeplitz_mma_6(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=4, tiles=4, batch_tiles=1, fold=1, chains=2, min_blocks=2, tap_group=4,
-    tap_batch=32, tap_fold=4, tap_warps=4).
+    """toeplitz_mma(warps=4, m_tiles=4, n_tiles=1, t_fold=1, promotions=2, min_blocks=2,
+    tap_diagonals=4, tap_k=32, tap_fold=4, tap_warps=4).
     """
     size_b = call.B
     size_t = call.T
@@ -305,13 +305,13 @@ def toeplitz_mma_7_fits(call: Call) -> bool:
         and 4 * round_up(call.T, 64) <= 5 * round_up(call.T, 16)
         and 1 <= ceil_div(call.B * 1, 8)
         and ceil_div(call.B * 1, 8) * 8 * 1 <= round_up(call.B * 1, 8) + 8
-        and 2 <= ceil_div(ceil_div(call.T, 64), 2)
-        and 6 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
         and (
             (min(call.B, 8) * (round_up((round_up(call.T, 64) + 0) * 4 + (ceil_div(call.T, 64) * 1 +
             1 - 1) * 0, 128) + 64) + 4 * (round_up(2 * (round_up(call.T, 64) + 64), 128) + 64) +
             1280) * 2 <= 233472
         )
+        and 2 <= ceil_div(ceil_div(call.T, 64), 2)
+        and 6 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
         and 1 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
         and call.k_ptr % 16 == 0
@@ -319,8 +319,8 @@ def toeplitz_mma_7_fits(call: Call) -> bool:
 
 
 def toeplitz_mma_7(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=2, tiles=4, batch_tiles=1, fold=1, chains=1, min_blocks=2, tap_group=8,
-    tap_batch=16, tap_fold=1, tap_warps=6).
+    """toeplitz_mma(warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=2,
+    tap_diagonals=8, tap_k=16, tap_fold=1, tap_warps=6).
     """
     size_b = call.B
     size_t = call.T
@@ -350,18 +350,20 @@ def toeplitz_mma_8_fits(call: Call) -> bool:
         and 4 * round_up(call.T, 128) <= 5 * round_up(call.T, 16)
         and 1 <= ceil_div(call.B * 1, 8)
         and ceil_div(call.B * 1, 8) * 8 * 1 <= round_up(call.B * 1, 8) + 8
-        and 2 <= ceil_div(ceil_div(call.T, 128), 2)
         and (
             (min(call.B, 8) * (round_up((round_up(call.T, 128) + 0) * 2 + (ceil_div(call.T, 128) * 1
             + 1 - 1) * 0, 128) + 32) + 2 * (round_up(2 * (round_up(call.T, 128) + 128), 128) + 64) +
             1280) * 3 <= 233472
         )
+        and 2 <= ceil_div(ceil_div(call.T, 128), 2)
         and call.k_ptr % 16 == 0
     )
 
 
 def toeplitz_mma_8(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=2, tiles=8, batch_tiles=1, fold=1, chains=1, parts=1, min_blocks=3)."""
+    """toeplitz_mma(warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1,
+    min_blocks=3).
+    """
     size_b = call.B
     size_t = call.T
     size_c = call.C
@@ -385,18 +387,20 @@ def toeplitz_mma_9_fits(call: Call) -> bool:
         and 4 * round_up(call.T, 128) <= 5 * round_up(call.T, 16)
         and 1 <= ceil_div(call.B * 1, 8)
         and ceil_div(call.B * 1, 8) * 8 * 1 <= round_up(call.B * 1, 8) + 8
-        and 3 <= ceil_div(ceil_div(call.T, 128), 2)
         and (
             (min(call.B, 8) * (round_up((round_up(call.T, 128) + 0) * 2 + (ceil_div(call.T, 128) * 1
             + 1 - 1) * 0, 128) + 32) + 2 * (round_up(2 * (round_up(call.T, 128) + 128), 128) + 64) +
             1280) * 4 <= 233472
         )
+        and 3 <= ceil_div(ceil_div(call.T, 128), 2)
         and call.k_ptr % 16 == 0
     )
 
 
 def toeplitz_mma_9(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=3, tiles=8, batch_tiles=1, fold=1, chains=1, parts=1, min_blocks=4)."""
+    """toeplitz_mma(warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1,
+    min_blocks=4).
+    """
     size_b = call.B
     size_t = call.T
     size_c = call.C
@@ -422,18 +426,20 @@ def toeplitz_mma_10_fits(call: Call) -> bool:
         and 7 * call.B < 8
         and 1 <= ceil_div(call.B * 8, 8)
         and ceil_div(call.B * 8, 8) * 8 * 1 <= round_up(call.B * 8, 8) + 8
-        and 1 <= ceil_div(ceil_div(call.T, 512), 2)
         and (
             (min(call.B, 1) * (round_up((round_up(call.T, 512) + 448) * 4 + (ceil_div(call.T, 512) *
             8 + 8 - 1) * 64, 128) + 64) + 4 * (round_up(2 * (round_up(call.T, 512) + 64), 128) + 64)
             + 1280) * 4 <= 233472
         )
+        and 1 <= ceil_div(ceil_div(call.T, 512), 2)
         and call.k_ptr % 16 == 0
     )
 
 
 def toeplitz_mma_10(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=1, tiles=4, batch_tiles=1, fold=8, chains=1, parts=1, min_blocks=4)."""
+    """toeplitz_mma(warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=1, t_blocks=1,
+    min_blocks=4).
+    """
     size_b = call.B
     size_t = call.T
     size_c = call.C
@@ -459,18 +465,20 @@ def toeplitz_mma_11_fits(call: Call) -> bool:
         and 3 * call.B < 8
         and 1 <= ceil_div(call.B * 4, 8)
         and ceil_div(call.B * 4, 8) * 8 * 1 <= round_up(call.B * 4, 8) + 8
-        and 2 <= ceil_div(ceil_div(call.T, 256), 2)
         and (
             (min(call.B, 2) * (round_up((round_up(call.T, 256) + 192) * 4 + (ceil_div(call.T, 256) *
             4 + 4 - 1) * 64, 128) + 64) + 4 * (round_up(2 * (round_up(call.T, 256) + 64), 128) + 64)
             + 1280) * 4 <= 233472
         )
+        and 2 <= ceil_div(ceil_div(call.T, 256), 2)
         and call.k_ptr % 16 == 0
     )
 
 
 def toeplitz_mma_11(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=2, tiles=4, batch_tiles=1, fold=4, chains=1, parts=1, min_blocks=4)."""
+    """toeplitz_mma(warps=2, m_tiles=4, n_tiles=1, t_fold=4, promotions=1, t_blocks=1,
+    min_blocks=4).
+    """
     size_b = call.B
     size_t = call.T
     size_c = call.C
@@ -496,18 +504,20 @@ def toeplitz_mma_12_fits(call: Call) -> bool:
         and 3 * call.B < 8
         and 1 <= ceil_div(call.B * 4, 8)
         and ceil_div(call.B * 4, 8) * 8 * 1 <= round_up(call.B * 4, 8) + 8
-        and 4 <= ceil_div(ceil_div(call.T, 512), 2)
         and (
             (min(call.B, 2) * (round_up((round_up(call.T, 512) + 384) * 4 + (ceil_div(call.T, 512) *
             4 + 4 - 1) * 64, 128) + 64) + 4 * (round_up(2 * (round_up(call.T, 512) + 128), 128) +
             64) + 1280) * 2 <= 233472
         )
+        and 4 <= ceil_div(ceil_div(call.T, 512), 2)
         and call.k_ptr % 16 == 0
     )
 
 
 def toeplitz_mma_12(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=4, tiles=8, batch_tiles=1, fold=4, chains=2, parts=1, min_blocks=2)."""
+    """toeplitz_mma(warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, t_blocks=1,
+    min_blocks=2).
+    """
     size_b = call.B
     size_t = call.T
     size_c = call.C
@@ -531,18 +541,20 @@ def toeplitz_mma_13_fits(call: Call) -> bool:
         and 4 * round_up(call.T, 64) <= 5 * round_up(call.T, 16)
         and 1 <= ceil_div(call.B * 1, 8)
         and ceil_div(call.B * 1, 8) * 8 * 1 <= round_up(call.B * 1, 8) + 8
-        and 8 <= ceil_div(ceil_div(call.T, 64), 2)
         and (
             (min(call.B, 8) * (round_up((round_up(call.T, 64) + 0) * 4 + (ceil_div(call.T, 64) * 1 +
             1 - 1) * 0, 128) + 64) + 4 * (round_up(2 * (round_up(call.T, 64) + 64), 128) + 64) +
             1280) * 1 <= 233472
         )
+        and 8 <= ceil_div(ceil_div(call.T, 64), 2)
         and call.k_ptr % 16 == 0
     )
 
 
 def toeplitz_mma_13(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=8, tiles=4, batch_tiles=1, fold=1, chains=1, parts=1, min_blocks=1)."""
+    """toeplitz_mma(warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1,
+    min_blocks=1).
+    """
     size_b = call.B
     size_t = call.T
     size_c = call.C
@@ -566,18 +578,20 @@ def toeplitz_mma_14_fits(call: Call) -> bool:
         and 4 * round_up(call.T, 64) <= 5 * round_up(call.T, 16)
         and 1 <= ceil_div(call.B * 1, 8)
         and ceil_div(call.B * 1, 8) * 8 * 1 <= round_up(call.B * 1, 8) + 8
-        and 2 <= ceil_div(ceil_div(call.T, 64), 2)
         and (
             (min(call.B, 8) * (round_up((round_up(call.T, 64) + 0) * 4 + (ceil_div(call.T, 64) * 1 +
             1 - 1) * 0, 128) + 64) + 4 * (round_up(2 * (round_up(call.T, 64) + 64), 128) + 64) +
             1280) * 3 <= 233472
         )
+        and 2 <= ceil_div(ceil_div(call.T, 64), 2)
         and call.k_ptr % 16 == 0
     )
 
 
 def toeplitz_mma_14(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=2, tiles=4, batch_tiles=1, fold=1, chains=1, parts=1, min_blocks=3)."""
+    """toeplitz_mma(warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1,
+    min_blocks=3).
+    """
     size_b = call.B
     size_t = call.T
     size_c = call.C
@@ -601,18 +615,20 @@ def toeplitz_mma_15_fits(call: Call) -> bool:
         and 4 * round_up(call.T, 48) <= 5 * round_up(call.T, 16)
         and 2 <= ceil_div(call.B * 1, 8)
         and ceil_div(call.B * 1, 16) * 8 * 2 <= round_up(call.B * 1, 8) + 8
-        and 4 <= ceil_div(ceil_div(call.T, 48), 2)
         and (
             (min(call.B, 16) * (round_up((round_up(call.T, 48) + 0) * 4 + (ceil_div(call.T, 48) * 1
             + 1 - 1) * 0, 128) + 64) + 4 * (round_up(2 * (round_up(call.T, 48) + 48), 128) + 64) +
             1280) * 3 <= 233472
         )
+        and 4 <= ceil_div(ceil_div(call.T, 48), 2)
         and call.k_ptr % 16 == 0
     )
 
 
 def toeplitz_mma_15(file: KernelFile, call: Call) -> Run:
-    """toeplitz_mma(warps=4, tiles=3, batch_tiles=2, fold=1, chains=1, parts=1, min_blocks=3)."""
+    """toeplitz_mma(warps=4, m_tiles=3, n_tiles=2, t_fold=1, promotions=1, t_blocks=1,
+    min_blocks=3).
+    """
     size_b = call.B
     size_t = call.T
     size_c = call.C
@@ -633,106 +649,113 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="54c9c19af75d",
+        kernel="e348d0b9da1f",
         config=(
             "toeplitz_mma("
-            "warps=2, tiles=8, batch_tiles=1, fold=1, chains=1, min_blocks=2, tap_group=8, "
-            "tap_batch=16, tap_fold=2, tap_warps=4)"
+            "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
+            "tap_diagonals=8, tap_k=16, tap_fold=2, tap_warps=4)"
         ),
         fits=toeplitz_mma_1_fits,
         bind=toeplitz_mma_1,
         record="739be0eb",
         median_us=73.917,
+        code="ac672cfebe354094",
     ),
     Row(
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="0adf36f1b1a5",
+        kernel="bea6f91443de",
         config=(
             "toeplitz_mma("
-            "warps=3, tiles=8, batch_tiles=1, fold=1, chains=1, min_blocks=2, tap_group=6, "
-            "tap_batch=32, tap_fold=1, tap_warps=8)"
+            "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
+            "tap_diagonals=6, tap_k=32, tap_fold=1, tap_warps=8)"
         ),
         fits=toeplitz_mma_2_fits,
         bind=toeplitz_mma_2,
         record="6135afa4",
         median_us=132.779,
+        code="8ce5af82dbb1d3e2",
     ),
     Row(
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="6e0f848b7cfa",
+        kernel="7316b8737e05",
         config=(
             "toeplitz_mma("
-            "warps=1, tiles=4, batch_tiles=1, fold=8, chains=2, min_blocks=4, tap_group=6, "
-            "tap_batch=16, tap_fold=16, tap_warps=4)"
+            "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=2, min_blocks=4, "
+            "tap_diagonals=6, tap_k=16, tap_fold=16, tap_warps=4)"
         ),
         fits=toeplitz_mma_3_fits,
         bind=toeplitz_mma_3,
         record="4fb989cc",
         median_us=50.852,
+        code="9b0385500859ffd0",
     ),
     Row(
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="866d306e6c84",
+        kernel="2e1b90711d85",
         config=(
             "toeplitz_mma("
-            "warps=4, tiles=8, batch_tiles=1, fold=4, chains=2, min_blocks=1, tap_group=8, "
-            "tap_batch=32, tap_fold=16, tap_warps=4)"
+            "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, min_blocks=1, "
+            "tap_diagonals=8, tap_k=32, tap_fold=16, tap_warps=4)"
         ),
         fits=toeplitz_mma_4_fits,
         bind=toeplitz_mma_4,
         record="5986d42e",
         median_us=454.032,
+        code="f44960e4b4224efd",
     ),
     Row(
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="37001a79eade",
+        kernel="2e42bd0ee496",
         config=(
             "toeplitz_mma("
-            "warps=8, tiles=4, batch_tiles=1, fold=1, chains=1, min_blocks=1, tap_group=8, "
-            "tap_batch=16, tap_fold=2, tap_warps=8)"
+            "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=1, "
+            "tap_diagonals=8, tap_k=16, tap_fold=2, tap_warps=8)"
         ),
         fits=toeplitz_mma_5_fits,
         bind=toeplitz_mma_5,
         record="adf11cb6",
         median_us=32.548,
+        code="b83cc43171e48d1c",
     ),
     Row(
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="b996a0421c29",
+        kernel="f344b2152780",
         config=(
             "toeplitz_mma("
-            "warps=4, tiles=4, batch_tiles=1, fold=1, chains=2, min_blocks=2, tap_group=4, "
-            "tap_batch=32, tap_fold=4, tap_warps=4)"
+            "warps=4, m_tiles=4, n_tiles=1, t_fold=1, promotions=2, min_blocks=2, "
+            "tap_diagonals=4, tap_k=32, tap_fold=4, tap_warps=4)"
         ),
         fits=toeplitz_mma_6_fits,
         bind=toeplitz_mma_6,
         record="57cd86f3",
         median_us=142.574,
+        code="188a986efca1b53b",
     ),
     Row(
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="4d4dd1f07bee",
+        kernel="0c30ace443cf",
         config=(
             "toeplitz_mma("
-            "warps=2, tiles=4, batch_tiles=1, fold=1, chains=1, min_blocks=2, tap_group=8, "
-            "tap_batch=16, tap_fold=1, tap_warps=6)"
+            "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
+            "tap_diagonals=8, tap_k=16, tap_fold=1, tap_warps=6)"
         ),
         fits=toeplitz_mma_7_fits,
         bind=toeplitz_mma_7,
         record="6a80db05",
         median_us=306.47,
+        code="0db8100bfccb09f9",
     ),
 )
 
@@ -742,114 +765,122 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="3806021243f5",
+        kernel="8274c722871d",
         config=(
             "toeplitz_mma("
-            "warps=2, tiles=8, batch_tiles=1, fold=1, chains=1, parts=1, min_blocks=3)"
+            "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
         ),
         fits=toeplitz_mma_8_fits,
         bind=toeplitz_mma_8,
         record="bfc20d28",
         median_us=33.2,
+        code="59ecc197ef09c40d",
     ),
     Row(
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="c53abaa6e210",
+        kernel="6ca5aa99a4d7",
         config=(
             "toeplitz_mma("
-            "warps=3, tiles=8, batch_tiles=1, fold=1, chains=1, parts=1, min_blocks=4)"
+            "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=4)"
         ),
         fits=toeplitz_mma_9_fits,
         bind=toeplitz_mma_9,
         record="2bac08f5",
         median_us=70.456,
+        code="8feecf87754a90d2",
     ),
     Row(
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="7231bae328d1",
+        kernel="33eeeef4ad46",
         config=(
             "toeplitz_mma("
-            "warps=1, tiles=4, batch_tiles=1, fold=8, chains=1, parts=1, min_blocks=4)"
+            "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=1, t_blocks=1, min_blocks=4)"
         ),
         fits=toeplitz_mma_10_fits,
         bind=toeplitz_mma_10,
         record="e9859466",
         median_us=22.957,
+        code="9957a911340ba4db",
     ),
     Row(
         dims=(2, 226, 1011),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="72d3a54b2dc9",
+        kernel="4e56c2550dca",
         config=(
             "toeplitz_mma("
-            "warps=2, tiles=4, batch_tiles=1, fold=4, chains=1, parts=1, min_blocks=4)"
+            "warps=2, m_tiles=4, n_tiles=1, t_fold=4, promotions=1, t_blocks=1, min_blocks=4)"
         ),
         fits=toeplitz_mma_11_fits,
         bind=toeplitz_mma_11,
         record="91c72224",
         median_us=17.449,
         evidence="measured while a rule was learnt",
+        code="fd47077619218466",
     ),
     Row(
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="cc60a9029e1e",
+        kernel="ab31ad32fd47",
         config=(
             "toeplitz_mma("
-            "warps=4, tiles=8, batch_tiles=1, fold=4, chains=2, parts=1, min_blocks=2)"
+            "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, t_blocks=1, min_blocks=2)"
         ),
         fits=toeplitz_mma_12_fits,
         bind=toeplitz_mma_12,
         record="8cc7ab71",
         median_us=210.96,
+        code="c36184d6f5ec32e8",
     ),
     Row(
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="3795d5925964",
+        kernel="b386b1c217d7",
         config=(
             "toeplitz_mma("
-            "warps=8, tiles=4, batch_tiles=1, fold=1, chains=1, parts=1, min_blocks=1)"
+            "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=1)"
         ),
         fits=toeplitz_mma_13_fits,
         bind=toeplitz_mma_13,
         record="a4af514c",
         median_us=16.816,
+        code="7a1269cc6f8c1918",
     ),
     Row(
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="36a7de885192",
+        kernel="0813fc8ef48b",
         config=(
             "toeplitz_mma("
-            "warps=2, tiles=4, batch_tiles=1, fold=1, chains=1, parts=1, min_blocks=3)"
+            "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
         ),
         fits=toeplitz_mma_14_fits,
         bind=toeplitz_mma_14,
         record="bf242df2",
         median_us=62.084,
+        code="a73bb79649f794ff",
     ),
     Row(
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="43741883107d",
+        kernel="29670e239d66",
         config=(
             "toeplitz_mma("
-            "warps=4, tiles=3, batch_tiles=2, fold=1, chains=1, parts=1, min_blocks=3)"
+            "warps=4, m_tiles=3, n_tiles=2, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
         ),
         fits=toeplitz_mma_15_fits,
         bind=toeplitz_mma_15,
         record="e8181696",
         median_us=146.96,
+        code="c0b1f1ab59d185b5",
     ),
 )
 
@@ -875,7 +906,7 @@ def forward_rule_2(call: Call) -> tuple[str, ...]:
 
 
 FORWARD_RULES = (
-    Rule(
+    DispatchRule(
         dtypes=("bf16", "bf16"),
         constants=(),
         choose=forward_rule_1,
@@ -883,7 +914,7 @@ FORWARD_RULES = (
         mean_loss=0.0172,
         worst_loss=0.0655,
     ),
-    Rule(
+    DispatchRule(
         dtypes=("fp32", "fp32"),
         constants=(),
         choose=forward_rule_2,

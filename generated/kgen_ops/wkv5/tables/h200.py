@@ -12,36 +12,38 @@ from ..._runtime.arith import ceil_div
 from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Run
 
-# What this file and the runtime must agree on.
-FORMAT = 2
+# Version of the interface between this file and the runtime.
+FORMAT = 3
 
 
-def chunked_1_fits(call: Call) -> bool:
-    """Whether a call may use chunked_1."""
+def chunk_loop_1_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_1."""
     return (
-        call.B * call.H >= 1
+        call.N * call.H >= 1
         and call.T >= 1
         and call.gy_ptr % 16 == 0
-        and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gy_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.gy_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.gy_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.gy_stride_H * 2 % 16 == 0
+        and call.r_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
     )
 
 
-def chunked_1(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=2, carry=true, overlap=true)."""
+def chunk_loop_1(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4,
+    sequential_chunks=true, pdl=true).
+    """
     size_b = call.B
     size_h = call.H
     size_t = call.T
@@ -67,23 +69,23 @@ def chunked_1(file: KernelFile, call: Call) -> Run:
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
     launch_1 = file.launcher(
-        "wkv5_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=44160,
+        "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=44160,
     )
-    grid_1_x = 1 * size_b * size_h * 1
+    grid_1_x = 1 * (size_b * size_h) * 1
     launch_2 = file.launcher(
-        "wkv5_backward", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=115200,
-        overlaps=grid_1_x > 0,
+        "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
+        smem=115200, pdl=grid_1_x > 0,
     )
     grid_2_x = size_b * size_h
     launch_3 = file.launcher(
-        "wkv5_backward_sums", "ppppqqq", block=(512, 1, 1), smem=0,
-        overlaps=grid_1_x > 0 or grid_2_x > 0,
+        "wkv_backward_reduce", "ppppqqq", block=(512, 1, 1), smem=0,
+        pdl=grid_1_x > 0 or grid_2_x > 0,
     )
     grid_3_x = 2 * ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64 * 64, torch.float32)
-    new_gradients = file.scratch(size_b * size_h * 1 * 64 * 64, torch.float32)
-    new_gw_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
+    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
+    new_gradients = file.scratch(size_b * size_h * 1 * 4096, torch.float32)
     new_gu_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
+    new_gw_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -92,8 +94,8 @@ def chunked_1(file: KernelFile, call: Call) -> Run:
     ) -> None:
         states = new_states()
         gradients = new_gradients()
-        gw_parts = new_gw_parts()
         gu_parts = new_gu_parts()
+        gw_parts = new_gw_parts()
         launch_1(
             stream, grid_1_x, 1, 1, gy, r, k, v, w, initial_state, gfinal_state, ginitial_state,
             states.data_ptr(), gradients.data_ptr(), size_t, size_h, gy_stride_b, gy_stride_t,
@@ -116,32 +118,34 @@ def chunked_1(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def chunked_2_fits(call: Call) -> bool:
-    """Whether a call may use chunked_2."""
+def chunk_loop_2_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_2."""
     return (
-        call.B * call.H >= 1
+        call.N * call.H >= 1
         and call.T >= 1
         and call.gy_ptr % 16 == 0
-        and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gy_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.gy_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.gy_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.gy_stride_H * 2 % 16 == 0
+        and call.r_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
     )
 
 
-def chunked_2(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true, stagger=20)."""
+def chunk_loop_2(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4,
+    sequential_chunks=true, stagger_kcycles=20).
+    """
     size_b = call.B
     size_h = call.H
     size_t = call.T
@@ -167,19 +171,20 @@ def chunked_2(file: KernelFile, call: Call) -> Run:
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
     launch_1 = file.launcher(
-        "wkv5_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=44160,
+        "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=44160,
     )
-    grid_1_x = 1 * size_b * size_h * 1
+    grid_1_x = 1 * (size_b * size_h) * 1
     launch_2 = file.launcher(
-        "wkv5_backward", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=115200,
+        "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
+        smem=115200,
     )
     grid_2_x = size_b * size_h
-    launch_3 = file.launcher("wkv5_backward_sums", "ppppqqq", block=(512, 1, 1), smem=0)
+    launch_3 = file.launcher("wkv_backward_reduce", "ppppqqq", block=(512, 1, 1), smem=0)
     grid_3_x = 2 * ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64 * 64, torch.float32)
-    new_gradients = file.scratch(size_b * size_h * 1 * 64 * 64, torch.float32)
-    new_gw_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
+    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
+    new_gradients = file.scratch(size_b * size_h * 1 * 4096, torch.float32)
     new_gu_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
+    new_gw_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -188,8 +193,8 @@ def chunked_2(file: KernelFile, call: Call) -> Run:
     ) -> None:
         states = new_states()
         gradients = new_gradients()
-        gw_parts = new_gw_parts()
         gu_parts = new_gu_parts()
+        gw_parts = new_gw_parts()
         launch_1(
             stream, grid_1_x, 1, 1, gy, r, k, v, w, initial_state, gfinal_state, ginitial_state,
             states.data_ptr(), gradients.data_ptr(), size_t, size_h, gy_stride_b, gy_stride_t,
@@ -247,7 +252,7 @@ def block_per_head_1(file: KernelFile, call: Call) -> Run:
     y_stride_b = call.y_stride_B
     y_stride_t = call.y_stride_T
     y_stride_h = call.y_stride_H
-    launch = file.launcher("wkv5_forward", "pppppppppqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=644)
+    launch = file.launcher("wkv_forward", "pppppppppqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=644)
     grid_x = size_n * size_h * 1
 
     def run(
@@ -263,30 +268,30 @@ def block_per_head_1(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def chunked_3_fits(call: Call) -> bool:
-    """Whether a call may use chunked_3."""
+def chunk_loop_3_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_3."""
     return (
         call.N * call.H >= 1
         and call.T >= 1
         and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
-        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
+        and call.w_ptr % 16 == 0
     )
 
 
-def chunked_3(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, segments=1,
-    min_blocks=4).
+def chunk_loop_3(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=4, chunk=16, value_tiles=1, value_warps=4, key_warps=1,
+    stages=3, segments=1).
     """
     size_h = call.H
     size_n = call.N
@@ -303,59 +308,59 @@ def chunked_3(file: KernelFile, call: Call) -> Run:
     y_stride_b = call.y_stride_B
     y_stride_t = call.y_stride_T
     y_stride_h = call.y_stride_H
-    launch_1 = file.launcher("wkv5_segments", "pppppqqqqqqqq", block=(128, 1, 1), smem=53392)
+    launch_1 = file.launcher("wkv_segment_states", "pppppqqqqqqqq", block=(128, 1, 1), smem=53392)
     grid_1_x = size_n * size_h * 1 * 0
     launch_2 = file.launcher(
-        "wkv5_forward", "pppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=53392,
+        "wkv_forward", "pppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=53392,
     )
     grid_2_x = size_n * size_h * 1 * 1
-    new_parts = file.scratch(size_n * size_h * 0 * 64 * 64, torch.float32)
-    new_decays = file.scratch(size_n * size_h * 0 * 64, torch.float32)
+    new_segment_states = file.scratch(size_n * size_h * 0 * 64 * 64, torch.float32)
+    new_segment_decays = file.scratch(size_n * size_h * 0 * 64, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
         y: int, final_state: int, scale: float,
     ) -> None:
-        parts = new_parts()
-        decays = new_decays()
+        segment_states = new_segment_states()
+        segment_decays = new_segment_decays()
         launch_1(
-            stream, grid_1_x, 1, 1, k, v, w, parts.data_ptr(), decays.data_ptr(), size_h, size_t,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            stream, grid_1_x, 1, 1, k, v, w, segment_states.data_ptr(), segment_decays.data_ptr(),
+            size_h, size_t, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens, parts.data_ptr(),
-            decays.data_ptr(), y, final_state, size_h, size_t, r_stride_b, r_stride_t, r_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, y_stride_b,
-            y_stride_t, y_stride_h, scale,
+            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens,
+            segment_states.data_ptr(), segment_decays.data_ptr(), y, final_state, size_h, size_t,
+            r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, y_stride_b, y_stride_t, y_stride_h, scale,
         )
 
     return run
 
 
-def chunked_4_fits(call: Call) -> bool:
-    """Whether a call may use chunked_4."""
+def chunk_loop_4_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_4."""
     return (
         call.N * call.H >= 1
         and call.T >= 1
         and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
-        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
+        and call.w_ptr % 16 == 0
     )
 
 
-def chunked_4(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, segments=1,
-    min_blocks=2).
+def chunk_loop_4(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=2, chunk=32, value_tiles=1, value_warps=4, key_warps=1,
+    stages=3, segments=1).
     """
     size_h = call.H
     size_n = call.N
@@ -372,30 +377,30 @@ def chunked_4(file: KernelFile, call: Call) -> Run:
     y_stride_b = call.y_stride_B
     y_stride_t = call.y_stride_T
     y_stride_h = call.y_stride_H
-    launch_1 = file.launcher("wkv5_segments", "pppppqqqqqqqq", block=(128, 1, 1), smem=108304)
+    launch_1 = file.launcher("wkv_segment_states", "pppppqqqqqqqq", block=(128, 1, 1), smem=108304)
     grid_1_x = size_n * size_h * 1 * 0
     launch_2 = file.launcher(
-        "wkv5_forward", "pppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=108304,
+        "wkv_forward", "pppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=108304,
     )
     grid_2_x = size_n * size_h * 1 * 1
-    new_parts = file.scratch(size_n * size_h * 0 * 64 * 64, torch.float32)
-    new_decays = file.scratch(size_n * size_h * 0 * 64, torch.float32)
+    new_segment_states = file.scratch(size_n * size_h * 0 * 64 * 64, torch.float32)
+    new_segment_decays = file.scratch(size_n * size_h * 0 * 64, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
         y: int, final_state: int, scale: float,
     ) -> None:
-        parts = new_parts()
-        decays = new_decays()
+        segment_states = new_segment_states()
+        segment_decays = new_segment_decays()
         launch_1(
-            stream, grid_1_x, 1, 1, k, v, w, parts.data_ptr(), decays.data_ptr(), size_h, size_t,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            stream, grid_1_x, 1, 1, k, v, w, segment_states.data_ptr(), segment_decays.data_ptr(),
+            size_h, size_t, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens, parts.data_ptr(),
-            decays.data_ptr(), y, final_state, size_h, size_t, r_stride_b, r_stride_t, r_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, y_stride_b,
-            y_stride_t, y_stride_h, scale,
+            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens,
+            segment_states.data_ptr(), segment_decays.data_ptr(), y, final_state, size_h, size_t,
+            r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, y_stride_b, y_stride_t, y_stride_h, scale,
         )
 
     return run
@@ -406,29 +411,33 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="d7ea283f6190",
+        kernel="6987882c40e6",
         config=(
-            "chunked("
-            "chunk=64, slice=64, stages=4, copy=16, min_blocks=2, carry=true, overlap=true)"
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, "
+            "sequential_chunks=true, pdl=true)"
         ),
-        fits=chunked_1_fits,
-        bind=chunked_1,
+        fits=chunk_loop_1_fits,
+        bind=chunk_loop_1,
         record="fc537d02",
         median_us=399.232,
+        code="36424059ec21f01d",
     ),
     Row(
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="e2283db1c068",
+        kernel="75cca5550648",
         config=(
-            "chunked("
-            "chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true, stagger=20)"
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
+            "sequential_chunks=true, stagger_kcycles=20)"
         ),
-        fits=chunked_2_fits,
-        bind=chunked_2,
+        fits=chunk_loop_2_fits,
+        bind=chunk_loop_2,
         record="78187418",
         median_us=1596.32,
+        code="ba85eb9e2efc706c",
     ),
 )
 
@@ -438,41 +447,44 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="f5ab9d2fef10",
+        kernel="2d1dd8f041eb",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
         record="4182b430",
         median_us=43.267,
+        code="71f4568036e8fc4a",
     ),
     Row(
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="b8ca096e07dd",
+        kernel="d79b23d7fd40",
         config=(
-            "chunked("
-            "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, "
-            "segments=1, min_blocks=4)"
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=4, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
+            "stages=3, segments=1)"
         ),
-        fits=chunked_3_fits,
-        bind=chunked_3,
+        fits=chunk_loop_3_fits,
+        bind=chunk_loop_3,
         record="635b49aa",
         median_us=98.92,
+        code="e1c45be358ae7eda",
     ),
     Row(
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="6fe079c4c092",
+        kernel="ed97971c3c7b",
         config=(
-            "chunked("
-            "chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, "
-            "segments=1, min_blocks=2)"
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=2, chunk=32, value_tiles=1, value_warps=4, key_warps=1, "
+            "stages=3, segments=1)"
         ),
-        fits=chunked_4_fits,
-        bind=chunked_4,
+        fits=chunk_loop_4_fits,
+        bind=chunk_loop_4,
         record="839af623",
         median_us=476.299,
+        code="c8b6a25a7c415da3",
     ),
 )

@@ -13,40 +13,42 @@ from ..._runtime.arith import ceil_div
 from ..._runtime.device import KernelFile
 from ..._runtime.rows import Call, Row, Run
 
-# What this file and the runtime must agree on.
-FORMAT = 2
+# Version of the interface between this file and the runtime.
+FORMAT = 3
 
 
-def chunked_1_fits(call: Call) -> bool:
-    """Whether a call may use chunked_1."""
+def chunk_loop_1_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_1."""
     return (
-        call.B * call.H >= 1
+        call.N * call.H >= 1
         and call.T >= 1
         and call.gy_ptr % 16 == 0
-        and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
-        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gy_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.gy_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.gy_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.gy_stride_H * 2 % 16 == 0
+        and call.r_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
+        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.w_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.w_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
     )
 
 
-def chunked_1(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=64, slice=32, stages=4, copy=16, min_blocks=1, carry=false)."""
+def chunk_loop_1(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4,
+    sequential_chunks=false).
+    """
     size_b = call.B
     size_h = call.H
     size_t = call.T
@@ -78,18 +80,18 @@ def chunked_1(file: KernelFile, call: Call) -> Run:
     gw_stride_t = call.gw_stride_T
     gw_stride_h = call.gw_stride_H
     launch_1 = file.launcher(
-        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=68736,
+        "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=68736,
     )
-    grid_1_x = 2 * size_b * size_h * 2
+    grid_1_x = 2 * (size_b * size_h) * 2
     launch_2 = file.launcher(
-        "wkv6_backward", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
+        "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
         smem=114176,
     )
     grid_2_x = size_b * size_h * ceil_div(size_t, 64)
-    launch_3 = file.launcher("wkv6_backward_sums", "ppqqq", block=(512, 1, 1), smem=0)
-    grid_3_x = ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64 * 64, torch.float32)
-    new_gradients = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64 * 64, torch.float32)
+    launch_3 = file.launcher("wkv_backward_reduce", "ppqqq", block=(512, 1, 1), smem=0)
+    grid_3_x = 1 * ceil_div(size_h * 64, 8)
+    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
+    new_gradients = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
     new_gu_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
 
     def run(
@@ -120,36 +122,38 @@ def chunked_1(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def chunked_2_fits(call: Call) -> bool:
-    """Whether a call may use chunked_2."""
+def chunk_loop_2_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_2."""
     return (
-        call.B * call.H >= 1
+        call.N * call.H >= 1
         and call.T >= 1
         and call.gy_ptr % 16 == 0
-        and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
-        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gy_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.gy_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.gy_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.gy_stride_H * 2 % 16 == 0
+        and call.r_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
+        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.w_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.w_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
     )
 
 
-def chunked_2(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true)."""
+def chunk_loop_2(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4,
+    sequential_chunks=true).
+    """
     size_b = call.B
     size_h = call.H
     size_t = call.T
@@ -181,18 +185,18 @@ def chunked_2(file: KernelFile, call: Call) -> Run:
     gw_stride_t = call.gw_stride_T
     gw_stride_h = call.gw_stride_H
     launch_1 = file.launcher(
-        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=76928,
+        "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=76928,
     )
-    grid_1_x = 1 * size_b * size_h * 1
+    grid_1_x = 1 * (size_b * size_h) * 1
     launch_2 = file.launcher(
-        "wkv6_backward", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
+        "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
         smem=114176,
     )
     grid_2_x = size_b * size_h
-    launch_3 = file.launcher("wkv6_backward_sums", "ppqqq", block=(512, 1, 1), smem=0)
-    grid_3_x = ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64 * 64, torch.float32)
-    new_gradients = file.scratch(size_b * size_h * 1 * 64 * 64, torch.float32)
+    launch_3 = file.launcher("wkv_backward_reduce", "ppqqq", block=(512, 1, 1), smem=0)
+    grid_3_x = 1 * ceil_div(size_h * 64, 8)
+    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
+    new_gradients = file.scratch(size_b * size_h * 1 * 4096, torch.float32)
     new_gu_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
 
     def run(
@@ -223,36 +227,38 @@ def chunked_2(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def chunked_3_fits(call: Call) -> bool:
-    """Whether a call may use chunked_3."""
+def chunk_loop_3_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_3."""
     return (
-        call.B * call.H >= 1
+        call.N * call.H >= 1
         and call.T >= 1
         and call.gy_ptr % 16 == 0
-        and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
-        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gy_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.gy_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.gy_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.gy_stride_H * 2 % 16 == 0
+        and call.r_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
+        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.w_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.w_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
     )
 
 
-def chunked_3(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true, stagger=40)."""
+def chunk_loop_3(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4,
+    sequential_chunks=true, stagger_kcycles=40).
+    """
     size_b = call.B
     size_h = call.H
     size_t = call.T
@@ -284,18 +290,18 @@ def chunked_3(file: KernelFile, call: Call) -> Run:
     gw_stride_t = call.gw_stride_T
     gw_stride_h = call.gw_stride_H
     launch_1 = file.launcher(
-        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=76928,
+        "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=76928,
     )
-    grid_1_x = 1 * size_b * size_h * 1
+    grid_1_x = 1 * (size_b * size_h) * 1
     launch_2 = file.launcher(
-        "wkv6_backward", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
+        "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
         smem=114176,
     )
     grid_2_x = size_b * size_h
-    launch_3 = file.launcher("wkv6_backward_sums", "ppqqq", block=(512, 1, 1), smem=0)
-    grid_3_x = ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64 * 64, torch.float32)
-    new_gradients = file.scratch(size_b * size_h * 1 * 64 * 64, torch.float32)
+    launch_3 = file.launcher("wkv_backward_reduce", "ppqqq", block=(512, 1, 1), smem=0)
+    grid_3_x = 1 * ceil_div(size_h * 64, 8)
+    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
+    new_gradients = file.scratch(size_b * size_h * 1 * 4096, torch.float32)
     new_gu_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
 
     def run(
@@ -326,36 +332,38 @@ def chunked_3(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def chunked_4_fits(call: Call) -> bool:
-    """Whether a call may use chunked_4."""
+def chunk_loop_4_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_4."""
     return (
-        call.B * call.H >= 1
+        call.N * call.H >= 1
         and call.T >= 1
         and call.gy_ptr % 16 == 0
-        and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
-        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gy_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.gy_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.gy_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.gy_stride_H * 2 % 16 == 0
+        and call.r_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
+        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.w_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.w_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
     )
 
 
-def chunked_4(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=32, slice=32, stages=2, copy=16, min_blocks=1, carry=false, overlap=true)."""
+def chunk_loop_4(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2,
+    sequential_chunks=false, pdl=true).
+    """
     size_b = call.B
     size_h = call.H
     size_t = call.T
@@ -387,21 +395,20 @@ def chunked_4(file: KernelFile, call: Call) -> Run:
     gw_stride_t = call.gw_stride_T
     gw_stride_h = call.gw_stride_H
     launch_1 = file.launcher(
-        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=39040,
+        "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=39040,
     )
-    grid_1_x = 2 * size_b * size_h * 2
+    grid_1_x = 2 * (size_b * size_h) * 2
     launch_2 = file.launcher(
-        "wkv6_backward", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
-        smem=68608, overlaps=grid_1_x > 0,
+        "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
+        smem=68608, pdl=grid_1_x > 0,
     )
     grid_2_x = size_b * size_h * ceil_div(size_t, 32)
     launch_3 = file.launcher(
-        "wkv6_backward_sums", "ppqqq", block=(512, 1, 1), smem=0,
-        overlaps=grid_1_x > 0 or grid_2_x > 0,
+        "wkv_backward_reduce", "ppqqq", block=(512, 1, 1), smem=0, pdl=grid_1_x > 0 or grid_2_x > 0,
     )
-    grid_3_x = ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 32) * 64 * 64, torch.float32)
-    new_gradients = file.scratch(size_b * size_h * ceil_div(size_t, 32) * 64 * 64, torch.float32)
+    grid_3_x = 1 * ceil_div(size_h * 64, 8)
+    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 32) * 4096, torch.float32)
+    new_gradients = file.scratch(size_b * size_h * ceil_div(size_t, 32) * 4096, torch.float32)
     new_gu_parts = file.scratch(size_b * size_h * ceil_div(size_t, 32) * 64, torch.float32)
 
     def run(
@@ -432,36 +439,38 @@ def chunked_4(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def chunked_5_fits(call: Call) -> bool:
-    """Whether a call may use chunked_5."""
+def chunk_loop_5_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_5."""
     return (
-        call.B * call.H >= 1
+        call.N * call.H >= 1
         and call.T >= 1
         and call.gy_ptr % 16 == 0
-        and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
-        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.gy_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.gy_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.gy_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.gy_stride_H * 4 % 16 == 0
+        and call.r_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
+        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.w_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.w_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
     )
 
 
-def chunked_5(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=32, slice=16, stages=4, copy=16, min_blocks=1, carry=false)."""
+def chunk_loop_5(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4,
+    sequential_chunks=false).
+    """
     size_b = call.B
     size_h = call.H
     size_t = call.T
@@ -493,18 +502,18 @@ def chunked_5(file: KernelFile, call: Call) -> Run:
     gw_stride_t = call.gw_stride_T
     gw_stride_h = call.gw_stride_H
     launch_1 = file.launcher(
-        "wkv6_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(224, 1, 1), smem=142848,
+        "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(224, 1, 1), smem=142848,
     )
-    grid_1_x = 2 * size_b * size_h * 5
+    grid_1_x = 2 * (size_b * size_h) * 5
     launch_2 = file.launcher(
-        "wkv6_backward", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(224, 1, 1),
+        "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(224, 1, 1),
         smem=123648,
     )
     grid_2_x = size_b * size_h * ceil_div(size_t, 32)
-    launch_3 = file.launcher("wkv6_backward_sums", "ppqqq", block=(512, 1, 1), smem=0)
-    grid_3_x = ceil_div(size_h * 100, 8)
-    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 32) * 112 * 80, torch.float32)
-    new_gradients = file.scratch(size_b * size_h * ceil_div(size_t, 32) * 112 * 80, torch.float32)
+    launch_3 = file.launcher("wkv_backward_reduce", "ppqqq", block=(512, 1, 1), smem=0)
+    grid_3_x = 1 * ceil_div(size_h * 100, 8)
+    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 32) * 8960, torch.float32)
+    new_gradients = file.scratch(size_b * size_h * ceil_div(size_t, 32) * 8960, torch.float32)
     new_gu_parts = file.scratch(size_b * size_h * ceil_div(size_t, 32) * 100, torch.float32)
 
     def run(
@@ -578,7 +587,7 @@ def block_per_head_1(file: KernelFile, call: Call) -> Run:
     y_stride_t = call.y_stride_T
     y_stride_h = call.y_stride_H
     launch = file.launcher(
-        "wkv6_forward", "pppppppppqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=1156,
+        "wkv_forward", "pppppppppqqqqqqqqqqqqqqqqqf", block=(64, 1, 1), smem=1156,
     )
     grid_x = size_n * size_h * 1
 
@@ -596,33 +605,33 @@ def block_per_head_1(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def chunked_6_fits(call: Call) -> bool:
-    """Whether a call may use chunked_6."""
+def chunk_loop_6_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_6."""
     return (
         call.N * call.H >= 1
         and call.T >= 1
         and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
-        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
+        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.w_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.w_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
     )
 
 
-def chunked_6(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, segments=8,
-    min_blocks=2).
+def chunk_loop_6(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=2, chunk=32, value_tiles=1, value_warps=4, key_warps=1,
+    stages=3, segments=8).
     """
     size_h = call.H
     size_n = call.N
@@ -642,63 +651,66 @@ def chunked_6(file: KernelFile, call: Call) -> Run:
     y_stride_b = call.y_stride_B
     y_stride_t = call.y_stride_T
     y_stride_h = call.y_stride_H
-    launch_1 = file.launcher("wkv6_segments", "pppppqqqqqqqqqqq", block=(128, 1, 1), smem=108304)
+    launch_1 = file.launcher(
+        "wkv_segment_states", "pppppqqqqqqqqqqq", block=(128, 1, 1), smem=108304,
+    )
     grid_1_x = size_n * size_h * 1 * 7
     launch_2 = file.launcher(
-        "wkv6_forward", "pppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=108304,
+        "wkv_forward", "pppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=108304,
     )
     grid_2_x = size_n * size_h * 1 * 8
-    new_parts = file.scratch(size_n * size_h * 7 * 64 * 64, torch.float32)
-    new_decays = file.scratch(size_n * size_h * 7 * 64, torch.float32)
+    new_segment_states = file.scratch(size_n * size_h * 7 * 64 * 64, torch.float32)
+    new_segment_decays = file.scratch(size_n * size_h * 7 * 64, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
         y: int, final_state: int, scale: float,
     ) -> None:
-        parts = new_parts()
-        decays = new_decays()
+        segment_states = new_segment_states()
+        segment_decays = new_segment_decays()
         launch_1(
-            stream, grid_1_x, 1, 1, k, v, w, parts.data_ptr(), decays.data_ptr(), size_h, size_t,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
-            w_stride_t, w_stride_h,
+            stream, grid_1_x, 1, 1, k, v, w, segment_states.data_ptr(), segment_decays.data_ptr(),
+            size_h, size_t, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            w_stride_b, w_stride_t, w_stride_h,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens, parts.data_ptr(),
-            decays.data_ptr(), y, final_state, size_h, size_t, r_stride_b, r_stride_t, r_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
-            w_stride_t, w_stride_h, y_stride_b, y_stride_t, y_stride_h, scale,
+            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens,
+            segment_states.data_ptr(), segment_decays.data_ptr(), y, final_state, size_h, size_t,
+            r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h, y_stride_b, y_stride_t,
+            y_stride_h, scale,
         )
 
     return run
 
 
-def chunked_7_fits(call: Call) -> bool:
-    """Whether a call may use chunked_7."""
+def chunk_loop_7_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_7."""
     return (
         call.N * call.H >= 1
         and call.T >= 1
         and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
-        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
+        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.w_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.w_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
     )
 
 
-def chunked_7(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, segments=1,
-    min_blocks=4).
+def chunk_loop_7(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=4, chunk=16, value_tiles=1, value_warps=4, key_warps=1,
+    stages=3, segments=1).
     """
     size_h = call.H
     size_n = call.N
@@ -718,63 +730,66 @@ def chunked_7(file: KernelFile, call: Call) -> Run:
     y_stride_b = call.y_stride_B
     y_stride_t = call.y_stride_T
     y_stride_h = call.y_stride_H
-    launch_1 = file.launcher("wkv6_segments", "pppppqqqqqqqqqqq", block=(128, 1, 1), smem=53392)
+    launch_1 = file.launcher(
+        "wkv_segment_states", "pppppqqqqqqqqqqq", block=(128, 1, 1), smem=53392,
+    )
     grid_1_x = size_n * size_h * 1 * 0
     launch_2 = file.launcher(
-        "wkv6_forward", "pppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=53392,
+        "wkv_forward", "pppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=53392,
     )
     grid_2_x = size_n * size_h * 1 * 1
-    new_parts = file.scratch(size_n * size_h * 0 * 64 * 64, torch.float32)
-    new_decays = file.scratch(size_n * size_h * 0 * 64, torch.float32)
+    new_segment_states = file.scratch(size_n * size_h * 0 * 64 * 64, torch.float32)
+    new_segment_decays = file.scratch(size_n * size_h * 0 * 64, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
         y: int, final_state: int, scale: float,
     ) -> None:
-        parts = new_parts()
-        decays = new_decays()
+        segment_states = new_segment_states()
+        segment_decays = new_segment_decays()
         launch_1(
-            stream, grid_1_x, 1, 1, k, v, w, parts.data_ptr(), decays.data_ptr(), size_h, size_t,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
-            w_stride_t, w_stride_h,
+            stream, grid_1_x, 1, 1, k, v, w, segment_states.data_ptr(), segment_decays.data_ptr(),
+            size_h, size_t, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            w_stride_b, w_stride_t, w_stride_h,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens, parts.data_ptr(),
-            decays.data_ptr(), y, final_state, size_h, size_t, r_stride_b, r_stride_t, r_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
-            w_stride_t, w_stride_h, y_stride_b, y_stride_t, y_stride_h, scale,
+            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens,
+            segment_states.data_ptr(), segment_decays.data_ptr(), y, final_state, size_h, size_t,
+            r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h, y_stride_b, y_stride_t,
+            y_stride_h, scale,
         )
 
     return run
 
 
-def chunked_8_fits(call: Call) -> bool:
-    """Whether a call may use chunked_8."""
+def chunk_loop_8_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_8."""
     return (
         call.N * call.H >= 1
         and call.T >= 1
         and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
-        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 2 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 2 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
+        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.w_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.w_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
     )
 
 
-def chunked_8(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, segments=1,
-    min_blocks=2).
+def chunk_loop_8(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=2, chunk=32, value_tiles=1, value_warps=4, key_warps=1,
+    stages=3, segments=1).
     """
     size_h = call.H
     size_n = call.N
@@ -794,31 +809,34 @@ def chunked_8(file: KernelFile, call: Call) -> Run:
     y_stride_b = call.y_stride_B
     y_stride_t = call.y_stride_T
     y_stride_h = call.y_stride_H
-    launch_1 = file.launcher("wkv6_segments", "pppppqqqqqqqqqqq", block=(128, 1, 1), smem=108304)
+    launch_1 = file.launcher(
+        "wkv_segment_states", "pppppqqqqqqqqqqq", block=(128, 1, 1), smem=108304,
+    )
     grid_1_x = size_n * size_h * 1 * 0
     launch_2 = file.launcher(
-        "wkv6_forward", "pppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=108304,
+        "wkv_forward", "pppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=108304,
     )
     grid_2_x = size_n * size_h * 1 * 1
-    new_parts = file.scratch(size_n * size_h * 0 * 64 * 64, torch.float32)
-    new_decays = file.scratch(size_n * size_h * 0 * 64, torch.float32)
+    new_segment_states = file.scratch(size_n * size_h * 0 * 64 * 64, torch.float32)
+    new_segment_decays = file.scratch(size_n * size_h * 0 * 64, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
         y: int, final_state: int, scale: float,
     ) -> None:
-        parts = new_parts()
-        decays = new_decays()
+        segment_states = new_segment_states()
+        segment_decays = new_segment_decays()
         launch_1(
-            stream, grid_1_x, 1, 1, k, v, w, parts.data_ptr(), decays.data_ptr(), size_h, size_t,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
-            w_stride_t, w_stride_h,
+            stream, grid_1_x, 1, 1, k, v, w, segment_states.data_ptr(), segment_decays.data_ptr(),
+            size_h, size_t, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            w_stride_b, w_stride_t, w_stride_h,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens, parts.data_ptr(),
-            decays.data_ptr(), y, final_state, size_h, size_t, r_stride_b, r_stride_t, r_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
-            w_stride_t, w_stride_h, y_stride_b, y_stride_t, y_stride_h, scale,
+            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens,
+            segment_states.data_ptr(), segment_decays.data_ptr(), y, final_state, size_h, size_t,
+            r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h, y_stride_b, y_stride_t,
+            y_stride_h, scale,
         )
 
     return run
@@ -867,7 +885,7 @@ def block_per_head_2(file: KernelFile, call: Call) -> Run:
     y_stride_t = call.y_stride_T
     y_stride_h = call.y_stride_H
     launch = file.launcher(
-        "wkv6_forward", "pppppppppqqqqqqqqqqqqqqqqqf", block=(256, 1, 1), smem=25984,
+        "wkv_forward", "pppppppppqqqqqqqqqqqqqqqqqf", block=(256, 1, 1), smem=25984,
     )
     grid_x = size_n * size_h * 4
 
@@ -885,33 +903,33 @@ def block_per_head_2(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def chunked_9_fits(call: Call) -> bool:
-    """Whether a call may use chunked_9."""
+def chunk_loop_9_fits(call: Call) -> bool:
+    """Whether a call may use chunk_loop_9."""
     return (
         call.N * call.H >= 1
         and call.T >= 1
         and call.r_ptr % 16 == 0
-        and call.k_ptr % 16 == 0
-        and call.v_ptr % 16 == 0
-        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.r_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.r_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.r_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.r_stride_H * 4 % 16 == 0
+        and call.k_ptr % 16 == 0
         and min(call.B - 1, 1) * call.k_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.k_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.k_stride_H * 4 % 16 == 0
+        and call.v_ptr % 16 == 0
         and min(call.B - 1, 1) * call.v_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.v_stride_H * 4 % 16 == 0
+        and call.w_ptr % 16 == 0
         and min(call.B - 1, 1) * call.w_stride_B * 4 % 16 == 0
-        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
         and min(call.T - 1, 1) * call.w_stride_T * 4 % 16 == 0
+        and min(call.H - 1, 1) * call.w_stride_H * 4 % 16 == 0
     )
 
 
-def chunked_9(file: KernelFile, call: Call) -> Run:
-    """chunked(chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy=16, segments=8,
-    min_blocks=2).
+def chunk_loop_9(file: KernelFile, call: Call) -> Run:
+    """chunk_loop(copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=2, key_warps=2,
+    stages=3, segments=8).
     """
     size_h = call.H
     size_n = call.N
@@ -931,31 +949,34 @@ def chunked_9(file: KernelFile, call: Call) -> Run:
     y_stride_b = call.y_stride_B
     y_stride_t = call.y_stride_T
     y_stride_h = call.y_stride_H
-    launch_1 = file.launcher("wkv6_segments", "pppppqqqqqqqqqqq", block=(128, 1, 1), smem=112544)
+    launch_1 = file.launcher(
+        "wkv_segment_states", "pppppqqqqqqqqqqq", block=(128, 1, 1), smem=112544,
+    )
     grid_1_x = size_n * size_h * 3 * 7
     launch_2 = file.launcher(
-        "wkv6_forward", "pppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=112544,
+        "wkv_forward", "pppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=112544,
     )
     grid_2_x = size_n * size_h * 3 * 8
-    new_parts = file.scratch(size_n * size_h * 7 * 100 * 72, torch.float32)
-    new_decays = file.scratch(size_n * size_h * 7 * 100, torch.float32)
+    new_segment_states = file.scratch(size_n * size_h * 7 * 100 * 72, torch.float32)
+    new_segment_decays = file.scratch(size_n * size_h * 7 * 100, torch.float32)
 
     def run(
         stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
         y: int, final_state: int, scale: float,
     ) -> None:
-        parts = new_parts()
-        decays = new_decays()
+        segment_states = new_segment_states()
+        segment_decays = new_segment_decays()
         launch_1(
-            stream, grid_1_x, 1, 1, k, v, w, parts.data_ptr(), decays.data_ptr(), size_h, size_t,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
-            w_stride_t, w_stride_h,
+            stream, grid_1_x, 1, 1, k, v, w, segment_states.data_ptr(), segment_decays.data_ptr(),
+            size_h, size_t, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            w_stride_b, w_stride_t, w_stride_h,
         )
         launch_2(
-            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens, parts.data_ptr(),
-            decays.data_ptr(), y, final_state, size_h, size_t, r_stride_b, r_stride_t, r_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, w_stride_b,
-            w_stride_t, w_stride_h, y_stride_b, y_stride_t, y_stride_h, scale,
+            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens,
+            segment_states.data_ptr(), segment_decays.data_ptr(), y, final_state, size_h, size_t,
+            r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h, y_stride_b, y_stride_t,
+            y_stride_h, scale,
         )
 
     return run
@@ -966,62 +987,81 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="588b1ec57ddb",
-        config="chunked(chunk=64, slice=32, stages=4, copy=16, min_blocks=1, carry=false)",
-        fits=chunked_1_fits,
-        bind=chunked_1,
+        kernel="4c275832741e",
+        config=(
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
+            "sequential_chunks=false)"
+        ),
+        fits=chunk_loop_1_fits,
+        bind=chunk_loop_1,
         record="a1a6204d",
         median_us=1226.688,
+        code="26a7c4f03615d903",
     ),
     Row(
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2fd49e1fba2d",
-        config="chunked(chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true)",
-        fits=chunked_2_fits,
-        bind=chunked_2,
+        kernel="32a4f2016a6c",
+        config=(
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
+            "sequential_chunks=true)"
+        ),
+        fits=chunk_loop_2_fits,
+        bind=chunk_loop_2,
         record="f24442ee",
         median_us=442.315,
+        code="5c930d34dc5214bd",
     ),
     Row(
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="6d4e185382ba",
+        kernel="251ccd1b1c7b",
         config=(
-            "chunked("
-            "chunk=64, slice=64, stages=4, copy=16, min_blocks=1, carry=true, stagger=40)"
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
+            "sequential_chunks=true, stagger_kcycles=40)"
         ),
-        fits=chunked_3_fits,
-        bind=chunked_3,
+        fits=chunk_loop_3_fits,
+        bind=chunk_loop_3,
         record="288c2a73",
         median_us=1705.056,
+        code="9b455d65f7d00e86",
     ),
     Row(
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="d14fa4981a6e",
+        kernel="00c740c3bec1",
         config=(
-            "chunked("
-            "chunk=32, slice=32, stages=2, copy=16, min_blocks=1, carry=false, overlap=true)"
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
+            "sequential_chunks=false, pdl=true)"
         ),
-        fits=chunked_4_fits,
-        bind=chunked_4,
+        fits=chunk_loop_4_fits,
+        bind=chunk_loop_4,
         record="2ed4d11f",
         median_us=21.041,
+        code="7ab356a7f28949cb",
     ),
     Row(
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="f78785ad1a4d",
-        config="chunked(chunk=32, slice=16, stages=4, copy=16, min_blocks=1, carry=false)",
-        fits=chunked_5_fits,
-        bind=chunked_5,
+        kernel="719a28b61a84",
+        config=(
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
+            "sequential_chunks=false)"
+        ),
+        fits=chunk_loop_5_fits,
+        bind=chunk_loop_5,
         record="2a21fbdd",
         median_us=140.412,
+        code="28429c1bdffd2d9f",
     ),
 )
 
@@ -1031,82 +1071,88 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="f0fd2000b75e",
+        kernel="32f333a49784",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
         record="4f08ab4a",
         median_us=38.936,
+        code="da1dda76492331b4",
     ),
     Row(
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="9c8e66b5d762",
+        kernel="450992c7ba40",
         config=(
-            "chunked("
-            "chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, "
-            "segments=8, min_blocks=2)"
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=2, chunk=32, value_tiles=1, value_warps=4, key_warps=1, "
+            "stages=3, segments=8)"
         ),
-        fits=chunked_6_fits,
-        bind=chunked_6,
+        fits=chunk_loop_6_fits,
+        bind=chunk_loop_6,
         record="522aa8ed",
         median_us=409.456,
+        code="f763294e8cfb7902",
     ),
     Row(
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="327841e90b6d",
+        kernel="9fe64e8b7fd7",
         config=(
-            "chunked("
-            "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, "
-            "segments=1, min_blocks=4)"
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=4, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
+            "stages=3, segments=1)"
         ),
-        fits=chunked_7_fits,
-        bind=chunked_7,
+        fits=chunk_loop_7_fits,
+        bind=chunk_loop_7,
         record="bc9e84dc",
         median_us=100.491,
+        code="8bef53ff19635707",
     ),
     Row(
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="3ba27a122204",
+        kernel="1e8d75943651",
         config=(
-            "chunked("
-            "chunk=32, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy=16, "
-            "segments=1, min_blocks=2)"
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=2, chunk=32, value_tiles=1, value_warps=4, key_warps=1, "
+            "stages=3, segments=1)"
         ),
-        fits=chunked_8_fits,
-        bind=chunked_8,
+        fits=chunk_loop_8_fits,
+        bind=chunk_loop_8,
         record="76fbe6c8",
         median_us=474.72,
+        code="93691ec407e5de1f",
     ),
     Row(
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="059a0a00e1d2",
+        kernel="bcab008b7f51",
         config="block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
         record="0065ddda",
         median_us=14.314,
+        code="80c820224d9fc508",
     ),
     Row(
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="44d5227b5dd6",
+        kernel="abf856fe40d5",
         config=(
-            "chunked("
-            "chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy=16, "
-            "segments=8, min_blocks=2)"
+            "chunk_loop("
+            "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=2, key_warps=2, "
+            "stages=3, segments=8)"
         ),
-        fits=chunked_9_fits,
-        bind=chunked_9,
+        fits=chunk_loop_9_fits,
+        bind=chunk_loop_9,
         record="d793c73e",
         median_us=87.177,
+        code="970911d8e2c283b5",
     ),
 )

@@ -1,8 +1,7 @@
-// The blocks of a cluster, each with a worker of its own, taking turns on one OS thread. Part of
-// runtime.cpp.
+// Scheduling of the blocks of a cluster, which run in turns on one OS thread. Part of runtime.cpp.
 //
-// A block's turn lasts until all of its threads wait for the cluster, or have returned. So there
-// are no locks, and a seed gives the same order every time.
+// Each block has its own worker. A turn ends when all threads of the block wait at the cluster barrier or have
+// returned. There are no locks, and a seed gives the same order every time.
 #pragma once
 
 #include <memory>
@@ -17,6 +16,7 @@
 namespace kgen {
 namespace host {
 
+// Runs clusters of a job.
 class ClusterTurns {
 public:
     // One worker per block.
@@ -27,7 +27,7 @@ public:
 
     std::vector<std::unique_ptr<Worker>> give_back() { return std::move(workers_); }
 
-    // Run clusters of `job` until none is left or one failed.
+    // Runs clusters of `job` until none is left or one failed.
     void work(Job& job) {
         for (u32 rank = 0; rank < peers_.size(); ++rank)
             if (!peers_[rank]->join(job, peers_.data(), rank)) return;
@@ -45,6 +45,7 @@ public:
     }
 
 private:
+    // Runs the cluster whose first block is `first`.
     void run(Job& job, u64 first) {
         const u64 seed = job.launch->seed;
         random_.seed(seed * 0x9e3779b97f4a7c15ull + first);
@@ -57,7 +58,7 @@ private:
             u32 waiting = 0;
             for (const u32 rank : order) {
                 if (round == 0) {
-                    tls_.poison();
+                    tls_.fill_with_nan();
                 } else {
                     tls_.restore(statics_[rank]);
                 }
@@ -77,7 +78,7 @@ private:
 
     std::vector<std::unique_ptr<Worker>> workers_;
     std::vector<Worker*> peers_;
-    std::vector<std::vector<char>> statics_;  // static shared memory, while others have their turn
+    std::vector<std::vector<char>> statics_;  // static shared memory of each block
     ModuleTls tls_;
     Random random_;
 };

@@ -1,4 +1,4 @@
-// What a kernel compiled for the host sees of work that is done once it is waited for: declarations.
+// Declarations of the host layer for asynchronous work (wgmma) that is executed when it is waited for.
 #pragma once
 
 #include "runtime.hpp"
@@ -6,11 +6,13 @@
 namespace kgen {
 namespace host {
 
-// `run` gets a copy of the `bytes` bytes at `what` in defer_wait, and nobody may count on it before.
+// A deferred operation; `what` is a copy of its arguments.
 using Deferred = void (*)(const void* what);
+// Records an operation with a copy of the `bytes` bytes at `what`. It is executed in defer_wait.
 void defer(Deferred run, const void* what, u32 bytes);
+// Closes the group of the operations since the last commit.
 void defer_commit();
-// Do all of this thread's groups but the newest `pending`.
+// Executes all of this thread's groups but the newest `pending`.
 void defer_wait(u32 pending);
 
 }  // namespace host

@@ -1,7 +1,7 @@
-// Fibers: contexts that can be switched, and the stacks they run on. Part of runtime.cpp.
+// Fibers: switchable execution contexts and their stacks. Part of runtime.cpp.
 //
-// The switch is written by hand for x86-64 and AArch64 (about 5 ns) and falls back to ucontext (two
-// system calls, about 230 ns) elsewhere or where KGEN_HOST_UCONTEXT is defined.
+// The switch is written in assembly for x86-64 and AArch64 (about 5 ns). Other platforms, and builds with
+// KGEN_HOST_UCONTEXT, use ucontext (two system calls, about 230 ns).
 #pragma once
 
 #include <errno.h>
@@ -22,9 +22,8 @@
 #if defined(KGEN_ASAN)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
-// For the functions a fiber never returns from. Instrumented, they would leave red zones behind on
-// a stack that is used again, and clear the shadow of the whole stack before every call without
-// return.
+// For functions from which a fiber never returns. With instrumentation they would leave red zones on a stack that is
+// used again, and clear the shadow of the whole stack before every call that does not return.
 #define KGEN_FIBER_ROOT __attribute__((no_sanitize_address))
 #else
 #define KGEN_FIBER_ROOT
@@ -42,7 +41,7 @@ namespace host {
 
 using u32 = unsigned int;
 
-// Room for large per-thread arrays; only touched pages cost memory. AddressSanitizer's frames are
+// Large enough for large per-thread arrays; only touched pages take memory. Frames of AddressSanitizer builds are
 // several times larger.
 #if defined(KGEN_ASAN)
 constexpr size_t kStackBytes = 512 * 1024;
@@ -51,18 +50,19 @@ constexpr size_t kRootBytes = 8192;  // more than the frames below a kernel's
 constexpr size_t kStackBytes = 128 * 1024;
 #endif
 
-// Without guard markers, guarded stacks split a mapping in two each, and Linux allows a process
-// 65530 mappings.
+// The largest number of stacks with guard pages. Without guard markers each guard page splits a mapping in two, and
+// Linux allows a process 65530 mappings.
 constexpr u32 kMaxGuardedStacks = 24000;
 
 #if defined(__linux__)
-// MADV_GUARD_INSTALL (Linux 6.13) and MADV_POPULATE_READ (5.14), which older headers do not name.
+// MADV_GUARD_INSTALL (Linux 6.13) and MADV_POPULATE_READ (5.14), which older headers do not define.
 constexpr int kInstallGuard = 102;
 constexpr int kPopulateRead = 22;
 #endif
 
 using FiberMain = void (*)();
 
+// A suspended execution context.
 struct Context {
 #if defined(KGEN_HOST_UCONTEXT)
     ucontext_t state;
@@ -93,8 +93,8 @@ inline void swap_context(Context& from, Context& to) { swapcontext(&from.state, 
 
 extern "C" void kgen_host_switch(void** save_sp, void* load_sp);
 
-// Saves what the calling convention says a callee must keep, and nothing else: no signal mask (a
-// system call in swapcontext) and no floating-point control words, which kernels do not change.
+// Saves the callee-saved registers of the calling convention only: no signal mask (a system call in swapcontext) and
+// no floating-point control words, which kernels do not change.
 #if defined(__x86_64__)
 constexpr size_t kSavedWords = 8;  // six registers, the return address, an end of the call chain
 constexpr size_t kEntryWord = 6;
@@ -176,7 +176,7 @@ inline void swap_context(Context& from, Context& to) { kgen_host_switch(&from.sp
 
 #endif
 
-// AddressSanitizer keeps the bounds of the current stack; it must be told before and after.
+// Switches contexts. AddressSanitizer tracks the bounds of the current stack and is told before and after.
 KGEN_FIBER_ROOT inline void switch_context(Context& from, Context& to, bool from_ends) {
 #if defined(KGEN_ASAN)
     __sanitizer_start_switch_fiber(from_ends ? nullptr : &from.fake_stack, to.stack_low,
@@ -190,7 +190,7 @@ KGEN_FIBER_ROOT inline void switch_context(Context& from, Context& to, bool from
 #endif
 }
 
-// The stacks of one worker, in one mapping. A page without access lies below each.
+// The stacks of one worker, in one mapping, each with an inaccessible guard page below it.
 class Stacks {
 public:
     Stacks() = default;
@@ -198,7 +198,7 @@ public:
     Stacks& operator=(const Stacks&) = delete;
     ~Stacks() { release(); }
 
-    // Make room for `count` stacks; false when the system refuses. None may be in use.
+    // Allocates `count` stacks; false if the system refuses. No stack may be in use.
     bool reserve(u32 count) {
         if (count <= capacity_) return true;
         release();
@@ -207,7 +207,7 @@ public:
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) return false;
 #if defined(__linux__)
-        // A huge page would make sixteen stacks resident where each has touched a page or two.
+        // A huge page would make sixteen stacks resident if each has touched one or two pages.
         (void)madvise(memory, count * stride(), MADV_NOHUGEPAGE);
 #endif
         memory_ = static_cast<char*>(memory);
@@ -215,6 +215,7 @@ public:
         return true;
     }
 
+    // Takes a free stack.
     void take(char*& low, size_t& bytes) {
         u32 index;
         if (!free_.empty()) {
@@ -226,16 +227,17 @@ public:
         }
         low = memory_ + index * stride() + page_;
 #if defined(KGEN_ASAN)
-        // Whatever the last fiber left at the top when it switched away for good.
+        // The last fiber left poisoned memory at the top when it switched away for the last time.
         ASAN_UNPOISON_MEMORY_REGION(low + kStackBytes - kRootBytes, kRootBytes);
 #endif
-        // Tops at one offset of their page would all compete for the same few cache sets.
+        // Stack tops at the same page offset would compete for the same few cache sets.
         bytes = kStackBytes - index % 31 * 128;
     }
 
+    // Returns a stack.
     void give(const char* low) { free_.push_back(static_cast<u32>((low - memory_) / stride())); }
 
-    // After a fault the abandoned threads still hold theirs.
+    // Returns all stacks. After a fault the abandoned threads still have theirs.
     void take_all_back() {
         free_.clear();
         for (u32 i = guarded_; i-- > 0;) free_.push_back(i);
@@ -244,19 +246,19 @@ public:
 private:
     size_t stride() const { return kStackBytes + page_; }
 
-    // Take away access to the page below stack `index`.
+    // Makes the page below stack `index` inaccessible.
     void guard(u32 index) {
         char* page = memory_ + index * stride();
         if (index == 0 || markers_) markers_ = install_marker(page, index == 0);
-        // Refused only when the process is out of mappings; the stack works without.
+        // Fails only if the process is out of mappings; the stack works without a guard.
         if (!markers_) (void)mprotect(page, page_, PROT_NONE);
     }
 
-    // False where the system has no guard markers, which leave the mapping in one piece.
+    // Installs a guard marker, which does not split the mapping; false if the system has none.
     bool install_marker(char* page, bool check) const {
 #if defined(__linux__)
         if (madvise(page, page_, kInstallGuard) != 0) return false;
-        // Emulators take any advice without following it; a page that can be read is no guard.
+        // Emulators accept any advice and ignore it; a page that can be read is not a guard.
         return !check || (madvise(page, page_, kPopulateRead) != 0 && errno == EFAULT);
 #else
         (void)page, (void)check;
@@ -274,7 +276,7 @@ private:
     char* memory_ = nullptr;
     size_t page_ = 0;
     u32 capacity_ = 0;
-    u32 guarded_ = 0;  // stacks handed out at least once
+    u32 guarded_ = 0;  // stacks that were taken at least once
     bool markers_ = false;
     std::vector<u32> free_;
 };

@@ -1,4 +1,4 @@
-// The record of one CUDA thread, and what schedules a block's threads. Part of runtime.cpp.
+// The record of a CUDA thread, and the barriers and queues that schedule the threads of a block. Part of runtime.cpp.
 #pragma once
 
 #include <stdarg.h>
@@ -19,12 +19,13 @@ namespace host {
 constexpr u32 kWarpSize = 32;
 constexpr u32 kMaxThreadsPerBlock = 1024;
 constexpr u32 kMaxBarriers = 16;
-constexpr u64 kMaxSmemBytes = 228 * 1024;  // the most any GPU up to sm_120 has per SM
+constexpr u64 kMaxSmemBytes = 228 * 1024;  // per SM, of GPUs up to sm_120
 constexpr u64 kSmemAlignment = 128;        // as dynamic_smem() promises
-constexpr int kPoison = 0xff;              // floats, halves and bfloats made of it are NaN
+constexpr int kNanByte = 0xff;             // fp32, fp16 and bf16 values of these bytes are NaN
 constexpr u32 kCanaryBytes = 64;
-constexpr int kCanary = 0xa5;  // not kPoison, which a stray store of NaN would leave unchanged
+constexpr int kCanary = 0xa5;  // not kNanByte, which a stray store of NaN would leave unchanged
 
+// An asynchronous copy (cp.async) in flight.
 struct Copy {
     void* target;
     u32 bytes;
@@ -32,18 +33,20 @@ struct Copy {
     alignas(16) unsigned char content[16];
 };
 
+// An asynchronous operation (wgmma) in flight.
 struct DeferredWork {
     Deferred run;
     u32 group;
     std::vector<char> what;
 };
 
-// What the copy engine has been asked for and has not done yet.
+// A bulk load in flight.
 struct BulkLoad {
     void* target;
     std::vector<char> content;
 };
 
+// A bulk store in flight.
 struct BulkStore {
     void* target;
     const void* source;
@@ -51,6 +54,7 @@ struct BulkStore {
     std::vector<char> content;  // of the source when the store was issued
 };
 
+// What a thread waits for.
 enum class State : u32 {
     fresh,
     ready,
@@ -63,6 +67,7 @@ enum class State : u32 {
 
 class Worker;
 
+// A CUDA thread.
 struct Thread : ThreadView {
     Context context;
     Worker* worker;
@@ -83,11 +88,12 @@ struct Thread : ThreadView {
     u32 open_work_group;
     std::vector<DeferredWork> work;
 
-    const void* mbarrier;  // the one that a thread at_mbarrier waits for
+    const void* mbarrier;  // of a thread in state at_mbarrier
     u32 open_bulk_group;
     std::vector<BulkStore> stores;
 };
 
+// A block barrier or a named barrier.
 struct Barrier {
     u32 arrived;
     u32 expected;
@@ -95,13 +101,13 @@ struct Barrier {
     Thread* last;
 };
 
-// The present phase of an mbarrier. A phase that has brought bytes ends only when somebody waits
-// for it, as late as any GPU might end it.
+// The current phase of an mbarrier. A phase with bulk loads completes only when a thread waits for it, which is as
+// late as a GPU could complete it.
 struct Mbarrier {
     const void* address;
-    u32 arrivals;  // that a phase takes
+    u32 arrivals;  // per phase
     u32 arrived;
-    u32 phase;     // number of phases that have ended
+    u32 phase;     // number of completed phases
     u64 expected;  // bytes
     u64 issued;
     std::vector<BulkLoad> loads;
@@ -131,7 +137,7 @@ private:
     u64 state_ = 0;
 };
 
-// The fibers that can run. New work goes to the back, except a released warp, which may go first.
+// The fibers that can run. New ones are added at the back; a released warp may be added at the front.
 class ReadyQueue {
 public:
     void clear() { head_ = count_ = 0; }

@@ -1,12 +1,12 @@
-// One OS thread at work: runs blocks one after another, switching among the fibers of each. Part of
+// The scheduler of one OS thread: runs blocks one after the other and switches between the fibers of a block. Part of
 // runtime.cpp.
 //
-// A block's CUDA threads switch only where they must wait, straight from one to the next. A thread
-// gets a stack when it first runs; when it returns, a thread that has not started yet runs on the
-// same stack, so a kernel without barriers needs a single stack and no switch at all.
+// CUDA threads switch only where they wait, directly from one to the next. A thread gets a stack when it first runs.
+// When it returns, a thread that has not started runs on the same stack, so that a kernel without barriers needs one
+// stack and no switch.
 //
-// Nothing has to be known about deadlock: when no fiber can run and some have not returned, the
-// block is stuck, and the report says what each thread waits for.
+// Deadlock: if no fiber can run and some have not returned, the block is stuck, and the report says what each thread
+// waits for.
 #pragma once
 
 #include <stdarg.h>
@@ -31,7 +31,7 @@
 namespace kgen {
 namespace host {
 
-// What the workers of one launch share.
+// A launch, shared by its workers.
 struct Job {
     const Launch* launch;
     Invoke invoke;
@@ -42,7 +42,7 @@ struct Job {
     std::atomic<u64> next_block{0};
     std::atomic<bool> stop{false};
     std::mutex fault_lock;
-    u64 fault_block = ~0ull;  // the lowest block that failed, so that the report varies less
+    u64 fault_block = ~0ull;  // the lowest block that failed, so that reports are reproducible
     std::string fault_message;
 
     void fail(u64 block, std::string message) {
@@ -55,9 +55,9 @@ struct Job {
     }
 };
 
-// The module's thread-local storage as seen by the calling OS thread: the static __shared__ arrays
-// and `current_thread`. Nothing else lives there, because a module holds only kernels and this file
-// (which is why it must not be linked statically with a C library).
+// The module's thread-local storage on the calling OS thread: the static __shared__ arrays and `current_thread`. It
+// contains nothing else, because a module has only kernels and this file (and must therefore not be linked statically
+// with a C library).
 struct ModuleTls {
     char* begin = nullptr;
     size_t bytes = 0;
@@ -91,10 +91,11 @@ struct ModuleTls {
         return found;
     }
 
-    void poison() const {
+    // Fills static shared memory with NaN.
+    void fill_with_nan() const {
         if (!begin) return;
         ThreadView* const kept = current_thread;
-        memset(begin, kPoison, bytes);
+        memset(begin, kNanByte, bytes);
         current_thread = kept;
     }
 
@@ -110,9 +111,10 @@ struct ModuleTls {
     }
 };
 
+// Runs the blocks that one OS thread takes.
 class Worker {
 public:
-    // Run blocks of `job` until none is left or one failed.
+    // Runs blocks of `job` until none is left or one failed.
     void work(Job& job) {
         job_ = &job;
         if (!prepare()) {
@@ -123,16 +125,16 @@ public:
         while (!job.stop.load(std::memory_order_relaxed)) {
             const u64 block = job.next_block.fetch_add(1, std::memory_order_relaxed);
             if (block >= job.blocks) break;
-            tls.poison();
+            tls.fill_with_nan();
             std::string problem = run_block(block);
             if (!problem.empty()) job.fail(block, std::move(problem));
         }
         current_thread = nullptr;
     }
 
-    // --- clusters: a block whose turns cluster_turns.hpp gives ---
+    // --- clusters: blocks that cluster_turns.hpp schedules ---
 
-    // Get ready to run the blocks of place `rank` in clusters, among `peers`.
+    // Prepares to run the blocks with `rank` in their clusters, among `peers`.
     bool join(Job& job, Worker* const* peers, u32 rank) {
         job_ = &job;
         peers_ = peers;
@@ -144,19 +146,19 @@ public:
 
     void leave_cluster() { peers_ = nullptr; }
 
-    // Run a block until it has ended or waits for its cluster. Returns what went wrong, if anything.
+    // Runs a block until it has ended or waits for its cluster. Returns a fault, or nothing.
     std::string begin(u64 block) {
         in_cluster_ = 0;
-        met_cluster_ = false;
+        passed_cluster_barrier_ = false;
         if (!start_block(block)) return no_smem();
         return after_turn();
     }
 
-    // Go on behind the cluster's barrier.
+    // Continues a block after the cluster barrier.
     std::string resume() {
         const u32 count = job_->block_threads;
         in_cluster_ = 0;
-        met_cluster_ = true;
+        passed_cluster_barrier_ = true;
         for (u32 rank = 0; rank < count; ++rank) order_[rank] = &threads_[rank];
         if (job_->launch->seed) random_.shuffle(order_, count);
         for (u32 i = 0; i < count; ++i) {
@@ -171,7 +173,7 @@ public:
 
     bool waits_for_cluster() const { return in_cluster_ == job_->block_threads; }
 
-    // Forget threads that will not go on.
+    // Drops threads that will not continue.
     void abandon() { stacks_.take_all_back(); }
 
     std::string describe_left_alone() const {
@@ -192,13 +194,13 @@ public:
         suspend();
     }
 
-    void* cluster_address(const void* shared, u32 rank) {
+    void* map_shared_rank(const void* shared, u32 rank) {
         const u32 blocks = peers_ ? job_->launch->reserved : 1;
         if (rank >= blocks) fault("block %u of a cluster that has %u", rank, blocks);
         if (!in_smem(shared))
             fault("an address that is not in the block's dynamic shared memory: the host layer "
                   "maps no other to the cluster's blocks");
-        if (peers_ && !met_cluster_)
+        if (peers_ && !passed_cluster_barrier_)
             fault("shared memory of block %u of the cluster before a cluster barrier: the block "
                   "need not have begun",
                   rank);
@@ -264,7 +266,7 @@ public:
         waiting_[warp] &= ~wanted;
         Thread* lanes = &threads_[warp * kWarpSize];
         if (job_->launch->seed == 0) {
-            // Continue this warp before others: its stacks are in the cache.
+            // Continue this warp first: its stacks are in the cache.
             for (u32 i = kWarpSize; i-- > 0;)
                 if ((wanted >> i & 1) && i != lane) ready_.push_front(&lanes[i]);
             return me->result;
@@ -285,7 +287,7 @@ public:
         return me->result;
     }
 
-    // --- the copy engine ---
+    // --- mbarriers and bulk copies ---
 
     void mbarrier_init(void* address, u32 arrivals) {
         check_aligned(address, 8, "mbarrier");
@@ -329,18 +331,18 @@ public:
         Mbarrier& barrier = mbarrier_at(address);
         barrier.issued += bytes;
         check_bytes(barrier);
-        // Read now, so that AddressSanitizer blames the line that issued the copy.
+        // Read here, so that AddressSanitizer reports the line that issued the copy.
         const char* from = static_cast<const char*>(source);
         barrier.loads.push_back(BulkLoad{target, std::vector<char>(from, from + bytes)});
-        memset(target, kPoison, bytes);
-        show_to_engine(target, bytes);
+        memset(target, kNanByte, bytes);
+        show_to_async_proxy(target, bytes);
         if (barrier.complete() && !barrier.waiting.empty()) end_phase(barrier);
     }
 
     void bulk_store(void* target, const void* source, u32 bytes) {
         check_bulk(source, target, bytes, "bulk_store");
         const char* from = static_cast<const char*>(source);
-        if (in_smem(source) && memcmp(from, seen_by_engine(source), bytes) != 0)
+        if (in_smem(source) && memcmp(from, async_proxy_view(source), bytes) != 0)
             fault("bulk_store of %u bytes of shared memory, some of them written after the last "
                   "fence_proxy_async",
                   bytes);
@@ -365,7 +367,7 @@ public:
     }
 
     void fence_proxy_async() {
-        if (job_->launch->smem_bytes) show_to_engine(smem_now_, job_->launch->smem_bytes);
+        if (job_->launch->smem_bytes) show_to_async_proxy(smem_now_, job_->launch->smem_bytes);
     }
 
     [[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 2, 3))) {
@@ -404,7 +406,7 @@ private:
             fault("%s of %u bytes: want a multiple of 16", what, bytes);
     }
 
-    // Once all arrivals are in, nobody can expect more.
+    // Once all arrivals are in, no thread can expect more bytes.
     void check_bytes(const Mbarrier& barrier) {
         if (barrier.arrived == barrier.arrivals && barrier.issued > barrier.expected)
             fault("%s: phase %u expects %llu bytes, its copies bring %llu",
@@ -412,11 +414,11 @@ private:
                   barrier.issued);
     }
 
-    // Land the loads and let the waiting threads go on.
+    // Completes a phase: writes the data of its loads and resumes the waiting threads.
     void end_phase(Mbarrier& barrier) {
         for (const BulkLoad& load : barrier.loads) {
             memcpy(load.target, load.content.data(), load.content.size());
-            show_to_engine(load.target, load.content.size());
+            show_to_async_proxy(load.target, load.content.size());
         }
         barrier.loads.clear();
         ++barrier.phase;
@@ -431,21 +433,20 @@ private:
         barrier.waiting.clear();
     }
 
-    // What the copy engine sees of dynamic shared memory: a second copy of it, which ordinary
-    // writes reach at a fence. (A fence covers its own thread's writes only; here, the whole
-    // block's.)
+    // The async proxy's view of dynamic shared memory is a second copy of it, which ordinary writes reach at a fence.
+    // (On a GPU a fence covers the writes of its own thread; here it covers those of the whole block.)
     bool in_smem(const void* address) const {
         const char* p = static_cast<const char*>(address);
         return p >= smem_now_ && p < smem_now_ + job_->launch->smem_bytes;
     }
 
-    char* seen_by_engine(const void* address) {
-        if (engine_view_.empty()) engine_view_.assign(job_->launch->smem_bytes, char(kPoison));
-        return engine_view_.data() + (static_cast<const char*>(address) - smem_now_);
+    char* async_proxy_view(const void* address) {
+        if (async_view_.empty()) async_view_.assign(job_->launch->smem_bytes, char(kNanByte));
+        return async_view_.data() + (static_cast<const char*>(address) - smem_now_);
     }
 
-    void show_to_engine(const void* address, u64 bytes) {
-        if (in_smem(address)) memcpy(seen_by_engine(address), address, bytes);
+    void show_to_async_proxy(const void* address, u64 bytes) {
+        if (in_smem(address)) memcpy(async_proxy_view(address), address, bytes);
     }
 
     u32 lanes_of_warp(u32 warp) const {
@@ -458,7 +459,7 @@ private:
                     t.block_idx.z, t.thread_idx.x, t.thread_idx.y, t.thread_idx.z);
     }
 
-    // Size everything for the job's blocks; what does not change from block to block is set here.
+    // Allocates for the blocks of the job and sets what is the same for all of them.
     bool prepare() {
         const Launch& launch = *job_->launch;
         const u32 count = job_->block_threads;
@@ -490,7 +491,7 @@ private:
         return end_block();
     }
 
-    // Run a block's threads until none can go on; false without memory.
+    // Runs the threads of a block until none can continue; false if there is no memory.
     bool start_block(u64 block) {
         const Launch& launch = *job_->launch;
         const u32 count = job_->block_threads;
@@ -513,10 +514,10 @@ private:
             order_[rank] = &t;
         }
         smem_now_ = smem;
-        engine_view_.clear();
+        async_view_.clear();
         mbarriers_.clear();
         if (launch.seed) {
-            // The block decides, not the worker, so that a seed gives the same order every time.
+            // Depends on the block, not on the worker, so that a seed gives the same order every time.
             random_.seed(launch.seed * 0xd1342543de82ef95ull + block);
             random_.shuffle(order_, count);
         }
@@ -530,7 +531,7 @@ private:
         return true;
     }
 
-    // Returns what is wrong with a block of which no thread can go on.
+    // Returns the fault of a block of which no thread can continue, or nothing.
     std::string end_block() {
         const Dim3& block_idx = threads_[0].block_idx;
         if (problem_.empty()) problem_ = describe_stuck(block_idx);
@@ -541,25 +542,25 @@ private:
         return problem_;
     }
 
-    // As end_block, for a block that may also wait for its cluster. Shared memory of one that has
-    // ended is gone: who still reads it gets NaN.
+    // As end_block, for a block that may wait for its cluster. The shared memory of a block that has ended is filled
+    // with NaN, for other blocks that still read it.
     std::string after_turn() {
         if (problem_.empty() && waits_for_cluster()) return "";
         std::string problem = end_block();
-        memset(smem_now_, kPoison, job_->launch->smem_bytes);
+        memset(smem_now_, kNanByte, job_->launch->smem_bytes);
         return problem;
     }
 
     // --- dynamic shared memory ---
 
 #if defined(KGEN_ASAN)
-    // A heap block of the exact size per block: AddressSanitizer then sees any overrun.
+    // A heap allocation of the exact size for each block, so that AddressSanitizer reports any overrun.
     char* make_smem() {
         free(heap_smem_);
         heap_smem_ = nullptr;
         const u64 bytes = job_->launch->smem_bytes;
         if (posix_memalign(&heap_smem_, kSmemAlignment, bytes ? bytes : 1) != 0) return nullptr;
-        memset(heap_smem_, kPoison, bytes ? bytes : 1);
+        memset(heap_smem_, kNanByte, bytes ? bytes : 1);
         return static_cast<char*>(heap_smem_);
     }
 
@@ -572,13 +573,13 @@ public:
 
 private:
 #else
-    // Kept over blocks; a canary behind it catches writes past the end.
+    // Kept between blocks; a canary behind it detects writes past the end.
     char* make_smem() {
         const u64 bytes = job_->launch->smem_bytes;
         smem_.resize(bytes + kSmemAlignment + kCanaryBytes);
         const auto address = reinterpret_cast<__UINTPTR_TYPE__>(smem_.data());
         char* smem = smem_.data() + (kSmemAlignment - address % kSmemAlignment) % kSmemAlignment;
-        memset(smem, kPoison, bytes);
+        memset(smem, kNanByte, bytes);
         memset(smem + bytes, kCanary, kCanaryBytes);
         return smem;
     }
@@ -614,7 +615,7 @@ private:
         self()->worker->run_threads();
     }
 
-    // Run the current thread, and after it those that have not started, on one stack.
+    // Runs the current thread, and then threads that have not started, on one stack.
     [[noreturn]] KGEN_FIBER_ROOT void run_threads() {
         for (;;) {
             Thread* me = self();
@@ -638,13 +639,13 @@ private:
         }
     }
 
-    // Switch away for good.
+    // Switches away for the last time.
     [[noreturn]] KGEN_FIBER_ROOT void leave(Thread& me, Context& to) {
         switch_context(me.context, to, true);
-        abort();  // nobody switches back
+        abort();  // not reached
     }
 
-    // Give a fresh thread a stack and switch to it.
+    // Gives a fresh thread a stack and switches to it.
     void start(Thread& thread, Context& from) {
         char* low;
         size_t bytes;
@@ -655,7 +656,7 @@ private:
         switch_context(from, thread.context, false);
     }
 
-    // Let others run until the calling thread is popped from the ready queue.
+    // Runs other threads until the calling thread is popped from the ready queue.
     void suspend() {
         Thread* me = self();
         Thread* next = ready_.pop();
@@ -672,7 +673,7 @@ private:
 
     // --- warp exchanges ---
 
-    // Whether all of `wanted`, which wait in some exchange, wait in this one.
+    // Whether all lanes of `wanted`, which wait in some exchange, wait in the same one.
     bool agree(u32 warp, u32 wanted, const Thread& me) const {
         const Thread* lanes = &threads_[warp * kWarpSize];
         for (u32 i = 0; i < kWarpSize; ++i)
@@ -700,7 +701,7 @@ private:
 
     // --- reports ---
 
-    // Empty if every thread has returned; else what each one waits for.
+    // Returns what each thread waits for; empty if all have returned.
     std::string describe_stuck(const Dim3& block) const {
         const u32 count = job_->block_threads;
         u32 stuck = 0;
@@ -739,7 +740,7 @@ private:
         return report;
     }
 
-    // The copy engine would go on writing into shared memory that another block has by then.
+    // Reports bulk loads in flight: they would write into shared memory that another block has by then.
     std::string describe_left_behind(const Dim3& block) const {
         for (const Mbarrier& barrier : mbarriers_)
             if (!barrier.loads.empty())
@@ -799,19 +800,19 @@ private:
     Stacks stacks_;
     Context main_{};
     ReadyQueue ready_;
-    Thread* order_[kMaxThreadsPerBlock];  // scratch; too large for the stack of a fiber
+    Thread* order_[kMaxThreadsPerBlock];  // scratch, too large for the stack of a fiber
     Barrier barriers_[kMaxBarriers];
     u32 waiting_[kMaxThreadsPerBlock / kWarpSize];  // lanes in some exchange, by warp
     std::vector<Mbarrier> mbarriers_;  // of the block, in the order in which they were made
     char* smem_now_ = nullptr;         // the block's dynamic shared memory
-    std::vector<char> engine_view_;    // as the copy engine sees it; empty until it is asked
+    std::vector<char> async_view_;    // the async proxy's view; empty until first used
     Random random_;
     std::string problem_;
 
     Worker* const* peers_ = nullptr;  // the blocks of the cluster by rank; null without clusters
     u32 cluster_rank_ = 0;
-    u32 in_cluster_ = 0;        // threads at the cluster's barrier
-    bool met_cluster_ = false;  // the block has passed one
+    u32 in_cluster_ = 0;        // threads at the cluster barrier
+    bool passed_cluster_barrier_ = false;
 };
 
 }  // namespace host

@@ -1,5 +1,4 @@
-// What a kernel of thread block clusters sees of the host layer beyond runtime.hpp: declarations
-// only.
+// Declarations of the host layer for kernels with thread block clusters, or with groups of CTAs that synchronise.
 #pragma once
 
 #include "runtime.hpp"
@@ -7,23 +6,24 @@
 namespace kgen {
 namespace host {
 
-// The most blocks that take turns. A cluster has half of them, see KGEN_EXPORT_CLUSTERS; the others are of
-// groups that are no cluster on a GPU (meeting.cuh).
+// The largest group of blocks that run in turns: 16 for groups that synchronise through a grid barrier
+// (grid_barrier.cuh). Clusters have at most 8 (KGEN_EXPORT_CLUSTERS).
 constexpr u32 kMaxClusterBlocks = 16;
 
-// The calling thread's block among those of its cluster, and their number.
+// Returns the rank of the calling block in its cluster.
 u32 cluster_rank();
-u32 cluster_blocks();
+// Returns the number of blocks of the cluster.
+u32 cluster_size();
 
-// Wait until every thread of the cluster has arrived.
+// Waits until all threads of the cluster have arrived.
 void cluster_barrier();
 
-// Where `shared`, an address in the calling block's dynamic shared memory, lies in block `rank` of
-// the cluster. Only behind a cluster barrier: before it a block need not have begun.
-void* cluster_address(const void* shared, u32 rank);
+// Returns the address in block `rank` of the cluster that corresponds to `shared`, an address in the calling block's
+// dynamic shared memory. Allowed after the first cluster barrier: before it a block may not have started.
+void* map_shared_rank(const void* shared, u32 rank);
 
-// As launch_kernel, in clusters of `blocks` blocks that are neighbours in x. Launch::reserved
-// carries the number; 0 is a kernel without clusters.
+// As launch_kernel, in clusters of `blocks` blocks that are adjacent in x. Launch::reserved holds the number; 0 means
+// that the kernel has no clusters.
 template <class... P>
 inline int launch_clusters(u32 blocks, void (*kernel)(P...), const Launch* launch, void** args) {
     Launch clustered = *launch;

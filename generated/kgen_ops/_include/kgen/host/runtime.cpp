@@ -1,6 +1,6 @@
 // The host layer: launches, and the operations that a running kernel calls.
 //
-// Compiled once per compiler and linked into every module, so it may include what it likes.
+// Compiled once per compiler and linked into every module, so that standard headers cost nothing per kernel.
 #include "runtime.hpp"
 
 #include <stdarg.h>
@@ -30,7 +30,7 @@ __thread ThreadView* current_thread = nullptr;
 
 namespace {
 
-// Workers outlive a launch, for their stacks, until the module is closed.
+// Workers are kept between launches, for their stacks, until the module is closed.
 class IdleWorkers {
 public:
     std::unique_ptr<Worker> take() {
@@ -46,7 +46,7 @@ public:
         idle_.push_back(std::move(worker));
     }
 
-    // Workers in the midst of a launch are not idle.
+    // Frees the idle workers; those of a running launch are not among them.
     void release() {
         std::vector<std::unique_ptr<Worker>> unused;
         std::lock_guard<std::mutex> hold(lock_);
@@ -60,9 +60,10 @@ private:
 
 IdleWorkers idle_workers;
 
-// Blocks of a cluster; 1 without clusters.
+// Returns the number of blocks of a cluster; 1 without clusters.
 u32 blocks_at_once(const Launch& launch) { return launch.reserved > 1 ? launch.reserved : 1; }
 
+// Runs blocks, or clusters, of a job on the calling OS thread until none is left.
 void work_on(Job& job) {
     const u32 blocks = blocks_at_once(*job.launch);
     if (blocks > 1) {
@@ -79,7 +80,7 @@ void work_on(Job& job) {
     idle_workers.give(std::move(worker));
 }
 
-// Why a GPU would refuse the launch; empty if it would not.
+// Returns the reason why a GPU would refuse the launch; empty if it would not.
 std::string refuse(const Launch& launch) {
     const u32 grid_limit[3] = {0x7fffffffu, 65535, 65535};
     const u32 block_limit[3] = {1024, 1024, 64};
@@ -106,6 +107,7 @@ std::string refuse(const Launch& launch) {
     return "";
 }
 
+// Returns the number of OS threads for a launch.
 u32 worker_count(const Launch& launch, const Job& job) {
 #if defined(KGEN_ASAN)
     (void)launch, (void)job;
@@ -120,6 +122,7 @@ u32 worker_count(const Launch& launch, const Job& job) {
 #endif
 }
 
+// Writes the message of a launch and returns its status.
 int report(const Launch& launch, Status status, const std::string& message) {
     if (launch.error && launch.error_bytes)
         snprintf(launch.error, launch.error_bytes, "%s", message.c_str());
@@ -144,25 +147,26 @@ void copy_async(void* target, const void* source, u32 bytes, u32 source_bytes) {
     copy.bytes = bytes;
     copy.group = me.open_group;
     memset(copy.content, 0, sizeof(copy.content));
-    // Read now, so that AddressSanitizer blames the line that issued the copy.
+    // Read here, so that AddressSanitizer reports the line that issued the copy.
     if (source_bytes) memcpy(copy.content, source, source_bytes);
-    memset(target, kPoison, bytes);
+    memset(target, kNanByte, bytes);
 }
 
 u32 cluster_rank() { return running_thread().worker->cluster_rank(); }
 
-u32 cluster_blocks() { return blocks_at_once(*running_thread().worker->launch()); }
+u32 cluster_size() { return blocks_at_once(*running_thread().worker->launch()); }
 
 void cluster_barrier() { running_thread().worker->cluster_barrier(); }
 
-void* cluster_address(const void* shared, u32 rank) {
-    return running_thread().worker->cluster_address(shared, rank);
+void* map_shared_rank(const void* shared, u32 rank) {
+    return running_thread().worker->map_shared_rank(shared, rank);
 }
 
 void copy_commit() { ++running_thread().open_group; }
 
 namespace {
 
+// Completes the copies of all groups before `end`.
 void land_groups_before(u32 end) {
     std::vector<Copy>& copies = running_thread().copies;  // in order of issue, hence of group
     size_t landed = 0;
@@ -251,7 +255,7 @@ int run(const Launch* launch, Invoke invoke, AnyKernel kernel, void** args) {
         for (u32 i = worker_count(*launch, job); i > 1; --i)
             helpers.emplace_back(work_on, std::ref(job));
     } catch (const std::system_error&) {
-        // No more OS threads to be had; those there are will do all the blocks.
+        // The system has no more OS threads; those that started run all blocks.
     }
     work_on(job);
     for (std::thread& helper : helpers) helper.join();
@@ -259,8 +263,8 @@ int run(const Launch* launch, Invoke invoke, AnyKernel kernel, void** args) {
     return kDone;
 }
 
-// Give the stacks back to the system; a later launch makes new ones. Exported here and declared
-// nowhere: no kernel calls it, only `HostModule.close` in kgen/runtime/host.py.
+// Returns the stacks to the system; a later launch allocates new ones. Exported for `HostModule.close` in
+// kgen/runtime/host.py; no header declares it.
 extern "C" __attribute__((visibility("default"))) void kgen_host_release_stacks() {
     idle_workers.release();
 }

@@ -1,0 +1,79 @@
+// Forms of the decay input w: the decay d of a step, and dd/dw, by which a gradient by d becomes one by w.
+#pragma once
+
+#include "kgen/primitives/math.cuh"
+
+namespace kgen {
+
+//             d               dd/dw                     w of d = 0, of d = 1
+//     log     exp(w)          exp(w)                    -inf   0
+//     raw     exp(-exp(w))    -exp(w) * exp(-exp(w))    +inf   -inf
+//     decay   w               1                         0      1
+enum class DecayForm { log, raw, decay };
+
+// A w whose decay is 1.
+template <DecayForm Form>
+KGEN_DEVICE float w_of_no_decay() {
+    return Form == DecayForm::raw ? -infinity() : Form == DecayForm::decay ? 1.0f : 0.0f;
+}
+
+// d of a w, within 2 ulp, raw's exponent within 2 ulp. Precise: else by the special function unit.
+template <DecayForm Form, bool Precise = true>
+KGEN_DEVICE float decay_of(float w) {
+    if constexpr (Form == DecayForm::decay) {
+        return w;
+    } else if constexpr (Form == DecayForm::raw) {
+        return Precise ? exp(-exp(w)) : fast_exp(-fast_exp(w));
+    } else {
+        return Precise ? exp(w) : fast_exp(w);
+    }
+}
+
+// dd/dw of a w whose d is known. Where raw's d is 0 so is this, also if exp(w) is infinite.
+template <DecayForm Form>
+KGEN_DEVICE float decay_slope(float w, float d) {
+    if constexpr (Form == DecayForm::decay) {
+        return 1.0f;
+    } else if constexpr (Form == DecayForm::raw) {
+        return d == 0.0f ? 0.0f : -exp(w) * d;
+    } else {
+        return d;
+    }
+}
+
+// The product of several steps' decays: from their logarithms where w has them, else the product
+// itself, for which a logarithm would have to be taken.
+template <DecayForm Form, bool Precise>
+class DecayProduct {
+    static constexpr bool kLogs = Form != DecayForm::decay;
+
+public:
+    KGEN_DEVICE void times(float w) {
+        if constexpr (Form == DecayForm::log) {
+            value_ += w;
+        } else if constexpr (Form == DecayForm::raw) {
+            value_ -= Precise ? exp(w) : fast_exp(w);
+        } else {
+            value_ *= w;
+        }
+    }
+    KGEN_DEVICE void times(const DecayProduct& other) {
+        if constexpr (kLogs) {
+            value_ += other.value_;
+        } else {
+            value_ *= other.value_;
+        }
+    }
+    KGEN_DEVICE float value() const { return kLogs ? exp(value_) : value_; }
+
+    // Whether the product is within e^-limit and e^limit.
+    KGEN_DEVICE bool can_factor(float limit) const {
+        if constexpr (kLogs) return abs(value_) <= limit;
+        return abs(value_) >= exp(-limit) && abs(value_) <= exp(limit);
+    }
+
+private:
+    float value_ = kLogs ? 0.0f : 1.0f;
+};
+
+}  // namespace kgen

@@ -1,0 +1,27 @@
+"""No timing without a verdict: prove a kernel right against its operator's float64 oracle."""
+
+from kgen.check.cases import HOST_SIZES, PROOF_SIZES, Case, Sizes
+from kgen.check.check import LAUNCHES, Bind, Level, Workspaces, no_workspaces, verify
+from kgen.check.errors import fault_of, other_values
+from kgen.check.fixture import Admits, Fixture, InputSet, guard_numbers
+from kgen.check.verdict import Verdict
+
+__all__ = [
+    "HOST_SIZES",
+    "LAUNCHES",
+    "PROOF_SIZES",
+    "Admits",
+    "Bind",
+    "Case",
+    "Fixture",
+    "InputSet",
+    "Level",
+    "Sizes",
+    "Verdict",
+    "Workspaces",
+    "fault_of",
+    "guard_numbers",
+    "no_workspaces",
+    "other_values",
+    "verify",
+]

@@ -1,0 +1,372 @@
+"""Which input sets a kernel is tried on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kgen.model.digest import digest_of
+from kgen.model.problem import Problem, with_dims
+from kgen.model.signature import Dim, Pass, Signature
+from kgen.operators.base import Operator
+
+NORMAL = "normal"
+LARGE = "large"
+"""Ordinary inputs times a power of two that leaves the dtype's range to sums and squares of them;
+for operators whose own cases have nothing of that kind."""
+LARGE_CASES = (LARGE, "huge")
+REDUCED = 257
+QUICK = 65
+FEW = 2
+"""Of a dim along which a kernel repeats itself, before other dims are made shorter."""
+SHORT = 321
+"""Extent of a serial dim in a small set: a few chunks of steps, and one step more."""
+FRESH_SEEDS = 8
+"""Of a certificate: how much of its bound a kernel uses is not left to one draw."""
+BEYOND = 8193
+"""A row of the table serves larger extents than it was tuned at; so proofs go beyond those."""
+BEYOND_TUNED = 4
+BEYOND_HEADS = 513
+"""Of the features of a head: twice the largest that models have (256). A plain fp32 sum over
+1025 of them, which is what safe kernels compute, exceeds its bound."""
+STEADY_BYTES = 2**24
+STEADY_FLOPS = 2**29
+"""Of the set that reaches a kernel's steady state, on the host layer."""
+RAGGED = (0, 1, 2, 63, 64, 65)
+"""64, too: where the extent is a whole number of tiles, a loop may go round once too often."""
+
+Layout = Literal["contiguous", "strided", "odd strides", "permuted", "shifted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One input set to be made.
+
+    Attributes:
+        name: `normal`, or one of the operator's cases.
+        dims: Extents that differ from the problem's.
+        layout: Strides of the inputs that may have them: none, 16 bytes more than contiguous
+            (a vector load stays aligned), one element more, or with the last two of the dims
+            whose strides are free changing places in memory. `shifted`: contiguous, and every
+            input begins one element behind an aligned address, as a view may.
+        seed: Of the generator.
+        fresh: Whether the seed is a trial's own, so that keeping the set is no use.
+    """
+
+    name: str
+    dims: tuple[tuple[str, int], ...]
+    layout: Layout
+    seed: int
+    fresh: bool = False
+
+    @property
+    def label(self) -> str:
+        """As in a verdict: `normal M=65 strided`."""
+        parts = [self.name, *(f"{name}={value}" for name, value in self.dims)]
+        if self.layout != "contiguous":
+            parts.append(self.layout)
+        return " ".join(parts)
+
+    def problem(self, whole: Problem, signature: Signature) -> Problem:
+        """The problem that this set is an input of."""
+        return with_dims(whole, dict(self.dims), signature)
+
+
+def tensor_bytes(pass_: Pass, problem: Problem) -> int:
+    """Bytes of all inputs and outputs."""
+    return sum(
+        math.prod(problem.shape(t.dims)) * problem.dtype(t.dtype).itemsize for t in pass_.tensors
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of inputs and outputs that sets other than the problem itself are kept below.
+
+    Attributes:
+        small: Hard and ragged sets.
+        quick: The set that every trial starts with.
+        pool: Ordinary inputs that the definition alone runs on.
+        flops: Arithmetic of a small set, at most; None: whatever its bytes ask for.
+        steps: Largest extent of a serial dim in a set beyond the problem's extents.
+        rows: Of the slab dim in a hard set, at most; no more than of a quick set where the
+            operator says that rows repeat its work.
+        fresh: Fresh draws of the quick set in a certificate.
+        beyond: Extent of a set beyond the problem's extents, at least.
+        ragged_repeats: Extents of ragged sets, of a dim along which a kernel repeats itself.
+    """
+
+    small: int
+    quick: int
+    pool: int
+    flops: int | None = None
+    rows: int = REDUCED
+    steps: int = 0
+    fresh: int = FRESH_SEEDS
+    beyond: int = BEYOND
+    ragged_repeats: tuple[int, ...] = RAGGED
+
+
+GPU_SIZES = Sizes(small=64 * 2**20, quick=4 * 2**20, pool=4 * 2**20, steps=8193)
+HOST_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19)
+"""A kernel on the host layer handles a few million elements per second."""
+PROOF_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19, flops=2**20)
+"""Of a certificate's host run: dozens of sets, some under AddressSanitizer, of operators whose work
+may grow with the square of a dim (timex: 27 sets of HOST_SIZES took over two minutes). Fewer bytes
+would not do: a persistent block must come round, or what it keeps too long goes unseen."""
+
+
+_POOL_WORK = 16
+"""Arithmetic of a pool's set, in small sets': nothing but the definition runs on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Chooses cases for one problem.
+
+    Attributes:
+        operator: Declares cases, dims and the slab dim.
+        pass_: One of its passes.
+        problem: At full size.
+        seed: Seeds every set that is not fresh.
+        sizes: How large the other sets may be.
+    """
+
+    operator: Operator
+    pass_: Pass
+    problem: Problem
+    seed: int
+    sizes: Sizes = GPU_SIZES
+
+    def trial(self, seed: int, constants: Collection[str]) -> list[Case]:
+        """A fresh small set, one of the hard ones in turn, then the problem itself."""
+        cases = []
+        quick = self._reduced(QUICK, self.sizes.quick, constants)
+        if quick or self._bytes({}) <= self.sizes.small:
+            cases.append(Case(NORMAL, quick, "contiguous", seed, fresh=True))
+        hard = [
+            case
+            for case in self._hard(constants)
+            if self._bytes(dict(case.dims)) <= max(self.sizes.small, self._bytes({}))
+        ]
+        if hard:
+            cases.append(hard[seed % len(hard)])
+        cases.append(self.whole())
+        return cases
+
+    def certify(self, seed: int, constants: Collection[str]) -> list[Case]:
+        """Everything, cheap sets first, and a fresh set of full size last."""
+        whole = self.whole()
+        ragged = list(self._ragged(constants))
+        quick = self._reduced(QUICK, self.sizes.quick, constants)
+        return [
+            *ragged,
+            *self._hard(constants),
+            *self._beyond(constants),
+            *(
+                Case(NORMAL, quick, "contiguous", seed_of(seed, "fresh", i), fresh=True)
+                for i in range(self.sizes.fresh)
+            ),
+            whole,
+            Case(NORMAL, (), "contiguous", seed, fresh=True),
+        ]
+
+    def host(
+        self, seed: int, constants: Collection[str], steady: Sequence[tuple[str, int]] = ()
+    ) -> list[Case]:
+        """Small sets only: what a CPU that runs every CUDA thread as a fiber gets through.
+
+        All dims that the kernel takes at run time are small; those compiled in stay as they are.
+        One set more goes as far as `steady` says, with all else as small as can be.
+        """
+        quick = self._reduced(QUICK, self.sizes.quick, constants)
+        cases = [
+            Case(NORMAL, quick, "contiguous", seed, fresh=True),
+            *self._ragged(constants),
+            *self._hard(constants),
+            *self._beyond(constants),
+        ]
+        # A dim compiled in may make even one row of some sets large; the quick one always stays.
+        return [
+            *cases[:1],
+            *self._steady(steady, constants),
+            *(
+                case
+                for case in cases[1:]
+                if self._bytes(dict(case.dims)) <= 4 * self.sizes.small
+                and not self._is_too_much_work(dict(case.dims), 4)
+            ),
+        ]
+
+    def steady(
+        self, steady: Sequence[tuple[str, int]], constants: Collection[str]
+    ) -> dict[str, int]:
+        """The extents of the set that reaches the steady state, or as far as a CPU gets.
+
+        Where that is not as far as `steady` says, no certificate of the host reaches it.
+        """
+        dims = {**self._smallest_extents(constants), **dict(steady)}
+        while (
+            self._bytes(dims) > STEADY_BYTES
+            or self.operator.cost(self.pass_.name, self._with(dims)).flops > STEADY_FLOPS
+        ):
+            name = max((name for name, _ in steady), key=lambda name: dims[name])
+            if dims[name] <= SHORT:
+                break
+            dims[name] = dims[name] // 2 + 1
+        return dims
+
+    def _steady(
+        self, steady: Sequence[tuple[str, int]], constants: Collection[str]
+    ) -> Iterator[Case]:
+        if steady:
+            yield self._case(NORMAL, tuple(self.steady(steady, constants).items()))
+
+    def _smallest_extents(self, constants: Collection[str]) -> dict[str, int]:
+        """Every run-time dim as small as it may be."""
+        return {
+            dim.name: max(1, dim.smallest)
+            for dim in self.operator.signature.dims
+            if dim.name not in constants and not self._is_implied(dim.name)
+        }
+
+    def whole(self) -> Case:
+        """The problem itself."""
+        return self._case(NORMAL, ())
+
+    def pool(self) -> list[Case]:
+        """Ordinary inputs of enough elements that their largest error is a stable number: three
+        sets, or one where a row of the slab dim is as many.
+
+        The definition alone runs on them, so the slab dim may have any extent; and every dim,
+        where all sets are small.
+        """
+        dims: tuple[tuple[str, int], ...] = ()
+        slab = self.operator.slab_dim
+        if self.sizes.flops is not None:
+            dims = self._reduced(4096, self.sizes.pool, (), times=_POOL_WORK)
+        elif slab is not None:
+            row = max(self._row_bytes(slab), 1)
+            dims = ((slab, max(1, min(4096, self.sizes.pool // row))),)
+        draws = 1 if self._bytes(dict(dims)) > 3 * self.sizes.pool else 3
+        return [
+            Case(NORMAL, dims, "contiguous", seed_of(self.seed, "pool", i)) for i in range(draws)
+        ]
+
+    def _hard(self, constants: Collection[str]) -> list[Case]:
+        """The operator's own cases and strided inputs, with few rows if they may be few."""
+        dims = self._reduced(self.sizes.rows, self.sizes.small, constants)
+        hard = [self._case(name, dims) for name in self.operator.cases]
+        if not set(LARGE_CASES) & set(self.operator.cases):
+            hard.append(self._case(LARGE, dims))
+        if any(t.free_strides for t in self.pass_.inputs):
+            hard += [self._case(NORMAL, dims, "strided"), self._case(NORMAL, dims, "odd strides")]
+        if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
+            hard.append(self._case(NORMAL, dims, "permuted"))
+        hard.append(self._case(NORMAL, dims, "shifted"))
+        return hard
+
+    def _ragged(self, constants: Collection[str]) -> Iterator[Case]:
+        """One run-time dim at a time at awkward extents."""
+        for dim in self.operator.signature.dims:
+            if dim.name in constants or self._is_implied(dim.name):
+                continue
+            repeats = dim.name in self.operator.repeats
+            for extent in self.sizes.ragged_repeats if repeats else RAGGED:
+                if extent < self._smallest(dim):
+                    continue
+                dims = dict(self._reduced(2, self.sizes.small, constants))
+                dims[dim.name] = extent
+                if self._bytes(dims) <= max(self.sizes.small, self._bytes({})):
+                    yield self._case(NORMAL, tuple(dims.items()))
+
+    def _beyond(self, constants: Collection[str]) -> Iterator[Case]:
+        """One run-time dim at a time far beyond the problem's extent, all others small."""
+        smallest = self._smallest_extents(constants)
+        for name in smallest:
+            if name in self.operator.repeats and self.sizes.flops is not None:
+                continue  # on the host layer a hundred heads take a minute, and are all the same
+            beyond = BEYOND_HEADS if name in self.operator.head_dims else self.sizes.beyond
+            extent = max(beyond, BEYOND_TUNED * self.problem.dim(name) + 1)
+            if name in self.operator.serial_dims:
+                extent = min(extent, self.sizes.steps)
+            while extent > RAGGED[-1]:
+                dims = {**smallest, name: extent}
+                if self._bytes(dims) <= self.sizes.small and not self._is_too_much_work(dims):
+                    yield self._case(NORMAL, tuple(dims.items()))
+                    break
+                extent = extent // 2 + 1
+
+    def _reduced(
+        self, rows: int, budget: int, constants: Collection[str], times: int = 1
+    ) -> tuple[tuple[str, int], ...]:
+        """Few rows of the slab dim, few steps; where that is not enough, less of the other run-time
+        dims.
+        """
+        slab = self.operator.slab_dim
+        dims = {
+            name: SHORT
+            for name in self.operator.serial_dims
+            if name not in constants and self.problem.dim(name) > SHORT
+        }
+        if slab is not None and slab not in constants:
+            fits = max(1, budget // max(self._row_bytes(slab), 1))
+            if slab in self.operator.repeats:  # a row is a whole sequence there, not a line
+                rows = min(rows, QUICK)
+            dims[slab] = min(rows, fits)
+        smallest = {
+            dim.name: max(1, dim.smallest)
+            for dim in self.operator.signature.dims
+            if not self._is_implied(dim.name)
+        }
+        while self._bytes(dims) > budget or self._is_too_much_work(dims, times):
+            extents = {**dict(self.problem.dims), **dims}
+            free = [n for n, low in smallest.items() if n not in constants and extents[n] > low]
+            if not free:
+                break
+            repeated = [n for n in free if n in self.operator.repeats and extents[n] > FEW]
+            largest = max(repeated or free, key=lambda name: extents[name])
+            dims[largest] = max(smallest[largest], extents[largest] // 2)
+        return tuple(dims.items())
+
+    def _smallest(self, dim: Dim) -> int:
+        packing = self.operator.signature.packing
+        is_count = packing is not None and dim.name == packing.sequences
+        return max(dim.smallest, 1) if is_count else dim.smallest
+
+    def _row_bytes(self, slab: str) -> int:
+        return self._bytes({slab: 1})
+
+    def _is_too_much_work(self, dims: dict[str, int], times: int = 1) -> bool:
+        if self.sizes.flops is None:
+            return False
+        cost = self.operator.cost(self.pass_.name, self._with(dims))
+        return cost.flops > times * self.sizes.flops
+
+    def _bytes(self, dims: dict[str, int]) -> int:
+        return tensor_bytes(self.pass_, self._with(dims))
+
+    def _with(self, dims: dict[str, int]) -> Problem:
+        return with_dims(self.problem, dims, self.operator.signature)
+
+    def _is_implied(self, dim: str) -> bool:
+        """Whether other dims say what a dim is."""
+        implied = self.operator.signature.implied(dict(self.problem.dtypes))
+        return implied is not None and dim == implied[0]
+
+    def _case(
+        self, name: str, dims: tuple[tuple[str, int], ...], layout: Layout = "contiguous"
+    ) -> Case:
+        return Case(name, dims, layout, seed_of(self.seed, name, list(dims), layout))
+
+
+def seed_of(*parts: object) -> int:
+    """A seed below 2**31 that depends on all parts."""
+    return int(digest_of(list(parts)), 16) % 2**31
+
+
+def other_case(case: Case) -> Case:
+    """The case of ordinary values of another seed, in the same extents and layout."""
+    return replace(case, name=NORMAL, seed=seed_of(case.seed, "other values"))

@@ -1,0 +1,318 @@
+"""Run a kernel on input sets and say whether it computed its operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kgen.check.buffers import Fill, Guarded, fingerprint, guarded
+from kgen.check.cases import NORMAL, Case, other_case
+from kgen.check.errors import explained, largest_mean, mean_errors, scaled_errors
+from kgen.check.fixture import Admits, Fixture, InputSet, guard_numbers
+from kgen.check.oracle import torch_dtype
+from kgen.check.steps import Step, steps_of
+from kgen.check.verdict import Verdict
+from kgen.model.plan import Workspace
+from kgen.model.problem import Problem
+from kgen.model.record import OutputAccuracy
+
+Level = Literal["trial", "certify", "host"]
+Bind = Callable[[Mapping[str, Tensor]], Callable[[], None]]
+Workspaces = Callable[[Problem], Sequence[Workspace]]
+
+LAUNCHES: Mapping[Level, int] = {"trial": 3, "certify": 5, "host": 4}
+"""On the values of each input set; between them the same buffers hold other values (`steps_of`)."""
+
+
+def no_workspaces(problem: Problem) -> Sequence[Workspace]:
+    """What a kernel without scratch memory asks for."""
+    return ()
+
+
+def verify(
+    fixture: Fixture,
+    bind: Bind,
+    level: Level = "trial",
+    *,
+    workspaces: Workspaces = no_workspaces,
+    admits: Admits | None = None,
+    constants: Collection[str] | None = None,
+    seed: int | None = None,
+    bitwise: bool = True,
+    launches: int | None = None,
+    steady: Sequence[tuple[str, int]] = (),
+) -> Verdict:
+    """Try a kernel on one input set after another until one refuses it.
+
+    Every output element of every set must be within |y - y64| <= bound * scale, and NaN or Inf
+    exactly where the oracle says; nothing outside the outputs and workspaces may change; all
+    launches on the same inputs must give the same bits, whatever outputs and workspaces held
+    before, and whatever values the inputs' memory held in a launch between them (`steps_of`).
+
+    Args:
+        fixture: Of the operator, pass, problem and device.
+        bind: Given all inputs, outputs and workspaces by name, returns a callable that launches
+            the kernel on torch's current stream. Called once per input set.
+        level: `trial`: a fresh small set, one hard case in turn, and the problem itself at full
+            size; `certify`: all cases, ragged and strided ones, and a fresh set of full size;
+            `host`: all cases, ragged and strided ones, at sizes that a CPU gets through.
+        workspaces: The scratch memory that the kernel needs for a problem.
+        admits: Whether the variant's guards admit a call (see `guard_numbers` for the names it
+            may ask for); sets that it refuses are skipped. None admits everything.
+        constants: Dims that are compile-time constants of the kernel and so keep their extents;
+            None: all but the operator's slab dim.
+        seed: Of the fresh inputs; None to take the fixture's next.
+        bitwise: Whether repeated launches must agree bit by bit. If not, each must be within
+            the bound.
+        launches: On the values of each input set; None for the level's own number.
+        steady: (dim, extent): how far a host run must go, see `kgen.check.steady`.
+    Returns:
+        The verdict.
+    Raises:
+        VerifyError: If the operator's own module is at fault.
+    """
+    if constants is None:
+        names = {dim.name for dim in fixture.operator.signature.dims}
+        constants = names - {fixture.operator.slab_dim}
+    seed = fixture.next_seed() if seed is None else seed
+    schedule = fixture.schedule
+    if level == "host":
+        cases = schedule.host(seed, constants, steady)
+    else:
+        cases = (schedule.trial if level == "trial" else schedule.certify)(seed, constants)
+    tried: list[Case] = []
+    skipped: list[str] = []
+    worst: dict[str, OutputAccuracy] = {}
+    reason = ""
+    with torch.no_grad():
+        for case in cases:
+            made = fixture.input_set(case)
+            if admits is not None and not admits(guard_numbers(fixture, made), made.tensors):
+                skipped.append(case.label)
+                continue
+            tried.append(case)
+            scratch = workspaces(made.problem)
+            count = LAUNCHES[level] if launches is None else launches
+            # A mean says something of ordinary inputs: others may all round to one side.
+            mean = level != "trial" and case.name == NORMAL
+            found = _Check(fixture, made, scratch, bitwise, mean).run(bind, steps_of(count))
+            for accuracy in found.accuracy:
+                known = worst.get(accuracy.output)
+                if known is None or _share(accuracy) > _share(known):
+                    worst[accuracy.output] = accuracy
+            if found.reason:
+                reason = f"{found.reason}\n  inputs '{case.label}', seed {case.seed}"
+                break
+    if not tried:
+        reason = (
+            f"the variant's guards admit none of the {len(cases)} input sets\n"
+            f"  skipped: {', '.join(skipped)}"
+        )
+    return Verdict(
+        ok=not reason,
+        reason=reason,
+        level=level,
+        accuracy=tuple(worst.values()),
+        cases=tuple(case.label for case in tried),
+        seeds=tuple(case.seed for case in tried),
+        skipped=tuple(skipped),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    reason: str
+    accuracy: tuple[OutputAccuracy, ...]
+
+
+class _Check:
+    """One kernel on one input set.
+
+    All comparisons are left on the device and read back together: waiting once per set, not
+    once per question, is what keeps a small problem's verification in fractions of a ms.
+    """
+
+    def __init__(
+        self,
+        fixture: Fixture,
+        made: InputSet,
+        workspaces: Sequence[Workspace],
+        bitwise: bool,
+        mean: bool,
+    ) -> None:
+        self._fixture = fixture
+        self._made = made
+        self._bitwise = bitwise
+        self._mean = mean
+        self._changed: dict[str, Tensor] = {}
+        self._scratch = {w.name: _workspace(w, made.problem, fixture.device) for w in workspaces}
+
+    def run(self, bind: Bind, steps: Sequence[Step]) -> _Finding:
+        made, outputs = self._made, self._made.outputs
+        tensors = made.tensors | {name: b.tensor for name, b in self._scratch.items()}
+        for buffer in outputs.values():
+            buffer.reset()
+        launch = bind(tensors)
+        differs: dict[str, Tensor] = {}
+        first: dict[str, Tensor] = {}
+        errors: list[dict[str, Tensor]] = []
+        holds_own = True
+        for step in steps:
+            if step.own != holds_own:
+                self._put_values(own=step.own)
+                holds_own = step.own
+            for buffer in outputs.values():
+                buffer.fill(step.outputs)
+            for buffer in self._scratch.values():
+                buffer.fill(step.workspaces)
+            launch()
+            if not step.own:
+                continue
+            if self._bitwise:
+                for name, buffer in outputs.items():
+                    self._compare_bits(name, fingerprint(buffer), first, differs)
+            # Launches that agree bit by bit need comparing with the oracle only once.
+            if step is steps[-1] or not self._bitwise:
+                errors.append(self._errors())
+        return self._verdict(differs, errors, launch)
+
+    def _put_values(self, *, own: bool) -> None:
+        """Give the inputs their own values again, or ordinary ones of another seed.
+
+        A write into an input would be undone by that: it is looked for before.
+        """
+        made = self._made
+        if own:
+            self._fixture.put_values(made, made.case)
+            return
+        self._changed |= self._changes()
+        self._fixture.put_values(made, other_case(made.case))
+
+    def _changes(self) -> dict[str, Tensor]:
+        """Per input, whether its bits are not what they were; an earlier finding stays."""
+        found = {}
+        for name, buffer in self._made.inputs.items():
+            now = (fingerprint(buffer) != self._made.prints[name]).any()
+            found[name] = self._changed[name] | now if name in self._changed else now
+        return found
+
+    @staticmethod
+    def _compare_bits(
+        name: str, bits: Tensor, first: dict[str, Tensor], differs: dict[str, Tensor]
+    ) -> None:
+        if name not in first:
+            first[name] = bits
+            return
+        now = (bits != first[name]).any()
+        differs[name] = differs[name] | now if name in differs else now
+
+    def _errors(self) -> dict[str, Tensor]:
+        """Largest scaled error per output, still on the device."""
+        outputs = {name: buffer.tensor for name, buffer in self._made.outputs.items()}
+        return scaled_errors(self._fixture, self._made, outputs)
+
+    def _verdict(
+        self,
+        differs: Mapping[str, Tensor],
+        errors: list[dict[str, Tensor]],
+        launch: Callable[[], None],
+    ) -> _Finding:
+        made = self._made
+        outside: list[tuple[str, Tensor]] = []
+        for name, buffer in (*made.outputs.items(), *self._scratch.items()):
+            before, after = buffer.damage()
+            outside += [
+                (f"wrote before the start of {name}", before),
+                (f"wrote past the end of {name}", after),
+            ]
+        changed = [*self._changes().items()]
+        measured = [(name, error) for each in errors for name, error in each.items()]
+        means = self._means() if self._mean else {}
+        asked = (*outside, *changed, *differs.items(), *measured, *means.items())
+        answers = iter(torch.stack([answer.double() for _, answer in asked]).tolist())
+
+        told = [text for text, _ in outside if next(answers)]
+        spoiled = [name for name, _ in changed if next(answers)]
+        told += [self._damage_of_input(name) for name in spoiled]
+        differing = [name for name in differs if next(answers)]
+        told += [f"{name} differs between launches on the same inputs" for name in differing]
+        largest = dict.fromkeys(made.outputs, 0.0)
+        for name, _ in measured:
+            error = next(answers)
+            largest[name] = max(largest[name], math.inf if math.isnan(error) else error)
+        biased = {name: next(answers) for name in means}
+        if spoiled:
+            # What references are evaluated from may be gone: say nothing about the outputs.
+            self._fixture.spoiled(made)
+        else:
+            wrong = self._wrong(largest)
+            if differing and not wrong:
+                told += self._with_nonfinite_workspaces(launch)
+            told += [self._explained(name) for name in wrong]
+            if not wrong:
+                told += self._biases(biased)
+        return _Finding(
+            "\n  ".join(told),
+            tuple(
+                OutputAccuracy(name, error, b.bound, b.eager_error, b.loss)
+                for name, error in largest.items()
+                for b in [made.bounds[name]]
+            ),
+        )
+
+    def _means(self) -> dict[str, Tensor]:
+        outputs = {name: buffer.tensor for name, buffer in self._made.outputs.items()}
+        return mean_errors(self._fixture, self._made, outputs)
+
+    def _biases(self, means: Mapping[str, float]) -> list[str]:
+        """Which outputs are off on average, though no element is by much."""
+        told = []
+        for name, mean in means.items():
+            bound = self._made.bounds[name].bound
+            allowed = largest_mean(bound, self._made.outputs[name].tensor.numel())
+            if not mean <= allowed:
+                told.append(
+                    f"{name} is off on average: by {mean:.3g} of its scale, {allowed:.3g} is "
+                    f"allowed (of an element {bound:.3g})"
+                )
+        return told
+
+    def _wrong(self, errors: Mapping[str, float]) -> list[str]:
+        return [
+            name for name, error in errors.items() if not error <= self._made.bounds[name].bound
+        ]
+
+    def _with_nonfinite_workspaces(self, launch: Callable[[], None]) -> list[str]:
+        """Launches differ and the last was right: is one wrong that finds NaN in workspaces?"""
+        if not self._scratch:
+            return []
+        for buffer in (*self._made.outputs.values(), *self._scratch.values()):
+            buffer.fill(Fill.NONFINITE)
+        launch()
+        errors = {name: float(error) for name, error in self._errors().items()}
+        return [f"with NaN in workspaces {self._explained(name)}" for name in self._wrong(errors)]
+
+    def _damage_of_input(self, name: str) -> str:
+        """Tell a write beside an input from a write into it."""
+        before, after = self._made.inputs[name].damage()
+        if bool(before):
+            return f"wrote before the start of input {name}"
+        if bool(after):
+            return f"wrote past the end of input {name}"
+        return f"input {name} was modified"
+
+    def _explained(self, name: str) -> str:
+        return explained(self._fixture, self._made, self._made.outputs[name].tensor, name)
+
+
+def _share(accuracy: OutputAccuracy) -> float:
+    return accuracy.error / accuracy.bound
+
+
+def _workspace(w: Workspace, problem: Problem, device: torch.device) -> Guarded:
+    return guarded((w.elements,), torch_dtype(problem.dtype(w.dtype).torch), device)

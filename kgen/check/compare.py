@@ -1,0 +1,140 @@
+"""Compare a kernel's output with the oracle, fast where it agrees, in words where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kgen.check.buffers import PATTERN
+from kgen.check.oracle import Bound, Reference, Slab, overflow_threshold
+
+
+def scaled_error(y: Tensor, reference: Reference, bound: float) -> Tensor:
+    """Return the largest |y - y64| / scale as a 0-d fp32 tensor, without waiting for the device.
+
+    NaN and Inf count as 0 where the oracle asks for them or excuses them, and make the result
+    NaN or Inf anywhere else.
+    """
+    if y.numel() == 0:
+        return torch.zeros((), device=y.device)
+    smallest, largest = torch.aminmax(_signed_error(y, reference, bound))  # propagates NaN
+    return torch.maximum(smallest.abs(), largest.abs())
+
+
+def summed_errors(y: Tensor, reference: Reference, bound: float) -> Tensor:
+    """Return the sums of (y - y64) / scale, and of the same along the sign of y64, as float64.
+
+    The first is far from 0 if the output is shifted, the second if it is larger or smaller by a
+    factor. Elements that must be NaN or Inf count as 0.
+    """
+    error = _signed_error(y, reference, bound)
+    return torch.stack([
+        error.sum(dtype=torch.float64),
+        (error * reference.high.nan_to_num().sign()).sum(dtype=torch.float64),
+    ])
+
+
+def _signed_error(y: Tensor, reference: Reference, bound: float) -> Tensor:
+    """(y - y64) / scale in fp32; 0 where a special value is as it should be.
+
+    The subtraction of `high` is exact wherever y is near it (Sterbenz), so that fp32 loses
+    nothing that matters, at half of float64's traffic.
+    """
+    error = torch.sub(y, reference.high)
+    if error.dtype != torch.float32:
+        error = error.float()
+    if reference.low is None:
+        error.mul_(reference.inverse)
+    else:
+        error = torch.addcmul(reference.low, error, reference.inverse, out=error)
+    if reference.special is None:
+        return error
+    # NaN, but a written one, where the oracle has NaN; Inf of the right sign where the oracle has
+    # it, or where a value that the bound allows rounds to it.
+    high = reference.high
+    reach = high.abs() + bound / reference.inverse
+    infinite = (
+        y.isinf()
+        & (y.signbit() == high.signbit())
+        & (high.isinf() | (reach >= overflow_threshold(y.dtype)))
+    )
+    excused = (y.isnan() & high.isnan() & ~_is_unwritten(y)) | (infinite & ~high.isnan())
+    return error.masked_fill_(reference.special & excused, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worst:
+    error: float
+    index: tuple[int, ...]
+    got: float
+    want: float
+    allowed: float
+
+
+def explain(
+    name: str,
+    y: Tensor,
+    dims: tuple[str, ...],
+    bound: Bound,
+    references: Iterable[tuple[Slab, Reference]],
+) -> str:
+    """Return two lines about the elements out of bound: how many, and the worst of them."""
+    wrong = unwritten = 0
+    worst: _Worst | None = None
+    for slab, reference in references:
+        part = slab.of(y, dims)
+        if part.numel() == 0:
+            continue
+        error = _signed_error(part, reference, bound.bound).abs()
+        error = torch.where(error.isnan(), torch.inf, error)
+        bad = error > bound.bound
+        wrong += int(bad.sum())
+        unwritten += int((bad & _is_unwritten(part)).sum())
+        place = int(error.argmax())
+        if worst is None or float(error.flatten()[place]) > worst.error:
+            worst = _describe(part, error, reference, place, slab, dims, bound.bound)
+    assert worst is not None
+    if not wrong:
+        return f"{name} was out of bound in an earlier launch on these inputs, not in the last"
+    lines = f"{wrong} of {y.numel()} elements of {name} out of bound"
+    if unwritten:
+        lines += f", {unwritten} of them never written"
+    where = ", ".join(str(i) for i in worst.index)
+    return (
+        f"{lines}\n  worst {name}[{where}] = {worst.got:.6g}, want {worst.want:.6g} "
+        f"+- {worst.allowed:.2g}"
+    )
+
+
+def _describe(
+    part: Tensor,
+    error: Tensor,
+    reference: Reference,
+    place: int,
+    slab: Slab,
+    dims: tuple[str, ...],
+    bound: float,
+) -> _Worst:
+    index = []
+    rest = place
+    for extent in reversed(part.shape):
+        index.append(rest % extent)
+        rest //= extent
+    index.reverse()
+    at = tuple(index)
+    inverse = float(reference.inverse[at])
+    want = float(reference.high[at])
+    if reference.low is not None and inverse > 0:
+        want -= float(reference.low[at]) / inverse
+    if slab.dim is not None and slab.dim in dims:
+        index[dims.index(slab.dim)] += slab.start
+    allowed = bound / inverse if inverse > 0 else 0.0
+    return _Worst(float(error[at]), tuple(index), float(part[at]), want, allowed)
+
+
+def _is_unwritten(y: Tensor) -> Tensor:
+    bits = y.reshape(-1).view(torch.int16).view(y.numel(), -1)
+    return (bits == PATTERN).all(dim=1).view(y.shape)

@@ -1,0 +1,110 @@
+"""How far outputs are from the oracle's, whoever made them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from kgen.check.cases import other_case
+from kgen.check.compare import explain, scaled_error, summed_errors
+from kgen.check.fixture import Fixture, InputSet
+from kgen.model.record import OutputAccuracy
+
+
+def scaled_errors(
+    fixture: Fixture, made: InputSet, outputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The largest scaled error of each output, still on the device.
+
+    Args:
+        fixture: Of the input set.
+        made: The input set that the outputs were made from.
+        outputs: By name; not all have to be there.
+    """
+    worst: dict[str, Tensor] = {}
+    for slab, references in fixture.references(made):
+        for t in fixture.pass_.outputs:
+            if t.name not in references or t.name not in outputs:
+                continue
+            y = slab.of(outputs[t.name], t.dims)
+            error = scaled_error(y, references[t.name], made.bounds[t.name].bound)
+            known = worst.get(t.name)
+            worst[t.name] = error if known is None else torch.maximum(known, error)
+    return worst
+
+
+MEAN_SHARE = 0.1
+"""Of the bound of an element that a mean error may use: errors that round cancel, others do not."""
+_MEAN_NOISE = 2.0  # times the bound over the square root of the elements
+_MEAN_ULPS = 2.0  # of fp32: tensor cores cut off where they add
+
+
+def mean_errors(
+    fixture: Fixture, made: InputSet, outputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The larger of each output's two mean scaled errors (`summed_errors`), on the device.
+
+    Args: as of `scaled_errors`.
+    """
+    sums: dict[str, Tensor] = {}
+    for slab, references in fixture.references(made):
+        for t in fixture.pass_.outputs:
+            if t.name not in references or t.name not in outputs:
+                continue
+            y = slab.of(outputs[t.name], t.dims)
+            found = summed_errors(y, references[t.name], made.bounds[t.name].bound)
+            sums[t.name] = sums[t.name] + found if t.name in sums else found
+    return {n: both.abs().amax() / max(outputs[n].numel(), 1) for n, both in sums.items()}
+
+
+def largest_mean(bound: float, elements: int) -> float:
+    """What is allowed of a mean scaled error, beside the bound of an element."""
+    noise = _MEAN_NOISE * bound / math.sqrt(max(elements, 1))
+    return MEAN_SHARE * bound + noise + _MEAN_ULPS * torch.finfo(torch.float32).eps
+
+
+def output_accuracy(
+    fixture: Fixture, made: InputSet, outputs: Mapping[str, Tensor]
+) -> tuple[OutputAccuracy, ...]:
+    """The error of each output beside its bound; infinite if something is NaN that must not be.
+
+    Args: as of `scaled_errors`.
+    """
+    errors = scaled_errors(fixture, made, outputs)
+    found = []
+    for name in [t.name for t in fixture.pass_.outputs if t.name in errors]:
+        bound, largest = made.bounds[name], float(errors[name])
+        found.append(OutputAccuracy(
+            name, math.inf if math.isnan(largest) else largest, bound.bound, bound.eager_error,
+            bound.loss,
+        ))
+    return tuple(found)
+
+
+def fault_of(fixture: Fixture, made: InputSet, outputs: Mapping[str, Tensor]) -> str:
+    """Say which outputs are out of bound, with the worst element of each; empty if none is.
+
+    Args: as of `scaled_errors`.
+    """
+    errors = scaled_errors(fixture, made, outputs)
+    wrong = [n for n, error in errors.items() if not float(error) <= made.bounds[n].bound]
+    return "\n  ".join(explained(fixture, made, outputs[name], name) for name in wrong)
+
+
+def explained(fixture: Fixture, made: InputSet, y: Tensor, name: str) -> str:
+    """Say how much of an output is out of bound, and the worst element."""
+    declared = next(t for t in fixture.pass_.outputs if t.name == name)
+    parts = (
+        (slab, references[name])
+        for slab, references in fixture.references(made)
+        if name in references
+    )
+    return explain(name, y, declared.dims, made.bounds[name], parts)
+
+
+def other_values(fixture: Fixture, made: InputSet) -> dict[str, Tensor]:
+    """Inputs like those of an input set, with other values."""
+    return fixture.values(other_case(made.case), made.problem)

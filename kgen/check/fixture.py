@@ -1,0 +1,441 @@
+"""Inputs, oracle and bounds of one problem, kept over all its trials."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kgen.check.buffers import Guarded, contiguous_strides, fingerprint, guarded
+from kgen.check.cases import (
+    GPU_SIZES,
+    HOST_SIZES,
+    LARGE,
+    NORMAL,
+    Case,
+    Layout,
+    Schedule,
+    Sizes,
+)
+from kgen.check.oracle import (
+    WHOLE,
+    Bound,
+    Oracle,
+    Reference,
+    Slab,
+    combine,
+    rounding_of,
+    slabs,
+    torch_dtype,
+)
+from kgen.errors import VerifyError
+from kgen.model.problem import Problem
+from kgen.model.signature import Tensor as Declared
+from kgen.operators.base import Operator
+from kgen.runtime.layout import dense_strides
+
+_HOST_CACHE_BYTES = 2 * 2**30
+_HOST_SLAB_BYTES = 256 * 2**20
+# A definition that iterates over steps is bound by launches, which every slab repeats. With 8 slabs
+# the first trial of wkv6's backward pass, T = 4096, came after 26 s on an H200, that of a forward
+# pass after 8 s; that the slabs are why is supposed.
+_CUDA_SLAB_BYTES = 32 * 2**30
+
+
+@dataclass(frozen=True)
+class InputSet:
+    """Guarded buffers with one case's inputs, and what the outputs must be.
+
+    Attributes:
+        case: What was made.
+        problem: With the case's extents.
+        inputs: By name; their data are the oracle's inputs, so a kernel that writes them spoils
+            the set.
+        outputs: By name; scratch.
+        prints: Fingerprints of the inputs' arenas as they were made.
+        bounds: By output.
+        cached: References per slab, or None where they are evaluated at every use.
+        bytes: Device memory held.
+    """
+
+    case: Case
+    problem: Problem
+    inputs: Mapping[str, Guarded]
+    outputs: Mapping[str, Guarded]
+    prints: Mapping[str, Tensor]
+    bounds: Mapping[str, Bound]
+    cached: tuple[tuple[Slab, Mapping[str, Reference]], ...] | None
+    bytes: int
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Inputs and outputs as a kernel gets them."""
+        return {name: b.tensor for name, b in (*self.inputs.items(), *self.outputs.items())}
+
+
+class Fixture:
+    """What verifying any kernel of one operator, pass and problem on one device needs.
+
+    Input sets are made when first asked for. Those with a fixed seed are kept, least recently
+    used first out, within `cache_bytes`; so are the oracle's outputs where they fit.
+
+    Attributes:
+        operator: The operator.
+        pass_: The pass, with the tensors that the problem has.
+        problem: At full size.
+        device: Where kernels run.
+        scalars: Values of the pass's scalars; a kernel must be bound with the same.
+        schedule: Chooses cases.
+        cache_bytes: Device memory to keep sets in.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        pass_name: str,
+        problem: Problem,
+        device: torch.device,
+        *,
+        scalars: Mapping[str, float] | None = None,
+        seed: int = 0,
+        cache_bytes: int | None = None,
+        slab_bytes: int | None = None,
+        sizes: Sizes | None = None,
+    ) -> None:
+        """Prepare; evaluates nothing yet.
+
+        Args:
+            operator: The operator.
+            pass_name: `forward` or `backward`.
+            problem: The problem.
+            device: Where kernels run.
+            scalars: Values of the pass's scalars; None for the defaults.
+            seed: Seeds every input set that is not a trial's own.
+            cache_bytes: Device memory to keep sets in; None for half of what is free now.
+            slab_bytes: Temporaries of evaluating the oracle; None for a default by device.
+            sizes: Of the sets other than the problem itself; None for a default by device.
+        Raises:
+            ProblemError: If the operator has no such pass.
+        """
+        signature, choices = operator.signature, dict(problem.dtypes)
+        packing = signature.packing
+        if packing is not None and signature.implied(choices) == (packing.batch, "1"):
+            # Outputs are not independent along the one batch row, nor are sequences of one length.
+            operator = replace(operator, slab_dim=None)
+        self.operator = operator
+        self.pass_ = signature.as_batch(
+            problem.present(signature.pass_named(pass_name)), choices
+        )
+        self.problem = problem
+        self.device = device
+        self.scalars = dict(operator.scalars(pass_name) if scalars is None else scalars)
+        self.schedule = Schedule(
+            operator,
+            self.pass_,
+            problem,
+            seed,
+            sizes or (GPU_SIZES if device.type == "cuda" else HOST_SIZES),
+        )
+        self.cache_bytes, self.slab_bytes = _limits(device, cache_bytes, slab_bytes)
+        self._rounding = rounding_of(operator, problem)
+        asked = operator.arguments(pass_name, problem)
+        self._oracle = Oracle(operator, self.pass_, asked | self.scalars)
+        self._pool: dict[str, Bound] | None = None
+        self._bounds_of_kind: dict[tuple[str, Problem], dict[str, Bound]] = {}
+        self._kept: OrderedDict[Case, InputSet] = OrderedDict()
+        self._trials = 0
+
+    def next_seed(self) -> int:
+        """A seed for a trial that brings none: counts from the fixture's own."""
+        self._trials += 1
+        return self.schedule.seed * 1_000_003 + self._trials
+
+    def input_set(self, case: Case) -> InputSet:
+        """Return the set of a case, made or kept.
+
+        Raises:
+            VerifyError: If the case cannot tell right from wrong, or the operator's module
+                contradicts its signature.
+        """
+        if case in self._kept:
+            self._kept.move_to_end(case)
+            return self._kept[case]
+        made = self._make(case)
+        if not case.fresh:
+            self._kept[case] = made
+        return made
+
+    def put_values(self, made: InputSet, case: Case) -> None:
+        """Overwrite a set's inputs, in their buffers, with the values of another case."""
+        for name, value in self.values(case, made.problem).items():
+            made.inputs[name].tensor.copy_(value)
+
+    def values(self, case: Case, problem: Problem) -> dict[str, Tensor]:
+        """Draw the inputs of a case, by name.
+
+        Raises:
+            VerifyError: If `make_inputs` contradicts the signature.
+        """
+        return self._draw(case, problem)
+
+    def spoiled(self, made: InputSet) -> None:
+        """Forget a set whose inputs were written."""
+        self._kept.pop(made.case, None)
+
+    def release(self, keep: Case | None = None) -> None:
+        """Forget all sets but the one of `keep`, to free their memory."""
+        for case in [case for case in self._kept if case != keep]:
+            del self._kept[case]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Device memory held by kept sets."""
+        return sum(s.bytes for s in self._kept.values())
+
+    def references(self, made: InputSet) -> Iterator[tuple[Slab, Mapping[str, Reference]]]:
+        """Yield the oracle's outputs slab by slab, kept or evaluated now; those that are sums
+        over the slab dim come once, in the end.
+        """
+        if made.cached is not None:
+            yield from made.cached
+            return
+        inputs = {name: b.tensor for name, b in made.inputs.items()}
+        sums = self._oracle.sums(made.problem)
+        for slab in slabs(self.operator, self.pass_, made.problem, self.slab_bytes):
+            yield slab, self._oracle.references(made.problem, inputs, slab, sums)
+        yield WHOLE, sums.references()
+
+    def _make(self, case: Case) -> InputSet:
+        problem = case.problem(self.problem, self.operator.signature)
+        outputs_bytes = reference_bytes = 0
+        for t in self.pass_.outputs:
+            elements, itemsize = math.prod(problem.shape(t.dims)), problem.dtype(t.dtype).itemsize
+            outputs_bytes += elements * itemsize
+            reference_bytes += elements * (12 if itemsize == 4 else 8)
+        input_bytes = sum(
+            math.prod(problem.shape(t.dims)) * problem.dtype(t.dtype).itemsize
+            for t in self.pass_.inputs
+        )
+        base = input_bytes + outputs_bytes
+        keep = base + reference_bytes <= self.cache_bytes
+        self._make_room(base + (reference_bytes if keep else 0))
+        drawn = self._draw(case, problem)
+        self._demand_values(case, drawn)
+        inputs = {
+            name: self._guard(t, value, case.layout)
+            for t, (name, value) in zip(self.pass_.inputs, drawn.items(), strict=True)
+        }
+        del drawn
+        prints = {name: fingerprint(buffer) for name, buffer in inputs.items()}
+        bounds, cached = self._evaluate(case, problem, inputs, keep)
+        for name, buffer in inputs.items():
+            if bool((fingerprint(buffer) != prints[name]).any()):
+                raise VerifyError(
+                    f"{self.operator.name}: the definition writes into its input '{name}'\n"
+                    "  next: compute out of place there; kernels are checked for the same"
+                )
+        outputs = {
+            t.name: guarded(
+                problem.shape(t.dims),
+                torch_dtype(problem.dtype(t.dtype).torch),
+                self.device,
+                _output_strides(t, inputs),
+            )
+            for t in self.pass_.outputs
+        }
+        held = base + (reference_bytes if keep else 0)
+        return InputSet(case, problem, inputs, outputs, prints, bounds, cached, held)
+
+    def _draw(self, case: Case, problem: Problem) -> dict[str, Tensor]:
+        generator = torch.Generator(device=self.device).manual_seed(case.seed)
+        is_large = case.name == LARGE and LARGE not in self.operator.cases
+        drawn = self.operator.make_inputs(
+            self.pass_.name, problem, NORMAL if is_large else case.name, generator, self.device
+        )
+        if is_large:
+            drawn = {name: _enlarged(value) for name, value in drawn.items()}
+        for t in self.pass_.inputs:
+            value = drawn.get(t.name)
+            shape, dtype = problem.shape(t.dims), torch_dtype(problem.dtype(t.dtype).torch)
+            if value is None or tuple(value.shape) != shape or value.dtype != dtype:
+                got = "nothing" if value is None else f"{value.dtype} {tuple(value.shape)}"
+                raise VerifyError(
+                    f"{self.operator.name}: make_inputs gives {got} for "
+                    f"'{t.name}', the signature declares {dtype} {shape}"
+                )
+        return {t.name: drawn[t.name] for t in self.pass_.inputs}
+
+    def _demand_values(self, case: Case, drawn: Mapping[str, Tensor]) -> None:
+        """Ordinary inputs that are all zero or all NaN cannot tell right from wrong."""
+        if case.name != NORMAL or case.fresh:  # of a trial: as the others, and it would be waited
+            return
+        values = [drawn[t.name] for t in self.pass_.inputs if drawn[t.name].is_floating_point()]
+        values = [value for value in values if value.numel() > 0]
+        for what, is_vacuous in (("NaN", torch.isnan), ("zero", _is_zero)):
+            if values and all(bool(is_vacuous(value).all()) for value in values):
+                raise VerifyError(
+                    f"{self.operator.name}: make_inputs gives nothing but {what} for the case "
+                    f"'{NORMAL}', which every kernel passes or none\n"
+                    "  next: draw random values there"
+                )
+
+    def _guard(self, declared: Declared, value: Tensor, layout: Layout) -> Guarded:
+        shape = tuple(value.shape)
+        strides = contiguous_strides(shape)
+        if layout == "permuted":
+            strides = _permuted(declared, shape)
+        elif layout != "contiguous" and declared.free_strides:
+            pad = 1 if layout == "odd strides" else max(1, 16 // value.element_size())
+            strides = _padded(declared, shape, pad)
+        shift = 1 if layout == "shifted" else 0
+        buffer = guarded(shape, value.dtype, self.device, strides, shift)
+        buffer.tensor.copy_(value)
+        return buffer
+
+    def _evaluate(
+        self, case: Case, problem: Problem, inputs: Mapping[str, Guarded], keep: bool
+    ) -> tuple[dict[str, Bound], tuple[tuple[Slab, Mapping[str, Reference]], ...] | None]:
+        # Of a trial's own sets the first of its kind tells what the definition loses: running that
+        # in the problem's dtypes would be most of a trial.
+        kind = (case.name, problem)
+        if case.fresh and kind in self._bounds_of_kind:
+            return self._bounds_of_kind[kind], None
+        pool = self._pool_bounds()
+        tensors = {name: b.tensor for name, b in inputs.items()}
+        losses, kept = self._losses(problem, tensors, keep)
+        bounds = combine(
+            losses, pool, self.pass_, problem, self._name(case, problem), self._rounding
+        )
+        if case.fresh:
+            self._bounds_of_kind[kind] = bounds
+        return bounds, tuple(kept) if keep else None
+
+    def _losses(
+        self, problem: Problem, tensors: Mapping[str, Tensor], keep: bool
+    ) -> tuple[dict[str, tuple[float, float]], list[tuple[Slab, Mapping[str, Reference]]]]:
+        losses = {t.name: (0.0, 0.0) for t in self.pass_.outputs}
+        kept: list[tuple[Slab, Mapping[str, Reference]]] = []
+        if all(math.prod(problem.shape(t.dims)) == 0 for t in self.pass_.outputs):
+            return losses, kept  # definitions need not stand reductions over nothing
+        sums = self._oracle.sums(problem)
+        # Sums need every slab. Else the first tells what the definition loses: the largest loss of
+        # fewer elements is, if anything, smaller, and definitions may be slow in the problem's
+        # dtypes, where no shortcut of float64 is allowed.
+        one_is_enough = not sums.names
+        for index, slab in enumerate(slabs(self.operator, self.pass_, problem, self.slab_bytes)):
+            if index > 0 and one_is_enough:
+                if not keep:
+                    break
+                kept.append((slab, self._oracle.references(problem, tensors, slab, sums)))
+                continue
+            done = self._oracle.evaluate(problem, tensors, slab, sums)
+            for name in done.references:
+                eager, ranged = losses[name]
+                losses[name] = (max(eager, done.eager[name]), max(ranged, done.ranged[name]))
+            if keep:
+                kept.append((slab, done.references))
+        losses |= sums.losses()
+        if keep:
+            kept.append((WHOLE, sums.references()))
+        return losses, kept
+
+    def _pool_bounds(self) -> dict[str, Bound]:
+        """Bounds of ordinary inputs, which no other inputs' bounds fall below.
+
+        A set of few elements may by luck lose almost nothing when the definition runs on it, and
+        would then ask more of a kernel than of the definition.
+        """
+        if self._pool is None:
+            pool: dict[str, Bound] = {}
+            for case in self.schedule.pool():
+                problem = case.problem(self.problem, self.operator.signature)
+                losses, _ = self._losses(problem, self._draw(case, problem), keep=False)
+                what = self._name(case, problem)
+                pool = combine(losses, pool, self.pass_, problem, what, self._rounding)
+            self._pool = pool
+        return self._pool
+
+    def _name(self, case: Case, problem: Problem) -> str:
+        return f"{self.operator.name} {self.pass_.name} {problem}, inputs '{case.label}'"
+
+    def _make_room(self, wanted: int) -> None:
+        while self._kept and self.kept_bytes + wanted > self.cache_bytes:
+            self._kept.popitem(last=False)
+
+
+Admits = Callable[[Mapping[str, int | str], Mapping[str, Tensor]], bool]
+"""(numbers, tensors) -> whether a variant's guards admit a call."""
+
+
+def guard_numbers(fixture: Fixture, made: InputSet) -> dict[str, int | str]:
+    """What a guard may ask for: the problem's names, and `<tensor>_stride_<dim>` in elements, 0
+    for a tensor that the problem leaves out.
+    """
+    numbers = made.problem.names
+    tensors = made.tensors
+    for t in fixture.operator.signature.pass_named(fixture.pass_.name).tensors:
+        for dim in t.free_strides:
+            numbers[f"{t.name}_stride_{dim}"] = (
+                tensors[t.name].stride(t.dims.index(dim)) if t.name in tensors else 0
+            )
+    return numbers
+
+
+def _enlarged(value: Tensor) -> Tensor:
+    """Times a power of two: 2^14, or 2^6 in fp16."""
+    if not value.is_floating_point():
+        return value
+    return value * (2.0**6 if value.dtype == torch.float16 else 2.0**14)
+
+
+def _is_zero(value: Tensor) -> Tensor:
+    return value == 0
+
+
+def _padded(declared: Declared, shape: tuple[int, ...], pad: int) -> tuple[int, ...]:
+    """Contiguous strides, but each free one `pad` elements larger than it need be."""
+    strides: list[int] = []
+    step = 1
+    for dim, extent in zip(reversed(declared.dims), reversed(shape), strict=True):
+        if dim in declared.free_strides:
+            step += pad
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def _permuted(declared: Declared, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides without gaps, the last two dims of free strides having changed places in memory."""
+    order = list(range(len(shape)))
+    free = [i for i, dim in enumerate(declared.dims) if dim in declared.free_strides]
+    if len(free) > 1:
+        order[free[-2]], order[free[-1]] = order[free[-1]], order[free[-2]]
+    dense = contiguous_strides(tuple(shape[axis] for axis in order))
+    return tuple(dense[order.index(axis)] for axis in range(len(shape)))
+
+
+def _output_strides(
+    declared: Declared, inputs: Mapping[str, Guarded]
+) -> tuple[int, ...] | None:
+    """Strides of an output that takes an input's layout; None: contiguous."""
+    if not declared.layout_of:
+        return None
+    like = inputs[declared.layout_of].tensor
+    return dense_strides(like.shape, like.stride())
+
+
+def _limits(
+    device: torch.device, cache_bytes: int | None, slab_bytes: int | None
+) -> tuple[int, int]:
+    cache, slab = _HOST_CACHE_BYTES, _HOST_SLAB_BYTES
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        cache, slab = free // 2, min(_CUDA_SLAB_BYTES, free // 4)
+    return (
+        cache if cache_bytes is None else cache_bytes,
+        slab if slab_bytes is None else slab_bytes,
+    )

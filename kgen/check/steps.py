@@ -1,0 +1,72 @@
+"""The launches that one input set is tried with.
+
+A library's user launches a kernel again and again: on other values in the same memory, with a
+workspace that an earlier launch or another kernel left behind. So a kernel is launched on the
+set's values, on other values in the same buffers, and on the set's values again. Before each
+launch the outputs and the workspaces are filled: with NaN, a large finite number of either sign or
+zero; or they keep what the launch before left. All launches on the set's own values must give the
+same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.check.buffers import Fill
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One launch.
+
+    Attributes:
+        own: Whether the inputs hold the set's values; else they hold other ones.
+        outputs: What the outputs hold before it.
+        workspaces: What the workspaces hold before it.
+    """
+
+    own: bool
+    outputs: Fill
+    workspaces: Fill
+
+
+_ALONE = Step(True, Fill.NONFINITE, Fill.NONFINITE)
+_FIRST = Step(True, Fill.LARGE, Fill.LARGE)
+_OTHER = Step(False, Fill.LEFT, Fill.NONFINITE)
+_AFTER_OTHER = Step(True, Fill.LEFT, Fill.LEFT)
+_OTHER_AGAIN = Step(False, Fill.LEFT, Fill.ZERO)
+# The last one is compared with the oracle: an element that nobody writes shows as NaN.
+_LAST = Step(True, Fill.NONFINITE, Fill.LEFT)
+
+_STEPS: dict[int, tuple[Step, ...]] = {
+    1: (_ALONE,),
+    3: (_FIRST, _OTHER, _AFTER_OTHER, _LAST),
+    # With four orders of threads, one launch after the other, the four launches on the set's own
+    # values (numbers 0, 2, 3 and 5) have one order each.
+    4: (
+        _FIRST,
+        _OTHER,
+        _AFTER_OTHER,
+        Step(True, Fill.ZERO, Fill.LEFT),
+        _OTHER_AGAIN,
+        _LAST,
+    ),
+    5: (
+        _FIRST,
+        _OTHER,
+        _AFTER_OTHER,
+        Step(True, Fill.ZERO, Fill.LEFT),
+        _OTHER_AGAIN,
+        Step(True, Fill.NEGATIVE, Fill.LEFT),
+        Step(True, Fill.NONFINITE, Fill.NEGATIVE),
+    ),
+}
+
+
+def steps_of(launches: int) -> tuple[Step, ...]:
+    """Return the launches of an input set.
+
+    Args:
+        launches: Those on the set's own values, 1 or 3 to 5. A single launch starts from NaN.
+    """
+    return _STEPS[launches]

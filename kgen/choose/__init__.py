@@ -1,5 +1,0 @@
-"""Pick the winner among finalists."""
-
-from kgen.choose.choose import Entrant, pick
-
-__all__ = ["Entrant", "pick"]

@@ -1,0 +1,89 @@
+"""The context of `tune`, `verify`, `bench` and `learn`: operator, device, compiler, paths."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kgen.assets import include_dir
+from kgen.build import CompileLimits, Compiler, open_compiler
+from kgen.catalogue import Entry, load_population, open_catalogue
+from kgen.cli.arguments import chosen_passes, chosen_problems, population_problems
+from kgen.launch.select import select_gpu
+from kgen.model.gpu import GpuProfile
+from kgen.model.problem import Problem
+
+LIBRARY = "kgen_ops"
+
+
+@dataclass(frozen=True)
+class CommandContext:
+    """The operator, device, compiler and paths of a command."""
+
+    entry: Entry
+    gpu: GpuProfile
+    ordinal: int
+    compiler: Compiler
+    passes: tuple[str, ...]
+    problems: Mapping[str, tuple[Problem, ...]]  # by pass
+    paths: tuple[str, ...]
+    out: Path
+
+    @property
+    def reports(self) -> Path:
+        """Folder of this operator's reports and journals."""
+        return reports_dir(self.out, self.entry.operator.name)
+
+
+def reports_dir(out: Path, operator: str) -> Path:
+    """Where an operator's reports and journals lie under an output folder."""
+    return out / LIBRARY / operator / "reports"
+
+
+def _back_end(options: argparse.Namespace, gpu: GpuProfile) -> str:
+    if gpu.is_host:
+        return "host-asan" if getattr(options, "sanitize", False) else "host"
+    return str(options.compiler)
+
+
+def _limits(options: argparse.Namespace) -> CompileLimits:
+    limits = CompileLimits()
+    return CompileLimits(
+        options.compile_timeout or limits.timeout_s, options.compile_memory or limits.memory_bytes
+    )
+
+
+@contextlib.contextmanager
+def open_command(options: argparse.Namespace) -> Iterator[CommandContext]:
+    """Resolve the common options to a context; closes the compiler at the end.
+
+    Raises:
+        UserError: If one of them is wrong; all are checked before any work.
+    """
+    catalogue = open_catalogue(options.path)
+    entry = catalogue.entry(options.op)
+    operator = entry.operator
+    passes = chosen_passes(operator.signature, options.pass_name)
+    gpu, ordinal = select_gpu(options.gpu)
+    if getattr(options, "population", ""):
+        population = load_population(options.population, catalogue)
+        problems = population_problems(population, operator, passes)
+    else:
+        problems = {p: chosen_problems(operator, p, options.problem, gpu.is_host) for p in passes}
+    compiler = open_compiler(_back_end(options, gpu), [include_dir()], limits=_limits(options))
+    try:
+        yield CommandContext(
+            entry,
+            gpu,
+            ordinal,
+            compiler,
+            tuple(problems),
+            problems,
+            tuple(str(Path(p).resolve()) for p in options.path),
+            Path(options.out),
+        )
+    finally:
+        compiler.close()

@@ -1,0 +1,180 @@
+"""The prose of `--help`: what each command does, and examples. A test parses the examples."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+# command -> what it does, above its options
+DESCRIPTIONS: Mapping[str, str] = {
+    "tune":
+        "Search the configs of an operator for each problem. Every config is compiled and checked "
+        "against the float64 definition before it is timed. The best are certified and timed "
+        "beside the peers; the winner goes into the library (--out) and the report. The same "
+        "command resumes after Ctrl-C or a crash: trials are kept in a journal.",
+    "learn":
+        "Learn which row of the library serves problems that were not tuned. kgen makes training "
+        "problems around the tuned ones, times the rows on each, and writes a tree of comparisons "
+        "into the table. Rows that are missing are added.",
+    "verify":
+        "Check kernels against the float64 definition, without timing them. On each problem, and "
+        "with all input cases: a few configs of every variant, and the fastest one of earlier "
+        "tunes. With --record: the config and the inputs of that record.",
+    "bench":
+        "Verify and time tuned kernels again, interleaved with other implementations of the "
+        "operator (peers). A problem without a tuned kernel is timed with the safe one. The "
+        "library and the reports stay as they are.",
+    "measure-check":
+        "Measure how well timings repeat on this machine: a kernel against itself, and the winners "
+        "of several independent tunes against each other. Everything is done in temporary folders.",
+    "report":
+        "Print the reports of earlier tunes: a screen per operator with the time of each problem, "
+        "the fastest peer and the share of the hardware floor. With --problem or --full: all that "
+        "is known of a problem. Or write a page with figures (--html), tables or a picture.",
+    "import-cache":
+        "Read searches that other tuners recorded, and write each as an Optuna study. The files "
+        "are T4 results or Kernel Tuner caches, as kgen report --t4 writes them.",
+    "package":
+        "Write a wheel of the tuned library, with cubins for the chosen architectures. The same "
+        "library gives the same bytes each time.",
+    "explain":
+        "Show which kernel of the library serves a problem, and on what evidence. No GPU is needed "
+        "for a GPU that is named.",
+    "emit":
+        "Render every kernel of the library again from today's templates. A row whose kernel "
+        "compiles to the same machine code keeps its record and its times. A row with other code "
+        "is stale: it keeps the kernel that was measured, and is listed with the command that "
+        "tunes it again. Exit code: 0 if all rows are valid, 3 if some are stale.",
+    "ops": "List the operators that kgen finds, with their passes and variants.",
+    "new-op":
+        "Write the files of a new operator: a definition, a search space, and templates of a "
+        "forward and a backward pass. It computes x * sigmoid(x) and can be tuned at once; then "
+        "change it step by step (docs/tutorials/new-operator.md).",
+    "gpus": "List the GPU profiles: the names that --gpu takes, with the facts that rules use.",
+    "populations":
+        "List the populations: named lists of the problems that published models call, with the "
+        "source of each model. With a name: its models and its problems, as --problem takes them. "
+        "A file of your own is checked and printed in the same way (docs/search-spaces.md).",
+    "device-library":
+        "Print the reference of the device library: the functions and types of namespace kgen that "
+        "templates may use, with the comments of their headers.",
+    "doctor": "Show what is installed, what works, and what to do about what is missing.",
+}
+
+# command -> (what it does, command line)
+EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "tune": (
+        ("tune both passes of wkv6 on the first GPU, or on the CPU if there is none",
+         "kgen tune --op wkv6 --gpu auto"),
+        ("one problem of one pass, at most 100 trials",
+         "kgen tune --op rmsnorm --pass forward --problem M=8192,N=4096,dtype=bf16 --trials 100"),
+        ("all problems of an operator within ten minutes, into another folder",
+         "kgen tune --op linear_attention --time 10m --out build/library"),
+        ("all that published models call of both passes of wkv6",
+         "kgen tune --population rwkv6 --gpu auto"),
+        ("the problems of your own models, within an hour",
+         "kgen tune --population mine/models.yaml --op rmsnorm --time 1h"),
+        ("an operator of your own",
+         "kgen tune --op softmax --path docs/tutorials/softmax --gpu host"),
+    ),
+    "learn": (
+        ("learn which rows serve untuned shapes, and judge it on four held-out problems",
+         "kgen learn --op rmsnorm --pass forward --held-out 4"),
+        ("add rows and a learnt rule for a row length that was not tuned",
+         "kgen learn --op rmsnorm --problem M=8192,N=5120,dtype=bf16"),
+    ),
+    "verify": (
+        ("a few configs of each variant, on the CPU, under AddressSanitizer too",
+         "kgen verify --op timex --gpu host --sanitize"),
+        ("repeat the certificate of a row of the library, with the inputs that it had",
+         "kgen verify --op rmsnorm --gpu h200 --record d7e04025"),
+    ),
+    "bench": (
+        ("tuned kernels and all installed peers",
+         "kgen bench --op rmsnorm --gpu auto --problem M=32768,N=8192,dtype=bf16"),
+        ("with two peers, written to a file",
+         "kgen bench --op rmsnorm --against eager,liger --yaml bench.yaml"),
+        ("a published step-by-step table, on this GPU",
+         "kgen bench --op rmsnorm --ladder --problem M=262144,N=4096,dtype=fp32"),
+        ("host time of a call",
+         "kgen bench --op rmsnorm --call-cost --pass forward --problem M=64,N=4096,dtype=bf16"),
+        ("a trace for Perfetto or TensorBoard",
+         "kgen bench --op wkv6 --profile --pass forward"),
+    ),
+    "measure-check": (
+        ("three tunes, and five comparisons of a kernel with itself, on one problem",
+         "kgen measure-check --gpu auto --problem M=8192,N=4096,dtype=bf16"),
+        ("a short check: one tune, two runs",
+         "kgen measure-check --gpu auto --tunes 1 --runs 2"),
+    ),
+    "report": (
+        ("a screen per operator", "kgen report"),
+        ("one pass, all its problems", "kgen report --op rmsnorm --gpu h200 --pass forward"),
+        ("all about the problems in bf16 with a residual",
+         "kgen report --op rmsnorm --problem 'bf16 +residual'"),
+        ("a page with figures, for a browser", "kgen report --html report.html"),
+        ("for a spreadsheet", "kgen report --csv"),
+        ("what became faster, slower, stale",
+         "kgen report --op rmsnorm --against before/h200.yaml"),
+        ("one page with all figures, to open in a browser", "kgen report --html report.html"),
+        ("all searches of an operator for optuna-dashboard",
+         "kgen report --op wkv6 --optuna wkv6.log"),
+        ("write the tables, the picture and the README's short table",
+         "kgen report --gpu h200 --markdown docs/results.md --svg docs/results.svg "
+         "--summary README.md"),
+    ),
+    "import-cache": (
+        ("look at a Kernel Tuner cache in optuna-dashboard",
+         "kgen import-cache convolution_A100.json --optuna convolution.log"),
+    ),
+    "package": (
+        ("a wheel with cubins of two architectures",
+         "kgen package --arch sm_80,sm_90a --wheel dist"),
+    ),
+    "explain": (
+        ("which row serves this call on an H200, which need not be in this machine",
+         "kgen explain --op rmsnorm --problem M=100,N=4096,dtype=bf16 --gpu h200"),
+    ),
+    "emit": (
+        ("after an edit of a template, a header or a search space, a merge, or an update of kgen",
+         "kgen emit"),
+        ("a library in another folder", "kgen emit --out build/library"),
+    ),
+    "ops": (
+        ("operators, passes and variants", "kgen ops"),
+        ("with those of your own", "kgen ops --path docs/tutorials/softmax"),
+    ),
+    "new-op": (
+        ("write the files under mine/; try them: kgen tune --op swish --path mine --trials 4",
+         "kgen new-op swish --path mine"),
+    ),
+    "populations": (
+        ("names for --population", "kgen populations"),
+        ("models and problems of one", "kgen populations rmsnorm --pass backward"),
+        ("check a file of your own", "kgen populations mine/models.yaml"),
+    ),
+    "gpus": (("names for --gpu", "kgen gpus"),),
+    "device-library": (
+        ("rewrite the page after an edit of a header",
+         "kgen device-library --markdown docs/device-library.md"),
+    ),
+    "doctor": (("installed tools, and how to install missing ones", "kgen doctor"),),
+}
+
+FIRST = (
+    ("tune, on the first GPU or on the CPU", "kgen tune --op wkv6 --gpu auto"),
+    ("read what it found", "kgen report"),
+    ("compare it with its peers", "kgen bench --op wkv6 --gpu auto"),
+    ("all options of a command, with examples", "kgen tune --help"),
+)
+
+
+def description(command: str) -> str:
+    """The text above the options of a command's `--help`."""
+    return textwrap.fill(DESCRIPTIONS.get(command, ""), 80)
+
+
+def epilog(examples: tuple[tuple[str, str], ...]) -> str:
+    """The text after the options of a `--help`."""
+    lines = [f"  # {what}\n  {line}" for what, line in examples]
+    return "examples:\n" + "\n".join(lines)

@@ -1,0 +1,201 @@
+"""How far a tune is, from its events: what the display shows, without a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kgen.model.record import Fate, Record
+from kgen.tune import (
+    PassDone,
+    ProblemConfirmed,
+    ProblemStarted,
+    Progress,
+    StageStarted,
+    TrialRecorded,
+    TuneEvent,
+)
+
+_RATE_OVER_S = 20.0  # trials a second are counted over this time
+
+_REASON_LINES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTime:
+    """The fastest peer of a problem in an earlier report, microseconds."""
+
+    name: str
+    median_us: float
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a tune is to do.
+
+    Attributes:
+        title: Operator and GPU.
+        problems: Number of problems by pass, in the order of the passes.
+        time_s: Seconds for the whole command; None for no limit.
+        peers: Fastest peers of an earlier report, by pass and short name of the problem.
+    """
+
+    title: str = ""
+    problems: Mapping[str, int] = field(default_factory=dict)
+    time_s: float | None = None
+    peers: Mapping[tuple[str, str], PeerTime] = field(default_factory=dict)
+
+
+@dataclass
+class TuneState:
+    """How far a tune is.
+
+    Attributes:
+        scope: What it is to do.
+        started: When it began, as of `time.monotonic`.
+        progress: Of the problem that is searched; None before the first.
+        stage: `search`, `finals`, `safe` or `host runs`.
+        stage_started: When the stage began.
+        confirmed: Problems of the pass whose winners are confirmed.
+        passes_done: Passes that are done.
+    """
+
+    scope: Scope
+    started: float
+    progress: Progress | None = None
+    stage: str = "search"
+    stage_started: float = 0.0
+    confirmed: int = 0
+    passes_done: int = 0
+    _trials_at: list[float] = field(default_factory=list)
+    _fates: dict[tuple[str, str], Counter[Fate]] = field(default_factory=dict)
+    _reasons: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def apply(self, event: TuneEvent, now: float) -> None:
+        """Take note of an event."""
+        stage = self.stage
+        match event:
+            case ProblemStarted(progress):
+                self.progress, stage = progress, "search"
+            case TrialRecorded(record, progress):
+                self.progress, stage = progress, "search"
+                self._trials_at.append(now)
+                self._note(record)
+            case StageStarted(stage, progress):
+                self.progress = progress or self.progress
+            case ProblemConfirmed(so_far):
+                self.confirmed = len(so_far.results)
+            case PassDone():
+                self.passes_done += 1
+                self.confirmed = 0
+        if stage != self.stage or isinstance(event, ProblemStarted):
+            self.stage, self.stage_started = stage, now
+
+    def _note(self, record: Record) -> None:
+        key = (record.pass_name, record.config.variant)
+        self._fates.setdefault(key, Counter())[record.fate] += 1
+        if record.reason:
+            self._reasons.setdefault(key, record.reason)
+
+    def trials_per_s(self, now: float) -> float | None:
+        """Of the search, over the last seconds; None before the second trial."""
+        recent = [t for t in self._trials_at if now - t <= _RATE_OVER_S]
+        since = max(self.started, now - _RATE_OVER_S, self.stage_started)
+        return len(recent) / (now - since) if len(recent) > 1 and now > since else None
+
+    def share_done(self) -> float:
+        """Of the whole command, 0 to 1: problems, the present one by its trials or its time."""
+        whole = sum(self.scope.problems.values())
+        if not whole:
+            return 0.0
+        before = sum(list(self.scope.problems.values())[: self.passes_done])
+        if self.progress is None or self.passes_done == len(self.scope.problems):
+            return before / whole
+        progress = self.progress
+        of_problem = min(1.0, progress.trials / progress.wanted) if progress.wanted else 0.0
+        if self.stage != "search":
+            of_problem = 1.0
+        return min(1.0, (before + progress.index - 1 + of_problem) / whole)
+
+    def seconds_left(self, now: float) -> float | None:
+        """For the whole command, as fast as it went so far; None while too little is known."""
+        share, spent = self.share_done(), now - self.started
+        # When all problems are searched, host runs are left, whose time is not known.
+        by_share = spent / share - spent if 0.01 < share < 1 and spent > 3 else None
+        limit = self.scope.time_s
+        if limit is None or share == 1:
+            return by_share
+        by_limit = max(0.0, limit - spent)
+        return by_limit if by_share is None else min(by_limit, by_share)
+
+    def peer(self) -> PeerTime | None:
+        """The fastest peer of the present problem, from an earlier report."""
+        if self.progress is None:
+            return None
+        return self.scope.peers.get((self.progress.pass_name, self.progress.name))
+
+    def dead_variants(self) -> list[str]:
+        """A line for each variant that was tried and of which no trial was verified."""
+        lines = []
+        for (pass_name, variant), fates in self._fates.items():
+            if not fates[Fate.VERIFIED]:
+                why = self._reasons.get((pass_name, variant), "no reason recorded")
+                lines.append(f"variant {variant} of {pass_name}: none of {fates.total()} trials "
+                             f"was verified; the first: {_indented(why)}")
+        return lines
+
+
+def _indented(reason: str) -> str:
+    """A reason whole, but for the middle of one that fills a screen: the source is named last."""
+    lines = reason.splitlines()
+    if len(lines) > _REASON_LINES:
+        lines = [*lines[: _REASON_LINES - 2], "...", lines[-1]]
+    return "\n    ".join(lines)
+
+
+def spell_fates(fates: Mapping[Fate, int]) -> str:
+    """`52 verified, 5 wrong`, verified first."""
+    order = sorted(Fate, key=lambda fate: fate is not Fate.VERIFIED)
+    return ", ".join(f"{fates[f]} {f.value.replace('_', ' ')}" for f in order if fates.get(f))
+
+
+def spell_time(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def best_facts(state: TuneState) -> str:
+    """`best 3.14 us, 41 % of the floor, 1.32x liger`; empty before the first verified trial."""
+    progress = state.progress
+    if progress is None or progress.best_us is None:
+        return ""
+    parts = [f"best {progress.best_us:.4g} us"]
+    if progress.share:
+        parts.append(f"{100 * progress.share:.0f} % of the floor")
+    if (peer := state.peer()) is not None:
+        parts.append(f"{peer.median_us / progress.best_us:.2f}x {peer.name}")
+    return ", ".join(parts)
+
+
+def stage_text(state: TuneState) -> str:
+    """What the tune does now, with its counter."""
+    progress = state.progress
+    if progress is None:
+        return "preparing: spaces, device, first builds"
+    of = state.scope.problems.get(progress.pass_name, progress.count)
+    match state.stage:
+        case "finals":
+            return "certifying and comparing the finalists"
+        case "safe":
+            return "verifying the safe variant for every combination of dtypes"
+        case "host runs":
+            return f"running winners on the CPU, {state.confirmed} of {of} confirmed"
+        case _:
+            return f"trial {progress.trials}/{progress.wanted}"

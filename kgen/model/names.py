@@ -1,0 +1,181 @@
+"""Short names of problems: what differs from the defaults of the operator's signature.
+
+`B=8,N=8,T=4096,H=32,K=64,V=64,dtype=bf16,...,decay_form=raw` is `B8 T4096 H32 D64 bf16 raw +state`.
+A short name is for people, the full key for files; either gives the same problem:
+
+- `T4096`: a dim. A dim that the signature implies, or that equals the dim it is declared to be
+  `like`, is left out; `D64` stands for both where the signature declares a name for that.
+- `bf16`: the first dtype field. Other fields are left out at their default, else `w:fp32`.
+- `+residual`: a tensor that a call may leave out, and that is there; `-w`: one that is not there.
+  `+state` stands for `+initial_state +final_state`. `+x:int64` names a dtype other than the first
+  that is allowed.
+- `raw`: an option that is not at its default; `decay_form:raw` where two options share the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kgen.errors import ProblemError, suggest
+from kgen.model.dtypes import DTYPES
+from kgen.model.problem import Problem, parse_problem
+from kgen.model.signature import DTypeField, Option, Signature
+from kgen.runtime.signature import ABSENT
+
+_FIRST, _LAST = "initial_", "final_"
+
+
+def short_name(problem: Problem, signature: Signature) -> str:
+    """Return what of a problem differs from the defaults; unique among an operator's problems."""
+    words = [*_dims(problem, signature), *_choices(problem, signature)]
+    return " ".join(_joined(words))
+
+
+def parse_short_name(text: str, signature: Signature) -> Problem:
+    """Parse what `short_name` wrote, words in any order.
+
+    Raises:
+        ProblemError: If a word is unknown or says what another one said.
+    """
+    spelled = _spellings(signature)
+    given: dict[str, str] = {}
+
+    def take(name: str, value: str, word: str) -> None:
+        if given.setdefault(name, value) != value:
+            raise ProblemError(f"problem '{text}': '{word}' says '{name}' a second time")
+
+    for word in text.split():
+        pairs = list(spelled[word]) if word in spelled else list(_dim_of(word, signature))
+        if not pairs:
+            raise ProblemError(
+                f"problem '{text}': unknown word '{word}'\n  {suggest(word, [*spelled])}"
+            )
+        for name, value in pairs:
+            take(name, value, word)
+    for dim in signature.dims:
+        if dim.like and dim.like in given:
+            given.setdefault(dim.name, given[dim.like])
+    return parse_problem(",".join(f"{name}={value}" for name, value in given.items()), signature)
+
+
+def read_problem(text: str, signature: Signature) -> Problem:
+    """Parse a problem in either form: `M=8192,N=4096,dtype=bf16` or `M8192 N4096 bf16`.
+
+    Raises:
+        ProblemError: If it has neither form.
+    """
+    if "=" in text:
+        return parse_problem(text, signature)
+    return parse_short_name(text, signature)
+
+
+def _dims(problem: Problem, signature: Signature) -> Iterator[str]:
+    extents = dict(problem.dims)
+    implied = signature.implied(dict(problem.dtypes))
+    left_out = implied[0] if implied is not None and implied[1] != "1" else ""
+    equal = {d.like: d for d in signature.dims if d.like and extents[d.name] == extents[d.like]}
+    for dim in signature.dims:
+        if dim.name == left_out or (dim.like and extents[dim.name] == extents[dim.like]):
+            continue
+        other = equal.get(dim.name)
+        name = other.both if other is not None and other.both else dim.name
+        yield _dim_word(name, extents[dim.name])
+
+
+def _dim_word(name: str, extent: int) -> str:
+    return f"{name}{extent}" if name.isalpha() else f"{name}:{extent}"
+
+
+def _dim_of(word: str, signature: Signature) -> Iterator[tuple[str, str]]:
+    name, colon, value = word.partition(":")
+    if not colon:
+        name = word.rstrip("0123456789")
+        value = word[len(name) :]
+    if not value.isdecimal():
+        return
+    for dim in signature.dims:
+        if name == dim.name:
+            yield dim.name, value
+        elif dim.both and name == dim.both:
+            yield dim.like, value
+            yield dim.name, value
+
+
+def _choices(problem: Problem, signature: Signature) -> Iterator[str]:
+    chosen = dict(problem.dtypes)
+    for choice in signature.choices:
+        yield from _word(choice, chosen[choice.name], chosen, signature)
+
+
+def _word(
+    choice: DTypeField | Option, value: str, chosen: Mapping[str, str], signature: Signature
+) -> Iterator[str]:
+    first = signature.dtypes[0] if signature.dtypes else None
+    if choice is first:
+        yield value
+        return
+    default = _default(choice, signature)
+    if value == chosen.get(default, default):
+        return
+    if isinstance(choice, Option):
+        yield _option_word(choice, value, signature)
+        return
+    word = choice.name.removesuffix("_dtype")
+    if value == ABSENT:
+        yield f"-{word}"
+    elif default == ABSENT:
+        usual = next((a for a in choice.allowed if a != ABSENT), "")
+        yield f"+{word}" if value == chosen.get(usual, usual) else f"+{word}:{value}"
+    else:
+        yield f"{word}:{value}"
+
+
+def _default(choice: DTypeField | Option, signature: Signature) -> str:
+    if choice.default is not None:
+        return choice.default
+    first = signature.dtypes[0].name
+    return first if first in choice.allowed else ""
+
+
+def _option_word(option: Option, value: str, signature: Signature) -> str:
+    others = [o for o in signature.options if o is not option and value in o.allowed]
+    dims = [n for d in signature.dims for n in (d.name, d.both) if n and value.startswith(n)]
+    return f"{option.name}:{value}" if others or dims or value in DTYPES else value
+
+
+def _joined(words: list[str]) -> list[str]:
+    """`+state` for `+initial_state +final_state`, at the place of the first."""
+    out = []
+    for word in words:
+        stem = word.removeprefix(f"+{_FIRST}")
+        if word != stem and f"+{_LAST}{stem}" in words:
+            out.append(f"+{stem}")
+            continue
+        stem = word.removeprefix(f"+{_LAST}")
+        if word == stem or f"+{_FIRST}{stem}" not in words:
+            out.append(word)
+    # What is there or not comes last, as one reads it: shape, dtypes, options, tensors.
+    return sorted(out, key=lambda word: word[0] in "+-")
+
+
+def _spellings(signature: Signature) -> dict[str, tuple[tuple[str, str], ...]]:
+    """What each word but dims stands for: (field, value) pairs."""
+    found: dict[str, tuple[tuple[str, str], ...]] = {}
+    for chosen in signature.dtype_combinations():
+        for choice in signature.choices:
+            value = chosen[choice.name]
+            for word in _word(choice, value, chosen, signature):
+                # Names of fields stay as they are: what `dtype` is may be another word's to say.
+                found[word] = ((choice.name, _relative(choice, value, chosen)),)
+    for word, pairs in list(found.items()):
+        stem = word.removeprefix(f"+{_FIRST}")
+        if word != stem and f"+{_LAST}{stem}" in found:
+            found.setdefault(f"+{stem}", (*pairs, *found[f"+{_LAST}{stem}"]))
+    return found
+
+
+def _relative(choice: DTypeField | Option, value: str, chosen: Mapping[str, str]) -> str:
+    """The value as declared: `dtype` rather than the `bf16` that it was in one combination."""
+    if isinstance(choice, Option) or value in choice.allowed:
+        return value
+    return next((a for a in choice.allowed if chosen.get(a) == value), value)

@@ -1,0 +1,70 @@
+"""A report as a screen of text: per pass how it stands, then a line per problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kgen.model.record import COLD
+from kgen.report.model import Report
+from kgen.report.tables import ReportRow, format_us
+from kgen.report.verdicts import Tally, spell_standing
+
+_ROWS = 16  # of a pass; a screen has both passes of an operator
+_NAME = 36
+
+
+def print_brief(report: Report, rows: Sequence[ReportRow], whole: bool = False) -> str:
+    """Return a screen of one operator on one GPU.
+
+    Args:
+        report: For its environments.
+        rows: Its rows, or some of them, under their short names.
+        whole: Show every row. Else a pass of many rows shows those with the least lead.
+    """
+    devices = dict.fromkeys(
+        f"{e.device}, {e.compiler} {e.compiler_version}, torch {e.torch}"
+        for e in report.environments.values()
+    )
+    lines = [f"{report.operator} on {report.gpu} ({'; '.join(devices)})"]
+    for pass_name in dict.fromkeys(row.report.pass_name for row in rows):
+        lines += ["", *_pass(report, pass_name, rows, whole)]
+    if not rows:
+        lines += ["  no problems yet"]
+    return "\n".join(lines) + "\n"
+
+
+def _pass(report: Report, pass_name: str, all_rows: Sequence[ReportRow], whole: bool) -> list[str]:
+    rows = [row for row in all_rows if row.report.pass_name == pass_name]
+    shown = rows
+    if not whole and len(rows) > _ROWS:
+        chosen = sorted(rows, key=lambda row: row.ratio or 0.0)[:_ROWS]
+        shown = [row for row in rows if row in chosen]
+    lines = [f"{pass_name}: {Tally.of(rows)}"]
+    width = min(_NAME, max(len("problem"), *(len(row.label) for row in shown)))
+    lines.append(f"  {'problem':{width}}  {'us':>8}  {'of floor':>8}  fastest peer / kgen")
+    lines += [_line(row, width) for row in shown]
+    if left := len(rows) - len(shown):
+        lines.append(f"  {left} more lead by more: kgen report --op {report.operator} "
+                     f"--pass {pass_name}")
+    return lines
+
+
+def _line(row: ReportRow, width: int) -> str:
+    """One problem; a name that is too long has a line of its own."""
+    entry = row.report
+    share = f"{100 * entry.floor_share:.0f} %"
+    facts = f"{format_us(row.kgen_us):>8}  {share:>8}  {spell_standing(row)}"
+    facts += "  !" if entry.slowed or entry.l2 != COLD else ""
+    if len(row.label) > width:
+        return f"  {row.label}\n  {'':{width}}  {facts}"
+    return f"  {row.label:{width}}  {facts}"
+
+
+def explain_brief() -> str:
+    """What the columns mean, printed once below all screens."""
+    return (
+        "us: median of the final, in which winner and peers took turns. of floor: least\n"
+        "possible time over us. tie: the quartiles of kgen and the fastest peer overlap.\n"
+        "mean: geometric mean of fastest peer over kgen. !: the clocks were held down, or\n"
+        "L2 was warm. All of a problem: kgen report --op OP --problem 'NAME'. All: --full\n"
+    )

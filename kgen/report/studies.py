@@ -1,0 +1,202 @@
+"""Searches as Optuna studies, which `optuna-dashboard FILE` opens.
+
+A study per search. The variant is one parameter, and a parameter of one name in several variants is
+one parameter, as it is for kgen's own surrogate model. Numbers are ordered: importances and
+contours show 1, 2, 4, 8, 16 in this order.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from kgen.errors import StorageError
+from kgen.model.config import Value
+from kgen.model.record import Fate, Record
+from kgen.report.searches import Search
+from kgen.report.tables import ReportRow
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+
+VARIANT = "variant"
+_SQLITE = (".db", ".sqlite", ".sqlite3")
+_PAUSE_S = 60.0  # a longer gap between two trials is the time between two tunes
+_LOG_FROM = 4  # positive numbers whose largest is this many times the least are shown on a log axis
+
+
+@dataclass(frozen=True)
+class StudyOf:
+    """A search to write.
+
+    Attributes:
+        name: Of the study.
+        facts: Its user attributes.
+        search: Its trials.
+    """
+
+    name: str
+    facts: Mapping[str, object]
+    search: Search
+
+    @classmethod
+    def of_row(cls, row: ReportRow, search: Search) -> StudyOf:
+        """The search of a problem of a report."""
+        entry = row.report
+        facts = {
+            "operator": row.operator,
+            "pass": entry.pass_name,
+            "problem": entry.problem,
+            "gpu": row.gpu,
+            "floor_us": entry.floor_us,
+            "winner": entry.chosen.label,
+            "final_us": entry.chosen.timing.median_us,
+        }
+        return cls(f"{row.operator} {entry.pass_name} {row.label} {row.gpu}", facts, search)
+
+
+def write_studies(path: Path, studies: Sequence[StudyOf]) -> int:
+    """Write a study per search; returns the number of trials.
+
+    Args:
+        path: An SQLite file if it ends in .db, .sqlite or .sqlite3, else a file of Optuna's journal
+            storage. A file that is there is replaced.
+        studies: Searches; one without trials is left out.
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    import optuna
+
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".kgen-") as folder:
+            whole = Path(folder) / path.name
+            storage = _storage(whole)
+            count = sum(_write(storage, study) for study in studies if study.search.trials)
+            if isinstance(storage, optuna.storages.RDBStorage):
+                storage.remove_session()
+                storage.engine.dispose()
+            whole.touch()
+            whole.replace(path)
+    except OSError as problem:
+        raise StorageError(f"cannot write {path}: {problem.strerror or problem}") from None
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    return count
+
+
+def _storage(path: Path) -> optuna.storages.BaseStorage:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if path.suffix in _SQLITE:
+        return optuna.storages.RDBStorage(f"sqlite:///{path}")
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
+def _write(storage: optuna.storages.BaseStorage, of: StudyOf) -> int:
+    import optuna
+
+    study = optuna.create_study(storage=storage, study_name=of.name, direction="minimize")
+    for name, value in of.facts.items():
+        study.set_user_attr(name, value)
+    distributions = distributions_of(of.search.trials)
+    spans = spans_of(of.search.trials)
+    study.add_trials(
+        _trial(number, record, distributions, span)
+        for number, (record, span) in enumerate(zip(of.search.trials, spans, strict=True))
+    )
+    return len(of.search.trials)
+
+
+def distributions_of(records: Sequence[Record]) -> dict[str, BaseDistribution]:
+    """One distribution per parameter over all variants: numbers ordered, the rest by name."""
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    values: dict[str, dict[Value, None]] = {}
+    for record in records:
+        values.setdefault(VARIANT, {})[record.config.variant] = None
+        for name, value in record.config.values:
+            # True == 1: the two would be one key.
+            known = values.setdefault(name, {})
+            if not any(type(v) is type(value) and v == value for v in known):
+                known[value] = None
+    found: dict[str, BaseDistribution] = {}
+    for name, seen in values.items():
+        numbers = [v for v in seen if not isinstance(v, bool | str)]
+        if len(numbers) != len(seen):
+            found[name] = CategoricalDistribution(sorted(seen, key=lambda v: (str(type(v)), v)))
+            continue
+        low, high = min(numbers), max(numbers)
+        log = low > 0 and high >= _LOG_FROM * low
+        if all(isinstance(v, int) for v in numbers):
+            found[name] = IntDistribution(int(low), int(high), log=log)
+        else:
+            found[name] = FloatDistribution(float(low), float(high), log=log)
+    return found
+
+
+def spans_of(records: Iterable[Record]) -> list[tuple[datetime, datetime] | None]:
+    """Begin and end of each trial. The journal has the end; a device runs one trial at a time, so a
+    trial begins when the one before ends. The first one of a tune took the median of all others.
+    """
+    ends = [datetime.fromisoformat(r.when) if r.when else None for r in records]
+    gaps: list[float | None] = [None] * len(ends)
+    for i in range(1, len(ends)):
+        before, end = ends[i - 1], ends[i]
+        if before is not None and end is not None:
+            seconds = (end - before).total_seconds()
+            gaps[i] = seconds if 0 <= seconds <= _PAUSE_S else None
+    usual = median([g for g in gaps if g is not None] or [0.0])
+    return [
+        None if end is None else (end - timedelta(seconds=usual if gap is None else gap), end)
+        for end, gap in zip(ends, gaps, strict=True)
+    ]
+
+
+def _trial(
+    number: int,
+    record: Record,
+    distributions: Mapping[str, BaseDistribution],
+    span: tuple[datetime, datetime] | None,
+) -> optuna.trial.FrozenTrial:
+    from optuna.trial import FrozenTrial, TrialState
+
+    timed = record.timing is not None and record.fate is Fate.VERIFIED
+    params: dict[str, Value] = {VARIANT: record.config.variant, **record.config.as_dict()}
+    facts: dict[str, object] = {"fate": record.fate.value, "record": record.id}
+    if record.reason:
+        facts["reason"] = record.reason
+    for kernel, used in record.resources:
+        facts[f"{kernel}: registers"] = used.registers
+        facts[f"{kernel}: spilled bytes"] = used.spill_bytes
+    if record.timing is not None:
+        facts["quartiles_us"] = [record.timing.low_us, record.timing.high_us]
+    # Optuna keeps local time without a zone.
+    start, end = (t.astimezone().replace(tzinfo=None) for t in span) if span else (None, None)
+    return FrozenTrial(
+        number=number,
+        trial_id=number,
+        state=TrialState.COMPLETE if timed else TrialState.FAIL,
+        value=record.timing.median_us if timed and record.timing else None,
+        datetime_start=start or datetime.now(),
+        datetime_complete=end or datetime.now(),
+        params=params,
+        distributions={name: distributions[name] for name in params},
+        user_attrs=facts,
+        system_attrs={},
+        intermediate_values={},
+    )

@@ -1,0 +1,23 @@
+"""The parent's side of a trial: its session, the worker's handle, host runs, records."""
+
+from kgen.trial.certificate import Certificate, certified_outcome, certify, record_host_runs
+from kgen.trial.handle import WorkerHandle
+from kgen.trial.host_runs import HostRunner, HostRunResult, with_host_runs
+from kgen.trial.sanitizer import ComputeSanitizer
+from kgen.trial.session import Session, failed_build, text_key, trial_key
+
+__all__ = [
+    "Certificate",
+    "ComputeSanitizer",
+    "HostRunResult",
+    "HostRunner",
+    "Session",
+    "WorkerHandle",
+    "certified_outcome",
+    "certify",
+    "failed_build",
+    "record_host_runs",
+    "text_key",
+    "trial_key",
+    "with_host_runs",
+]

@@ -1,0 +1,116 @@
+"""Certificates: the records of configs that were verified with every input case.
+
+The device's part is made first, and counts as a record of its own. The runs on the host layer
+(`HostRunner`) follow in the background; a second record adds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kgen.model.artifact import Artifact, BuildFailure, Rendered
+from kgen.model.config import Config
+from kgen.model.problem import Problem
+from kgen.model.record import Fate, Record
+from kgen.trial.host_runs import HostRunResult, with_host_runs
+from kgen.trial.session import Session
+from kgen.worker import TrialOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A config that went through every input case on the device.
+
+    Attributes:
+        rendered: Its source.
+        artifact: The built module.
+        record: The record; its fate says whether the config was verified.
+        occupancy: Of the first kernel, 0..1; None on the host.
+    """
+
+    rendered: Rendered
+    artifact: Artifact
+    record: Record
+    occupancy: float | None
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether every input case went well."""
+        return self.record.fate is Fate.VERIFIED
+
+
+def certify(session: Session, problem: Problem, trial: Record) -> Certificate | None:
+    """Verify the config of a verified trial with every input case, and record the outcome.
+
+    Args:
+        session: Of the trial.
+        problem: The trial's problem.
+        trial: Its record; the certificate keeps its time.
+    Returns:
+        The certificate; None if the config no longer builds: the cache was cleared and the
+        compiler is broken, say.
+    """
+    config = trial.config
+    rendered = session.render(config, problem)
+    built = session.build(rendered).result()
+    if isinstance(built, BuildFailure):
+        return None
+    outcome = certified_outcome(session, config, problem, rendered, built)
+    if outcome.fate is Fate.VERIFIED:
+        outcome = replace(outcome, timing=trial.timing)
+    record = session.record(config, problem, rendered, outcome, built)
+    return Certificate(rendered, built, record, outcome.occupancy)
+
+
+def certified_outcome(
+    session: Session,
+    config: Config,
+    problem: Problem,
+    rendered: Rendered,
+    built: Artifact,
+    seeds: tuple[int, int] | None = None,
+) -> TrialOutcome:
+    """Verify a build with every input case, unless it must not run.
+
+    Args:
+        session: Of the trials.
+        config: The config.
+        problem: The problem.
+        rendered: The config's source.
+        built: The built module.
+        seeds: As of a `Trial`.
+    """
+    if refusal := session.refusal(rendered, built, config):
+        return TrialOutcome(Fate.REJECTED, refusal)
+    return session.run(
+        session.candidate(config, built), problem, level="certify", measure=False, seeds=seeds
+    )
+
+
+def record_host_runs(
+    session: Session,
+    problem: Problem,
+    rendered: Rendered,
+    artifact: Artifact,
+    certificate: Record,
+    host: HostRunResult,
+) -> Record:
+    """Record a certificate again, now with its host runs; `wrong` if they found a fault.
+
+    Args:
+        session: Of the trials.
+        problem: The problem.
+        rendered: The config's source.
+        artifact: The built module.
+        certificate: The record of the device's part.
+        host: What the host runs found.
+    """
+    assert certificate.evidence is not None
+    outcome = TrialOutcome(
+        fate=Fate.WRONG if host.fault else Fate.VERIFIED,
+        reason=host.fault,
+        timing=None if host.fault else certificate.timing,
+        accuracy=certificate.accuracy,
+        evidence=with_host_runs(certificate.evidence, host),
+    )
+    return session.record(certificate.config, problem, rendered, outcome, artifact)

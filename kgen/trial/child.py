@@ -1,0 +1,138 @@
+"""One worker process as its parent holds it: pipes, what it prints, how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing import connection, resource_tracker
+
+from kgen.worker.messages import Setup
+from kgen.worker.process import worker_main
+
+# Enough to name who prints, and of a crash's last words the line that says what happened.
+_HEAD_BYTES = 200
+_TAIL_BYTES = 4000
+
+
+class Child:
+    """A process that runs `worker_main`. It loads its modules at once, and opens the device when
+    told to go.
+
+    Attributes:
+        printed_bytes: What it wrote to stdout so far: kernels can print, kgen itself does not.
+        printed_head: The beginning of that.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        context = multiprocessing.get_context("spawn")  # fork would copy CUDA state
+        self.pipe, theirs = context.Pipe()
+        lifeline, self._lifeline = context.Pipe(duplex=False)
+        self._output, output = context.Pipe(duplex=False)
+        self._complaints, complaints = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=worker_main,
+            args=(theirs, lifeline, output, complaints, setup),
+            name="kgen-worker",
+            daemon=True,
+        )
+        with _sigint_blocked():
+            self._process.start()
+        for end in (theirs, lifeline, output, complaints):
+            end.close()
+        self._open: list[connection.Connection] = [self._output, self._complaints]
+        self._tail = b""
+        self.printed_bytes = 0
+        self.printed_head = b""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process."""
+        return self._process.pid
+
+    def poll(self, timeout_s: float) -> bool:
+        """Wait for an answer, and meanwhile swallow what the process prints.
+
+        A kernel that prints without end would otherwise fill the pipe and stand still, or fill the
+        user's terminal. False if there is no answer in time; an ended process counts as one.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            ready = connection.wait([self.pipe, *self._open], max(0.0, left))
+            for stream in [s for s in self._open if s in ready]:
+                self._swallow(stream)
+            if self.pipe in ready:
+                return True
+            if left <= 0:
+                return False
+
+    def drain(self) -> None:
+        """Swallow what was printed before the answer that came last."""
+        while ready := connection.wait(self._open, 0):
+            for stream in ready:
+                assert isinstance(stream, connection.Connection)
+                self._swallow(stream)
+
+    def kill(self) -> None:
+        """End it at once, without waiting: a GPU that runs an endless kernel ends it slowly."""
+        self._process.kill()
+
+    def dismiss(self) -> None:
+        """Tell it to end, and wait; by force if it does not."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(None)
+        self._join(5.0)
+        self._close()
+
+    def reap(self) -> str:
+        """Wait for an ended or killed process, and say how it ended."""
+        self._join(10.0)
+        with contextlib.suppress(OSError):
+            self.drain()
+        self._close()
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            text = f"the worker was ended by {signal.Signals(-code).name}"
+        else:
+            text = f"the worker ended with exit code {code}"
+        said = self._tail.decode(errors="replace").strip().splitlines()
+        return f"{text}; it said: {said[-1][:200]}" if said else text
+
+    def _join(self, timeout_s: float) -> None:
+        self._process.join(timeout=timeout_s)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _close(self) -> None:
+        for end in (self.pipe, self._lifeline, self._output, self._complaints):
+            end.close()
+        self._open = []
+
+    def _swallow(self, stream: connection.Connection) -> None:
+        data = os.read(stream.fileno(), 1 << 20)
+        if not data:
+            self._open.remove(stream)
+        elif stream is self._output:
+            self.printed_bytes += len(data)
+            self.printed_head = (self.printed_head + data)[:_HEAD_BYTES]
+        else:
+            self._tail = (self._tail + data)[-_TAIL_BYTES:]
+
+
+@contextlib.contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach, until they unblock SIGINT themselves.
+
+    A worker ignores Ctrl-C once it runs kgen's code, but Python takes 0.1 s to load that.
+    """
+    resource_tracker.ensure_running()  # it would unblock SIGINT when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,289 @@
+"""The parent's side of a worker: ask with a deadline; kill and replace what hangs or dies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import TypeVar
+
+from kgen.errors import LaunchError, LaunchRefusedError, VerifyError, WorkerError
+from kgen.model.record import Fate
+from kgen.trial.child import Child
+from kgen.worker.messages import (
+    CallCosts,
+    CallCostsOutcome,
+    Failure,
+    Finals,
+    FinalsOutcome,
+    PeerNames,
+    PeerNamesOutcome,
+    Probe,
+    ProbeOutcome,
+    Request,
+    Setup,
+    Trace,
+    TraceOutcome,
+    Trial,
+    TrialOutcome,
+)
+
+Outcome = TypeVar(
+    "Outcome",
+    ProbeOutcome,
+    PeerNamesOutcome,
+    TrialOutcome,
+    FinalsOutcome,
+    TraceOutcome,
+    CallCostsOutcome,
+)
+
+START_TIMEOUT_S = 180.0  # importing torch from a cold network file system is slow
+TRIAL_TIMEOUT_S = 30.0
+TRACE_TIMEOUT_S = 900.0  # peers compile, and a slow one leaves the profiler many events to sort
+MAX_RESTARTS_IN_A_ROW = 3
+
+
+class WorkerDiedError(Exception):
+    """The worker ended before it answered; the text says how."""
+
+
+class WorkerTimeoutError(Exception):
+    """The worker did not answer in time and was killed."""
+
+
+class WorkerHandle:
+    """One worker process at a time, replaced when it dies. Use as a context manager.
+
+    Behind the worker stands a spare that has its modules loaded (most of a start) and holds no
+    device; so a killed worker is replaced in well under a second of device start-up.
+    """
+
+    def __init__(
+        self, setup: Setup, trial_timeout_s: float = TRIAL_TIMEOUT_S, spare: bool = True
+    ) -> None:
+        """Prepare; starts nothing.
+
+        Args:
+            setup: What every worker is told.
+            trial_timeout_s: A trial that takes longer ends with its worker.
+            spare: Whether to keep a spare once the first worker runs.
+        """
+        self._setup = setup
+        self._trial_timeout_s = trial_timeout_s
+        self._wants_spare = spare
+        self._child: Child | None = None
+        self._spare: Child | None = None
+        self._newest: Child | None = None  # ready or not
+        self._aborted = False
+        self._lock = threading.Lock()  # of what `abort` needs
+        self._starts = 0
+        self._burials: list[threading.Thread] = []
+        self.replacement_s: list[float] = []
+
+    def __enter__(self) -> WorkerHandle:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def restarts(self) -> int:
+        """How often a worker was replaced."""
+        return max(0, self._starts - 1)
+
+    def probe(self) -> ProbeOutcome:
+        """Ask for the facts of the machine.
+
+        Raises:
+            WorkerError: If the worker cannot be started or the device cannot be used.
+        """
+        try:
+            return self._ask(Probe(), ProbeOutcome, START_TIMEOUT_S)
+        except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
+            raise WorkerError(
+                f"the worker for {self._setup.gpu.name} cannot use its device: {problem}\n"
+                "  see 'kgen doctor'"
+            ) from None
+
+    def peer_names(self, request: PeerNames) -> PeerNamesOutcome:
+        """Ask which peers there are.
+
+        Raises:
+            WorkerError: If the worker died over it, or the operator's `peers` raised.
+        """
+        try:
+            return self._ask(request, PeerNamesOutcome, START_TIMEOUT_S)
+        except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
+            raise WorkerError(
+                f"the {request.pass_name} peers of {self._setup.operator} are not known: {problem}"
+            ) from None
+
+    def trial(self, trial: Trial) -> TrialOutcome:
+        """Run one trial; whatever happens to the worker becomes the trial's fate.
+
+        Raises:
+            VerifyError: If the operator's own module is at fault.
+            WorkerError: If no worker can be started.
+        """
+        child = self._ready_child()
+        child.drain()
+        before = child.printed_bytes
+        try:
+            outcome = self._ask(trial, TrialOutcome, self._trial_timeout_s)
+        except WorkerTimeoutError as problem:
+            return TrialOutcome(Fate.TIMED_OUT, str(problem))
+        except LaunchRefusedError as problem:
+            return TrialOutcome(Fate.REJECTED, f"the launch was refused: {problem}")
+        except (WorkerDiedError, LaunchError) as problem:
+            return TrialOutcome(Fate.CRASHED, str(problem))
+        child.drain()
+        printed = child.printed_bytes - before
+        if printed and outcome.fate is Fate.VERIFIED:
+            head = child.printed_head.decode(errors="replace").splitlines()
+            child.printed_head = b""
+            first = f"; it begins: {head[0][:80]}" if head else ""
+            return TrialOutcome(
+                Fate.REJECTED, f"the kernel prints: {printed} bytes in one trial{first}"
+            )
+        return outcome
+
+    def finals(self, finals: Finals) -> FinalsOutcome:
+        """Time finalists and peers.
+
+        Raises:
+            WorkerError: If the worker died or hung over it.
+        """
+        deadline = START_TIMEOUT_S + 60.0 * (len(finals.candidates) + 3)
+        doing = f"timing the finalists of {finals.problem}"
+        return self._ask_or_fail(doing, finals, FinalsOutcome, deadline)
+
+    def trace(self, request: Trace) -> TraceOutcome:
+        """Trace a candidate and peers.
+
+        Raises:
+            WorkerError: If the worker died or hung over it, or the trace cannot be written.
+        """
+        doing = f"profiling {request.finals.problem}"
+        return self._ask_or_fail(doing, request, TraceOutcome, TRACE_TIMEOUT_S)
+
+    def call_costs(self, request: CallCosts) -> CallCostsOutcome:
+        """Time what calls cost the host.
+
+        Raises:
+            WorkerError: If the worker died or hung over it, or the library cannot be used.
+        """
+        doing = f"timing calls of {request.problem}"
+        return self._ask_or_fail(doing, request, CallCostsOutcome, TRACE_TIMEOUT_S)
+
+    def abort(self) -> None:
+        """Kill the worker whatever it does, and start no other. From any thread: whoever waits for
+        an answer gets an error, or a trial that crashed. `close` it all the same."""
+        with self._lock:
+            self._aborted = True
+            if self._newest is not None:
+                self._newest.kill()
+
+    def close(self) -> None:
+        """End the worker: politely, then by force."""
+        child, spare = self._child, self._spare
+        self._child = self._spare = None
+        if spare is not None:  # it holds nothing, and may still be loading its modules
+            spare.kill()
+            spare.reap()
+        if child is not None:
+            child.dismiss()
+        for burial in self._burials:
+            burial.join()
+
+    def _ask_or_fail(
+        self, doing: str, request: Request, outcome: type[Outcome], timeout_s: float
+    ) -> Outcome:
+        try:
+            return self._ask(request, outcome, timeout_s)
+        except (WorkerDiedError, WorkerTimeoutError, LaunchError) as problem:
+            raise WorkerError(f"{doing} failed: {problem}") from None
+
+    def _ask(self, request: Request, outcome: type[Outcome], timeout_s: float) -> Outcome:
+        child = self._ready_child()
+        try:
+            child.pipe.send(request)
+            if not child.poll(timeout_s):
+                self._bury(child)
+                raise WorkerTimeoutError(
+                    f"no answer within {timeout_s:g} s; the worker was killed"
+                )
+            answer = child.pipe.recv()
+        except (EOFError, OSError):
+            raise WorkerDiedError(self._reap(child)) from None
+        if isinstance(answer, Failure):
+            if answer.fatal:  # the context is corrupt; the worker ends by itself
+                self._bury(child)
+            if answer.operator:
+                raise VerifyError(answer.message)
+            raise (LaunchRefusedError if answer.refused else LaunchError)(answer.message)
+        assert isinstance(answer, outcome), type(answer)
+        self._keep_spare()
+        return answer
+
+    def _keep_spare(self) -> None:
+        if self._wants_spare and self._spare is None:
+            self._spare = Child(self._setup)
+
+    def _ready_child(self) -> Child:
+        if self._child is not None:
+            return self._child
+        started = time.monotonic()
+        failures: list[str] = []
+        while len(failures) < MAX_RESTARTS_IN_A_ROW:
+            child = self._next_child()
+            self._starts += 1
+            try:
+                child.pipe.send("go")
+                if not child.poll(START_TIMEOUT_S):
+                    child.kill()
+                    child.reap()
+                    failures.append(f"not ready after {START_TIMEOUT_S:.0f} s")
+                    continue
+                ready = child.pipe.recv()
+            except (EOFError, OSError):
+                failures.append(child.reap())
+                continue
+            if isinstance(ready, Failure):
+                child.reap()
+                raise WorkerError(ready.message)
+            if self._starts > 1:
+                self.replacement_s.append(time.monotonic() - started)
+                self._keep_spare()  # what crashes once may soon crash again
+            self._child = child
+            return child
+        raise WorkerError(
+            f"the worker process died {len(failures)} times at its start\n  last: "
+            f"{failures[-1]}\n  see 'kgen doctor'"
+        )
+
+    def _next_child(self) -> Child:
+        with self._lock:
+            if self._aborted:
+                raise WorkerError(f"the worker for {self._setup.gpu.name} was aborted")
+            child, self._spare = self._spare or Child(self._setup), None
+            self._newest = child
+            return child
+
+    def _reap(self, child: Child) -> str:
+        self._child = None
+        return child.reap()
+
+    def _bury(self, child: Child) -> None:
+        """Kill a worker, and wait for its end in the background: tearing down a context with an
+        endless kernel in it can take the driver seconds, which the next worker need not wait."""
+        self._child = None
+        child.kill()
+        burial = threading.Thread(target=child.reap, daemon=True)
+        burial.start()
+        self._burials.append(burial)

@@ -1,0 +1,192 @@
+"""The host run of a certificate: the very source that won on a GPU, run on the CPU.
+
+A GPU does not tell a race that happened to go well, a read beside a buffer whose value is masked
+away, or a read of shared memory that nobody wrote but somebody's predecessor. The host layer does:
+it runs a block's threads in orders that no GPU would choose, fills shared memory with NaN, and
+AddressSanitizer watches every access. So winners are run there too, at small sizes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from kgen.build import Compiler, open_compiler
+from kgen.build.host import ARCH
+from kgen.errors import ToolchainError, VerifyError, WorkerError
+from kgen.model.artifact import BuildFailure, BuildRequest, Rendered
+from kgen.model.config import Config
+from kgen.model.problem import Problem
+from kgen.model.record import Evidence, Fate, HostRun
+from kgen.model.space import Variant
+from kgen.trial.handle import WorkerHandle
+from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
+
+# (compiler, orders of threads, one launch each). The plain build fills static shared memory with
+# NaN, and must give the same bits in every order; the sanitized one has red zones around
+# everything, and starts a process for each launch.
+RUNS = (("host", (0, 1, 2, 3)), ("host-asan", (0,)))
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostRunResult:
+    """What the host runs of one config said.
+
+    Attributes:
+        runs: Those that went well.
+        missing: Why there are none or not all; empty if all were made.
+        fault: What was found wrong; empty if nothing.
+    """
+
+    runs: tuple[HostRun, ...] = ()
+    missing: str = ""
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What is to be proven."""
+
+    rendered: Rendered
+    variant: Variant
+    config: Config
+    pass_name: str
+    problem: Problem
+
+
+class HostRunner:
+    """Runs proofs in the background, each in a worker process. Use as a context manager."""
+
+    def __init__(self, setup: Setup, include: Path, jobs: int = 1) -> None:
+        """Find the compilers; starts nothing.
+
+        Args:
+            setup: Of the tune; its device is replaced by the host layer.
+            include: Folder of the device library.
+            jobs: Proofs at once.
+        """
+        # The limit on device memory is of the GPU; here it would be of a process that loads torch.
+        # One SM: there persistent blocks take several batches of few rows each.
+        gpu = replace(setup.gpu, sm_count=1)
+        self._setup = replace(setup, gpu=gpu, on_host=True, memory_bytes=None)
+        self._compilers: dict[str, Compiler] = {}
+        self._missing = ""
+        try:
+            for name in dict.fromkeys(name for name, _ in RUNS):
+                self._compilers[name] = open_compiler(name, [include])
+        except ToolchainError as problem:
+            self._missing = str(problem).splitlines()[0]
+        self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="kgen-host-run")
+        self._idle: queue.SimpleQueue[WorkerHandle] = queue.SimpleQueue()
+        self._workers: list[WorkerHandle] = []
+        self._closed = False
+        self._lock = threading.Lock()  # of the two above
+
+    def __enter__(self) -> HostRunner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(
+        self,
+        rendered: Rendered,
+        variant: Variant,
+        config: Config,
+        pass_name: str,
+        problem: Problem,
+    ) -> Future[HostRunResult]:
+        """Build and run in the background."""
+        claim = _Claim(rendered, variant, config, pass_name, problem)
+        return self._pool.submit(self._run_claim, claim)
+
+    def trial(self, trial: Trial) -> Future[TrialOutcome]:
+        """Run a trial of the host's own build in the background, beside others."""
+        return self._pool.submit(self._run, trial)
+
+    def close(self) -> None:
+        """Drop what waits and end what runs: Ctrl-C need not wait for a sanitized build."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._closed = True
+        for compiler in self._compilers.values():
+            compiler.close()
+        for worker in self._workers:
+            worker.abort()
+        self._pool.shutdown(wait=True)
+        for worker in self._workers:
+            worker.close()
+
+    def _run_claim(self, claim: _Claim) -> HostRunResult:
+        if self._missing:
+            return HostRunResult(missing=self._missing)
+        builds = {
+            name: compiler.submit(BuildRequest(claim.rendered, ARCH))
+            for name, compiler in self._compilers.items()
+        }
+        host_run = HostRunResult()
+        for name, orders in RUNS:
+            built = builds[name].result()
+            if isinstance(built, BuildFailure):
+                headline = built.message.splitlines()[0]
+                return replace(host_run, missing=f"does not compile for the host: {headline}")
+            trial = Trial(
+                pass_name=claim.pass_name,
+                problem=claim.problem,
+                candidate=Candidate(claim.variant, claim.config, built),
+                level="host",
+                measure=False,
+                orders=orders,
+            )
+            where = f"{name} {self._compilers[name].version}"
+            try:
+                outcome = self._run(trial)
+            except (WorkerError, VerifyError) as problem:  # of the host; the kernel is not to blame
+                return replace(host_run, missing=f"on the host, {where}: {problem}")
+            host_run = _add(host_run, where, orders, outcome)
+            if host_run.fault or host_run.missing:
+                break
+        return host_run
+
+    def _run(self, trial: Trial) -> TrialOutcome:
+        try:
+            worker = self._idle.get_nowait()
+        except queue.Empty:
+            with self._lock:
+                if self._closed:
+                    raise WorkerError("the host run was dropped: its tune has ended") from None
+                worker = WorkerHandle(self._setup, TIMEOUT_S, spare=False)
+                self._workers.append(worker)
+        try:
+            return worker.trial(trial)
+        finally:
+            self._idle.put(worker)
+
+
+def _add(
+    host_run: HostRunResult, compiler: str, orders: tuple[int, ...], outcome: TrialOutcome
+) -> HostRunResult:
+    where = f"on the host, {compiler}, thread orders {', '.join(map(str, orders))}"
+    if outcome.fate is Fate.TIMED_OUT:  # slow is not wrong: the CPU runs a thread after the other
+        return replace(host_run, missing=f"{where}: {outcome.reason}")
+    if outcome.fate is not Fate.VERIFIED:
+        return replace(host_run, fault=f"{where}: {outcome.reason}")
+    evidence = outcome.evidence
+    assert evidence is not None
+    run = HostRun(compiler, orders, evidence.tried)
+    return replace(host_run, runs=(*host_run.runs, run))
+
+
+def with_host_runs(evidence: Evidence, host_run: HostRunResult) -> Evidence:
+    """Add host runs to what is known of a certificate."""
+    return replace(evidence, host=host_run.runs, host_missing=host_run.missing)

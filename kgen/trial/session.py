@@ -1,0 +1,248 @@
+"""The parent's side of a trial: render, identify, run in the worker, write down."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import Future
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kgen.assets import include_dir
+from kgen.build import Compiler
+from kgen.build.render import Renderer
+from kgen.catalogue import Entry
+from kgen.journal import Journal
+from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered
+from kgen.model.config import Config
+from kgen.model.digest import digest_of
+from kgen.model.gpu import GpuProfile
+from kgen.model.plan import Plan, make_plan
+from kgen.model.problem import Problem
+from kgen.model.record import COLD, Fate, Record
+from kgen.model.space import Variant
+from kgen.runtime.cache import read_file
+from kgen.runtime.code_digest import Code, code_of
+from kgen.trial.definition import definition_digest, guards_digest
+from kgen.trial.handle import WorkerHandle
+from kgen.trial.kept_state import kept_state
+from kgen.worker.messages import Candidate, Level, Trial, TrialOutcome
+
+
+class Session:
+    """The tools of trials of one pass on one GPU. The worker serves one thread at a time.
+
+    Attributes:
+        entry: The operator with its space and templates.
+        pass_name: `forward` or `backward`.
+        gpu: Profile of the device.
+        compiler: Back end.
+        journal: Where records go.
+        worker: The process that runs trials.
+        l2: `cold` or `warm`, as the worker times.
+        environment: Facts of the machine, from the worker's probe.
+        definition: Digest of the operator's definition and inputs.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        pass_name: str,
+        gpu: GpuProfile,
+        compiler: Compiler,
+        journal: Path,
+        worker: WorkerHandle,
+        l2: str = COLD,
+    ) -> None:
+        self.entry = entry
+        self.pass_name = pass_name
+        self.gpu = gpu
+        self.compiler = compiler
+        self.worker = worker
+        self.l2 = l2
+        self.journal = Journal(journal)
+        self.environment: dict[str, str] = {}
+        self.definition = definition_digest(entry.operator)
+        self._renderer = Renderer(include_dir())
+        self._content: dict[str, str] = {}
+        self._codes: dict[str, Code] = {}
+
+    def probe(self) -> float:
+        """Read the machine's facts into `environment`; return its copy bandwidth in GB/s.
+
+        Raises:
+            WorkerError: If the device cannot be used.
+        """
+        outcome = self.worker.probe()
+        self.environment = {
+            **outcome.facts,
+            "compiler": f"{self.compiler.name} {self.compiler.version}",
+        }
+        return outcome.copy_gbps
+
+    def variant_of(self, config: Config) -> Variant:
+        """The variant that a config belongs to."""
+        return self.entry.space.variant(self.pass_name, config.variant)
+
+    def guards(self, config: Config) -> str:
+        """Digest of the calls that a config's variant admits."""
+        return guards_digest(self.variant_of(config))
+
+    def render(self, config: Config, problem: Problem) -> Rendered:
+        """Render a config.
+
+        Raises:
+            TemplateError: If the template is at fault.
+        """
+        return self._renderer.render(
+            self.entry.operator.name, self.entry.templates, self.variant_of(config), config, problem
+        )
+
+    def build(self, rendered: Rendered) -> Future[Artifact | BuildFailure]:
+        """Start a build for this GPU; the compiler's threads do the work."""
+        return self.compiler.submit(BuildRequest(rendered, self.gpu.arch))
+
+    def plan(self, config: Config, problem: Problem) -> Plan:
+        """Evaluate a config's launches."""
+        return make_plan(self.variant_of(config), config, problem, self.gpu)
+
+    def text_key(self, rendered: Rendered, config: Config, problem: Problem) -> str:
+        """Identity of a trial by its text, known before anything is built."""
+        artifact_key = self.compiler.key(BuildRequest(rendered, self.gpu.arch))
+        return text_key(artifact_key, problem, self.plan(config, problem), self.l2)
+
+    def key(
+        self, rendered: Rendered, artifact: Artifact, config: Config, problem: Problem
+    ) -> str:
+        """Identity of a trial by its code."""
+        code = self.code(rendered, artifact)
+        compiler = self.compiler.identity(self.gpu.arch)
+        return trial_key(code, compiler, problem, self.plan(config, problem), self.l2)
+
+    def code(self, rendered: Rendered, artifact: Artifact) -> Code:
+        """What stands for the code of a build: of one for the host, the text without comments."""
+        if artifact.kind != "cubin":
+            return Code(rendered.bare, {})
+        if artifact.path not in self._codes:
+            self._codes[artifact.path] = code_of(read_file(artifact.path))
+        return self._codes[artifact.path]
+
+    def refusal(self, rendered: Rendered, artifact: Artifact, config: Config) -> str:
+        """Why a build must not run at all; empty if it may."""
+        return kept_state(rendered, artifact, self.variant_of(config))
+
+    def candidate(self, config: Config, artifact: Artifact) -> Candidate:
+        """What the worker needs to run a config."""
+        return Candidate(self.variant_of(config), config, artifact)
+
+    def code_identity(self, artifact: Artifact, plan: Plan) -> str:
+        """Identity of the machine code and its launches: configs that share it are one kernel."""
+        if artifact.path not in self._content:
+            self._content[artifact.path] = hashlib.sha256(read_file(artifact.path)).hexdigest()
+        return digest_of([self._content[artifact.path], repr(plan)])
+
+    def run(
+        self,
+        candidate: Candidate,
+        problem: Problem,
+        *,
+        give_up_above_us: float | None = None,
+        level: Level = "trial",
+        measure: bool = True,
+        seeds: tuple[int, int] | None = None,
+    ) -> TrialOutcome:
+        """Run a trial in the worker."""
+        return self.worker.trial(
+            Trial(
+                self.pass_name, problem, candidate, give_up_above_us, level, measure, seeds=seeds
+            )
+        )
+
+    def record(
+        self,
+        config: Config,
+        problem: Problem,
+        rendered: Rendered,
+        outcome: TrialOutcome,
+        artifact: Artifact | None = None,
+    ) -> Record:
+        """Build a record of an outcome and append it to the journal."""
+        record = Record(
+            key=self.key(rendered, artifact, config, problem) if artifact else "",
+            text_key=self.text_key(rendered, config, problem),
+            operator=self.entry.operator.name,
+            pass_name=self.pass_name,
+            problem=str(problem),
+            gpu=self.gpu.name,
+            config=config,
+            fate=outcome.fate,
+            reason=outcome.reason,
+            source=rendered.digest,
+            code=self.code(rendered, artifact).digest if artifact else "",
+            environment=digest_of(self.environment),
+            definition=self.definition,
+            guards=self.guards(config),
+            resources=artifact.resources if artifact else (),
+            timing=outcome.timing,
+            accuracy=outcome.accuracy,
+            evidence=outcome.evidence,
+            when=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+        self.journal.append(record)
+        return record
+
+    def renew(
+        self, record: Record, config: Config, problem: Problem, rendered: Rendered
+    ) -> Record:
+        """Append an earlier record once more, for a text that compiles to the record's code.
+
+        It keeps its id, unless another config has come to the same code.
+        """
+        renewed = replace(
+            record,
+            config=config,
+            source=rendered.digest,
+            text_key=self.text_key(rendered, config, problem),
+            id=record.id if record.config == config else "",
+        )
+        self.journal.append(renewed)
+        return renewed
+
+
+def failed_build(failure: BuildFailure) -> TrialOutcome:
+    """The outcome of a source that does not compile."""
+    return TrialOutcome(Fate.BUILD_FAILED, f"{failure.message}\n  source: {failure.source_path}")
+
+
+def trial_key(
+    code: Code, compiler: str, problem: Problem, plan: Plan, l2: str = COLD
+) -> str:
+    """Identity of what a trial tries: machine code, compiler (version, flags and arch), problem,
+    launches, and how L2 was: a cold time does not answer a warm tune. No name of kgen's counts:
+    a kernel is known by its code, a workspace by its place."""
+    places = {w.name: f"workspace {place}" for place, w in enumerate(plan.workspaces)}
+    launches = [
+        [
+            code.functions.get(x.kernel, x.kernel),
+            x.grid,
+            x.block,
+            x.smem_bytes,
+            [places.get(arg, arg) if isinstance(arg, str) else arg for arg in x.args],
+            x.pdl,
+        ]
+        for x in plan.launches
+    ]
+    workspaces = [[w.dtype, w.elements] for w in plan.workspaces]
+    return digest_of([code.digest, compiler, str(problem), launches, workspaces, l2])
+
+
+def text_key(artifact_key: str, problem: Problem, plan: Plan, l2: str = COLD) -> str:
+    """Like `trial_key`, of the text: `artifact_key` stands for source, compiler, flags and arch.
+
+    As it was before there was a key of the code, so that journals of that time stay valid.
+    """
+    launches = [[x.kernel, x.grid, x.block, x.smem_bytes, x.args] for x in plan.launches]
+    workspaces = [[w.name, w.dtype, w.elements] for w in plan.workspaces]
+    # Cold is left out, as it was before there was a choice.
+    timed = [] if l2 == COLD else [["l2", l2]]
+    return digest_of([artifact_key, str(problem), launches, workspaces, *timed])

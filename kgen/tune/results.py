@@ -1,0 +1,136 @@
+"""What a tune finds: finalists, one problem's result, the safe kernels, one pass's result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kgen.model.artifact import Artifact, Rendered
+from kgen.model.config import Config
+from kgen.model.plan import Plan
+from kgen.model.problem import Problem
+from kgen.model.record import Fate, Record, Timing
+from kgen.model.space import Variant
+from kgen.search.feasible import Refusal
+from kgen.tune.request import TuneRequest
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A certified config of the last round.
+
+    Attributes:
+        variant: Its variant.
+        config: The config.
+        plan: Its launches for the problem.
+        rendered: Its source.
+        artifact: The built module.
+        record: Its certificate.
+        timing: Time of the last round.
+        occupancy: Of the first kernel, 0..1; None on the host.
+    """
+
+    variant: Variant
+    config: Config
+    plan: Plan
+    rendered: Rendered
+    artifact: Artifact
+    record: Record
+    timing: Timing
+    occupancy: float | None
+
+
+@dataclass(frozen=True)
+class ProblemResult:
+    """The result of tuning one problem.
+
+    Attributes:
+        problem: The problem.
+        finalists: Certified configs, best first; their `timing` is the one of the last round.
+        peers: Times of the peers, from the last round.
+        peer_errors: Why a peer has no time.
+        clocks: Clock state around the last round; `slowed` if power or heat held them down.
+        space_size: Configs before any rule.
+        feasible: Feasible configs.
+        refusals: Why configs were infeasible.
+        fates: Trials by fate.
+        reasons: Refused trials by reason (first line), with their number.
+        floor_us: Least time by bytes and operations, microseconds.
+        search_s: Wall-clock seconds of the search.
+        compile_s: Seconds of compilation, summed over threads.
+        new_trials: Trials of this run; the journal already held the others.
+    """
+
+    problem: Problem
+    finalists: tuple[Finalist, ...]
+    peers: Mapping[str, Timing]
+    peer_errors: Mapping[str, str]
+    clocks: Mapping[str, str]
+    space_size: int
+    feasible: int
+    refusals: tuple[Refusal, ...]
+    fates: Mapping[Fate, int]
+    reasons: Mapping[str, int]
+    floor_us: float
+    search_s: float
+    compile_s: float
+    new_trials: int
+
+    @property
+    def winner(self) -> Finalist:
+        """The chosen finalist."""
+        return self.finalists[0]
+
+    @property
+    def runner_up(self) -> Finalist | None:
+        """The next best, if there was one."""
+        return self.finalists[1] if len(self.finalists) > 1 else None
+
+
+@dataclass(frozen=True)
+class SafeResult:
+    """The safe variant for one combination of dtypes.
+
+    Attributes:
+        dtypes: The combination: dtype by name.
+        variant: The safe variant.
+        config: Its safe config.
+        rendered: Its source for this combination.
+        record: The certificate; None for a combination that is not run (see `SafeCertificates`).
+    """
+
+    dtypes: Mapping[str, str]
+    variant: Variant
+    config: Config
+    rendered: Rendered
+    record: Record | None
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """The confirmed results of one pass: everything that the library and the report need.
+
+    Attributes:
+        request: The tune.
+        pass_name: `forward` or `backward`.
+        environment: Facts of the machine.
+        copy_gbps: Measured copy bandwidth of the device.
+        results: Of the problems that are confirmed, in the order of the request.
+        safe: The safe kernels.
+        worker_restarts: How often the worker process was replaced.
+        seconds: Wall-clock seconds so far.
+    """
+
+    request: TuneRequest
+    pass_name: str
+    environment: Mapping[str, str]
+    copy_gbps: float
+    results: tuple[ProblemResult, ...]
+    safe: tuple[SafeResult, ...]
+    worker_restarts: int
+    seconds: float = field(default=0.0)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every problem of the pass is confirmed."""
+        return len(self.results) == len(self.request.problems[self.pass_name])

@@ -1,0 +1,173 @@
+"""Reuse the records of earlier tunes from the journal."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from kgen.errors import KgenError
+from kgen.model.artifact import BuildFailure
+from kgen.model.config import Config
+from kgen.model.problem import Problem
+from kgen.model.record import Fate, Record
+from kgen.trial import Session
+
+_NO_ANSWER = re.compile(r"no answer within ([0-9.]+) s")
+
+
+@dataclass(frozen=True)
+class ReusableRecords:
+    """The records of a problem, by how they can be reused.
+
+    Attributes:
+        valid: Newest record of each config whose rendered text is unchanged.
+        other_text: Configs whose text has changed since their record. A build shows whether the
+            machine code has changed as well. Those with the fastest record come first.
+        by_code: Newest record of each machine-code key, over all configs.
+        let_go: How many records are not used, by reason.
+    """
+
+    valid: dict[Config, Record]
+    other_text: tuple[Config, ...]
+    by_code: dict[str, Record]
+    let_go: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Today:
+    """What a record must be of to be of use.
+
+    Attributes:
+        definition: Digest of the operator's definition and inputs.
+        guards: Digest of the calls that a config's variant admits.
+        trial_s: How long a trial may take.
+    """
+
+    definition: str
+    guards: Callable[[Config], str]
+    trial_s: float
+
+    def why_useless(self, record: Record) -> str:
+        """Why a record says nothing about today's trial; empty if it does.
+
+        A record from before there were digests is believed if it served a row, that is if it was
+        verified. What it says against a kernel may be the fault of a definition mended since.
+        """
+        if record.fate is Fate.TIMED_OUT:
+            limit_s = _NO_ANSWER.search(record.reason)
+            if limit_s and float(limit_s[1]) < self.trial_s:
+                return f"timed out within less than the {self.trial_s:g} s of today"
+        if record.fate not in (Fate.VERIFIED, Fate.WRONG, Fate.CRASHED, Fate.TIMED_OUT):
+            return ""
+        if not record.definition:
+            if record.fate in (Fate.WRONG, Fate.CRASHED):
+                return "wrong or crashed by a definition that is not known"
+            return ""
+        if record.definition != self.definition:
+            return "of another definition or other inputs"
+        if record.guards != self.guards(record.config):
+            return "of a variant that admitted other calls"
+        return ""
+
+
+def reusable_records(
+    records: Iterable[Record],
+    feasible: set[Config],
+    text_key_of: Callable[[Config], str],
+    retry: bool = False,
+    today: Today | None = None,
+) -> ReusableRecords:
+    """Sort the records of a problem by how they can be reused.
+
+    A journal may hold a config under several keys, for instance timed with cold and with warm L2.
+    Records of configs that crashed or hung are reused too: trying one again would cost a worker.
+
+    Args:
+        records: Of the problem, oldest first.
+        feasible: The configs of its space.
+        text_key_of: Returns the `text_key` that a new record of a config would have.
+        retry: Ignore records of configs that crashed or hung, so that they are tried again.
+        today: Ignore records of another definition or other guards; None: compare neither.
+    """
+    of_config: dict[Config, dict[str, Record]] = {}
+    by_code: dict[str, Record] = {}
+    for record in records:
+        if record.config in feasible:
+            of_config.setdefault(record.config, {})[record.text_key] = record
+        if record.key:
+            by_code[record.key] = record
+    let_go: Counter[str] = Counter()
+    if today is not None:
+        newest = [record for by_text in of_config.values() for record in by_text.values()]
+        let_go.update(why for record in newest if (why := today.why_useless(record)))
+        of_config = {
+            config: kept
+            for config, by_text in of_config.items()
+            if (kept := {k: r for k, r in by_text.items() if not today.why_useless(r)})
+        }
+        by_code = {key: r for key, r in by_code.items() if not today.why_useless(r)}
+    valid: dict[Config, Record] = {}
+    other_text: list[Config] = []
+    for config, by_text in of_config.items():
+        try:
+            found = by_text.get(text_key_of(config))
+        except KgenError:
+            continue  # the search reports a template that no longer renders
+        if found is not None:
+            if not (retry and _is_quarantined(found)):
+                valid[config] = found
+        elif any(record.key for record in by_text.values()):
+            other_text.append(config)
+    if retry:
+        by_code = {key: r for key, r in by_code.items() if not _is_quarantined(r)}
+    other_text.sort(key=lambda config: min(map(_time_us, of_config[config].values())))
+    return ReusableRecords(valid, tuple(other_text), by_code, dict(let_go))
+
+
+def reuse_records(
+    session: Session, problem: Problem, known: ReusableRecords, most: int, deadline: float | None
+) -> Iterator[Record]:
+    """Build configs whose text has changed, and yield the records of those whose code has not.
+
+    The device is idle meanwhile, so the configs with the fastest records come first. Configs that
+    are not built by the deadline are built when the search proposes them.
+
+    Args:
+        session: Of the tune; writes each record again to the journal, under the new text.
+        problem: Of the records.
+        known: Records of the problem.
+        most: Largest number of configs.
+        deadline: As of `time.monotonic`; None for never.
+    """
+    builds = []
+    for config in known.other_text[: max(0, most)]:
+        rendered = session.render(config, problem)
+        builds.append((config, rendered, session.build(rendered)))
+    for config, rendered, build in builds:
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            built = build.result(left_s)
+        except TimeoutError:
+            for _, _, other in builds:
+                other.cancel()
+            return
+        if isinstance(built, BuildFailure):
+            continue
+        found = known.by_code.get(session.key(rendered, built, config, problem))
+        if found is not None:
+            yield session.renew(found, config, problem, rendered)
+
+
+def _time_us(record: Record) -> float:
+    return record.timing.median_us if record.timing else math.inf
+
+
+def _is_quarantined(record: Record) -> bool:
+    """Whether the machine, or a limit that has been raised since, may have caused its fate."""
+    if record.fate is Fate.BUILD_FAILED:
+        return "(limit on compile" in record.reason
+    return record.fate in (Fate.CRASHED, Fate.TIMED_OUT)

@@ -1,0 +1,177 @@
+"""Choose which configs of a space to check, and check each with the full set of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kgen.errors import RecordError
+from kgen.model.artifact import Artifact, BuildFailure, Rendered
+from kgen.model.config import Config
+from kgen.model.problem import Problem, parse_problem
+from kgen.model.record import Evidence, Fate
+from kgen.search.feasible import enumerate_feasible, is_feasible
+from kgen.trial import (
+    ComputeSanitizer,
+    HostRunner,
+    Session,
+    certified_outcome,
+    failed_build,
+    with_host_runs,
+)
+from kgen.trial.sanitizer import TOOLS
+from kgen.worker import Setup, Trial, TrialOutcome
+
+SPREAD = 3  # configs per variant, evenly spaced over its feasible set
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One verdict."""
+
+    problem: Problem
+    config: Config
+    outcome: TrialOutcome
+    tools: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the kernel computed the operator's outputs."""
+        return self.outcome.fate is Fate.VERIFIED
+
+
+@dataclass(frozen=True)
+class Checker:
+    """How thoroughly to check.
+
+    Attributes:
+        session: Runs certificates.
+        setup: Of its worker.
+        host_runner: Makes host runs; None for certificates of the device alone.
+        sanitizer: Runs candidates under compute-sanitizer, too; None to leave that out.
+    """
+
+    session: Session
+    setup: Setup
+    host_runner: HostRunner | None = None
+    sanitizer: ComputeSanitizer | None = None
+
+    def problem(self, problem: Problem) -> Iterator[Checked]:
+        """Check, for every variant, its first trials, its safe config and a spread of the others,
+        and the fastest verified config of the journal.
+
+        Raises:
+            EmptySpaceError: If nothing is feasible.
+        """
+        for config in _chosen(self.session, problem):
+            yield self._check(problem, config, None)
+
+    def record(self, record_id: str) -> Checked:
+        """Check the config of one record again, as it renders today, with the inputs that its
+        evidence names.
+
+        Raises:
+            RecordError: If the journal has no such record, or its config is no longer feasible.
+        """
+        session = self.session
+        for record in session.journal.read():
+            if record.id == record_id and record.pass_name == session.pass_name:
+                problem = parse_problem(record.problem, session.entry.operator.signature)
+                variant = session.variant_of(record.config)
+                pass_ = session.entry.operator.signature.pass_named(session.pass_name)
+                if not is_feasible(variant, record.config, pass_, problem, session.gpu):
+                    raise RecordError(
+                        f"record {record_id}: {record.config.label} is no longer "
+                        f"feasible for {problem}; see {variant.where}"
+                    )
+                return self._check(problem, record.config, record.evidence)
+        raise RecordError(
+            f"{session.journal.path} has no {session.pass_name} record '{record_id}'\n"
+            "  record ids stand in the report and in the generated tables"
+        )
+
+    def _check(self, problem: Problem, config: Config, known: Evidence | None) -> Checked:
+        session = self.session
+        rendered = session.render(config, problem)
+        built = session.build(rendered).result()
+        if isinstance(built, BuildFailure):
+            return Checked(problem, config, failed_build(built))
+        outcome = certified_outcome(session, config, problem, rendered, built, _seeds(known))
+        if outcome.fate is Fate.VERIFIED and self.host_runner is not None:
+            outcome = self._with_host_runs(self.host_runner, outcome, rendered, problem, config)
+        if outcome.fate is Fate.VERIFIED and self.sanitizer is not None:
+            return self._sanitized(self.sanitizer, outcome, built, problem, config)
+        return Checked(problem, config, outcome)
+
+    def _with_host_runs(
+        self,
+        host_runner: HostRunner,
+        outcome: TrialOutcome,
+        rendered: Rendered,
+        problem: Problem,
+        config: Config,
+    ) -> TrialOutcome:
+        variant = self.session.variant_of(config)
+        host_run = host_runner.start(
+            rendered, variant, config, self.session.pass_name, problem
+        ).result()
+        if host_run.fault:
+            return replace(outcome, fate=Fate.WRONG, reason=host_run.fault)
+        assert outcome.evidence is not None
+        return replace(outcome, evidence=with_host_runs(outcome.evidence, host_run))
+
+    def _sanitized(
+        self,
+        sanitizer: ComputeSanitizer,
+        outcome: TrialOutcome,
+        artifact: Artifact,
+        problem: Problem,
+        config: Config,
+    ) -> Checked:
+        trial = Trial(
+            pass_name=self.session.pass_name,
+            problem=problem,
+            candidate=self.session.candidate(config, artifact),
+            level="host",
+            measure=False,
+            orders=(0,),  # one launch: a tool sees no more in a second
+        )
+        for tool in TOOLS:
+            found = sanitizer.check(self.setup, trial, tool)
+            if found.fault:
+                wrong = replace(
+                    outcome, fate=Fate.WRONG, reason=f"compute-sanitizer {tool}: {found.fault}"
+                )
+                return Checked(problem, config, wrong)
+        return Checked(problem, config, outcome, TOOLS)
+
+
+def _seeds(known: Evidence | None) -> tuple[int, int] | None:
+    """The fixture's seed, and that of the certificate's fresh inputs, which it tries last."""
+    if known is None or not known.tried:
+        return None
+    return known.seed, known.tried[-1].seed
+
+
+def _chosen(session: Session, problem: Problem) -> list[Config]:
+    pass_ = session.entry.operator.signature.pass_named(session.pass_name)
+    variants = session.entry.space.of_pass(session.pass_name)
+    ordered = enumerate_feasible(variants, pass_, problem, session.gpu).configs
+    feasible = set(ordered)
+    chosen: list[Config] = []
+    for variant in variants:
+        own = [c for c in ordered if c.variant == variant.name]
+        wanted = [*variant.first, *([variant.safe] if variant.safe else [])]
+        wanted += [own[i * (len(own) - 1) // (SPREAD - 1)] for i in range(SPREAD) if own]
+        chosen += [c for c in wanted if c in feasible]
+    timed = [
+        r
+        for r in session.journal.read()
+        if r.problem == str(problem)
+        and r.timing
+        and r.pass_name == session.pass_name
+        and r.config in feasible
+    ]
+    if timed:
+        chosen.append(min(timed, key=lambda r: r.timing.median_us if r.timing else 0.0).config)
+    return list(dict.fromkeys(chosen))

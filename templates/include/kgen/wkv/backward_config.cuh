@@ -1,0 +1,92 @@
+// Compile-time configuration of wkv5's and wkv6's backward pass on tensor cores, and its copies to shared memory.
+#pragma once
+
+#include "kgen/chunked/decay_form.cuh"
+#include "kgen/chunked/sequence.cuh"
+#include "kgen/primitives/block.cuh"
+#include "kgen/primitives/cp_async.cuh"
+
+namespace kgen::wkv {
+
+// Threads side by side that copy one row of `copies` copies: a power of 2, so that a thread keeps its column from row
+// to row.
+KGEN_DEVICE constexpr int copying_lanes(int copies) {
+    int lanes = 1;
+    while (lanes < copies && lanes < kWarpSize) lanes *= 2;
+    return lanes;
+}
+
+// By the whole block: starts copies of `Steps` rows of a tensor from step `first` on, `width` of Width values each (a
+// multiple of one copy), to rows in shared memory `tile_stride` apart. Steps from `left` on are zeros. The caller
+// commits the group.
+template <class T, int Steps, int Width, int CopyBytes, int Threads>
+KGEN_DEVICE void copy_rows(T* tile, int tile_stride, const StepRows<const T>& rows, i64 first,
+                           int left, int width = Width) {
+    constexpr int kVec = CopyBytes / static_cast<int>(sizeof(T));
+    constexpr int kPerRow = ceil_div(Width, kVec);
+    constexpr int kLanes = copying_lanes(kPerRow), kRows = Threads / kLanes;
+    const int row = thread_rank() / kLanes;
+#pragma unroll
+    for (int part = 0; part < kPerRow; part += kLanes) {
+        const int column = (part + thread_rank() % kLanes) * kVec;
+        if (column >= width) continue;
+        T* to = tile + row * tile_stride + column;
+        const T* from = rows.at(first + row) + column;
+#pragma unroll
+        for (int step = 0; step < Steps; step += kRows) {
+            if (Steps % kRows != 0 && step + row >= Steps) break;
+            const bool inside = step + row < left;
+            if constexpr (CopyBytes >= 4) {
+                cp_async_or_zero<CopyBytes>(to, from, inside);
+            } else {  // cp.async moves at least 4 bytes
+                *to = inside ? *from : from_float<T>(0.0f);
+            }
+            to += kRows * tile_stride;
+            from += kRows * rows.stride;
+        }
+    }
+}
+
+// Types and extents of the kernels.
+//
+//     T, W         tensors; decays, in the form Form. PerStep: w has steps
+//     Precise      products as accurate as fp32, for gradients that are returned in fp32
+//     Chunk        steps between two checkpoints
+//     BlockV       value features of a block of the state loop; Stages: its buffers of 32 steps
+//     CopyBytes    of one asynchronous copy
+//     Sequential   a block loops backward over its head's chunks and passes the gradient of the state on
+//     Pdl          kernels use programmatic dependent launch (pdl.cuh)
+template <class T_, class W_, DecayForm Form, bool PerStep, bool Precise, int K, int V, int Chunk,
+          int BlockV, int Stages, int CopyBytes, bool Sequential, bool Pdl>
+struct BackwardConfig {
+    using T = T_;
+    using W = W_;
+    static constexpr DecayForm kForm = Form;
+    static constexpr bool kPerStep = PerStep, kPrecise = Precise;
+    static constexpr bool kSequential = Sequential, kPdl = Pdl;
+    static constexpr int kK = K, kV = V, kChunk = Chunk, kBlockV = BlockV, kStages = Stages;
+    static constexpr int kCopyBytes = CopyBytes;
+    static constexpr int kCopyBytesW = max(CopyBytes, static_cast<int>(sizeof(W)));
+    static constexpr int kKeys = ceil_div(K, 16) * 16, kValues = ceil_div(V, 16) * 16;
+    static constexpr int kWarps = kKeys / 16, kThreads = kWarps * kWarpSize;  // 16 keys of a warp
+    static constexpr int kTiles = kValues / 8;  // fragments of a state, per warp
+
+    static_assert(Chunk % 32 == 0 && BlockV % 16 == 0, "whole batches of steps, whole fragments");
+    static_assert(K * sizeof(T) % CopyBytes == 0 && V * sizeof(T) % CopyBytes == 0,
+                  "a copy would reach into the next row");
+
+    // The decay of a step's w. Copies put zeros behind the last step, whose decay is 1 in the form `log` alone: other
+    // forms look at `exists`.
+    static KGEN_DEVICE float decay_of_step(W w, bool exists) {
+        const float decay = decay_of<Form>(to_float(w));
+        return Form == DecayForm::log || exists ? decay : 1.0f;
+    }
+
+    // Floats from the start of the workspace of states, [B * H, chunks, kWarps, kTiles, lanes, 4], to this warp's tile.
+    static KGEN_DEVICE i64 state_offset(i64 head, i64 chunks, i64 chunk) {
+        const int warp = thread_rank() / kWarpSize;
+        return ((head * chunks + chunk) * kWarps + warp) * (kTiles * kWarpSize * 4);
+    }
+};
+
+}  // namespace kgen::wkv

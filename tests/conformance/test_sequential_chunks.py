@@ -1,0 +1,75 @@
+"""wkv5's and wkv6's backward `chunk_loop` where one block passes the gradient over all chunks.
+
+`test_host.py` has sequences of few chunks; here a block loops over many, the last of them
+partial, with initial and final states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_host import BY_RANK, H200, HOST, SHUFFLED, run_configs
+
+from kgen.catalogue import open_catalogue, profile_named
+from kgen.model.config import Config
+from kgen.model.plan import make_plan
+from kgen.model.problem import parse_problem
+from kgen.model.record import Fate
+from kgen.search.feasible import is_feasible
+
+STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
+INITIAL, FINAL = STATES.split(",")
+# The host layer takes the chunks that an H200 takes.
+LARGE = replace(HOST, smem_per_block=H200.smem_per_block)
+# Steps of a chunk, and value features of a block of the forward loop.
+CASES = (
+    ("wkv6", f"B=2,T=300,H=2,K=64,V=64,dtype=bf16,w_dtype=fp32,{STATES}", 64, 32),
+    ("wkv6", f"B=1,T=200,H=2,K=32,V=48,dtype=fp16,w_dtype=fp32,decay_form=raw,{FINAL}", 32, 16),
+    ("wkv6", "B=1,T=131,H=2,K=24,V=40,dtype=bf16,decay_form=decay", 32, 48),
+    ("wkv6", f"B=1,T=161,H=1,K=48,V=16,dtype=fp32,{INITIAL}", 32, 16),
+    ("wkv6", f"B=2,T=1,H=2,K=16,V=32,dtype=bf16,{STATES}", 32, 32),
+    ("wkv5", f"B=2,T=300,H=2,K=64,V=64,dtype=bf16,w_dtype=fp32,{STATES}", 64, 64),
+    ("wkv5", "B=1,T=260,H=2,K=40,V=24,dtype=fp16,decay_form=decay", 128, 16),
+    ("wkv5", f"B=1,T=97,H=2,K=32,V=64,dtype=fp32,decay_form=raw,{STATES}", 32, 64),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("operator", "text", "chunk", "values"), CASES)
+def test_a_block_loops_backward_over_all_chunks(
+    operator: str, text: str, chunk: int, values: int
+) -> None:
+    entry = open_catalogue().entry(operator)
+    variant, signature = entry.space.variant("backward", "chunk_loop"), entry.operator.signature
+    problem = parse_problem(text, signature)
+    choices = {"chunk": chunk, "block_v": values, "stages": 2, "min_blocks": 1}
+    config = Config.of(variant.name, choices | {"copy_bytes": 16, "sequential_chunks": True})
+    pass_ = signature.pass_named("backward")
+    assert is_feasible(variant, config, pass_, problem, LARGE, legality_only=True)
+    wanted = [(problem, config)]
+    for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+@pytest.mark.parametrize("operator", ["wkv5", "wkv6"])
+@pytest.mark.parametrize("sequential", [False, True])
+def test_dependent_launch_and_staggered_blocks(operator: str, sequential: bool) -> None:
+    """On the host both change nothing but the text of the kernels, which must stay right."""
+    entry = open_catalogue().entry(operator)
+    variant, signature = entry.space.variant("backward", "chunk_loop"), entry.operator.signature
+    problem = parse_problem(f"B=1,T=70,H=2,K=16,V=32,dtype=bf16,{STATES}", signature)
+    config = variant.config(
+        {"chunk": 32, "block_v": 32, "stages": 2, "min_blocks": 1, "copy_bytes": 16,
+         "sequential_chunks": sequential, "stagger_kcycles": 40, "pdl": True}
+    )  # fmt: skip
+    pass_ = signature.pass_named("backward")
+    for gpu, allowed in (("a100", False), ("h200", True)):
+        legal = is_feasible(
+            variant, config, pass_, problem, profile_named(gpu), legality_only=True
+        )
+        assert legal is allowed
+    plan = make_plan(variant, config, problem, H200)
+    assert [launch.pdl for launch in plan.launches] == [False, True, True]
+    wanted = [(problem, config)]
+    for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"

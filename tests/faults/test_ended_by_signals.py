@@ -1,0 +1,40 @@
+"""SIGTERM and SIGHUP end a tune as Ctrl-C does: no folder is left, and what is kept is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_tune(tmp_path: Path, number: signal.Signals) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [
+        sys.executable, "-m", "kgen", "tune", "--op", "rmsnorm", "--gpu", "host",
+        "--problem", "M=64,N=128,dtype=fp32", "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
+    environment = {
+        **os.environ,
+        "TMPDIR": str(scratch),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    tune = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60.0
+    while not any(scratch.glob("kgen-host-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert any(scratch.glob("kgen-host-*")), "no build began"
+    tune.send_signal(number)
+    _, said = tune.communicate(timeout=60.0)
+    assert tune.returncode == 128 + number
+    assert f"ended by {number.name}; finished trials are in the journal" in said
+    assert "Traceback" not in said
+    assert not any(scratch.glob("kgen-*"))

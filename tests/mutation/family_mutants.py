@@ -1,0 +1,270 @@
+"""One planted mistake per operation and kernel family, found by the text of the statement.
+
+`mutants.py` spoils every statement of rmsnorm's kernels. The kernels of linear_attention, wkv5,
+wkv6 and timex are many times as long, so of these each operation is spoiled once: barriers, waits,
+slots of rings, exchange between blocks, masks, decays, the last chunk, the carried state.
+
+Kernels with a fast path repeat a block step by step where an output is not finite. The host layer
+fills shared memory with NaN until a copy has been waited for, so a copy that nobody waits for leads
+to that path, and the outputs are right: the host cannot see these mistakes (`unseen`), and tests on
+a GPU must.
+
+A statement is looked for in the rendered source and in every header that it includes, whatever
+their names. A pattern that finds nothing is an error: the statement was rewritten, so write the
+pattern anew; never leave the operation out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from mutants import Mutant
+from mutation_operators import ANY_WRONG, Fate, Mechanism, MutationOperator
+from mutation_subjects import Subject
+
+from kgen.assets import include_dir
+from kgen.catalogue import open_catalogue, profile_named
+from kgen.model.config import Value
+from kgen.model.problem import parse_problem
+from kgen.search.feasible import enumerate_feasible
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"(kgen/[^"]+\.cuh)"', re.MULTILINE)
+# Rooms of headers that belong to no family: `mutants.py` and the unit tests spoil these.
+_SHARED = ("kgen/primitives/", "kgen/host/")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A statement, and what becomes of it.
+
+    Attributes:
+        operation: What the statement is for.
+        pattern: Regular expression of it; its first match is replaced.
+        new: As for `re.Match.expand`.
+        room: Beginning of the path of the header, where several have such a statement.
+        unseen: Whether the host's certificate cannot refuse it, see above.
+    """
+
+    operation: str
+    pattern: str
+    new: str
+    room: str = ""
+    unseen: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kernel with its mistakes.
+
+    Attributes:
+        operator: As the catalogue knows it.
+        pass_name: Which pass.
+        variant: One of its variants.
+        dims: The problem, as `--problem` takes it: several chunks or batches, the last one ragged.
+        mistakes: Each must be refused.
+        choose: What parameters should be, where the variant has them and a feasible config allows.
+    """
+
+    operator: str
+    pass_name: str
+    variant: str
+    dims: str
+    mistakes: tuple[Mistake, ...]
+    choose: Mapping[str, Value] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.operator}-{self.pass_name}-{self.variant}"
+
+
+# More warps than one, or barriers do nothing; few stages, so that a ring comes round.
+_RING = {"stages": 3, "chunk": 16, "segments": 1, "value_warps": 2, "key_warps": 2}
+_BATCHES = (
+    Mistake("wait", r"cp_async_wait<Stages - 2>\(\);", ";", "kgen/recurrent/"),
+    Mistake("barrier", r"(cp_async_wait<Stages - 2>\(\);\s*)sync_block\(\);", r"\1",
+            "kgen/recurrent/"),
+    Mistake("slot", r"(\w+\(batch \* Tokens, )static_cast<int>\(batch % Stages\)\)", r"\g<1>0)"),
+    Mistake("last batch", r"steps - begin < Tokens \? static_cast<int>\(steps - begin\) : Tokens",
+            "Tokens"),
+)  # fmt: skip
+_CHUNK_LOOP = (
+    Mistake("last chunk", r"(<WithA, false>\(tile, )(\w+)\)", r"\1\2 - 1)"),
+    Mistake("mask", r"\bs \+ i <= t \?", "s + i < t + 2 ?"),
+)
+FAMILIES = (
+    Family(
+        "linear_attention", "forward", "chunk_loop",
+        "B=1,H=2,T=170,E=32,M=32,dtype=bf16,initial_state_dtype=fp32,final_state_dtype=fp32",
+        (
+            Mistake("wait", r"cp_async_wait<Stages - 3>\(\);", ";", unseen=True),
+            Mistake("barrier", r"(cp_async_wait<Stages - 3>\(\);\s*)sync_block\(\);", r"\1"),
+            *_CHUNK_LOOP,
+            Mistake("slot", r"(T\* tile = \w+ \+ )chunk( % Stages \* \w+;\s*carry\()",
+                    r"\1(chunk + 1)\2"),
+            Mistake("state carry", r"\bcarry\(sums, state, tile\);", ";"),
+        ),
+        _RING,
+    ),
+    Family(
+        "linear_attention", "forward", "chunk_scan", "B=1,H=2,T=170,E=32,M=32,dtype=fp32",
+        (
+            Mistake("exchange", r"(state\[j\]) \+= (\w+\[i\]\[j\];)", r"\1 = \2"),
+            Mistake("state carry", r"(\bsegment) - 1\) \* Size", r"\1) * Size"),
+        ),
+        {**_RING, "segments": 4},
+    ),
+    Family(
+        "linear_attention", "backward", "chunk_scan", "B=1,H=1,T=170,E=32,M=32,dtype=fp32",
+        (Mistake("exchange", r"(state\[j\]) \+= (\w+\[i\]\[j\];)", r"\1 = \2"),),
+        {**_RING, "segments": 4},
+    ),
+    Family(
+        "linear_attention", "forward", "split_t", "B=1,H=1,T=300,E=32,M=32,dtype=bf16",
+        (
+            Mistake("exchange", r"(\bleft\[j\]) \+= (\w+\[0\]\[j\];)", r"\1 = \2"),
+            Mistake("wait", r"cp_async_wait<kBatches - 1 - Number>\(\);", ";"),
+            Mistake("barrier", r"(cp_async_wait<kBatches - 1 - Number>\(\);\s*)sync_block\(\);",
+                    r"\1"),
+        ),
+        {"products": "mma"},
+    ),
+    Family(
+        "linear_attention", "forward", "warp_specialized", "B=1,H=2,T=700,E=64,M=64,dtype=bf16",
+        (
+            Mistake("wait", r"cp_async_wait<Stages - 3>\(\);", ";", unseen=True),
+            Mistake("barrier", r"(cp_async_wait<Stages - 3>\(\);\s*)sync_block\(\);", r"\1",
+                    unseen=True),
+            Mistake("slot", r"(\(staged_ - 1\)) % \(Stages - 1\) \* ", r"0 * ", unseen=True),
+            Mistake("last chunk", r"(start<false>\(tile, \w+, )(\w+)\);", r"\1\2 - 1);"),
+        ),
+        _RING,
+    ),
+    Family(
+        "linear_attention", "forward", "block_per_head",
+        "B=1,H=2,T=170,E=24,M=24,dtype=fp32,initial_state_dtype=fp32", _BATCHES, {"stages": 3},
+    ),
+    Family(
+        "wkv6", "forward", "chunk_loop",
+        "B=1,T=170,H=2,K=32,V=32,dtype=bf16,initial_state_dtype=fp32,final_state_dtype=fp32",
+        (
+            Mistake("wait", r"(decay_state\(state\);\s*update<false>[^;]*;\s*)cp_async_wait[^;]*;",
+                    r"\1;", unseen=True),
+            Mistake("barrier",
+                    r"(decay_state\(state\);\s*update<false>[^;]*;\s*cp_async_wait[^;]*;\s*)"
+                    r"sync_block\(\);", r"\1"),
+            *_CHUNK_LOOP,
+            Mistake("slot", r"(T\* tile = \w+ \+ )chunk( % Stages \* \w+;\s*scores\()",
+                    r"\1(chunk + 1)\2", unseen=True),
+            Mistake("state carry", r"\bcarry\(sums, state, \w+\.\w+\(\)\);", ";"),
+            Mistake("decay of the state", r"(state\[m\]\[tile\]\[i\] \*= two)\[i % 2\]", r"\1[0]"),
+            Mistake("decay anchor", r"\bproduct \*= decays\[i\];", "product *= decays[0];"),
+            Mistake("bonus", r"if \(s == t\) two\[0\] = [^;]*;", ";"),
+        ),
+        _RING,
+    ),
+    Family(
+        "wkv6", "backward", "chunk_loop", "B=1,T=170,H=1,K=32,V=32,dtype=bf16",
+        (
+            Mistake("wait", r"\bkgen::cp_async_wait<1>\(\);", ";"),
+            Mistake("barrier", r"(kgen::cp_async_wait_all\(\);\s*)kgen::sync_block\(\);", r"\1"),
+            Mistake("slot", r"static_cast<int>\(buffer % kStages\)", "0"),
+            Mistake("last chunk", r"kgen::min\(left, i64\{kChunk\}\)", "kChunk"),
+            Mistake("mask", r"= i < left \? (to_float\(\*from\)) : 0\.0f;", r"= \1;"),
+            Mistake("decay anchor", r"\bbefore\.multiply\(d\[i\]\);", ";"),
+            Mistake("state carry", r"\bback\.update\(back,[^;]*;", ";"),
+        ),
+        {"chunk": 32, "stages": 3},
+    ),
+    Family("wkv6", "forward", "block_per_head", "B=1,T=45,H=2,K=24,V=24,dtype=fp32", _BATCHES,
+           {"stages": 3}),
+    Family("wkv5", "backward", "block_per_head", "B=1,T=45,H=2,K=24,V=24,dtype=fp32",
+           (Mistake("wait", r"cp_async_wait<Stages - 2>\(\);", ";", "kgen/recurrent/"),
+            Mistake("barrier", r"(products\[i\] = product \* scale;\s*\}\s*)sync_block\(\);",
+                    r"\1")), {"stages": 3}),
+    Family(
+        "timex", "forward", "toeplitz_mma", "B=3,C=5,T=100,dtype=bf16",
+        (
+            Mistake("wait", r"cp_async_wait_all\(\);", ";"),
+            Mistake("barrier",
+                    r"(values\[thread_rank\(\) / kWarpSize\] = \w+;\s*)sync_block\(\);", r"\1"),
+            Mistake("mask", r"(b >= \w+) \|\| t >= \w+(\) return;)", r"\1\2"),
+        ),
+        {"warps": 2},
+    ),
+    Family(
+        "timex", "backward", "toeplitz_mma", "B=3,C=5,T=100,dtype=bf16",
+        (
+            # It passes the host's certificate; why was not found. Tests on a GPU have to show it.
+            Mistake("wait of taps", r"cp_async_wait_all\(\);", ";", "kgen/toeplitz/tap",
+                    unseen=True),
+        ),
+    ),
+    Family(
+        "timex", "forward", "register_tiles", "B=3,C=5,T=100,dtype=fp32",
+        (Mistake("mask", r"i < columns \? (to_float\(from\[i\]\)) : 0\.0f", r"\1"),),
+    ),
+)  # fmt: skip
+
+
+@lru_cache
+def subject_of(family: Family) -> Subject:
+    """A feasible config of a family on the host, near to what the family would choose."""
+    entry = open_catalogue().entry(family.operator)
+    variant = entry.space.variant(family.pass_name, family.variant)
+    signature = entry.operator.signature
+    problem = parse_problem(family.dims, signature)
+    host, h200 = profile_named("host"), profile_named("h200")
+    pass_ = signature.pass_named(family.pass_name)
+    configs = enumerate_feasible([variant], pass_, problem, host).configs
+
+    def agreement(index: int) -> tuple[int, int]:
+        values = variant.values(configs[index])
+        return sum(values.get(k) == v for k, v in family.choose.items()), -index
+
+    assert h200.smem_per_block > host.smem_per_block
+    best = configs[max(range(len(configs)), key=agreement)]
+    return Subject(family.name, family.operator, family.variant, best.as_dict(), family.dims,
+                   pass_name=family.pass_name)  # fmt: skip
+
+
+def texts_of(subject: Subject) -> dict[str, str]:
+    """The rendered source, under an empty name, and the family's headers that it includes."""
+    source = subject.render().source
+    texts, pending = {"": source}, _INCLUDE.findall(source)
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        text = (include_dir() / name).read_text(encoding="utf-8")
+        pending += _INCLUDE.findall(text)
+        if not name.startswith(_SHARED):
+            texts[name] = text
+    return texts
+
+
+def mutant_of(family: Family, mistake: Mistake) -> Mutant:
+    """The family's kernel with a mistake.
+
+    Raises:
+        LookupError: If no text that the kernel is compiled from has the statement.
+    """
+    subject = subject_of(family)
+    texts = texts_of(subject)
+    for header, text in texts.items():
+        found = re.search(mistake.pattern, text) if header.startswith(mistake.room) else None
+        if found is not None:
+            changed = text[: found.start()] + found.expand(mistake.new) + text[found.end() :]
+            kind = MutationOperator(mistake.operation, (), ANY_WRONG | {Mechanism.ASAN})
+            return Mutant(f"{family.name} / {mistake.operation}", subject, kind, 0, header, changed,
+                          "", Fate.REFUSED, "")  # fmt: skip
+    raise LookupError(
+        f"{family.name}: no statement for '{mistake.operation}' any more\n"
+        f"  pattern: {mistake.pattern}\n  searched: the rendered source, {', '.join(texts)}\n"
+        "  next: find the statement that does this now, and write its pattern"
+    )

@@ -1,0 +1,39 @@
+"""One mistake per operation of each kernel family is refused; the kernels themselves pass."""
+
+from __future__ import annotations
+
+import pytest
+from family_mutants import FAMILIES, Family, Mistake, mutant_of, subject_of
+from mutation_harness import mechanism_of, passes_unmutated, refused
+
+from kgen.catalogue import open_catalogue
+
+CASES = [(family, mistake) for family in FAMILIES for mistake in family.mistakes]
+SEEN = [(family, mistake) for family, mistake in CASES if not mistake.unseen]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_unmutated_passes(family: Family) -> None:
+    assert passes_unmutated(subject_of(family)) == ""
+
+
+@pytest.mark.parametrize(
+    ("family", "mistake"), SEEN, ids=[f"{f.name}-{m.operation}" for f, m in SEEN]
+)
+def test_a_mistake_is_refused(family: Family, mistake: Mistake) -> None:
+    mutant = mutant_of(family, mistake)
+    reason = refused(mutant)
+    assert reason, f"{mutant.name} in {mutant.header or 'the template'}: it passes"
+    assert mechanism_of(reason) in mutant.operator.caught_by
+
+
+@pytest.mark.parametrize(
+    ("family", "mistake"), CASES, ids=[f"{f.name}-{m.operation}" for f, m in CASES]
+)
+def test_the_statement_is_there(family: Family, mistake: Mistake) -> None:
+    assert mutant_of(family, mistake).text
+
+
+def test_every_operator_has_mistakes() -> None:
+    """rmsnorm's are in `mutants.py`."""
+    assert {family.operator for family in FAMILIES} | {"rmsnorm"} == set(open_catalogue().names)

@@ -1,0 +1,71 @@
+"""A library for the host with families of kgen's own operators, from rows that nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kgen.build.render import Renderer
+from kgen.catalogue import Entry, open_catalogue, profile_named
+from kgen.emit import SafeKernel, Winner, emit
+from kgen.model.config import Config
+from kgen.model.problem import parse_problem
+from kgen.model.record import Fate, Record, Timing
+
+# By operator: the row's problem, its variant, and a config that the host may run.
+ROWS = {
+    "rmsnorm": (
+        "M=8,N=64,dtype=fp32", "two_pass", {"threads": 32, "vec": 1, "unroll": 1},
+    ),
+    "wkv6": (
+        "B=1,T=40,H=2,K=16,V=16,dtype=fp32,w_dtype=fp32", "chunk_loop",
+        {"copy_bytes": 16, "min_blocks": 1, "chunk": 16, "value_tiles": 1, "value_warps": 1,
+         "key_warps": 1, "stages": 3, "segments": 1},
+    ),
+}
+
+
+def host_library(
+    folder: Path, include_dir: Path, operators: Sequence[str] = tuple(ROWS)
+) -> Path:
+    """Emit the forward passes of operators with a row and families each; return the folder."""
+    for name in operators:
+        entry = open_catalogue().entry(name)
+        emit(folder, [_winner(entry, include_dir)], _safe(entry, include_dir), include_dir, entry)
+    return folder
+
+
+def _winner(entry: Entry, include_dir: Path) -> Winner:
+    text, variant_name, values = ROWS[entry.operator.name]
+    problem = parse_problem(text, entry.operator.signature)
+    variant = entry.space.variant("forward", variant_name)
+    config = variant.config({p.name: values.get(p.name, p.default or p.choices[0])
+                             for p in variant.params})
+    rendered = Renderer(include_dir).render(
+        entry.operator.name, entry.templates, variant, config, problem)
+    record = Record(
+        key=problem.digest, operator=entry.operator.name, pass_name="forward",
+        problem=str(problem), gpu="host", config=Config(config.variant, config.values),
+        fate=Fate.VERIFIED, timing=Timing(10.0, 9.0, 11.0, 50, "test"),
+        when="2026-01-01T00:00:00Z",
+    )
+    return Winner(entry.operator, "forward", problem, profile_named("host"), variant, config,
+                  rendered, None, "host", record)
+
+
+def _safe(entry: Entry, include_dir: Path) -> list[SafeKernel]:
+    variant, renderer = entry.space.safe_variant("forward"), Renderer(include_dir)
+    assert variant.safe is not None
+    signature = entry.operator.signature
+    kernels = []
+    for dtypes in signature.dtype_combinations():
+        if dtypes["dtype"] == "fp16" or dtypes.get("cu_seqlens_dtype", "none") != "none":
+            continue
+        text = ",".join([*(f"{d.name}=64" for d in signature.dims),
+                         *(f"{field}={name}" for field, name in dtypes.items())])
+        problem = parse_problem(text, signature)
+        rendered = renderer.render(
+            entry.operator.name, entry.templates, variant, variant.safe, problem)
+        kernels.append(SafeKernel(entry.operator, "forward", dtypes, variant, variant.safe,
+                                  rendered))
+    return kernels

@@ -1,0 +1,153 @@
+"""What one launch leaves behind must not change what the next one computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from kgen.check import Fixture, Verdict, verify
+from kgen.check.buffers import Fill
+from kgen.check.steps import steps_of
+from kgen.model.plan import Workspace
+from kgen.model.problem import Problem, parse_problem
+from kgen.operators.rmsnorm import EPS, OPERATOR
+from kgen.trial.kept_state import variables_of
+
+Tensors = Mapping[str, Tensor]
+
+
+def run(kernel: Callable[[Tensors], None], level: str = "trial") -> Verdict:
+    problem = parse_problem("M=97,N=64,dtype=fp32", OPERATOR.signature)
+    fixture = Fixture(OPERATOR, "forward", problem, torch.device("cpu"))
+    return verify(
+        fixture,
+        lambda tensors: lambda: kernel(tensors),
+        level,  # type: ignore[arg-type]
+        workspaces=workspaces,
+    )
+
+
+def workspaces(problem: Problem) -> list[Workspace]:
+    return [Workspace("mean", "fp32", problem.dim("M")), Workspace("flag", "fp32", 1)]
+
+
+def finish(t: Tensors) -> None:
+    t["y"].copy_(t["x"] * (t["mean"] + EPS).rsqrt()[:, None] * t["w"])
+
+
+def mean(t: Tensors) -> Tensor:
+    return t["x"].square().mean(-1)
+
+
+def test_a_flag_that_is_never_reset() -> None:
+    def kernel(t: Tensors) -> None:
+        if float(t["flag"]) != 1234.0:
+            t["mean"].copy_(mean(t))
+            t["flag"].fill_(1234.0)
+        finish(t)
+
+    assert "differs between launches" in run(kernel).reason
+
+
+def test_a_result_that_is_kept_while_the_flag_stands() -> None:
+    kept: dict[int, Tensor] = {}
+
+    def kernel(t: Tensors) -> None:  # as the planted winner: repeats do no work at all
+        if float(t["flag"]) != 1234.0 or t["y"].data_ptr() not in kept:
+            t["mean"].copy_(mean(t))
+            t["flag"].fill_(1234.0)
+            finish(t)
+            kept[t["y"].data_ptr()] = t["y"].clone()
+        else:
+            t["y"].copy_(kept[t["y"].data_ptr()])
+
+    verdict = run(kernel)
+    assert not verdict.ok
+    assert "y differs between launches" in verdict.reason
+
+
+def test_a_running_maximum_into_an_uninitialised_workspace() -> None:
+    def kernel(t: Tensors) -> None:
+        now = mean(t)
+        t["mean"].copy_(torch.where(t["mean"] > now, t["mean"], now))  # NaN: minus infinity
+        finish(t)
+
+    assert run(kernel).reason.startswith("y differs between launches")
+
+
+def test_a_running_minimum_into_an_uninitialised_workspace() -> None:
+    def kernel(t: Tensors) -> None:
+        now = mean(t)
+        t["mean"].copy_(torch.where(t["mean"] < now, t["mean"], now))
+        finish(t)
+
+    assert run(kernel).reason.startswith("y differs between launches")
+
+
+def test_writes_only_where_the_output_holds_nan() -> None:
+    def kernel(t: Tensors) -> None:
+        y = t["y"].clone()
+        t["mean"].copy_(mean(t))
+        finish(t)
+        t["y"].copy_(torch.where(y.isnan(), t["y"], y))
+
+    assert run(kernel).reason.startswith("y differs between launches")
+
+
+@pytest.mark.parametrize("level", ["trial", "certify", "host"])
+def test_an_honest_kernel_passes(level: str) -> None:
+    def kernel(t: Tensors) -> None:
+        t["mean"].copy_(mean(t))
+        finish(t)
+
+    verdict = run(kernel, level)
+    assert verdict.ok, verdict.reason
+
+
+def test_a_write_into_an_input_shows_although_other_values_follow() -> None:
+    launches = []
+
+    def kernel(t: Tensors) -> None:
+        t["mean"].copy_(mean(t))
+        finish(t)
+        launches.append(0)
+        if len(launches) == 1:
+            t["x"][-1:, 3] += 1.0
+
+    assert run(kernel).reason.startswith("input x was modified")
+
+
+@pytest.mark.parametrize("launches", [3, 4, 5])
+def test_between_launches_on_the_same_values_come_others(launches: int) -> None:
+    steps = steps_of(launches)
+    own = [step for step in steps if step.own]
+    assert len(own) == launches
+    assert steps[0].own
+    assert not steps[1].own
+    assert {own[0].outputs, own[-1].outputs} == {Fill.LARGE, Fill.NONFINITE}
+
+
+def test_four_orders_of_threads_come_to_launches_on_the_same_values() -> None:
+    steps = steps_of(4)
+    assert {i % 4 for i, step in enumerate(steps) if step.own} == {0, 1, 2, 3}
+    assert {i % 2 for i, step in enumerate(steps_of(3)) if step.own} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("static __device__ int calls;", ("calls",)),
+        ("__device__ float kept[4];", ("kept",)),
+        ("__managed__ int q = 1;", ("q",)),
+        ("__device__ int f(int x) { static int c = 0; return c += x; }", ("c",)),
+        ("// static int a;\nstatic constexpr int k = 3; constexpr static int m[2] = {1, 2};", ()),
+        ("static __shared__ float s[3]; __constant__ int c[2];", ()),
+        ("static __device__ __forceinline__ void run(const void* p) { (void)p; }", ()),
+        ('static_assert(1 > 0, ""); int f() { return static_cast<int>(2.0); }', ()),
+    ],
+)
+def test_variables_that_outlive_a_launch(source: str, names: tuple[str, ...]) -> None:
+    assert variables_of(source) == names

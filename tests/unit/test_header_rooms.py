@@ -1,0 +1,59 @@
+"""The device library's folders: a file includes files of its own folder or of those below."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kgen.assets import builtin_root
+
+INCLUDE = builtin_root().templates / "include" / "kgen"
+
+# What a folder may include besides itself. Every path of includes ends in `primitives`.
+MAY_INCLUDE = {
+    "host": set(),
+    "primitives": {"host"},
+    "rows": {"primitives"},
+    "toeplitz": {"primitives"},
+    "recurrent": {"primitives"},
+    "chunked": {"primitives"},
+    "linear_attention": {"primitives", "recurrent", "chunked"},
+    "wkv": {"primitives", "recurrent", "chunked"},
+}
+_INCLUDED = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+def test_every_folder_is_listed() -> None:
+    assert {p.name for p in INCLUDE.iterdir()} == set(MAY_INCLUDE)
+
+
+@pytest.mark.parametrize("folder", sorted(MAY_INCLUDE))
+def test_includes_run_one_way(folder: str) -> None:
+    for header in sorted((INCLUDE / folder).iterdir()):
+        for name in _INCLUDED.findall(header.read_text(encoding="utf-8")):
+            path = Path(name)
+            if folder == "host":  # compiled without an include path
+                assert (header.parent / path).is_file(), f"{header}: {name}"
+                continue
+            assert path.parts[0] == "kgen", f"{header}: write the whole path of {name}"
+            assert (INCLUDE.parent / path).is_file(), f"{header}: {name} does not exist"
+            assert path.parts[1] in MAY_INCLUDE[folder] | {folder}, (
+                f"{header}: a file of {folder}/ may not include {name}"
+            )
+
+
+def test_no_circle_of_includes() -> None:
+    includes = {
+        str(p.relative_to(INCLUDE.parent)): _INCLUDED.findall(p.read_text(encoding="utf-8"))
+        for p in INCLUDE.rglob("*.cuh")
+    }
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " includes ".join((*above, name))
+        for below in includes.get(name, ()):
+            visit(below, (*above, name))
+
+    for name in includes:
+        visit(name, ())
