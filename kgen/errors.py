@@ -38,6 +38,10 @@ class PopulationError(UserError):
     """A population file is malformed, or names what its operators do not have."""
 
 
+class CapturedCallsError(UserError):
+    """A file of captured calls is malformed, or names what its operators do not have."""
+
+
 class CatalogueError(UserError):
     """A requested operator, pass, GPU profile or file does not exist or does not load."""
 

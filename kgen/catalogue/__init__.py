@@ -1,5 +1,6 @@
 """Load operators with their search spaces and templates, GPU profiles, and populations."""
 
+from kgen.catalogue.captured_calls import load_captured_calls
 from kgen.catalogue.catalogue import Catalogue, Entry, open_catalogue
 from kgen.catalogue.gpus import load_profiles, profile_named
 from kgen.catalogue.gradients import Links, links_of
@@ -10,6 +11,7 @@ __all__ = [
     "Entry",
     "Links",
     "links_of",
+    "load_captured_calls",
     "load_population",
     "load_profiles",
     "open_catalogue",

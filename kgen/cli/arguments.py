@@ -48,11 +48,12 @@ def add_common(
 
     Args:
         operator: The default of `--op`.
-        population: Whether there is `--population`, which may stand in place of `--op`.
+        population: Whether there are `--population` and `--calls`, which may stand in place of
+            `--op`.
     """
     text = f" (default: {operator})" if operator else ""
     if population:
-        text = " (with --population default: all that it has)"
+        text = " (with --population or --calls default: all that it has)"
     parser.add_argument(
         "--op",
         required=operator is None and not population,
@@ -84,6 +85,13 @@ def add_common(
             metavar="NAME",
             help="problems that published models call, in place of --problem: a name of "
             "'kgen populations', or the path of a file of your own",
+        )
+        parser.add_argument(
+            "--calls",
+            default="",
+            metavar="FILE",
+            help="problems that `kgen_ops.capture` wrote down, the most costly first, in place of "
+            "--problem",
         )
     if passes:
         parser.add_argument(
@@ -185,7 +193,7 @@ def chosen_passes(signature: Signature, pass_name: str) -> list[str]:
 def population_problems(
     population: Population, operator: Operator, passes: Sequence[str]
 ) -> dict[str, tuple[Problem, ...]]:
-    """The problems of a population by pass, without passes that have none.
+    """The problems of a population, or of captured calls, by pass; no pass that has none.
 
     Raises:
         ProblemError: If no pass has any.
@@ -194,7 +202,7 @@ def population_problems(
     found = {name: problems for name, problems in found.items() if problems}
     if not found:
         raise ProblemError(
-            f"population '{population.name}' has no problems of {operator.name} "
+            f"'{population.name}' has no problems of {operator.name} "
             f"{' and '.join(passes)}\n  it has: {print_counts(population)}"
         )
     return found

@@ -10,10 +10,18 @@ from pathlib import Path
 
 from kgen.assets import include_dir
 from kgen.build import CompileLimits, Compiler, open_compiler
-from kgen.catalogue import Entry, load_population, open_catalogue
+from kgen.catalogue import (
+    Catalogue,
+    Entry,
+    load_captured_calls,
+    load_population,
+    open_catalogue,
+)
 from kgen.cli.arguments import chosen_passes, chosen_problems, population_problems
+from kgen.errors import OptionError
 from kgen.launch.select import select_gpu
 from kgen.model.gpu import GpuProfile
+from kgen.model.population import Population
 from kgen.model.problem import Problem
 
 LIBRARY = "kgen_ops"
@@ -56,6 +64,23 @@ def _limits(options: argparse.Namespace) -> CompileLimits:
     )
 
 
+def asked_population(options: argparse.Namespace, catalogue: Catalogue) -> Population | None:
+    """The population of `--population` or of `--calls`; None if neither is given.
+
+    Raises:
+        OptionError: If more than one option chooses problems.
+    """
+    chosen = [name for name in ("problem", "population", "calls") if getattr(options, name, "")]
+    if len(chosen) > 1:
+        raise OptionError(
+            f"{' and '.join(f'--{name}' for name in chosen)} choose problems; choose one")
+    if getattr(options, "calls", ""):
+        return load_captured_calls(Path(options.calls).expanduser(), catalogue).population
+    if getattr(options, "population", ""):
+        return load_population(options.population, catalogue)
+    return None
+
+
 @contextlib.contextmanager
 def open_command(options: argparse.Namespace) -> Iterator[CommandContext]:
     """Resolve the common options to a context; closes the compiler at the end.
@@ -68,8 +93,8 @@ def open_command(options: argparse.Namespace) -> Iterator[CommandContext]:
     operator = entry.operator
     passes = chosen_passes(operator.signature, options.pass_name)
     gpu, ordinal = select_gpu(options.gpu)
-    if getattr(options, "population", ""):
-        population = load_population(options.population, catalogue)
+    population = asked_population(options, catalogue)
+    if population is not None:
         problems = population_problems(population, operator, passes)
     else:
         problems = {p: chosen_problems(operator, p, options.problem, gpu.is_host) for p in passes}

@@ -74,6 +74,8 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
          "kgen tune --population rwkv6 --gpu auto"),
         ("the problems of your own models, within an hour",
          "kgen tune --population mine/models.yaml --op rmsnorm --time 1h"),
+        ("what `kgen_ops.capture(\"calls.yaml\")` wrote down of your model, the most costly first",
+         "kgen tune --calls calls.yaml --gpu auto"),
         ("an operator of your own",
          "kgen tune --op softmax --path docs/tutorials/softmax --gpu host"),
     ),

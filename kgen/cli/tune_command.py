@@ -6,9 +6,10 @@ import argparse
 from contextlib import closing
 from pathlib import Path
 
-from kgen.catalogue import load_population, open_catalogue
+from kgen.catalogue import load_captured_calls, open_catalogue
 from kgen.cli.arguments import print_counts
-from kgen.cli.context import open_command
+from kgen.cli.calls_summary import calls_summary
+from kgen.cli.context import asked_population, open_command
 from kgen.cli.progress import Display
 from kgen.cli.summary import tune_summary
 from kgen.cli.tune_state import PeerTime, Scope
@@ -19,6 +20,7 @@ from kgen.report.names import named_rows
 from kgen.tune import (
     Limits,
     PassPublished,
+    PassResult,
     TuneRequest,
     default_trials,
     journal_path,
@@ -34,35 +36,39 @@ def run(options: argparse.Namespace) -> int:
         OptionError: If options contradict each other, or no operator is named.
     """
     operators = _operators(options)
+    done: list[PassResult] = []
     # --time is for all searches together, and is divided among the passes in the same way.
     time_s = None if options.time is None else options.time / len(operators)
     for name in operators:
-        _tune(argparse.Namespace(**{**vars(options), "op": name, "time": time_s}))
+        done += _tune(argparse.Namespace(**{**vars(options), "op": name, "time": time_s}))
+    if options.calls:
+        captured = load_captured_calls(Path(options.calls).expanduser(),
+                                       open_catalogue(options.path))
+        print(f"\n{calls_summary(captured, done)}")
     return 0
 
 
 def _operators(options: argparse.Namespace) -> tuple[str, ...]:
     """`--op`, or all operators of a population that have problems of the chosen passes."""
-    if options.population and options.problem:
-        raise OptionError("--problem and --population both choose problems; choose one")
+    population = asked_population(options, open_catalogue(options.path))
     if options.op:
         return (options.op,)
-    if not options.population:
-        raise OptionError("no operator\n  add --op OP (see 'kgen ops'), or --population NAME "
-                          "(see 'kgen populations')")
-    population = load_population(options.population, open_catalogue(options.path))
+    if population is None:
+        raise OptionError("no operator\n  add --op OP (see 'kgen ops'), --population NAME (see "
+                          "'kgen populations'), or --calls FILE")
     chosen = [
         name
         for name in population.operators
         if options.pass_name == "all" or population.problems(name, options.pass_name)
     ]
     if not chosen:
-        raise ProblemError(f"population '{population.name}' has no {options.pass_name} problems\n"
+        raise ProblemError(f"'{population.name}' has no {options.pass_name} problems\n"
                            f"  it has: {print_counts(population)}")
     return tuple(chosen)
 
 
-def _tune(options: argparse.Namespace) -> None:
+def _tune(options: argparse.Namespace) -> list[PassResult]:
+    """Tune one operator; return what was found."""
     with open_command(options) as common:
         print(
             f"tuning {common.entry.operator.name} on {common.gpu.title}, compiler "
@@ -101,6 +107,7 @@ def _tune(options: argparse.Namespace) -> None:
             display.close()
             if done:
                 print(f"\n{tune_summary(done, display.state.dead_variants())}")
+        return [one.result for one in done]
 
 
 def _scope(request: TuneRequest, report: Path) -> Scope:

@@ -36,9 +36,10 @@ from kgen.runtime.extension import EXTENSIONS
 from kgen.runtime.integrity import LEAST_TORCH
 from kgen.runtime.rows import FORMAT
 
-_LIBRARY_NAMES = frozenset({"compat", "explain", "misses", "selftest", "warmup", "CheckError",
-                            "DispatchError", "Explanation", "IntegrityError",
-                            "KgenPerformanceWarning", "Miss", "torch"})
+# Public names of the library that are no operators; `package.py.jinja` imports them.
+_PUBLIC_NAMES = ("CapturedCall", "CheckError", "DispatchError", "Explanation", "IntegrityError",
+                 "KgenPerformanceWarning", "Miss", "capture", "explain", "misses", "warmup")
+_LIBRARY_NAMES = frozenset({*_PUBLIC_NAMES, "compat", "selftest", "torch"})
 # Locals and imports of the generated functions; an argument must not have one of these names.
 _LOCAL_NAMES = frozenset({"call", "dense_like", "device", "facts", "fast_path", "file", "given",
                           "launch", "layout", "made", "prepared", "present", "run",
@@ -135,9 +136,7 @@ def tables_module(operator: str, gpus: Sequence[GpuState]) -> str:
 def package_module(operators: Mapping[str, Sequence[str]]) -> str:
     """The library's `__init__`; `operators` maps an operator to its public functions."""
     exports = sorted(operators.items())
-    public = ["CheckError", "DispatchError", "Explanation", "IntegrityError",
-              "KgenPerformanceWarning", "Miss", "explain", "misses", "warmup"]
-    public += [name for _, names in exports for name in names]
+    public = [*_PUBLIC_NAMES, *(name for _, names in exports for name in names)]
     return _render(
         "package.py.jinja", operators=[name for name, _ in exports], exports=exports,
         all=sorted(public, key=_isort_key), version=__version__,

@@ -29,11 +29,16 @@ from .signature import PassSignature
 from .streams import current_device, several_devices, stream_getter
 
 if TYPE_CHECKING:
-    from .preparing import Preparer
+    from .arguments import BoundArguments
+    from .preparing import Preparer, Ready
+
+    # The pass, the checked arguments, the device and what served a call -> the launch of later
+    # calls.
+    Observer = Callable[["Dispatcher", BoundArguments, torch.device, Ready], Callable[..., None]]
 
 __all__ = [
-    "PLAIN_OR_NONE", "PLAIN_TENSORS", "DispatchError", "Dispatcher", "dispatch_modes", "present",
-    "transforms", "unpacked",
+    "DISPATCHERS", "PLAIN_OR_NONE", "PLAIN_TENSORS", "DispatchError", "Dispatcher",
+    "dispatch_modes", "present", "transforms", "unpacked",
 ]
 
 # Bounds the memory of a server that sees many sequence lengths. At the limit all prepared launches
@@ -54,6 +59,10 @@ dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 transforms: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
 
 
+# All dispatchers of the library, in the order in which its operators were imported.
+DISPATCHERS: list[Dispatcher] = []
+
+
 class Dispatcher:
     """Dispatches the calls of one pass of an operator.
 
@@ -68,10 +77,13 @@ class Dispatcher:
         run: The generated function behind its checks; set at registration.
         gradient: Of a forward pass: how autograd calls the backward pass. None if the library does
             not have the backward pass.
+        observer: Takes note of every call while a capture is on (`capture.py`), else None. Then no
+            call takes a fast path.
     """
 
     run: Callable[..., Any]
     gradient: Gradient | None = None
+    observer: Observer | None = None
 
     def __init__(
         self, package: str, name: str, signature: PassSignature, differentiable: bool = True
@@ -85,6 +97,7 @@ class Dispatcher:
         self._uncovered = 0
         self._has_no_fast_path = False
         self._lock = threading.RLock()
+        DISPATCHERS.append(self)
 
     @functools.cached_property
     def _preparer(self) -> Preparer:
@@ -137,11 +150,14 @@ class Dispatcher:
             key = None
         with self._lock:
             prepared = self._preparer.serve(bound, tensors, outputs, scalars)
+        run = prepared.run
+        if (observer := self.observer) is not None:
+            run = observer(self, bound, device, prepared)
         if key is not None:
             if len(self.prepared) >= MAX_PREPARED:
                 self.forget()
             index = first.get_device()
-            self.prepared[key] = PreparedLaunch(prepared.run, stream_getter(index), index, tuple(
+            self.prepared[key] = PreparedLaunch(run, stream_getter(index), index, tuple(
                 None if made is None
                 else allocator(tuple(made.shape), made.stride(), made.dtype, device)
                 for made in outputs
@@ -158,7 +174,7 @@ class Dispatcher:
             prepared: The prepared launch of the call.
             tensors: One per input; None for one that is left out.
         """
-        if self._has_no_fast_path:
+        if self._has_no_fast_path or self.observer is not None:
             return
         fast_paths = self.fast_paths.get(given, ())
         if len(fast_paths) == MAX_FAST_PATHS:

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
+import yaml
 from model_blocks import Operators, Sizes, rwkv6, transformer
 from train_blocks import BLOCKS, Plan, compare, library_operators, main, table_of, train
 
@@ -91,10 +92,20 @@ def test_a_missing_operator_is_said(
         train(rwkv6, library_operators(), plan("cpu"), compiled=False)
 
 
-def test_the_script(kgen_ops: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script(
+    kgen_ops: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     arguments = ["--device", "cpu", "--steps", "2", "--block", "transformer"]
-    assert main([*arguments, "--backend", "aot_eager"]) == 0
+    calls = tmp_path / "calls.yaml"
+    assert main([*arguments, "--backend", "aot_eager", "--capture", str(calls)]) == 0
     printed = capsys.readouterr().out
+    # Two steps of two runs: three forward calls each, of which one has no residual.
+    captured = yaml.safe_load(calls.read_text())
+    counts = {(call["pass"], "residual_dtype=none" in call["problem"]): call["calls"]
+              for call in captured["calls"]}
+    assert counts == {("forward", False): 4, ("forward", True): 8,
+                      ("backward", False): 4, ("backward", True): 8}
+    assert captured["steps"] == 4
     assert printed.startswith("transformer block, fp32 on cpu: Sizes(batch=16")
     assert "largest difference" in printed
     with pytest.raises(SystemExit):

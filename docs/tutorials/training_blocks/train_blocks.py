@@ -12,6 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--block", choices=BLOCKS, action="append", default=[])
+    parser.add_argument("--capture", metavar="FILE", help="write down the calls of kgen_ops")
     options = parser.parse_args(arguments)
     if options.steps < 1:
         parser.error(f"--steps {options.steps}: at least 1 is needed")
@@ -215,12 +217,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     plan = Plan(Sizes(), options.steps, options.device, DTYPES[options.dtype], options.backend)
     served = True
-    for name in options.block or BLOCKS:
-        print(f"{name} block, {options.dtype} on {options.device}: {plan.sizes}", flush=True)
-        comparison = compare(BLOCKS[name], library, plan)
-        print(table_of(comparison), end="\n\n", flush=True)
-        served &= not comparison.refused
+    with _captured(options.capture, plan):
+        for name in options.block or BLOCKS:
+            print(f"{name} block, {options.dtype} on {options.device}: {plan.sizes}", flush=True)
+            comparison = compare(BLOCKS[name], library, plan)
+            print(table_of(comparison), end="\n\n", flush=True)
+            served &= not comparison.refused
     return 0 if served else 1
+
+
+def _captured(file: str | None, plan: Plan) -> AbstractContextManager[object]:
+    """Capture the calls of both runs with the library, the eager and the compiled one."""
+    import kgen_ops
+
+    return nullcontext() if file is None else kgen_ops.capture(file, steps=2 * plan.steps)
 
 
 if __name__ == "__main__":

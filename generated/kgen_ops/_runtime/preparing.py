@@ -40,10 +40,20 @@ CHECK = "KGEN_CHECK"
 
 
 class Ready(NamedTuple):
-    """A bound launch, what records its plan, and what counts it if the safe kernel serves it."""
+    """A bound launch.
+
+    Attributes:
+        run: Launches it.
+        record: Records its plan.
+        step: The dispatch step that chose its kernel.
+        config: The config of its kernel.
+        safe_calls: Counts its calls if the safe kernel serves it.
+    """
 
     run: Run
     record: Callable[[], RecordedPlan]
+    step: str
+    config: str
     safe_calls: SafeCalls | None = None
 
 
@@ -93,7 +103,7 @@ class Preparer:
                 continue
             if choice.step == "safe":
                 calls = note(self._miss(choice, bound, device))
-                return Ready(calls.counted(ready.run), ready.record, calls)
+                return ready._replace(run=calls.counted(ready.run), safe_calls=calls)
             return ready
         raise AssertionError("the last candidate is the safe kernel, or an error")
 
@@ -169,7 +179,7 @@ class Preparer:
         run = bound_row(row, file, call, facts)
         if device.type == "cuda" and several_devices(device.index):
             run = on_device(run, device.index)
-        return Ready(run, record)
+        return Ready(run, record, choice.step, choice.config)
 
     def _call(self, bound: BoundArguments, tensors: Sequence[Tensor | None]) -> Call:
         pointers = {f"{argument.name}_ptr": 0 if tensor is None else tensor.data_ptr() % ALIGNMENT

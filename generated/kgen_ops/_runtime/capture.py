@@ -1,0 +1,274 @@
+"""Capture what a model calls: problems, counts, dispatch steps and times.
+
+While a capture is on, no call takes the fast path: each is counted, and its launch is timed. The
+file that it writes is what `kgen tune --calls FILE` tunes for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from .dispatch import DISPATCHERS, Dispatcher
+from .problems import problem_text
+from .streams import capturing
+
+if TYPE_CHECKING:  # a first call imports them
+    from .arguments import BoundArguments
+    from .preparing import Ready
+
+FORMAT = 1  # of the file; kgen reads the same (`kgen/catalogue/captured_calls.py`)
+# Launches of a problem that are timed; later ones are only counted.
+MOST_TIMED = 4096
+# Pairs of CUDA events of a problem that may wait for the GPU before finished ones are read.
+MOST_PENDING = 64
+
+Launch = Callable[..., None]
+
+
+class CapturedCall(NamedTuple):
+    """The calls of one problem.
+
+    Attributes:
+        operator: Its name.
+        pass_name: `forward` or `backward`.
+        problem: As `kgen tune --problem` takes it.
+        device: `NVIDIA H200`, or `cpu`.
+        calls: Number of calls.
+        timed: How many of them were timed. The first is not: it may compile its kernel.
+        median_us: Median time of a timed call, microseconds; None if none was timed. On a GPU it is
+            the time between two CUDA events around the launch. Where the GPU waits for the host,
+            that includes the wait.
+        step: The dispatch step that served them: `exact`, `learnt`, `nearest`, `family` or `safe`.
+        config: The config of the kernel that served them.
+    """
+
+    operator: str
+    pass_name: str
+    problem: str
+    device: str
+    calls: int
+    timed: int
+    median_us: float | None
+    step: str
+    config: str
+
+
+class Capture:
+    """Counts and times calls by problem; `capture` makes one."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, ...], _Problem] = {}
+        self._lock = threading.Lock()
+        self._open = True
+
+    @property
+    def calls(self) -> tuple[CapturedCall, ...]:
+        """What was captured so far, the most costly first; waits for launches that still run."""
+        with self._lock:
+            found = list(self._found.values())
+        made = [problem.captured() for problem in found]
+        return tuple(sorted(made, key=lambda call: -call.calls * (call.median_us or 0.0)))
+
+    def watched(self, dispatcher: Dispatcher, bound: BoundArguments, device: torch.device,
+                ready: Ready) -> Launch:
+        """Count the first call of a layout, and return a launch that counts and times the later.
+
+        Args:
+            dispatcher: Of the pass.
+            bound: The checked arguments of the call.
+            device: Where it ran.
+            ready: What served it.
+        """
+        problem = problem_text(
+            dispatcher.signature, tuple(bound.dims.values()), tuple(bound.dtypes.values()))
+        key = (dispatcher.tables.operator, dispatcher.name, problem, _device_name(device),
+               ready.step, ready.config)
+        with self._lock:
+            found = self._found.setdefault(key, _Problem(key, device))
+        found.count()
+        launch = ready.run
+
+        def launch_and_watch(*arguments: Any) -> None:
+            if self._open:
+                found.launch(launch, arguments)
+            else:  # another thread prepared it while the capture ended
+                launch(*arguments)
+
+        return launch_and_watch
+
+    def end(self) -> None:
+        """Watch no later call."""
+        self._open = False
+
+
+class _Problem:
+    """Count and times of one problem on one device."""
+
+    def __init__(self, key: tuple[str, ...], device: torch.device) -> None:
+        self._key = key
+        self._device = device
+        self._calls = 0
+        self._times_us: list[float] = []
+        self._pending: deque[tuple[Any, Any]] = deque()  # of CUDA events
+        self._lock = threading.Lock()
+
+    def count(self) -> None:
+        with self._lock:
+            self._calls += 1
+
+    def launch(self, launch: Launch, arguments: tuple[Any, ...]) -> None:
+        """Launch, count and time."""
+        self.count()
+        is_cuda = self._device.type == "cuda"
+        # Events that a graph records have no time of their own.
+        full = len(self._times_us) + len(self._pending) >= MOST_TIMED
+        if full or (is_cuda and capturing()):
+            launch(*arguments)
+        elif is_cuda:
+            stream = torch.cuda.current_stream(self._device)
+            event: Any = torch.cuda.Event
+            start, end = event(enable_timing=True), event(enable_timing=True)
+            start.record(stream)
+            launch(*arguments)
+            end.record(stream)
+            with self._lock:
+                self._pending.append((start, end))
+                self._read(wait=False)
+        else:
+            started = time.perf_counter()
+            launch(*arguments)
+            with self._lock:
+                self._times_us.append((time.perf_counter() - started) * 1e6)
+
+    def captured(self) -> CapturedCall:
+        """What was seen so far."""
+        from statistics import median  # slow to import
+
+        with self._lock:
+            self._read(wait=True)
+            operator, pass_name, problem, device, step, config = self._key
+            times = self._times_us
+            return CapturedCall(
+                operator, pass_name, problem, device, self._calls, len(times),
+                median(times) if times else None, step, config)
+
+    def _read(self, wait: bool) -> None:
+        """Read the times of launches that have ended; of all if `wait`."""
+        while self._pending and (wait or len(self._pending) > MOST_PENDING):
+            start, end = self._pending[0]
+            if wait:
+                end.synchronize()
+            elif not end.query():
+                return
+            self._pending.popleft()
+            self._times_us.append(start.elapsed_time(end) * 1e3)
+
+
+_active = threading.Lock()
+
+
+@contextlib.contextmanager
+def capture(path: str | os.PathLike[str], *, steps: int = 1) -> Iterator[Capture]:
+    """Write down which problems are called inside the block, how often, and how they are served.
+
+        with kgen_ops.capture("calls.yaml", steps=10):
+            for _ in range(10):
+                train_step()
+
+    Then `kgen tune --calls calls.yaml` tunes for these calls, the most costly first. The calls of
+    all threads are captured, and those of autograd and `torch.compile`. Replays of a CUDA graph are
+    not seen, only the calls that it was recorded from. A captured call costs some microseconds of
+    host time more.
+
+    Args:
+        path: The file to write; one of that name is replaced. It is written when the block ends,
+            also by an exception.
+        steps: How many steps of the model the block runs; times saved are told per step.
+    Yields:
+        The capture; its `calls` are what was captured so far.
+    Raises:
+        ValueError: If `steps` is not a whole number > 0.
+        RuntimeError: If another capture is on.
+        OSError: If the file cannot be written; checked before the block runs.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"capture: steps={steps!r} is not a whole number > 0")
+    file = Path(path)
+    _check_writable(file)
+    if not _active.acquire(blocking=False):
+        raise RuntimeError("capture: another capture is on\n  next: end it first")
+    seen = Capture()
+    try:
+        _observe(seen)
+        yield seen
+    finally:
+        _observe(None)
+        seen.end()
+        _active.release()
+        _write(file, seen.calls, steps)
+
+
+def _observe(seen: Capture | None) -> None:
+    for dispatcher in DISPATCHERS:
+        dispatcher.observer = seen.watched if seen is not None else None
+        # What was prepared before, and its fast paths, would not be seen; what was prepared during
+        # the capture would go on counting.
+        dispatcher.forget()
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _check_writable(file: Path) -> None:
+    """Raises: OSError."""
+    if file.is_dir():
+        raise IsADirectoryError(f"capture: {file} is a folder; name a file")
+    existed = file.exists()
+    with file.open("a"):
+        pass
+    if not existed:
+        file.unlink()
+
+
+def _write(file: Path, calls: tuple[CapturedCall, ...], steps: int) -> None:
+    """Write the file whole or not at all.
+
+    Strings are written as JSON, which is YAML too.
+    """
+    lines = [
+        "# Calls of kgen_ops that a model made, the most costly first.",
+        f"# Tune for them: kgen tune --calls {file.name}",
+        f"format: {FORMAT}",
+        f"steps: {steps}",
+        "calls:" if calls else "calls: []",
+    ]
+    for call in calls:
+        time_us = "null" if call.median_us is None else f"{call.median_us:.3f}"
+        lines += [
+            f"  - operator: {call.operator}",
+            f"    pass: {call.pass_name}",
+            f"    problem: {json.dumps(call.problem)}",
+            f"    device: {json.dumps(call.device)}",
+            f"    calls: {call.calls}",
+            f"    timed: {call.timed}",
+            f"    median_us: {time_us}",
+            f"    step: {call.step}",
+            f"    config: {json.dumps(call.config)}",
+        ]
+    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+"""What `kgen tune --calls` prints at its end: how much less time the captured calls take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kgen.model.captured import CapturedCall, CapturedCalls
+from kgen.model.gpu import GpuProfile
+from kgen.model.names import short_name
+from kgen.tune import PassResult
+
+
+def calls_summary(captured: CapturedCalls, done: Sequence[PassResult]) -> str:
+    """Return a table of captured and tuned times, and what a step of the model saves.
+
+    Args:
+        captured: The file of calls.
+        done: The passes that were tuned for it.
+    """
+    tuned_us: dict[tuple[str, str, str], float] = {}
+    gpus: set[GpuProfile] = set()
+    signatures = {}
+    for result in done:
+        operator = result.request.entry.operator
+        gpus.add(result.request.gpu)
+        signatures[operator.name] = operator.signature
+        for found in result.results:
+            key = (operator.name, result.pass_name, str(found.problem))
+            tuned_us[key] = found.winner.timing.median_us
+    lines = [f"{captured.name}: {_steps(captured.steps)} captured"]
+    before = after = 0.0
+    untold: list[str] = []
+    for call in captured.calls:
+        key = (call.operator, call.pass_name, str(call.problem))
+        if key not in tuned_us:
+            continue
+        name = f"{call.operator} {call.pass_name} " + short_name(
+            call.problem, signatures[call.operator])
+        if (why := _not_comparable(call, gpus)) is not None:
+            untold.append(f"  {name}: {call.calls} calls; {why}")
+            continue
+        assert call.median_us is not None  # `_not_comparable` tells of that
+        ours = tuned_us[key]
+        before += call.calls * call.median_us
+        # A row that is slower than what serves the call today is a matter of how both were timed.
+        after += call.calls * min(ours, call.median_us)
+        lines += [f"  {name}",
+                  f"    {call.calls} calls by {call.step} of {call.median_us:.4g} us, tuned "
+                  f"{ours:.4g} us"]
+    lines += untold
+    if before:
+        steps = captured.steps
+        lines += [
+            f"  together {before / steps:.4g} us a step before, {after / steps:.4g} us tuned: "
+            f"{(before - after) / steps:.4g} us a step saved",
+            "  captured times are of the model's own run, where L2 may hold the inputs and a short "
+            "kernel may",
+            "  wait for the host; tuned times are of the kernel alone",
+        ]
+    return "\n".join(lines)
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _not_comparable(call: CapturedCall, gpus: set[GpuProfile]) -> str | None:
+    if call.median_us is None:
+        return "none was timed, as each problem's first call is not"
+    if call.device == "cpu":
+        here = any(gpu.is_host for gpu in gpus)
+    else:
+        here = any(call.device in gpu.device_names for gpu in gpus)
+    return None if here else f"captured on {call.device}, so not compared"
