@@ -17,8 +17,13 @@ from kgen.catalogue import (
     load_population,
     open_catalogue,
 )
-from kgen.cli.arguments import chosen_passes, chosen_problems, population_problems
-from kgen.errors import OptionError
+from kgen.cli.arguments import (
+    chosen_passes,
+    chosen_problems,
+    population_problems,
+    print_counts,
+)
+from kgen.errors import OptionError, ProblemError
 from kgen.launch.select import select_gpu
 from kgen.model.gpu import GpuProfile
 from kgen.model.population import Population
@@ -79,6 +84,30 @@ def asked_population(options: argparse.Namespace, catalogue: Catalogue) -> Popul
     if getattr(options, "population", ""):
         return load_population(options.population, catalogue)
     return None
+
+
+def asked_operators(options: argparse.Namespace, catalogue: Catalogue) -> tuple[str, ...]:
+    """`--op`, or all operators of a population that have problems of the chosen passes.
+
+    Raises:
+        OptionError: If neither is given.
+        ProblemError: If the population has no problems of the passes.
+    """
+    population = asked_population(options, catalogue)
+    if options.op:
+        return (options.op,)
+    if population is None:
+        raise OptionError("no operator\n  add --op OP (see 'kgen ops'), --population NAME (see "
+                          "'kgen populations'), or --calls FILE")
+    chosen = [
+        name
+        for name in population.operators
+        if options.pass_name == "all" or population.problems(name, options.pass_name)
+    ]
+    if not chosen:
+        raise ProblemError(f"'{population.name}' has no {options.pass_name} problems\n"
+                           f"  it has: {print_counts(population)}")
+    return tuple(chosen)
 
 
 @contextlib.contextmanager

@@ -40,6 +40,12 @@ DESCRIPTIONS: Mapping[str, str] = {
     "explain":
         "Show which kernel of the library serves a problem, and on what evidence. No GPU is needed "
         "for a GPU that is named.",
+    "coverage":
+        "Ask the library which kernel serves each problem of a population, by which dispatch step. "
+        "Unless --steps is given, verify that kernel for the very problem, and time it, a call of "
+        "the library and the peers in one interleaved run. Ends with a table: problems by step, "
+        "geometric mean, tenth percentile and worst of the ratios to the fastest peer. --sample N "
+        "searches N problems and tells what the library loses (docs/coverage.md).",
     "emit":
         "Render every kernel of the library again from today's templates. A row whose kernel "
         "compiles to the same machine code keeps its record and its times. A row with other code "
@@ -149,6 +155,13 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "new-op": (
         ("write the files under mine/; try them: kgen tune --op swish --path mine --trials 4",
          "kgen new-op swish --path mine"),
+    ),
+    "coverage": (
+        ("which step serves the problems of all populations on an A100, without one",
+         "kgen coverage --op wkv6 --gpu a100 --steps"),
+        ("times beside all peers, and the loss on 40 problems that are searched",
+         "kgen coverage --op rmsnorm --gpu auto --sample 40 --yaml coverage.yaml"),
+        ("what your own model calls", "kgen coverage --calls calls.yaml --gpu auto"),
     ),
     "populations": (
         ("names for --population", "kgen populations"),

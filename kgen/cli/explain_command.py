@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 from kgen.catalogue import load_profiles, open_catalogue
 from kgen.cli.context import LIBRARY
-from kgen.emit import no_library
+from kgen.emit import LoadedLibrary
 from kgen.errors import CatalogueError, GpuError, ProblemError, suggest
 from kgen.model.names import read_problem, short_name
 from kgen.model.problem import parse_problem
@@ -28,39 +27,28 @@ def run(options: argparse.Namespace) -> int:
         GpuError: If neither the library nor the profiles have the GPU.
         ProblemError: If operator or problem are not what the library knows.
     """
-    folder = Path(options.source).resolve()
-    if not (folder / LIBRARY / "__init__.py").is_file():
-        raise no_library(Path(options.source), "--from")
     signature = _signature(options.op)
     if signature is not None and "=" not in options.problem:
         options.problem = str(read_problem(options.problem, signature))
     problem = _parsed(options.problem)
-    operators = [path.parent.name for path in (folder / LIBRARY).glob("*/tables")]
-    if options.op not in operators:
-        raise ProblemError(f"{LIBRARY} in {folder} has no operator '{options.op}'\n"
-                           f"  {suggest(options.op, operators)}")
-    sys.path.insert(0, str(folder))
-    try:
-        library = importlib.import_module(LIBRARY)
-        gpu, table = None, ""
+    with LoadedLibrary.open(Path(options.source), "--from") as library:
+        library.require(options.op)
+        where, table = {}, ""
         if options.gpu != "auto":
-            gpu, table = _placed(options.op, options.gpu)
-        where = {} if gpu is None else {"gpu": gpu}
-        answer = str(library.explain(options.op, pass_name=options.pass_name, **where, **problem))
-        if signature is not None:
-            name = short_name(parse_problem(options.problem, signature), signature)
-            print(f"{options.op} {options.pass_name} {name}")
-        print(answer + table)
-    except (ValueError, TypeError) as error:
-        raise ProblemError(str(error)) from None
-    except (ImportError, RuntimeError) as error:  # the library's errors are RuntimeErrors
-        raise CatalogueError(f"{folder / LIBRARY}: {error}") from None
-    finally:
-        sys.path.remove(str(folder))
+            where["gpu"], table = _placed(library, options.op, options.gpu)
+        try:
+            answer = str(library.package.explain(
+                options.op, pass_name=options.pass_name, **where, **problem))
+        except (ValueError, TypeError) as error:
+            raise ProblemError(str(error)) from None
+    if signature is not None:
+        name = short_name(parse_problem(options.problem, signature), signature)
+        print(f"{options.op} {options.pass_name} {name}")
+    print(answer + table)
     return 0
 
 
-def _placed(operator: str, name: str) -> tuple[Any, str]:
+def _placed(library: LoadedLibrary, operator: str, name: str) -> tuple[Any, str]:
     """The GPU as the library's `explain` takes it, and a line about the table that serves it.
 
     A GPU that the operator was tuned for goes by its name, and its table needs no line.
@@ -68,16 +56,14 @@ def _placed(operator: str, name: str) -> tuple[Any, str]:
     Raises:
         GpuError: If there is no such GPU.
     """
-    tuned = importlib.import_module(f"{LIBRARY}.{operator}.tables").GPUS
+    tuned = library.tuned(operator)
     profiles = load_profiles()
     names = [gpu.name for gpu in tuned]
     if name in names:
         return name, ""
     if name not in profiles:
         raise GpuError(f"unknown GPU '{name}'\n  {suggest(name, {'auto', *names, *profiles})}")
-    profile = profiles[name]
-    rows = importlib.import_module(f"{LIBRARY}._runtime.rows")
-    gpu = rows.Gpu(name, profile.title, profile.device_names, profile.arch, profile.names)
+    gpu = library.gpu(operator, profiles[name])
     try:
         gpus = importlib.import_module(f"{LIBRARY}._runtime.gpus")
         lent, _, _ = gpus.gpu_of(operator, operator, tuned, gpu)

@@ -140,6 +140,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_package(commands.add_parser("package", help="write a wheel of the tuned library"))
     _add_explain(commands.add_parser("explain", help="explain which kernel serves a problem"))
 
+    _add_coverage(commands.add_parser(
+        "coverage", help="show what the library does on a population of problems, and how fast"
+    ))
+
     renew = commands.add_parser(
         "emit",
         help="write the library again from today's templates, and list stale rows"
@@ -386,6 +390,49 @@ def _add_explain(explain: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     _add_source(explain)
+
+
+def _add_coverage(coverage: argparse.ArgumentParser) -> None:
+    add_common(coverage, problems=True, passes=True, compiler=True, seed=True, population=True)
+    coverage.add_argument(
+        "--steps",
+        action="store_true",
+        help="only tell which dispatch step serves each problem; --gpu need not be in this machine",
+    )
+    coverage.add_argument(
+        "--against",
+        type=_names,
+        metavar="NAME,...",
+        help="only these peers: eager, torch.compile, ... (default: all that are installed)",
+    )
+    coverage.add_argument(
+        "--sample",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="search N problems of each pass, and tell what the library loses against the result "
+        "(default: none)",
+    )
+    coverage.add_argument(
+        "--search-time",
+        type=duration,
+        default=5.0,
+        metavar="5s",
+        help="time for each of these searches (default: 5s)",
+    )
+    coverage.add_argument(
+        "--first-calls",
+        action="store_true",
+        help="time the first call of each problem too; KGEN_CACHE_DIR=$(mktemp -d) empties the "
+        "cache of kernels for it",
+    )
+    coverage.add_argument(
+        "--out",
+        default="generated",
+        metavar="DIR",
+        help="where the library is (default: %(default)s)",
+    )
+    coverage.add_argument("--yaml", metavar="FILE", help="write all results to a file")
 
 
 def _add_populations(populations: argparse.ArgumentParser) -> None:

@@ -7,13 +7,11 @@ from contextlib import closing
 from pathlib import Path
 
 from kgen.catalogue import load_captured_calls, open_catalogue
-from kgen.cli.arguments import print_counts
 from kgen.cli.calls_summary import calls_summary
-from kgen.cli.context import asked_population, open_command
+from kgen.cli.context import asked_operators, open_command
 from kgen.cli.progress import Display
 from kgen.cli.summary import tune_summary
 from kgen.cli.tune_state import PeerTime, Scope
-from kgen.errors import OptionError, ProblemError
 from kgen.model.record import COLD
 from kgen.report import load_report
 from kgen.report.names import named_rows
@@ -35,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         OptionError: If options contradict each other, or no operator is named.
     """
-    operators = _operators(options)
+    operators = asked_operators(options, open_catalogue(options.path))
     done: list[PassResult] = []
     # --time is for all searches together, and is divided among the passes in the same way.
     time_s = None if options.time is None else options.time / len(operators)
@@ -46,25 +44,6 @@ def run(options: argparse.Namespace) -> int:
                                        open_catalogue(options.path))
         print(f"\n{calls_summary(captured, done)}")
     return 0
-
-
-def _operators(options: argparse.Namespace) -> tuple[str, ...]:
-    """`--op`, or all operators of a population that have problems of the chosen passes."""
-    population = asked_population(options, open_catalogue(options.path))
-    if options.op:
-        return (options.op,)
-    if population is None:
-        raise OptionError("no operator\n  add --op OP (see 'kgen ops'), --population NAME (see "
-                          "'kgen populations'), or --calls FILE")
-    chosen = [
-        name
-        for name in population.operators
-        if options.pass_name == "all" or population.problems(name, options.pass_name)
-    ]
-    if not chosen:
-        raise ProblemError(f"'{population.name}' has no {options.pass_name} problems\n"
-                           f"  it has: {print_counts(population)}")
-    return tuple(chosen)
 
 
 def _tune(options: argparse.Namespace) -> list[PassResult]:

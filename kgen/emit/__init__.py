@@ -12,12 +12,13 @@ from kgen.emit.emit import (
     rewrite,
 )
 from kgen.emit.files import write_all
+from kgen.emit.loaded_library import LoadedLibrary, Served
 from kgen.emit.renewal import StaleRow
 from kgen.emit.state import TUNED, RowState
 from kgen.emit.values import SafeKernel, Winner
 
 __all__ = [
-    "PACKAGE", "TUNED", "Contents", "Emitted", "RowState", "SafeKernel", "StaleRow", "Winner",
-    "emit", "emit_rules", "no_library", "published_table", "read_contents", "renew", "rewrite",
-    "write_all",
+    "PACKAGE", "TUNED", "Contents", "Emitted", "LoadedLibrary", "RowState", "SafeKernel", "Served",
+    "StaleRow", "Winner", "emit", "emit_rules", "no_library", "published_table", "read_contents",
+    "renew", "rewrite", "write_all",
 ]

@@ -152,15 +152,13 @@ class _Problem:
 
     def captured(self) -> CapturedCall:
         """What was seen so far."""
-        from statistics import median  # slow to import
-
         with self._lock:
             self._read(wait=True)
             operator, pass_name, problem, device, step, config = self._key
-            times = self._times_us
+            times = sorted(self._times_us)
             return CapturedCall(
                 operator, pass_name, problem, device, self._calls, len(times),
-                median(times) if times else None, step, config)
+                _median(times) if times else None, step, config)
 
     def _read(self, wait: bool) -> None:
         """Read the times of launches that have ended; of all if `wait`."""
@@ -172,6 +170,12 @@ class _Problem:
                 return
             self._pending.popleft()
             self._times_us.append(start.elapsed_time(end) * 1e3)
+
+
+def _median(ordered: list[float]) -> float:
+    # Importing `statistics` would slow down the library's import.
+    middle = len(ordered) // 2
+    return (ordered[middle] + ordered[-middle - 1]) / 2
 
 
 _active = threading.Lock()

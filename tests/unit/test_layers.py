@@ -15,7 +15,7 @@ ROOT = Path(kgen.__file__).parent
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"learn", "measure_check"},
+    {"learn", "measure_check", "coverage"},
     {"tune", "bench", "verify", "package", "doctor", "scaffold"},
     {"emit", "report"},
     {"trial"},

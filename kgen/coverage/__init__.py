@@ -1,0 +1,16 @@
+"""`kgen coverage`: what the library does on a population of problems, and how fast that is."""
+
+from kgen.coverage.job import CoverageRequest, Timing, coverage
+from kgen.coverage.model import CoverageReport, CoveredProblem, write_coverage
+from kgen.coverage.printing import print_coverage, print_problem
+
+__all__ = [
+    "CoverageReport",
+    "CoverageRequest",
+    "CoveredProblem",
+    "Timing",
+    "coverage",
+    "print_coverage",
+    "print_problem",
+    "write_coverage",
+]

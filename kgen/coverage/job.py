@@ -1,0 +1,210 @@
+"""`kgen coverage` as a whole: ask the library, verify and time what it answers, search a sample."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kgen.bench.prepare import certified, least_us
+from kgen.build import Compiler
+from kgen.catalogue import Entry
+from kgen.coverage.model import NO_KERNEL, CoverageReport, CoveredProblem
+from kgen.emit import LoadedLibrary, Served
+from kgen.errors import KgenError
+from kgen.measure.stats import paired_difference
+from kgen.model.config import Config
+from kgen.model.gpu import GpuProfile
+from kgen.model.problem import Problem
+from kgen.report import Environment
+from kgen.report.environment import environment_of
+from kgen.search.declared import as_declared
+from kgen.tune import Sweep, TuneRequest, default_trials, journal_path, open_sweep
+from kgen.worker import CallCosts, Finals
+
+RIVALS = 3  # configs of a search that are timed beside the kernel that serves
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How kernels are timed.
+
+    Attributes:
+        ordinal: CUDA device ordinal.
+        compiler: Back end.
+        against: Names of peers; None: all.
+        sample: Problems per pass that are searched, for the loss.
+        search_s: Seconds for each search.
+        first_calls: Whether to time first calls.
+    """
+
+    ordinal: int
+    compiler: Compiler
+    against: tuple[str, ...] | None
+    sample: int
+    search_s: float
+    first_calls: bool
+
+
+@dataclass(frozen=True)
+class CoverageRequest:
+    """A coverage of one operator on one GPU.
+
+    Attributes:
+        entry: The operator with its space and templates.
+        passes: Passes, in order.
+        problems: By pass, in order.
+        populations: Where the problems are from.
+        gpu: Profile of the GPU.
+        timing: None: only ask which kernel serves; the GPU need not be in this machine.
+        out: Folder of the library.
+        seed: Of inputs, and of the choice of the sample.
+        paths: The `--path` folders, for the worker.
+    """
+
+    entry: Entry
+    passes: tuple[str, ...]
+    problems: Mapping[str, tuple[Problem, ...]]
+    populations: tuple[str, ...]
+    gpu: GpuProfile
+    timing: Timing | None
+    out: Path
+    seed: int
+    paths: tuple[str, ...]
+
+
+def coverage(request: CoverageRequest) -> Iterator[CoveredProblem | CoverageReport]:
+    """Find out what serves each problem, and how fast that is.
+
+    A kernel that is wrong, or does not run, is a finding: it is told in `failed`, and the next
+    problem follows.
+
+    Yields:
+        Each problem as it is known, then the report of all.
+    Raises:
+        CatalogueError: If there is no library.
+        ProblemError: If the library does not have the operator.
+        WorkerError: If the device cannot be used.
+    """
+    found: list[CoveredProblem] = []
+    environment: Environment | None = None
+    with LoadedLibrary.open(request.out, "--out") as library:
+        answers = {
+            (name, problem): library.served(
+                request.entry.operator.name, name, problem, request.gpu)
+            for name in request.passes
+            for problem in request.problems[name]
+        }
+    for name in request.passes:
+        served = {p: answers[name, p] for p in request.problems[name]}
+        timing = request.timing
+        if timing is None:
+            for problem, answer in served.items():
+                found.append(_asked(name, problem, answer))
+                yield found[-1]
+            continue
+        with (
+            tempfile.TemporaryDirectory(prefix="kgen-coverage-") as folder,
+            open_sweep(_tune_request(request, timing, name, Path(folder)), name) as sweep,
+        ):
+            sample = _sample(request, timing, name)
+            for problem, answer in served.items():
+                found.append(_measured(
+                    request, timing, sweep, problem, answer, problem in sample))
+                yield found[-1]
+            environment = environment_of(
+                sweep.session.environment, timing.compiler, sweep.copy_gbps, {})
+    yield CoverageReport(request.entry.operator.name, request.gpu.name, request.populations,
+                         environment, tuple(found))
+
+
+def _tune_request(
+    request: CoverageRequest, timing: Timing, pass_name: str, folder: Path
+) -> TuneRequest:
+    """A tune of nothing but searches, whose journal goes with the folder."""
+    return TuneRequest(
+        entry=request.entry,
+        passes=(pass_name,),
+        problems={pass_name: request.problems[pass_name]},
+        gpu=request.gpu,
+        ordinal=timing.ordinal,
+        compiler=timing.compiler,
+        journal=journal_path(folder, request.gpu),
+        study=folder / "coverage.optuna.log",
+        trials=default_trials(request.gpu),
+        time_s=None,
+        seed=request.seed,
+        paths=request.paths,
+        peers=False,
+    )
+
+
+def _sample(request: CoverageRequest, timing: Timing, pass_name: str) -> frozenset[Problem]:
+    """The problems that are searched; the same for the same seed."""
+    problems = request.problems[pass_name]
+    count = min(timing.sample, len(problems))
+    return frozenset(random.Random(request.seed).sample(problems, count))
+
+
+def _asked(pass_name: str, problem: Problem, answer: Served | None) -> CoveredProblem:
+    if answer is None:
+        return CoveredProblem(pass_name, str(problem), NO_KERNEL)
+    return CoveredProblem(pass_name, str(problem), answer.step, answer.config.label)
+
+
+def _measured(
+    request: CoverageRequest, timing: Timing, sweep: Sweep, problem: Problem,
+    answer: Served | None, search: bool,
+) -> CoveredProblem:
+    """Time the kernel that serves a problem, and search the problem if it is in the sample."""
+    row = _asked(sweep.session.pass_name, problem, answer)
+    if answer is None:
+        return row
+    config = as_declared(request.entry, sweep.session.pass_name, answer.config)
+    if config is None:
+        return replace(row, failed=f"the search space no longer contains {row.config}; "
+                                   "run kgen emit")
+    try:
+        row = _timed(request, timing, sweep, problem, config, row)
+        return _searched(timing, sweep, problem, config, row) if search else row
+    except KgenError as trouble:
+        return replace(row, failed=str(trouble).splitlines()[0])
+
+
+def _timed(
+    request: CoverageRequest, timing: Timing, sweep: Sweep, problem: Problem, config: Config,
+    row: CoveredProblem,
+) -> CoveredProblem:
+    """Verify the kernel that serves a problem, and time it, a call of the library and the peers."""
+    session, library = sweep.session, str(request.out.resolve())
+    row = replace(row, floor_us=least_us(session, problem, sweep.copy_gbps))
+    if timing.first_calls:  # before any other call of the problem
+        costs = CallCosts(session.pass_name, problem, (), library)
+        row = replace(row, first_ms=session.worker.call_costs(costs).first_ms)
+    ((candidate, _),) = certified(session, problem, [config])
+    found = session.worker.finals(Finals(
+        session.pass_name, problem, (candidate,), timing.against, library=library))
+    ((kernel,), (ours,)), call = (found.timings, found.samples_us), found.library
+    row = replace(row, kernel_us=kernel.median_us,
+                  call_us=None if call is None else call.median_us)
+    ratios = {name: 1 + paired_difference(samples, ours).median
+              for name, samples in found.peer_samples_us.items()}
+    if not ratios:
+        return row
+    peer = min(ratios, key=ratios.__getitem__)
+    return replace(row, peer=peer, ratio=ratios[peer], peer_us=found.peers[peer].median_us)
+
+
+def _searched(
+    timing: Timing, sweep: Sweep, problem: Problem, config: Config, row: CoveredProblem
+) -> CoveredProblem:
+    """Search the very problem, and time the best configs beside the one that serves it."""
+    state = sweep.search(problem, [config], time.monotonic() + timing.search_s)
+    entrants = list(dict.fromkeys([config, *(r.config for r in state.ranking()[:RIVALS])]))
+    times = dict(zip(entrants, sweep.compare(problem, entrants), strict=True))
+    best = min(entrants, key=times.__getitem__)
+    return replace(row, best=best.label, best_us=times[best],
+                   loss=times[config] / times[best] - 1)

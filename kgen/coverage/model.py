@@ -1,0 +1,128 @@
+"""The result of a coverage; the field names are the keys of its YAML. See docs/coverage.md."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kgen.report import Environment, encode_as, write_whole
+
+SCHEMA = 1
+NO_KERNEL = "none"  # the step of a problem that the library refuses
+
+
+@dataclass(frozen=True, slots=True)
+class CoveredProblem:
+    """What the library does on one problem.
+
+    Attributes:
+        pass_name: `forward` or `backward`; the key `pass`.
+        problem: The problem.
+        step: The dispatch step, or `none` if the library refuses the call.
+        config: The config that serves it; empty if there is none.
+        floor_us: Least possible time.
+        kernel_us: Median time of the kernel, verified for this very problem just before.
+        call_us: Median time of a call of the library in the same run.
+        peer: The fastest peer.
+        peer_us: Its median time in the same run.
+        ratio: Its time over the kernel's, median over rounds; above 1 the library is faster.
+        first_ms: Host time of the first call of the problem, with an empty cache of kernels.
+        best: The best config of a search of this very problem; empty if it was not searched.
+        best_us: Its median time, beside the kernel's.
+        loss: Time of the kernel over that of the best config, minus 1; 0 if they are the same.
+        failed: Why there is no time: what was wrong with the kernel, first line.
+    """
+
+    pass_name: str
+    problem: str
+    step: str
+    config: str = ""
+    floor_us: float | None = None
+    kernel_us: float | None = None
+    call_us: float | None = None
+    peer: str = ""
+    peer_us: float | None = None
+    ratio: float | None = None
+    first_ms: float | None = None
+    best: str = ""
+    best_us: float | None = None
+    loss: float | None = None
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean, tail and worst of a figure over problems.
+
+    Attributes:
+        count: Number of problems.
+        mean: Geometric mean of ratios; arithmetic mean of losses.
+        tail: Tenth percentile of ratios; ninetieth of losses.
+        worst: Smallest ratio; largest loss.
+    """
+
+    count: int
+    mean: float
+    tail: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageReport:
+    """Coverage of one operator on one GPU.
+
+    Attributes:
+        operator: Operator name.
+        gpu: Profile name.
+        populations: Where the problems are from: names of populations, or `--problem`.
+        environment: Where it was measured; None if nothing was timed.
+        problems: In the order of the populations.
+    """
+
+    operator: str
+    gpu: str
+    populations: tuple[str, ...]
+    environment: Environment | None
+    problems: tuple[CoveredProblem, ...]
+    schema: int = SCHEMA
+
+    def steps(self, pass_name: str) -> Counter[str]:
+        """Number of problems by dispatch step."""
+        return Counter(p.step for p in self.problems if p.pass_name == pass_name)
+
+    def ratios(self, pass_name: str) -> Spread | None:
+        """Spread of the ratios to the fastest peer; None if no problem has one."""
+        found = [p.ratio for p in self.problems if p.pass_name == pass_name and p.ratio is not None]
+        if not found:
+            return None
+        return Spread(len(found), statistics.geometric_mean(found), _quantile(found, 0.1),
+                      min(found))
+
+    def losses(self, pass_name: str) -> Spread | None:
+        """Spread of the losses against a search of the very problem; None if none was searched."""
+        found = [p.loss for p in self.problems if p.pass_name == pass_name and p.loss is not None]
+        if not found:
+            return None
+        return Spread(len(found), statistics.fmean(found), _quantile(found, 0.9), max(found))
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of the values lies, interpolated."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def write_coverage(path: str | Path, report: CoverageReport) -> None:
+    """Write a coverage as YAML.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    header = f"Coverage of {report.operator} on {report.gpu}, written by kgen."
+    write_whole(path, encode_as(report, header, report.schema))

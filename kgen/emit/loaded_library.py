@@ -1,0 +1,114 @@
+"""An emitted library, imported into this process to ask which kernel serves a problem."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kgen.emit.emit import PACKAGE, no_library
+from kgen.errors import CatalogueError, ProblemError, suggest
+from kgen.model.config import Config
+from kgen.model.gpu import GpuProfile
+from kgen.model.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The kernel that serves a problem.
+
+    Attributes:
+        step: The dispatch step: `exact`, `learnt`, `nearest`, `family` or `safe`.
+        config: Its config; values are texts, as the library spells them.
+    """
+
+    step: str
+    config: Config
+
+
+class LoadedLibrary:
+    """A library of which questions are asked; `open` makes one. A process can load one alone.
+
+    Attributes:
+        package: The module `kgen_ops`.
+    """
+
+    def __init__(self, folder: Path, package: Any) -> None:
+        self.package = package
+        self._folder = folder
+
+    @classmethod
+    @contextmanager
+    def open(cls, folder: Path, option: str) -> Iterator[LoadedLibrary]:
+        """Import the library of a folder, and turn errors of the library into kgen's.
+
+        Args:
+            folder: Holds `kgen_ops`.
+            option: The option that names the folder, for messages.
+        Raises:
+            CatalogueError: If there is none, it refuses to load, or one of its files was changed.
+        """
+        if not (folder / PACKAGE / "__init__.py").is_file():
+            raise no_library(folder, option)
+        sys.path.insert(0, str(folder.resolve()))
+        try:
+            yield cls(folder, importlib.import_module(PACKAGE))
+        except (ImportError, RuntimeError) as error:  # the library's errors are RuntimeErrors
+            raise CatalogueError(f"{folder / PACKAGE}: {error}") from None
+        finally:
+            sys.path.remove(str(folder.resolve()))
+
+    def require(self, operator: str) -> None:
+        """Raises: ProblemError: If the library does not have an operator."""
+        known = sorted(path.parent.name for path in (self._folder / PACKAGE).glob("*/tables"))
+        if operator not in known:
+            raise ProblemError(f"{PACKAGE} in {self._folder} has no operator '{operator}'\n"
+                               f"  {suggest(operator, known)}")
+
+    def tuned(self, operator: str) -> tuple[Any, ...]:
+        """The GPUs that an operator was tuned for."""
+        found: tuple[Any, ...] = importlib.import_module(f"{PACKAGE}.{operator}.tables").GPUS
+        return found
+
+    def gpu(self, operator: str, profile: GpuProfile) -> Any:
+        """A GPU as the library's `explain` takes it; one that was tuned for goes by its name."""
+        if profile.name in {known.name for known in self.tuned(operator)}:
+            return profile.name
+        rows = importlib.import_module(f"{PACKAGE}._runtime.rows")
+        return rows.Gpu(profile.name, profile.title, profile.device_names, profile.arch,
+                        profile.names)
+
+    def served(
+        self, operator: str, pass_name: str, problem: Problem, gpu: GpuProfile
+    ) -> Served | None:
+        """Ask which kernel serves a contiguous, aligned call; None if the library has none.
+
+        Args:
+            operator: Name.
+            pass_name: `forward` or `backward`.
+            problem: The problem.
+            gpu: Need not be in this machine.
+        Raises:
+            ProblemError: If the library does not have the operator or the problem's fields.
+        """
+        self.require(operator)
+        try:
+            found = self.package.explain(
+                operator, gpu=self.gpu(operator, gpu), pass_name=pass_name, **dict(problem.dims),
+                **dict(problem.dtypes))
+        except self.package.DispatchError:
+            return None
+        except (TypeError, ValueError) as error:
+            raise ProblemError(str(error)) from None
+        return Served(found.step, _parsed(found.config))
+
+
+def _parsed(label: str) -> Config:
+    """Read `variant(a=1, b=2)`."""
+    variant, _, inner = label.removesuffix(")").partition("(")
+    values = dict(part.split("=", 1) for part in inner.split(", ") if part)
+    return Config.of(variant, values)
