@@ -34,6 +34,16 @@ def add_path(parser: argparse.ArgumentParser, what: str = "operators") -> None:
     )
 
 
+def add_population(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add `--population`."""
+    parser.add_argument(
+        "--population",
+        default="",
+        metavar="NAME",
+        help=f"{what}: a name of 'kgen populations', or the path of a file of your own",
+    )
+
+
 def add_common(
     parser: argparse.ArgumentParser,
     *,
@@ -79,13 +89,7 @@ def add_common(
             "(repeatable; default: the operator's own)",
         )
     if population:
-        parser.add_argument(
-            "--population",
-            default="",
-            metavar="NAME",
-            help="problems that published models call, in place of --problem: a name of "
-            "'kgen populations', or the path of a file of your own",
-        )
+        add_population(parser, "problems that published models call, in place of --problem")
         parser.add_argument(
             "--calls",
             default="",

@@ -138,6 +138,8 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "package": (
         ("a wheel with cubins of two architectures",
          "kgen package --arch sm_80,sm_90a --wheel dist"),
+        ("a wheel whose first calls compile nothing for the problems of RWKV-6 models",
+         "kgen package --arch sm_90a --population rwkv6 --wheel dist"),
     ),
     "explain": (
         ("which row serves this call on an H200, which need not be in this machine",

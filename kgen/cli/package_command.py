@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from kgen.catalogue import load_population, open_catalogue
+from kgen.model.population import PopulationProblem
 from kgen.package import package
 
 
@@ -14,14 +16,21 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         KgenError: As `kgen.package.package`.
     """
-    done = package(Path(options.source), options.arch, Path(options.wheel), _say_start)
+    population: tuple[PopulationProblem, ...] = ()
+    if options.population:
+        population = load_population(options.population, open_catalogue(options.path)).entries
+    done = package(Path(options.source), options.arch, Path(options.wheel), _say_start, population)
     print(done.path)
     print(f"  version   {done.version}")
     print(f"  content   {done.content}")
     print(f"  size      {done.size_bytes / 1e6:.1f} MB")
     for found in done.cubins:
+        ahead = f", {found.families} of them for {options.population}" if found.families else ""
         print(f"  {found.arch:<9} {found.kept + found.compiled} cubins: {found.kept} from the "
-              f"library, {found.compiled} compiled")
+              f"library, {found.compiled} compiled{ahead}")
+        if found.failed:
+            print(f"            {found.failed} kernels for {options.population} do not compile for "
+                  "it; such calls take the next kernel")
     print("  after installing it, check it: python -m kgen_ops.selftest")
     return 0
 

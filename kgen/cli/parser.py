@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 
 from kgen import __version__
-from kgen.cli.arguments import add_common, add_l2, add_path, duration, memory_size
+from kgen.cli.arguments import (
+    add_common,
+    add_l2,
+    add_path,
+    add_population,
+    duration,
+    memory_size,
+)
 from kgen.cli.examples import EXAMPLES, FIRST, description, epilog
 
 
@@ -366,6 +373,9 @@ def _add_package(package: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where the wheel is written",
     )
+    add_population(package, "compile ahead what families give for the problems that published "
+                   "models call")
+    add_path(package, "operators and populations")
     _add_source(package)
 
 

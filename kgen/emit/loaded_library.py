@@ -50,13 +50,19 @@ class LoadedLibrary:
             folder: Holds `kgen_ops`.
             option: The option that names the folder, for messages.
         Raises:
-            CatalogueError: If there is none, it refuses to load, or one of its files was changed.
+            CatalogueError: If there is none, it refuses to load, one of its files was changed, or
+                this process has loaded another library.
         """
         if not (folder / PACKAGE / "__init__.py").is_file():
             raise no_library(folder, option)
         sys.path.insert(0, str(folder.resolve()))
         try:
-            yield cls(folder, importlib.import_module(PACKAGE))
+            package = importlib.import_module(PACKAGE)
+            if Path(package.__path__[0]).resolve() != (folder / PACKAGE).resolve():
+                raise CatalogueError(
+                    f"this process has loaded {package.__path__[0]}, and cannot load "
+                    f"{folder / PACKAGE} beside it\n  next: use another process")
+            yield cls(folder, package)
         except (ImportError, RuntimeError) as error:  # the library's errors are RuntimeErrors
             raise CatalogueError(f"{folder / PACKAGE}: {error}") from None
         finally:
@@ -105,6 +111,29 @@ class LoadedLibrary:
         except (TypeError, ValueError) as error:
             raise ProblemError(str(error)) from None
         return Served(found.step, _parsed(found.config))
+
+
+    def rendered(
+        self, operator: str, pass_name: str, problem: Problem, config: Config
+    ) -> tuple[str, str]:
+        """Render a family as the library does at a first call.
+
+        Args:
+            operator: Name.
+            pass_name: `forward` or `backward`.
+            problem: The problem.
+            config: What `served` told with step `family`.
+        Returns:
+            The stem of the kernel's file, and its source.
+        """
+        families = importlib.import_module(f"{PACKAGE}._runtime.families")
+        adaptation = importlib.import_module(f"{PACKAGE}._runtime.adaptation")
+        package = importlib.import_module(f"{PACKAGE}.{operator}")
+        family = getattr(package, pass_name.upper()).tables.families()[config.variant]
+        instance = families.Instance(family, adaptation.named_values(family, config.label))
+        stem, text = families.source(
+            self._folder.resolve() / PACKAGE, instance, dict(problem.dims), dict(problem.dtypes))
+        return stem, text.decode()
 
 
 def _parsed(label: str) -> Config:

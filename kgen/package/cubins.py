@@ -52,7 +52,8 @@ def check_arch(arch: str) -> int:
 
 
 def compile_cubins(
-    kernels: Sequence[KernelSource], arch: str, headers: Mapping[str, bytes], compiler: Compiler
+    kernels: Sequence[KernelSource], arch: str, headers: Mapping[str, bytes], compiler: Compiler,
+    skip_failures: bool = False,
 ) -> dict[str, bytes]:
     """Compile sources for one architecture, in the given order.
 
@@ -61,6 +62,9 @@ def compile_cubins(
         arch: `sm_80`, `sm_90a`.
         headers: By relative path; part of the cache key of a source.
         compiler: NVRTC, opened with these headers.
+        skip_failures: Whether to leave out kernels that do not compile.
+    Returns:
+        By stem.
     Raises:
         BuildError: If one does not compile for the architecture.
         ToolchainError: If the compiler made code for another architecture.
@@ -76,6 +80,8 @@ def compile_cubins(
     ]
     cubins: dict[str, bytes] = {}
     for kernel, outcome in zip(kernels, compiler.build(requests), strict=True):
+        if isinstance(outcome, BuildFailure) and skip_failures:
+            continue
         if isinstance(outcome, BuildFailure):
             raise BuildError(
                 f"{kernel.operator}/kernels/{kernel.stem}.cu does not compile for {arch}:\n"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
 from kgen import __version__
-from kgen.build import Compiler, open_compiler
+from kgen.build import open_compiler
 from kgen.emit import PACKAGE, Contents, read_contents, write_all
 from kgen.errors import OptionError, RecordError
+from kgen.model.population import PopulationProblem
 from kgen.package.cubins import KernelSource, check_arch, compile_cubins
+from kgen.package.populations import family_kernels
 from kgen.package.wheel import read_project, wheel_bytes, wheel_name
 from kgen.runtime.integrity import MANIFEST, cubin_sm, manifest_text
 
@@ -22,11 +24,21 @@ _INCLUDE = "_include/"
 
 @dataclass(frozen=True, slots=True)
 class ArchCubins:
-    """The cubins of one architecture: those of the library, and those compiled for the wheel."""
+    """The cubins of one architecture.
+
+    Attributes:
+        arch: `sm_80`, `sm_90a`.
+        kept: Those of the library.
+        compiled: Those compiled for the wheel.
+        families: Of these, the kernels that families give for a population.
+        failed: Such kernels that do not compile for the architecture; a call takes the next kernel.
+    """
 
     arch: str
     kept: int
     compiled: int
+    families: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,7 @@ class Packaged:
 def package(
     library: Path, architectures: Sequence[str], wheel_dir: Path,
     on_start: Callable[[str, int], None] = lambda arch, count: None,
+    population: Sequence[PopulationProblem] = (),
 ) -> Packaged:
     """Write a wheel of a library with sources, and cubins for some architectures.
 
@@ -62,6 +75,7 @@ def package(
         architectures: `sm_80`, `sm_90a`; empty: those that the library was tuned for.
         wheel_dir: Where the wheel is written; created if missing.
         on_start: Called with an architecture and the number of kernels to compile for it.
+        population: Problems whose kernels are compiled ahead where a family gives them.
     Raises:
         CatalogueError, RecordError: If there is no library, or its files were changed.
         OptionError: If an architecture does not exist, or differs from the tuned one.
@@ -85,9 +99,15 @@ def package(
         compiler = open_compiler("nvrtc", [folder])
         try:
             for arch in wanted:
-                kept, compiled = _cubins(contents, arch, headers, compiler, on_start)
-                files |= kept | compiled
-                counts.append(ArchCubins(arch, len(kept), len(compiled)))
+                of_families = family_kernels(library, population, arch) if population else ()
+                kept, missing = _shipped(contents, arch)
+                on_start(arch, len(missing) + len(of_families))
+                compiled = _named(missing, arch, compile_cubins(missing, arch, headers, compiler))
+                ahead = _named(of_families, arch, compile_cubins(
+                    of_families, arch, headers, compiler, skip_failures=True))
+                files |= kept | compiled | ahead
+                counts.append(ArchCubins(arch, len(kept), len(compiled) + len(ahead), len(ahead),
+                                         len(of_families) - len(ahead)))
             nvrtc_version = compiler.version
         finally:
             compiler.close()
@@ -123,11 +143,10 @@ def _check_measured(contents: Contents, arch: str) -> None:
         )
 
 
-def _cubins(
-    contents: Contents, arch: str, headers: dict[str, bytes], compiler: Compiler,
-    on_start: Callable[[str, int], None],
-) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Cubins of all kernels that an architecture may call, from the library or compiled now."""
+def _shipped(
+    contents: Contents, arch: str
+) -> tuple[dict[str, bytes], tuple[KernelSource, ...]]:
+    """The library's cubins of the kernels that an architecture may call, and those it lacks."""
     kept: dict[str, bytes] = {}
     missing: list[KernelSource] = []
     for operator, stem in contents.kernels(check_arch(arch)):
@@ -140,8 +159,12 @@ def _cubins(
             kept[f"{name}.{arch}.cubin"] = shipped
         else:
             missing.append(KernelSource(operator, stem, contents.files[f"{name}.cu"].decode()))
-    on_start(arch, len(missing))
-    images = compile_cubins(missing, arch, headers, compiler)
-    # Operators may share a stem; each has its own file.
-    compiled = {f"{k.operator}/kernels/{k.stem}.{arch}.cubin": images[k.stem] for k in missing}
-    return kept, compiled
+    return kept, tuple(missing)
+
+
+def _named(
+    kernels: Sequence[KernelSource], arch: str, images: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """Cubins by file; operators may share a stem, and each has its own file."""
+    return {f"{k.operator}/kernels/{k.stem}.{arch}.cubin": images[k.stem]
+            for k in kernels if k.stem in images}

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from family_library import host_library
 
+from kgen.assets import include_dir
 from kgen.emit import Emitted, Winner
 from kgen.errors import CatalogueError, OptionError, RecordError
 from kgen.package import ArchCubins, Packaged, package
@@ -133,6 +135,65 @@ def test_it_installs_and_tests_itself(packaged: Packaged, tmp_path: Path) -> Non
     done = selftest()
     assert done.returncode == 1
     assert "the installed version is 0.1.0+sha0" in done.stdout
+
+
+def test_kernels_of_a_population_are_compiled_ahead(tmp_path: Path) -> None:
+    """They are those that the library renders at a first call, which then needs no compiler."""
+    library = host_library(tmp_path / "library", include_dir(), ["rmsnorm"])
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(
+        "doc: One model.\nmodels:\n  ours:\n    - {name: A, source: here, N: 96}\ncalls:\n"
+        "  - {operator: rmsnorm, models: ours, passes: forward, M: [5, 7], dtype: fp32}\n")
+    script = f"""
+import sys
+from pathlib import Path
+import torch
+from kgen.cli.main import main
+
+assert main(["package", "--from", {str(library)!r}, "--arch", "sm_80,sm_90a",
+             "--population", {str(ours)!r}, "--wheel", {str(tmp_path)!r}]) == 0
+from kgen.catalogue import profile_named
+from kgen.emit import LoadedLibrary
+from kgen.model.problem import parse_problem
+from kgen.operators.rmsnorm import OPERATOR
+problem = parse_problem("M=5,N=96,dtype=fp32", OPERATOR.signature)
+with LoadedLibrary.open(Path({str(library)!r}), "--from") as loaded:
+    served = loaded.served("rmsnorm", "forward", problem, profile_named("a100"))
+    assert served.step == "family"
+    print("stem", loaded.rendered("rmsnorm", "forward", problem, served.config)[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 of them for" in done.stdout or "1 of them for" in done.stdout
+    stem = done.stdout.split("stem ")[1].strip()
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tmp_path / "site")
+    first_call = f"""
+from pathlib import Path
+import kgen_ops
+from kgen_ops._runtime import cuda, device, nvrtc
+
+class A100:
+    compute_capability = (8, 0)
+
+class Driver:
+    def device(self, ordinal):
+        return A100
+
+def refuse():
+    raise AssertionError("a compiler was asked for")
+
+cuda.driver, nvrtc.nvrtc = Driver, refuse
+root = Path(kgen_ops.__path__[0])
+image = device._cubin(root, root / "rmsnorm/kernels/{stem}.cu", 0, b"rendered text")
+print(len(image))
+"""
+    done = subprocess.run([sys.executable, "-c", first_call], capture_output=True, text=True,
+                          check=False, cwd=tmp_path / "site")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1000
 
 
 def test_refusals(

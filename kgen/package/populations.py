@@ -1,0 +1,43 @@
+"""The kernels that families give for the problems of a population, to be compiled ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kgen.catalogue import load_profiles
+from kgen.emit import LoadedLibrary
+from kgen.model.population import PopulationProblem
+from kgen.package.cubins import KernelSource, check_arch
+
+
+def family_kernels(
+    library: Path, problems: Sequence[PopulationProblem], arch: str
+) -> tuple[KernelSource, ...]:
+    """Render what the library would render at the first calls of these problems.
+
+    Which config a family gets depends on the GPU's facts, so each known GPU of the architecture is
+    asked for. Problems that a row or the safe kernel serves need nothing more.
+
+    Args:
+        library: Folder that holds `kgen_ops`.
+        problems: Of one or more operators.
+        arch: `sm_80`, `sm_90a`.
+    Raises:
+        CatalogueError: If there is no library.
+        ProblemError: If the library does not have an operator.
+    """
+    capability = check_arch(arch)
+    profiles = [p for p in load_profiles().values()
+                if p.arch != "host" and p.compute_capability == capability]
+    found: dict[tuple[str, str], KernelSource] = {}
+    with LoadedLibrary.open(library, "--from") as loaded:
+        for entry in problems:
+            for profile in profiles:
+                served = loaded.served(entry.operator, entry.pass_name, entry.problem, profile)
+                if served is None or served.step != "family":
+                    continue
+                stem, text = loaded.rendered(
+                    entry.operator, entry.pass_name, entry.problem, served.config)
+                found[entry.operator, stem] = KernelSource(entry.operator, stem, text)
+    return tuple(kernel for _, kernel in sorted(found.items()))
