@@ -34,6 +34,13 @@ def add_path(parser: argparse.ArgumentParser, what: str = "operators") -> None:
     )
 
 
+def add_out(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add `--out`, the folder of the library."""
+    parser.add_argument(
+        "--out", default="generated", metavar="DIR", help=f"{what} (default: %(default)s)"
+    )
+
+
 def add_population(parser: argparse.ArgumentParser, what: str) -> None:
     """Add `--population`."""
     parser.add_argument(
@@ -232,3 +239,23 @@ def chosen_problems(
         if problem in problems[:i]:
             raise ProblemError(f"problem '{problem}' is given twice")
     return tuple(problems)
+
+
+def names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of names; example: eager,liger")
+    return names
+
+
+def count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number >= 0")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number >= 1")
+    return value

@@ -1,0 +1,238 @@
+"""The options of the commands that run kernels."""
+
+from __future__ import annotations
+
+import argparse
+
+from kgen.cli.arguments import (
+    add_common,
+    add_l2,
+    add_out,
+    count,
+    duration,
+    memory_size,
+    names,
+    positive,
+)
+
+
+def add_tune(tune: argparse.ArgumentParser) -> None:
+    add_common(tune, problems=True, passes=True, compiler=True, seed=True, population=True)
+    tune.add_argument(
+        "--trials",
+        type=positive,
+        metavar="N",
+        help="most trials per problem, including those of earlier tunes (default: 160; 12 on the "
+        "host); warm-start trials of a variant that is newer than the journal do not count",
+    )
+    tune.add_argument(
+        "--time",
+        type=duration,
+        metavar="60s",
+        help="time for all searches together: 90, 60s, 5m, 1h (default: no limit)",
+    )
+    add_out(tune, "where the library is written")
+    add_l2(tune)
+    tune.add_argument(
+        "--trial-timeout",
+        type=duration,
+        default=30.0,
+        metavar="30s",
+        help="a trial that takes longer is killed and recorded (default: 30s)",
+    )
+    tune.add_argument(
+        "--device-memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="device memory that trials may use: 512M, 20G (default: all)",
+    )
+    tune.add_argument(
+        "--retry",
+        action="store_true",
+        help="try again configs that crashed or timed out in earlier tunes",
+    )
+    tune.add_argument(
+        "--no-peers",
+        action="store_true",
+        help="do not time eager PyTorch and torch.compile with the winner",
+    )
+
+
+def add_verify(verify: argparse.ArgumentParser) -> None:
+    add_common(verify, problems=True, passes=True, compiler=True, seed=True)
+    verify.add_argument(
+        "--sanitize",
+        action="store_true",
+        help="also run the kernels under compute-sanitizer's memcheck and racecheck "
+        "(with --gpu host: under AddressSanitizer)",
+    )
+    verify.add_argument(
+        "--record", metavar="ID", help="verify the config of one record of the journal again"
+    )
+    add_out(verify, "where the records are")
+
+
+def add_bench(bench: argparse.ArgumentParser) -> None:
+    add_common(bench, problems=True, passes=True, compiler=True, seed=True)
+    subject = bench.add_mutually_exclusive_group()
+    subject.add_argument(
+        "--against",
+        type=names,
+        metavar="NAME,...",
+        help="only these peers: eager, torch.compile, ... (default: all that are installed)",
+    )
+    subject.add_argument(
+        "--ladder",
+        action="store_true",
+        help="time the steps of the operator's published table instead",
+    )
+    add_out(bench, "where the tuned library is")
+    bench.add_argument(
+        "--yaml", metavar="FILE", help="write all results to a file; see docs/bench.md"
+    )
+    bench.add_argument(
+        "--profile",
+        action="store_true",
+        help="run kernel and peers under torch.profiler instead of timing them: end-to-end time, "
+        "largest kernel, a trace",
+    )
+    bench.add_argument(
+        "--call-cost",
+        action="store_true",
+        help="measure the host time of a call instead, of kgen_ops and the peers (default problem: "
+        "the operator's smallest)",
+    )
+    bench.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="where --profile writes the trace (default: OP-GPU.pt.trace.json)",
+    )
+
+
+def add_learn(learn: argparse.ArgumentParser) -> None:
+    add_common(learn, problems=True, passes=True, compiler=True, seed=True)
+    add_l2(learn)
+    learn.add_argument(
+        "--only",
+        default="",
+        metavar="N=..,dtype=..",
+        help="learn only for problems with these values (default: all; other rules stay)",
+    )
+    learn.add_argument(
+        "--points",
+        type=positive,
+        default=12,
+        metavar="N",
+        help="training problems per rule, including the tuned ones (default: %(default)s)",
+    )
+    learn.add_argument(
+        "--time",
+        type=duration,
+        metavar="60s",
+        help="time for learning, --held-out excluded: 90, 60s, 5m (default: no limit)",
+    )
+    learn.add_argument(
+        "--searches",
+        type=count,
+        default=1,
+        metavar="N",
+        help="short searches per rule, on training problems far from the tuned ones; their best "
+        "configs become candidates (default: %(default)s)",
+    )
+    learn.add_argument(
+        "--search-time",
+        type=duration,
+        default=6.0,
+        metavar="6s",
+        help="time for each search (default: 6s)",
+    )
+    learn.add_argument(
+        "--held-out",
+        type=count,
+        default=0,
+        metavar="N",
+        help="judge the rules on N other problems of each pass: search each, and time the rule's "
+        "choice against the best config found (default: %(default)s)",
+    )
+    learn.add_argument(
+        "--trials",
+        type=positive,
+        metavar="N",
+        help="most trials of each search (default: 160; 12 on the host)",
+    )
+    learn.add_argument(
+        "--trial-timeout",
+        type=duration,
+        default=30.0,
+        metavar="30s",
+        help="a trial that takes longer is killed and recorded (default: 30s)",
+    )
+    add_out(learn, "where the tuned library is")
+
+
+def add_measure_check(check: argparse.ArgumentParser) -> None:
+    add_common(check, problems=True, passes=True, compiler=True, seed=True, operator="rmsnorm")
+    add_l2(check)
+    check.add_argument(
+        "--tunes",
+        type=positive,
+        default=3,
+        metavar="T",
+        help="independent tunes whose winners are compared; 1 compares none (default: %(default)s)",
+    )
+    check.add_argument(
+        "--trials",
+        type=positive,
+        metavar="N",
+        help="trials per problem and tune, at most (default: 160; 12 on the host)",
+    )
+    check.add_argument(
+        "--runs",
+        type=positive,
+        default=5,
+        metavar="R",
+        help="comparisons of a kernel with itself, each in a new process (default: %(default)s)",
+    )
+    check.add_argument("--yaml", metavar="FILE", help="also write the result to a file")
+    check.add_argument(
+        "--strict", action="store_true", help="exit with 1 if a comparison misses its bar"
+    )
+    check.set_defaults(out="generated")
+
+
+def add_coverage(coverage: argparse.ArgumentParser) -> None:
+    add_common(coverage, problems=True, passes=True, compiler=True, seed=True, population=True)
+    coverage.add_argument(
+        "--steps",
+        action="store_true",
+        help="only tell which dispatch step serves each problem; --gpu need not be in this machine",
+    )
+    coverage.add_argument(
+        "--against",
+        type=names,
+        metavar="NAME,...",
+        help="only these peers: eager, torch.compile, ... (default: all that are installed)",
+    )
+    coverage.add_argument(
+        "--sample",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="search N problems of each pass, and tell what the library loses against the result "
+        "(default: none)",
+    )
+    coverage.add_argument(
+        "--search-time",
+        type=duration,
+        default=5.0,
+        metavar="5s",
+        help="time for each of these searches (default: 5s)",
+    )
+    coverage.add_argument(
+        "--first-calls",
+        action="store_true",
+        help="time the first call of each problem too; KGEN_CACHE_DIR=$(mktemp -d) empties the "
+        "cache of kernels for it",
+    )
+    add_out(coverage, "where the library is")
+    coverage.add_argument("--yaml", metavar="FILE", help="write all results to a file")
