@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> int:
     Returns:
         0 if all rows are valid, 3 if some are stale.
     Raises:
-        CatalogueError: If there is no library, or an operator of it is unknown.
+        CatalogueError: If there is no library, or an operator is unknown.
         RecordError: If a table is damaged.
         ToolchainError: If a kernel has to be compiled, and there is no NVRTC.
         StorageError: If a file cannot be written.
@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
         catalogue.entry,
         include_dir(),
         lambda headers: open_compiler("nvrtc", [headers]),
+        [catalogue.entry(name) for name in options.add],
     )
     for path in done.changed:
         print(f"written  {path}")

@@ -146,6 +146,8 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
          "kgen explain --op rmsnorm --problem M=100,N=4096,dtype=bf16 --gpu h200"),
     ),
     "emit": (
+        ("add an operator before its first tune: every call renders a family, or is slow",
+         "kgen emit --add wkv6"),
         ("after an edit of a template, a header or a search space, a merge, or an update of kgen",
          "kgen emit"),
         ("a library in another folder", "kgen emit --out build/library"),

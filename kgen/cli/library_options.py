@@ -123,6 +123,13 @@ def add_explain(explain: argparse.ArgumentParser) -> None:
 
 
 def add_emit(renew: argparse.ArgumentParser) -> None:
+    renew.add_argument(
+        "--add",
+        type=names,
+        default=(),
+        metavar="OP,...",
+        help="add operators that were tuned nowhere, with their safe kernels and families",
+    )
     add_out(renew, "where the library is")
     add_path(renew)
 

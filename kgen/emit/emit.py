@@ -25,6 +25,7 @@ from kgen.emit.state import (
     table_text,
 )
 from kgen.emit.stubs import stub_module
+from kgen.emit.untuned import untuned_safe_kernels
 from kgen.emit.unused_files import (
     RUNTIME_SUFFIXES,
     old_headers,
@@ -142,7 +143,7 @@ def rewrite(
 
 def renew(
     out_dir: str | Path, entry_named: Callable[[str], Entry], include_dir: str | Path,
-    open_compiler: Callable[[Path], Compiler],
+    open_compiler: Callable[[Path], Compiler], added: Sequence[Entry] = (),
 ) -> Emitted:
     """Write a library again with the current templates; rows whose code changed are stale.
 
@@ -151,21 +152,28 @@ def renew(
         entry_named: Finds the operators that the library has, with their spaces and templates.
         include_dir: As for `emit`.
         open_compiler: Opens NVRTC for a folder of headers; called if a kernel must be compiled.
+        added: Operators that come into the library although they were tuned nowhere: with their
+            safe kernels and families. One that has been tuned is renewed as all others are.
     Raises:
         CatalogueError: If there is no library in the folder.
+        SpaceError: If an added operator has no safe variant of a pass.
         ToolchainError: If a kernel must be compiled and there is no NVRTC.
         StorageError, RecordError: As `emit`.
     """
     root = Path(out_dir)
-    entries = {name: entry_named(name) for name in _names(root)}
-    operators = {name: entry.operator for name, entry in entries.items()}
+    new = [entry for entry in added
+           if not read_tables(root / PACKAGE / entry.operator.name / "tables")]
+    names = {entry.operator.name for entry in new}
+    known = {name: entry_named(name) for name in _names(root) if name not in names}
+    safe = [kernel for entry in new for kernel in untuned_safe_kernels(entry, Path(include_dir))]
+    entries = [*known.values(), *new]
 
     def renewals(library: Path) -> dict[str, Renewal]:
         return {name: renewed(library, entry, Path(include_dir), open_compiler)
-                for name, entry in entries.items()}
+                for name, entry in known.items()}
 
-    return _write(root, operators, (), (), Path(include_dir), renewals=renewals,
-                  entries=list(entries.values()))
+    return _write(root, {entry.operator.name: entry.operator for entry in entries}, (), safe,
+                  Path(include_dir), renewals=renewals, entries=entries)
 
 
 def _names(root: Path) -> list[str]:
@@ -211,10 +219,11 @@ def _write(
             mine = [w for w in winners if w.operator.name == name]
             fallbacks = [s for s in safe if s.operator.name == name]
             kernels |= _kernel_files(name, mine, fallbacks)
+            renewed_here = renewal.get(name)
             kernels |= {f"{PACKAGE}/{name}/kernels/{file}": content
-                        for file, content in (renewal[name].files if renewal else {}).items()}
+                        for file, content in (renewed_here.files if renewed_here else {}).items()}
             modules |= _operator_files(library / name, operator, mine, fallbacks, rules or {},
-                                       renewal.get(name))
+                                       renewed_here)
         files = {**_shared_files(include_dir), **kernels, **modules}
         # The list of files is written with the tables, after the kernels: a process that is killed
         # before the end leaves a library that loads.
