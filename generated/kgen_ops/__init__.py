@@ -8,6 +8,7 @@ from ._runtime.errors import CheckError, DispatchError
 from ._runtime.explain import explain
 from ._runtime.integrity import IntegrityError
 from ._runtime.notices import KgenPerformanceWarning, Miss, misses
+from ._runtime.patching import Patched, patch
 from ._runtime.problems import Explanation
 from ._runtime.warmup import warmup
 from .linear_attention import linear_attention, linear_attention_backward
@@ -26,11 +27,13 @@ __all__ = [
     "IntegrityError",
     "KgenPerformanceWarning",
     "Miss",
+    "Patched",
     "capture",
     "explain",
     "linear_attention",
     "linear_attention_backward",
     "misses",
+    "patch",
     "rmsnorm",
     "rmsnorm_backward",
     "timex",

@@ -38,7 +38,8 @@ from kgen.runtime.rows import FORMAT
 
 # Public names of the library that are no operators; `package.py.jinja` imports them.
 _PUBLIC_NAMES = ("CapturedCall", "CheckError", "DispatchError", "Explanation", "IntegrityError",
-                 "KgenPerformanceWarning", "Miss", "capture", "explain", "misses", "warmup")
+                 "KgenPerformanceWarning", "Miss", "Patched", "capture", "explain", "misses",
+                 "patch", "warmup")
 _LIBRARY_NAMES = frozenset({*_PUBLIC_NAMES, "compat", "selftest", "torch"})
 # Locals and imports of the generated functions; an argument must not have one of these names.
 _LOCAL_NAMES = frozenset({"call", "dense_like", "device", "facts", "fast_path", "file", "given",

@@ -37,7 +37,7 @@ print(torch.cuda.is_initialized())
 AT_IMPORT = {
     "allocation", "arguments", "autocast", "batching", "capture", "dispatch", "errors", "explain",
     "extension", "fast_path", "gpus", "gradients", "integrity", "layout", "notices", "pass_tables",
-    "problems", "registration", "rows", "signature", "streams", "warmup",
+    "patching", "problems", "registration", "rows", "signature", "streams", "warmup",
 }
 
 
