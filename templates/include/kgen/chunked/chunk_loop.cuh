@@ -501,7 +501,7 @@ private:
                 if constexpr (kNormKey) {
 #pragma unroll
                     for (int i = 0; i < 2; ++i)
-                        if (s + i <= t) two[i] += norm_key_.score(chunk % Stages, t, s + i);
+                        if (s + i <= t) two[i] = norm_key_.score(chunk % Stages, t, s + i, two[i]);
                 }
                 if constexpr (kDecaying) {  // a step reads itself through the bonus
                     if (s == t) two[0] = factors_.bonus(t);

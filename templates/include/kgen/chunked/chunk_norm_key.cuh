@@ -10,12 +10,13 @@
 //     gk          1              -gout . out    scale / norm    1
 //     gv          no such key                   scale / norm    1
 //
-// x, y, z, w and f are fp32 for every dtype. A score is a_t b_s + x_t y_s, added before it is rounded: the two terms
-// may nearly cancel. Within a chunk f (x z) is added to the outputs, and z is summed from the rows v in shared memory.
+// x, y, z, w and f are fp32 for every dtype. x_t y_s is added to a score before the score is rounded: the two may nearly
+// cancel. The outputs of a chunk get x_t z of the chunks before; z is summed from the rows v in shared memory.
 //
-// Weighted values: w_t v_t is an operand of the update and of the outputs. fp32 is multiplied before it is split;
-// bf16 is rounded to bf16. fp16 becomes TF32, because w_t v_t may be too small for fp16. Exact: 16 bits become two
-// TF32 terms, for a final state that is returned in fp32.
+// Weighted values: the update's operand is w_t v_t. fp32 is multiplied before it is split, for the outputs too. 16 bits
+// become several terms for the update, because one rounded term would exceed the bound where terms of the sum cancel:
+// bf16 two of bf16, or with Exact (the final state is returned in fp32) three; fp16 two of TF32, because w_t v_t may be
+// too small for fp16. Their outputs need no such operand: scores, which have two terms in any case, are weighted.
 //
 // Shared memory: float fields[Stages][kFields][Chunk]; float sums[2][BlockV], z before a chunk of either parity.
 //
@@ -32,7 +33,7 @@
 
 namespace kgen {
 
-// Operands of the update whose a_columns() multiplies each step's values by its weight.
+// Operands of the update whose a_columns() multiplies each step's values by its weight: of fp32.
 template <class Operands>
 struct WeightedOperands;
 
@@ -53,86 +54,97 @@ struct WeightedOperands<Tf32Operands<Split>> : Tf32Operands<Split> {
     }
 };
 
-// The weights of a lane's pairs of steps in a fragment of 16-bit values: pair i has steps 2q + 8 (i / 2) and the next.
-KGEN_DEVICE f32x2 pair_weights(const float* weights, int pair) {
-    const Vec<float, 2> two =
-        *reinterpret_cast<const Vec<float, 2>*>(weights + 2 * mma_lane().q + pair / 2 * 8);
-    return f32x2{two[0], two[1]};
+// The values of 16 steps times their weights, in fp32: pairs as in HalfOperands, of steps 2q + 8 (i / 2) and the next.
+template <class T>
+KGEN_DEVICE f32x2 weighted_pair(u32 pair, int i, const float* weights) {
+    const Vec<float, 2> by =
+        *reinterpret_cast<const Vec<float, 2>*>(weights + 2 * mma_lane().q + i / 2 * 8);
+    const f32x2 two = unpack2<T>(pair);
+    return f32x2{two.x * by[0], two.y * by[1]};
 }
 
-template <>
-struct WeightedOperands<HalfOperands<bf16>> : HalfOperands<bf16> {
+// bf16: A has several terms of bf16, the first one the largest.
+template <int Terms>
+struct WeightedBf16Operands {
+    static constexpr int kStep = 16, kPasses = Terms;
+    static constexpr bool kChained = Terms == 3;
+
+    struct A {
+        HalfOperands<bf16>::A values, terms[Terms];
+    };
+    using B = HalfOperands<bf16>::B;
+
     static KGEN_DEVICE A a_columns(const bf16* tile, int stride, const float* weights) {
-        A a = HalfOperands<bf16>::a_columns<false>(tile, stride, 1.0f);
+        A a;
+        a.values = HalfOperands<bf16>::a_columns<false>(tile, stride, 1.0f);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const f32x2 by = pair_weights(weights, i), two = unpack2<bf16>(a.pair[i]);
-            a.pair[i] = pack2<bf16>(two.x * by.x, two.y * by.y);
+            f32x2 rest = weighted_pair<bf16>(a.values.pair[i], i, weights);
+#pragma unroll
+            for (int term = 0; term < Terms; ++term) {
+                const u32 rounded = pack2<bf16>(rest.x, rest.y);
+                const f32x2 back = unpack2<bf16>(rounded);
+                rest = f32x2{rest.x - back.x, rest.y - back.y};
+                a.terms[term].pair[i] = rounded;
+            }
         }
         return a;
+    }
+
+    static KGEN_DEVICE B b_columns(const bf16* tile, int stride) {
+        return HalfOperands<bf16>::b_columns(tile, stride);
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
+        HalfOperands<bf16>::multiply<0>(sums, a.terms[Terms - 1 - Pass], b);
     }
 };
 
-// 16 steps as two TF32 products of 8: k = q, q + 4 of the first are steps 2q, 2q + 1, of the second those 8 later.
-// B is exact; A has one term, or with Exact two.
-template <class T, bool Exact>
-struct WeightedTf32Operands {
-    static constexpr int kStep = 16, kPasses = Exact ? 2 : 1;
-    static constexpr bool kChained = Exact;
+// fp16: 16 steps are two products of 8; k = q, q + 4 of the first are steps 2q, 2q + 1, of the second those 8 later.
+// A has two TF32 terms; B is exact.
+struct WeightedFp16Operands {
+    static constexpr int kStep = 16, kPasses = 2;
+    static constexpr bool kChained = true;
 
-    using Term = Tf32Operands<Exact>;
     struct A {
-        typename Term::A half[2];
+        HalfOperands<fp16>::A values;
+        Tf32Operands<true>::A half[2];
     };
     struct B {
-        Tf32Operands<false>::B half[2];
+        Fp16AsTf32Operands::B half[2];
     };
 
-    static KGEN_DEVICE A a_columns(const T* tile, int stride, const float* weights) {
-        const auto pairs = HalfOperands<T>::template a_columns<false>(tile, stride, 1.0f);
+    static KGEN_DEVICE A a_columns(const fp16* tile, int stride, const float* weights) {
         A a;
+        a.values = HalfOperands<fp16>::a_columns<false>(tile, stride, 1.0f);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const f32x2 by = pair_weights(weights, i), two = unpack2<T>(pairs.pair[i]);
-            Term::put(a.half[i / 2], i % 2, two.x * by.x);
-            Term::put(a.half[i / 2], i % 2 + 2, two.y * by.y);
+            const f32x2 two = weighted_pair<fp16>(a.values.pair[i], i, weights);
+            Tf32Operands<true>::put(a.half[i / 2], i % 2, two.x);
+            Tf32Operands<true>::put(a.half[i / 2], i % 2 + 2, two.y);
         }
         return a;
     }
 
-    static KGEN_DEVICE B b_columns(const T* tile, int stride) {
-        const auto pairs = HalfOperands<T>::b_columns(tile, stride);
-        B b;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const f32x2 two = unpack2<T>(pairs.pair[i]);
-            b.half[i].hi[0] = bit_cast<u32>(two.x);
-            b.half[i].hi[1] = bit_cast<u32>(two.y);
-        }
-        return b;
+    static KGEN_DEVICE B b_columns(const fp16* tile, int stride) {
+        const auto pairs = HalfOperands<fp16>::b_columns(tile, stride);
+        return B{{Fp16AsTf32Operands::exact(pairs.pair[0]), Fp16AsTf32Operands::exact(pairs.pair[1])}};
     }
 
     template <int Pass>
     static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if constexpr (Exact && Pass == 0) {
-                mma_tf32_m16n8k8(sums, a.half[i].lo, b.half[i].hi);
-            } else {
-                mma_tf32_m16n8k8(sums, a.half[i].hi, b.half[i].hi);
-            }
-        }
+        for (int i = 0; i < 2; ++i)
+            mma_tf32_m16n8k8(sums, Pass == 0 ? a.half[i].lo : a.half[i].hi, b.half[i].hi);
     }
 };
 
-// P V of these values: scores and values as TF32.
-template <class Values>
-struct WeightedScoreOperands : ScoreOperands<fp16> {
-    static KGEN_DEVICE A of_values(const Values& values, int step) {
-        A a = {};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a.hi[i] = values.half[step].hi[i];
-        return a;
+// P V of 16 bits: the values without their weights.
+template <class T, class Updater>
+struct UnweightedScoreOperands : ScoreOperands<T> {
+    static KGEN_DEVICE auto of_values(const typename Updater::A& from, int step) {
+        return ScoreOperands<T>::of_values(from.values, step);
     }
 };
 
@@ -142,16 +154,17 @@ struct NormKeyOperands : ChunkOperands<T, Product> {
     using Scorer = typename ChunkOperands<T, Product>::Steps;
     using Updater = WeightedOperands<Scorer>;
 };
-template <class T, bool Exact>
-struct WeightedTf32Products : ChunkOperands<T, T> {
+template <class T, class Weighted>
+struct NormKeyHalfOperands : ChunkOperands<T, T> {
     using Scorer = HalfOperands<T>;
-    using Updater = WeightedTf32Operands<T, Exact>;
-    using Inside = WeightedScoreOperands<typename Updater::A>;
+    using Updater = Weighted;
+    using Inside = UnweightedScoreOperands<T, Weighted>;
 };
-template <>
-struct NormKeyOperands<bf16, bf16, true> : WeightedTf32Products<bf16, true> {};
 template <bool Exact>
-struct NormKeyOperands<fp16, fp16, Exact> : WeightedTf32Products<fp16, Exact> {};
+struct NormKeyOperands<bf16, bf16, Exact>
+    : NormKeyHalfOperands<bf16, WeightedBf16Operands<Exact ? 3 : 2>> {};
+template <bool Exact>
+struct NormKeyOperands<fp16, fp16, Exact> : NormKeyHalfOperands<fp16, WeightedFp16Operands> {};
 
 // What a loop needs of the norm: nothing, or the numbers of the chunks in use and the sums z.
 template <class NormKey, class T, class Product, int Chunk, int BlockV, int Threads, int Stages>
@@ -215,9 +228,10 @@ public:
 
     KGEN_DEVICE const float* weights(int slot) const { return field(slot, kWeight); }
 
-    // What the key adds to the score of step t with step s of a chunk.
-    KGEN_DEVICE float score(int slot, int t, int s) const {
-        return field(slot, kX)[t] * field(slot, kY)[s];
+    // The score of step t with step s of a chunk, from that of the other keys.
+    KGEN_DEVICE float score(int slot, int t, int s, float others) const {
+        const float sum = fma(field(slot, kX)[t], field(slot, kY)[s], others);
+        return sizeof(T) == 2 ? sum * field(slot, kWeight)[s] : sum;
     }
 
     // z after the chunk, from its rows v.
