@@ -205,6 +205,7 @@ public:
 
     // Starts the copies of the next chunk, of which `left` steps exist.
     KGEN_DEVICE void start(int slot, int left) {
+        if (rows_.norm == nullptr) return;
         for (int step = thread_rank(); step < Chunk; step += Threads) {
             const i64 t = (next_ + step) * rows_.direction;
             cp_async_or_zero<4>(field(slot, kX) + step, rows_.norm + t, step < left);
@@ -216,8 +217,11 @@ public:
     // Turns what this thread copied into the numbers of its steps; those beyond the sequence are zero.
     KGEN_DEVICE void finish(int slot, int left) {
         for (int step = thread_rank(); step < Chunk; step += Threads) {
+            const bool given = rows_.norm != nullptr;
             NormKeyStep of{};
-            if (step < left) of = rows_.of(field(slot, kX)[step], field(slot, kY)[step]);
+            if (step < left)
+                of = rows_.of(given ? field(slot, kX)[step] : 1.0f,
+                              given ? field(slot, kY)[step] : 0.0f);
             field(slot, kX)[step] = of.x;
             field(slot, kY)[step] = of.y;
             field(slot, kWeight)[step] = of.weight;

@@ -141,7 +141,8 @@ struct NormKeyStep {
 };
 
 // The norm's part of a gradient of linear attention. Step t of the loop has norm[t * direction]; a loop backward in
-// time passes the last step and -1. Exact: the final state is returned in fp32.
+// time passes the last step and -1. Null pointers stand for norms of 1 that have no gradient. Exact: the final state is
+// returned in fp32.
 template <bool Exact>
 struct NormKeyRows {
     const float* norm;
@@ -149,7 +150,7 @@ struct NormKeyRows {
     int direction;
     float scale;
     bool of_q;     // gq; else gk, or gv
-    bool has_key;  // gq and gk
+    bool has_key;  // whether there is a z: not for gv
     const float* initial;  // z before the CTA's steps, from its first value feature on; null: zero
     float* end;            // z after them, or null
 
@@ -160,6 +161,7 @@ struct NormKeyRows {
     }
 
     KGEN_DEVICE NormKeyStep at(i64 step) const {
+        if (norm == nullptr) return of(1.0f, 0.0f);
         return of(norm[step * direction], gout_dot_out[step * direction]);
     }
 };
