@@ -8,7 +8,7 @@ state, which takes operands of its own.
 from __future__ import annotations
 
 import pytest
-from test_host import BY_RANK, HOST, SHUFFLED, run_configs, with_other_scalars
+from test_host import BY_RANK, FEW_BYTES, ROOMY, SHUFFLED, run_configs, with_other_scalars
 
 from kgen.catalogue import open_catalogue
 from kgen.model.problem import parse_problem
@@ -24,9 +24,9 @@ CASES = (
     (f"B=1,H=2,T=150,E=24,M=40,dtype=bf16,{STATES},{KEY_SUMS},{NORM}", {"value_warps": 2}),
     (f"B=1,H=1,T=250,E=32,M=16,dtype=fp16,{STATES},{KEY_SUMS},{NORM}",
      {"segments": 4, "key_warps": 2, "scan_vec": 4, "overlap": 1}),
-    (f"B=1,H=1,T=200,E=32,M=64,dtype=bf16,{NORM}",
-     {"chunk": 64, "key_warps": 2, "value_tiles": 2, "segments": 2}),
-    (f"B=1,H=1,T=70,E=8,M=136,dtype=fp32,{KEY_SUMS}", {"key_warps": 2}),
+    (f"B=1,H=1,T=200,E=32,M=48,dtype=bf16,{NORM}",
+     {"chunk": 32, "key_warps": 4, "value_tiles": 2, "segments": 2, "overlap": 1}),
+    (f"B=1,H=1,T=70,E=8,M=136,dtype=fp32,{STATES},{KEY_SUMS}", {"key_warps": 2, "segments": 2}),
 )  # fmt: skip
 
 
@@ -38,8 +38,8 @@ def test_many_chunks(text: str, changes: dict[str, int]) -> None:
     problem = parse_problem(text, signature)
     config = variant.config({"overlap": 0} | ONE | changes)
     pass_ = signature.pass_named("backward")
-    assert is_feasible(variant, config, pass_, problem, HOST, legality_only=True)
+    assert is_feasible(variant, config, pass_, problem, ROOMY, legality_only=True)
     for _, _, outcome in run_configs(
-        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED), with_other_scalars
+        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED), with_other_scalars, FEW_BYTES
     ):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"

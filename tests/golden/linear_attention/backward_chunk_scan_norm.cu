@@ -237,10 +237,12 @@ linear_attention_backward(
     if (last && of_v)
         states.final_state = kgen::floats_at(ginitial_state, place.head * kE * kM + value);
 
-    // 3. The norm: z before the segment for gq, its gradient for gk; without a norm that of the final key sum alone.
+    // 3. The norm: z before the segment for gq, its gradient for gk. Without a norm the key sum is only returned: its
+    // gradient is added to gk and passes through unchanged.
     NormKey norm_key = head.norm_key(norm, gout_dot_out, scale);
-    norm_key.has_key = of_q ? kgen::kPresent<Norm>
-                            : !of_v && (kgen::kPresent<Norm> || kgen::kPresent<FinalKeySum>);
+    norm_key.has_key = kgen::kPresent<Norm> && !of_v;
+    if (!kgen::kPresent<Norm> && !of_q && !of_v)
+        states.bias = kgen::floats_at(gfinal_key_sum, place.head * kE + value);
     if (!of_v) {
         norm_key.initial = kgen::state_before_segment<kSums, kE>(
             of_q ? key_sums : key_sum_gradients,
