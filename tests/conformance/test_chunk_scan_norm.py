@@ -39,7 +39,9 @@ def test_many_chunks(text: str, changes: dict[str, int]) -> None:
     config = variant.config({"overlap": 0} | ONE | changes)
     pass_ = signature.pass_named("backward")
     assert is_feasible(variant, config, pass_, problem, ROOMY, legality_only=True)
-    for _, _, outcome in run_configs(
-        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED), with_other_scalars, FEW_BYTES
-    ):
+    outcomes = run_configs(
+        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED), with_other_scalars,
+        FEW_BYTES,
+    )  # fmt: skip
+    for _, _, outcome in outcomes:
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
