@@ -10,8 +10,8 @@
 //     gk          1              -gout . out    scale / norm    1
 //     gv          no such key                   scale / norm    1
 //
-// x, y, z, w and f are fp32 for every dtype. x_t y_s is added to a score before the score is rounded: the two may nearly
-// cancel. The outputs of a chunk get x_t z of the chunks before; z is summed from the rows v in shared memory.
+// x, y, z, w and f are fp32 for every dtype. x_t y_s is added to a score before the score is rounded: the two may
+// nearly cancel. The outputs of a chunk get x_t z of the chunks before; z is summed from the rows v in shared memory.
 //
 // Weighted values: the update's operand is w_t v_t. fp32 is multiplied before it is split, for the outputs too. 16 bits
 // become several terms for the update, because one rounded term would exceed the bound where terms of the sum cancel:
