@@ -1,6 +1,6 @@
 """Which step of dispatch serves each problem of the populations on a GPU. Needs no GPU.
 
-    python benchmarks/population_steps.py [--gpu h200] [--op wkv6] [--compile]
+    python benchmarks/population_steps.py [--gpu h200] [--op wkv6] [--library DIR] [--compile]
 
 Prints per operator and pass how many problems each step serves, and every problem that only the
 safe kernel serves. With --compile, NVRTC compiles each kernel that a family gives: prints what does
@@ -33,9 +33,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--op", help="one operator; default: all")
+    parser.add_argument("--library", type=Path, default=LIBRARY, help="where `kgen emit` wrote it")
     parser.add_argument("--compile", action="store_true", help="compile what families give")
     options = parser.parse_args()
-    sys.path.insert(0, str(LIBRARY))
+    sys.path.insert(0, str(options.library.resolve()))
     library: Any = importlib.import_module("kgen_ops")
     profile = profile_named(options.gpu)
     gpu = importlib.import_module("kgen_ops._runtime.rows").Gpu(
@@ -81,7 +82,7 @@ class Compilations:
         package = importlib.import_module(f"kgen_ops.{operator}")
         family = getattr(package, pass_name.upper()).tables.families()[config.partition("(")[0]]
         instance = families.Instance(family, adaptation.named_values(family, config))
-        root = LIBRARY / "kgen_ops"
+        root = Path(importlib.import_module("kgen_ops").__path__[0])
         stem, text = families.source(root, instance, dict(problem.dims), dict(problem.dtypes))
         if stem in self._seconds:
             return

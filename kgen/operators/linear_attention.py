@@ -329,6 +329,7 @@ OPERATOR = Operator(
             f"B=2,H=8,T=2048,E=128,M=128,{_TF32}",
             "B=2,H=8,T=2048,E=128,M=128,dtype=bf16",
             "B=2,H=8,T=1000,E=72,M=40,dtype=fp32",
+            "B=4,H=16,T=2048,E=64,M=64,dtype=bf16,norm_dtype=fp32",
         ),
         "host": (
             "B=1,H=2,T=33,E=16,M=16,dtype=fp32",

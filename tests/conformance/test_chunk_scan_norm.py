@@ -1,0 +1,47 @@
+"""linear_attention's chunk_scan_norm over many chunks, with states and without.
+
+`test_host.py` has sequences of a few chunks. Here a ring of shared memory is reused, a segment has
+several chunks, the last one is partial, and 16-bit tensors have an fp32 gradient of the initial
+state, which takes operands of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+from test_host import BY_RANK, FEW_BYTES, ROOMY, SHUFFLED, run_configs, with_other_scalars
+
+from kgen.catalogue import open_catalogue
+from kgen.model.problem import parse_problem
+from kgen.model.record import Fate
+from kgen.search.feasible import is_feasible
+
+NORM = "norm_dtype=fp32"
+STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
+KEY_SUMS = "initial_key_sum_dtype=fp32,final_key_sum_dtype=fp32"
+ONE = {"chunk": 16, "value_tiles": 1, "value_warps": 1, "key_warps": 1, "stages": 3,
+       "copy_bytes": 16, "segments": 1, "min_blocks": 1, "scan_vec": 1}  # fmt: skip
+CASES = (
+    (f"B=1,H=2,T=150,E=24,M=40,dtype=bf16,{STATES},{KEY_SUMS},{NORM}", {"value_warps": 2}),
+    (f"B=1,H=1,T=250,E=32,M=16,dtype=fp16,{STATES},{KEY_SUMS},{NORM}",
+     {"segments": 4, "key_warps": 2, "scan_vec": 4, "overlap": 1}),
+    (f"B=1,H=1,T=200,E=32,M=48,dtype=bf16,{NORM}",
+     {"chunk": 32, "key_warps": 4, "value_tiles": 2, "segments": 2, "overlap": 1}),
+    (f"B=1,H=1,T=70,E=8,M=136,dtype=fp32,{STATES},{KEY_SUMS}", {"key_warps": 2, "segments": 2}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "changes"), CASES)
+def test_many_chunks(text: str, changes: dict[str, int]) -> None:
+    entry = open_catalogue().entry("linear_attention")
+    variant = entry.space.variant("backward", "chunk_scan_norm")
+    signature = entry.operator.signature
+    problem = parse_problem(text, signature)
+    config = variant.config({"overlap": 0} | ONE | changes)
+    pass_ = signature.pass_named("backward")
+    assert is_feasible(variant, config, pass_, problem, ROOMY, legality_only=True)
+    outcomes = run_configs(
+        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED), with_other_scalars,
+        FEW_BYTES,
+    )  # fmt: skip
+    for _, _, outcome in outcomes:
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
