@@ -1,0 +1,254 @@
+// Products with triangular Toeplitz matrices by Fourier transforms, for rows of up to `Points` values.
+//
+//     lower:  y[b][t] = bias + sum over u <= t of tap(t - u) * x[b][u]        tap(d) = w[columns - 1 - d]
+//     upper:  y[b][u] = bias + sum over t >= u of tap(t - u) * x[b][t]
+//
+// A block computes two batch rows of a channel. They are the real and the imaginary part of one complex row: the taps
+// are real, so that a product with their spectrum (lower), or with its conjugate (upper), keeps the two apart.
+//
+// NaN, Inf and accuracy: a transform would spread a NaN over the whole row, and it rounds relative to the row's norm.
+// Outputs of a row with NaN or Inf, or with taps that have them, and outputs that are not accurate enough
+// (fft_accuracy.cuh) are summed directly, each by a warp, inside the triangle only. A row of ordinary numbers has a
+// few such outputs, next to the tip of the triangle; a row with a NaN takes time that grows with columns^2.
+//
+// Shared memory: the map of BlockFft. In the end its line holds the list of outputs that are summed directly.
+#pragma once
+
+#include "kgen/fft/block_fft.cuh"
+#include "kgen/fft/fft_accuracy.cuh"
+#include "kgen/primitives/atomic.cuh"
+#include "kgen/toeplitz/toeplitz.cuh"
+
+namespace kgen {
+
+// A list of outputs in shared memory: any thread adds to it, and warps share its entries. Its order does not matter to
+// results. `outputs` is how many there may be, at most 65536.
+class DirectOutputs {
+public:
+    KGEN_DEVICE DirectOutputs(float* memory, int* count)
+        : outputs_(reinterpret_cast<u16*>(memory)), count_(count) {}
+
+    // Called by all threads of the block, before and after additions.
+    KGEN_DEVICE void clear() {
+        sync_block();
+        if (thread_rank() == 0) *count_ = 0;
+        sync_block();
+    }
+
+    KGEN_DEVICE void add(int output) { outputs_[atomic_add(count_, 1)] = static_cast<u16>(output); }
+
+    // Calls sum(output, lane) for each output, in all lanes of a warp, after a block barrier.
+    template <int Threads, class Sum>
+    KGEN_DEVICE void for_each(Sum sum) const {
+        sync_block();
+        const int count = *count_;
+        for (int i = thread_rank() / kWarpSize; i < count; i += Threads / kWarpSize)
+            sum(static_cast<int>(outputs_[i]), lane_id());
+    }
+
+private:
+    u16* outputs_;
+    int* count_;
+};
+
+namespace detail {
+
+// One channel and two batch rows.
+template <Triangle Side, class T, class W, int Points, int PerThread>
+class ToeplitzFft {
+public:
+    using Fft = BlockFft<Points, PerThread>;
+    static constexpr int kThreads = Fft::kThreads;
+
+    KGEN_DEVICE ToeplitzFft(const W* w, const T* x, T* y, int rows, i64 stride, int columns)
+        : fft_(dynamic_smem<float>(), reinterpret_cast<f32x2*>(dynamic_smem<float>() + Fft::kLine)),
+          w_(w),
+          x_(x),
+          y_(y),
+          rows_(rows),
+          columns_(columns),
+          stride_(stride) {}
+
+    KGEN_DEVICE void run(float bias) {
+        __shared__ int count;
+        fft_.init();
+        find_scales();
+
+        // 1. The outputs, by transforms.
+        float re[PerThread], im[PerThread];
+        const float energy = convolve(re, im, false);
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            const int t = Fft::point(r);
+            if (t >= columns_) continue;
+            store(0, t, re[r], bias);
+            if (rows_ > 1) store(1, t, im[r], bias);
+        }
+
+        // 2. Which of them are accurate.
+        const FftAccuracy<T> accuracy(taps_.squares * (row_[0].squares + row_[1].squares), energy,
+                                      2.0f * Points, columns_);
+        if constexpr (sizeof(T) == 4) {
+            convolve(re, im, true);
+        } else {
+#pragma unroll
+            for (int r = 0; r < PerThread; ++r) re[r] = im[r] = 0.0f;
+        }
+        DirectOutputs direct(dynamic_smem<float>(), &count);
+        direct.clear();
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            const int t = Fft::point(r);
+            if (t >= columns_) continue;
+            if (!is_accurate(accuracy, 0, t, re[r])) direct.add(t);
+            if (rows_ > 1 && !is_accurate(accuracy, 1, t, im[r])) direct.add(Points + t);
+        }
+
+        // 3. The others, directly.
+        direct.template for_each<kThreads>([&](int output, int lane) {
+            const int t = output % Points;
+            const i64 offset = output / Points * stride_;
+            const float sum = lanes_sum<kWarpSize>(partial_sum(x_ + offset, t, lane));
+            if (lane == 0) y_[offset + t] = from_float<T>(sum + bias);
+        });
+    }
+
+private:
+    KGEN_DEVICE float value(int row, int t) const {
+        return row < rows_ ? to_float(x_[row * stride_ + t]) : 0.0f;
+    }
+
+    KGEN_DEVICE void find_scales() {
+        float largest[3] = {};
+        for (int t = thread_rank(); t < columns_; t += kThreads) {
+            largest[0] = Max::apply(largest[0], abs(to_float(w_[t])));
+            largest[1] = Max::apply(largest[1], abs(value(0, t)));
+            largest[2] = Max::apply(largest[2], abs(value(1, t)));
+        }
+        using Largest = GroupReduce<Max, kThreads, 1, 3>;
+        __shared__ typename Largest::Scratch scratch;
+        Largest reduce(scratch);
+        reduce(largest);
+        taps_ = RowScale::of_largest(largest[0]);
+        row_[0] = RowScale::of_largest(largest[1]);
+        row_[1] = RowScale::of_largest(largest[2]);
+
+        float sums[3] = {};
+        for (int t = thread_rank(); t < columns_; t += kThreads) {
+            const float a = taps_.apply(w_[t]), b = row_[0].apply(value(0, t)),
+                        c = row_[1].apply(value(1, t));
+            sums[0] += a * a;
+            sums[1] += b * b;
+            sums[2] += c * c;
+        }
+        using Sums = GroupSum<kThreads, 1, 3>;
+        __shared__ typename Sums::Scratch more_scratch;
+        Sums add(more_scratch);
+        add(sums);
+        taps_.normalise(sums[0]);
+        row_[0].normalise(sums[1]);
+        row_[1].normalise(sums[2]);
+    }
+
+    // The two rows of scaled outputs, or with `squared` the sums of the squares of their terms. Returns the sum of the
+    // squares of all 2 Points outputs.
+    KGEN_DEVICE float convolve(float (&re)[PerThread], float (&im)[PerThread], bool squared) {
+        float energy[1] = {};
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) re[r] = im[r] = 0.0f;
+#pragma unroll 1
+        for (int half = 0; half < 2; ++half) {
+            float w_re[PerThread], w_im[PerThread], x_re[PerThread], x_im[PerThread];
+#pragma unroll
+            for (int r = 0; r < PerThread; ++r) {
+                const int t = Fft::point(r);
+                w_re[r] = t < columns_ ? taps_.apply(w_[columns_ - 1 - t]) : 0.0f;
+                w_im[r] = 0.0f;
+                if (squared) w_re[r] *= w_re[r];
+            }
+            fft_.forward(w_re, w_im, half);
+#pragma unroll
+            for (int r = 0; r < PerThread; ++r) {
+                const int t = Fft::point(r);
+                x_re[r] = t < columns_ ? row_[0].apply(value(0, t)) : 0.0f;
+                x_im[r] = t < columns_ ? row_[1].apply(value(1, t)) : 0.0f;
+                if (squared) {
+                    x_re[r] *= x_re[r];
+                    x_im[r] *= x_im[r];
+                }
+            }
+            fft_.forward(x_re, x_im, half);
+#pragma unroll
+            for (int r = 0; r < PerThread; ++r) {
+                const float sine = Side == Triangle::lower ? w_im[r] : -w_im[r], x = x_re[r];
+                x_re[r] = x * w_re[r] - x_im[r] * sine;
+                x_im[r] = x * sine + x_im[r] * w_re[r];
+            }
+            fft_.inverse(x_re, x_im, half);
+#pragma unroll
+            for (int r = 0; r < PerThread; ++r) {
+                const float c = x_re[r] * (0.5f / Points), d = x_im[r] * (0.5f / Points);
+                re[r] += c;
+                im[r] += d;
+                energy[0] += c * c + d * d;
+            }
+        }
+        if (squared) return 0.0f;
+        using Sums = GroupSum<kThreads, 1>;
+        __shared__ typename Sums::Scratch scratch;
+        Sums add(scratch);
+        add(energy);
+        return 2.0f * energy[0];  // c^2 + d^2 = 2 (y[t]^2 + y[t + Points]^2), and both were halved
+    }
+
+    KGEN_DEVICE bool is_finite_row(int row) const { return taps_.finite && row_[row].finite; }
+    KGEN_DEVICE int exponent(int row) const { return taps_.exponent + row_[row].exponent; }
+
+    KGEN_DEVICE void store(int row, int t, float scaled, float bias) {
+        const float sum = times_power_of_two(scaled, exponent(row));
+        y_[row * stride_ + t] = from_float<T>(sum + bias);
+    }
+
+    KGEN_DEVICE bool is_accurate(const FftAccuracy<T>& accuracy, int row, int t, float squares) const {
+        const float y = times_power_of_two(to_float(y_[row * stride_ + t]), -exponent(row));
+        return is_finite_row(row) && accuracy.is_accurate(y, squares);
+    }
+
+    // A lane's part of output t, or u, of a row.
+    KGEN_DEVICE float partial_sum(const T* x, int row, int lane) const {
+        const int begin = Side == Triangle::lower ? 0 : row;
+        const int end = Side == Triangle::lower ? row + 1 : columns_;
+        float sum = 0.0f;
+        for (int col = begin + lane; col < end; col += kWarpSize) {
+            const int d = Side == Triangle::lower ? row - col : col - row;
+            sum = fma(to_float(w_[columns_ - 1 - d]), to_float(x[col]), sum);
+        }
+        return sum;
+    }
+
+    Fft fft_;
+    const W* w_;
+    const T* x_;
+    T* y_;
+    int rows_, columns_;
+    i64 stride_;
+    RowScale taps_, row_[2];
+};
+
+}  // namespace detail
+
+// y of a block's channel and two batch rows; blocks of a channel are `channels` apart.
+template <Triangle Side, class T, class W, int Points, int PerThread>
+KGEN_DEVICE void toeplitz_fft(const W* w, const T* x, T* y, i64 batch, i64 channels, i64 columns,
+                              float bias) {
+    const i64 channel = static_cast<i64>(blockIdx.x) % channels;
+    const i64 first = static_cast<i64>(blockIdx.x) / channels * 2;
+    const i64 stride = channels * columns, offset = first * stride + channel * columns;
+    detail::ToeplitzFft<Side, T, W, Points, PerThread> product(
+        w + channel * columns, x + offset, y + offset,
+        static_cast<int>(min(batch - first, static_cast<i64>(2))), stride,
+        static_cast<int>(columns));
+    product.run(bias);
+}
+
+}  // namespace kgen
