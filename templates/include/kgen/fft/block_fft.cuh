@@ -16,8 +16,9 @@
 // transforms the points j, j + stride, j + 2 stride, ... of a block (length = radix * stride), multiplies result i by
 // exp(-2 pi i (i j) / length), and leaves `radix` blocks of `stride` points. The inverse runs the passes backwards.
 //
-// Shared memory: float line[kLine] for exchanges, then f32x2 roots[Points / 4]. A line has a gap after every 32
-// points, so that the strides of a pass meet different banks. Real and imaginary parts take turns on one line.
+// Shared memory, kSmemBytes: f32x2 kept[Points], a spectrum that a thread puts aside, in the order [r][thread]; f32x2
+// roots[Points / 4]; float line[kLine] for exchanges. A line has a gap after every 32 points, so that the strides of a
+// pass meet different banks. Real and imaginary parts take turns on one line.
 //
 // Synchronisation: an exchange has four block barriers, the first of which protects the line's readers before it. All
 // threads of the block call all functions together. After `init` the caller passes a block barrier.
@@ -25,6 +26,7 @@
 
 #include "kgen/fft/roots.cuh"
 #include "kgen/primitives/block.cuh"
+#include "kgen/primitives/registers.cuh"
 
 namespace kgen {
 
@@ -85,9 +87,21 @@ public:
     static constexpr int kThreads = Points / PerThread;
     static constexpr int kLine = Points + Points / 32;  // floats
     static constexpr int kRoots = Points / 4;           // f32x2
+    static constexpr int kSmemBytes = 8 * (Points + kRoots) + 4 * kLine;
 
-    // `line` has kLine floats, `roots` kRoots entries of shared memory.
-    KGEN_DEVICE BlockFft(float* line, f32x2* roots) : line_(line), roots_(roots) {}
+    // `smem` is the begin of the map above.
+    KGEN_DEVICE explicit BlockFft(f32x2* smem)
+        : kept_(smem), roots_(smem + Points), line_(reinterpret_cast<float*>(roots_ + kRoots)) {}
+
+    // The line, for other uses between transforms.
+    KGEN_DEVICE float* line() const { return line_; }
+
+    // Puts a spectrum aside. Only its thread reads it, so that no barrier is needed.
+    KGEN_DEVICE void keep(const float (&re)[PerThread], const float (&im)[PerThread]) {
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) kept_[r * kThreads + thread_rank()] = {re[r], im[r]};
+    }
+    KGEN_DEVICE f32x2 kept(int r) const { return kept_[r * kThreads + thread_rank()]; }
 
     // Fills the table of roots.
     KGEN_DEVICE void init() {
@@ -131,9 +145,12 @@ private:
     // Multiplies point n by exp(-i pi n / Points), or by its conjugate.
     template <bool Forward>
     KGEN_DEVICE void twist(float (&re)[PerThread], float (&im)[PerThread]) const {
+        // Opaque: else all the products would stay in registers from one transform to the next.
+        const f32x2 first = {bit_cast<float>(opaque(bit_cast<int>(twist_.x))),
+                             bit_cast<float>(opaque(bit_cast<int>(twist_.y)))};
 #pragma unroll
         for (int r = 0; r < PerThread; ++r)
-            rotate<Forward>(re[r], im[r], complex_mul(twist_, root_of_64(r * (32 / PerThread))));
+            rotate<Forward>(re[r], im[r], complex_mul(first, root_of_64(r * (32 / PerThread))));
     }
 
     // Multiplies by a root, or by its conjugate.
@@ -196,7 +213,7 @@ private:
     template <int Pass, bool Forward>
     KGEN_DEVICE void twiddle(float* re, float* im, int m) const {
         constexpr int kRadix = radix(Pass), kStride = length(Pass) / kRadix;
-        const int j = (thread_rank() + m * kThreads) % kStride * (Points / length(Pass));
+        const int j = opaque(thread_rank() + m * kThreads) % kStride * (Points / length(Pass));
         f32x2 power[kRadix];
 #pragma unroll
         for (int i = 1; i < kRadix; ++i) {
@@ -239,8 +256,9 @@ private:
         for (int r = 0; r < PerThread; ++r) part[r] = line_[place<To>(r)];
     }
 
-    float* line_;
+    f32x2* kept_;
     f32x2* roots_;
+    float* line_;
     f32x2 twist_ = {};  // exp(-i pi n / Points) of this thread's point 0
 };
 

@@ -23,9 +23,10 @@ class TapGradientFft {
 public:
     using Fft = BlockFft<Points, PerThread>;
     static constexpr int kThreads = Fft::kThreads;
+    static constexpr bool kSquares = sizeof(W) == 4;  // whether |y| alone does not decide
 
     KGEN_DEVICE TapGradientFft(const T* g, const T* x, W* gw, i64 batch, i64 stride, int columns)
-        : fft_(dynamic_smem<float>(), reinterpret_cast<f32x2*>(dynamic_smem<float>() + Fft::kLine)),
+        : fft_(dynamic_smem<f32x2>()),
           g_(g),
           x_(x),
           gw_(gw),
@@ -38,33 +39,34 @@ public:
         fft_.init();
         find_scales();
 
-        // 1. The gradient, by transforms.
-        float sums[PerThread];
-        const float energy = correlate(sums, false);
+        // 1. The gradient; and for fp32 the sums of its terms' squares.
         const int exponent = g_scale_.exponent + x_scale_.exponent;
+        float sums[PerThread], energy = 0.0f;
+#pragma unroll 1
+        for (int squared = 0; squared <= (kSquares ? 1 : 0); ++squared) {
+            correlate(sums, squared == 1);
+            if (squared == 0) {
+                energy = total_energy();
 #pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int d = Fft::point(r);
-            if (d < columns_)
-                gw_[columns_ - 1 - d] = from_float<W>(times_power_of_two(sums[r], exponent));
+                for (int r = 0; r < PerThread; ++r) {
+                    const int d = Fft::point(r);
+                    if (d < columns_)
+                        gw_[columns_ - 1 - d] = from_float<W>(times_power_of_two(sums[r], exponent));
+                }
+            }
         }
 
         // 2. Which taps are accurate.
         const FftAccuracy<W> accuracy(operands_, energy, 2.0f * Points, columns_);
-        if constexpr (sizeof(W) == 4) {
-            correlate(sums, true);
-        } else {
-#pragma unroll
-            for (int r = 0; r < PerThread; ++r) sums[r] = 0.0f;
-        }
-        DirectOutputs direct(dynamic_smem<float>(), &count);
+        DirectOutputs direct(fft_.line(), &count);
         direct.clear();
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int d = Fft::point(r);
             if (d >= columns_) continue;
             const float y = times_power_of_two(to_float(gw_[columns_ - 1 - d]), -exponent);
-            if (!g_scale_.finite || !x_scale_.finite || !accuracy.is_accurate(y, sums[r]))
+            const float squares = kSquares ? sums[r] : 0.0f;
+            if (!g_scale_.finite || !x_scale_.finite || !accuracy.is_accurate(y, squares))
                 direct.add(d);
         }
 
@@ -115,16 +117,12 @@ private:
 
     // Two batch rows, scaled, as a complex row.
     KGEN_DEVICE void load(float (&re)[PerThread], float (&im)[PerThread], const T* rows, bool is_pair,
-                          const RowScale& scale, bool squared) const {
+                          RowScale scale) const {
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
             re[r] = t < columns_ ? scale.apply(rows[t]) : 0.0f;
             im[r] = t < columns_ && is_pair ? scale.apply(rows[stride_ + t]) : 0.0f;
-            if (squared) {
-                re[r] *= re[r];
-                im[r] *= im[r];
-            }
         }
     }
 
@@ -136,17 +134,13 @@ private:
         return sum;
     }
 
-    // The scaled gradient of tap d of each point, or with `squared` the sum of the squares of its terms. Returns the
-    // sum of the squares of all 2 Points complex outputs. Errors of the rows' products are independent, so that the
-    // products of their squares add up to `operands_`.
-    KGEN_DEVICE float correlate(float (&sums)[PerThread], bool squared) {
-        using Sums = GroupSum<kThreads, 1>;
+    // The scaled gradient of tap d of each point, or with `squared` the sum of the squares of its terms. Errors of the
+    // rows' products are independent, so that the products of their squares add up to `operands_`.
+    KGEN_DEVICE void correlate(float (&sums)[PerThread], bool squared) {
         using PairSums = GroupSum<kThreads, 1, 2>;
-        __shared__ typename Sums::Scratch scratch;
-        __shared__ typename PairSums::Scratch pair_scratch;
-        Sums add(scratch);
-        PairSums add_pair(pair_scratch);
-        float energy[1] = {};
+        __shared__ typename PairSums::Scratch scratch;
+        PairSums add(scratch);
+        energy_ = 0.0f;
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) sums[r] = 0.0f;
 #pragma unroll 1
@@ -154,22 +148,28 @@ private:
             float re[PerThread] = {}, im[PerThread] = {};
 #pragma unroll 1
             for (i64 b = 0; b < batch_; b += 2) {
-                const bool is_pair = b + 1 < batch_;
-                float g_re[PerThread], g_im[PerThread], x_re[PerThread], x_im[PerThread];
-                load(g_re, g_im, g_ + b * stride_, is_pair, g_scale_, squared);
-                float pair[2] = {squares_of(g_re, g_im)};
-                fft_.forward(g_re, g_im, half);
-                load(x_re, x_im, x_ + b * stride_, is_pair, x_scale_, squared);
+                float x_re[PerThread], x_im[PerThread], g_squares = 0.0f, x_squares = 0.0f;
+#pragma unroll 1
+                for (int operand = 0; operand < 2; ++operand) {
+                    const RowScale scale = operand == 0 ? g_scale_ : x_scale_;
+                    const T* rows = (operand == 0 ? g_ : x_) + b * stride_;
+                    load(x_re, x_im, rows, b + 1 < batch_, scale);
+                    if (squared) square(x_re, x_im);
+                    g_squares = x_squares;
+                    x_squares = squares_of(x_re, x_im);
+                    fft_.forward(x_re, x_im, half);
+                    if (operand == 0) fft_.keep(x_re, x_im);
+                }
                 if (half == 0 && !squared) {
-                    pair[1] = squares_of(x_re, x_im);
-                    add_pair(pair);
+                    float pair[2] = {g_squares, x_squares};
+                    add(pair);
                     operands_ += pair[0] * pair[1];
                 }
-                fft_.forward(x_re, x_im, half);
 #pragma unroll
                 for (int r = 0; r < PerThread; ++r) {
-                    re[r] += g_re[r] * x_re[r] + g_im[r] * x_im[r];
-                    im[r] += g_im[r] * x_re[r] - g_re[r] * x_im[r];
+                    const f32x2 g = fft_.kept(r);
+                    re[r] += g.x * x_re[r] + g.y * x_im[r];
+                    im[r] += g.y * x_re[r] - g.x * x_im[r];
                 }
             }
             fft_.inverse(re, im, half);
@@ -177,12 +177,17 @@ private:
             for (int r = 0; r < PerThread; ++r) {
                 const float c = re[r] * (0.5f / Points), d = im[r] * (0.5f / Points);
                 sums[r] += c;
-                energy[0] += c * c + d * d;
+                energy_ += c * c + d * d;
             }
         }
-        if (squared) return 0.0f;
-        add(energy);
-        return 2.0f * energy[0];  // see ToeplitzFft::convolve
+    }
+
+    // Sum of the squares of all 2 Points complex outputs, after `correlate`; see ToeplitzFft.
+    KGEN_DEVICE float total_energy() const {
+        using Sums = GroupSum<kThreads, 1>;
+        __shared__ typename Sums::Scratch scratch;
+        Sums add(scratch);
+        return 2.0f * add(energy_);
     }
 
     Fft fft_;
@@ -193,6 +198,7 @@ private:
     int columns_;
     RowScale g_scale_, x_scale_;
     float operands_ = 0.0f;
+    float energy_ = 0.0f;  // this thread's part
 };
 
 }  // namespace detail

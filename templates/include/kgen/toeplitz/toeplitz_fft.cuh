@@ -53,15 +53,26 @@ private:
 
 namespace detail {
 
+// Squares the values of a row.
+template <int N>
+KGEN_DEVICE void square(float (&re)[N], float (&im)[N]) {
+#pragma unroll
+    for (int r = 0; r < N; ++r) {
+        re[r] *= re[r];
+        im[r] *= im[r];
+    }
+}
+
 // One channel and two batch rows.
 template <Triangle Side, class T, class W, int Points, int PerThread>
 class ToeplitzFft {
 public:
     using Fft = BlockFft<Points, PerThread>;
     static constexpr int kThreads = Fft::kThreads;
+    static constexpr bool kSquares = sizeof(T) == 4;  // whether |y| alone does not decide
 
     KGEN_DEVICE ToeplitzFft(const W* w, const T* x, T* y, int rows, i64 stride, int columns)
-        : fft_(dynamic_smem<float>(), reinterpret_cast<f32x2*>(dynamic_smem<float>() + Fft::kLine)),
+        : fft_(dynamic_smem<f32x2>()),
           w_(w),
           x_(x),
           y_(y),
@@ -74,34 +85,29 @@ public:
         fft_.init();
         find_scales();
 
-        // 1. The outputs, by transforms.
-        float re[PerThread], im[PerThread];
-        const float energy = convolve(re, im, false);
-#pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int t = Fft::point(r);
-            if (t >= columns_) continue;
-            store(0, t, re[r], bias);
-            if (rows_ > 1) store(1, t, im[r], bias);
+        // 1. The outputs; and for fp32 the sums of their terms' squares.
+        float re[PerThread], im[PerThread], energy = 0.0f;
+#pragma unroll 1
+        for (int squared = 0; squared <= (kSquares ? 1 : 0); ++squared) {
+            convolve(re, im, squared == 1);
+            if (squared == 0) {
+                energy = total_energy();
+                store(re, im, bias);
+            }
         }
 
-        // 2. Which of them are accurate.
+        // 2. Which outputs are accurate.
         const FftAccuracy<T> accuracy(taps_.squares * (row_[0].squares + row_[1].squares), energy,
                                       2.0f * Points, columns_);
-        if constexpr (sizeof(T) == 4) {
-            convolve(re, im, true);
-        } else {
-#pragma unroll
-            for (int r = 0; r < PerThread; ++r) re[r] = im[r] = 0.0f;
-        }
-        DirectOutputs direct(dynamic_smem<float>(), &count);
+        DirectOutputs direct(fft_.line(), &count);
         direct.clear();
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
             if (t >= columns_) continue;
-            if (!is_accurate(accuracy, 0, t, re[r])) direct.add(t);
-            if (rows_ > 1 && !is_accurate(accuracy, 1, t, im[r])) direct.add(Points + t);
+            if (!is_accurate(accuracy, 0, t, kSquares ? re[r] : 0.0f)) direct.add(t);
+            if (rows_ > 1 && !is_accurate(accuracy, 1, t, kSquares ? im[r] : 0.0f))
+                direct.add(Points + t);
         }
 
         // 3. The others, directly.
@@ -150,39 +156,31 @@ private:
         row_[1].normalise(sums[2]);
     }
 
-    // The two rows of scaled outputs, or with `squared` the sums of the squares of their terms. Returns the sum of the
-    // squares of all 2 Points outputs.
-    KGEN_DEVICE float convolve(float (&re)[PerThread], float (&im)[PerThread], bool squared) {
-        float energy[1] = {};
+    // The two rows of scaled outputs, or with `squared` the sums of the squares of their terms.
+    KGEN_DEVICE void convolve(float (&re)[PerThread], float (&im)[PerThread], bool squared) {
+        energy_ = 0.0f;
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) re[r] = im[r] = 0.0f;
 #pragma unroll 1
         for (int half = 0; half < 2; ++half) {
-            float w_re[PerThread], w_im[PerThread], x_re[PerThread], x_im[PerThread];
-#pragma unroll
-            for (int r = 0; r < PerThread; ++r) {
-                const int t = Fft::point(r);
-                w_re[r] = t < columns_ ? taps_.apply(w_[columns_ - 1 - t]) : 0.0f;
-                w_im[r] = 0.0f;
-                if (squared) w_re[r] *= w_re[r];
-            }
-            fft_.forward(w_re, w_im, half);
-#pragma unroll
-            for (int r = 0; r < PerThread; ++r) {
-                const int t = Fft::point(r);
-                x_re[r] = t < columns_ ? row_[0].apply(value(0, t)) : 0.0f;
-                x_im[r] = t < columns_ ? row_[1].apply(value(1, t)) : 0.0f;
-                if (squared) {
-                    x_re[r] *= x_re[r];
-                    x_im[r] *= x_im[r];
+            float x_re[PerThread], x_im[PerThread];
+#pragma unroll 1
+            for (int operand = 0; operand < 2; ++operand) {
+                if (operand == 0) {
+                    load_taps(x_re, x_im);
+                } else {
+                    load_rows(x_re, x_im);
                 }
+                if (squared) square(x_re, x_im);
+                fft_.forward(x_re, x_im, half);
+                if (operand == 0) fft_.keep(x_re, x_im);
             }
-            fft_.forward(x_re, x_im, half);
 #pragma unroll
             for (int r = 0; r < PerThread; ++r) {
-                const float sine = Side == Triangle::lower ? w_im[r] : -w_im[r], x = x_re[r];
-                x_re[r] = x * w_re[r] - x_im[r] * sine;
-                x_im[r] = x * sine + x_im[r] * w_re[r];
+                const f32x2 taps = fft_.kept(r);
+                const float sine = Side == Triangle::lower ? taps.y : -taps.y, x = x_re[r];
+                x_re[r] = x * taps.x - x_im[r] * sine;
+                x_im[r] = x * sine + x_im[r] * taps.x;
             }
             fft_.inverse(x_re, x_im, half);
 #pragma unroll
@@ -190,23 +188,50 @@ private:
                 const float c = x_re[r] * (0.5f / Points), d = x_im[r] * (0.5f / Points);
                 re[r] += c;
                 im[r] += d;
-                energy[0] += c * c + d * d;
+                energy_ += c * c + d * d;
             }
         }
-        if (squared) return 0.0f;
+    }
+
+    KGEN_DEVICE void load_taps(float (&re)[PerThread], float (&im)[PerThread]) const {
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            const int t = Fft::point(r);
+            re[r] = t < columns_ ? taps_.apply(w_[columns_ - 1 - t]) : 0.0f;
+            im[r] = 0.0f;
+        }
+    }
+
+    KGEN_DEVICE void load_rows(float (&re)[PerThread], float (&im)[PerThread]) const {
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            const int t = Fft::point(r);
+            re[r] = t < columns_ ? row_[0].apply(value(0, t)) : 0.0f;
+            im[r] = t < columns_ ? row_[1].apply(value(1, t)) : 0.0f;
+        }
+    }
+
+    // Sum of the squares of all 2 Points outputs, after `convolve`.
+    KGEN_DEVICE float total_energy() const {
         using Sums = GroupSum<kThreads, 1>;
         __shared__ typename Sums::Scratch scratch;
         Sums add(scratch);
-        add(energy);
-        return 2.0f * energy[0];  // c^2 + d^2 = 2 (y[t]^2 + y[t + Points]^2), and both were halved
+        return 2.0f * add(energy_);  // c^2 + d^2 = 2 (y[t]^2 + y[t + Points]^2), and both were halved
     }
 
     KGEN_DEVICE bool is_finite_row(int row) const { return taps_.finite && row_[row].finite; }
     KGEN_DEVICE int exponent(int row) const { return taps_.exponent + row_[row].exponent; }
 
-    KGEN_DEVICE void store(int row, int t, float scaled, float bias) {
-        const float sum = times_power_of_two(scaled, exponent(row));
-        y_[row * stride_ + t] = from_float<T>(sum + bias);
+    KGEN_DEVICE void store(const float (&re)[PerThread], const float (&im)[PerThread],
+                           float bias) const {
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            const int t = Fft::point(r);
+            if (t >= columns_) continue;
+            y_[t] = from_float<T>(times_power_of_two(re[r], exponent(0)) + bias);
+            if (rows_ > 1)
+                y_[stride_ + t] = from_float<T>(times_power_of_two(im[r], exponent(1)) + bias);
+        }
     }
 
     KGEN_DEVICE bool is_accurate(const FftAccuracy<T>& accuracy, int row, int t, float squares) const {
@@ -233,6 +258,7 @@ private:
     int rows_, columns_;
     i64 stride_;
     RowScale taps_, row_[2];
+    float energy_ = 0.0f;  // this thread's part
 };
 
 }  // namespace detail
