@@ -77,6 +77,25 @@ KGEN_DEVICE void small_dft(float (&re)[R], float (&im)[R]) {
 
 }  // namespace detail
 
+// Squares the values of two rows.
+template <int N>
+KGEN_DEVICE void square(float (&re)[N], float (&im)[N]) {
+#pragma unroll
+    for (int r = 0; r < N; ++r) {
+        re[r] *= re[r];
+        im[r] *= im[r];
+    }
+}
+
+// Returns the largest of a thread's |X|^2, and of `largest`.
+template <int N>
+KGEN_DEVICE float largest_square(const float (&re)[N], const float (&im)[N], float largest) {
+#pragma unroll
+    for (int r = 0; r < N; ++r) largest = max(largest, re[r] * re[r] + im[r] * im[r]);
+    return largest;
+}
+
+// See above.
 template <int Points, int PerThread>
 class BlockFft {
     static_assert(is_power_of_two(Points) && is_power_of_two(PerThread), "powers of two");

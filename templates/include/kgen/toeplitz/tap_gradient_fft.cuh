@@ -36,41 +36,13 @@ public:
 
     KGEN_DEVICE void run() {
         __shared__ int count;
-        fft_.init();
-        find_scales();
-
-        // 1. The gradient; and for fp32 the sums of its terms' squares.
-        const int exponent = g_scale_.exponent + x_scale_.exponent;
-        float sums[PerThread], energy = 0.0f;
-#pragma unroll 1
-        for (int squared = 0; squared <= (kSquares ? 1 : 0); ++squared) {
-            correlate(sums, squared == 1);
-            if (squared == 0) {
-                energy = total_energy();
-#pragma unroll
-                for (int r = 0; r < PerThread; ++r) {
-                    const int d = Fft::point(r);
-                    if (d < columns_)
-                        gw_[columns_ - 1 - d] = from_float<W>(times_power_of_two(sums[r], exponent));
-                }
-            }
-        }
-
-        // 2. Which taps are accurate.
-        const FftAccuracy<W> accuracy(operands_, energy, 2.0f * Points, columns_);
         DirectOutputs direct(fft_.line(), &count);
-        direct.clear();
-#pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int d = Fft::point(r);
-            if (d >= columns_) continue;
-            const float y = times_power_of_two(to_float(gw_[columns_ - 1 - d]), -exponent);
-            const float squares = kSquares ? sums[r] : 0.0f;
-            if (!g_scale_.finite || !x_scale_.finite || !accuracy.is_accurate(y, squares))
-                direct.add(d);
+        if (columns_ <= kShortRow) {
+            direct.clear();
+            for (int d = thread_rank(); d < columns_; d += kThreads) direct.add(d);
+        } else {
+            transform(direct);
         }
-
-        // 3. The others, directly.
         direct.template for_each<kThreads>([&](int d, int lane) {
             float sum = 0.0f;
             for (i64 b = 0; b < batch_; ++b) {
@@ -85,6 +57,42 @@ public:
     }
 
 private:
+    // Stores all taps' gradients, and lists those that are not accurate.
+    KGEN_DEVICE void transform(DirectOutputs& direct) {
+        fft_.init();
+        find_scales();
+
+        // 1. The gradient; and for fp32 the sums of its terms' squares.
+        const int exponent = g_scale_.exponent() + x_scale_.exponent();
+        float sums[PerThread], energy = 0.0f, peaks = 0.0f;
+#pragma unroll 1
+        for (int squared = 0; squared <= (kSquares ? 1 : 0); ++squared) {
+            correlate(sums, squared == 1);
+            if (squared == 0) {
+                find_magnitudes(energy, peaks);
+#pragma unroll
+                for (int r = 0; r < PerThread; ++r) {
+                    const int d = Fft::point(r);
+                    if (d < columns_)
+                        gw_[columns_ - 1 - d] = from_float<W>(times_power_of_two(sums[r], exponent));
+                }
+            }
+        }
+
+        // 2. Which taps are accurate.
+        const FftAccuracy<W> accuracy(operands_, energy, peaks, 2.0f * Points, columns_);
+        direct.clear();
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            const int d = Fft::point(r);
+            if (d >= columns_) continue;
+            const float y = times_power_of_two(to_float(gw_[columns_ - 1 - d]), -exponent);
+            const float squares = kSquares ? sums[r] : 0.0f;
+            if (!g_scale_.is_finite() || !x_scale_.is_finite() || !accuracy.is_accurate(y, squares))
+                direct.add(d);
+        }
+    }
+
     KGEN_DEVICE void find_scales() {
         float largest[2] = {};
         for (i64 b = 0; b < batch_; ++b)
@@ -102,8 +110,8 @@ private:
         float sums[2] = {};
         for (i64 b = 0; b < batch_; ++b)
             for (int t = thread_rank(); t < columns_; t += kThreads) {
-                const float g = g_scale_.apply(g_[b * stride_ + t]);
-                const float x = x_scale_.apply(x_[b * stride_ + t]);
+                const float g = g_scale_.load(g_ + b * stride_ + t, true);
+                const float x = x_scale_.load(x_ + b * stride_ + t, true);
                 sums[0] += g * g;
                 sums[1] += x * x;
             }
@@ -121,8 +129,8 @@ private:
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
-            re[r] = t < columns_ ? scale.apply(rows[t]) : 0.0f;
-            im[r] = t < columns_ && is_pair ? scale.apply(rows[stride_ + t]) : 0.0f;
+            re[r] = scale.load(rows + t, t < columns_);
+            im[r] = scale.load(rows + stride_ + t, is_pair && t < columns_);
         }
     }
 
@@ -140,7 +148,7 @@ private:
         using PairSums = GroupSum<kThreads, 1, 2>;
         __shared__ typename PairSums::Scratch scratch;
         PairSums add(scratch);
-        energy_ = 0.0f;
+        energy_ = g_peak_ = x_peak_ = 0.0f;
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) sums[r] = 0.0f;
 #pragma unroll 1
@@ -158,8 +166,12 @@ private:
                     g_squares = x_squares;
                     x_squares = squares_of(x_re, x_im);
                     fft_.forward(x_re, x_im, half);
-                    if (operand == 0) fft_.keep(x_re, x_im);
+                    if (operand == 0) {
+                        g_peak_ = largest_square(x_re, x_im, g_peak_);
+                        fft_.keep(x_re, x_im);
+                    }
                 }
+                x_peak_ = largest_square(x_re, x_im, x_peak_);
                 if (half == 0 && !squared) {
                     float pair[2] = {g_squares, x_squares};
                     add(pair);
@@ -182,12 +194,20 @@ private:
         }
     }
 
-    // Sum of the squares of all 2 Points complex outputs, after `correlate`; see ToeplitzFft.
-    KGEN_DEVICE float total_energy() const {
+    // Sum of the squares of all 2 Points complex outputs, after `correlate`; see ToeplitzFft. Peaks of all pairs may be
+    // at one frequency, so that their errors add up.
+    KGEN_DEVICE void find_magnitudes(float& energy, float& peaks) const {
         using Sums = GroupSum<kThreads, 1>;
         __shared__ typename Sums::Scratch scratch;
         Sums add(scratch);
-        return 2.0f * add(energy_);
+        energy = 2.0f * add(energy_);
+        using Largest = GroupReduce<Max, kThreads, 1, 2>;
+        __shared__ typename Largest::Scratch more_scratch;
+        Largest reduce(more_scratch);
+        float largest[2] = {g_peak_, x_peak_};
+        reduce(largest);
+        const float pairs = 0.5f * static_cast<float>(batch_ + 1);
+        peaks = largest[0] * largest[1] * pairs * pairs;
     }
 
     Fft fft_;
@@ -198,7 +218,7 @@ private:
     int columns_;
     RowScale g_scale_, x_scale_;
     float operands_ = 0.0f;
-    float energy_ = 0.0f;  // this thread's part
+    float energy_, g_peak_, x_peak_;  // this thread's part, see find_magnitudes
 };
 
 }  // namespace detail

@@ -21,6 +21,9 @@
 
 namespace kgen {
 
+// Rows of at most so many values are summed directly: hardly any of their outputs would be accurate.
+constexpr int kShortRow = 32;
+
 // A list of outputs in shared memory: any thread adds to it, and warps share its entries. Its order does not matter to
 // results. `outputs` is how many there may be, at most 65536.
 class DirectOutputs {
@@ -53,16 +56,6 @@ private:
 
 namespace detail {
 
-// Squares the values of a row.
-template <int N>
-KGEN_DEVICE void square(float (&re)[N], float (&im)[N]) {
-#pragma unroll
-    for (int r = 0; r < N; ++r) {
-        re[r] *= re[r];
-        im[r] *= im[r];
-    }
-}
-
 // One channel and two batch rows.
 template <Triangle Side, class T, class W, int Points, int PerThread>
 class ToeplitzFft {
@@ -82,35 +75,14 @@ public:
 
     KGEN_DEVICE void run(float bias) {
         __shared__ int count;
-        fft_.init();
-        find_scales();
-
-        // 1. The outputs; and for fp32 the sums of their terms' squares.
-        float re[PerThread], im[PerThread], energy = 0.0f;
-#pragma unroll 1
-        for (int squared = 0; squared <= (kSquares ? 1 : 0); ++squared) {
-            convolve(re, im, squared == 1);
-            if (squared == 0) {
-                energy = total_energy();
-                store(re, im, bias);
-            }
-        }
-
-        // 2. Which outputs are accurate.
-        const FftAccuracy<T> accuracy(taps_.squares * (row_[0].squares + row_[1].squares), energy,
-                                      2.0f * Points, columns_);
         DirectOutputs direct(fft_.line(), &count);
-        direct.clear();
-#pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int t = Fft::point(r);
-            if (t >= columns_) continue;
-            if (!is_accurate(accuracy, 0, t, kSquares ? re[r] : 0.0f)) direct.add(t);
-            if (rows_ > 1 && !is_accurate(accuracy, 1, t, kSquares ? im[r] : 0.0f))
-                direct.add(Points + t);
+        if (columns_ <= kShortRow) {
+            direct.clear();
+            for (int i = thread_rank(); i < rows_ * columns_; i += kThreads)
+                direct.add(i / columns_ * Points + i % columns_);
+        } else {
+            transform(direct, bias);
         }
-
-        // 3. The others, directly.
         direct.template for_each<kThreads>([&](int output, int lane) {
             const int t = output % Points;
             const i64 offset = output / Points * stride_;
@@ -120,16 +92,41 @@ public:
     }
 
 private:
-    KGEN_DEVICE float value(int row, int t) const {
-        return row < rows_ ? to_float(x_[row * stride_ + t]) : 0.0f;
+    // Stores all outputs, and lists those that are not accurate.
+    KGEN_DEVICE void transform(DirectOutputs& direct, float bias) {
+        fft_.init();
+        find_scales();
+
+        // 1. The outputs; and for fp32 the sums of their terms' squares.
+        float re[PerThread], im[PerThread], energy = 0.0f, peaks = 0.0f;
+#pragma unroll 1
+        for (int squared = 0; squared <= (kSquares ? 1 : 0); ++squared) {
+            convolve(re, im, squared == 1);
+            if (squared == 0) {
+                find_magnitudes(energy, peaks);
+                store(re, im, bias);
+            }
+        }
+
+        // 2. Which outputs are accurate.
+        const FftAccuracy<T> accuracy(operands_, energy, peaks, 2.0f * Points, columns_);
+        direct.clear();
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            const int t = Fft::point(r);
+            if (t >= columns_) continue;
+            if (!is_accurate(accuracy, 0, t, kSquares ? re[r] : 0.0f)) direct.add(t);
+            if (rows_ > 1 && !is_accurate(accuracy, 1, t, kSquares ? im[r] : 0.0f))
+                direct.add(Points + t);
+        }
     }
 
     KGEN_DEVICE void find_scales() {
         float largest[3] = {};
         for (int t = thread_rank(); t < columns_; t += kThreads) {
             largest[0] = Max::apply(largest[0], abs(to_float(w_[t])));
-            largest[1] = Max::apply(largest[1], abs(value(0, t)));
-            largest[2] = Max::apply(largest[2], abs(value(1, t)));
+            largest[1] = Max::apply(largest[1], abs(to_float(x_[t])));
+            if (rows_ > 1) largest[2] = Max::apply(largest[2], abs(to_float(x_[stride_ + t])));
         }
         using Largest = GroupReduce<Max, kThreads, 1, 3>;
         __shared__ typename Largest::Scratch scratch;
@@ -137,12 +134,13 @@ private:
         reduce(largest);
         taps_ = RowScale::of_largest(largest[0]);
         row_[0] = RowScale::of_largest(largest[1]);
-        row_[1] = RowScale::of_largest(largest[2]);
+        // A row that is not there counts as zeros, which are not loaded.
+        if (rows_ > 1) row_[1] = RowScale::of_largest(largest[2]);
 
         float sums[3] = {};
         for (int t = thread_rank(); t < columns_; t += kThreads) {
-            const float a = taps_.apply(w_[t]), b = row_[0].apply(value(0, t)),
-                        c = row_[1].apply(value(1, t));
+            const float a = taps_.load(w_ + t, true), b = row_[0].load(x_ + t, true),
+                        c = row_[1].load(x_ + stride_ + t, true);
             sums[0] += a * a;
             sums[1] += b * b;
             sums[2] += c * c;
@@ -151,14 +149,13 @@ private:
         __shared__ typename Sums::Scratch more_scratch;
         Sums add(more_scratch);
         add(sums);
-        taps_.normalise(sums[0]);
-        row_[0].normalise(sums[1]);
-        row_[1].normalise(sums[2]);
+        operands_ = taps_.normalise(sums[0]) *
+                    (row_[0].normalise(sums[1]) + row_[1].normalise(sums[2]));
     }
 
     // The two rows of scaled outputs, or with `squared` the sums of the squares of their terms.
     KGEN_DEVICE void convolve(float (&re)[PerThread], float (&im)[PerThread], bool squared) {
-        energy_ = 0.0f;
+        energy_ = taps_peak_ = rows_peak_ = 0.0f;
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) re[r] = im[r] = 0.0f;
 #pragma unroll 1
@@ -173,8 +170,12 @@ private:
                 }
                 if (squared) square(x_re, x_im);
                 fft_.forward(x_re, x_im, half);
-                if (operand == 0) fft_.keep(x_re, x_im);
+                if (operand == 0) {
+                    taps_peak_ = largest_square(x_re, x_im, taps_peak_);
+                    fft_.keep(x_re, x_im);
+                }
             }
+            rows_peak_ = largest_square(x_re, x_im, rows_peak_);
 #pragma unroll
             for (int r = 0; r < PerThread; ++r) {
                 const f32x2 taps = fft_.kept(r);
@@ -197,7 +198,7 @@ private:
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
-            re[r] = t < columns_ ? taps_.apply(w_[columns_ - 1 - t]) : 0.0f;
+            re[r] = taps_.load(w_ + (columns_ - 1 - t), t < columns_);
             im[r] = 0.0f;
         }
     }
@@ -206,21 +207,27 @@ private:
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
-            re[r] = t < columns_ ? row_[0].apply(value(0, t)) : 0.0f;
-            im[r] = t < columns_ ? row_[1].apply(value(1, t)) : 0.0f;
+            re[r] = row_[0].load(x_ + t, t < columns_);
+            im[r] = row_[1].load(x_ + stride_ + t, t < columns_);
         }
     }
 
-    // Sum of the squares of all 2 Points outputs, after `convolve`.
-    KGEN_DEVICE float total_energy() const {
+    // Sum of the squares of all 2 Points outputs, and max |A|^2 * max |B|^2 of the spectra, after `convolve`.
+    KGEN_DEVICE void find_magnitudes(float& energy, float& peaks) const {
         using Sums = GroupSum<kThreads, 1>;
         __shared__ typename Sums::Scratch scratch;
         Sums add(scratch);
-        return 2.0f * add(energy_);  // c^2 + d^2 = 2 (y[t]^2 + y[t + Points]^2), and both were halved
+        energy = 2.0f * add(energy_);  // c^2 + d^2 = 2 (y[t]^2 + y[t + Points]^2), and both were halved
+        using Largest = GroupReduce<Max, kThreads, 1, 2>;
+        __shared__ typename Largest::Scratch more_scratch;
+        Largest reduce(more_scratch);
+        float largest[2] = {taps_peak_, rows_peak_};
+        reduce(largest);
+        peaks = largest[0] * largest[1];
     }
 
-    KGEN_DEVICE bool is_finite_row(int row) const { return taps_.finite && row_[row].finite; }
-    KGEN_DEVICE int exponent(int row) const { return taps_.exponent + row_[row].exponent; }
+    KGEN_DEVICE bool is_finite_row(int row) const { return taps_.is_finite() && row_[row].is_finite(); }
+    KGEN_DEVICE int exponent(int row) const { return taps_.exponent() + row_[row].exponent(); }
 
     KGEN_DEVICE void store(const float (&re)[PerThread], const float (&im)[PerThread],
                            float bias) const {
@@ -258,7 +265,8 @@ private:
     int rows_, columns_;
     i64 stride_;
     RowScale taps_, row_[2];
-    float energy_ = 0.0f;  // this thread's part
+    float operands_;  // see FftAccuracy
+    float energy_, taps_peak_, rows_peak_;  // this thread's part, see find_magnitudes
 };
 
 }  // namespace detail
