@@ -18,15 +18,21 @@ namespace kgen {
 
 namespace detail {
 
-template <class T, class W, int Points, int PerThread>
+template <class T, class W, int Points, int PerThread, bool Parked>
 class TapGradientFft {
 public:
     using Fft = BlockFft<Points, PerThread>;
     static constexpr int kThreads = Fft::kThreads;
     static constexpr bool kSquares = sizeof(W) == 4;  // whether |y| alone does not decide
 
-    KGEN_DEVICE TapGradientFft(const T* g, const T* x, W* gw, i64 batch, i64 stride, int columns)
+    using FirstHalf = Parking<PerThread, kThreads, Parked>;
+    using Spectrum = Parking<2 * PerThread, kThreads, Parked>;
+
+    KGEN_DEVICE TapGradientFft(const T* g, const T* x, W* gw, float* workspace, i64 batch,
+                               i64 stride, int columns)
         : fft_(dynamic_smem<f32x2>()),
+          first_half_(workspace),
+          spectrum_(workspace + FirstHalf::kFloats),
           g_(g),
           x_(x),
           gw_(gw),
@@ -150,28 +156,30 @@ private:
         PairSums add(scratch);
         energy_ = g_peak_ = x_peak_ = 0.0f;
 #pragma unroll
-        for (int r = 0; r < PerThread; ++r) sums[r] = 0.0f;
+        for (int r = 0; r < PerThread; ++r) first_half_.put(r, 0.0f);
 #pragma unroll 1
         for (int half = 0; half < 2; ++half) {
-            float re[PerThread] = {}, im[PerThread] = {};
+            float re[PerThread], im[PerThread];
+#pragma unroll
+            for (int i = 0; i < 2 * PerThread; ++i) spectrum_.put(i, 0.0f);
 #pragma unroll 1
             for (i64 b = 0; b < batch_; b += 2) {
-                float x_re[PerThread], x_im[PerThread], g_squares = 0.0f, x_squares = 0.0f;
+                float g_squares = 0.0f, x_squares = 0.0f;
 #pragma unroll 1
                 for (int operand = 0; operand < 2; ++operand) {
                     const RowScale scale = operand == 0 ? g_scale_ : x_scale_;
                     const T* rows = (operand == 0 ? g_ : x_) + b * stride_;
-                    load(x_re, x_im, rows, b + 1 < batch_, scale);
-                    if (squared) square(x_re, x_im);
+                    load(re, im, rows, b + 1 < batch_, scale);
+                    if (squared) square(re, im);
                     g_squares = x_squares;
-                    x_squares = squares_of(x_re, x_im);
-                    fft_.forward(x_re, x_im, half);
+                    x_squares = squares_of(re, im);
+                    fft_.forward(re, im, half);
                     if (operand == 0) {
-                        g_peak_ = largest_square(x_re, x_im, g_peak_);
-                        fft_.keep(x_re, x_im);
+                        g_peak_ = largest_square(re, im, g_peak_);
+                        fft_.keep(re, im);
                     }
                 }
-                x_peak_ = largest_square(x_re, x_im, x_peak_);
+                x_peak_ = largest_square(re, im, x_peak_);
                 if (half == 0 && !squared) {
                     float pair[2] = {g_squares, x_squares};
                     add(pair);
@@ -180,16 +188,24 @@ private:
 #pragma unroll
                 for (int r = 0; r < PerThread; ++r) {
                     const f32x2 g = fft_.kept(r);
-                    re[r] += g.x * x_re[r] + g.y * x_im[r];
-                    im[r] += g.y * x_re[r] - g.x * x_im[r];
+                    const float product_re = g.x * re[r] + g.y * im[r];
+                    const float product_im = g.y * re[r] - g.x * im[r];
+                    spectrum_.put(2 * r, spectrum_.get(2 * r) + product_re);
+                    spectrum_.put(2 * r + 1, spectrum_.get(2 * r + 1) + product_im);
                 }
+            }
+#pragma unroll
+            for (int r = 0; r < PerThread; ++r) {
+                re[r] = spectrum_.get(2 * r);
+                im[r] = spectrum_.get(2 * r + 1);
             }
             fft_.inverse(re, im, half);
 #pragma unroll
             for (int r = 0; r < PerThread; ++r) {
                 const float c = re[r] * (0.5f / Points), d = im[r] * (0.5f / Points);
-                sums[r] += c;
                 energy_ += c * c + d * d;
+                sums[r] = first_half_.get(r) + c;
+                first_half_.put(r, c);
             }
         }
     }
@@ -211,6 +227,8 @@ private:
     }
 
     Fft fft_;
+    FirstHalf first_half_;
+    Spectrum spectrum_;  // the sum of the products so far
     const T* g_;
     const T* x_;
     W* gw_;
@@ -223,13 +241,17 @@ private:
 
 }  // namespace detail
 
-// The gradient of the taps of a block's channel.
-template <class T, class W, int Points, int PerThread>
-KGEN_DEVICE void tap_gradient_fft(const T* g, const T* x, W* gw, i64 batch, i64 channels,
-                                  i64 columns) {
+// The gradient of the taps of a block's channel. With `Parked` sums wait in `workspace`, 3 * Points floats of each
+// block, and not in registers.
+template <class T, class W, int Points, int PerThread, bool Parked>
+KGEN_DEVICE void tap_gradient_fft(const T* g, const T* x, W* gw, float* workspace, i64 batch,
+                                  i64 channels, i64 columns) {
     const i64 offset = static_cast<i64>(blockIdx.x) * columns;
-    detail::TapGradientFft<T, W, Points, PerThread> gradient(
-        g + offset, x + offset, gw + offset, batch, channels * columns, static_cast<int>(columns));
+    using Gradient = detail::TapGradientFft<T, W, Points, PerThread, Parked>;
+    constexpr int kFloats = Gradient::FirstHalf::kFloats + Gradient::Spectrum::kFloats;
+    Gradient gradient(g + offset, x + offset, gw + offset,
+                      workspace + static_cast<i64>(blockIdx.x) * kFloats, batch,
+                      channels * columns, static_cast<int>(columns));
     gradient.run();
 }
 

@@ -16,6 +16,7 @@
 
 #include "kgen/fft/block_fft.cuh"
 #include "kgen/fft/fft_accuracy.cuh"
+#include "kgen/fft/parking.cuh"
 #include "kgen/primitives/atomic.cuh"
 #include "kgen/toeplitz/toeplitz.cuh"
 
@@ -57,15 +58,18 @@ private:
 namespace detail {
 
 // One channel and two batch rows.
-template <Triangle Side, class T, class W, int Points, int PerThread>
+template <Triangle Side, class T, class W, int Points, int PerThread, bool Parked>
 class ToeplitzFft {
 public:
     using Fft = BlockFft<Points, PerThread>;
     static constexpr int kThreads = Fft::kThreads;
+    using FirstHalf = Parking<2 * PerThread, kThreads, Parked>;
     static constexpr bool kSquares = sizeof(T) == 4;  // whether |y| alone does not decide
 
-    KGEN_DEVICE ToeplitzFft(const W* w, const T* x, T* y, int rows, i64 stride, int columns)
+    KGEN_DEVICE ToeplitzFft(const W* w, const T* x, T* y, float* workspace, int rows, i64 stride,
+                            int columns)
         : fft_(dynamic_smem<f32x2>()),
+          first_half_(workspace),
           w_(w),
           x_(x),
           y_(y),
@@ -104,20 +108,28 @@ private:
             convolve(re, im, squared == 1);
             if (squared == 0) {
                 find_magnitudes(energy, peaks);
-                store(re, im, bias);
+                store(re, 0, bias);
+                if (rows_ > 1) store(im, 1, bias);
             }
         }
 
         // 2. Which outputs are accurate.
         const FftAccuracy<T> accuracy(operands_, energy, peaks, 2.0f * Points, columns_);
         direct.clear();
+        list_inaccurate(direct, accuracy, 0, re);
+        if (rows_ > 1) list_inaccurate(direct, accuracy, 1, im);
+    }
+
+    KGEN_DEVICE void list_inaccurate(DirectOutputs& direct, const FftAccuracy<T>& accuracy, int row,
+                                     const float (&squares)[PerThread]) const {
+        const bool is_finite = taps_.is_finite() && row_[row].is_finite();
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
             if (t >= columns_) continue;
-            if (!is_accurate(accuracy, 0, t, kSquares ? re[r] : 0.0f)) direct.add(t);
-            if (rows_ > 1 && !is_accurate(accuracy, 1, t, kSquares ? im[r] : 0.0f))
-                direct.add(Points + t);
+            const float y = times_power_of_two(to_float(y_[row * stride_ + t]), -exponent(row));
+            if (!is_finite || !accuracy.is_accurate(y, kSquares ? squares[r] : 0.0f))
+                direct.add(row * Points + t);
         }
     }
 
@@ -156,41 +168,49 @@ private:
     // The two rows of scaled outputs, or with `squared` the sums of the squares of their terms.
     KGEN_DEVICE void convolve(float (&re)[PerThread], float (&im)[PerThread], bool squared) {
         energy_ = taps_peak_ = rows_peak_ = 0.0f;
-#pragma unroll
-        for (int r = 0; r < PerThread; ++r) re[r] = im[r] = 0.0f;
 #pragma unroll 1
         for (int half = 0; half < 2; ++half) {
-            float x_re[PerThread], x_im[PerThread];
 #pragma unroll 1
             for (int operand = 0; operand < 2; ++operand) {
                 if (operand == 0) {
-                    load_taps(x_re, x_im);
+                    load_taps(re, im);
                 } else {
-                    load_rows(x_re, x_im);
+                    load_rows(re, im);
                 }
-                if (squared) square(x_re, x_im);
-                fft_.forward(x_re, x_im, half);
+                if (squared) square(re, im);
+                fft_.forward(re, im, half);
                 if (operand == 0) {
-                    taps_peak_ = largest_square(x_re, x_im, taps_peak_);
-                    fft_.keep(x_re, x_im);
+                    taps_peak_ = largest_square(re, im, taps_peak_);
+                    fft_.keep(re, im);
                 }
             }
-            rows_peak_ = largest_square(x_re, x_im, rows_peak_);
+            rows_peak_ = largest_square(re, im, rows_peak_);
 #pragma unroll
             for (int r = 0; r < PerThread; ++r) {
                 const f32x2 taps = fft_.kept(r);
-                const float sine = Side == Triangle::lower ? taps.y : -taps.y, x = x_re[r];
-                x_re[r] = x * taps.x - x_im[r] * sine;
-                x_im[r] = x * sine + x_im[r] * taps.x;
+                const float sine = Side == Triangle::lower ? taps.y : -taps.y, x = re[r];
+                re[r] = x * taps.x - im[r] * sine;
+                im[r] = x * sine + im[r] * taps.x;
             }
-            fft_.inverse(x_re, x_im, half);
+            fft_.inverse(re, im, half);
 #pragma unroll
             for (int r = 0; r < PerThread; ++r) {
-                const float c = x_re[r] * (0.5f / Points), d = x_im[r] * (0.5f / Points);
-                re[r] += c;
-                im[r] += d;
-                energy_ += c * c + d * d;
+                re[r] *= 0.5f / Points;
+                im[r] *= 0.5f / Points;
+                energy_ += re[r] * re[r] + im[r] * im[r];
             }
+            if (half == 0) {
+#pragma unroll
+                for (int r = 0; r < PerThread; ++r) {
+                    first_half_.put(2 * r, re[r]);
+                    first_half_.put(2 * r + 1, im[r]);
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            re[r] += first_half_.get(2 * r);
+            im[r] += first_half_.get(2 * r + 1);
         }
     }
 
@@ -226,24 +246,15 @@ private:
         peaks = largest[0] * largest[1];
     }
 
-    KGEN_DEVICE bool is_finite_row(int row) const { return taps_.is_finite() && row_[row].is_finite(); }
     KGEN_DEVICE int exponent(int row) const { return taps_.exponent() + row_[row].exponent(); }
 
-    KGEN_DEVICE void store(const float (&re)[PerThread], const float (&im)[PerThread],
-                           float bias) const {
+    KGEN_DEVICE void store(const float (&scaled)[PerThread], int row, float bias) const {
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
-            if (t >= columns_) continue;
-            y_[t] = from_float<T>(times_power_of_two(re[r], exponent(0)) + bias);
-            if (rows_ > 1)
-                y_[stride_ + t] = from_float<T>(times_power_of_two(im[r], exponent(1)) + bias);
+            const float y = times_power_of_two(scaled[r], exponent(row));
+            if (t < columns_) y_[row * stride_ + t] = from_float<T>(y + bias);
         }
-    }
-
-    KGEN_DEVICE bool is_accurate(const FftAccuracy<T>& accuracy, int row, int t, float squares) const {
-        const float y = times_power_of_two(to_float(y_[row * stride_ + t]), -exponent(row));
-        return is_finite_row(row) && accuracy.is_accurate(y, squares);
     }
 
     // A lane's part of output t, or u, of a row.
@@ -259,6 +270,7 @@ private:
     }
 
     Fft fft_;
+    FirstHalf first_half_;
     const W* w_;
     const T* x_;
     T* y_;
@@ -271,17 +283,19 @@ private:
 
 }  // namespace detail
 
-// y of a block's channel and two batch rows; blocks of a channel are `channels` apart.
-template <Triangle Side, class T, class W, int Points, int PerThread>
-KGEN_DEVICE void toeplitz_fft(const W* w, const T* x, T* y, i64 batch, i64 channels, i64 columns,
-                              float bias) {
+// y of a block's channel and two batch rows; blocks of a channel are `channels` apart. With `Parked` the outputs of the
+// first half wait in `workspace`, 2 * Points floats of each block, and not in registers.
+template <Triangle Side, class T, class W, int Points, int PerThread, bool Parked>
+KGEN_DEVICE void toeplitz_fft(const W* w, const T* x, T* y, float* workspace, i64 batch,
+                              i64 channels, i64 columns, float bias) {
     const i64 channel = static_cast<i64>(blockIdx.x) % channels;
     const i64 first = static_cast<i64>(blockIdx.x) / channels * 2;
     const i64 stride = channels * columns, offset = first * stride + channel * columns;
-    detail::ToeplitzFft<Side, T, W, Points, PerThread> product(
-        w + channel * columns, x + offset, y + offset,
-        static_cast<int>(min(batch - first, static_cast<i64>(2))), stride,
-        static_cast<int>(columns));
+    using Product = detail::ToeplitzFft<Side, T, W, Points, PerThread, Parked>;
+    Product product(w + channel * columns, x + offset, y + offset,
+                    workspace + static_cast<i64>(blockIdx.x) * Product::FirstHalf::kFloats,
+                    static_cast<int>(min(batch - first, static_cast<i64>(2))), stride,
+                    static_cast<int>(columns));
     product.run(bias);
 }
 
