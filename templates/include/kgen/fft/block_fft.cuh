@@ -21,7 +21,7 @@
 // pass meet different banks. Real and imaginary parts take turns on one line.
 //
 // Synchronisation: an exchange has four block barriers, the first of which protects the line's readers before it. All
-// threads of the block call all functions together. After `init` the caller passes a block barrier.
+// threads of the block call all functions together. `init` ends with a barrier.
 #pragma once
 
 #include "kgen/fft/roots.cuh"
@@ -127,6 +127,7 @@ public:
         twist_ = unit_root(static_cast<float>(thread_rank()) * (-1.0f / Points));
         for (int k = thread_rank(); k < kRoots; k += kThreads)
             roots_[k] = unit_root(static_cast<float>(k) * (-2.0f / Points));
+        sync_block();
     }
 
     // Returns the index of this thread's point r, before `forward` and after `inverse`.
