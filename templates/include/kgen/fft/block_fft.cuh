@@ -115,6 +115,14 @@ public:
     // The line, for other uses between transforms.
     KGEN_DEVICE float* line() const { return line_; }
 
+    // Scratch of reductions while no spectrum is kept; `which` is 0 or 1. Static arrays would take room that the
+    // largest transforms need.
+    template <class Scratch>
+    KGEN_DEVICE Scratch& scratch(int which) const {
+        static_assert(2 * sizeof(Scratch) <= 8 * Points, "two of them lie in the place of a spectrum");
+        return reinterpret_cast<Scratch*>(kept_ + which * (Points / 2))[0];
+    }
+
     // Puts a spectrum aside. Only its thread reads it, so that no barrier is needed.
     KGEN_DEVICE void keep(const float (&re)[PerThread], const float (&im)[PerThread]) {
 #pragma unroll

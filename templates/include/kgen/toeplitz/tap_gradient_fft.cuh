@@ -107,8 +107,7 @@ private:
                 largest[1] = Max::apply(largest[1], abs(to_float(x_[b * stride_ + t])));
             }
         using Largest = GroupReduce<Max, kThreads, 1, 2>;
-        __shared__ typename Largest::Scratch scratch;
-        Largest reduce(scratch);
+        Largest reduce(fft_.template scratch<typename Largest::Scratch>(0));
         reduce(largest);
         g_scale_ = RowScale::of_largest(largest[0]);
         x_scale_ = RowScale::of_largest(largest[1]);
@@ -122,8 +121,7 @@ private:
                 sums[1] += x * x;
             }
         using Sums = GroupSum<kThreads, 1, 2>;
-        __shared__ typename Sums::Scratch more_scratch;
-        Sums add(more_scratch);
+        Sums add(fft_.template scratch<typename Sums::Scratch>(1));
         add(sums);
         g_scale_.normalise(sums[0]);
         x_scale_.normalise(sums[1]);
@@ -214,12 +212,10 @@ private:
     // at one frequency, so that their errors add up.
     KGEN_DEVICE void find_magnitudes(float& energy, float& peaks) const {
         using Sums = GroupSum<kThreads, 1>;
-        __shared__ typename Sums::Scratch scratch;
-        Sums add(scratch);
+        Sums add(fft_.template scratch<typename Sums::Scratch>(1));
         energy = 2.0f * add(energy_);
         using Largest = GroupReduce<Max, kThreads, 1, 2>;
-        __shared__ typename Largest::Scratch more_scratch;
-        Largest reduce(more_scratch);
+        Largest reduce(fft_.template scratch<typename Largest::Scratch>(0));
         float largest[2] = {g_peak_, x_peak_};
         reduce(largest);
         const float pairs = 0.5f * static_cast<float>(batch_ + 1);

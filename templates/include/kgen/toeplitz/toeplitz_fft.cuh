@@ -141,8 +141,7 @@ private:
             if (rows_ > 1) largest[2] = Max::apply(largest[2], abs(to_float(x_[stride_ + t])));
         }
         using Largest = GroupReduce<Max, kThreads, 1, 3>;
-        __shared__ typename Largest::Scratch scratch;
-        Largest reduce(scratch);
+        Largest reduce(fft_.template scratch<typename Largest::Scratch>(0));
         reduce(largest);
         taps_ = RowScale::of_largest(largest[0]);
         row_[0] = RowScale::of_largest(largest[1]);
@@ -158,8 +157,7 @@ private:
             sums[2] += c * c;
         }
         using Sums = GroupSum<kThreads, 1, 3>;
-        __shared__ typename Sums::Scratch more_scratch;
-        Sums add(more_scratch);
+        Sums add(fft_.template scratch<typename Sums::Scratch>(1));
         add(sums);
         operands_ = taps_.normalise(sums[0]) *
                     (row_[0].normalise(sums[1]) + row_[1].normalise(sums[2]));
@@ -228,19 +226,22 @@ private:
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
             re[r] = row_[0].load(x_ + t, t < columns_);
-            im[r] = row_[1].load(x_ + stride_ + t, t < columns_);
+        }
+        const T* second = x_ + stride_;
+#pragma unroll
+        for (int r = 0; r < PerThread; ++r) {
+            const int t = Fft::point(r);
+            im[r] = row_[1].load(second + t, t < columns_);
         }
     }
 
     // Sum of the squares of all 2 Points outputs, and max |A|^2 * max |B|^2 of the spectra, after `convolve`.
     KGEN_DEVICE void find_magnitudes(float& energy, float& peaks) const {
         using Sums = GroupSum<kThreads, 1>;
-        __shared__ typename Sums::Scratch scratch;
-        Sums add(scratch);
+        Sums add(fft_.template scratch<typename Sums::Scratch>(1));
         energy = 2.0f * add(energy_);  // c^2 + d^2 = 2 (y[t]^2 + y[t + Points]^2), and both were halved
         using Largest = GroupReduce<Max, kThreads, 1, 2>;
-        __shared__ typename Largest::Scratch more_scratch;
-        Largest reduce(more_scratch);
+        Largest reduce(fft_.template scratch<typename Largest::Scratch>(0));
         float largest[2] = {taps_peak_, rows_peak_};
         reduce(largest);
         peaks = largest[0] * largest[1];
