@@ -212,26 +212,24 @@ private:
         }
     }
 
+    // Opaque: else what depends on `columns` would stay in registers from one transform to the next.
     KGEN_DEVICE void load_taps(float (&re)[PerThread], float (&im)[PerThread]) const {
+        const int columns = opaque(columns_);
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
-            re[r] = taps_.load(w_ + (columns_ - 1 - t), t < columns_);
+            re[r] = taps_.load(w_ + (columns - 1 - t), t < columns);
             im[r] = 0.0f;
         }
     }
 
     KGEN_DEVICE void load_rows(float (&re)[PerThread], float (&im)[PerThread]) const {
+        const int columns = opaque(columns_);
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
-            re[r] = row_[0].load(x_ + t, t < columns_);
-        }
-        const T* second = x_ + stride_;
-#pragma unroll
-        for (int r = 0; r < PerThread; ++r) {
-            const int t = Fft::point(r);
-            im[r] = row_[1].load(second + t, t < columns_);
+            re[r] = row_[0].load(x_ + t, t < columns);
+            im[r] = row_[1].load(x_ + stride_ + t, t < columns);
         }
     }
 
