@@ -20,7 +20,7 @@
 
 namespace kgen {
 
-// The largest errors seen, of rows of 250 to 4000 values that are normal, positive, alternating, decaying or of very
+// The largest errors seen, of rows of 250 to 16384 values that are normal, positive, alternating, decaying or of very
 // different sizes, are 4 to 8 times the sum in brackets. The verifier's bound leaves room for 1.4 times as much.
 constexpr float kFftErrors = 8.0f;
 constexpr float kPeakErrors = 1.5f;
