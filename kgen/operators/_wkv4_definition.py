@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 # Exponent of an empty sum; the published state before the first step. Not -inf, which would
 # subtract from itself.
 EMPTY = -1e38
-# Share of the rounding of an exponent (2 ulp) in the error that a result may have (5 ulp).
-_EXP_SHARE = 0.4
 # Step of the difference quotient by the decay: T times it is small.
 _SHIFT = 1e-5
 
@@ -181,8 +179,8 @@ def scale(
 
     gw: what step s adds to the output of step t is a term t - s times, once per decay between them,
     always with the same error. The sum of (times * term)^2 is the derivative, by the decay, of the
-    sum of times * term^2. gw has the decay as a factor, too, and the error of its exponent grows
-    with it; in other outputs a decay that strong is negligible beside later terms.
+    sum of times * term^2. A weight has the error of its exponent, which grows with the decay and
+    the keys; of other outputs there are so many elements that the definition meets such errors.
     """
     import torch
 
@@ -222,8 +220,18 @@ def scale(
         terms = {
             "gk": (gu + later * (v.square() * ga + gd)).sqrt(),
             "gv": (own + later * ga).sqrt(),
-            "gw": slope.abs() * gw * (1 + _EXP_SHARE * decay.abs().clamp_max(1e3)),
+            "gw": slope.abs() * gw * (1 + _exponents(decay, k)),
             "gu": gu.sum((0, 1)).sqrt(),
             "ginitial_state": _by_state(doubled, adjoint[0]).sqrt(),
         }
     return {name: y.abs().maximum(terms[name]) for name, y in outputs.items()}
+
+
+def _exponents(decay: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The magnitude of exponents, [C]: of the decay, or of the keys."""
+    import torch
+
+    if k.shape[0] * k.shape[1] == 0:
+        return decay.abs().clamp_max(1e3)
+    keys = k.nan_to_num(0.0, 0.0, 0.0).abs().amax((0, 1)).clamp_max(1e3)
+    return torch.maximum(decay.abs().clamp_max(1e3), keys)

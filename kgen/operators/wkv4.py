@@ -108,12 +108,12 @@ def make_inputs(
     """Draw; the case decides scale, keys, decays and special values.
 
     Log decays are those that RWKV-4 starts from, -0.007 to -20, keys of a few units. `tiny` and
-    `huge` scale v and gy by 1e-4 and 1e4 (fp16: 1e2). `large_keys` scales k by 1e4, so that one
-    step outweighs all others. `rising` and `falling` let k grow or fall by 1 per step, so that the
-    maximum moves at every step, or never. `alternating` makes neighbouring terms cancel.
-    `extreme_decay` has log decays from 0 to -inf, `no_decay` 0 alone. `nonfinite` plants NaN in k,
-    v and gy, and forward an Inf in the last v: whether an earlier one meets a weight that rounded
-    to 0 would depend on the algorithm.
+    `huge` scale v and gy by 1e-4 and 1e4 (fp16: 1e2). `large_keys` has keys of hundreds, whose
+    exponentials fp32 does not hold: one step outweighs all others. `rising` and `falling` let k
+    grow or fall by 1 per step, so that the maximum moves at every step, or never. `alternating`
+    makes neighbouring terms cancel. `extreme_decay` has log decays from 0 to -inf, `no_decay` 0
+    alone. `nonfinite` plants NaN in k, v and gy, and forward an Inf in the last v: whether an
+    earlier one meets a weight that rounded to 0 would depend on the algorithm.
     """
     import torch
 
@@ -129,7 +129,7 @@ def make_inputs(
     steps = torch.arange(t, device=device).view(t, 1)
     k = 2 * draw(b, t, c)
     if case == "large_keys":
-        k *= 5e3
+        k *= 32
     elif case in ("rising", "falling"):
         k += steps if case == "rising" else -steps
     drawn = {"k": k}
