@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Peer = Callable[[Tensors, Mapping[str, float]], object]
     # (log decay, u, k, v, initial state [B, C, 3] or None) -> (y, final state)
     Function = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    Block = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    Block = Callable[..., tuple[torch.Tensor, ...]]
 
 _FORWARD = ("w", "u", "k", "v", "initial_state")
 _BLOCK = 32
@@ -57,18 +57,19 @@ def _by_blocks(block: Block) -> Function:
         decay, u, k, v = (x.float() for x in (decay, u, k, v))
         if state is None:
             mean = v.new_zeros(v.shape[0], v.shape[2])
-            key = mean + EMPTY
+            key = top = mean + EMPTY
         else:
-            num, den, exponent = state.unbind(-1)
+            num, den, top = state.unbind(-1)
             there = den > 0
             mean = torch.where(there, num / torch.where(there, den, 1.0), 0.0)
-            key = torch.where(there, exponent + torch.where(there, den, 1.0).log(), EMPTY)
+            key = torch.where(there, top + torch.where(there, den, 1.0).log(), EMPTY)
         out = []
         for k_b, v_b in zip(k.split(_BLOCK, 1), v.split(_BLOCK, 1), strict=True):
-            y, key, mean = block(decay.clamp_min(-1e4), u, k_b, v_b, key, mean)
+            y, key, mean, top = block(decay.clamp_min(-1e4), u, k_b, v_b, key, mean, top)
             out.append(y)
         y = torch.cat(out, dim=1) if out else v
-        return y.to(dtype), torch.stack([mean, torch.ones_like(mean), key], dim=-1)
+        den = (key - top).exp()
+        return y.to(dtype), torch.stack([mean * den, den, top], dim=-1)
 
     return call
 
@@ -80,8 +81,9 @@ def _block(
     v: torch.Tensor,
     key: torch.Tensor,
     mean: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(y, key and value of all steps so far) of a block; all exponents are softmax's."""
+    top: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """(y, key and value of all steps so far, the largest exponent) of a block."""
     import torch
 
     steps = torch.arange(k.shape[1], device=k.device)
@@ -95,7 +97,8 @@ def _block(
     y = (weights * values[:, None]).sum(2)
     end = torch.cat([(key + len(steps) * decay)[:, None],
                      k + (len(steps) - 1 - steps)[:, None] * decay], dim=1)
-    return y, end.logsumexp(1), (end.softmax(1) * values).sum(1)
+    top = torch.maximum(top + len(steps) * decay, end[:, 1:].amax(1)).detach()
+    return y, end.logsumexp(1), (end.softmax(1) * values).sum(1), top
 
 
 def _fla(
