@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     Tensors = Mapping[str, torch.Tensor]
     Peer = Callable[[Tensors, Mapping[str, float]], object]
-    # (log decay, u, k, v, initial state [B, C, 3] or None) -> (y, final state)
+    # (k, v, log decay, u, initial state [B, C, 3] or None) -> (y, final state)
     Function = Callable[..., tuple[torch.Tensor, torch.Tensor]]
     Block = Callable[..., tuple[torch.Tensor, ...]]
 
-_FORWARD = ("w", "u", "k", "v", "initial_state")
+_FORWARD = ("k", "v", "w", "u", "initial_state")  # in the order of the gradients
 _BLOCK = 32
 
 
@@ -45,10 +45,10 @@ def _by_blocks(block: Block) -> Function:
     """Attention with softmax over a block's keys; what precedes the block is one more key."""
 
     def call(
-        decay: torch.Tensor,
-        u: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        decay: torch.Tensor,
+        u: torch.Tensor,
         state: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -102,10 +102,10 @@ def _block(
 
 
 def _fla(
-    decay: torch.Tensor,
-    u: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    decay: torch.Tensor,
+    u: torch.Tensor,
     state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     import torch

@@ -13,7 +13,7 @@ from kgen.operators.wkv4 import OPERATOR
 
 STATES = ",initial_state_dtype=fp32,final_state_dtype=fp32"
 NAMES = ("k", "v", "w", "u", "initial_state")
-EMPTY = torch.tensor([0.0, 0.0, -1e38]).double()
+EMPTY = torch.tensor([0.0, 0.0, -1e38], dtype=torch.float64)
 
 
 def problem(dims: str = "B=2,T=7,C=5", states: bool = True, form: str = "log") -> Problem:
@@ -40,7 +40,7 @@ def both(x: dict[str, Tensor], form: str = "log") -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("form", ["log", "raw"])
 @pytest.mark.parametrize("states", [False, True])
-@pytest.mark.parametrize("steps", [1, 7, 70])
+@pytest.mark.parametrize("steps", [1, 40])
 @pytest.mark.parametrize("case", ["normal", "rising", "falling", "no_decay", "large_keys"])
 def test_it_is_the_formula_and_its_gradient(
     case: str, steps: int, states: bool, form: str
@@ -89,6 +89,7 @@ def test_a_loss_of_the_values_of_a_state_agrees_with_the_gradient_of_the_maximum
         old, new = (top + leaves["w"] - largest).exp(), (k_t - largest).exp()
         num, den, top = old * num + new * v_t, old * den + new, largest
     state = torch.stack([num, den, top], dim=-1)
+    num, den, top = state.unbind(-1)
     loss = (num / den).sin().sum() + (den.log() + top).square().sum()
     want = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, allow_unused=True)
     (by_state,) = torch.autograd.grad(loss, state)
@@ -148,7 +149,7 @@ def test_nan_reaches_what_depends_on_it_alone(name: str) -> None:
 
 @pytest.mark.parametrize("case", OPERATOR.cases)
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
-def test_scale_is_at_least_the_output_and_at_most_a_few_sums_of_magnitudes(
+def test_scale_is_at_least_the_output_and_of_y_at_most_the_values(
     case: str, pass_name: str
 ) -> None:
     at = problem("B=2,T=30,C=5")
@@ -156,7 +157,6 @@ def test_scale_is_at_least_the_output_and_at_most_a_few_sums_of_magnitudes(
     outputs = OPERATOR.definition(pass_name, given, scalars)
     assert OPERATOR.scale is not None
     scale = OPERATOR.scale(pass_name, given, outputs, scalars)
-    largest = max(float(given[n].nan_to_num(0, 0, 0).abs().max()) for n in ("k", "w"))
     for name, output in outputs.items():
         finite = output.isfinite() & scale[name].isfinite()
         assert finite.any() or case == "nonfinite"
@@ -167,10 +167,9 @@ def test_scale_is_at_least_the_output_and_at_most_a_few_sums_of_magnitudes(
             before = torch.where(state[..., 1] > 0, state[..., 0] / state[..., 1], 0.0).abs()
             limit = torch.maximum(most, before[:, None]).expand_as(output)
             assert (scale[name] <= 1.001 * limit)[finite].all()
-    assert largest > 0
 
 
 def test_an_extent_that_is_fixed() -> None:
     assert problem().shape(("B", "C", "3")) == (2, 5, 3)
-    with pytest.raises(ProblemError, match="'decay_form=decay'|decay_form=decay"):
+    with pytest.raises(ProblemError, match=r"decay_form=decay.*\n.*log, raw"):
         problem(form="decay")
