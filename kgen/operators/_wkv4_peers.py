@@ -64,7 +64,7 @@ def _by_blocks(block: Block) -> Function:
             mean = torch.where(there, num / torch.where(there, den, 1.0), 0.0)
             key = torch.where(there, top + torch.where(there, den, 1.0).log(), EMPTY)
         out = []
-        for k_b, v_b in zip(k.split(_BLOCK, 1), v.split(_BLOCK, 1), strict=True):
+        for k_b, v_b in zip(torch.split(k, _BLOCK, 1), torch.split(v, _BLOCK, 1), strict=True):
             y, key, mean, top = block(decay.clamp_min(-1e4), u, k_b, v_b, key, mean, top)
             out.append(y)
         y = torch.cat(out, dim=1) if out else v

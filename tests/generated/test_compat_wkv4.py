@@ -83,12 +83,14 @@ def test_hugging_face(compat: ModuleType) -> None:
 def test_hugging_face_decodes_step_by_step(compat: ModuleType) -> None:
     w, u, k, v, _ = (x.detach().bfloat16() for x in given().values())
     whole, end = compat.rwkv_linear_attention(w, u, k, v, return_state=True)
-    parts, state = [], None
+    parts: list[Tensor] = []
+    state: list[Tensor] | None = None
     for t in range(T):
         y, state = compat.rwkv_linear_attention(w, u, k[:, t, None], v[:, t, None], state, True)
         parts.append(y)
     assert whole.dtype == torch.bfloat16
     torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+    assert state is not None
     for got, want in zip(state, end, strict=True):
         torch.testing.assert_close(got, want)
 
