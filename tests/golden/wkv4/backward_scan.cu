@@ -62,10 +62,10 @@ wkv4_round_sums(const Value* __restrict__ k,       // [B, T, C]
                 const Value* __restrict__ v,       // [B, T, C]
                 const W* __restrict__ w,           // [C]
                 float* __restrict__ round_states,  // [B, rounds + 1, 3, C]
-                i64 B, i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
+                i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
                 i64 rounds) {
     kgen::wkv4::sum_runs<kForm, kVec, kSteps, kSmallThreads>(
-        k, v, w, round_states, B, T, C, k_stride_B, k_stride_T, v_stride_B, v_stride_T,
+        k, v, w, round_states, T, C, k_stride_B, k_stride_T, v_stride_B, v_stride_T,
         static_cast<i64>(kRound), rounds, rounds + 1);
 }
 
@@ -119,8 +119,9 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
               i64 gv_stride_T, i64 rounds) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     const int segment = static_cast<int>(threadIdx.x) / kLanes;
-    const i64 tiles = kgen::ceil_div(C, static_cast<i64>(kColumns));
-    const i64 c = blockIdx.x % tiles * kColumns + lane * kVec, b = blockIdx.x / tiles;
+    const kgen::u32 tiles = static_cast<kgen::u32>(kgen::ceil_div(C, static_cast<i64>(kColumns)));
+    const i64 c = static_cast<i64>(blockIdx.x % tiles) * kColumns + lane * kVec;
+    const i64 b = blockIdx.x / tiles;
     const bool inside = c < C;  // C is a multiple of kVec
     const kgen::wkv4::PairRows states{round_states, C};
     const i64 first_row = b * (rounds + 1);

@@ -58,11 +58,11 @@ wkv4_split_sums(const Value* __restrict__ k,      // [B, T, C]
                 const Value* __restrict__ v,      // [B, T, C]
                 const W* __restrict__ w,          // [C]
                 float* __restrict__ split_sums,   // [B, split_count, 3, C]
-                i64 B, i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
+                i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
                 i64 split_steps, i64 split_count) {
     // No part begins with the sum of the last one.
     kgen::wkv4::sum_runs<kForm, kVec, kSteps, kSumThreads>(
-        k, v, w, split_sums, B, T, C, k_stride_B, k_stride_T, v_stride_B, v_stride_T, split_steps,
+        k, v, w, split_sums, T, C, k_stride_B, k_stride_T, v_stride_B, v_stride_T, split_steps,
         split_count - 1, split_count);
 }
 
@@ -81,9 +81,10 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
              i64 y_stride_B, i64 y_stride_T, i64 split_steps, i64 split_count) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     const int segment = static_cast<int>(threadIdx.x) / kLanes;
-    const i64 tiles = kgen::ceil_div(C, static_cast<i64>(kColumns));
-    const i64 c = blockIdx.x % tiles * kColumns + lane * kVec;
-    const i64 split = blockIdx.x / tiles % split_count, b = blockIdx.x / tiles / split_count;
+    const kgen::u32 tiles = static_cast<kgen::u32>(kgen::ceil_div(C, static_cast<i64>(kColumns)));
+    const kgen::u32 part = blockIdx.x / tiles, parts = static_cast<kgen::u32>(split_count);
+    const i64 c = static_cast<i64>(blockIdx.x % tiles) * kColumns + lane * kVec;
+    const i64 split = part % parts, b = part / parts;
     const bool inside = c < C;  // C is a multiple of kVec
     const i64 begin = split * split_steps, end = kgen::min(T, begin + split_steps);
 

@@ -57,16 +57,17 @@ KGEN_DEVICE void add_steps(Pair (&sums)[Width], const float (&decay)[Width],
     }
 }
 
-// Sums the terms of each run of `run_steps` steps but the last `skipped` ones: sums [B, runs, 3, C] gets run i of
-// batch row b in row b * row_runs + i. A thread per batch row, run and `Width` channels.
+// Sums the terms of each of the first `runs` runs of `run_steps` steps: run i of batch row b to row b * row_runs + i of
+// sums [B * row_runs, 3, C]. A thread per batch row, run and `Width` channels; a block of `Threads` has one run.
 template <DecayForm Form, int Width, int Steps, int Threads, class T, class W>
-KGEN_DEVICE void sum_runs(const T* k, const T* v, const W* w, float* sums, i64 B, i64 T_, i64 C,
+KGEN_DEVICE void sum_runs(const T* k, const T* v, const W* w, float* sums, i64 T_, i64 C,
                           i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
                           i64 run_steps, i64 runs, i64 row_runs) {
-    const i64 groups = C / Width;  // of channels
-    const i64 index = static_cast<i64>(blockIdx.x) * Threads + threadIdx.x;
-    if (index >= B * runs * groups) return;
-    const i64 c = index % groups * Width, run = index / groups % runs, b = index / groups / runs;
+    const u32 tiles = static_cast<u32>(ceil_div(C, static_cast<i64>(Threads * Width)));
+    const u32 row = blockIdx.x / tiles;  // of [B, runs]
+    const i64 c = (static_cast<i64>(blockIdx.x % tiles) * Threads + threadIdx.x) * Width;
+    if (c >= C) return;
+    const i64 run = row % static_cast<u32>(runs), b = row / static_cast<u32>(runs);
     const i64 end = min(T_, (run + 1) * run_steps);
     const Channels<const T, Width> k_rows{k + b * k_stride_B + c, k_stride_T};
     const Channels<const T, Width> v_rows{v + b * v_stride_B + c, v_stride_T};
