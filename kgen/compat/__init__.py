@@ -11,21 +11,25 @@ from .fla import (
     chunk_linear_attn,
     chunk_rwkv6,
     fused_recurrent_linear_attn,
+    fused_recurrent_rwkv4,
     fused_recurrent_rwkv6,
 )
 from .flash_rwkv import rwkv5_cuda_linear_attention, rwkv6_cuda_linear_attention
-from .huggingface import rwkv5_linear_attention, rwkv6_linear_attention
-from .rwkv_cuda import WKV_5, WKV_6
+from .huggingface import rwkv5_linear_attention, rwkv6_linear_attention, rwkv_linear_attention
+from .rwkv_cuda import WKV, WKV_5, WKV_6
 
 __all__ = [
+    "WKV",
     "WKV_5",
     "WKV_6",
     "chunk_linear_attn",
     "chunk_rwkv6",
     "fused_recurrent_linear_attn",
+    "fused_recurrent_rwkv4",
     "fused_recurrent_rwkv6",
     "rwkv5_cuda_linear_attention",
     "rwkv5_linear_attention",
     "rwkv6_cuda_linear_attention",
     "rwkv6_linear_attention",
+    "rwkv_linear_attention",
 ]

@@ -312,6 +312,8 @@ def _fake_body(passed: Pass, optional: OptionalTensors) -> list[str]:
 def _extent(output: Tensor, index: int, passed: Pass, packing: Packing | None) -> str:
     """Where an extent of an output is found among the inputs."""
     name = output.dims[index]
+    if name.isdigit():
+        return name
     if packing is not None and name == packing.sequences:
         batch = _extent(replace(output, dims=(packing.batch,)), 0, passed, None)
         return f"{batch} if {packing.offsets} is None else {packing.offsets}.shape[0] - 1"

@@ -48,6 +48,8 @@ class Problem:
         )
 
     def _extent(self, table: Mapping[str, int], name: str) -> int:
+        if name.isdigit():
+            return int(name)
         try:
             return table[name]
         except KeyError:

@@ -30,6 +30,7 @@ class Tensor:
         name: As in the Python call and in kernels' argument lists.
         dims: Extents, outermost first. The first may stand for all leading dims of the
             tensor that a user passes (`flatten_leading`). `N + 1`: one more than dim N.
+            `3`: always that many.
         dtype: A `DTypeField` name or a fixed dtype.
         free_strides: Dims whose stride the caller chooses; kernels may take it as
             `<tensor>_stride_<dim>` (in elements). All other dims are contiguous. An output has
@@ -98,7 +99,7 @@ class Signature:
             for tensor in pass_.tensors:
                 where = f"tensor '{tensor.name}' of {pass_.name}"
                 for dim in tensor.dims:
-                    if dim.removesuffix(" + 1") not in dims:
+                    if dim.removesuffix(" + 1") not in dims and not dim.isdigit():
                         raise ProblemError(f"{where} has unknown dim '{dim}'\n  "
                                            f"{suggest(dim, dims)}")
                 for dim in tensor.free_strides:

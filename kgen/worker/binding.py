@@ -185,7 +185,7 @@ def _numbers(
     for declared in pass_.tensors:
         tensor = tensors.get(declared.name)
         for i, dim in enumerate(declared.dims):
-            if tensor is not None:
+            if tensor is not None and not dim.isdigit():
                 name = dim.removesuffix(" + 1")
                 numbers[name] = tensor.shape[i] - (name != dim)
             if dim in declared.free_strides:

@@ -183,6 +183,13 @@ def _wkv(dtypes: dict[str, str]) -> bool:
     return kinds == {"bf16"} and states == {"none"} and log and not packed
 
 
+def _wkv4(dtypes: dict[str, str]) -> bool:
+    """fp32 with whatever else, and bf16 with raw w in bf16 or fp32."""
+    return dtypes["dtype"] == "fp32" or (
+        dtypes["dtype"] == "bf16" == dtypes["u_dtype"] and dtypes["decay_form"] == "raw"
+    )
+
+
 def _linear_attention(dtypes: dict[str, str]) -> bool:
     """All optional tensors or none, and in fp32 what comes with a state, a key sum or a norm."""
     def there(name: str) -> bool:
@@ -206,6 +213,7 @@ def _any_weight(dtypes: dict[str, str]) -> bool:
 BOTH = ("forward", "backward")
 # Operators whose own safe kernels the library has, too.
 REAL = {
+    "wkv4": (_wkv4, BOTH),
     "wkv5": (_wkv, BOTH),
     "wkv6": (_wkv, BOTH),
     "linear_attention": (_linear_attention, BOTH),

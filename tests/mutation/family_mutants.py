@@ -148,6 +148,38 @@ FAMILIES = (
         "B=1,H=2,T=170,E=24,M=24,dtype=fp32,initial_state_dtype=fp32", _BATCHES, {"stages": 3},
     ),
     Family(
+        "wkv4", "forward", "scan", "B=1,T=90,C=13,dtype=fp32,final_state_dtype=fp32",
+        (
+            Mistake("barrier", r"kgen::sync_block\(\);", ";"),
+            Mistake("slot", r"parity \* kSegments \+ segment, lane, state", "segment, lane, state"),
+            Mistake("exchange", r"i < segment; \+\+i", "i + 1 < segment; ++i"),
+            Mistake("state carry", r"\(parity \^ 1\), lane, j\)", "parity, lane, j)"),
+            Mistake("sums of earlier parts", r"i64 i = 0; i < split;", "i64 i = 1; i < split;"),
+            Mistake("decay of a segment", r"decay\[j\] \* kSteps", "decay[j]"),
+            Mistake("rescaling", r"rises \? small : 1\.0f", "1.0f"),
+            Mistake("final state", r"t \+ count == T\b", "segment == 0"),
+        ),
+        {"splits": 2, "segments": 4, "steps": 4},
+    ),
+    Family(
+        "wkv4", "backward", "scan",
+        "B=2,T=90,C=13,dtype=fp32,initial_state_dtype=fp32,final_state_dtype=fp32",
+        (
+            Mistake("barrier of the sums", r"kgen::sync_block\(\);  // A", ";"),
+            Mistake("barrier of the gradients", r"kgen::sync_block\(\);  // B", ";"),
+            Mistake("exchange", r"i > segment; --i", "i > segment + 1; --i"),
+            Mistake("gradient carry", r"between\.put\(parity,", "between.put(1,"),
+            Mistake("state before a round", r"rows\.put\(first_row \+ round \+ i, c, state\);",
+                    "rows.put(first_row + round + i, c, sums[i]);"),
+            Mistake("decay of the last segment", r"decay_of_steps\(decay\[j\], steps\)",
+                    "decay_of_steps(decay[j], kSteps)"),
+            Mistake("gw by the state", r"gw_round\[j\] \+= derivative\[j\]\.by_state[^;]*;", ";"),
+            Mistake("gradient of the first state", r"-max, gfinal_state", "0.0f, gfinal_state"),
+            Mistake("sum of the batch", r"i64 row = 0; row < rows;", "i64 row = 1; row < rows;"),
+        ),
+        {"segments": 4, "steps": 4},
+    ),
+    Family(
         "wkv6", "forward", "chunk_loop",
         "B=1,T=170,H=2,K=32,V=32,dtype=bf16,initial_state_dtype=fp32,final_state_dtype=fp32",
         (

@@ -74,6 +74,16 @@ def wkv(per_step: bool) -> Case:
                 ("u",) if per_step else ("w", "u"))
 
 
+def wkv4_inputs() -> dict[str, Tensor]:
+    state = torch.stack([torch.randn(B, K), 1 + torch.rand(B, K), torch.randn(B, K)], dim=-1)
+    return {"k": randn(B, T, K), "v": randn(B, T, K), "w": (-torch.rand(K)).requires_grad_(),
+            "u": randn(K), "initial_state": state.requires_grad_()}
+
+
+def wkv4_reference(initial_state: Tensor, **given: Tensor) -> Outputs:
+    return references.wkv4(**given, state=initial_state)
+
+
 def qkv() -> dict[str, Tensor]:
     return {"q": torch.rand(B, H, T, K).requires_grad_(),
             "k": torch.rand(B, H, T, K).requires_grad_(), "v": randn(B, H, T, V)}
@@ -104,6 +114,7 @@ CASES = {
         "linear_attention", lambda: {**qkv(), "initial_state": randn(B, H, K, V)},
         {"return_final_state": True}, attention(norm=False)),
     "attention-norm": Case("linear_attention", qkv, {"return_norm": True}, attention(norm=True)),
+    "wkv4": Case("wkv4", wkv4_inputs, {"return_final_state": True}, wkv4_reference, ("w", "u")),
     "wkv5": wkv(per_step=False),
     "wkv6": wkv(per_step=True),
 }

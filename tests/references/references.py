@@ -18,6 +18,24 @@ def recurrence(
     return torch.stack(out, 1), state
 
 
+def wkv4(
+    k: Tensor, v: Tensor, w: Tensor, u: Tensor, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """y [B, T, C] and the last state [B, C, 3]; w the log decay. The maxima are constants."""
+    if state is None:
+        state = torch.tensor([0.0, 0.0, -1e38], dtype=k.dtype).expand(k.shape[0], k.shape[2], 3)
+    num, den, top = state.unbind(-1)
+    out = []
+    for k_t, v_t in zip(k.unbind(1), v.unbind(1), strict=True):
+        largest = torch.maximum(top, u + k_t).detach()
+        old, new = (top - largest).exp(), (u + k_t - largest).exp()
+        out.append((old * num + new * v_t) / (old * den + new))
+        largest = torch.maximum(top + w, k_t).detach()
+        old, new = (top + w - largest).exp(), (k_t - largest).exp()
+        num, den, top = old * num + new * v_t, old * den + new, largest
+    return torch.stack(out, 1), torch.stack([num, den, top], dim=-1)
+
+
 def attention(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, key_sum: Tensor | None, scale: float
 ) -> tuple[Tensor, ...]:

@@ -30,7 +30,7 @@ from kgen.worker.runner import Runner
 CATALOGUE = open_catalogue()
 H200 = profile_named("h200")
 ONE_SM = replace(H200, sm_count=1)  # as host runs are planned for
-OPERATORS = ("rmsnorm", "timex", "linear_attention", "wkv5", "wkv6")
+OPERATORS = ("rmsnorm", "timex", "linear_attention", "wkv4", "wkv5", "wkv6")
 
 
 def variants() -> Iterator[tuple[str, Variant]]:

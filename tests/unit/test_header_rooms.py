@@ -22,6 +22,7 @@ MAY_INCLUDE = {
     "chunked": {"primitives"},
     "linear_attention": {"primitives", "recurrent", "chunked"},
     "wkv": {"primitives", "recurrent", "chunked"},
+    "wkv4": {"primitives", "chunked"},
 }
 _INCLUDED = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 

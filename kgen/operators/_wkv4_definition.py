@@ -1,0 +1,237 @@
+"""wkv4: the recurrence, its gradients, and the magnitudes that errors are relative to.
+
+A pair (exponent, a, b) stands for the two numbers a e^exponent and b e^exponent. The numerator and
+the denominator of y are such a pair, and so are their gradients, which go backward in time. The
+exponent is the largest of the terms', so no exponential overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kgen.operators._shared import widened
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = Mapping[str, torch.Tensor]
+    Pair = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+# Exponent of an empty sum; the published state before the first step. Not -inf, which would
+# subtract from itself.
+EMPTY = -1e38
+# Step of the difference quotient by the decay: T times it is small.
+_SHIFT = 1e-5
+
+
+def definition(
+    pass_name: str, inputs: Tensors, scalars: Mapping[str, float]
+) -> dict[str, torch.Tensor]:
+    """The recurrence of the operator's `doc`, in fp32 or wider, one step after the other.
+
+    `scalars` may say which form w has (`decay_form=raw`: 1); else it is the log decay.
+    """
+    wide = {name: widened(x) for name, x in inputs.items()}
+    decay, slope = log_decay(wide["w"], scalars)
+    if pass_name == "forward":
+        found = _forward(wide, decay)
+    else:
+        found = _backward(wide, decay)
+        found["gw"] = slope * found["gw"]
+    like = {"y": "v", "gk": "k", "gv": "v", "gw": "w", "gu": "u"}
+    return {n: y.to(inputs[like[n]].dtype) if n in like else y for n, y in found.items()}
+
+
+def log_decay(
+    w: torch.Tensor, scalars: Mapping[str, float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the log decay, its derivative by w)."""
+    import torch
+
+    if not scalars.get("decay_form=raw"):
+        return w, torch.ones_like(w)
+    decay = -w.exp()
+    # A decay of 0 stays 0 nearby.
+    return decay, torch.where(decay.isinf(), 0.0, decay)
+
+
+def added(
+    pair: Pair, decay: torch.Tensor | float, exponent: torch.Tensor, a: torch.Tensor,
+    b: torch.Tensor,
+) -> Pair:  # fmt: skip
+    """pair * e^decay + (a, b) * e^exponent. NaN reaches a and b, never the exponent."""
+    import torch
+
+    kept = pair[0] + decay
+    shift = exponent - kept
+    old, new = torch.exp(-shift.clamp_min(0.0)), torch.exp(shift.clamp_max(0.0))
+    return torch.fmax(kept, exponent), old * pair[1] + new * a, old * pair[2] + new * b
+
+
+def _states(k: torch.Tensor, v: torch.Tensor, ones: torch.Tensor, decay: torch.Tensor,
+            start: Pair) -> list[Pair]:  # fmt: skip
+    """The state before each step, and the one after the last."""
+    states = [start]
+    for k_t, v_t, one in zip(k.unbind(1), v.unbind(1), ones.unbind(1), strict=True):
+        states.append(added(states[-1], decay, k_t, v_t, one))
+    return states
+
+
+def _stacked(pairs: list[Pair], empty: torch.Tensor) -> Pair:
+    """The pairs of all steps, [B, T, C] each."""
+    import torch
+
+    if not pairs:
+        return empty, empty, empty
+    exponents, a, b = (torch.stack(part, dim=1) for part in zip(*pairs, strict=True))
+    return exponents, a, b
+
+
+def _given(x: Tensors) -> Pair:
+    """The state before the first step."""
+    if "initial_state" in x:
+        num, den, exponent = x["initial_state"].unbind(-1)
+        return exponent, num, den
+    zero = x["k"].new_zeros(x["k"].shape[0], x["k"].shape[2])
+    return zero + EMPTY, zero, zero
+
+
+def _forward(x: Tensors, decay: torch.Tensor) -> dict[str, torch.Tensor]:
+    import torch
+
+    k, v, one = x["k"], x["v"], torch.ones_like(x["v"])
+    states = _states(k, v, one, decay, _given(x))
+    _, a, b = added(_stacked(states[:-1], k), 0.0, x["u"] + k, v, one)
+    exponent, num, den = states[-1]
+    return {"y": a / b, "final_state": torch.stack([num, den, exponent], dim=-1)}
+
+
+def _backward(x: Tensors, decay: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Gradients; gw is the one by the log decay."""
+    import torch
+
+    k, v, one = x["k"], x["v"], torch.ones_like(x["v"])
+    states = _states(k, v, one, decay, _given(x))
+    before = _stacked(states[:-1], k)
+    exponent, a, b = added(before, 0.0, x["u"] + k, v, one)
+    y, r = a / b, x["gy"] / b
+    end = _end(x, states[-1], 1)
+    adjoint = _adjoint(exponent, r, -r * y, decay, end)
+    n, ga, gd = _stacked(adjoint[1:], k)
+    own, later = (x["u"] + k - exponent).exp(), (k + n).exp()
+    gu = own * r * (v - y)
+    gw = (decay + before[0] + n).exp() * (before[1] * ga + before[2] * gd)
+    return {
+        "gk": gu + later * (v * ga + gd),
+        "gv": own * r + later * ga,
+        "gw": _sum_of_steps(gw).sum(0),
+        "gu": _sum_of_steps(gu).sum(0),
+        "ginitial_state": _by_state(states[0], adjoint[0]),
+    }
+
+
+def _end(x: Tensors, last: Pair, power: int) -> Pair:
+    """The gradient by numerator and denominator after the last step."""
+    if "gfinal_state" in x:
+        gnum, gden, _ = x["gfinal_state"].unbind(-1)
+        return -last[0], gnum**power, gden**power
+    zero = last[0].new_zeros(last[0].shape)
+    return zero + EMPTY, zero, zero
+
+
+def _adjoint(exponent: torch.Tensor, a: torch.Tensor, b: torch.Tensor, decay: torch.Tensor,
+             end: Pair) -> list[Pair]:  # fmt: skip
+    """The gradients by numerator and denominator before the first step, then after each step."""
+    found = _states(-exponent.flip(1), a.flip(1), b.flip(1), decay, end)
+    return found[::-1]
+
+
+def _by_state(start: Pair, adjoint: Pair) -> torch.Tensor:
+    """The gradient by the stored (num, den, max)."""
+    import torch
+
+    factor = (start[0] + adjoint[0]).exp()
+    gnum, gden = factor * adjoint[1], factor * adjoint[2]
+    return torch.stack([gnum, gden, start[1] * gnum + start[2] * gden], dim=-1)
+
+
+def _sum_of_steps(x: torch.Tensor) -> torch.Tensor:
+    """[B, C], in fp32 one step after the other."""
+    import torch
+
+    if x.dtype == torch.float64:
+        return x.sum(1)
+    total = x.new_zeros(x.shape[0], x.shape[2])
+    for x_t in x.unbind(1):
+        total = total + x_t
+    return total
+
+
+def scale(
+    pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
+) -> dict[str, torch.Tensor]:
+    """max(|y|, root of the sum of the terms' squares).
+
+    With all exponents doubled and all factors squared the recurrence sums the terms' squares; its
+    exponents are exactly twice those of the recurrence itself. The state's max is relative to the
+    largest key, from which decays are subtracted.
+
+    gw: what step s adds to the output of step t is a term t - s times, once per decay between them,
+    always with the same error. The sum of (times * term)^2 is the derivative, by the decay, of the
+    sum of times * term^2. A weight has the error of its exponent, which grows with the decay and
+    the keys; of other outputs there are so many elements that the definition meets such errors.
+    """
+    import torch
+
+    decay, slope = log_decay(inputs["w"], scalars)
+    k, v, u = inputs["k"], inputs["v"], inputs["u"]
+    one, start = torch.ones_like(v), _given(inputs)
+    states = _states(k, v, one, decay, start)
+    doubled = (2 * start[0], start[1].square(), start[2].square())
+    squares = _states(2 * k, v.square(), one, 2 * decay, doubled)
+    exponent, a, b = added(_stacked(states[:-1], k), 0.0, u + k, v, one)
+    before = _stacked(squares[:-1], k)
+    y2 = added(before, 0.0, 2 * (u + k), v.square(), one)[1] / b.square()
+    if pass_name == "forward":
+        first = torch.where(start[0] > EMPTY / 2, start[0], 0.0)[:, None]
+        exponents = torch.cat([first, k], dim=1).nan_to_num(0.0, 0.0, 0.0).abs().amax(1)
+        parts = [squares[-1][1].sqrt(), squares[-1][2].sqrt(), exponents]
+        terms = {"y": y2.sqrt(), "final_state": torch.stack(parts, dim=-1)}
+    else:
+        y2 = y2.maximum((a / b).square())
+        r2 = (inputs["gy"] / b).square()
+        end = _end(inputs, states[-1], 2)
+
+        def adjoint_of(decay2: torch.Tensor) -> list[Pair]:
+            return _adjoint(2 * exponent, r2, r2 * y2, decay2, (2 * end[0], *end[1:]))
+
+        def by_decay(shift: float) -> torch.Tensor:
+            decay2 = 2 * decay + shift
+            m, num, den = _stacked(_states(2 * k, v.square(), one, decay2, doubled)[:-1], k)
+            n, ga, gd = _stacked(adjoint_of(decay2)[1:], k)
+            return ((decay2 + m + n).exp() * (num * ga + den * gd)).sum((0, 1))
+
+        adjoint = adjoint_of(2 * decay)
+        n, ga, gd = _stacked(adjoint[1:], k)
+        own, later = (2 * (u + k - exponent)).exp() * r2, (2 * k + n).exp()
+        gu = own * (v.square() + y2)
+        gw = ((by_decay(_SHIFT) - by_decay(-_SHIFT)) / (2 * _SHIFT)).clamp_min(0.0).sqrt()
+        terms = {
+            "gk": (gu + later * (v.square() * ga + gd)).sqrt(),
+            "gv": (own + later * ga).sqrt(),
+            "gw": slope.abs() * gw * (1 + _exponents(decay, k)),
+            "gu": gu.sum((0, 1)).sqrt(),
+            "ginitial_state": _by_state(doubled, adjoint[0]).sqrt(),
+        }
+    return {name: y.abs().maximum(terms[name]) for name, y in outputs.items()}
+
+
+def _exponents(decay: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The magnitude of exponents, [C]: of the decay, or of the keys."""
+    import torch
+
+    if k.shape[0] * k.shape[1] == 0:
+        return decay.abs().clamp_max(1e3)
+    keys = k.nan_to_num(0.0, 0.0, 0.0).abs().amax((0, 1)).clamp_max(1e3)
+    return torch.maximum(decay.abs().clamp_max(1e3), keys)
