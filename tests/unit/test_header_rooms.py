@@ -21,6 +21,7 @@ MAY_INCLUDE = {
     "chunked": {"primitives"},
     "linear_attention": {"primitives", "recurrent", "chunked"},
     "wkv": {"primitives", "recurrent", "chunked"},
+    "wkv7": {"primitives", "recurrent", "chunked", "wkv"},
 }
 _INCLUDED = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
