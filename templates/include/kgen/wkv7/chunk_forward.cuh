@@ -1,0 +1,376 @@
+// wkv7's forward pass in chunks of 16 steps, on tensor cores (mma, sm_80); clamped decays alone.
+//
+// With P_i the product of a chunk's decays up to step i, per key, and the rows
+//
+//     A_i = a_i P_{i-1}     R_i = r_i P_i     K_j = k_j / P_j     B_j = b_j / P_j
+//
+// a chunk is, S the state before it and X Y^T [steps x steps] with a causal mask:
+//
+//     U = (I - A B^T)^-1 (A S + (A K^T) V)              sa of all steps; j < i
+//     y = R S + (R K^T) V + (R B^T) U                   j <= i
+//     S = diag(P_16) (S + K^T V + B^T U)
+//
+// A clamped decay is at least exp(-0.607), so that 1 / P_j is below exp(9.71): that is why these rows may be formed.
+// P is exp of a sum, so that nothing is divided by it.
+//
+// Products are TF32; with kSplit they are 3xTF32, and sums of logarithms carry their rounding errors. NaN and Inf: as
+// in kgen/chunked/chunk_mma.cuh, where an output is not finite the block computes its sequence again, step by step.
+//
+// Layout: a block has kColumns = 16 value features per warp of a head's state. A warp has S^T, U^T and y^T as
+// accumulators, whose rows are its value features; k of a product runs in the order of accumulators' columns.
+//
+// Shared memory, K short for the padded keys:
+//
+//     kStages x { Value r[16][K], k, a, b; v[16][kColumns], later y; W w[16][K] }
+//     float R[16][stride], A, K, B; decay[K]
+//     float scores[4][16][24]: A B^T, A K^T, R B^T, R K^T; inverse[warps][16][24]
+//
+// Synchronisation: three block barriers per chunk: when a buffer has arrived, when its rows have their decays, and
+// when the scores are there.
+//
+// A Config has Value and W; kK; kWarps, kStages, buffers; kVec, elements per copy; kSplit.
+#pragma once
+
+#include "kgen/chunked/chunk_attention.cuh"
+#include "kgen/recurrent/recurrence.cuh"
+#include "kgen/wkv/state_columns.cuh"
+#include "kgen/wkv7/naive.cuh"
+
+namespace kgen::wkv7 {
+
+// Whether outputs are that coarse that TF32 products do.
+template <class T>
+constexpr bool kCoarse = false;
+template <>
+constexpr bool kCoarse<bf16> = true;
+
+// The logarithm of a product of decays.
+template <bool Precise>
+class LogDecay {
+public:
+    // One more step, w in the form `clamp`.
+    KGEN_DEVICE void add(float w) {
+        if constexpr (Precise) {
+            const float term = -kClamp * sigmoid(w);
+            const float next = sum_ + term;
+            lost_ += term - (next - sum_);  // |sum_| >= |term| from the second step on
+            sum_ = next;
+        } else {
+            sum_ -= kClamp * fast_div(1.0f, 1.0f + fast_exp(-w));
+        }
+    }
+    // The product to the power of Sign.
+    template <int Sign>
+    KGEN_DEVICE float power() const {
+        if constexpr (Precise) {
+            const float product = exp(Sign * sum_);
+            return fma(product, Sign * lost_, product);
+        } else {
+            return fast_exp(Sign * sum_);
+        }
+    }
+
+private:
+    float sum_ = 0.0f;
+    float lost_ = 0.0f;
+};
+
+template <class Config>
+struct ChunkForward {
+    using Value = typename Config::Value;
+    using W = typename Config::W;
+    using Ops = Tf32Operands<Config::kSplit>;
+    static constexpr int kC = 16, kWarps = Config::kWarps, kThreads = 32 * kWarps;
+    static constexpr int kColumns = 16 * kWarps;
+    static constexpr int kTiles = ceil_div(Config::kK, 8), kKeys = 8 * kTiles;
+    static constexpr int kStride = chunk_row_stride<float>(kKeys), kScore = 24;
+    static constexpr int kCount = kTiles % 4 == 0 ? 4 : kTiles % 2 == 0 ? 2 : 1;  // fragments of keys at a time
+    static constexpr int kBytesOfValues =
+        kC * (4 * kKeys + kColumns) * static_cast<int>(sizeof(Value));
+    static constexpr int kBufferBytes =
+        kBytesOfValues + kC * kKeys * static_cast<int>(sizeof(W));
+    using State = float[1][kTiles][4];
+    using Steps = float[1][2][4];  // of a warp's value features and 16 steps
+
+    int first_column, width;  // of the block
+    i64 steps, pitch;         // of a state's rows
+    StepPointer<Value> r, k, v, a, b;
+    StepPointer<W> w;
+    Rows<Value> y;  // of the head
+    float scale;
+
+    // start, end: states [K, V] from the block's first column on; a null start is zero, a null end is not written.
+    KGEN_DEVICE void operator()(const float* start, float* end) const {
+        char* shared = dynamic_smem<char>();
+        State state;
+        each_of_state([&](int tile, int i, i64 place, bool used) {
+            state[0][tile][i] = start != nullptr && used ? start[place] : 0.0f;
+        });
+        float nonfinite = 0.0f;  // becomes NaN if an output is not finite
+        for_each_batch<kC, Config::kStages>(
+            steps, [&](i64 begin, int slot) { stage(shared + slot * kBufferBytes, begin); },
+            [&](i64 begin, int there, int slot) {
+                run(shared + slot * kBufferBytes, begin, there, state, nonfinite);
+            });
+        each_of_state([&](int tile, int i, i64 place, bool used) {
+            const float s = state[0][tile][i];
+            nonfinite = fma(s, 0.0f, nonfinite);
+            if (end != nullptr && used) end[place] = s;
+        });
+        if (block_any_nonfinite<kWarps>(nonfinite)) step_by_step(start, end);
+    }
+
+private:
+    static KGEN_DEVICE float* rows_r() {
+        return reinterpret_cast<float*>(dynamic_smem<char>() + Config::kStages * kBufferBytes);
+    }
+    static KGEN_DEVICE float* rows_a() { return rows_r() + kC * kStride; }
+    static KGEN_DEVICE float* rows_k() { return rows_a() + kC * kStride; }
+    static KGEN_DEVICE float* rows_b() { return rows_k() + kC * kStride; }
+    static KGEN_DEVICE float* kept() { return rows_b() + kC * kStride; }
+    static KGEN_DEVICE float* scores(int which) { return kept() + kKeys + which * kC * kScore; }
+    static KGEN_DEVICE float* inverse() { return scores(4 + warp()); }
+    static KGEN_DEVICE int warp() { return thread_rank() / kWarpSize; }
+
+    // Calls visit(tile, i, place, used) for each element of the warp's state; place: in a state [K, V].
+    template <class Visit>
+    KGEN_DEVICE void each_of_state(Visit visit) const {
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int key = 8 * tile + 2 * lane.q + i % 2;
+                const int column = 16 * warp() + lane.g + i / 2 * 8;
+                visit(tile, i, key * pitch + column, key < Config::kK && column < width);
+            }
+    }
+
+    // Operand A from rows whose columns are its rows; k runs along the rows in pairs.
+    template <class T>
+    static KGEN_DEVICE typename Ops::A a_columns(const T* tile, int stride) {
+        const MmaLane lane = mma_lane();
+        typename Ops::A found;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            Ops::put(found, i, to_float(tile[(2 * lane.q + i / 2) * stride + lane.g + i % 2 * 8]));
+        return found;
+    }
+
+    static KGEN_DEVICE typename Ops::B b_columns(const float* tile, int stride) {
+        const MmaLane lane = mma_lane();
+        typename Ops::B found;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) Ops::put(found, i, tile[(2 * lane.q + i) * stride + lane.g]);
+        return found;
+    }
+
+    // sums += x rows^T of [16 x 16] scores; only those of a lower triangle are read.
+    static KGEN_DEVICE void multiply_scores(Steps& sums, const typename Ops::A (&x)[1][2],
+                                            const float* rows) {
+        multiply_group<Ops, 1, 2, 2>(sums, 0, x, [&](int n, int i, typename Ops::B& found) {
+            if (i > n) return false;
+            found = Ops::b_rows(rows + 8 * n * kScore + 8 * i, kScore);
+            return true;
+        });
+    }
+
+    static KGEN_DEVICE void fragments_of(typename Ops::A (&found)[1][2], const Steps& sums) {
+        found[0][0] = Ops::of_sums(sums[0], 0);
+        found[0][1] = Ops::of_sums(sums[0], 1);
+    }
+
+    // One chunk, `there` of whose steps exist.
+    KGEN_DEVICE void run(char* buffer, i64 begin, int there, State& state, float& nonfinite) const {
+        Value* values_v = reinterpret_cast<Value*>(buffer) + 4 * kC * kKeys + 16 * warp();
+        // 1. Rows with their decays.
+        apply_decays(buffer, there);
+        sync_block();
+
+        // 2. Scores, and what the chunk reads of the state.
+        for (int which = warp(); which < 4; which += kWarps) put_scores(which);
+        Steps read = {}, out = {};
+#pragma unroll
+        for (int first = 0; first < kTiles; first += kCount) {
+            typename Ops::A x[1][kCount];
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) x[0][i] = Ops::of_sums(state[0], first + i);
+            multiply_rows(read, x, rows_a() + 8 * first);
+            multiply_rows(out, x, rows_r() + 8 * first);
+        }
+        sync_block();
+
+        // 3. sa, the outputs, the state behind the chunk.
+        put_inverse();
+        typename Ops::A x[1][2], of_v[1][2];
+        of_v[0][0] = a_columns(values_v, kColumns);
+        of_v[0][1] = a_columns(values_v + 8 * kColumns, kColumns);
+        multiply_scores(read, of_v, scores(1));
+        fragments_of(x, read);
+        Steps sa = {};
+        multiply_scores(sa, x, inverse());
+        fragments_of(x, sa);
+        multiply_scores(out, of_v, scores(3));
+        multiply_scores(out, x, scores(2));
+        constexpr int kGroup = min(kTiles, 4);
+#pragma unroll
+        for (int first = 0; first < kTiles; first += kGroup) {
+            multiply_steps<kGroup>(state, first, of_v, rows_k());
+            multiply_steps<kGroup>(state, first, x, rows_b());
+        }
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) state[0][tile][i] *= kept()[8 * tile + 2 * lane.q + i % 2];
+        write(values_v, begin, there, out, nonfinite);
+    }
+
+    static KGEN_DEVICE void multiply_rows(Steps& sums, const typename Ops::A (&x)[1][kCount],
+                                          const float* rows) {
+        multiply_group<Ops, 1, 2, kCount>(sums, 0, x, [&](int n, int i, typename Ops::B& found) {
+            found = Ops::b_rows(rows + 8 * n * kStride + 8 * i, kStride);
+            return true;
+        });
+    }
+
+    template <int Group>
+    static KGEN_DEVICE void multiply_steps(State& state, int first, const typename Ops::A (&x)[1][2],
+                                           const float* rows) {
+        multiply_group<Ops, 1, Group, 2>(
+            state, first, x, [&](int n, int i, typename Ops::B& found) {
+                found = b_columns(rows + 8 * i * kStride + 8 * (first + n), kStride);
+                return true;
+            });
+    }
+
+    // Half of the threads r and a, the others k and b; a thread has keys.
+    KGEN_DEVICE void apply_decays(const char* buffer, int there) const {
+        const Value* values = reinterpret_cast<const Value*>(buffer);
+        const W* values_w = reinterpret_cast<const W*>(buffer + kBytesOfValues);
+        for (int i = thread_rank(); i < 2 * kKeys; i += kThreads) {
+            const int key = i % kKeys;
+            const bool reads = i < kKeys;
+            const Value* x = values + (reads ? 0 : kC * kKeys) + key;  // r or k
+            const Value* z = x + 2 * kC * kKeys;                       // a or b
+            float* put_x = (reads ? rows_r() : rows_k()) + key;
+            float* put_z = (reads ? rows_a() : rows_b()) + key;
+            LogDecay<Config::kSplit> decay;
+            float before = 1.0f;
+#pragma unroll
+            for (int t = 0; t < kC; ++t) {
+                if (t < there) decay.add(to_float(values_w[t * kKeys + key]));
+                const float now =
+                    reads ? decay.template power<1>() : decay.template power<-1>();
+                put_x[t * kStride] = now * to_float(x[t * kKeys]);
+                put_z[t * kStride] = (reads ? before : now) * to_float(z[t * kKeys]);
+                before = now;
+            }
+            if (!reads) kept()[key] = decay.template power<1>();
+        }
+    }
+
+    // Matrix `which` of the scores, by one warp.
+    static KGEN_DEVICE void put_scores(int which) {
+        const float* of_steps = which < 2 ? rows_a() : rows_r();
+        const float* of_earlier = which % 2 == 0 ? rows_b() : rows_k();
+        Steps sums = {};
+#pragma unroll
+        for (int first = 0; first < kTiles; first += kCount) {
+            typename Ops::A x[1][kCount];
+#pragma unroll
+            for (int i = 0; i < kCount; ++i)
+                x[0][i] = Ops::a_rows(of_steps + 8 * (first + i), kStride);
+            multiply_rows(sums, x, of_earlier + 8 * first);
+        }
+        const MmaLane lane = mma_lane();
+        const int own = which < 2 ? 0 : 1;  // whether a step reads its own k and b
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int i = lane.g + 8 * half, j = 8 * n + 2 * lane.q;
+                *reinterpret_cast<Vec<float, 2>*>(scores(which) + i * kScore + j) = {
+                    {j < i + own ? sums[0][n][2 * half] : 0.0f,
+                     j + 1 < i + own ? sums[0][n][2 * half + 1] : 0.0f}};
+            }
+    }
+
+    // (I - A B^T)^-1 by substitution, a lane per column; each warp has its own.
+    static KGEN_DEVICE void put_inverse() {
+        const float* lower = scores(0);
+        const int column = lane_id() % kC;
+        float found[kC];
+#pragma unroll
+        for (int i = 0; i < kC; ++i) {
+            float sums[2] = {i == column ? 1.0f : 0.0f, 0.0f};
+#pragma unroll
+            for (int j = 0; j < i; ++j) sums[j % 2] = fma(lower[i * kScore + j], found[j], sums[j % 2]);
+            found[i] = sums[0] + sums[1];
+        }
+        if (lane_id() < kC)
+#pragma unroll
+            for (int i = 0; i < kC; ++i) inverse()[i * kScore + column] = found[i];
+        sync_warp();
+    }
+
+    // The outputs, through the warp's columns of v in shared memory.
+    KGEN_DEVICE void write(Value* tile, i64 begin, int there, const Steps& out,
+                           float& nonfinite) const {
+        const MmaLane lane = mma_lane();
+        sync_warp();  // all lanes have read v
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float value = scale * out[0][n][i];
+                nonfinite = fma(value, 0.0f, nonfinite);
+                tile[(8 * n + 2 * lane.q + i % 2) * kColumns + lane.g + i / 2 * 8] =
+                    from_float<Value>(value);
+            }
+        sync_warp();
+        constexpr int kVec = Config::kVec, kPerRow = 16 / kVec;
+        for (int i = lane_id(); i < kC * kPerRow; i += kWarpSize) {
+            const int t = i / kPerRow, column = i % kPerRow * kVec;
+            if (t < there && 16 * warp() + column < width)
+                store_vec(y.at(begin + t) + 16 * warp() + column,
+                          *reinterpret_cast<const Vec<Value, kVec>*>(tile + t * kColumns + column));
+        }
+    }
+
+    KGEN_DEVICE void stage(char* buffer, i64 begin) const {
+        constexpr Direction kForward = Direction::forward;
+        constexpr int kVec = Config::kVec;
+        Value* target = reinterpret_cast<Value*>(buffer);
+        const StepPointer<Value> rows[4] = {r, k, a, b};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            copy_steps<kForward, kThreads, kC, kKeys, kVec>(target, rows[i], Config::kK, begin,
+                                                            steps);
+            target += kC * kKeys;
+        }
+        copy_steps<kForward, kThreads, kC, kColumns, kVec>(target, v, width, begin, steps);
+        copy_steps<kForward, kThreads, kC, kKeys, kgen::wkv::kVecOfW<Config>>(
+            reinterpret_cast<W*>(buffer + kBytesOfValues), w, Config::kK, begin, steps);
+    }
+
+    // The whole sequence once more, a thread per column, the state in shared memory.
+    KGEN_DEVICE void step_by_step(const float* start, float* end) const {
+        const int column = thread_rank();
+        if (column >= width) return;
+        const ColumnInMemory state{dynamic_smem<float>() + column, kColumns, Config::kK};
+        for (i64 i = 0; i < Config::kK; ++i)
+            state.at(i) = start != nullptr ? start[i * pitch + column] : 0.0f;
+        for (i64 t = 0; t < steps; ++t) {
+            const float sa = state.read(a.first + t * a.stride);
+            state.template update<DecayForm::clamp>(w.first + t * w.stride, b.first + t * b.stride, sa,
+                                                    k.first + t * k.stride,
+                                                    to_float(v.first[t * v.stride + column]));
+            y.at(t)[column] = from_float<Value>(scale * state.read(r.first + t * r.stride));
+        }
+        if (end != nullptr)
+            for (i64 i = 0; i < Config::kK; ++i) end[i * pitch + column] = state.at(i);
+    }
+};
+
+}  // namespace kgen::wkv7
