@@ -1,29 +1,38 @@
-// wkv7's forward pass in chunks of 16 steps, on tensor cores (mma, sm_80); clamped decays alone.
+// Columns of wkv7's state, or of its gradient, in chunks of 16 steps on tensor cores (mma, sm_80); clamped decays alone.
 //
 // With P_i the product of a chunk's decays up to step i, per key, and the rows
 //
 //     A_i = a_i P_{i-1}     R_i = r_i P_i     K_j = k_j / P_j     B_j = b_j / P_j
 //
-// a chunk is, S the state before it and X Y^T [steps x steps] with a causal mask:
+// a chunk is, S the state before it, G the gradient of the state behind it, all [steps x steps] with a causal mask:
 //
-//     U = (I - A B^T)^-1 (A S + (A K^T) V)              sa of all steps; j < i
-//     y = R S + (R K^T) V + (R B^T) U                   j <= i
-//     S = diag(P_16) (S + K^T V + B^T U)
+//     forward                                             backward
+//     X = A S + (A K^T) V               j < i             X = B diag(P_16) G + (B R^T) g       i >= j
+//     sa = (I - A B^T)^-1 X             j < i             gsa = (I - B A^T)^-1 X               i > j
+//     y = R S + (R K^T) V + (R B^T) sa  j <= i            gv = K diag(P_16) G + (K R^T) g + (K A^T) gsa
+//     S = diag(P_16) (S + K^T V + B^T sa)                 G = diag(P_16) G + R^T g + A^T gsa
+//
+// So both are one loop: rows `x` and `z` read the state, rows `p` and `q` update it with `first` and c.
+//
+//                 x    z    p    q    c    first    second
+//     forward     A    R    B    K    v    sa       y
+//     backward    B    K    A    R    g    gsa      gv
 //
 // A clamped decay is at least exp(-0.607), so that 1 / P_j is below exp(9.71): that is why these rows may be formed.
 // P is exp of a sum, so that nothing is divided by it.
 //
 // Products are TF32; with kSplit they are 3xTF32, and sums of logarithms carry their rounding errors. NaN and Inf: as
-// in kgen/chunked/chunk_mma.cuh, where an output is not finite the block computes its sequence again, step by step.
+// in kgen/chunked/chunk_mma.cuh, where a result is not finite the block computes its sequence again, step by step.
 //
-// Layout: a block has kColumns = 16 value features per warp of a head's state. A warp has S^T, U^T and y^T as
-// accumulators, whose rows are its value features; k of a product runs in the order of accumulators' columns.
+// Layout: a block has kColumns = 16 value features per warp of a head's state. A warp has the state, first and second,
+// all transposed, as accumulators, whose rows are its value features; k of a product runs in the order of
+// accumulators' columns.
 //
 // Shared memory, K short for the padded keys:
 //
-//     kStages x { Value r[16][K], k, a, b; v[16][kColumns], later y; W w[16][K] }
-//     float R[16][stride], A, K, B; decay[K]
-//     float scores[4][16][24]: A B^T, A K^T, R B^T, R K^T; inverse[warps][16][24]
+//     kStages x { Value r[16][K], k, a, b; c[16][kColumns], later `second`; W w[16][K] }
+//     float R[16][stride], K, A, B; decay[K]
+//     float scores[4][16][24]: x p^T, x q^T, z p^T, z q^T; inverse[warps][16][24]
 //
 // Synchronisation: three block barriers per chunk: when a buffer has arrived, when its rows have their decays, and
 // when the scores are there.
@@ -75,11 +84,13 @@ private:
     float lost_ = 0.0f;
 };
 
-template <class Config>
-struct ChunkForward {
+// Second: whether `second` is an output.
+template <class Config, Direction D, bool Second>
+struct ChunkColumns {
     using Value = typename Config::Value;
     using W = typename Config::W;
     using Ops = Tf32Operands<Config::kSplit>;
+    static constexpr bool kBack = D == Direction::backward;
     static constexpr int kC = 16, kWarps = Config::kWarps, kThreads = 32 * kWarps;
     static constexpr int kColumns = 16 * kWarps;
     static constexpr int kTiles = ceil_div(Config::kK, 8), kKeys = 8 * kTiles;
@@ -92,25 +103,31 @@ struct ChunkForward {
     using State = float[1][kTiles][4];
     using Steps = float[1][2][4];  // of a warp's value features and 16 steps
 
-    int first_column, width;  // of the block
-    i64 steps, pitch;         // of a state's rows
-    StepPointer<Value> r, k, v, a, b;
+    int width;         // of the block's columns
+    i64 steps, pitch;  // of a state's rows
+    StepPointer<Value> r, k, a, b, c;
     StepPointer<W> w;
-    Rows<Value> y;  // of the head
-    float scale;
+    float c_factor, second_factor;
+    float* checkpoints;   // the state at the outset of each chunk, [chunks, K, V], or null
+    Rows<float> first;    // [steps, V], or null
+    Rows<Value> second;
 
-    // start, end: states [K, V] from the block's first column on; a null start is zero, a null end is not written.
+    // start, end: states [K, V]. Pointers to states and rows begin with the block's first column. A null start is
+    // zero, a null end is not written.
     KGEN_DEVICE void operator()(const float* start, float* end) const {
         char* shared = dynamic_smem<char>();
+        const i64 chunks = ceil_div(steps, i64{kC});
+        const auto begin_of = [&](i64 begin) { return kBack ? (chunks - 1) * kC - begin : begin; };
         State state;
         each_of_state([&](int tile, int i, i64 place, bool used) {
             state[0][tile][i] = start != nullptr && used ? start[place] : 0.0f;
         });
-        float nonfinite = 0.0f;  // becomes NaN if an output is not finite
+        float nonfinite = 0.0f;  // becomes NaN if a result is not finite
         for_each_batch<kC, Config::kStages>(
-            steps, [&](i64 begin, int slot) { stage(shared + slot * kBufferBytes, begin); },
-            [&](i64 begin, int there, int slot) {
-                run(shared + slot * kBufferBytes, begin, there, state, nonfinite);
+            chunks * kC,
+            [&](i64 begin, int slot) { stage(shared + slot * kBufferBytes, begin_of(begin)); },
+            [&](i64 begin, int, int slot) {
+                run(shared + slot * kBufferBytes, begin_of(begin), state, nonfinite);
             });
         each_of_state([&](int tile, int i, i64 place, bool used) {
             const float s = state[0][tile][i];
@@ -124,9 +141,13 @@ private:
     static KGEN_DEVICE float* rows_r() {
         return reinterpret_cast<float*>(dynamic_smem<char>() + Config::kStages * kBufferBytes);
     }
-    static KGEN_DEVICE float* rows_a() { return rows_r() + kC * kStride; }
-    static KGEN_DEVICE float* rows_k() { return rows_a() + kC * kStride; }
-    static KGEN_DEVICE float* rows_b() { return rows_k() + kC * kStride; }
+    static KGEN_DEVICE float* rows_k() { return rows_r() + kC * kStride; }
+    static KGEN_DEVICE float* rows_a() { return rows_k() + kC * kStride; }
+    static KGEN_DEVICE float* rows_b() { return rows_a() + kC * kStride; }
+    static KGEN_DEVICE float* rows_x() { return kBack ? rows_b() : rows_a(); }
+    static KGEN_DEVICE float* rows_z() { return kBack ? rows_k() : rows_r(); }
+    static KGEN_DEVICE float* rows_p() { return kBack ? rows_a() : rows_b(); }
+    static KGEN_DEVICE float* rows_q() { return kBack ? rows_r() : rows_k(); }
     static KGEN_DEVICE float* kept() { return rows_b() + kC * kStride; }
     static KGEN_DEVICE float* scores(int which) { return kept() + kKeys + which * kC * kScore; }
     static KGEN_DEVICE float* inverse() { return scores(4 + warp()); }
@@ -146,14 +167,15 @@ private:
             }
     }
 
-    // Operand A from rows whose columns are its rows; k runs along the rows in pairs.
+    // Operand A from rows whose columns are its rows, times a factor; k runs along the rows in pairs.
     template <class T>
-    static KGEN_DEVICE typename Ops::A a_columns(const T* tile, int stride) {
+    static KGEN_DEVICE typename Ops::A a_columns(const T* tile, int stride, float factor) {
         const MmaLane lane = mma_lane();
         typename Ops::A found;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            Ops::put(found, i, to_float(tile[(2 * lane.q + i / 2) * stride + lane.g + i % 2 * 8]));
+            Ops::put(found, i,
+                     factor * to_float(tile[(2 * lane.q + i / 2) * stride + lane.g + i % 2 * 8]));
         return found;
     }
 
@@ -165,11 +187,11 @@ private:
         return found;
     }
 
-    // sums += x rows^T of [16 x 16] scores; only those of a lower triangle are read.
+    // sums += x rows^T of [16 x 16] scores; only those of a triangle are read.
     static KGEN_DEVICE void multiply_scores(Steps& sums, const typename Ops::A (&x)[1][2],
                                             const float* rows) {
         multiply_group<Ops, 1, 2, 2>(sums, 0, x, [&](int n, int i, typename Ops::B& found) {
-            if (i > n) return false;
+            if (kBack ? i < n : i > n) return false;
             found = Ops::b_rows(rows + 8 * n * kScore + 8 * i, kScore);
             return true;
         });
@@ -180,50 +202,63 @@ private:
         found[0][1] = Ops::of_sums(sums[0], 1);
     }
 
-    // One chunk, `there` of whose steps exist.
-    KGEN_DEVICE void run(char* buffer, i64 begin, int there, State& state, float& nonfinite) const {
-        Value* values_v = reinterpret_cast<Value*>(buffer) + 4 * kC * kKeys + 16 * warp();
+    // The chunk whose first step is `begin`.
+    KGEN_DEVICE void run(char* buffer, i64 begin, State& state, float& nonfinite) const {
+        const int there = static_cast<int>(min(steps - begin, i64{kC}));
+        Value* values_c = reinterpret_cast<Value*>(buffer) + 4 * kC * kKeys + 16 * warp();
+        if (checkpoints != nullptr)
+            each_of_state([&](int tile, int i, i64 place, bool used) {
+                if (used) checkpoints[begin / kC * (Config::kK * pitch) + place] = state[0][tile][i];
+            });
         // 1. Rows with their decays.
         apply_decays(buffer, there);
         sync_block();
 
         // 2. Scores, and what the chunk reads of the state.
-        for (int which = warp(); which < 4; which += kWarps) put_scores(which);
+        for (int which = warp(); which < (Second ? 4 : 2); which += kWarps) put_scores(which);
+        if constexpr (kBack) decay_state(state);
         Steps read = {}, out = {};
 #pragma unroll
         for (int first = 0; first < kTiles; first += kCount) {
-            typename Ops::A x[1][kCount];
+            typename Ops::A of_state[1][kCount];
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) x[0][i] = Ops::of_sums(state[0], first + i);
-            multiply_rows(read, x, rows_a() + 8 * first);
-            multiply_rows(out, x, rows_r() + 8 * first);
+            for (int i = 0; i < kCount; ++i) of_state[0][i] = Ops::of_sums(state[0], first + i);
+            multiply_rows(read, of_state, rows_x() + 8 * first);
+            if constexpr (Second) multiply_rows(out, of_state, rows_z() + 8 * first);
         }
         sync_block();
 
-        // 3. sa, the outputs, the state behind the chunk.
+        // 3. first, second, the state at the other end of the chunk.
         put_inverse();
-        typename Ops::A x[1][2], of_v[1][2];
-        of_v[0][0] = a_columns(values_v, kColumns);
-        of_v[0][1] = a_columns(values_v + 8 * kColumns, kColumns);
-        multiply_scores(read, of_v, scores(1));
+        typename Ops::A x[1][2], of_c[1][2];
+        of_c[0][0] = a_columns(values_c, kColumns, c_factor);
+        of_c[0][1] = a_columns(values_c + 8 * kColumns, kColumns, c_factor);
+        multiply_scores(read, of_c, scores(1));
         fragments_of(x, read);
-        Steps sa = {};
-        multiply_scores(sa, x, inverse());
-        fragments_of(x, sa);
-        multiply_scores(out, of_v, scores(3));
-        multiply_scores(out, x, scores(2));
+        Steps solved = {};
+        multiply_scores(solved, x, inverse());
+        fragments_of(x, solved);
+        if constexpr (Second) {
+            multiply_scores(out, of_c, scores(3));
+            multiply_scores(out, x, scores(2));
+        }
         constexpr int kGroup = min(kTiles, 4);
 #pragma unroll
         for (int first = 0; first < kTiles; first += kGroup) {
-            multiply_steps<kGroup>(state, first, of_v, rows_k());
-            multiply_steps<kGroup>(state, first, x, rows_b());
+            multiply_steps<kGroup>(state, first, of_c, rows_q());
+            multiply_steps<kGroup>(state, first, x, rows_p());
         }
+        if constexpr (!kBack) decay_state(state);
+        if (first.first != nullptr) write_first(begin, there, solved, nonfinite);
+        if constexpr (Second) write_second(values_c, begin, there, out, nonfinite);
+    }
+
+    static KGEN_DEVICE void decay_state(State& state) {
         const MmaLane lane = mma_lane();
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
             for (int i = 0; i < 4; ++i) state[0][tile][i] *= kept()[8 * tile + 2 * lane.q + i % 2];
-        write(values_v, begin, there, out, nonfinite);
     }
 
     static KGEN_DEVICE void multiply_rows(Steps& sums, const typename Ops::A (&x)[1][kCount],
@@ -272,40 +307,46 @@ private:
 
     // Matrix `which` of the scores, by one warp.
     static KGEN_DEVICE void put_scores(int which) {
-        const float* of_steps = which < 2 ? rows_a() : rows_r();
-        const float* of_earlier = which % 2 == 0 ? rows_b() : rows_k();
+        const float* readers = which < 2 ? rows_x() : rows_z();
+        const float* updates = which % 2 == 0 ? rows_p() : rows_q();
         Steps sums = {};
 #pragma unroll
         for (int first = 0; first < kTiles; first += kCount) {
             typename Ops::A x[1][kCount];
 #pragma unroll
             for (int i = 0; i < kCount; ++i)
-                x[0][i] = Ops::a_rows(of_steps + 8 * (first + i), kStride);
-            multiply_rows(sums, x, of_earlier + 8 * first);
+                x[0][i] = Ops::a_rows(readers + 8 * (first + i), kStride);
+            multiply_rows(sums, x, updates + 8 * first);
         }
         const MmaLane lane = mma_lane();
-        const int own = which < 2 ? 0 : 1;  // whether a step reads its own k and b
+        // Whether a step reads its own update: y_t k_t and b_t, gsa_t and gv_t r_t alone.
+        const int own = (kBack ? which % 2 : which / 2) ? 1 : 0;
+        const auto reads = [&](int i, int j) { return kBack ? i < j + own : j < i + own; };
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int i = lane.g + 8 * half, j = 8 * n + 2 * lane.q;
                 *reinterpret_cast<Vec<float, 2>*>(scores(which) + i * kScore + j) = {
-                    {j < i + own ? sums[0][n][2 * half] : 0.0f,
-                     j + 1 < i + own ? sums[0][n][2 * half + 1] : 0.0f}};
+                    {reads(i, j) ? sums[0][n][2 * half] : 0.0f,
+                     reads(i, j + 1) ? sums[0][n][2 * half + 1] : 0.0f}};
             }
     }
 
-    // (I - A B^T)^-1 by substitution, a lane per column; each warp has its own.
+    // (I - x p^T)^-1 by substitution, a lane per column; each warp has its own.
     static KGEN_DEVICE void put_inverse() {
-        const float* lower = scores(0);
+        const float* triangle = scores(0);
         const int column = lane_id() % kC;
         float found[kC];
 #pragma unroll
-        for (int i = 0; i < kC; ++i) {
+        for (int step = 0; step < kC; ++step) {
+            const int i = kBack ? kC - 1 - step : step;
             float sums[2] = {i == column ? 1.0f : 0.0f, 0.0f};
 #pragma unroll
-            for (int j = 0; j < i; ++j) sums[j % 2] = fma(lower[i * kScore + j], found[j], sums[j % 2]);
+            for (int known = 0; known < step; ++known) {
+                const int j = kBack ? kC - 1 - known : known;
+                sums[known % 2] = fma(triangle[i * kScore + j], found[j], sums[known % 2]);
+            }
             found[i] = sums[0] + sums[1];
         }
         if (lane_id() < kC)
@@ -314,16 +355,29 @@ private:
         sync_warp();
     }
 
-    // The outputs, through the warp's columns of v in shared memory.
-    KGEN_DEVICE void write(Value* tile, i64 begin, int there, const Steps& out,
-                           float& nonfinite) const {
+    KGEN_DEVICE void write_first(i64 begin, int there, const Steps& sums, float& nonfinite) const {
         const MmaLane lane = mma_lane();
-        sync_warp();  // all lanes have read v
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float value = scale * out[0][n][i];
+                const int t = 8 * n + 2 * lane.q + i % 2;
+                const int column = 16 * warp() + lane.g + i / 2 * 8;
+                nonfinite = fma(sums[0][n][i], 0.0f, nonfinite);
+                if (t < there && column < width) first.at(begin + t)[column] = sums[0][n][i];
+            }
+    }
+
+    // Through the warp's columns of c in shared memory.
+    KGEN_DEVICE void write_second(Value* tile, i64 begin, int there, const Steps& out,
+                                  float& nonfinite) const {
+        const MmaLane lane = mma_lane();
+        sync_warp();  // all lanes have read c
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float value = second_factor * out[0][n][i];
                 nonfinite = fma(value, 0.0f, nonfinite);
                 tile[(8 * n + 2 * lane.q + i % 2) * kColumns + lane.g + i / 2 * 8] =
                     from_float<Value>(value);
@@ -333,7 +387,7 @@ private:
         for (int i = lane_id(); i < kC * kPerRow; i += kWarpSize) {
             const int t = i / kPerRow, column = i % kPerRow * kVec;
             if (t < there && 16 * warp() + column < width)
-                store_vec(y.at(begin + t) + 16 * warp() + column,
+                store_vec(second.at(begin + t) + 16 * warp() + column,
                           *reinterpret_cast<const Vec<Value, kVec>*>(tile + t * kColumns + column));
         }
     }
@@ -349,7 +403,7 @@ private:
                                                             steps);
             target += kC * kKeys;
         }
-        copy_steps<kForward, kThreads, kC, kColumns, kVec>(target, v, width, begin, steps);
+        copy_steps<kForward, kThreads, kC, kColumns, kVec>(target, c, width, begin, steps);
         copy_steps<kForward, kThreads, kC, kKeys, kgen::wkv::kVecOfW<Config>>(
             reinterpret_cast<W*>(buffer + kBytesOfValues), w, Config::kK, begin, steps);
     }
@@ -361,15 +415,34 @@ private:
         const ColumnInMemory state{dynamic_smem<float>() + column, kColumns, Config::kK};
         for (i64 i = 0; i < Config::kK; ++i)
             state.at(i) = start != nullptr ? start[i * pitch + column] : 0.0f;
-        for (i64 t = 0; t < steps; ++t) {
-            const float sa = state.read(a.first + t * a.stride);
-            state.template update<DecayForm::clamp>(w.first + t * w.stride, b.first + t * b.stride, sa,
-                                                    k.first + t * k.stride,
-                                                    to_float(v.first[t * v.stride + column]));
-            y.at(t)[column] = from_float<Value>(scale * state.read(r.first + t * r.stride));
+        for (i64 step = 0; step < steps; ++step) {
+            const i64 t = time_of<D>(step, steps);
+            const bool outset = kBack ? (t + 1) % kC == 0 || step == 0 : t % kC == 0;
+            if (checkpoints != nullptr && outset)
+                for (i64 i = 0; i < Config::kK; ++i)
+                    checkpoints[(t / kC * Config::kK + i) * pitch + column] = state.at(i);
+            const Value *r_t = at(r, t), *k_t = at(k, t), *a_t = at(a, t), *b_t = at(b, t);
+            const W* w_t = w.first + t * w.stride;
+            const float c_t = c_factor * to_float(at(c, t)[column]);
+            if constexpr (kBack) state.add(r_t, c_t);
+            const float sum = state.read(kBack ? b_t : a_t);
+            float read = 0.0f;
+            if constexpr (kBack) {
+                read = state.read(k_t);
+                state.template update<DecayForm::clamp>(w_t, a_t, sum);
+            } else {
+                state.template update<DecayForm::clamp>(w_t, b_t, sum, k_t, c_t);
+                if constexpr (Second) read = state.read(r_t);
+            }
+            if (first.first != nullptr) first.at(t)[column] = sum;
+            if constexpr (Second) second.at(t)[column] = from_float<Value>(second_factor * read);
         }
         if (end != nullptr)
             for (i64 i = 0; i < Config::kK; ++i) end[i * pitch + column] = state.at(i);
+    }
+
+    static KGEN_DEVICE const Value* at(const StepPointer<Value>& rows, i64 t) {
+        return rows.first + t * rows.stride;
     }
 };
 
