@@ -171,4 +171,60 @@ private:
     }
 };
 
+// What wkv7_backward_rows reads and writes; sa, gsa [B, T, H, V], states and gradients [H, chunks, K, V].
+template <class Value, class W>
+struct KeyRowsTensors {
+    Rows<const Value> gy, r, k, v, a, b;
+    Rows<const W> w;
+    const float *sa, *gsa, *states, *gradients;
+    Rows<Value> gr, gk, ga, gb;
+    Rows<W> gw;
+};
+
+// By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist.
+template <class Config, class Offset>
+KGEN_DEVICE void backward_rows(const Offset* cu_seqlens, i64 N, i64 T, i64 H,
+                               const KeyRowsTensors<typename Config::Value, typename Config::W>& x,
+                               float scale) {
+    using Value = typename Config::Value;
+    using W = typename Config::W;
+    using Loop = KeyRows<Config>;
+    constexpr int kKeyBlocks = ceil_div(Config::kK, Config::kKeys), kSize = Config::kK * Config::kV;
+
+    // 1. The block's chunk, head and keys.
+    const int block = static_cast<int>(blockIdx.x % kKeyBlocks);
+    const i64 h = blockIdx.x / kKeyBlocks % H, index = blockIdx.x / kKeyBlocks / H;
+    const Chunk chunk = chunk_at<Config::kSteps>(cu_seqlens, index, N, T);
+    if (chunk.steps == 0) return;
+    const i64 number = h * head_chunks<Config::kSteps, kPresent<Offset>>(N, T) + index;
+    const Span span{chunk.span.b, chunk.span.first + chunk.first, chunk.steps};
+    const typename Loop::Columns keys{block * Config::kKeys, Config::kK};
+    const int key = keys.column(0);
+    const auto gr = x.gr.head(span, h), gk = x.gk.head(span, h);
+    const auto ga = x.ga.head(span, h), gb = x.gb.head(span, h);
+    const auto gw = x.gw.head(span, h);
+
+    // 2. Its gradients.
+    const Loop loop{keys,
+                    chunk.steps,
+                    step_pointer(x.gy, span, h),
+                    step_pointer(x.r, span, h),
+                    step_pointer(x.k, span, h),
+                    step_pointer(x.v, span, h),
+                    step_pointer(x.a, span, h),
+                    step_pointer(x.b, span, h),
+                    step_pointer(x.w, span, h),
+                    step_pointer(dense_rows(x.sa, T, H, Config::kV), span, h),
+                    step_pointer(dense_rows(x.gsa, T, H, Config::kV), span, h),
+                    scale};
+    loop(x.states + number * kSize, x.gradients + number * kSize,
+         [&](int t, float by_r) { gr.at(t)[key] = from_float<Value>(by_r); },
+         [&](int t, const typename Loop::Gradients& by) {
+             gw.at(t)[key] = from_float<W>(by.w);
+             gk.at(t)[key] = from_float<Value>(by.k);
+             ga.at(t)[key] = from_float<Value>(by.a);
+             gb.at(t)[key] = from_float<Value>(by.b);
+         });
+}
+
 }  // namespace kgen::wkv7
