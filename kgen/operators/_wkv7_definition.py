@@ -66,8 +66,8 @@ def recurrence(
 ) -> dict[str, torch.Tensor]:
     """The definition on decays (`decay`) instead of w; the gradient by them is `gdecay`.
 
-    Also returns `sa`, and in the backward pass its gradient `gsa`, both [B, T, H, V]. If x has these
-    names, they take the place of the sums over keys: the states are then those of a linear
+    Also returns `sa`, and in the backward pass its gradient `gsa`, both [B, T, H, V]. If x has
+    these names, they take the place of the sums over keys: the states are then those of a linear
     attention with two keys per step.
 
     Args:

@@ -7,6 +7,9 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from kgen.operators._shared import in_chunks
+from kgen.operators._wkv7_definition import CLAMP
+
 if TYPE_CHECKING:
     import torch
 
@@ -113,13 +116,12 @@ def _by_chunks(
     else for all chunks at once. No exponent is above 0.
     """
     import torch
-    import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
     dtype = v.dtype
     r, w, k, v, a, b = _wide(r, w, k, v, a, b)
     state, steps = _zero_or(state, k, v), v.shape[2]
     r, w, k, v, a, b = (
-        F.pad(x, (0, 0, 0, -steps % _CHUNK)).unflatten(2, (-1, _CHUNK))
+        in_chunks(x, _CHUNK)
         for x in (r * scale, w.clamp_min(-100.0), k, v, a, b)  # -inf would subtract from itself
     )
     after = w.cumsum(3)
@@ -182,8 +184,6 @@ def _fla(name: str) -> Function:
 
 def _arguments(inputs: Tensors, scalars: Mapping[str, float]) -> tuple[object, ...]:
     """Of a peer's function, which takes the log decay; cu_seqlens come last."""
-    from kgen.operators._wkv7_definition import CLAMP
-
     given = {name: inputs.get(name) for name in _FORWARD}
     if scalars.get("decay_form=raw"):
         given["w"] = -inputs["w"].exp()

@@ -43,9 +43,9 @@ def scale(
 ) -> dict[str, torch.Tensor]:
     """max(|y|, root of the sum of the terms' squares): the recurrence on squares.
 
-    sa and gsa there are of the terms that they have, not of sums of squares in turn. A step replaces
-    what is stored under a key by a cancellation, and sums of squares, which lack it, would grow
-    exponentially where nothing decays.
+    sa and gsa there are of the terms that they have, not of sums of squares in turn. A step
+    replaces what is stored under a key by a cancellation, and sums of squares, which lack it, would
+    grow exponentially where nothing decays.
 
     Raw w: the exponent exp(w) has an error that grows with it, and gw has the decay as a factor.
     In the other outputs a decay that strong is negligible beside terms that have not decayed.

@@ -5,21 +5,29 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 import torch
+from operator_cases import Case, Outputs, close, randn
+from operator_cases import agree as agree_with_case
 from references import recurrence7
-from test_compat import agree, close, randn
 from torch import Tensor
 
 B, T, H, K, V = 2, 7, 2, 6, 5
-Outputs = tuple[Tensor, ...]
 
 
 @pytest.fixture(scope="module")
 def compat(kgen_ops: ModuleType) -> ModuleType:
     return importlib.import_module(f"{kgen_ops.__name__}.compat")
+
+
+def agree(
+    function: Callable[..., Outputs], reference: Callable[..., Outputs], inputs: dict[str, Tensor]
+) -> None:
+    """Outputs and gradients of all inputs are those of the reference."""
+    agree_with_case(Case("wkv7", lambda: inputs, {}, reference), function, inputs)
 
 
 def raw_decay(w: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from kgen.model.problem import Problem, parse_problem
 from kgen.operators._wkv7_definition import CLAMP, decays, definition
+from kgen.operators._wkv7_inputs import CASES
 from kgen.operators._wkv7_peers import peers
-from kgen.operators.wkv7 import CASES, OPERATOR, STATES, scale
+from kgen.operators.wkv7 import OPERATOR, STATES, scale
 
 NAMES = ("r", "w", "k", "v", "a", "b", "initial_state")
 PACKED = "B=1,N=5,T=23,H=2,K=3,V=4"
@@ -48,7 +50,7 @@ def by_the_formula(x: dict[str, Tensor], factor: float, form: str) -> tuple[Tens
         y, end = recurrence7(**rows, state=state)
         return factor * y, end
     out, ends = [], []
-    for n, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for n, (first, last) in enumerate(pairwise(bounds)):
         end = state[n : n + 1]
         if last > first:
             its = {name: row[:, first:last] for name, row in rows.items()}

@@ -45,11 +45,9 @@ constexpr bool kPacked = kgen::kPresent<Offset>;
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Config::kColumns);
-constexpr int kKeyBlocks = kgen::ceil_div(Config::kK, Config::kKeys);
 
 using Forward = kgen::wkv7::ValueColumns<Config, kgen::wkv7::ForwardStep<false>>;
 using Backward = kgen::wkv7::ValueColumns<Config, kgen::wkv7::BackwardStep>;
-using KeyLoop = kgen::wkv7::KeyRows<Config>;
 
 static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,
               "copies must end with a row");
@@ -130,7 +128,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
 
 KGEN_EXPORT(wkv7_backward_columns);
 
-extern "C" __global__ void __launch_bounds__(KeyLoop::kThreads)
+extern "C" __global__ void __launch_bounds__(kgen::wkv7::KeyRows<Config>::kThreads)
 wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    const Value* __restrict__ r,            // [B, T, H, K]
                    const W* __restrict__ w,                // [B, T, H, K]
@@ -157,43 +155,26 @@ wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    i64 gw_stride_H, i64 gk_stride_B, i64 gk_stride_T, i64 gk_stride_H,
                    i64 ga_stride_B, i64 ga_stride_T, i64 ga_stride_H, i64 gb_stride_B,
                    i64 gb_stride_T, i64 gb_stride_H, float scale) {
-    // 1. The block's chunk, head and keys. Packed sequences leave room for chunks that do not exist.
-    const int block = static_cast<int>(blockIdx.x % kKeyBlocks);
-    const i64 h = blockIdx.x / kKeyBlocks % H, index = blockIdx.x / kKeyBlocks / H;
-    const auto chunk = kgen::wkv7::chunk_at<Config::kSteps>(cu_seqlens, index, N, T);
-    if (chunk.steps == 0) return;
-    const i64 number = h * kgen::wkv7::head_chunks<Config::kSteps, kPacked>(N, T) + index;
-    const kgen::wkv7::Span span{chunk.span.b, chunk.span.first + chunk.first, chunk.steps};
-    const KeyLoop::Columns keys{block * Config::kKeys, Config::kK};
-    const int key = keys.column(0);
-    const auto gr_h = Rows<Value>{gr, gr_stride_B, gr_stride_T, gr_stride_H}.head(span, h);
-    const auto gw_h = Rows<W>{gw, gw_stride_B, gw_stride_T, gw_stride_H}.head(span, h);
-    const auto gk_h = Rows<Value>{gk, gk_stride_B, gk_stride_T, gk_stride_H}.head(span, h);
-    const auto ga_h = Rows<Value>{ga, ga_stride_B, ga_stride_T, ga_stride_H}.head(span, h);
-    const auto gb_h = Rows<Value>{gb, gb_stride_B, gb_stride_T, gb_stride_H}.head(span, h);
-
-    // 2. Its gradients.
-    const KeyLoop loop{
-        keys,
-        chunk.steps,
-        step_pointer(Rows<const Value>{gy, gy_stride_B, gy_stride_T, gy_stride_H}, span, h),
-        step_pointer(Rows<const Value>{r, r_stride_B, r_stride_T, r_stride_H}, span, h),
-        step_pointer(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}, span, h),
-        step_pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h),
-        step_pointer(Rows<const Value>{a, a_stride_B, a_stride_T, a_stride_H}, span, h),
-        step_pointer(Rows<const Value>{b, b_stride_B, b_stride_T, b_stride_H}, span, h),
-        step_pointer(Rows<const W>{w, w_stride_B, w_stride_T, w_stride_H}, span, h),
-        step_pointer(dense_rows(sa, T, H, Config::kV), span, h),
-        step_pointer(dense_rows(gsa, T, H, Config::kV), span, h),
-        scale};
-    loop(states + number * kSize, gradients + number * kSize,
-         [&](int t, float by_r) { gr_h.at(t)[key] = from_float<Value>(by_r); },
-         [&](int t, const KeyLoop::Gradients& by) {
-             gw_h.at(t)[key] = from_float<W>(by.w);
-             gk_h.at(t)[key] = from_float<Value>(by.k);
-             ga_h.at(t)[key] = from_float<Value>(by.a);
-             gb_h.at(t)[key] = from_float<Value>(by.b);
-         });
+    kgen::wkv7::backward_rows<Config>(
+        cu_seqlens, N, T, H,
+        {
+         {gy, gy_stride_B, gy_stride_T, gy_stride_H},
+         {r, r_stride_B, r_stride_T, r_stride_H},
+         {k, k_stride_B, k_stride_T, k_stride_H},
+         {v, v_stride_B, v_stride_T, v_stride_H},
+         {a, a_stride_B, a_stride_T, a_stride_H},
+         {b, b_stride_B, b_stride_T, b_stride_H},
+         {w, w_stride_B, w_stride_T, w_stride_H},
+         sa,
+         gsa,
+         states,
+         gradients,
+         {gr, gr_stride_B, gr_stride_T, gr_stride_H},
+         {gk, gk_stride_B, gk_stride_T, gk_stride_H},
+         {ga, ga_stride_B, ga_stride_T, ga_stride_H},
+         {gb, gb_stride_B, gb_stride_T, gb_stride_H},
+         {gw, gw_stride_B, gw_stride_T, gw_stride_H}},
+        scale);
 }
 
 KGEN_EXPORT(wkv7_backward_rows);

@@ -95,7 +95,9 @@ struct ChunkColumns {
     static constexpr int kColumns = 16 * kWarps;
     static constexpr int kTiles = ceil_div(Config::kK, 8), kKeys = 8 * kTiles;
     static constexpr int kStride = chunk_row_stride<float>(kKeys), kScore = 24;
-    static constexpr int kCount = kTiles % 4 == 0 ? 4 : kTiles % 2 == 0 ? 2 : 1;  // fragments of keys at a time
+    // Fragments of keys at a time. Two terms of four would spill.
+    static constexpr int kCount =
+        kTiles % 4 == 0 && !Config::kSplit ? 4 : kTiles % 2 == 0 ? 2 : 1;
     static constexpr int kBytesOfValues =
         kC * (4 * kKeys + kColumns) * static_cast<int>(sizeof(Value));
     static constexpr int kBufferBytes =
@@ -242,7 +244,7 @@ private:
             multiply_scores(out, of_c, scores(3));
             multiply_scores(out, x, scores(2));
         }
-        constexpr int kGroup = min(kTiles, 4);
+        constexpr int kGroup = min(kTiles, Config::kSplit ? 2 : 4);
 #pragma unroll
         for (int first = 0; first < kTiles; first += kGroup) {
             multiply_steps<kGroup>(state, first, of_c, rows_q());
