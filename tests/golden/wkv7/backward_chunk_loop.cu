@@ -37,11 +37,10 @@ struct Config {
     static constexpr int kSteps = 16;            // of a chunk
     static constexpr int kKeySplit = 8;  // threads that share a key of wkv7_backward_rows
     static constexpr int kKeys = 16;           // keys of a block of it
-    static constexpr bool kSplit = false;           // TF32 products: only bf16 is returned
+    static constexpr bool kSplit = kInitialState;   // 3xTF32: the gradient of the state is fp32
 };
 
-static_assert(kgen::wkv7::kCoarse<Value> && kgen::wkv7::kCoarse<W> && !kInitialState,
-              "fp32 gradients need more than TF32");
+static_assert(kgen::wkv7::kCoarse<Value> && kgen::wkv7::kCoarse<W>, "gradients of steps are bf16");
 static_assert(Config::kForm == kgen::wkv7::DecayForm::clamp, "other decays have no bound");
 constexpr int kSize = Config::kK * Config::kV;
 constexpr bool kPacked = kgen::kPresent<Offset>;

@@ -13,7 +13,6 @@ namespace {
 
 using Value = kgen::bf16;
 using W = kgen::bf16;
-using kgen::fma;
 using kgen::from_float;
 using kgen::i64;
 using kgen::wkv7::Rows;
@@ -150,8 +149,8 @@ wkv7_backward_rows(const Value* __restrict__ gy,             // [B, T, H, V]
     const auto step = [&](const float* before, float* behind, i64 t) {
         const float decay = kgen::wkv7::decay_of<kForm>(w_h(t, key));
         for (i64 i = 0; i < V; ++i)
-            behind[i * K] = fma(decay, before[i * K],
-                                fma(b_h(t, key), sa_h(t, i), k_h(t, key) * v_h(t, i)));
+            behind[i * K] = kgen::fma(decay, before[i * K],
+                                kgen::fma(b_h(t, key), sa_h(t, i), k_h(t, key) * v_h(t, i)));
     };
 
     // 1. Forward in time: the states before all chunks.
@@ -180,13 +179,13 @@ wkv7_backward_rows(const Value* __restrict__ gy,             // [B, T, H, V]
             float by_r = 0.0f, by_k = 0.0f, by_a = 0.0f, by_b = 0.0f, by_decay = 0.0f;
             for (i64 i = 0; i < V; ++i) {
                 const float g = scale * gy_h(t, i);
-                const float total = fma(r_h(t, key), g, gradient[i * K]);
-                by_r = fma(behind[i * K], g, by_r);
-                by_k = fma(total, v_h(t, i), by_k);
-                by_a = fma(before[i * K], gsa_h(t, i), by_a);
-                by_b = fma(total, sa_h(t, i), by_b);
-                by_decay = fma(before[i * K], total, by_decay);
-                gradient[i * K] = fma(decay, total, a_h(t, key) * gsa_h(t, i));
+                const float total = kgen::fma(r_h(t, key), g, gradient[i * K]);
+                by_r = kgen::fma(behind[i * K], g, by_r);
+                by_k = kgen::fma(total, v_h(t, i), by_k);
+                by_a = kgen::fma(before[i * K], gsa_h(t, i), by_a);
+                by_b = kgen::fma(total, sa_h(t, i), by_b);
+                by_decay = kgen::fma(before[i * K], total, by_decay);
+                gradient[i * K] = kgen::fma(decay, total, a_h(t, key) * gsa_h(t, i));
             }
             gr_h.at(t)[key] = from_float<Value>(by_r);
             gw_h.at(t)[key] = from_float<W>(kgen::wkv7::decay_slope<kForm>(w_t, decay) * by_decay);
