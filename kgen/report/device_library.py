@@ -16,7 +16,7 @@ from kgen.errors import CatalogueError
 
 # Lower folders first; the host layer is the implementation of the other folders on the CPU.
 ROOMS = (
-    "primitives", "rows", "recurrent", "chunked", "linear_attention", "wkv", "toeplitz",
+    "primitives", "rows", "recurrent", "chunked", "linear_attention", "wkv", "wkv7", "toeplitz",
 )  # fmt: skip
 
 _HEAD = """\

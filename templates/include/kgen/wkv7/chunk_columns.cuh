@@ -1,4 +1,4 @@
-// Columns of wkv7's state, or of its gradient, in chunks of 16 steps on tensor cores (mma, sm_80); clamped decays alone.
+// Columns of wkv7's state, or of its gradient, in chunks of 16 steps on tensor cores (mma, sm_80); clamped decays.
 //
 // With P_i the product of a chunk's decays up to step i, per key, and the rows
 //
