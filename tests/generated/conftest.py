@@ -190,6 +190,15 @@ def _wkv4(dtypes: dict[str, str]) -> bool:
     )
 
 
+def _wkv7(dtypes: dict[str, str]) -> bool:
+    """As `_wkv`, and bf16 with both states: an adapter returns the state in bf16."""
+    packed, log = dtypes["cu_seqlens_dtype"] != "none", dtypes["decay_form"] == "log"
+    if dtypes["dtype"] == "fp32":
+        return dtypes["w_dtype"] == "fp32" and (log or not packed or dtypes["decay_form"] == "raw")
+    states = {dtypes["initial_state_dtype"], dtypes["final_state_dtype"]}
+    return dtypes["dtype"] == "bf16" and len(states) == 1 and not packed
+
+
 def _linear_attention(dtypes: dict[str, str]) -> bool:
     """All optional tensors or none, and in fp32 what comes with a state, a key sum or a norm."""
     def there(name: str) -> bool:
@@ -216,6 +225,7 @@ REAL = {
     "wkv4": (_wkv4, BOTH),
     "wkv5": (_wkv, BOTH),
     "wkv6": (_wkv, BOTH),
+    "wkv7": (_wkv7, BOTH),
     "linear_attention": (_linear_attention, BOTH),
     "timex": (_any_weight, BOTH),
     "rmsnorm": (_any_weight, ("backward",)),

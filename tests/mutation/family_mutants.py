@@ -218,6 +218,20 @@ FAMILIES = (
             Mistake("barrier", r"(products\[i\] = product \* scale;\s*\}\s*)sync_block\(\);",
                     r"\1")), {"stages": 3}),
     Family(
+        "wkv7", "forward", "chunk_loop", "B=1,T=45,H=1,K=16,V=16,dtype=bf16,decay_form=clamp",
+        (
+            Mistake("mask", r"kBack \? i < j \+ own : j < i \+ own", "kBack ? i < j + own : true"),
+            Mistake("decay of the state", r"if constexpr \(!kBack\) decay_state\(state\);", ";"),
+        ),
+    ),
+    Family(
+        "wkv7", "backward", "block_per_head", "B=1,T=45,H=1,K=8,V=8,dtype=fp32",
+        (
+            Mistake("decay of the state", r"s = fma\(d\[j\], s,", "s = fma(1.0f, s,"),
+            Mistake("last chunk", r"== 0 \|\| t \+ 1 == span\.steps\)", "== 0)"),
+        ),
+    ),
+    Family(
         "timex", "forward", "toeplitz_mma", "B=3,C=5,T=100,dtype=bf16",
         (
             Mistake("wait", r"cp_async_wait_all\(\);", ";"),

@@ -84,6 +84,20 @@ def wkv4_reference(initial_state: Tensor, **given: Tensor) -> Outputs:
     return references.wkv4(**given, state=initial_state)
 
 
+def wkv7() -> Case:
+    def inputs() -> dict[str, Tensor]:
+        unit = torch.nn.functional.normalize(torch.randn(B, T, H, K), dim=-1)
+        return {"r": randn(B, T, H, K), "w": (-torch.rand(B, T, H, K)).requires_grad_(),
+                "k": randn(B, T, H, K), "v": randn(B, T, H, V), "a": (-unit).requires_grad_(),
+                "b": (unit * torch.rand(B, T, H, K)).requires_grad_(),
+                "initial_state": randn(B, H, K, V)}
+
+    def reference(w: Tensor, initial_state: Tensor, **given: Tensor) -> Outputs:
+        return references.recurrence7(**given, decay=w.exp(), state=initial_state)
+
+    return Case("wkv7", inputs, {"return_final_state": True}, reference)
+
+
 def qkv() -> dict[str, Tensor]:
     return {"q": torch.rand(B, H, T, K).requires_grad_(),
             "k": torch.rand(B, H, T, K).requires_grad_(), "v": randn(B, H, T, V)}
@@ -117,6 +131,7 @@ CASES = {
     "wkv4": Case("wkv4", wkv4_inputs, {"return_final_state": True}, wkv4_reference, ("w", "u")),
     "wkv5": wkv(per_step=False),
     "wkv6": wkv(per_step=True),
+    "wkv7": wkv7(),
 }
 
 

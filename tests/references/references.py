@@ -36,6 +36,19 @@ def wkv4(
     return torch.stack(out, 1), torch.stack([num, den, top], dim=-1)
 
 
+def recurrence7(
+    r: Tensor, k: Tensor, v: Tensor, decay: Tensor, a: Tensor, b: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """wkv7: y [B, T, H, V] and the last state [B, H, K, V]; decay [B, T, H, K]."""
+    out = []
+    for t in range(r.shape[1]):
+        read = (a[:, t, :, :, None] * state).sum(-2, keepdim=True)
+        state = (decay[:, t, :, :, None] * state + b[:, t, :, :, None] * read
+                 + k[:, t, :, :, None] * v[:, t, :, None, :])
+        out.append((r[:, t, :, :, None] * state).sum(-2))
+    return torch.stack(out, 1), state
+
+
 def attention(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, key_sum: Tensor | None, scale: float
 ) -> tuple[Tensor, ...]:

@@ -23,6 +23,7 @@ MAY_INCLUDE = {
     "linear_attention": {"primitives", "recurrent", "chunked"},
     "wkv": {"primitives", "recurrent", "chunked"},
     "wkv4": {"primitives", "chunked"},
+    "wkv7": {"primitives", "recurrent", "chunked", "wkv"},
 }
 _INCLUDED = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 

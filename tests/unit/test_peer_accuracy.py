@@ -34,6 +34,10 @@ CASES = [
     ("wkv4", "forward", "B=2,T=40,C=16,dtype=fp32,initial_state_dtype=fp32,final_state_dtype=fp32",
      "y final_state"),
     ("wkv4", "backward", "B=2,T=40,C=16,dtype=fp32", "gk gv gw gu"),
+    ("wkv7", "forward", "B=2,H=2,T=40,K=16,V=16,dtype=fp32,final_state_dtype=fp32",
+     "y final_state"),
+    ("wkv7", "backward", "B=2,H=2,T=40,K=16,V=16,dtype=fp32,initial_state_dtype=fp32",
+     "gr gw gk gv ga gb ginitial_state"),
 ]
 CPU = torch.device("cpu")
 Accuracy = dict[str, tuple[OutputAccuracy, ...]]
