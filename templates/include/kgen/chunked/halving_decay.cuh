@@ -20,10 +20,11 @@
 // TF32 loses, and for fp32 all products are 3xTF32.
 //
 // Layout: within 16 steps, rows of a level up to 8 are stored early steps first, then late steps, so that both operands
-// of a product are eight neighbouring rows.
+// of a product are eight neighbouring rows. Of eight keys the even ones come first (row_column). b' of the state is
+// stored by keys: row `key % 8` has eight steps of every eighth key, and row `8 + key % 8` the other eight (update_step).
 //
 // Shared memory: W ring[Stages][Chunk][Padded]; float u[Padded]; then Buffers times: float carried[Chunk][kStride],
-// levels[kLevels][Chunk][kStride], update[Chunk][kUpdateStride], all[Padded], bonus[groups][Chunk].
+// levels[kLevels][Chunk][kStride], update[Chunk][kStride], all[Padded], bonus[groups][Chunk].
 //
 // Synchronisation: none here; see chunk_halving.cuh.
 #pragma once
@@ -42,32 +43,158 @@ struct HalvingRows : DecayRows<W, U, Form> {
 template <bool Returned>
 struct HalvingProducts {};
 
-template <bool Returned>
-struct LoopOperands<float, HalvingProducts<Returned>, true> : LoopOperands<float, float, true> {};
-template <bool Returned>
-struct LoopOperands<bf16, HalvingProducts<Returned>, true> : MixedProducts<bf16, Returned> {};
-template <bool Returned>
-struct LoopOperands<fp16, HalvingProducts<Returned>, true> : ChunkOperands<fp16, fp16> {
-    using Carry = Tf32Operands<true>;
-    using Scorer = Tf32Operands<true>;
-    using Updater = MixedOperands<fp16, true>;
+// TF32 operands of 16 keys from fp32 rows by ldmatrix, whose matrices of eight rows of 16 bytes have four keys here:
+// k = q, q + 4 of a fragment are words q, q + 4 of a row. `of_sums` has the keys 2q, 2q + 1 there, see row_column.
+template <bool Split>
+struct WordOperands {
+    static constexpr int kStep = 16;
+    static constexpr int kPasses = Split ? 3 : 1;
+    static constexpr bool kChained = Split;
+
+    struct A {
+        u32 hi[2][4], lo[Split ? 2 : 1][4];
+    };
+    struct B {
+        u32 hi[2][2], lo[Split ? 2 : 1][2];
+    };
+
+    template <class Fragment>
+    static KGEN_DEVICE void put(Fragment& fragment, int step, int i, u32 word) {
+        if constexpr (Split) {
+            split_tf32_finite(bit_cast<float>(word), fragment.hi[step][i], fragment.lo[step][i]);
+        } else {
+            fragment.hi[step][i] = word;
+        }
+    }
+
+    static KGEN_DEVICE A a_of_rows(const float* row) {
+        A a = {};
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            u32 words[4];
+            ldmatrix<4>(words, row + 8 * step + lane_id() / 16 * 4);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) put(a, step, i, words[i]);
+        }
+        return a;
+    }
+
+    static KGEN_DEVICE A a_rows(const float* tile, int stride) {
+        return a_of_rows(tile + lane_id() % 16 * stride);
+    }
+
+    // Eight rows twice, for a product of which rows 8 to 15 are used.
+    static KGEN_DEVICE A a_rows_twice(const float* tile, int stride) {
+        return a_of_rows(tile + lane_id() % 8 * stride);
+    }
+
+    static KGEN_DEVICE B b_rows(const float* tile, int stride) {
+        const int lane = lane_id();
+        u32 words[4];
+        ldmatrix<4>(words, tile + lane % 8 * stride + lane / 8 * 4);
+        B b = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) put(b, i / 2, i % 2, words[i]);
+        return b;
+    }
+
+    // Operand A from two neighbouring tiles of accumulators.
+    template <class Tiles>
+    static KGEN_DEVICE A of_sums(const Tiles& sums, int tile) {
+        A a = {};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float x = sums[tile + i / 4][i % 2 * 2 + i % 4 / 2];
+            put(a, i / 4, i % 4, Split ? bit_cast<u32>(x) : near_tf32(x));
+        }
+        return a;
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            if constexpr (Split) {
+                mma_tf32_m16n8k8(sums, Pass == 0 ? a.lo[step] : a.hi[step],
+                                 Pass == 1 ? b.lo[step] : b.hi[step]);
+            } else {
+                mma_tf32_m16n8k8(sums, a.hi[step], b.hi[step]);
+            }
+        }
+    }
 };
 
-// Operand A of which rows 0 to 7 are those of B, and rows 8 to 15 are zeros.
-template <bool Split>
-KGEN_DEVICE typename Tf32Operands<Split>::A upper_rows(const typename Tf32Operands<Split>::B& b) {
-    typename Tf32Operands<Split>::A a = {};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        a.hi[2 * i] = b.hi[i];
-        if constexpr (Split) a.lo[2 * i] = b.lo[i];
-    }
-    return a;
-}
+// Operands of rows as copied.
 template <class T>
-KGEN_DEVICE typename HalfOperands<T>::A upper_half_rows(const typename HalfOperands<T>::B& b) {
-    return {{b.pair[0], 0, b.pair[1], 0}};
-}
+struct CopiedOperands : HalfOperands<T> {
+    using typename HalfOperands<T>::A;
+
+    static KGEN_DEVICE A a_rows_twice(const T* tile, int stride) {
+        const int lane = lane_id();
+        A a;
+        ldmatrix<4>(a.pair, tile + lane % 8 * stride + lane / 16 * 8);
+        return a;
+    }
+};
+
+template <class T, class Scorer>
+struct CopiedRows {
+    using Type = CopiedOperands<T>;
+};
+template <class Scorer>
+struct CopiedRows<float, Scorer> {
+    using Type = Scorer;
+};
+
+// S += B^T V with B stored by keys. 16 bits: of 16 steps the even ones are in the first eight rows.
+template <class T, bool Split>
+struct KeyMajorOperands : MixedOperands<T, Split> {
+    using typename MixedOperands<T, Split>::B;
+
+    static KGEN_DEVICE B b_columns(const float* tile, int stride) {
+        const int lane = lane_id();
+        u32 words[4];
+        ldmatrix<4>(words, tile + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 4);
+        B b = {};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if constexpr (Split) {
+                Tf32Operands<true>::put(b.even, i, bit_cast<float>(words[i]));
+                Tf32Operands<true>::put(b.odd, i, bit_cast<float>(words[2 + i]));
+            } else {
+                b.even.hi[i] = words[i];
+                b.odd.hi[i] = words[2 + i];
+            }
+        }
+        return b;
+    }
+};
+template <bool Split>
+struct KeyMajorOperands<float, Split> : Tf32Operands<true> {
+    static KGEN_DEVICE B b_columns(const float* tile, int stride) {
+        const int lane = lane_id();
+        u32 words[2];
+        ldmatrix<2>(words, tile + lane % 8 * stride + lane / 8 % 2 * 4);
+        B b;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) put(b, i, bit_cast<float>(words[i]));
+        return b;
+    }
+};
+
+template <class T, bool Split, bool SplitUpdate>
+struct HalvingOperands : ChunkOperands<T, T> {
+    using Carry = WordOperands<Split>;
+    using Scorer = WordOperands<Split>;
+    using Updater = KeyMajorOperands<T, SplitUpdate>;
+};
+template <bool Returned>
+struct LoopOperands<float, HalvingProducts<Returned>, true> : HalvingOperands<float, true, true> {};
+template <bool Returned>
+struct LoopOperands<fp16, HalvingProducts<Returned>, true> : HalvingOperands<fp16, true, true> {};
+template <bool Returned>
+struct LoopOperands<bf16, HalvingProducts<Returned>, true>
+    : HalvingOperands<bf16, false, Returned> {};
 
 template <class W, class U, DecayForm Form, int Buffers, class T, int Keys, int Padded, int Chunk,
           int Warps, int Stages, int CopyBytes, bool Precise>
@@ -86,19 +213,19 @@ class ChunkDecay<HalvingRows<W, U, Form, Buffers>, T, Keys, Padded, Chunk, Warps
 
     static_assert(Chunk == 16 || Chunk == 32, "a lane has the decays of 16 steps");
     static_assert(Keys * sizeof(W) % kCopy == 0, "a copy would reach into the next row");
-    static_assert(sizeof(T) == 4 || Padded % 16 == 0, "ldmatrix reads 16 keys");
+    static_assert(Padded % 16 == 0, "ldmatrix reads 16 keys");
 
 public:
     using Row = float;
-    static constexpr int kStride = chunk_row_stride<float>(Padded);
-    static constexpr int kUpdateStride = sizeof(T) == 2 ? Padded + 4 : kStride;
+    static constexpr int kStride = Padded + 4;  // eight rows of 16 bytes lie in 32 different banks
+    static constexpr int kUpdateStride = kStride;
 
 private:
     static constexpr int kTile = Chunk * kStride;
     static constexpr int kLevels = kSubs > 1 ? 4 : 3;  // of 16, 8, 4 and 2 steps; the first one may be missing
     static constexpr int kNarrow = kLevels - 3;        // index of the level of 8 steps
     static constexpr int kBuffer =
-        (1 + kLevels) * kTile + Chunk * kUpdateStride + Padded + kGroups * Chunk;
+        (2 + kLevels) * kTile + Padded + kGroups * Chunk;
 
 public:
     static constexpr int kSmemBytes =
@@ -139,7 +266,7 @@ public:
     KGEN_DEVICE const float* update() const { return selected_ + (1 + kLevels) * kTile; }
 
     // The chunk's product of all decays of a key, and of the next one.
-    KGEN_DEVICE const float* all(int key) const { return update() + Chunk * kUpdateStride + key; }
+    KGEN_DEVICE const float* all(int key) const { return update() + kTile + key; }
 
     // Compute the rows with decays and the bonus of the chunk in `slot` from its rows a and b, into `buffer`. By the
     // whole block: a unit is 16 steps of one tensor and 32 keys.
@@ -195,48 +322,50 @@ private:
         x_rows += base * kRowStride + column;
         y_rows += base * kRowStride + column;
 
-        // 1. Decays of these 16 steps, and the product of those that the state is away.
-        DecayProduct<Form, Precise> own, other;
-        float decays[kSub];
+        // 1. All that is read. A load behind a store to shared memory would wait for it, and the warp with it.
+        float x[kSub], decays[kSub], bonus[kSub];
+        const float u = Reads && there ? u_[column] : 0.0f;
 #pragma unroll
         for (int i = 0; i < kSub; ++i) {
-            const float of_step = to_float(w[step_of(i) * Padded]);
-            if constexpr (!Reads) own.times(of_step);
-            decays[i] = decay_of<Form, Precise>(of_step);
+            decays[i] = to_float(w[step_of(i) * Padded]);
+            x[i] = to_float(x_rows[step_of(i) * kRowStride]);
+            if constexpr (Reads) bonus[i] = x[i] * u * to_float(y_rows[step_of(i) * kRowStride]);
         }
-        const bool inner = kSubs > 1 && sub == (Reads ? 1 : 0);  // the other 16 steps lie between
-        float beyond = 1.0f;
+        const bool inner = kSubs > 1 && sub == (Reads ? 1 : 0);  // 16 steps lie between these and the state
+        DecayProduct<Form, Precise> own, other;
         if (inner) {
             const W* others = w + (Reads ? -kSub : kSub) * Padded;
 #pragma unroll
             for (int i = 0; i < kSub; ++i) other.times(to_float(others[i * Padded]));
-            beyond = other.value();
         }
-        float* all = to + (1 + kLevels) * kTile + Chunk * kUpdateStride;
-        if constexpr (!Reads) {
+
+        // 2. The product of all decays of the chunk; the sums of the bonus.
+        float* all = to + (2 + kLevels) * kTile;
+        if constexpr (Reads) {
+            const float sum = fold_lanes<kSub>(bonus);
+            if (lane_id() % 2 == 0) all[Padded + group * Chunk + base + lane_id() / 2] = sum;
+        } else {
+#pragma unroll
+            for (int i = 0; i < kSub; ++i) own.times(decays[i]);
             own.times(other);
             if (sub == 0 && there) all[key] = own.value();
         }
 
-        // 2. Rows with decays: of the state, and of all levels where these steps are of the half that x is of.
-        constexpr int kFarStride = Reads ? kStride : kUpdateStride;
+        // 3. Rows with decays: of the state, and of all levels where these steps are of the half that x is of.
         constexpr float kFarRound = Reads ? kRound : kRoundUpdate;
-        float* far = to + (Reads ? 0 : (1 + kLevels) * kTile) + base * kFarStride + column;
-        float* levels = to + kTile + base * kStride + column;
-        float bonus[kSub], product = 1.0f, near[3] = {1.0f, 1.0f, 1.0f};
-        const float u = Reads && there ? u_[column] : 0.0f;
+        float* carried = to + base * kStride + row_column(column);
+        float* levels = carried + kTile;
+        const float beyond = kSubs > 1 && inner ? other.value() : 1.0f;
+        float product = 1.0f, near[3] = {1.0f, 1.0f, 1.0f}, far[kSub];
 #pragma unroll
         for (int i = 0; i < kSub; ++i) {
             const int t = step_of(i);
-            const float x = to_float(x_rows[t * kRowStride]), rounded = x * kRound;
+            const float decay = decay_of<Form, Precise>(decays[i]), rounded = x[i] * kRound;
             const float decayed = rounded * product;
-            if constexpr (Reads) bonus[i] = x * u * to_float(y_rows[t * kRowStride]);
-            if (there) {
-                if (kSubs > 1 && inner) levels[t * kStride] = decayed;
-                far[t * kFarStride] =
-                    (kFarRound == kRound ? decayed : x * product) * (kSubs > 1 ? beyond : 1.0f);
-            }
-            product *= decays[i];
+            far[i] = (kFarRound == kRound ? decayed : x[i] * product) * (kSubs > 1 ? beyond : 1.0f);
+            if (kSubs > 1 && inner && there) levels[t * kStride] = decayed;
+            if (Reads && there) carried[t * kStride] = far[i];
+            product *= decay;
 #pragma unroll
             for (int level = 0; level < 3; ++level) {
                 const int half = 8 >> level;
@@ -245,13 +374,29 @@ private:
                 if (there)
                     levels[(kNarrow + level) * kTile + place<Reads>(t, half) * kStride] =
                         first ? rounded : rounded * near[level];
-                near[level] = first ? decays[i] : near[level] * decays[i];
+                near[level] = first ? decay : near[level] * decay;
             }
         }
-        if constexpr (Reads) {
-            const float sum = fold_lanes<kSub>(bonus);
-            if (lane_id() % 2 == 0) all[Padded + group * Chunk + base + lane_id() / 2] = sum;
+        if constexpr (!Reads) {
+            float* update = to + (1 + kLevels) * kTile + (base + column % 8) * kStride + column / 8 * 8;
+#pragma unroll
+            for (int i = 0; i < kSub; i += 4) {
+                Vec<float, 4> four;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) four[j] = far[kSub - 1 - update_step(i + j)];
+                if (there) *reinterpret_cast<Vec<float, 4>*>(update + i / 8 * 8 * kStride + i % 8) = four;
+            }
         }
+    }
+
+    // The column of a key in `carried` and the levels: WordOperands reads it as k = q or q + 4 of accumulators.
+    static KGEN_DEVICE int row_column(int key) {
+        return (key & ~7) | (key & 7) >> 1 | (key & 1) << 2;
+    }
+
+    // The step of 16 that comes at place `index` of a key in `update`: KeyMajorOperands has even steps first.
+    static KGEN_DEVICE constexpr int update_step(int index) {
+        return sizeof(T) == 2 ? index % 8 * 2 + index / 8 : index;
     }
 
     // Where step t of 16 is stored at the level of `half` steps.
@@ -329,8 +474,7 @@ private:
         float sum[4];
         multiply_rows<Scorer>(
             sum, [&](int key, typename Scorer::A& a, typename Scorer::B& b) {
-                b = Scorer::b_rows(early + 8 * kStride + key, kStride);
-                a = upper_rows<(Scorer::kPasses > 1)>(b);
+                a = Scorer::a_rows_twice(early + 8 * kStride + key, kStride);
                 b = Scorer::b_rows(early + key, kStride);
             });
         const MmaLane lane = mma_lane();
@@ -350,21 +494,11 @@ private:
         const T *early = b_rows + kSub * sub * kRowStride,
                 *late = a_rows + (kSub * sub + 1) * kRowStride;
         float sum[4];
-        if constexpr (sizeof(T) == 2) {
-            using Half = HalfOperands<T>;
-            multiply_rows<Half>(sum, [&](int key, typename Half::A& a, typename Half::B& b) {
-                b = Half::b_rows(late + key, 2 * kRowStride);
-                a = upper_half_rows<T>(b);
-                b = Half::b_rows(early + key, 2 * kRowStride);
-            });
-        } else {
-            multiply_rows<Scorer>(
-                sum, [&](int key, typename Scorer::A& a, typename Scorer::B& b) {
-                    b = Scorer::b_rows(late + key, 2 * kRowStride);
-                    a = upper_rows<(Scorer::kPasses > 1)>(b);
-                    b = Scorer::b_rows(early + key, 2 * kRowStride);
-                });
-        }
+        using Raw = typename CopiedRows<T, Scorer>::Type;
+        multiply_rows<Raw>(sum, [&](int key, typename Raw::A& a, typename Raw::B& b) {
+            a = Raw::a_rows_twice(late + key, 2 * kRowStride);
+            b = Raw::b_rows(early + key, 2 * kRowStride);
+        });
         const MmaLane lane = mma_lane();
         if (lane.g / 2 != lane.q) return;
         const int s = 2 * lane.g;
