@@ -23,7 +23,7 @@
 // of a product are eight neighbouring rows. Of eight keys the even ones come first (row_column). b' of the state is
 // stored by keys: row `key % 8` has eight steps of every eighth key, and row `8 + key % 8` the other eight (update_step).
 //
-// Shared memory: W ring[Stages][Chunk][Padded]; float u[Padded]; then Buffers times: float carried[Chunk][kStride],
+// Shared memory: W ring[Stages][Chunk][Padded]; float u[Padded]; if w has one row, w[Padded] instead of the ring; then Buffers times: float carried[Chunk][kStride],
 // levels[kLevels][Chunk][kStride], update[Chunk][kStride], all[Padded], bonus[groups][Chunk].
 //
 // Synchronisation: none here; see chunk_halving.cuh.
@@ -33,8 +33,8 @@
 
 namespace kgen {
 
-// Selects ChunkDecay by halving, with 1 or 2 buffers for rows with decays.
-template <class W, class U, DecayForm Form, int Buffers>
+// Selects ChunkDecay by halving, with 1 or 2 buffers for rows with decays. PerStep: w has a row per step, else one row.
+template <class W, class U, DecayForm Form, int Buffers, bool PerStep>
 struct HalvingRows : DecayRows<W, U, Form> {
     static constexpr int kBuffers = Buffers;
 };
@@ -196,16 +196,17 @@ template <bool Returned>
 struct LoopOperands<bf16, HalvingProducts<Returned>, true>
     : HalvingOperands<bf16, false, Returned> {};
 
-template <class W, class U, DecayForm Form, int Buffers, class T, int Keys, int Padded, int Chunk,
-          int Warps, int Stages, int CopyBytes, bool Precise>
-class ChunkDecay<HalvingRows<W, U, Form, Buffers>, T, Keys, Padded, Chunk, Warps, Stages, CopyBytes,
-                 Precise> {
+template <class W, class U, DecayForm Form, int Buffers, bool PerStep, class T, int Keys, int Padded,
+          int Chunk, int Warps, int Stages, int CopyBytes, bool Precise>
+class ChunkDecay<HalvingRows<W, U, Form, Buffers, PerStep>, T, Keys, Padded, Chunk, Warps, Stages,
+                 CopyBytes, Precise> {
+    using Given = HalvingRows<W, U, Form, Buffers, PerStep>;
     static constexpr int kSub = 16;               // steps of a unit
     static constexpr int kSubs = Chunk / kSub;
     static constexpr int kGroups = (Padded + kWarpSize - 1) / kWarpSize;  // of keys, one per lane
     static constexpr int kThreads = Warps * kWarpSize;
     static constexpr int kRowStride = chunk_row_stride<T>(Padded);  // of the ring's rows a and b
-    static constexpr int kStage = Chunk * Padded;                   // w of a chunk
+    static constexpr int kStage = PerStep ? Chunk * Padded : 0;     // w of a chunk
     static constexpr int kCopy = max(CopyBytes, static_cast<int>(sizeof(W)));
     static constexpr bool kRounded = detail::kIsBf16<T>;  // rows are stored as TF32
     static constexpr float kRound = kRounded ? kNearTf32 : 1.0f;
@@ -229,21 +230,25 @@ private:
 
 public:
     static constexpr int kSmemBytes =
-        Stages * kStage * static_cast<int>(sizeof(W)) + 4 * (Padded + Buffers * kBuffer);
+        Stages * kStage * static_cast<int>(sizeof(W)) + 4 * ((PerStep ? 1 : 2) * Padded + Buffers * kBuffer);
 
-    KGEN_DEVICE ChunkDecay(const HalvingRows<W, U, Form, Buffers>& rows, i64 first)
-        : row_u_(rows.u), copy_(rows.w, first, Keys) {}
+    KGEN_DEVICE ChunkDecay(const Given& rows, i64 first)
+        : row_u_(rows.u), row_w_(rows.w.rows), copy_(rows.w, first, Keys) {}
 
     // `smem`: kSmemBytes, whose first byte is a multiple of 16; padding becomes zero for good. The
     // caller's next barrier comes before copies into it and before `factor`.
     KGEN_DEVICE void begin(void* smem) {
         ring_ = static_cast<W*>(smem);
         u_ = reinterpret_cast<float*>(ring_ + Stages * kStage);
-        buffers_ = u_ + Padded;
+        buffers_ = u_ + (PerStep ? 1 : 2) * Padded;
+        partial_slot_ = -1;
         select(0);
         for (int key = thread_rank(); key < Padded; key += kThreads)
             u_[key] = key < Keys && row_u_ != nullptr ? to_float(row_u_[key]) : 0.0f;
-        if constexpr (Padded > Keys)
+        if constexpr (!PerStep)
+            for (int key = thread_rank(); key < Padded; key += kThreads)
+                u_[Padded + key] = key < Keys ? to_float(row_w_[key]) : w_of_no_decay<Form>();
+        if constexpr (PerStep && Padded > Keys)
             for (int i = thread_rank(); i < Stages * kStage; i += kThreads)
                 ring_[i] = from_float<W>(w_of_no_decay<Form>());
     }
@@ -251,6 +256,8 @@ public:
     // Start the copies of the next chunk's w, as ChunkCopier::start; steps behind the last one have decay 1.
     template <bool Whole>
     KGEN_DEVICE void start(int slot, int left) {
+        if constexpr (!Whole) partial_slot_ = slot, partial_left_ = left;
+        if constexpr (!PerStep) return;
         constexpr bool kZerosKeep = Form == DecayForm::log;
         W* stage = ring_ + slot * kStage;
         copy_.template start<Whole, kZerosKeep>(stage, Padded, left);
@@ -272,14 +279,15 @@ public:
     // whole block: a unit is 16 steps of one tensor and 32 keys.
     KGEN_DEVICE void factor(int slot, const T* a, const T* b, int buffer = 0) {
         const W* w = ring_ + slot * kStage;
+        const int left = slot == partial_slot_ ? partial_left_ : Chunk;
         float* to = buffers_ + buffer * kBuffer;
 #pragma unroll 1
         for (int unit = thread_rank() / kWarpSize; unit < 2 * kSubs * kGroups; unit += Warps) {
             const int group = unit / 2 % kGroups, sub = unit / 2 / kGroups;
             if (unit % 2 == 0) {
-                factor_rows<true>(group, sub, w, a, b, to);
+                factor_rows<true>(group, sub, left, w, a, b, to);
             } else {
-                factor_rows<false>(group, sub, w, b, a, to);
+                factor_rows<false>(group, sub, left, w, b, a, to);
             }
         }
     }
@@ -311,8 +319,8 @@ private:
     // One key per lane, 16 steps. Reads: x is a, whose steps are decayed from the beginning on; else x is b, and all of
     // this runs from the last step to the first.
     template <bool Reads>
-    KGEN_DEVICE void factor_rows(int group, int sub, const W* w, const T* x_rows, const T* y_rows,
-                                 float* to) {
+    KGEN_DEVICE void factor_rows(int group, int sub, int left, const W* w, const T* x_rows,
+                                 const T* y_rows, float* to) const {
         const int key = group * kWarpSize + lane_id();
         const bool there = Padded % kWarpSize == 0 || key < Padded;
         const int column = there ? key : Padded - 1;
@@ -322,31 +330,47 @@ private:
         x_rows += base * kRowStride + column;
         y_rows += base * kRowStride + column;
 
-        // 1. All that is read. A load behind a store to shared memory would wait for it, and the warp with it.
+        // 1. All rows that are read. A load behind a store to shared memory would wait for it, and the warp with it.
         float x[kSub], decays[kSub], bonus[kSub];
         const float u = Reads && there ? u_[column] : 0.0f;
 #pragma unroll
         for (int i = 0; i < kSub; ++i) {
-            decays[i] = to_float(w[step_of(i) * Padded]);
+            if constexpr (PerStep) decays[i] = to_float(w[step_of(i) * Padded]);
             x[i] = to_float(x_rows[step_of(i) * kRowStride]);
             if constexpr (Reads) bonus[i] = x[i] * u * to_float(y_rows[step_of(i) * kRowStride]);
         }
         const bool inner = kSubs > 1 && sub == (Reads ? 1 : 0);  // 16 steps lie between these and the state
+
+        // 2. Decays, the product of those between these steps and the state, and that of all steps of the chunk.
         DecayProduct<Form, Precise> own, other;
-        if (inner) {
-            const W* others = w + (Reads ? -kSub : kSub) * Padded;
+        const int other_base = inner ? (Reads ? 0 : kSub) : Chunk;  // of the steps in between; Chunk: none
+        if constexpr (PerStep) {
+            if (inner) {
+                const W* others = w + (other_base - base) * Padded;
 #pragma unroll
-            for (int i = 0; i < kSub; ++i) other.times(to_float(others[i * Padded]));
+                for (int i = 0; i < kSub; ++i) other.times(to_float(others[i * Padded]));
+            }
+#pragma unroll
+            for (int i = 0; i < kSub; ++i) {
+                if constexpr (!Reads) own.times(decays[i]);
+                decays[i] = decay_of<Form, Precise>(decays[i]);
+            }
+        } else {
+            const float of_step = u_[Padded + column], decay = decay_of<Form, Precise>(of_step);
+            const bool whole = left == Chunk;  // steps that do not exist keep the state
+#pragma unroll
+            for (int i = 0; i < kSub; ++i) {
+                decays[i] = whole || base + step_of(i) < left ? decay : 1.0f;
+                if (whole || base + i < left) own.times(of_step);
+                if (inner && (whole || other_base + i < left)) other.times(of_step);
+            }
         }
 
-        // 2. The product of all decays of the chunk; the sums of the bonus.
         float* all = to + (2 + kLevels) * kTile;
         if constexpr (Reads) {
             const float sum = fold_lanes<kSub>(bonus);
             if (lane_id() % 2 == 0) all[Padded + group * Chunk + base + lane_id() / 2] = sum;
         } else {
-#pragma unroll
-            for (int i = 0; i < kSub; ++i) own.times(decays[i]);
             own.times(other);
             if (sub == 0 && there) all[key] = own.value();
         }
@@ -360,7 +384,7 @@ private:
 #pragma unroll
         for (int i = 0; i < kSub; ++i) {
             const int t = step_of(i);
-            const float decay = decay_of<Form, Precise>(decays[i]), rounded = x[i] * kRound;
+            const float decay = decays[i], rounded = x[i] * kRound;
             const float decayed = rounded * product;
             far[i] = (kFarRound == kRound ? decayed : x[i] * product) * (kSubs > 1 ? beyond : 1.0f);
             if (kSubs > 1 && inner && there) levels[t * kStride] = decayed;
@@ -479,7 +503,7 @@ private:
             });
         const MmaLane lane = mma_lane();
         const int half = 8 >> level;
-        if (lane.g / half != 2 * lane.q / half) return;  // steps of different blocks
+        if ((lane.g ^ 2 * lane.q) >= half) return;  // steps of different blocks
         const int t = early_step(lane.g, half), s = early_step(2 * lane.q, half);
         const float two[2] = {sum[0], sum[1]}, none[2] = {};
         Inside::store(corner + (t + half) * out_stride + s, plane, two);
@@ -509,9 +533,11 @@ private:
     }
 
     const U* row_u_;
+    const W* row_w_;
     ChunkCopier<W, Chunk, Keys, kCopy, kThreads> copy_;
     W* ring_;
-    float *u_, *buffers_, *selected_;
+    float *u_, *buffers_, *selected_;  // behind u_ is w, if it has one row
+    int partial_slot_, partial_left_;  // the slot of a chunk with fewer steps, and how many it has
 };
 
 }  // namespace kgen
