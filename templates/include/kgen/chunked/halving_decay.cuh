@@ -16,8 +16,9 @@
 // Within 16 steps a level has 8 late and 8 early steps: one product of 16 x 8 with half of its rows unused, of whose 64
 // scores those of equal blocks count. A chunk of 32 has one more level, two whole products.
 //
-// Precision: rows are fp32. For bf16 they are rounded to TF32 when they are stored; for fp16, whose bound is below what
-// TF32 loses, and for fp32 all products are 3xTF32.
+// Precision: rows are fp32. For bf16 they are rounded to TF32 when they are stored. For fp32, and for fp16, whose bound
+// is below what four roundings to TF32 lose, products with the state and scores are 3xTF32. b' of the state is rounded
+// to TF32, or two terms if the state is returned.
 //
 // Layout: within 16 steps, rows of a level up to 8 are stored early steps first, then late steps, so that both operands
 // of a product are eight neighbouring rows. Of eight keys the even ones come first (row_column). b' of the state is
@@ -43,38 +44,38 @@ struct HalvingRows : DecayRows<W, U, Form> {
 template <bool Returned>
 struct HalvingProducts {};
 
-// TF32 operands of 16 keys from fp32 rows by ldmatrix, whose matrices of eight rows of 16 bytes have four keys here:
-// k = q, q + 4 of a fragment are words q, q + 4 of a row. `of_sums` has the keys 2q, 2q + 1 there, see row_column.
-template <bool Split>
+// TF32 operands of 8 * Parts keys from fp32 rows by ldmatrix, whose matrices of eight rows of 16 bytes have four keys here:
+// k = q, q + 4 of a part are words q, q + 4 of a row. `of_sums` has the keys 2q, 2q + 1 there, see row_column.
+template <bool Split, int Parts>
 struct WordOperands {
-    static constexpr int kStep = 16;
+    static constexpr int kStep = 8 * Parts;
     static constexpr int kPasses = Split ? 3 : 1;
     static constexpr bool kChained = Split;
 
     struct A {
-        u32 hi[2][4], lo[Split ? 2 : 1][4];
+        u32 hi[Parts][4], lo[Split ? Parts : 1][4];
     };
     struct B {
-        u32 hi[2][2], lo[Split ? 2 : 1][2];
+        u32 hi[Parts][2], lo[Split ? Parts : 1][2];
     };
 
     template <class Fragment>
-    static KGEN_DEVICE void put(Fragment& fragment, int step, int i, u32 word) {
+    static KGEN_DEVICE void put(Fragment& fragment, int part, int i, u32 word) {
         if constexpr (Split) {
-            split_tf32_finite(bit_cast<float>(word), fragment.hi[step][i], fragment.lo[step][i]);
+            split_tf32_finite(bit_cast<float>(word), fragment.hi[part][i], fragment.lo[part][i]);
         } else {
-            fragment.hi[step][i] = word;
+            fragment.hi[part][i] = word;
         }
     }
 
     static KGEN_DEVICE A a_of_rows(const float* row) {
         A a = {};
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
+        for (int part = 0; part < Parts; ++part) {
             u32 words[4];
-            ldmatrix<4>(words, row + 8 * step + lane_id() / 16 * 4);
+            ldmatrix<4>(words, row + 8 * part + lane_id() / 16 * 4);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) put(a, step, i, words[i]);
+            for (int i = 0; i < 4; ++i) put(a, part, i, words[i]);
         }
         return a;
     }
@@ -90,20 +91,20 @@ struct WordOperands {
 
     static KGEN_DEVICE B b_rows(const float* tile, int stride) {
         const int lane = lane_id();
-        u32 words[4];
-        ldmatrix<4>(words, tile + lane % 8 * stride + lane / 8 * 4);
+        u32 words[2 * Parts];
+        ldmatrix<2 * Parts>(words, tile + lane % 8 * stride + lane / 8 % (2 * Parts) * 4);
         B b = {};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) put(b, i / 2, i % 2, words[i]);
+        for (int i = 0; i < 2 * Parts; ++i) put(b, i / 2, i % 2, words[i]);
         return b;
     }
 
-    // Operand A from two neighbouring tiles of accumulators.
+    // Operand A from `Parts` neighbouring tiles of accumulators.
     template <class Tiles>
     static KGEN_DEVICE A of_sums(const Tiles& sums, int tile) {
         A a = {};
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < 4 * Parts; ++i) {
             const float x = sums[tile + i / 4][i % 2 * 2 + i % 4 / 2];
             put(a, i / 4, i % 4, Split ? bit_cast<u32>(x) : near_tf32(x));
         }
@@ -113,12 +114,12 @@ struct WordOperands {
     template <int Pass>
     static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
+        for (int part = 0; part < Parts; ++part) {
             if constexpr (Split) {
-                mma_tf32_m16n8k8(sums, Pass == 0 ? a.lo[step] : a.hi[step],
-                                 Pass == 1 ? b.lo[step] : b.hi[step]);
+                mma_tf32_m16n8k8(sums, Pass == 0 ? a.lo[part] : a.hi[part],
+                                 Pass == 1 ? b.lo[part] : b.hi[part]);
             } else {
-                mma_tf32_m16n8k8(sums, a.hi[step], b.hi[step]);
+                mma_tf32_m16n8k8(sums, a.hi[part], b.hi[part]);
             }
         }
     }
@@ -184,14 +185,15 @@ struct KeyMajorOperands<float, Split> : Tf32Operands<true> {
 
 template <class T, bool Split, bool SplitUpdate>
 struct HalvingOperands : ChunkOperands<T, T> {
-    using Carry = WordOperands<Split>;
-    using Scorer = WordOperands<Split>;
+    using Carry = WordOperands<Split, Split ? 1 : 2>;  // two terms of two parts would take the registers of the state
+    using Scorer = WordOperands<Split, 2>;
     using Updater = KeyMajorOperands<T, SplitUpdate>;
 };
 template <bool Returned>
 struct LoopOperands<float, HalvingProducts<Returned>, true> : HalvingOperands<float, true, true> {};
 template <bool Returned>
-struct LoopOperands<fp16, HalvingProducts<Returned>, true> : HalvingOperands<fp16, true, true> {};
+struct LoopOperands<fp16, HalvingProducts<Returned>, true>
+    : HalvingOperands<fp16, true, Returned> {};
 template <bool Returned>
 struct LoopOperands<bf16, HalvingProducts<Returned>, true>
     : HalvingOperands<bf16, false, Returned> {};
@@ -210,7 +212,7 @@ class ChunkDecay<HalvingRows<W, U, Form, Buffers, PerStep>, T, Keys, Padded, Chu
     static constexpr int kCopy = max(CopyBytes, static_cast<int>(sizeof(W)));
     static constexpr bool kRounded = detail::kIsBf16<T>;  // rows are stored as TF32
     static constexpr float kRound = kRounded ? kNearTf32 : 1.0f;
-    static constexpr float kRoundUpdate = Precise ? 1.0f : kRound;
+    static constexpr float kRoundUpdate = Precise ? 1.0f : kNearTf32;
 
     static_assert(Chunk == 16 || Chunk == 32, "a lane has the decays of 16 steps");
     static_assert(Keys * sizeof(W) % kCopy == 0, "a copy would reach into the next row");
@@ -386,7 +388,8 @@ private:
             const int t = step_of(i);
             const float decay = decays[i], rounded = x[i] * kRound;
             const float decayed = rounded * product;
-            far[i] = (kFarRound == kRound ? decayed : x[i] * product) * (kSubs > 1 ? beyond : 1.0f);
+            far[i] = (kFarRound == kRound ? decayed : x[i] * kFarRound * product) *
+                     (kSubs > 1 ? beyond : 1.0f);
             if (kSubs > 1 && inner && there) levels[t * kStride] = decayed;
             if (Reads && there) carried[t * kStride] = far[i];
             product *= decay;
