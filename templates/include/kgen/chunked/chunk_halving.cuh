@@ -1,5 +1,4 @@
-// The chunk loop of chunk_loop.cuh with the decays of halving_decay.cuh, and one block barrier per chunk, if there are two
-// buffers for rows with decays.
+// The chunk loop of chunk_loop.cuh with the decays of halving_decay.cuh, and one block barrier per chunk.
 //
 // Between two barriers a CTA computes, of neighbouring chunks and so in any order,
 //
@@ -22,8 +21,8 @@
 
 namespace kgen {
 
-// Parameters as of ChunkLoop, but Decay, which is HalvingRows, has the buffers. Returned: the final state is returned, so
-// products are as accurate as fp32.
+// Parameters as of ChunkLoop. Returned: the final state is returned, so the state is as accurate as fp32. Decay:
+// HalvingRows, which says how many buffers rows with decays have.
 template <class T, bool Returned, int Keys, int Values, int Chunk, int MTiles, int MWarps,
           int KeyWarps, int Stages, int CopyBytes, class Decay>
 class HalvingLoop : public ChunkLoop<T, HalvingProducts<Returned>, Keys, Values, Chunk, MTiles,
@@ -63,14 +62,14 @@ public:
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
             sync_block();
-            // 1. Decayed rows of `chunk` and scores of chunk - 1 are visible to all. With two buffers so are the rows of
+            // 1. Decayed rows of `chunk` and scores of chunk - 1 are visible to all. With two buffers so are rows of
             // chunk + 1, and the slot and the decayed rows of chunk - 2 are free.
             if (kBuffers == 2 && chunk > 0) this->template stage<true>();
             if (chunk > 0) finish(sums, own, chunk - 1, nonfinite);
             this->factors_.select(chunk % kBuffers);
             const T* tile = tile_of(chunk);
-            this->factors_.template scores<Scorer, Inside>(tile, tile + Base::kKeyTile, scores_of(chunk),
-                                                           Base::kScoreStride, Base::kPlane);
+            this->factors_.template scores<Scorer, Inside>(
+                tile, tile + Base::kKeyTile, scores_of(chunk), Base::kScoreStride, Base::kPlane);
             clear(sums);
             this->carry(sums, state, this->factors_.carried());
             this->decay_state(state);

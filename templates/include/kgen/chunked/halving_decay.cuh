@@ -22,15 +22,16 @@
 //
 // Layout: within 16 steps, rows of a level up to 8 are stored early steps first, then late steps, so that both operands
 // of a product are eight neighbouring rows. Of eight keys the even ones come first (row_column). b' of the state is
-// stored by keys: row `key % 8` has eight steps of every eighth key, and row `8 + key % 8` the other eight (update_step).
+// stored by keys: row `key % 8` has eight steps of every eighth key, row `8 + key % 8` the other eight (update_step).
 //
-// Shared memory: W ring[Stages][Chunk][Padded]; float u[Padded]; if w has one row, w[Padded] instead of the ring; then Buffers times: float carried[Chunk][kStride],
-// levels[kLevels][Chunk][kStride], update[Chunk][kStride], all[Padded], bonus[groups][Chunk].
+// Shared memory: W ring[Stages][Chunk][Padded], if w has a row per step; float u[Padded]; float w[Padded], if it has one
+// row; then Buffers times: float carried[Chunk][kStride], levels[kLevels][Chunk][kStride], update[Chunk][kStride],
+// all[Padded], bonus[groups][Chunk].
 //
 // Synchronisation: none here; see chunk_halving.cuh.
 #pragma once
 
-#include "kgen/chunked/chunk_decay.cuh"
+#include "kgen/chunked/halving_operands.cuh"
 
 namespace kgen {
 
@@ -40,170 +41,12 @@ struct HalvingRows : DecayRows<W, U, Form> {
     static constexpr int kBuffers = Buffers;
 };
 
-// Selects the products of a loop with HalvingRows. Returned: the state is returned in fp32.
-template <bool Returned>
-struct HalvingProducts {};
-
-// TF32 operands of 8 * Parts keys from fp32 rows by ldmatrix, whose matrices of eight rows of 16 bytes have four keys here:
-// k = q, q + 4 of a part are words q, q + 4 of a row. `of_sums` has the keys 2q, 2q + 1 there, see row_column.
-template <bool Split, int Parts>
-struct WordOperands {
-    static constexpr int kStep = 8 * Parts;
-    static constexpr int kPasses = Split ? 3 : 1;
-    static constexpr bool kChained = Split;
-
-    struct A {
-        u32 hi[Parts][4], lo[Split ? Parts : 1][4];
-    };
-    struct B {
-        u32 hi[Parts][2], lo[Split ? Parts : 1][2];
-    };
-
-    template <class Fragment>
-    static KGEN_DEVICE void put(Fragment& fragment, int part, int i, u32 word) {
-        if constexpr (Split) {
-            split_tf32_finite(bit_cast<float>(word), fragment.hi[part][i], fragment.lo[part][i]);
-        } else {
-            fragment.hi[part][i] = word;
-        }
-    }
-
-    static KGEN_DEVICE A a_of_rows(const float* row) {
-        A a = {};
-#pragma unroll
-        for (int part = 0; part < Parts; ++part) {
-            u32 words[4];
-            ldmatrix<4>(words, row + 8 * part + lane_id() / 16 * 4);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) put(a, part, i, words[i]);
-        }
-        return a;
-    }
-
-    static KGEN_DEVICE A a_rows(const float* tile, int stride) {
-        return a_of_rows(tile + lane_id() % 16 * stride);
-    }
-
-    // Eight rows twice, for a product of which rows 8 to 15 are used.
-    static KGEN_DEVICE A a_rows_twice(const float* tile, int stride) {
-        return a_of_rows(tile + lane_id() % 8 * stride);
-    }
-
-    static KGEN_DEVICE B b_rows(const float* tile, int stride) {
-        const int lane = lane_id();
-        u32 words[2 * Parts];
-        ldmatrix<2 * Parts>(words, tile + lane % 8 * stride + lane / 8 % (2 * Parts) * 4);
-        B b = {};
-#pragma unroll
-        for (int i = 0; i < 2 * Parts; ++i) put(b, i / 2, i % 2, words[i]);
-        return b;
-    }
-
-    // Operand A from `Parts` neighbouring tiles of accumulators.
-    template <class Tiles>
-    static KGEN_DEVICE A of_sums(const Tiles& sums, int tile) {
-        A a = {};
-#pragma unroll
-        for (int i = 0; i < 4 * Parts; ++i) {
-            const float x = sums[tile + i / 4][i % 2 * 2 + i % 4 / 2];
-            put(a, i / 4, i % 4, Split ? bit_cast<u32>(x) : near_tf32(x));
-        }
-        return a;
-    }
-
-    template <int Pass>
-    static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
-#pragma unroll
-        for (int part = 0; part < Parts; ++part) {
-            if constexpr (Split) {
-                mma_tf32_m16n8k8(sums, Pass == 0 ? a.lo[part] : a.hi[part],
-                                 Pass == 1 ? b.lo[part] : b.hi[part]);
-            } else {
-                mma_tf32_m16n8k8(sums, a.hi[part], b.hi[part]);
-            }
-        }
-    }
-};
-
-// Operands of rows as copied.
-template <class T>
-struct CopiedOperands : HalfOperands<T> {
-    using typename HalfOperands<T>::A;
-
-    static KGEN_DEVICE A a_rows_twice(const T* tile, int stride) {
-        const int lane = lane_id();
-        A a;
-        ldmatrix<4>(a.pair, tile + lane % 8 * stride + lane / 16 * 8);
-        return a;
-    }
-};
-
-template <class T, class Scorer>
-struct CopiedRows {
-    using Type = CopiedOperands<T>;
-};
-template <class Scorer>
-struct CopiedRows<float, Scorer> {
-    using Type = Scorer;
-};
-
-// S += B^T V with B stored by keys. 16 bits: of 16 steps the even ones are in the first eight rows.
-template <class T, bool Split>
-struct KeyMajorOperands : MixedOperands<T, Split> {
-    using typename MixedOperands<T, Split>::B;
-
-    static KGEN_DEVICE B b_columns(const float* tile, int stride) {
-        const int lane = lane_id();
-        u32 words[4];
-        ldmatrix<4>(words, tile + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 4);
-        B b = {};
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if constexpr (Split) {
-                Tf32Operands<true>::put(b.even, i, bit_cast<float>(words[i]));
-                Tf32Operands<true>::put(b.odd, i, bit_cast<float>(words[2 + i]));
-            } else {
-                b.even.hi[i] = words[i];
-                b.odd.hi[i] = words[2 + i];
-            }
-        }
-        return b;
-    }
-};
-template <bool Split>
-struct KeyMajorOperands<float, Split> : Tf32Operands<true> {
-    static KGEN_DEVICE B b_columns(const float* tile, int stride) {
-        const int lane = lane_id();
-        u32 words[2];
-        ldmatrix<2>(words, tile + lane % 8 * stride + lane / 8 % 2 * 4);
-        B b;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) put(b, i, bit_cast<float>(words[i]));
-        return b;
-    }
-};
-
-template <class T, bool Split, bool SplitUpdate>
-struct HalvingOperands : ChunkOperands<T, T> {
-    using Carry = WordOperands<Split, Split ? 1 : 2>;  // two terms of two parts would take the registers of the state
-    using Scorer = WordOperands<Split, 2>;
-    using Updater = KeyMajorOperands<T, SplitUpdate>;
-};
-template <bool Returned>
-struct LoopOperands<float, HalvingProducts<Returned>, true> : HalvingOperands<float, true, true> {};
-template <bool Returned>
-struct LoopOperands<fp16, HalvingProducts<Returned>, true>
-    : HalvingOperands<fp16, true, Returned> {};
-template <bool Returned>
-struct LoopOperands<bf16, HalvingProducts<Returned>, true>
-    : HalvingOperands<bf16, false, Returned> {};
-
 template <class W, class U, DecayForm Form, int Buffers, bool PerStep, class T, int Keys, int Padded,
           int Chunk, int Warps, int Stages, int CopyBytes, bool Precise>
 class ChunkDecay<HalvingRows<W, U, Form, Buffers, PerStep>, T, Keys, Padded, Chunk, Warps, Stages,
                  CopyBytes, Precise> {
     using Given = HalvingRows<W, U, Form, Buffers, PerStep>;
-    static constexpr int kSub = 16;               // steps of a unit
+    static constexpr int kSub = 16;  // steps of a unit
     static constexpr int kSubs = Chunk / kSub;
     static constexpr int kGroups = (Padded + kWarpSize - 1) / kWarpSize;  // of keys, one per lane
     static constexpr int kThreads = Warps * kWarpSize;
@@ -225,14 +68,14 @@ public:
 
 private:
     static constexpr int kTile = Chunk * kStride;
-    static constexpr int kLevels = kSubs > 1 ? 4 : 3;  // of 16, 8, 4 and 2 steps; the first one may be missing
+    static constexpr int kLevels = kSubs > 1 ? 4 : 3;  // of 16 (chunks of 32 alone), 8, 4 and 2 steps
     static constexpr int kNarrow = kLevels - 3;        // index of the level of 8 steps
-    static constexpr int kBuffer =
-        (2 + kLevels) * kTile + Padded + kGroups * Chunk;
+    static constexpr int kBuffer = (2 + kLevels) * kTile + Padded + kGroups * Chunk;
 
 public:
     static constexpr int kSmemBytes =
-        Stages * kStage * static_cast<int>(sizeof(W)) + 4 * ((PerStep ? 1 : 2) * Padded + Buffers * kBuffer);
+        Stages * kStage * static_cast<int>(sizeof(W)) +
+        4 * ((PerStep ? 1 : 2) * Padded + Buffers * kBuffer);
 
     KGEN_DEVICE ChunkDecay(const Given& rows, i64 first)
         : row_u_(rows.u), row_w_(rows.w.rows), copy_(rows.w, first, Keys) {}
@@ -359,12 +202,19 @@ private:
             }
         } else {
             const float of_step = u_[Padded + column], decay = decay_of<Form, Precise>(of_step);
-            const bool whole = left == Chunk;  // steps that do not exist keep the state
 #pragma unroll
-            for (int i = 0; i < kSub; ++i) {
-                decays[i] = whole || base + step_of(i) < left ? decay : 1.0f;
-                if (whole || base + i < left) own.times(of_step);
-                if (inner && (whole || other_base + i < left)) other.times(of_step);
+            for (int i = 0; i < kSub; ++i) decays[i] = decay;
+            if (left == Chunk) {
+#pragma unroll
+                for (int i = 0; i < kSub; ++i) own.times(of_step);
+                if (inner) other = own;
+            } else {  // steps that do not exist keep the state
+#pragma unroll
+                for (int i = 0; i < kSub; ++i) {
+                    if (base + step_of(i) >= left) decays[i] = 1.0f;
+                    if (base + i < left) own.times(of_step);
+                    if (inner && other_base + i < left) other.times(of_step);
+                }
             }
         }
 
@@ -405,13 +255,15 @@ private:
             }
         }
         if constexpr (!Reads) {
-            float* update = to + (1 + kLevels) * kTile + (base + column % 8) * kStride + column / 8 * 8;
+            float* update =
+                to + (1 + kLevels) * kTile + (base + column % 8) * kStride + column / 8 * 8;
 #pragma unroll
             for (int i = 0; i < kSub; i += 4) {
                 Vec<float, 4> four;
 #pragma unroll
                 for (int j = 0; j < 4; ++j) four[j] = far[kSub - 1 - update_step(i + j)];
-                if (there) *reinterpret_cast<Vec<float, 4>*>(update + i / 8 * 8 * kStride + i % 8) = four;
+                float* place_of_four = update + i / 8 * 8 * kStride + i % 8;
+                if (there) *reinterpret_cast<Vec<float, 4>*>(place_of_four) = four;
             }
         }
     }

@@ -20,7 +20,7 @@ struct ChunkedForward {
 
     // By one block: the state that a segment adds, for kBlockV value features of a head.
     static KGEN_DEVICE void sum_segment(i64 H, i64 T, Rows<const Value> k, Rows<const Value> v,
-                                 Rows<const W> w, float* segment_states, float* segment_decays) {
+                                        Rows<const W> w, float* segment_states, float* segment_decays) {
         // 1. The block's head, segment and value features.
         const BlockSegment place(T, kChunk, kSegments, kSegments - 1, kValueBlocks);
         const int value = place.rest * kBlockV;
@@ -43,10 +43,10 @@ struct ChunkedForward {
 
     // By one block: y of a segment, for kBlockV value features of a head.
     static KGEN_DEVICE void forward(i64 H, i64 T, const Offset* cu_seqlens, Rows<const Value> r,
-                             Rows<const Value> k, Rows<const Value> v, Rows<const W> w, const U* u,
-                             const float* initial_state, const float* segment_states,
-                             const float* segment_decays, Rows<Value> y, float* final_state,
-                             float scale) {
+                                    Rows<const Value> k, Rows<const Value> v, Rows<const W> w, const U* u,
+                                    const float* initial_state, const float* segment_states,
+                                    const float* segment_decays, Rows<Value> y, float* final_state,
+                                    float scale) {
         // 1. The block's sequence, head, segment and value features.
         const i64 sequence = blockIdx.x / kValueBlocks / kSegments / H;
         const Span span = span_of(cu_seqlens, sequence, T);
