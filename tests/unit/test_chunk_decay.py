@@ -33,6 +33,9 @@ KINDS = {
     "bf16": Kind(torch.bfloat16, torch.bfloat16, 32, 2**-8 + 1e-3, 2e-3),
     "fp16_state": Kind(torch.float16, torch.float16, 64, 2e-3, 2e-6),
     "bf16_state": Kind(torch.bfloat16, torch.float32, 32, 2**-8 + 1e-3, 2e-6),
+    "halving_fp16": Kind(torch.float16, torch.float32, 64, 2**-11 + 5e-4, 2e-3),
+    "halving_bf16": Kind(torch.bfloat16, torch.bfloat16, 64, 2**-8 + 1e-3, 2e-3),
+    "halving_bf16_state": Kind(torch.bfloat16, torch.float32, 32, 2**-8 + 1e-3, 2e-6),
 }
 
 pytestmark = needs_cxx
@@ -142,8 +145,21 @@ def test_decays_of_0_and_1_are_exact(
 @each_kind
 @pytest.mark.parametrize("strongest", [-1e-3, -1.0, -5.0, -12.0, -40.0, -1e4])
 def test_decays_of_all_strengths(module: HostModule, kind: str, strongest: float) -> None:
-    """The scores' factors hold up to -60 in half a chunk; beyond, running products take over."""
+    """By halving there is one way for all. Else the scores' factors hold up to -60 in half a chunk;
+    beyond, running products take over.
+    """
     rows = reals(90, kind, strongest)
+    out, end, _ = run_chunks(module, kind, rows)
+    want, last, scale = expected(rows)
+    assert ((out.double() - want).abs() / scale).max().item() < KINDS[kind].bound
+    assert (end.double() - last).abs().max().item() < 10 * KINDS[kind].state_bound
+
+
+@each_kind
+def test_every_key_decays_at_a_rate_of_its_own(module: HostModule, kind: str) -> None:
+    """As learnt decays do: from 0.998 to 0.0006 a step."""
+    rows = reals(90, kind, -1.0)
+    rows.w[:] = -torch.linspace(-6, 2, KEYS).exp()
     out, end, _ = run_chunks(module, kind, rows)
     want, last, scale = expected(rows)
     assert ((out.double() - want).abs() / scale).max().item() < KINDS[kind].bound

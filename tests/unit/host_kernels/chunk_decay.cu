@@ -1,5 +1,6 @@
 // Chunk loops with decays over one sequence: ragged features, a last chunk that is not whole. Layout
 // of the test: a, b, w [T, 20], u [20], v [T, 36].
+#include <kgen/chunked/chunk_halving.cuh>
 #include <kgen/chunked/chunk_loop.cuh>
 
 #if KGEN_HOST || KGEN_ARCH == 0 || KGEN_ARCH >= 800
@@ -11,7 +12,7 @@ constexpr int kKeys = 20, kValues = 36;
 // Blocks are slices of the value features. Steps [first, last) are run; without `out` they are
 // summed alone, and `key_end` gets the products of their decays. `parts` and `key_parts`: what such a
 // sum gave for the steps before. Rows of w are `w_stride` elements apart.
-template <class Loop, class T, class W>
+template <class Loop, class Decay, class T, class W>
 KGEN_DEVICE void run_rows(const T* a, const T* b, const T* v, const W* w, const float* u,
                            const float* parts, const float* key_parts, float* end, float* key_end,
                            T* out, kgen::i64 first, kgen::i64 last, kgen::i64 w_stride) {
@@ -36,7 +37,10 @@ KGEN_DEVICE void run_rows(const T* a, const T* b, const T* v, const W* w, const 
     states.final_value_stride = 1;
     states.final_factor = 1.0f;
     states.final_key_sum = key_end;
-    Loop loop(rows, states, kgen::DecayRows<W, float>{{w, w_stride}, u});
+    Decay decay{};
+    decay.w = {w, w_stride};
+    decay.u = u;
+    Loop loop(rows, states, decay);
     if (out == nullptr) {
         loop.sum_segment();
     } else {
@@ -46,17 +50,27 @@ KGEN_DEVICE void run_rows(const T* a, const T* b, const T* v, const W* w, const 
 
 }  // namespace
 
-#define CHUNK_LOOP(name, T, Product, W, Chunk, KeyWarps, CopyBytes)                                \
+#define CHUNK_KERNEL(name, T, W, KeyWarps, Loop, Decay)                                            \
     extern "C" __global__ void __launch_bounds__(32 * KeyWarps)                                    \
         name(const T* a, const T* b, const T* v, const W* w, const float* u, const float* parts,   \
              const float* key_parts, float* end, float* key_end, T* out, kgen::i64 first,          \
              kgen::i64 last, kgen::i64 w_stride) {                                                 \
-        using Loop = kgen::ChunkLoop<T, Product, kKeys, kValues, Chunk, 1, 1, KeyWarps, 3,         \
-                                     CopyBytes, false, false, false, kgen::DecayRows<W, float>>;   \
-        run_rows<Loop>(a, b, v, w, u, parts, key_parts, end, key_end, out, first, last,           \
-                        w_stride);                                                                 \
+        run_rows<Loop, Decay>(a, b, v, w, u, parts, key_parts, end, key_end, out, first, last,     \
+                              w_stride);                                                           \
     }                                                                                              \
     KGEN_EXPORT(name)
+
+#define CHUNK_LOOP(name, T, Product, W, Chunk, KeyWarps, CopyBytes)                                \
+    using name##_decay = kgen::DecayRows<W, float>;                                                \
+    using name##_loop = kgen::ChunkLoop<T, Product, kKeys, kValues, Chunk, 1, 1, KeyWarps, 3,      \
+                                        CopyBytes, false, false, false, name##_decay>;             \
+    CHUNK_KERNEL(name, T, W, KeyWarps, name##_loop, name##_decay)
+
+#define HALVING_LOOP(name, T, Returned, W, Chunk, KeyWarps, Buffers, CopyBytes)                    \
+    using name##_decay = kgen::HalvingRows<W, float, kgen::DecayForm::log, Buffers, true>;         \
+    using name##_loop = kgen::HalvingLoop<T, Returned, kKeys, kValues, Chunk, 1, 1, KeyWarps,      \
+                                          Buffers + 2, CopyBytes, name##_decay>;                   \
+    CHUNK_KERNEL(name, T, W, KeyWarps, name##_loop, name##_decay)
 
 CHUNK_LOOP(run_fp32, float, float, float, 16, 2, 16);
 CHUNK_LOOP(run_tf32, float, kgen::tf32, float, 32, 1, 4);
@@ -64,5 +78,9 @@ CHUNK_LOOP(run_fp16, kgen::fp16, kgen::fp16, float, 32, 2, 8);
 CHUNK_LOOP(run_bf16, kgen::bf16, kgen::bf16, kgen::bf16, 16, 1, 2);
 CHUNK_LOOP(run_fp16_state, kgen::fp16, float, kgen::fp16, 16, 2, 8);
 CHUNK_LOOP(run_bf16_state, kgen::bf16, float, float, 32, 1, 4);
+
+HALVING_LOOP(run_halving_fp16, kgen::fp16, false, float, 32, 2, 1, 8);
+HALVING_LOOP(run_halving_bf16, kgen::bf16, false, kgen::bf16, 16, 2, 2, 2);
+HALVING_LOOP(run_halving_bf16_state, kgen::bf16, true, float, 32, 1, 2, 4);
 
 #endif

@@ -128,6 +128,7 @@ template <class T, class Product, int Keys, int Values, int Chunk, int MTiles, i
           int KeyWarps, int Stages, int CopyBytes, bool KeySums = false, bool Normalised = false,
           bool Scaled = false, class Decay = NoDecayRows, class NormKey = NoNormKey>
 class ChunkLoop {
+protected:  // chunk_halving.cuh has another order of the same phases
     static constexpr bool kDecaying = kDecays<Decay>;
     static constexpr bool kNormKey = kHasNormKey<NormKey>;
     using NormKeys = ChunkNormKey<NormKey, T, Product, Chunk, 16 * MTiles * MWarps,
@@ -159,7 +160,7 @@ class ChunkLoop {
 public:
     static constexpr int kBlockV = 16 * MTiles * MWarps;  // value features of a CTA
 
-private:
+protected:
     static constexpr int kValueStride = chunk_row_stride<T>(kBlockV);
     static constexpr int kScoreStride = Chunk + Inside::kOffset;
     static constexpr int kPlane = Chunk * kScoreStride;
@@ -318,7 +319,7 @@ public:
                 rows_, states_, decay_, norm_key_rows_);
     }
 
-private:
+protected:
     KGEN_DEVICE void run_chunks(State& state, float (&own)[MTiles][kOwn][4], float& nonfinite) {
         if (chunks_ > 0) scores(0);
 
