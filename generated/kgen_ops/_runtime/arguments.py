@@ -22,6 +22,7 @@ from .signature import (
     Option,
     Packing,
     PassSignature,
+    extent_of,
 )
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
@@ -79,9 +80,9 @@ def bind_arguments(
     _check_scalars(signature, scalars)
     strides, copies = _strides(signature, given, dims)
     shapes = tuple(
-        (*leading[output.dims[0]], *(dims[name] for name in output.dims[1:]))
+        (*leading[output.dims[0]], *(extent_of(name, dims) for name in output.dims[1:]))
         if output.leading and output.dims[0] in leading
-        else tuple(dims[name] for name in output.dims)
+        else tuple(extent_of(name, dims) for name in output.dims)
         for output in signature.outputs
     )
     layouts = _layouts(signature, given, dtypes, strides)
@@ -180,6 +181,11 @@ def _extents(
             raise ValueError(f"{signature.function}: {argument.name} has shape {shape}; "
                              f"want {argument}")
         for text, found in zip(argument.dims, extents, strict=True):
+            if text.isdigit():
+                if found != int(text):
+                    raise ValueError(f"{signature.function}: {argument.name} has shape {shape}; "
+                                     f"want {argument}")
+                continue
             name = text.removesuffix(" + 1")
             extent = found - (name != text)
             if dims.setdefault(name, extent) != extent:

@@ -21,7 +21,7 @@ from .dispatch import Dispatcher
 from .errors import DispatchError
 from .problems import contiguous_call
 from .rows import Row
-from .signature import ABSENT, ROUNDS, Argument, PassSignature
+from .signature import ABSENT, ROUNDS, Argument, PassSignature, extent_of
 
 # Limit on the elements of all tensors of a problem. A row of a larger problem is run on a smaller
 # problem that its conditions allow, because the safe kernel and every kernel on the CPU is slow.
@@ -126,7 +126,7 @@ def _with(signature: PassSignature, dims: dict[str, int], name: str, extent: int
 
 
 def _shape(argument: Argument, dims: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(dims[text.removesuffix(" + 1")] + text.endswith(" + 1") for text in argument.dims)
+    return tuple(extent_of(text, dims) for text in argument.dims)
 
 
 def _tensors(

@@ -9,6 +9,7 @@ would show in the import time of the generated library.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 ABSENT = "none"  # the dtype of a tensor that a call leaves out
@@ -84,7 +85,7 @@ class Argument(NamedTuple):
 
     Attributes:
         name: As in the public function.
-        dims: Extents, outermost first; `N + 1` is one more than dim N.
+        dims: Extents, outermost first; `N + 1` is one more than dim N, and `3` is 3.
         dtype: A dtype field's name, or a fixed dtype.
         free_strides: Dims whose stride the caller chooses; all others are contiguous.
         leading: Whether dims[0] stands for any number of leading dims.
@@ -101,6 +102,13 @@ class Argument(NamedTuple):
     def __str__(self) -> str:
         inner = ("...", *self.dims[1:]) if self.leading else self.dims
         return f"{self.name} [{', '.join(inner)}]"
+
+
+def extent_of(text: str, dims: Mapping[str, int]) -> int:
+    """Return the extent that an entry of `Argument.dims` stands for."""
+    if text.isdigit():
+        return int(text)
+    return dims[text.removesuffix(" + 1")] + text.endswith(" + 1")
 
 
 class Packing(NamedTuple):

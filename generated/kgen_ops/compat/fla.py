@@ -7,6 +7,7 @@ from torch import Tensor
 from ._library import refuse
 from ._linear_attention import linear_attention
 from ._wkv import wkv
+from ._wkv4 import wkv4
 
 # The epsilon that FLA adds to the norm.
 _EPS = 1e-10
@@ -124,6 +125,27 @@ def fused_recurrent_linear_attn(
         _refuse_reverse("fused_recurrent_linear_attn")
     return _linear_attn("fused_recurrent_linear_attn", q, k, v, scale, initial_state,
                         output_final_state, normalize, cu_seqlens)
+
+
+def fused_recurrent_rwkv4(
+    w: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """FLA's `fused_recurrent_rwkv4` by `kgen_ops.wkv4`.
+
+    Args:
+        w: [C]; raw: the log decay is -exp(w).
+        u: [C].
+        k, v: [B, T, C].
+        state: [B, 3, 1, C], (num, den, max); copied to [B, C, 3] in fp32.
+    Returns:
+        The output [B, T, C], and the state [B, 3, 1, C] in fp32 as a view. Its gradient is that of
+        kgen_ops.wkv4: the gradient by the final max has no effect.
+    Raises:
+        NotImplementedError: If the library has no wkv4.
+    """
+    out, final = wkv4(w, u, k, v, state[:, :, 0].mT, return_final_state=True)
+    assert final is not None  # return_final_state=True
+    return out, final.mT.unsqueeze(2)
 
 
 def _rwkv6(

@@ -4,9 +4,39 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ._wkv import heads, per_head, wkv
+from ._wkv4 import wkv4
+
+
+def rwkv_linear_attention(
+    time_decay: Tensor,
+    time_first: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: list[Tensor] | None = None,
+    return_state: bool = False,
+) -> tuple[Tensor, list[Tensor] | None]:
+    """The `rwkv_linear_attention` of `modeling_rwkv` (RWKV-4) by `kgen_ops.wkv4`.
+
+    Args:
+        time_decay: [C]; raw: the log decay is -exp(time_decay).
+        time_first: [C].
+        key, value: [B, T, C].
+        state: num, den and max, [B, C] each, or None; copied to [B, C, 3] in fp32.
+        return_state: Whether to return the state; it is also returned where one is given.
+    Returns:
+        The output [B, T, C] in the dtype of `key`, and the state in fp32, three views [B, C], or
+        None. Gradients also flow through states, which the published function leaves out.
+    Raises:
+        NotImplementedError: If the library has no wkv4.
+    """
+    initial = None if state is None else torch.stack([x.float() for x in state], dim=-1)
+    out, final = wkv4(time_decay, time_first, key, value, initial,
+                      return_final_state=return_state or state is not None)
+    return out, None if final is None else list(final.unbind(-1))
 
 
 def rwkv5_linear_attention(

@@ -5,6 +5,31 @@ from __future__ import annotations
 from torch import Tensor
 
 from ._wkv import heads, per_head, wkv
+from ._wkv4 import wkv4
+
+
+class WKV:
+    """RWKV-LM's `WKV` of RWKV-4, around `wkv_cuda`, by `kgen_ops.wkv4`. T has no bound here."""
+
+    @staticmethod
+    def apply(
+        B: int, T: int, C: int, w: Tensor, u: Tensor, k: Tensor, v: Tensor  # noqa: N803 - published
+    ) -> Tensor:
+        """Compute y.
+
+        Args:
+            B, T, C: Batch, steps, channels.
+            w: [C]; raw: the log decay is -exp(w).
+            u: [C].
+            k, v: [B, T, C].
+        Returns:
+            [B, T, C].
+        Raises:
+            ValueError: If k is not [B, T, C].
+            NotImplementedError: If the library has no wkv4.
+        """
+        _check("WKV.apply", (B, T, C), 1, k, "k")
+        return wkv4(w, u, k, v)[0]
 
 
 class WKV_5:  # noqa: N801 - the published name
@@ -50,10 +75,12 @@ class WKV_6:  # noqa: N801 - the published name
                    per_head(u, H), raw=True)[0].flatten(2)
 
 
-def _check(caller: str, shape: tuple[int, int, int], count: int, r: Tensor) -> None:
+def _check(
+    caller: str, shape: tuple[int, int, int], count: int, r: Tensor, name: str = "r"
+) -> None:
     if tuple(r.shape) != shape:
-        raise ValueError(f"{caller}: r has shape {tuple(r.shape)}, but B, T, C = {shape}\n"
-                         "  allowed: the same; pass r.shape")
+        raise ValueError(f"{caller}: {name} has shape {tuple(r.shape)}, but B, T, C = {shape}\n"
+                         f"  allowed: the same; pass {name}.shape")
     if count < 1 or shape[2] % count:
         raise ValueError(f"{caller}: H = {count} does not divide C = {shape[2]}\n"
                          "  allowed: divisors of C; a head has C / H features")

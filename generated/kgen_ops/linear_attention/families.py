@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "77c8bbf03eed664fd289b75eadc77b9f"
+HEADERS = "3ff48f049bf90270dc044f0cfc975d0b"
 
 
 def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
@@ -501,6 +501,93 @@ def backward_chunk_scan(file: KernelFile, call: Call) -> Run:
         launch_3(
             stream, ctas, 1, 1, gout, q, k, v, initial_state, gfinal_state, gfinal_key_sum,
             state_sums.data_ptr(), gradient_sums.data_ptr(), gq, gk, gv, ginitial_state,
+            ginitial_key_sum, size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
+            q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
+            v_stride_h, v_stride_t, gq_stride_b, gq_stride_h, gq_stride_t, gk_stride_b, gk_stride_h,
+            gk_stride_t, gv_stride_b, gv_stride_h, gv_stride_t, scale,
+        )
+
+    return run
+
+
+def backward_chunk_scan_norm(file: KernelFile, call: Call) -> Run:
+    """Launch the backward chunk_scan_norm."""
+    threads = call.threads
+    smem = call.smem
+    sum_ctas = call.sum_ctas
+    size_h = call.H
+    size_t = call.T
+    gout_stride_b = call.gout_stride_B
+    gout_stride_h = call.gout_stride_H
+    gout_stride_t = call.gout_stride_T
+    q_stride_b = call.q_stride_B
+    q_stride_h = call.q_stride_H
+    q_stride_t = call.q_stride_T
+    k_stride_b = call.k_stride_B
+    k_stride_h = call.k_stride_H
+    k_stride_t = call.k_stride_T
+    v_stride_b = call.v_stride_B
+    v_stride_h = call.v_stride_H
+    v_stride_t = call.v_stride_T
+    overlap = call.overlap
+    scan_ctas = call.scan_ctas
+    size_b = call.B
+    ctas = call.ctas
+    gq_stride_b = call.gq_stride_B
+    gq_stride_h = call.gq_stride_H
+    gq_stride_t = call.gq_stride_T
+    gk_stride_b = call.gk_stride_B
+    gk_stride_h = call.gk_stride_H
+    gk_stride_t = call.gk_stride_T
+    gv_stride_b = call.gv_stride_B
+    gv_stride_h = call.gv_stride_H
+    gv_stride_t = call.gv_stride_T
+    size_e = call.E
+    size_m = call.M
+    segments = call.segments
+    launch_1 = file.launcher(
+        "linear_attention_backward_sums", "ppppppppppqqqqqqqqqqqqqqf", block=(threads, 1, 1),
+        smem=smem,
+    )
+    launch_2 = file.launcher(
+        "linear_attention_backward_scan", "ppppppppqq", block=(128, 1, 1), smem=0,
+        pdl=(overlap == 1) and (sum_ctas > 0),
+    )
+    launch_3 = file.launcher(
+        "linear_attention_backward", "pppppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(threads, 1, 1), smem=smem, pdl=(overlap == 1) and (sum_ctas > 0 or scan_ctas > 0),
+    )
+    new_state_sums = file.scratch(size_b * size_h * (segments - 1) * size_e * size_m, torch.float32)
+    new_gradient_sums = file.scratch(
+        size_b * size_h * (segments - 1) * size_e * size_m, torch.float32,
+    )
+    new_key_sums = file.scratch(size_b * size_h * (segments - 1) * size_e, torch.float32)
+    new_key_sum_gradients = file.scratch(size_b * size_h * (segments - 1) * size_e, torch.float32)
+
+    def run(
+        stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
+        norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
+        gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
+    ) -> None:
+        state_sums = new_state_sums()
+        gradient_sums = new_gradient_sums()
+        key_sums = new_key_sums()
+        key_sum_gradients = new_key_sum_gradients()
+        launch_1(
+            stream, sum_ctas, 1, 1, gout, q, k, v, norm, gout_dot_out, state_sums.data_ptr(),
+            gradient_sums.data_ptr(), key_sums.data_ptr(), key_sum_gradients.data_ptr(), size_h,
+            size_t, gout_stride_b, gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t,
+            k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t, scale,
+        )
+        launch_2(
+            stream, scan_ctas, 1, 1, initial_state, initial_key_sum, gfinal_state, gfinal_key_sum,
+            state_sums.data_ptr(), gradient_sums.data_ptr(), key_sums.data_ptr(),
+            key_sum_gradients.data_ptr(), size_b, size_h,
+        )
+        launch_3(
+            stream, ctas, 1, 1, gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out,
+            gfinal_state, gfinal_key_sum, state_sums.data_ptr(), gradient_sums.data_ptr(),
+            key_sums.data_ptr(), key_sum_gradients.data_ptr(), gq, gk, gv, ginitial_state,
             ginitial_key_sum, size_h, size_t, gout_stride_b, gout_stride_h, gout_stride_t,
             q_stride_b, q_stride_h, q_stride_t, k_stride_b, k_stride_h, k_stride_t, v_stride_b,
             v_stride_h, v_stride_t, gq_stride_b, gq_stride_h, gq_stride_t, gk_stride_b, gk_stride_h,
@@ -1385,6 +1472,59 @@ BACKWARD_CHUNK_SCAN_NAMED: dict[str, Callable[[Call], Any]] = {
     "most_padded": lambda call: max(32, 5 * (round_up(call.E, 16) + round_up(call.M, 16)) // 4),
 }
 
+BACKWARD_CHUNK_SCAN_NORM_NAMED: dict[str, Callable[[Call], Any]] = {
+    "block_v": lambda call: 16 * call.value_tiles * call.value_warps,
+    "sum_ctas": lambda call: (
+        call.B * call.H * 2 * ceil_div(call.E, call.block_v) * (call.segments - 1)
+    ),
+    "warps": lambda call: call.value_warps * call.key_warps,
+    "threads": lambda call: 32 * call.warps,
+    "key_sum_bytes": lambda call: 20 * call.stages * call.chunk + 8 * call.block_v,
+    "key_tile": lambda call: (
+        max(8 * call.key_warps * (2 if call.dtype == 'bf16' else 1), 16 if call.itemsize == 2 else
+        8)
+    ),
+    "keys": lambda call: max(call.E, call.M),
+    "key_pitch": lambda call: round_up(round_up(call.keys, call.key_tile) - 8, 16) + 8,
+    "resident_bytes": lambda call: (
+        call.stages * call.chunk * (2 * call.key_pitch + call.block_v + 8) * call.itemsize + 2 *
+        call.chunk * (4 * call.chunk + (16 if call.itemsize == 4 else 32)) + 8 * (call.key_warps -
+        1) * call.block_v * call.chunk
+    ),
+    "step_by_step_bytes": lambda call: (
+        4 * (call.keys * call.block_v + call.keys + call.block_v + 4)
+    ),
+    "smem": lambda call: max(call.resident_bytes + call.key_sum_bytes, call.step_by_step_bytes),
+    "steps": lambda call: call.T,
+    "scan_threads": lambda call: 2 * call.B * call.H * (call.E * call.M // call.scan_vec + call.E),
+    "scan_ctas": lambda call: ceil_div(call.scan_threads, 128) if call.segments > 1 else 0,
+    "head_blocks": lambda call: 2 * ceil_div(call.E, call.block_v) + ceil_div(call.M, call.block_v),
+    "ctas": lambda call: call.B * call.H * call.head_blocks * call.segments,
+    "on_host": lambda call: call.compute_capability == 0,
+    "key_fragments": lambda call: ceil_div(call.keys, 8 * call.key_warps),
+    "fp32_registers": lambda call: (
+        call.value_tiles * (call.key_fragments * 5 * call.chunk // 8 + 24) + 56
+    ),
+    "term_registers": lambda call: 16 if call.dtype == 'fp16' else 8,
+    "other_registers": lambda call: (
+        (56 if call.dtype == 'fp16' else 48) + call.value_tiles * min(call.chunk // 16, 4) *
+        call.term_registers
+    ),
+    "score_fragments": lambda call: (
+        call.chunk // 8 + (call.chunk // 8 // call.key_warps if call.key_warps > 1 else 0)
+    ),
+    "mma_registers": lambda call: (
+        call.value_tiles * (5 * call.key_fragments + 16 + 4 * call.score_fragments) +
+        call.other_registers
+    ),
+    "warp_registers": lambda call: (
+        min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
+    ),
+    "passes_over_inputs": lambda call: 2,
+    "step_features": lambda call: 4 * call.E + 3 * call.M,
+    "most_padded": lambda call: max(32, 5 * (round_up(call.E, 16) + round_up(call.M, 16)) // 4),
+}
+
 BACKWARD_CHUNK_PARALLEL_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunk_states": lambda call: (
         call.B * call.H * ceil_div(call.T, call.chunk) * round_up(call.E, 16) * round_up(call.M, 16)
@@ -1734,6 +1874,130 @@ BACKWARD = (
             ),
         ),
         bind=backward_chunk_scan,
+    ),
+    Family(
+        name="chunk_scan_norm",
+        template="linear_attention/backward_chunk_scan_norm.cu.jinja",
+        constants=("E", "M"),
+        settings={},
+        parameters=(
+            Parameter("chunk", (16, 32, 64)),
+            Parameter("value_tiles", (1, 2)),
+            Parameter("value_warps", (1, 2, 4, 8)),
+            Parameter("key_warps", (1, 2, 4)),
+            Parameter("stages", (3, 4)),
+            Parameter("copy_bytes", (16, 8, 4, 2)),
+            Parameter("segments", (1, 2, 4, 8, 16, 32)),
+            Parameter("min_blocks", (1, 2, 3, 4)),
+            Parameter("scan_vec", (1, 2, 4)),
+            Parameter("overlap", (0, 1), default=0),
+        ),
+        first=(
+            (32, 1, 4, 1, 3, 16, 4, 2, 4, 1),
+            (32, 1, 4, 2, 3, 16, 1, 1, 1, 0),
+        ),
+        named=BACKWARD_CHUNK_SCAN_NORM_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.on_host,
+            lambda call: call.B * call.H >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.norm_itemsize > 0 or (call.itemsize == 4 and call.keys > 128),
+        ),
+        fits=(
+            lambda call: call.threads <= 1024,
+            lambda call: call.smem <= call.smem_per_block,
+            lambda call: call.E * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.M * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.copy_bytes >= call.itemsize,
+            lambda call: call.chunk // 8 % call.key_warps == 0,
+            lambda call: (
+                (call.fp32_registers if call.product_dtype == 'fp32' else call.mma_registers) <=
+                call.warp_registers
+            ),
+            lambda call: 4 * call.value_tiles * (call.key_fragments + call.chunk // 8) <= 192,
+            lambda call: call.overlap == 0 or call.compute_capability >= 90 or call.on_host,
+            lambda call: call.E * call.M % call.scan_vec == 0,
+            lambda call: call.overlap == 0 or call.segments > 1,
+            lambda call: call.copy_bytes in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gout_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gout_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gout_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gout_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.q_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.q_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.q_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.q_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.k_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.k_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.k_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.k_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.v_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.v_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.v_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.v_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+        ),
+        suits=(
+            lambda call: (call.resident_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: 4 <= call.warps * call.min_blocks <= 24 or call.on_host,
+            lambda call: (
+                call.copy_bytes == 16 or call.E * call.itemsize % (2 * call.copy_bytes) != 0 or
+                call.M * call.itemsize % (2 * call.copy_bytes) != 0
+            ),
+            lambda call: call.chunk == 16 or call.chunk < 2 * call.T,
+            lambda call: call.overlap == 0 or not call.on_host,
+            lambda call: (
+                call.warps <= 4 and call.chunk <= 32 and (call.min_blocks == 1) and (call.segments
+                <= 4) or not call.on_host
+            ),
+            lambda call: call.T > call.chunk * (call.segments - 1) or call.on_host,
+            lambda call: call.stages == 3 or call.T > 2 * call.chunk * call.segments,
+            lambda call: call.segments != 2 or call.on_host,
+            lambda call: call.ctas >= call.sm_count or call.on_host,
+            lambda call: (
+                call.segments == 1 or call.ctas <= 6 * call.passes_over_inputs * call.sm_count or
+                call.on_host
+            ),
+            lambda call: (
+                4 * call.passes_over_inputs * call.E * call.M * call.segments <= call.T *
+                call.step_features * call.itemsize or call.on_host
+            ),
+            lambda call: (
+                round_up(call.E, call.block_v) + round_up(call.M, call.block_v) <= call.most_padded
+            ),
+            lambda call: (
+                round_up(call.E, call.key_tile) + round_up(call.M, call.key_tile) <=
+                call.most_padded
+            ),
+            lambda call: call.segments > 1 or call.scan_vec == 1,
+            lambda call: call.segments <= 2 or not call.on_host,
+            lambda call: call.value_tiles * call.key_fragments <= 16,
+        ),
+        bind=backward_chunk_scan_norm,
     ),
     Family(
         name="chunk_parallel",

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from .._runtime.arith import ceil_div, round_up
 from .._runtime.device import KernelFile
 from .._runtime.rows import Call, Family, Parameter, Run
@@ -16,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "77c8bbf03eed664fd289b75eadc77b9f"
+HEADERS = "3ff48f049bf90270dc044f0cfc975d0b"
 
 
 def forward_toeplitz_mma(file: KernelFile, call: Call) -> Run:
@@ -51,6 +53,28 @@ def forward_column_chunks(file: KernelFile, call: Call) -> Run:
 
     def run(stream: int, w: int, k: int, out: int, eps: float) -> None:
         launch(stream, grid_x, 1, 1, w, k, out, size_b, size_c, size_t, eps)
+
+    return run
+
+
+def forward_fft(file: KernelFile, call: Call) -> Run:
+    """Launch the forward fft."""
+    fft_threads = call.fft_threads
+    smem_bytes = call.smem_bytes
+    size_b = call.B
+    size_c = call.C
+    size_t = call.T
+    parked = call.parked
+    points = call.points
+    launch = file.launcher("timex_forward", "ppppqqqf", block=(fft_threads, 1, 1), smem=smem_bytes)
+    grid_x = size_c * ceil_div(size_b, 2)
+    new_sums = file.scratch(
+        2 * points * size_c * ceil_div(size_b, 2) if parked else 0, torch.float32,
+    )
+
+    def run(stream: int, w: int, k: int, out: int, eps: float) -> None:
+        sums = new_sums()
+        launch(stream, grid_x, 1, 1, w, k, out, sums.data_ptr(), size_b, size_c, size_t, eps)
 
     return run
 
@@ -109,6 +133,34 @@ def backward_column_chunks(file: KernelFile, call: Call) -> Run:
 
     return run
 
+
+def backward_fft(file: KernelFile, call: Call) -> Run:
+    """Launch the backward fft."""
+    fft_threads = call.fft_threads
+    smem_bytes = call.smem_bytes
+    size_b = call.B
+    size_c = call.C
+    size_t = call.T
+    parked = call.parked
+    points = call.points
+    launch_1 = file.launcher(
+        "timex_backward_k", "ppppqqq", block=(fft_threads, 1, 1), smem=smem_bytes,
+    )
+    grid_1_x = size_c * ceil_div(size_b, 2)
+    launch_2 = file.launcher(
+        "timex_backward_w", "ppppqqq", block=(fft_threads, 1, 1), smem=smem_bytes,
+    )
+    new_sums = file.scratch(
+        points * size_c * max(3, 2 * ceil_div(size_b, 2)) if parked else 0, torch.float32,
+    )
+
+    def run(stream: int, gout: int, w: int, k: int, gw: int, gk: int) -> None:
+        sums = new_sums()
+        launch_1(stream, grid_1_x, 1, 1, gout, w, gk, sums.data_ptr(), size_b, size_c, size_t)
+        launch_2(stream, size_c, 1, 1, gout, k, gw, sums.data_ptr(), size_b, size_c, size_t)
+
+    return run
+
 FORWARD_TOEPLITZ_MMA_NAMED: dict[str, Callable[[Call], Any]] = {
     "grid_columns": lambda call: ceil_div(call.B * call.t_fold, 8 * call.n_tiles),
     "block_rows": lambda call: min(call.B, 8 * call.n_tiles // call.t_fold),
@@ -138,6 +190,15 @@ FORWARD_COLUMN_CHUNKS_NAMED: dict[str, Callable[[Call], Any]] = {
         4 * (call.batch * call.chunk + call.threads * call.outputs + call.chunk)
     ),
     "columns": lambda call: call.T,
+}
+
+FORWARD_FFT_NAMED: dict[str, Callable[[Call], Any]] = {
+    "fft_threads": lambda call: call.points // call.per_thread,
+    "smem_bytes": lambda call: (
+        8 * (call.points + call.points // 4) + 4 * (call.points + call.points // 32)
+    ),
+    "columns": lambda call: call.T,
+    "fft_registers": lambda call: 64 + (2 if call.parked else 4) * call.per_thread,
 }
 
 FORWARD = (
@@ -238,6 +299,47 @@ FORWARD = (
         ),
         bind=forward_column_chunks,
     ),
+    Family(
+        name="fft",
+        template="timex/forward_fft.cu.jinja",
+        constants=(),
+        settings={},
+        parameters=(
+            Parameter("points", (256, 512, 1024, 2048, 4096, 8192, 16384)),
+            Parameter("per_thread", (8, 16, 32)),
+            Parameter("parked", (False, True)),
+            Parameter("min_blocks", (1, 2, 3, 4)),
+        ),
+        first=(
+            (1024, 16, False, 4),
+            (2048, 16, False, 4),
+            (4096, 16, False, 2),
+            (8192, 16, False, 1),
+            (16384, 32, True, 1),
+        ),
+        named=FORWARD_FFT_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.B >= 1,
+            lambda call: call.T >= 1,
+        ),
+        fits=(
+            lambda call: call.T <= call.points,
+            lambda call: call.fft_threads >= 32,
+            lambda call: call.fft_threads <= 1024,
+            lambda call: call.smem_bytes + 512 <= call.smem_per_block,
+            lambda call: (call.smem_bytes + 2048) * call.min_blocks <= call.smem_per_sm,
+        ),
+        suits=(
+            lambda call: call.T > 512 or call.compute_capability == 0,
+            lambda call: call.points < 2 * call.T or call.points == 256,
+            lambda call: (
+                call.fft_registers <= min(255, call.regs_per_sm // (call.fft_threads *
+                call.min_blocks) // 8 * 8)
+            ),
+        ),
+        bind=forward_fft,
+    ),
 )
 
 BACKWARD_TOEPLITZ_MMA_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -282,6 +384,15 @@ BACKWARD_COLUMN_CHUNKS_NAMED: dict[str, Callable[[Call], Any]] = {
         4 * (call.batch * call.chunk + call.threads * call.outputs + call.chunk)
     ),
     "columns": lambda call: call.T,
+}
+
+BACKWARD_FFT_NAMED: dict[str, Callable[[Call], Any]] = {
+    "fft_threads": lambda call: call.points // call.per_thread,
+    "smem_bytes": lambda call: (
+        8 * (call.points + call.points // 4) + 4 * (call.points + call.points // 32)
+    ),
+    "columns": lambda call: call.T,
+    "fft_registers": lambda call: 64 + (2 if call.parked else 4) * call.per_thread,
 }
 
 BACKWARD = (
@@ -390,5 +501,46 @@ BACKWARD = (
         suits=(
         ),
         bind=backward_column_chunks,
+    ),
+    Family(
+        name="fft",
+        template="timex/backward_fft.cu.jinja",
+        constants=(),
+        settings={},
+        parameters=(
+            Parameter("points", (256, 512, 1024, 2048, 4096, 8192, 16384)),
+            Parameter("per_thread", (8, 16, 32)),
+            Parameter("parked", (False, True)),
+            Parameter("min_blocks", (1, 2, 3, 4)),
+        ),
+        first=(
+            (1024, 16, False, 4),
+            (2048, 16, False, 4),
+            (4096, 16, False, 2),
+            (8192, 16, False, 1),
+            (16384, 32, True, 1),
+        ),
+        named=BACKWARD_FFT_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.B >= 1,
+            lambda call: call.T >= 1,
+        ),
+        fits=(
+            lambda call: call.T <= call.points,
+            lambda call: call.fft_threads >= 32,
+            lambda call: call.fft_threads <= 1024,
+            lambda call: call.smem_bytes + 512 <= call.smem_per_block,
+            lambda call: (call.smem_bytes + 2048) * call.min_blocks <= call.smem_per_sm,
+        ),
+        suits=(
+            lambda call: call.T > 512 or call.compute_capability == 0,
+            lambda call: call.points < 2 * call.T or call.points == 256,
+            lambda call: (
+                call.fft_registers <= min(255, call.regs_per_sm // (call.fft_threads *
+                call.min_blocks) // 8 * 8)
+            ),
+        ),
+        bind=backward_fft,
     ),
 )

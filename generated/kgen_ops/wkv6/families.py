@@ -18,11 +18,72 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "77c8bbf03eed664fd289b75eadc77b9f"
+HEADERS = "3ff48f049bf90270dc044f0cfc975d0b"
 
 
 def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
     """Launch the forward chunk_loop."""
+    warps = call.warps
+    smem_bytes = call.smem_bytes
+    segments = call.segments
+    sequence_heads = call.sequence_heads
+    value_blocks = call.value_blocks
+    size_h = call.H
+    size_t = call.T
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    y_stride_b = call.y_stride_B
+    y_stride_t = call.y_stride_T
+    y_stride_h = call.y_stride_H
+    size_k = call.K
+    size_v = call.V
+    launch_1 = file.launcher(
+        "wkv_segment_states", "pppppqqqqqqqqqqq", block=(32 * warps, 1, 1), smem=smem_bytes,
+    )
+    grid_1_x = sequence_heads * value_blocks * (segments - 1)
+    launch_2 = file.launcher(
+        "wkv_forward", "pppppppppppqqqqqqqqqqqqqqqqqf", block=(32 * warps, 1, 1), smem=smem_bytes,
+    )
+    grid_2_x = sequence_heads * value_blocks * segments
+    new_segment_states = file.scratch(
+        sequence_heads * (segments - 1) * size_k * size_v, torch.float32,
+    )
+    new_segment_decays = file.scratch(sequence_heads * (segments - 1) * size_k, torch.float32)
+
+    def run(
+        stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
+        y: int, final_state: int, scale: float,
+    ) -> None:
+        segment_states = new_segment_states()
+        segment_decays = new_segment_decays()
+        launch_1(
+            stream, grid_1_x, 1, 1, k, v, w, segment_states.data_ptr(), segment_decays.data_ptr(),
+            size_h, size_t, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            w_stride_b, w_stride_t, w_stride_h,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens,
+            segment_states.data_ptr(), segment_decays.data_ptr(), y, final_state, size_h, size_t,
+            r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h, y_stride_b, y_stride_t,
+            y_stride_h, scale,
+        )
+
+    return run
+
+
+def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
+    """Launch the forward chunk_halving."""
     warps = call.warps
     smem_bytes = call.smem_bytes
     segments = call.segments
@@ -310,7 +371,8 @@ FORWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "block_v": lambda call: 16 * call.value_tiles * call.value_warps,
     "value_blocks": lambda call: ceil_div(call.V, call.block_v),
     "warps": lambda call: call.value_warps * call.key_warps,
-    "padded_keys": lambda call: round_up(call.K, 8 * call.key_warps),
+    "fragment_keys": lambda call: 8,
+    "padded_keys": lambda call: round_up(call.K, call.fragment_keys * call.key_warps),
     "key_pitch": lambda call: round_up(call.padded_keys - 8, 16) + 8,
     "update_pitch": lambda call: call.key_pitch if call.itemsize == 4 else call.padded_keys + 4,
     "decay_floats": lambda call: (
@@ -318,9 +380,10 @@ FORWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         2) * ceil_div(call.K, 32)
     ),
     "partial_bytes": lambda call: 8 * (call.key_warps - 1) * call.block_v * call.chunk,
+    "w_ring_bytes": lambda call: call.w_itemsize,
     "ring_bytes": lambda call: (
         call.stages * call.chunk * ((2 * call.key_pitch + call.block_v + 8) * call.itemsize +
-        call.padded_keys * call.w_itemsize)
+        call.padded_keys * call.w_ring_bytes)
     ),
     "score_bytes": lambda call: call.chunk * (4 * call.chunk + (16 if call.itemsize == 4 else 32)),
     "chunk_bytes": lambda call: (
@@ -331,11 +394,56 @@ FORWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "state_registers": lambda call: (
         44 if call.itemsize == 2 and call.final_state_itemsize > 0 else 0
     ),
-    "key_tiles": lambda call: ceil_div(call.K, 8 * call.key_warps),
+    "other_registers": lambda call: (
+        call.chunk + (72 if call.itemsize == 4 else 56) + call.state_registers
+    ),
+    "key_tiles": lambda call: call.padded_keys // (8 * call.key_warps),
     "partial_tiles": lambda call: call.chunk // 8 // call.key_warps if call.key_warps > 1 else 0,
     "tile_registers": lambda call: (
         call.value_tiles * (4 * call.key_tiles + 4 * (call.chunk // 8 + call.partial_tiles) + 16)
     ),
+    "fewest_stages": lambda call: 3,
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
+FORWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
+    "sequence_heads": lambda call: call.N * call.H,
+    "block_v": lambda call: 16 * call.value_tiles * call.value_warps,
+    "value_blocks": lambda call: ceil_div(call.V, call.block_v),
+    "warps": lambda call: call.value_warps * call.key_warps,
+    "levels": lambda call: 4 if call.chunk == 32 else 3,
+    "fragment_keys": lambda call: 16,
+    "padded_keys": lambda call: round_up(call.K, call.fragment_keys * call.key_warps),
+    "buffer_floats": lambda call: (
+        call.chunk * (2 + call.levels) * (call.padded_keys + 4) + call.padded_keys + call.chunk *
+        ceil_div(call.padded_keys, 32)
+    ),
+    "partial_bytes": lambda call: 8 * (call.key_warps - 1) * call.block_v * call.chunk,
+    "per_step": lambda call: True,
+    "key_pitch": lambda call: round_up(call.padded_keys - 8, 16) + 8,
+    "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
+    "w_ring_bytes": lambda call: call.w_step_bytes,
+    "ring_bytes": lambda call: (
+        call.stages * call.chunk * ((2 * call.key_pitch + call.block_v + 8) * call.itemsize +
+        call.padded_keys * call.w_ring_bytes)
+    ),
+    "score_bytes": lambda call: call.chunk * (4 * call.chunk + (16 if call.itemsize == 4 else 32)),
+    "chunk_bytes": lambda call: (
+        round_up(call.ring_bytes + 2 * call.score_bytes + call.partial_bytes + 4 * (call.buffers *
+        call.buffer_floats + (1 if call.per_step else 2) * call.padded_keys), 16)
+    ),
+    "single_step_bytes": lambda call: 4 * (call.K * call.block_v + call.K + 4),
+    "smem_bytes": lambda call: max(call.chunk_bytes, call.single_step_bytes),
+    "other_registers": lambda call: (
+        (84 if call.dtype == 'bf16' else 160) + (40 if call.itemsize == 4 or
+        call.final_state_itemsize > 0 else 0)
+    ),
+    "key_tiles": lambda call: call.padded_keys // (8 * call.key_warps),
+    "partial_tiles": lambda call: call.chunk // 8 // call.key_warps if call.key_warps > 1 else 0,
+    "tile_registers": lambda call: (
+        call.value_tiles * (4 * call.key_tiles + 4 * (call.chunk // 8 + call.partial_tiles) + 16)
+    ),
+    "fewest_stages": lambda call: 2 + call.buffers,
     "on_gpu": lambda call: call.compute_capability > 0,
 }
 
@@ -398,15 +506,14 @@ FORWARD = (
             lambda call: call.warps <= 32,
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: (
-                call.tile_registers + call.chunk + (72 if call.itemsize == 4 else 56) +
-                call.state_registers <= min(255, call.regs_per_sm // (32 * call.warps *
-                call.min_blocks) // 8 * 8)
+                call.tile_registers + call.other_registers <= min(255, call.regs_per_sm // (32 *
+                call.warps * call.min_blocks) // 8 * 8)
             ),
             lambda call: 4 * call.value_tiles * (call.key_tiles + call.chunk // 8) <= 192,
             lambda call: call.segments == 1 or call.cu_seqlens_itemsize == 0,
             lambda call: (
-                call.warps <= 4 and call.min_blocks == 1 and (call.stages == 3) and (call.segments
-                <= 2) or call.on_gpu
+                call.warps <= 4 and call.min_blocks == 1 and (call.stages == call.fewest_stages) and
+                (call.segments <= 2) or call.on_gpu
             ),
             lambda call: call.copy_bytes in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % call.copy_bytes == 0,
@@ -471,6 +578,119 @@ FORWARD = (
             lambda call: 4 <= call.warps * call.min_blocks <= 24 or not call.on_gpu,
         ),
         bind=forward_chunk_loop,
+    ),
+    Family(
+        name="chunk_halving",
+        template="wkv/forward_chunk_halving.cu.jinja",
+        constants=("K", "V"),
+        settings={"per_step": "true"},
+        parameters=(
+            Parameter("copy_bytes", (16, 8, 4, 2)),
+            Parameter("min_blocks", (1, 2, 3, 4)),
+            Parameter("chunk", (16, 32)),
+            Parameter("value_tiles", (1, 2)),
+            Parameter("value_warps", (1, 2, 4, 8)),
+            Parameter("key_warps", (1, 2, 4)),
+            Parameter("stages", (3, 4, 5, 6)),
+            Parameter("buffers", (1, 2)),
+            Parameter("segments", (1, 2, 4, 8, 16, 32, 64)),
+        ),
+        first=(
+            (16, 2, 16, 1, 4, 1, 5, 2, 1),
+            (16, 2, 16, 1, 4, 2, 4, 2, 1),
+            (16, 1, 32, 1, 4, 2, 4, 2, 1),
+            (16, 2, 16, 1, 4, 1, 5, 2, 8),
+            (16, 1, 16, 1, 2, 2, 4, 2, 1),
+        ),
+        named=FORWARD_CHUNK_HALVING_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.K <= 256,
+        ),
+        fits=(
+            lambda call: call.K * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.V * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.copy_bytes >= call.itemsize,
+            lambda call: call.chunk // 8 % call.key_warps == 0,
+            lambda call: call.warps <= 32,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: (
+                call.tile_registers + call.other_registers <= min(255, call.regs_per_sm // (32 *
+                call.warps * call.min_blocks) // 8 * 8)
+            ),
+            lambda call: 4 * call.value_tiles * (call.key_tiles + call.chunk // 8) <= 192,
+            lambda call: call.segments == 1 or call.cu_seqlens_itemsize == 0,
+            lambda call: (
+                call.warps <= 4 and call.min_blocks == 1 and (call.stages == call.fewest_stages) and
+                (call.segments <= 2) or call.on_gpu
+            ),
+            lambda call: call.stages >= 2 + call.buffers,
+            lambda call: call.copy_bytes in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.r_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.r_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.r_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.k_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.k_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.k_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.k_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.v_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.v_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.v_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.v_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: max(call.copy_bytes, call.w_itemsize) in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.w_ptr % max(call.copy_bytes, call.w_itemsize) == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.w_stride_B * call.w_itemsize % max(call.copy_bytes,
+                call.w_itemsize) == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.w_stride_T * call.w_itemsize % max(call.copy_bytes,
+                call.w_itemsize) == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.w_stride_H * call.w_itemsize % max(call.copy_bytes,
+                call.w_itemsize) == 0
+            ),
+        ),
+        suits=(
+            lambda call: (
+                call.copy_bytes == 16 or call.K * call.itemsize % (2 * call.copy_bytes) != 0 or
+                call.V * call.itemsize % (2 * call.copy_bytes) != 0
+            ),
+            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: round_up(call.V, call.block_v) <= max(16, 5 * round_up(call.V, 16) // 4),
+            lambda call: call.padded_keys <= max(16, 5 * round_up(call.K, 16) // 4),
+            lambda call: call.chunk == 16 or call.chunk < 2 * call.T,
+            lambda call: call.segments == 1 or call.T >= 2 * call.chunk * call.segments,
+            lambda call: (
+                call.segments == 1 or call.sequence_heads * call.value_blocks * call.segments <= 4 *
+                call.sm_count or (not call.on_gpu)
+            ),
+            lambda call: 4 <= call.warps * call.min_blocks <= 24 or not call.on_gpu,
+        ),
+        bind=forward_chunk_halving,
     ),
     Family(
         name="block_per_head",

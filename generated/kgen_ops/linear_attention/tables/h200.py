@@ -1553,7 +1553,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="9b66d98f90a7",
+        kernel="f186d5c32598",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1569,7 +1569,7 @@ BACKWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="bc44c2531007",
+        kernel="04e467f87e6f",
         config=(
             "chunk_parallel("
             "chunk=64, step_tiles=1, block_v=128, min_blocks=1, copy_bytes=16, state_keys=64, "
@@ -1586,7 +1586,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="82ae0a4ffe59",
+        kernel="59c733e98f21",
         config=(
             "chunk_loop("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1602,7 +1602,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="aa97bbb02b0b",
+        kernel="85a2c10e2e47",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=2, key_warps=1, stages=4, copy_bytes=16, "
@@ -1618,7 +1618,7 @@ BACKWARD = (
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="443570f6ed96",
+        kernel="722ebaa376e3",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy_bytes=16, "
@@ -1634,7 +1634,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="38b8b7a06dab",
+        kernel="31d1dd2364c1",
         config="wgmma_split_bf16(terms=3, copy_bytes=16)",
         fits=wgmma_split_bf16_1_fits,
         bind=wgmma_split_bf16_1,
@@ -1646,7 +1646,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="66d74923e705",
+        kernel="a006dbdc18ab",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1662,7 +1662,7 @@ BACKWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="8594df5992d9",
+        kernel="486c3a3a6ccd",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=2, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1678,7 +1678,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="97c88a41b2bc",
+        kernel="fe6602520199",
         config=(
             "chunk_loop("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy_bytes=16, "
@@ -1698,7 +1698,7 @@ FORWARD = (
         dims=(4, 16, 512, 64, 64),
         dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "none"),
         constants=("E", "M"),
-        kernel="163868a670b2",
+        kernel="d436d1b13098",
         config=(
             "warp_specialized("
             "block_v=32, chunk=32, chunks=4, key_warps=2, value_warps=1, stages=3, "
@@ -1714,7 +1714,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="5bd52d471cb0",
+        kernel="c8b960f4a093",
         config=(
             "split_t("
             "head_ctas=16, segment=256, block_v=64, batch=32, copy_bytes=16, score_terms=1, "
@@ -1730,7 +1730,7 @@ FORWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="bfa7be2139d0",
+        kernel="7f7885deadb9",
         config=(
             "split_t("
             "head_ctas=8, segment=256, block_v=128, batch=32, copy_bytes=16, score_terms=1, "
@@ -1746,7 +1746,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="80091feb40ee",
+        kernel="d456799bf0d1",
         config=(
             "warp_specialized("
             "block_v=64, chunk=32, chunks=4, key_warps=2, value_warps=2, stages=3, "
@@ -1774,7 +1774,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="c52d0ef43f0a",
+        kernel="7a7b8177befb",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16, "
@@ -1790,7 +1790,7 @@ FORWARD = (
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="c96160689aba",
+        kernel="a418242b2c31",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, copy_bytes=16, "
@@ -1806,7 +1806,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="fd3c187f957d",
+        kernel="00b42f6c80b2",
         config="wgmma_split_bf16(terms=3, copy_bytes=16)",
         fits=wgmma_split_bf16_2_fits,
         bind=wgmma_split_bf16_2,
@@ -1818,7 +1818,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="0898ba571ef0",
+        kernel="b1bac71fca0a",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=2, value_warps=2, key_warps=1, stages=3, copy_bytes=16, "
@@ -1834,7 +1834,7 @@ FORWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="9c4976967c82",
+        kernel="8d1040083a3d",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=8, key_warps=1, stages=3, copy_bytes=16, "
@@ -1850,7 +1850,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="afb5d048d8b3",
+        kernel="12ff54a57e7f",
         config="wgmma_split_bf16(terms=2, copy_bytes=16)",
         fits=wgmma_split_bf16_3_fits,
         bind=wgmma_split_bf16_3,

@@ -411,7 +411,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="6987882c40e6",
+        kernel="291db84622fa",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, "
@@ -427,7 +427,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="75cca5550648",
+        kernel="e7fd6e26ab80",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -447,7 +447,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="2d1dd8f041eb",
+        kernel="91258738f9f8",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -459,7 +459,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="d79b23d7fd40",
+        kernel="deecae5bbaae",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=4, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -475,7 +475,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="ed97971c3c7b",
+        kernel="95e380381528",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=32, value_tiles=1, value_warps=4, key_warps=1, "

@@ -987,7 +987,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="4c275832741e",
+        kernel="9587f94ab060",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -1003,7 +1003,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="32a4f2016a6c",
+        kernel="17e1cf93c920",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1019,7 +1019,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="251ccd1b1c7b",
+        kernel="bb3e8ad50fb7",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1035,7 +1035,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="00c740c3bec1",
+        kernel="eee7bd851d6c",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -1051,7 +1051,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="719a28b61a84",
+        kernel="eb6bc91b03c6",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
@@ -1071,7 +1071,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="32f333a49784",
+        kernel="712425a14ce3",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -1083,7 +1083,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="450992c7ba40",
+        kernel="9e537225ce2b",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=32, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1099,7 +1099,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="9fe64e8b7fd7",
+        kernel="18da3aec56c3",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=4, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1115,7 +1115,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="1e8d75943651",
+        kernel="700026e49e16",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=32, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1131,7 +1131,7 @@ FORWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="bcab008b7f51",
+        kernel="e275e0044891",
         config="block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -1143,7 +1143,7 @@ FORWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="abf856fe40d5",
+        kernel="7c848e206986",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=2, key_warps=2, "

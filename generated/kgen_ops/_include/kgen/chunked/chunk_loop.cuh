@@ -4,7 +4,8 @@
 //
 // Forward linear attention has a, b, v = q, k, v. Its gradients are the same recurrence: gq with gout, v, k; gk with
 // v, gout, q and gv with k, q, gout, both backward in time. With decays (DecayRows) S_t = decay_t S_{t-1} + b_t v_t^T
-// and a step reads the state before it, see chunk_decay.cuh.
+// and a step reads the state before it, see chunk_decay.cuh. With a norm (NormKeyRows) the gradients have one more key
+// and a weight and a factor per step, see chunk_norm_key.cuh.
 //
 // A CTA loops over the chunks of one head, or of a segment of its steps, for kBlockV value features. The state stays
 // in registers. chunk_mma.cuh has the four products of a chunk. If any output is NaN or infinite, the CTA computes
@@ -15,7 +16,8 @@
 //
 // Shared memory: T ring[Stages][a, b: Chunk x kKeyStride; v: Chunk x kValueStride]; Score scores[2, or 1 with
 // decays][planes][Chunk][kScoreStride]; float exchange[2][kExchange], partial outputs between warps; float
-// key_sums[2][kPadded], norms[2][Chunk], row_sums[2][kStepTiles][Chunk], or what chunk_decay.cuh needs.
+// key_sums[2][kPadded], norms[2][Chunk], row_sums[2][kStepTiles][Chunk], or what chunk_decay.cuh or chunk_norm_key.cuh
+// needs.
 //
 // Synchronisation: one cp.async group and one block barrier per chunk. Between the barriers of chunks c and c + 1 a
 // warp computes the outputs of chunk c - 1 (other warps' partial sums are visible now), the scores of chunk c + 1, and
@@ -25,6 +27,7 @@
 
 #include "kgen/chunked/chunk_decay.cuh"
 #include "kgen/chunked/chunk_mma.cuh"
+#include "kgen/chunked/chunk_norm_key.cuh"
 #include "kgen/chunked/sequence.cuh"
 #include "kgen/chunked/step_by_step.cuh"
 #include "kgen/primitives/block.cuh"
@@ -120,13 +123,17 @@ private:
 // shared memory. Stages: chunks in shared memory. CopyBytes: bytes of one cp.async; pointers and strides are multiples.
 // KeySums: the loop also computes z_t = z_{t-1} + b_t. Normalised: out is divided by out_factor * a_t z_t + eps.
 // Scaled: v is multiplied by value_factor. Decay: NoDecayRows, or DecayRows: a step then reads the state before it,
-// and itself through the bonus.
+// and itself through the bonus. NormKey: NoNormKey, or NormKeyRows.
 template <class T, class Product, int Keys, int Values, int Chunk, int MTiles, int MWarps,
           int KeyWarps, int Stages, int CopyBytes, bool KeySums = false, bool Normalised = false,
-          bool Scaled = false, class Decay = NoDecayRows>
+          bool Scaled = false, class Decay = NoDecayRows, class NormKey = NoNormKey>
 class ChunkLoop {
+protected:  // chunk_halving.cuh has another order of the same phases
     static constexpr bool kDecaying = kDecays<Decay>;
-    using Products = LoopOperands<T, Product, kDecaying>;
+    static constexpr bool kNormKey = kHasNormKey<NormKey>;
+    using NormKeys = ChunkNormKey<NormKey, T, Product, Chunk, 16 * MTiles * MWarps,
+                                  MWarps * KeyWarps * kWarpSize, Stages>;
+    using Products = typename NormKeys::template Operands<LoopOperands<T, Product, kDecaying>>;
     using Steps = typename Products::Steps;
     using Scorer = typename Products::Scorer;
     using Updater = typename Products::Updater;
@@ -153,7 +160,7 @@ class ChunkLoop {
 public:
     static constexpr int kBlockV = 16 * MTiles * MWarps;  // value features of a CTA
 
-private:
+protected:
     static constexpr int kValueStride = chunk_row_stride<T>(kBlockV);
     static constexpr int kScoreStride = Chunk + Inside::kOffset;
     static constexpr int kPlane = Chunk * kScoreStride;
@@ -171,6 +178,8 @@ private:
     static_assert(Keys * sizeof(T) % CopyBytes == 0 && Values * sizeof(T) % CopyBytes == 0,
                   "a copy would reach into the next row");
     static_assert(!kDecaying || (!KeySums && !Normalised), "key sums do not decay");
+    static_assert(!kNormKey || !(kDecaying || KeySums || Normalised || Scaled),
+                  "a norm key has sums and factors of its own");
     static_assert(Stages >= 3, "two chunks are in use while others are being copied");
 
     using Row = typename Factors::Row;
@@ -183,15 +192,18 @@ public:
     static constexpr int kSmemBytes =
         max(Stages * kStage * static_cast<int>(sizeof(T)) +
                 kAllScores * static_cast<int>(sizeof(Score)) + 8 * kExchange +
-                (KeySums ? 8 * (kPadded + Chunk + kRowSums) : 0) + Factors::kSmemBytes,
-            step_by_step_bytes(Keys, kBlockV));
+                (KeySums ? 8 * (kPadded + Chunk + kRowSums) : 0) + Factors::kSmemBytes +
+                NormKeys::kSmemBytes,
+            step_by_step_bytes(Keys, kBlockV) + NormKeys::kStepByStepBytes);
 
     KGEN_DEVICE ChunkLoop(const RecurrenceRows<T>& rows, const RecurrenceStates& states,
-                          const Decay& decay = {})
+                          const Decay& decay = {}, const NormKey& norm_key = {})
         : rows_(rows),
           states_(states),
           decay_(decay),
+          norm_key_rows_(norm_key),
           factors_(decay, rows.first),
+          norm_key_(norm_key_rows_, rows.first),
           copy_a_(rows.a, rows.first, Keys),
           copy_b_(rows.b, rows.first, Keys),
           copy_v_(rows.v, rows.first, rows.values) {
@@ -218,12 +230,14 @@ public:
     KGEN_DEVICE void run() {
         State state;
         load_state(state);
+        if constexpr (kNormKey) norm_key_.begin(exchange_ + 2 * kExchange, true, rows_.values);
         fill_ring<true>();
         if constexpr (KeySums) {
             for (int key = thread_rank(); key < kPadded; key += kThreads)
                 key_sums_[key] = key < Keys ? states_.initial_key_sum_at(key, Keys) : 0.0f;
         }
         cp_async_wait<Stages - 2>();
+        if constexpr (kNormKey) finish_norm_key(0);
         sync_block();
         float nonfinite = 0.0f;  // becomes NaN if an output is not finite
         float own[MTiles][kOwn][4] = {};
@@ -238,6 +252,7 @@ public:
             if (chunks_ > 0) write_outputs(own, chunks_ - 1, nonfinite);
         }
         if (states_.final_state != nullptr) store_state(state, states_.final_factor, nonfinite);
+        if constexpr (kNormKey) norm_key_.store_sums(chunks_, rows_.values, nonfinite);
         if constexpr (KeySums) {
             if (states_.final_key_sum != nullptr)
                 for (int key = thread_rank(); key < Keys; key += kThreads)
@@ -245,12 +260,13 @@ public:
         }
         if (block_any_nonfinite(nonfinite))
             run_step_by_step<T, Keys, Values, kBlockV, kThreads, KeySums, Normalised, Scaled, true>(
-                rows_, states_, decay_);
+                rows_, states_, decay_, norm_key_rows_);
     }
 
     // Computes only the sum of b v^T over the CTA's steps, and the key sum or the product of the decays.
     KGEN_DEVICE void sum_segment() {
         State state = {};
+        if constexpr (kNormKey) norm_key_.begin(exchange_ + 2 * kExchange, false, rows_.values);
         fill_ring<false>();
         float key_sum[(Keys + kThreads - 1) / kThreads] = {};
         if constexpr (kDecaying)
@@ -258,6 +274,7 @@ public:
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks_; ++chunk) {
             cp_async_wait<Stages - 2>();
+            if constexpr (kNormKey) finish_norm_key(chunk);
             sync_block();
             stage<false>();
             const T* tile = ring_ + chunk % Stages * kStage;
@@ -272,7 +289,9 @@ public:
                 }
             }
             Outputs unused;
-            update<false>(unused, state, tile, nullptr);
+            update<false>(unused, state, tile, nullptr, norm_key_weights(chunk));
+            if constexpr (kNormKey)
+                norm_key_.add_chunk(chunk, chunk % Stages, tile + 2 * kKeyTile, kValueStride);
             if constexpr (KeySums) {
 #pragma unroll
                 for (int i = 0; i < (Keys + kThreads - 1) / kThreads; ++i) {
@@ -286,6 +305,7 @@ public:
         cp_async_wait_all();
         float nonfinite = 0.0f;
         store_state(state, 1.0f, nonfinite);
+        if constexpr (kNormKey) norm_key_.store_sums(chunks_, rows_.values, nonfinite);
         if constexpr (KeySums || kDecaying) {
 #pragma unroll
             for (int i = 0; i < (Keys + kThreads - 1) / kThreads; ++i) {
@@ -296,28 +316,34 @@ public:
         }
         if (block_any_nonfinite(nonfinite))
             run_step_by_step<T, Keys, Values, kBlockV, kThreads, KeySums, Normalised, Scaled, false>(
-                rows_, states_, decay_);
+                rows_, states_, decay_, norm_key_rows_);
     }
 
-private:
+protected:
     KGEN_DEVICE void run_chunks(State& state, float (&own)[MTiles][kOwn][4], float& nonfinite) {
         if (chunks_ > 0) scores(0);
 
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks_; ++chunk) {
             cp_async_wait<Stages - 3>();
+            if constexpr (kNormKey) finish_norm_key(chunk + 1);
             sync_block();
             // 1. Rows of chunk + 1 and scores of `chunk` are visible to all; the slot of chunk - 1 is free.
             stage<true>();
             if (kLate && chunk > 0) write_outputs(own, chunk - 1, nonfinite);
             if (chunk + 1 < chunks_) scores(chunk + 1);
             if constexpr (KeySums) update_key_sums(chunk);
+            if constexpr (kNormKey)
+                norm_key_.add_chunk(chunk, chunk % Stages,
+                                    ring_ + chunk % Stages * kStage + 2 * kKeyTile, kValueStride);
 
             // 2. The products of `chunk`, for this warp's keys.
             Outputs sums = {};
             const T* tile = ring_ + chunk % Stages * kStage;
             carry(sums, state, tile);
-            update<true>(sums, state, tile, scores_ + chunk % 2 * kScores);
+            update<true>(sums, state, tile, scores_ + chunk % 2 * kScores, norm_key_weights(chunk));
+            if constexpr (kNormKey)
+                norm_key_.apply(sums, chunk, chunk % Stages, values0_, key_warp_ == 0);
 
             // 3. Keep the outputs of the steps that this warp writes; pass the other ones to their warps.
             exchange_outputs(own, sums, chunk % 2);
@@ -358,6 +384,16 @@ private:
         factors_.factor(slot, a, a + kKeyTile);
     }
 
+    // The numbers of a chunk whose copies by this thread have landed.
+    KGEN_DEVICE void finish_norm_key(int chunk) {
+        if (chunk < chunks_) norm_key_.finish(chunk % Stages, chunk < whole_ ? Chunk : last_);
+    }
+
+    KGEN_DEVICE const float* norm_key_weights(int chunk) const {
+        if constexpr (kNormKey) return norm_key_.weights(chunk % Stages);
+        return nullptr;
+    }
+
     KGEN_DEVICE void decay_state(State& state) const {
         const MmaLane lane = mma_lane();
 #pragma unroll
@@ -376,6 +412,7 @@ private:
     KGEN_DEVICE void stage() {
         if (staged_ < chunks_) {
             T* tile = ring_ + stage_slot_ * kStage;
+            if constexpr (kNormKey) norm_key_.start(stage_slot_, staged_ < whole_ ? Chunk : last_);
             if (staged_ < whole_) {
                 stage_chunk<WithA, true>(tile, Chunk);
                 if constexpr (kDecaying) factors_.template start<true>(stage_slot_, Chunk);
@@ -462,6 +499,11 @@ private:
                 for (int i = 0; i < 2; ++i)
                     two[i] = s + i <= t ? sums[0][0][2 * half + i] + sums[0][1][2 * half + i]
                                         : 0.0f;
+                if constexpr (kNormKey) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        if (s + i <= t) two[i] = norm_key_.score(chunk % Stages, t, s + i, two[i]);
+                }
                 if constexpr (kDecaying) {  // a step reads itself through the bonus
                     if (s == t) two[0] = factors_.bonus(t);
                     if (s + 1 == t) two[1] = factors_.bonus(t);
@@ -504,7 +546,8 @@ private:
     // S += B^T V over the chunk, and O += P V; each fragment of V is loaded once for both. Warps of the same value
     // features divide the steps of P V among them.
     template <bool WithOutputs>
-    KGEN_DEVICE void update(Outputs& sums, State& state, const T* tile, const Score* p) {
+    KGEN_DEVICE void update(Outputs& sums, State& state, const T* tile, const Score* p,
+                            const float* weights = nullptr) {
         constexpr int kSteps = Chunk / Updater::kStep;
         constexpr int kHalves = Updater::kStep / Inside::kStep;  // steps of P V per step of the update
         const Row* b;
@@ -521,10 +564,17 @@ private:
             for (int m = 0; m < MTiles; ++m)
 #pragma unroll
                 for (int k = 0; k < kDeep; ++k)
-                    if (step + k < kSteps)
-                        values[m][k] = Updater::template a_columns<Scaled>(
-                            v + (step + k) * Updater::kStep * kValueStride + 16 * m, kValueStride,
-                            rows_.value_factor);
+                    if (step + k < kSteps) {
+                        const int first = (step + k) * Updater::kStep;
+                        if constexpr (kNormKey) {
+                            values[m][k] = Updater::a_columns(v + first * kValueStride + 16 * m,
+                                                              kValueStride, weights + first);
+                        } else {
+                            values[m][k] = Updater::template a_columns<Scaled>(
+                                v + first * kValueStride + 16 * m, kValueStride,
+                                rows_.value_factor);
+                        }
+                    }
 #pragma unroll
             for (int n = 0; n < kTiles; n += kGroup)
                 multiply_group<Updater, MTiles, kGroup, kDeep>(
@@ -574,8 +624,8 @@ private:
         return KeyWarps == 1 || key_warp_ == (turn < KeyWarps ? turn : 2 * KeyWarps - 1 - turn);
     }
 
-    KGEN_DEVICE void intra_chunk(Outputs& sums,
-                                 const typename Steps::A (&values)[MTiles][kDeep], int k,
+    template <class Fragment>
+    KGEN_DEVICE void intra_chunk(Outputs& sums, const Fragment (&values)[MTiles][kDeep], int k,
                                  int half, int column, const Score* p) {
         typename Inside::A one[MTiles][1];
 #pragma unroll
@@ -739,7 +789,9 @@ private:
     const RecurrenceRows<T>& rows_;
     const RecurrenceStates& states_;
     const Decay decay_;
+    const NormKey norm_key_rows_;
     Factors factors_;
+    NormKeys norm_key_;
     KeyCopier copy_a_, copy_b_;
     ChunkCopier<T, Chunk, kBlockV, CopyBytes, kWarps * kWarpSize> copy_v_;
     T* ring_;

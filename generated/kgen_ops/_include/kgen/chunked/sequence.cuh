@@ -4,6 +4,7 @@
 // ChunkCopier       cp.async of one tensor's chunks to shared memory
 // RecurrenceRows    a, b, v, out of a recurrence, and the CTA's steps
 // DecayRows         decays of the state, or NoDecayRows
+// NormKeyRows       the norm's part of a gradient, or NoNormKey
 // RecurrenceStates  the states before and after the CTA's steps
 // BlockSegment      which head, segment and block of features a CTA has
 //
@@ -133,6 +134,45 @@ template <class Decay>
 constexpr bool kDecays = true;
 template <>
 constexpr bool kDecays<NoDecayRows> = false;
+
+// The numbers of a step with a norm: see chunk_norm_key.cuh.
+struct NormKeyStep {
+    float x, y, weight, factor;
+};
+
+// The norm's part of a gradient of linear attention. Step t of the loop has norm[t * direction]; a loop backward in
+// time passes the last step and -1. Null pointers stand for norms of 1 that have no gradient. Exact: the final state is
+// returned in fp32.
+template <bool Exact>
+struct NormKeyRows {
+    const float* norm;
+    const float* gout_dot_out;
+    int direction;
+    float scale;
+    bool of_q;     // gq; else gk, or gv
+    bool has_key;  // whether there is a z: not for gv
+    const float* initial;  // z before the CTA's steps, from its first value feature on; null: zero
+    float* end;            // z after them, or null
+
+    KGEN_DEVICE NormKeyStep of(float norm_t, float dot) const {
+        const float factor = scale / norm_t;
+        if (of_q) return NormKeyStep{-dot, 1.0f, 1.0f, factor};
+        return NormKeyStep{1.0f, has_key ? -dot : 0.0f, factor, 1.0f};
+    }
+
+    KGEN_DEVICE NormKeyStep at(i64 step) const {
+        if (norm == nullptr) return of(1.0f, 0.0f);
+        return of(norm[step * direction], gout_dot_out[step * direction]);
+    }
+};
+
+// A recurrence without a norm.
+struct NoNormKey {};
+
+template <class NormKey>
+constexpr bool kHasNormKey = true;
+template <>
+constexpr bool kHasNormKey<NoNormKey> = false;
 
 // The states before and after a CTA's steps, in fp32: state[key * key_stride + value * value_stride], from the CTA's
 // first value feature on. A null initial state is zero; a null final state is not written.

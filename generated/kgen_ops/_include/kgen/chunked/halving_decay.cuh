@@ -1,0 +1,398 @@
+// Decays and a bonus within a chunk, with no exponent above 0 and no branch on their values.
+//
+//     out_t = factor * a_t (S_{t-1} + diag(u) b_t v_t^T)     S_t = diag(d_t) S_{t-1} + b_t v_t^T
+//
+// The products of chunk_decay.cuh, but for the scores P_ts = sum_k a_t b_s (d of the steps between s and t). Those of a
+// chunk are computed by halving: steps of the late half with steps of the early half, then the same within each half,
+// down to neighbours. At the level of halves of L steps
+//
+//     P_ts = sum_k x_t x_s     x_t = a_t * (d from the middle to t)     of a step of a late half
+//                              x_s = b_s * (d from s to the middle)     of a step of an early half
+//
+// so each factor is a row times a running product of decays, at most 1. Every pair s < t is of one level: the highest
+// bit in which s and t differ. Every step is of one half at each level, so a level is one array of Chunk rows. Level 1
+// has no decays: its products are of a and b as copied.
+//
+// Within 16 steps a level has 8 late and 8 early steps: one product of 16 x 8 with half of its rows unused, of whose 64
+// scores those of equal blocks count. A chunk of 32 has one more level, two whole products.
+//
+// Precision: rows are fp32. For bf16 they are rounded to TF32 when they are stored. For fp32, and for fp16, whose bound
+// is below what four roundings to TF32 lose, products with the state and scores are 3xTF32. b' of the state is rounded
+// to TF32, or two terms if the state is returned.
+//
+// Layout: within 16 steps, rows of a level up to 8 are stored early steps first, then late steps, so that both operands
+// of a product are eight neighbouring rows. Of eight keys the even ones come first (row_column). b' of the state is
+// stored by keys: row `key % 8` has eight steps of every eighth key, row `8 + key % 8` the other eight (update_step).
+//
+// Shared memory: W ring[Stages][Chunk][Padded], if w has a row per step; float u[Padded]; float w[Padded], if it has one
+// row; then Buffers times: float carried[Chunk][kStride], levels[kLevels][Chunk][kStride], update[Chunk][kStride],
+// all[Padded], bonus[groups][Chunk].
+//
+// Synchronisation: none here; see chunk_halving.cuh.
+#pragma once
+
+#include "kgen/chunked/halving_operands.cuh"
+
+namespace kgen {
+
+// Selects ChunkDecay by halving, with 1 or 2 buffers for rows with decays. PerStep: w has a row per step, else one row.
+template <class W, class U, DecayForm Form, int Buffers, bool PerStep>
+struct HalvingRows : DecayRows<W, U, Form> {
+    static constexpr int kBuffers = Buffers;
+};
+
+template <class W, class U, DecayForm Form, int Buffers, bool PerStep, class T, int Keys, int Padded,
+          int Chunk, int Warps, int Stages, int CopyBytes, bool Precise>
+class ChunkDecay<HalvingRows<W, U, Form, Buffers, PerStep>, T, Keys, Padded, Chunk, Warps, Stages,
+                 CopyBytes, Precise> {
+    using Given = HalvingRows<W, U, Form, Buffers, PerStep>;
+    static constexpr int kSub = 16;  // steps of a unit
+    static constexpr int kSubs = Chunk / kSub;
+    static constexpr int kGroups = (Padded + kWarpSize - 1) / kWarpSize;  // of keys, one per lane
+    static constexpr int kThreads = Warps * kWarpSize;
+    static constexpr int kRowStride = chunk_row_stride<T>(Padded);  // of the ring's rows a and b
+    static constexpr int kStage = PerStep ? Chunk * Padded : 0;     // w of a chunk
+    static constexpr int kCopy = max(CopyBytes, static_cast<int>(sizeof(W)));
+    static constexpr bool kRounded = detail::kIsBf16<T>;  // rows are stored as TF32
+    static constexpr float kRound = kRounded ? kNearTf32 : 1.0f;
+    static constexpr float kRoundUpdate = Precise ? 1.0f : kNearTf32;
+
+    static_assert(Chunk == 16 || Chunk == 32, "a lane has the decays of 16 steps");
+    static_assert(Keys * sizeof(W) % kCopy == 0, "a copy would reach into the next row");
+    static_assert(Padded % 16 == 0, "ldmatrix reads 16 keys");
+
+public:
+    using Row = float;
+    static constexpr int kStride = Padded + 4;  // eight rows of 16 bytes lie in 32 different banks
+    static constexpr int kUpdateStride = kStride;
+
+private:
+    static constexpr int kTile = Chunk * kStride;
+    static constexpr int kLevels = kSubs > 1 ? 4 : 3;  // of 16 (chunks of 32 alone), 8, 4 and 2 steps
+    static constexpr int kNarrow = kLevels - 3;        // index of the level of 8 steps
+    static constexpr int kBuffer = (2 + kLevels) * kTile + Padded + kGroups * Chunk;
+
+public:
+    static constexpr int kSmemBytes =
+        Stages * kStage * static_cast<int>(sizeof(W)) +
+        4 * ((PerStep ? 1 : 2) * Padded + Buffers * kBuffer);
+
+    KGEN_DEVICE ChunkDecay(const Given& rows, i64 first)
+        : row_u_(rows.u), row_w_(rows.w.rows), copy_(rows.w, first, Keys) {}
+
+    // `smem`: kSmemBytes, whose first byte is a multiple of 16; padding becomes zero for good. The
+    // caller's next barrier comes before copies into it and before `factor`.
+    KGEN_DEVICE void begin(void* smem) {
+        ring_ = static_cast<W*>(smem);
+        u_ = reinterpret_cast<float*>(ring_ + Stages * kStage);
+        buffers_ = u_ + (PerStep ? 1 : 2) * Padded;
+        partial_slot_ = -1;
+        select(0);
+        for (int key = thread_rank(); key < Padded; key += kThreads)
+            u_[key] = key < Keys && row_u_ != nullptr ? to_float(row_u_[key]) : 0.0f;
+        if constexpr (!PerStep)
+            for (int key = thread_rank(); key < Padded; key += kThreads)
+                u_[Padded + key] = key < Keys ? to_float(row_w_[key]) : w_of_no_decay<Form>();
+        if constexpr (PerStep && Padded > Keys)
+            for (int i = thread_rank(); i < Stages * kStage; i += kThreads)
+                ring_[i] = from_float<W>(w_of_no_decay<Form>());
+    }
+
+    // Start the copies of the next chunk's w, as ChunkCopier::start; steps behind the last one have decay 1.
+    template <bool Whole>
+    KGEN_DEVICE void start(int slot, int left) {
+        if constexpr (!Whole) partial_slot_ = slot, partial_left_ = left;
+        if constexpr (!PerStep) return;
+        constexpr bool kZerosKeep = Form == DecayForm::log;
+        W* stage = ring_ + slot * kStage;
+        copy_.template start<Whole, kZerosKeep>(stage, Padded, left);
+        if constexpr (!Whole && !kZerosKeep)
+            for (int i = left * Padded + thread_rank(); i < kStage; i += kThreads)
+                stage[i] = from_float<W>(w_of_no_decay<Form>());
+    }
+
+    // Which buffer the members below read.
+    KGEN_DEVICE void select(int buffer) { selected_ = buffers_ + buffer * kBuffer; }
+
+    KGEN_DEVICE const float* carried() const { return selected_; }
+    KGEN_DEVICE const float* update() const { return selected_ + (1 + kLevels) * kTile; }
+
+    // The chunk's product of all decays of a key, and of the next one.
+    KGEN_DEVICE const float* all(int key) const { return update() + kTile + key; }
+
+    // Compute the rows with decays and the bonus of the chunk in `slot` from its rows a and b, into `buffer`. By the
+    // whole block: a unit is 16 steps of one tensor and 32 keys.
+    KGEN_DEVICE void factor(int slot, const T* a, const T* b, int buffer = 0) {
+        const W* w = ring_ + slot * kStage;
+        const int left = slot == partial_slot_ ? partial_left_ : Chunk;
+        float* to = buffers_ + buffer * kBuffer;
+#pragma unroll 1
+        for (int unit = thread_rank() / kWarpSize; unit < 2 * kSubs * kGroups; unit += Warps) {
+            const int group = unit / 2 % kGroups, sub = unit / 2 / kGroups;
+            if (unit % 2 == 0) {
+                factor_rows<true>(group, sub, left, w, a, b, to);
+            } else {
+                factor_rows<false>(group, sub, left, w, b, a, to);
+            }
+        }
+    }
+
+    // The scores of the selected chunk, with zeros beyond the diagonal. a, b: its rows as copied.
+    template <class Scorer, class Inside>
+    KGEN_DEVICE void scores(const T* a, const T* b, typename Inside::Score* out, int out_stride,
+                            int plane) const {
+        constexpr int kWide = kSubs > 1 ? 2 : 0;  // tiles of 16 x 8 of the level of 16 steps
+        constexpr int kTasks = kWide + 4 * kSubs;
+#pragma unroll 1
+        for (int task = thread_rank() / kWarpSize; task < kTasks; task += Warps) {
+            if (kWide > 0 && task < kWide) {
+                wide_scores<Scorer, Inside>(8 * task, out, out_stride, plane);
+                continue;
+            }
+            // Levels of 8, 4, 2 and 1 steps, the last one at the end: it takes the least time.
+            const int level = (task - kWide) / kSubs, sub = (task - kWide) % kSubs;
+            typename Inside::Score* corner = out + kSub * sub * (out_stride + 1);
+            if (level < 3) {
+                narrow_scores<Scorer, Inside>(level, sub, corner, out_stride, plane);
+            } else {
+                neighbour_scores<Scorer, Inside>(a, b, sub, corner, out_stride, plane);
+            }
+        }
+    }
+
+private:
+    // One key per lane, 16 steps. Reads: x is a, whose steps are decayed from the beginning on; else x is b, and all of
+    // this runs from the last step to the first.
+    template <bool Reads>
+    KGEN_DEVICE void factor_rows(int group, int sub, int left, const W* w, const T* x_rows,
+                                 const T* y_rows, float* to) const {
+        const int key = group * kWarpSize + lane_id();
+        const bool there = Padded % kWarpSize == 0 || key < Padded;
+        const int column = there ? key : Padded - 1;
+        const int base = kSub * sub;
+        const auto step_of = [](int i) { return Reads ? i : kSub - 1 - i; };
+        w += base * Padded + column;
+        x_rows += base * kRowStride + column;
+        y_rows += base * kRowStride + column;
+
+        // 1. All rows that are read. A load behind a store to shared memory would wait for it, and the warp with it.
+        float x[kSub], decays[kSub], bonus[kSub];
+        const float u = Reads && there ? u_[column] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kSub; ++i) {
+            if constexpr (PerStep) decays[i] = to_float(w[step_of(i) * Padded]);
+            x[i] = to_float(x_rows[step_of(i) * kRowStride]);
+            if constexpr (Reads) bonus[i] = x[i] * u * to_float(y_rows[step_of(i) * kRowStride]);
+        }
+        const bool inner = kSubs > 1 && sub == (Reads ? 1 : 0);  // 16 steps lie between these and the state
+
+        // 2. Decays, the product of those between these steps and the state, and that of all steps of the chunk.
+        DecayProduct<Form, Precise> own, other;
+        const int other_base = inner ? (Reads ? 0 : kSub) : Chunk;  // of the steps in between; Chunk: none
+        if constexpr (PerStep) {
+            if (inner) {
+                const W* others = w + (other_base - base) * Padded;
+#pragma unroll
+                for (int i = 0; i < kSub; ++i) other.times(to_float(others[i * Padded]));
+            }
+#pragma unroll
+            for (int i = 0; i < kSub; ++i) {
+                if constexpr (!Reads) own.times(decays[i]);
+                decays[i] = decay_of<Form, Precise>(decays[i]);
+            }
+        } else {
+            const float of_step = u_[Padded + column], decay = decay_of<Form, Precise>(of_step);
+#pragma unroll
+            for (int i = 0; i < kSub; ++i) decays[i] = decay;
+            if (left == Chunk) {
+#pragma unroll
+                for (int i = 0; i < kSub; ++i) own.times(of_step);
+                if (inner) other = own;
+            } else {  // steps that do not exist keep the state
+#pragma unroll
+                for (int i = 0; i < kSub; ++i) {
+                    if (base + step_of(i) >= left) decays[i] = 1.0f;
+                    if (base + i < left) own.times(of_step);
+                    if (inner && other_base + i < left) other.times(of_step);
+                }
+            }
+        }
+
+        float* all = to + (2 + kLevels) * kTile;
+        if constexpr (Reads) {
+            const float sum = fold_lanes<kSub>(bonus);
+            if (lane_id() % 2 == 0) all[Padded + group * Chunk + base + lane_id() / 2] = sum;
+        } else {
+            own.times(other);
+            if (sub == 0 && there) all[key] = own.value();
+        }
+
+        // 3. Rows with decays: of the state, and of all levels where these steps are of the half that x is of.
+        constexpr float kFarRound = Reads ? kRound : kRoundUpdate;
+        float* carried = to + base * kStride + row_column(column);
+        float* levels = carried + kTile;
+        const float beyond = kSubs > 1 && inner ? other.value() : 1.0f;
+        float product = 1.0f, near[3] = {1.0f, 1.0f, 1.0f}, far[kSub];
+#pragma unroll
+        for (int i = 0; i < kSub; ++i) {
+            const int t = step_of(i);
+            const float decay = decays[i], rounded = x[i] * kRound;
+            const float decayed = rounded * product;
+            far[i] = (kFarRound == kRound ? decayed : x[i] * kFarRound * product) *
+                     (kSubs > 1 ? beyond : 1.0f);
+            if (kSubs > 1 && inner && there) levels[t * kStride] = decayed;
+            if (Reads && there) carried[t * kStride] = far[i];
+            product *= decay;
+#pragma unroll
+            for (int level = 0; level < 3; ++level) {
+                const int half = 8 >> level;
+                if ((i & half) == 0) continue;
+                const bool first = i % half == 0;
+                if (there)
+                    levels[(kNarrow + level) * kTile + place<Reads>(t, half) * kStride] =
+                        first ? rounded : rounded * near[level];
+                near[level] = first ? decay : near[level] * decay;
+            }
+        }
+        if constexpr (!Reads) {
+            float* update =
+                to + (1 + kLevels) * kTile + (base + column % 8) * kStride + column / 8 * 8;
+#pragma unroll
+            for (int i = 0; i < kSub; i += 4) {
+                Vec<float, 4> four;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) four[j] = far[kSub - 1 - update_step(i + j)];
+                float* place_of_four = update + i / 8 * 8 * kStride + i % 8;
+                if (there) *reinterpret_cast<Vec<float, 4>*>(place_of_four) = four;
+            }
+        }
+    }
+
+    // The column of a key in `carried` and the levels: WordOperands reads it as k = q or q + 4 of accumulators.
+    static KGEN_DEVICE int row_column(int key) {
+        return (key & ~7) | (key & 7) >> 1 | (key & 1) << 2;
+    }
+
+    // The step of 16 that comes at place `index` of a key in `update`: KeyMajorOperands has even steps first.
+    static KGEN_DEVICE constexpr int update_step(int index) {
+        return sizeof(T) == 2 ? index % 8 * 2 + index / 8 : index;
+    }
+
+    // Where step t of 16 is stored at the level of `half` steps.
+    template <bool Late>
+    static KGEN_DEVICE constexpr int place(int t, int half) {
+        return (Late ? 8 : 0) + t / (2 * half) * half + t % half;
+    }
+
+    // The step of 16 that is number `index` of the early ones at the level of `half` steps.
+    static KGEN_DEVICE int early_step(int index, int half) {
+        return (index & -half) + index;
+    }
+
+    KGEN_DEVICE const float* level_rows(int level, int step) const {
+        return selected_ + (1 + level) * kTile + step * kStride;
+    }
+
+    // sum_k a u b of a step: the score of the step itself.
+    KGEN_DEVICE float bonus(int step) const {
+        const float* sums = all(Padded);
+        float sum = sums[step];
+#pragma unroll
+        for (int group = 1; group < kGroups; ++group) sum += sums[group * Chunk + step];
+        return sum;
+    }
+
+    // Sums over all keys of products of A and B that load(step, a, b) reads; two chains of products hide their latency.
+    template <class Operands, class Load>
+    static KGEN_DEVICE void multiply_rows(float (&sum)[4], Load load) {
+        constexpr int kSteps = Padded / Operands::kStep, kDeep = 2;
+        float sums[1][2][4] = {};
+#pragma unroll
+        for (int step = 0; step < kSteps; step += kDeep) {
+            typename Operands::A a[1][kDeep];
+            typename Operands::B b[kDeep];
+#pragma unroll
+            for (int k = 0; k < kDeep; ++k)
+                if (step + k < kSteps) load((step + k) * Operands::kStep, a[0][k], b[k]);
+            multiply_group<Operands, 1, 2, kDeep>(
+                sums, 0, a, [&](int n, int k, typename Operands::B& to) {
+                    if (step + k >= kSteps || k != n) return false;
+                    to = b[k];
+                    return true;
+                });
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[i] = sums[0][0][i] + sums[0][1][i];
+    }
+
+    // Of the late 16 steps with eight of the early ones.
+    template <class Scorer, class Inside>
+    KGEN_DEVICE void wide_scores(int column, typename Inside::Score* out, int out_stride,
+                                 int plane) const {
+        const float *late = level_rows(0, kSub), *early = level_rows(0, column);
+        float sum[4];
+        multiply_rows<Scorer>(
+            sum, [&](int key, typename Scorer::A& a, typename Scorer::B& b) {
+                a = Scorer::a_rows(late + key, kStride);
+                b = Scorer::b_rows(early + key, kStride);
+            });
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float two[2] = {sum[2 * half], sum[2 * half + 1]};
+            Inside::store(out + (kSub + lane.g + 8 * half) * out_stride + column + 2 * lane.q, plane,
+                          two);
+        }
+    }
+
+    // The level of 8 >> level steps of 16 steps, whose scores begin at `corner`.
+    template <class Scorer, class Inside>
+    KGEN_DEVICE void narrow_scores(int level, int sub, typename Inside::Score* corner,
+                                   int out_stride, int plane) const {
+        const float* early = level_rows(kNarrow + level, kSub * sub);
+        float sum[4];
+        multiply_rows<Scorer>(
+            sum, [&](int key, typename Scorer::A& a, typename Scorer::B& b) {
+                a = Scorer::a_rows_twice(early + 8 * kStride + key, kStride);
+                b = Scorer::b_rows(early + key, kStride);
+            });
+        const MmaLane lane = mma_lane();
+        const int half = 8 >> level;
+        if ((lane.g ^ 2 * lane.q) >= half) return;  // steps of different blocks
+        const int t = early_step(lane.g, half), s = early_step(2 * lane.q, half);
+        const float two[2] = {sum[0], sum[1]}, none[2] = {};
+        Inside::store(corner + (t + half) * out_stride + s, plane, two);
+        Inside::store(corner + t * out_stride + s + half, plane, none);
+    }
+
+    // The scores of neighbours, which have no decay between them, and of the steps themselves.
+    template <class Scorer, class Inside>
+    KGEN_DEVICE void neighbour_scores(const T* a_rows, const T* b_rows, int sub,
+                                      typename Inside::Score* corner, int out_stride,
+                                      int plane) const {
+        const T *early = b_rows + kSub * sub * kRowStride,
+                *late = a_rows + (kSub * sub + 1) * kRowStride;
+        float sum[4];
+        using Raw = typename CopiedRows<T, Scorer>::Type;
+        multiply_rows<Raw>(sum, [&](int key, typename Raw::A& a, typename Raw::B& b) {
+            a = Raw::a_rows_twice(late + key, 2 * kRowStride);
+            b = Raw::b_rows(early + key, 2 * kRowStride);
+        });
+        const MmaLane lane = mma_lane();
+        if (lane.g / 2 != lane.q) return;
+        const int s = 2 * lane.g;
+        const float first[2] = {bonus(kSub * sub + s), 0.0f};
+        const float second[2] = {lane.g % 2 == 0 ? sum[0] : sum[1], bonus(kSub * sub + s + 1)};
+        Inside::store(corner + s * out_stride + s, plane, first);
+        Inside::store(corner + (s + 1) * out_stride + s, plane, second);
+    }
+
+    const U* row_u_;
+    const W* row_w_;
+    ChunkCopier<W, Chunk, Keys, kCopy, kThreads> copy_;
+    W* ring_;
+    float *u_, *buffers_, *selected_;  // behind u_ is w, if it has one row
+    int partial_slot_, partial_left_;  // the slot of a chunk with fewer steps, and how many it has
+};
+
+}  // namespace kgen

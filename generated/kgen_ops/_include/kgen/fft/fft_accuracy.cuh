@@ -1,0 +1,118 @@
+// Which outputs of a convolution by Fourier transforms are accurate, and the scales of its rows.
+//
+// The error of a transform is relative to the norm of its row, and is about the same at all outputs. An output whose
+// own terms are small may not be accurate enough. With u = 2^-23, spectra A and B of N points, padding included:
+//
+//     error <= kFftErrors * u * (norm(a) * norm(b) / sqrt(N)       of the operands' transforms, spread evenly
+//                                + root mean square of N outputs)  of the product and of the transform back
+//              + kPeakErrors * u * max |A| * max |B| / N            where peaks meet what a peak leaves elsewhere
+//     is accurate:  error <= admitted_error * u * max(|y|, root of the sum of the terms' squares)
+//
+// The sums of the terms' squares are themselves a convolution, of squared rows, and the same transforms find them. For
+// 16-bit outputs |y| alone decides: they admit so much that few outputs are in doubt.
+//
+// Rows are multiplied by powers of two, so that their norms are between 1 and 2: no sum overflows, and the two rows
+// of a complex one have errors of the same size.
+#pragma once
+
+#include "kgen/primitives/math.cuh"
+#include "kgen/primitives/warp.cuh"
+
+namespace kgen {
+
+// The largest errors seen, of rows of 250 to 16384 values that are normal, positive, alternating, decaying or of very
+// different sizes, are 4 to 8 times the sum in brackets. The verifier's bound leaves room for 1.4 times as much.
+constexpr float kFftErrors = 8.0f;
+constexpr float kPeakErrors = 1.5f;
+
+// Returns the error that an output may have, in 2^-23 of the root of the sum of the squares of its terms, of which
+// there are at most `terms`. fp32: below twice what adding the terms one after the other loses, 0.6 sqrt(terms), which
+// kernels are allowed. 16 bits: half an ulp.
+template <class Out>
+KGEN_DEVICE float admitted_error(int terms) {
+    return 4.0f + 0.8f * sqrt(static_cast<float>(terms));
+}
+template <>
+KGEN_DEVICE float admitted_error<fp16>(int) {
+    return 4096.0f;
+}
+template <>
+KGEN_DEVICE float admitted_error<bf16>(int) {
+    return 32768.0f;
+}
+
+// Returns 2^exponent, for an exponent of -126 to 127.
+KGEN_DEVICE float power_of_two(int exponent) {
+    return bit_cast<float>(static_cast<u32>(exponent + 127) << 23);
+}
+
+// Returns value * 2^exponent, for an exponent of -252 to 252, also where 2^exponent is no fp32 number.
+KGEN_DEVICE float times_power_of_two(float value, int exponent) {
+    const int half = exponent / 2;
+    return value * power_of_two(half) * power_of_two(exponent - half);
+}
+
+// The scale of a row: a power of two, or 0 for a row with NaN or Inf, which the transforms take as zeros.
+class RowScale {
+public:
+    // From the largest magnitude. Unless all values are zeros, the largest scaled value is from 1 to 4.
+    static KGEN_DEVICE RowScale of_largest(float largest) {
+        const int exponent = static_cast<int>(bit_cast<u32>(largest) >> 23) - 127;
+        RowScale scale;
+        if (largest < infinity())
+            scale.factor_ = power_of_two(largest > 0.0f ? -max(-126, min(exponent, 126)) : 0);
+        return scale;
+    }
+
+    // Makes the norm about 1, given the sum of the squares of values scaled by the largest. Returns the sum of the
+    // squares in the new scale.
+    KGEN_DEVICE float normalise(float sum) {
+        if (!(sum > 0.0f)) return 0.0f;
+        const int root = (static_cast<int>(bit_cast<u32>(sum) >> 23) - 127) / 2;
+        const int more = min(root, 126 - exponent());
+        factor_ *= power_of_two(-more);
+        return sum * power_of_two(-2 * more);
+    }
+
+    KGEN_DEVICE bool is_finite() const { return factor_ != 0.0f; }
+
+    // A scaled value is `value` * 2^-exponent.
+    KGEN_DEVICE int exponent() const {
+        return is_finite() ? 127 - static_cast<int>(bit_cast<u32>(factor_) >> 23) : 0;
+    }
+
+    // Returns the scaled value, or 0 if it is not `inside` the row.
+    template <class T>
+    KGEN_DEVICE float load(const T* value, bool inside) const {
+        return inside && is_finite() ? to_float(*value) * factor_ : 0.0f;
+    }
+
+private:
+    float factor_ = 0.0f;
+};
+
+// Decides for each output whether it is accurate.
+template <class Out>
+class FftAccuracy {
+public:
+    // `operands`: the product of the sums of squares of the two operands' scaled values. `outputs`: the sum of squares
+    // of all N = `points` outputs. `peaks`: max |A|^2 * max |B|^2.
+    KGEN_DEVICE FftAccuracy(float operands, float outputs, float peaks, float points, int terms) {
+        const float error = kFftErrors * (sqrt(operands / points) + sqrt(outputs / points)) +
+                            kPeakErrors * sqrt(peaks) / points;
+        const float least = error / admitted_error<Out>(terms);
+        least_ = least * least;
+        // Of the convolution of squares: no norm of a row of squares exceeds the sum of them.
+        error_of_squares_ = 0x1p-22f * kFftErrors * operands / sqrt(points);
+    }
+
+    // Of an output in the scale of the operands. `squares`: the sum of its terms' squares, or 0 if it is not known.
+    KGEN_DEVICE bool is_accurate(float y, float squares) const {
+        return y * y >= least_ || squares - error_of_squares_ >= least_;
+    }
+
+private:
+    float least_, error_of_squares_;
+};
+
+}  // namespace kgen

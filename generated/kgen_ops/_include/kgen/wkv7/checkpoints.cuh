@@ -1,0 +1,66 @@
+// Checkpoints of wkv7's backward pass: S before and G behind every chunk of Steps steps, and sums over keys of every
+// step, in workspaces.
+//
+// A chunk is steps c * Steps .. of its sequence; the last one may be shorter. Batch rows have ceil(T / Steps) chunks
+// each. Packed sequences begin anywhere: sequence n has room for one chunk more than begin before it, so that its
+// first one is number first / Steps + n of T / Steps + N.
+#pragma once
+
+#include "kgen/wkv7/decay.cuh"
+
+namespace kgen::wkv7 {
+
+// Number of a sequence's first chunk among those of its head.
+template <int Steps, bool Packed>
+KGEN_DEVICE i64 first_chunk(const Span& span, i64 n, i64 T) {
+    return Packed ? span.first / Steps + n : n * ceil_div(T, i64{Steps});
+}
+
+// Chunks of a head, over all sequences.
+template <int Steps, bool Packed>
+KGEN_DEVICE i64 head_chunks(i64 N, i64 T) {
+    return Packed ? T / Steps + N : N * ceil_div(T, i64{Steps});
+}
+
+// The chunk that has a number.
+struct Chunk {
+    i64 n;       // sequence
+    Span span;   // of the sequence
+    i64 first;   // step in the sequence
+    int steps;   // none where packed sequences leave room
+};
+
+// Chunk number `index` of a head. A search among the offsets: first_chunk grows by at least 1 per sequence.
+template <int Steps, class Offset>
+KGEN_DEVICE Chunk chunk_at(const Offset* cu_seqlens, i64 index, i64 N, i64 T) {
+    constexpr bool kPacked = kPresent<Offset>;
+    Chunk found{};
+    if constexpr (kPacked) {
+        i64 low = 0, high = N - 1;
+        while (low < high) {
+            const i64 middle = (low + high + 1) / 2;
+            const Span span = kgen::wkv::span_of(cu_seqlens, middle, T);
+            if (first_chunk<Steps, kPacked>(span, middle, T) <= index) {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        found.n = low;
+    } else {
+        found.n = index / ceil_div(T, i64{Steps});
+    }
+    found.span = kgen::wkv::span_of(cu_seqlens, found.n, T);
+    found.first = (index - first_chunk<Steps, kPacked>(found.span, found.n, T)) * Steps;
+    const i64 left = found.span.steps - found.first;
+    found.steps = left <= 0 ? 0 : static_cast<int>(min(left, i64{Steps}));
+    return found;
+}
+
+// A workspace [B, T, H, features], as a tensor.
+template <class T>
+KGEN_DEVICE Rows<T> dense_rows(T* first, i64 steps, i64 heads, i64 features) {
+    return {first, steps * heads * features, heads * features, features};
+}
+
+}  // namespace kgen::wkv7

@@ -1,0 +1,62 @@
+// The recurrence of wkv7 and its gradients; the decay d of a step, and dd/dw.
+//
+// Per head, with g_t = scale * gy_t and G_t the gradient of the state behind step t, without that step's y:
+//
+//     sa_t = a_t S_{t-1}                                     G'_t    = G_t + r_t g_t^T
+//     S_t  = diag(d_t) S_{t-1} + b_t sa_t^T + k_t v_t^T      gsa_t   = b_t G'_t
+//     y_t  = scale * r_t S_t                                 G_{t-1} = diag(d_t) G'_t + a_t gsa_t^T
+//
+//     gr_t = S_t g_t     gk_t = G'_t v_t     gv_t = k_t G'_t     ga_t = S_{t-1} gsa_t     gb_t = G'_t sa_t
+//     gw_t = dd_t/dw_t * sum_v S_{t-1} * G'_t
+//
+// Rows of a state are keys, columns value features. Columns of S and of G are independent: they give y, sa, gv
+// and gsa. With sa and gsa known, rows are independent too: they give gr, gk, ga, gb and gw.
+//
+// Layout: r, w, k, a, b [B, T, H, K], v, gy [B, T, H, V] with any strides over B, T and H; states [N, H, K, V].
+// Packed sequences have B = 1 and N + 1 offsets into T.
+#pragma once
+
+#include "kgen/chunked/decay_form.cuh"
+#include "kgen/wkv/tensors.cuh"
+
+namespace kgen::wkv7 {
+
+using kgen::wkv::Rows;
+using kgen::wkv::Span;
+using kgen::wkv::step_pointer;
+
+//              d                                   from, to
+//     log      exp(w)                              0, 1
+//     raw      exp(-exp(w))                        0, 1
+//     clamp    exp(-exp(-0.5) * sigmoid(w))        0.545, 1
+enum class DecayForm { log, raw, clamp };
+
+constexpr float kClamp = 0.60653065971263342f;  // exp(-0.5): the largest -log(d) of clamp
+
+// The form as the recurrences of kgen/chunked/ name it; clamp has none.
+template <DecayForm Form>
+constexpr kgen::DecayForm kSharedForm =
+    Form == DecayForm::raw ? kgen::DecayForm::raw : kgen::DecayForm::log;
+
+// d of a w, within 2 ulp; the exponents of raw and clamp within 2 and 4 ulp.
+template <DecayForm Form>
+KGEN_DEVICE float decay_of(float w) {
+    if constexpr (Form == DecayForm::clamp) {
+        return exp(-kClamp * sigmoid(w));
+    } else {
+        return kgen::decay_of<kSharedForm<Form>>(w);
+    }
+}
+
+// dd/dw of a w whose d is known.
+template <DecayForm Form>
+KGEN_DEVICE float decay_slope(float w, float d) {
+    if constexpr (Form == DecayForm::clamp) {
+        // 1 - sigmoid(w) would cancel where that is near 1.
+        return -kClamp * sigmoid(w) * sigmoid(-w) * d;
+    } else {
+        return kgen::decay_slope<kSharedForm<Form>>(w, d);
+    }
+}
+
+}  // namespace kgen::wkv7
