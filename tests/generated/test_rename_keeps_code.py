@@ -28,7 +28,8 @@ pytestmark = pytest.mark.skipif(nvrtc.find() is None, reason="NVRTC is not insta
 each_operator = pytest.mark.parametrize("operator", open_catalogue().names)
 
 
-@each_operator
+# Later operators were never renamed.
+@pytest.mark.parametrize("operator", sorted({line.split()[0] for line in BEFORE}))
 def test_codes_are_those_of_before(operator: str) -> None:
     now = codes_of_operator(LIBRARY, operator)
     before = [line for line in BEFORE if line.startswith(f"{operator} ")]
