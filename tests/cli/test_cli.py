@@ -191,7 +191,7 @@ def tune_until_two_trials(folder: Path) -> subprocess.Popen[str]:
 def test_sigint_keeps_what_was_found(tmp_path: Path) -> None:
     process = tune_until_two_trials(tmp_path)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "resumes" in errors
     assert "Traceback" not in errors
@@ -201,7 +201,7 @@ def test_sigint_keeps_what_was_found(tmp_path: Path) -> None:
 def test_a_killed_tune_resumes(copied: Path) -> None:
     process = tune_until_two_trials(copied)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     before = (copied / JOURNAL).read_text().splitlines()
     whole = len([line for line in before if line.endswith("}")])
     known = len(records_of(copied, OTHER))

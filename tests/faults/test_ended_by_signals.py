@@ -33,7 +33,7 @@ def test_a_signal_ends_a_tune(tmp_path: Path, number: signal.Signals) -> None:
         time.sleep(0.05)
     assert any(scratch.glob("kgen-host-*")), "no build began"
     tune.send_signal(number)
-    _, said = tune.communicate(timeout=60.0)
+    _, said = tune.communicate(timeout=120.0)
     assert tune.returncode == 128 + number
     assert f"ended by {number.name}; finished trials are in the journal" in said
     assert "Traceback" not in said

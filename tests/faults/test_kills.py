@@ -74,7 +74,7 @@ def test_a_tuner_killed_again_and_again_loses_nothing(tmp_path: Path, device: st
         else:
             process.kill()
             process.wait()
-        gone_by = time.monotonic() + 10.0
+        gone_by = time.monotonic() + 30.0
         while any(map(is_running, offspring)) and time.monotonic() < gone_by:
             time.sleep(0.02)
         assert not [pid for pid in offspring if is_running(pid)], "a process outlived its tuner"
@@ -112,7 +112,7 @@ def test_an_endless_kernel_ends_with_its_tuner(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    gone_by = time.monotonic() + 5.0
+    gone_by = time.monotonic() + 30.0  # a busy machine
     while any(map(is_running, seen)) and time.monotonic() < gone_by:
         time.sleep(0.05)
     assert not [pid for pid in seen if is_running(pid)]

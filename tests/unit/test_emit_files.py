@@ -60,7 +60,7 @@ def test_writers_take_turns(tmp_path: Path) -> None:
                                  cwd=Path(__file__).parents[2])
         time.sleep(0.5)
         assert other.poll() is None
-    out, _ = other.communicate(timeout=20)
+    out, _ = other.communicate(timeout=60)
     assert out == "in\n"
 
 
