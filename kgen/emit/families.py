@@ -44,7 +44,8 @@ def family_states(entry: Entry, tables: Iterable[TableState]) -> tuple[FamilySta
     """Return the families of an operator.
 
     These are the variants that hold a row. Of those without a row, the ones that only reproduce
-    what was published are left out, and the safe one.
+    what was published are left out, and the safe one. A pass without any row has all variants but
+    the safe one: nothing is known of them.
 
     Args:
         entry: The operator.
@@ -54,6 +55,8 @@ def family_states(entry: Entry, tables: Iterable[TableState]) -> tuple[FamilySta
     published = {(step.pass_name, step.config.variant) for step in entry.space.ladder}
     families: list[FamilyState] = []
     for passed in entry.operator.signature.passes:
+        if not any(pass_name == passed.name for pass_name, _ in winners):
+            published -= {key for key in published if key[0] == passed.name}
         for variant in entry.space.of_pass(passed.name):
             key = (passed.name, variant.name)
             if key in winners or (key not in published and variant.safe is None):

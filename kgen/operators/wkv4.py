@@ -85,8 +85,8 @@ y_t = (N_{t-1} + exp(u + k_t) v_t) / (D_{t-1} + exp(u + k_t)), for each channel
 N_t = exp(w) N_{t-1} + exp(k_t) v_t,  D_t = exp(w) D_{t-1} + exp(k_t)
 The log decay is w, with decay_form "raw" -exp(w).
 
-A state (num, den, max) stands for N = num exp(max), D = den exp(max). The final max is the largest
-exponent of a term: max_t = max(max_{t-1} + w, k_t), so nothing overflows.
+A state (num, den, max) stands for N = num exp(max), D = den exp(max). The final max is the
+largest exponent of a term: max_t = max(max_{t-1} + w, k_t), so nothing overflows.
 
 Gradients, with q_t the denominator of y_t, r_t = gy_t / q_t, and the log decay w:
 GN_{t-1} = exp(w) GN_t + r_t,  GD_{t-1} = exp(w) GD_t - r_t y_t
@@ -96,10 +96,10 @@ gu = sum over b and t of exp(u + k_t) r_t (v_t - y_t)
 gw = sum over b and t of exp(w) (N_{t-1} GN_t + D_{t-1} GD_t)
 
 States: GN_T = gnum exp(-max), GD_T = gden exp(-max) of the final state; the first gradient is
-gnum = GN_0 exp(max), gden = GD_0 exp(max), gmax = num gnum + den gden. The final max is a unit of
-num and den and counts as a constant: the gradient by it has no effect. This is exact for every
-loss that depends on a state by N and D alone, as y does. FLA also passes the gradient by max on, to
-the one step that has the maximum; the two agree for these losses."""
+gnum = GN_0 exp(max), gden = GD_0 exp(max), gmax = num gnum + den gden. The final max is a unit
+of num and den and counts as a constant: the gradient by it has no effect. This is exact for
+every loss that depends on a state by N and D alone, as y does. FLA also passes the gradient by
+max on, to the one step that has the maximum; the two agree for these losses."""
 
 
 def make_inputs(

@@ -17,7 +17,7 @@ from torch import Tensor
 from .adaptation import named_values, with_values
 from .allocation import allocated
 from .arguments import BoundArguments, complete_dtypes
-from .comparison import demand_agreement, made_up_like
+from .comparison import SIZES, demand_agreement, made_up_like
 from .errors import CheckError
 from .families import Instance, family_call, instantiated
 from .gpus import Table
@@ -221,19 +221,21 @@ class Preparer:
         safe = next((row for row in self._tables.safe_rows() if row.dtypes == dtypes), None)
         if safe is None:
             return
-        found = list(outputs)
+        problem = problem_text(self._signature, tuple(bound.dims.values()), dtypes)
+        what = f"{problem}: the first result of {choice.config}"
         try:
-            if mode != "first":
-                tensors = made_up_like(tensors)
-                found = allocated(self._signature, bound, device)
-                _launch(ready, tensors, found, scalars)
-            wanted = allocated(self._signature, bound, device)
-            if not self._ran(safe, bound, tensors, wanted, scalars):
-                return
-            problem = problem_text(self._signature, tuple(bound.dims.values()), dtypes)
-            if demand_agreement(found, wanted, dtypes,
-                                f"{problem}: the first result of {choice.config}"):
-                self._checked.add(key)
+            for size in SIZES if mode != "first" else (None,):
+                found = list(outputs)
+                if size is not None:
+                    tensors = made_up_like(tensors, size)
+                    found = allocated(self._signature, bound, device)
+                    _launch(ready, tensors, found, scalars)
+                wanted = allocated(self._signature, bound, device)
+                if not self._ran(safe, bound, tensors, wanted, scalars):
+                    return
+                if demand_agreement(found, wanted, dtypes, what):
+                    self._checked.add(key)
+                    return
         except torch.OutOfMemoryError:
             return  # there is room for the call alone: a smaller one is compared
 

@@ -86,7 +86,8 @@ def wkv7(
     sa_t = a_t S_{t-1}
     S_t = diag(d_t) S_{t-1} + b_t sa_t^T + k_t v_t^T;  S_0 as given, else 0
     y_t = scale * r_t S_t
-    d_t = exp(w_t), with decay_form "raw" exp(-exp(w_t)), with "clamp" exp(-exp(-0.5) * sigmoid(w_t))
+    d_t = exp(w_t), with decay_form "raw" exp(-exp(w_t)), with "clamp"
+    exp(-exp(-0.5) * sigmoid(w_t))
 
     A model passes a = -kk and b = kk * gate, kk a unit vector and gate from 0 to 1: then the state
     stays bounded. For other a and b it may grow exponentially.
@@ -335,7 +336,8 @@ def wkv7_backward(
     sa_t = a_t S_{t-1}
     S_t = diag(d_t) S_{t-1} + b_t sa_t^T + k_t v_t^T;  S_0 as given, else 0
     y_t = scale * r_t S_t
-    d_t = exp(w_t), with decay_form "raw" exp(-exp(w_t)), with "clamp" exp(-exp(-0.5) * sigmoid(w_t))
+    d_t = exp(w_t), with decay_form "raw" exp(-exp(w_t)), with "clamp"
+    exp(-exp(-0.5) * sigmoid(w_t))
 
     A model passes a = -kk and b = kk * gate, kk a unit vector and gate from 0 to 1: then the state
     stays bounded. For other a and b it may grow exponentially.
