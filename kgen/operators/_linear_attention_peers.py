@@ -6,6 +6,8 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from kgen.operators._peer_calls import applied, differentiated
+
 if TYPE_CHECKING:
     import torch
 
@@ -41,8 +43,7 @@ def peers(pass_name: str) -> dict[str, Peer]:
         }
     if on_gpu and importlib.util.find_spec("fast_transformers"):
         functions["fast_transformers"] = _fast_transformers
-    wrap = _differentiated if pass_name == "backward" else _applied
-    made = {name: wrap(function) for name, function in functions.items()}
+    made = {name: _peer(function, pass_name) for name, function in functions.items()}
     return {n: _by_steps(peer) if n.startswith("fla_") else peer for n, peer in made.items()}
 
 
@@ -161,6 +162,15 @@ def _fast_transformers(
     return (causal_dot_product(q if scale == 1.0 else q * scale, k, v),)
 
 
+def _peer(function: Callable[..., object], pass_name: str) -> Peer:
+    if pass_name == "forward":
+        return applied(function, lambda inputs, scalars: _arguments(
+            inputs, scalars, bool(scalars.get("return_norm"))))
+    return differentiated(
+        function, lambda inputs, scalars: _arguments(inputs, scalars, "norm" in inputs),
+        _FORWARD, ("gout", "gfinal_state"))
+
+
 def _arguments(
     inputs: Tensors, scalars: Mapping[str, float], normalised: bool
 ) -> tuple[object, ...]:
@@ -170,42 +180,3 @@ def _arguments(
         scalars.get("eps", 0.0),
         normalised,
     )
-
-
-def _applied(function: Callable[..., object]) -> Peer:
-    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
-        return function(*_arguments(inputs, scalars, bool(scalars.get("return_norm"))))
-
-    return peer
-
-
-def _differentiated(function: Callable[..., object]) -> Peer:
-    """A peer that computes the gradients of a function of q, k, v and the initial state."""
-    import torch
-
-    # A compiled backward pass may otherwise reuse the saved tensors' memory, and run only once.
-    torch._functorch.config.donated_buffer = False
-    graphs: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-
-    def graph_of(
-        inputs: Tensors, scalars: Mapping[str, float]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        key = inputs["q"].data_ptr()
-        if key not in graphs:
-            leaves = {n: inputs[n].detach().requires_grad_() for n in _FORWARD if n in inputs}
-            with torch.enable_grad():
-                made = function(*_arguments(leaves, scalars, "norm" in inputs))
-            assert isinstance(made, tuple)
-            graphs[key] = (list(made), list(leaves.values()))
-        return graphs[key]
-
-    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
-        outputs, wanted = graph_of(inputs, scalars)
-        given = [inputs["gout"]]
-        if "gfinal_state" in inputs:
-            given.append(inputs["gfinal_state"])
-        return torch.autograd.grad(
-            outputs[: len(given)], wanted, given, retain_graph=True, allow_unused=True
-        )
-
-    return peer

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from kgen.operators._peer_calls import applied, differentiated
 from kgen.operators._wkv4_definition import EMPTY
 
 if TYPE_CHECKING:
@@ -37,8 +38,12 @@ def peers(pass_name: str) -> dict[str, Peer]:
     }
     if torch.cuda.is_available() and importlib.util.find_spec("fla"):
         functions["fla_fused_recurrent"] = _fla
-    wrap = _differentiated if pass_name == "backward" else _applied
-    return {name: wrap(function) for name, function in functions.items()}
+    if pass_name == "forward":
+        return {name: applied(function, _arguments) for name, function in functions.items()}
+    return {
+        name: differentiated(function, _arguments, _FORWARD, ("gy", "gfinal_state"))
+        for name, function in functions.items()
+    }
 
 
 def _by_blocks(block: Block) -> Function:
@@ -126,33 +131,3 @@ def _arguments(
     if scalars.get("decay_form=raw"):
         given["w"] = -inputs["w"].exp()
     return tuple(given.values())
-
-
-def _applied(function: Function) -> Peer:
-    return lambda inputs, scalars: function(*_arguments(inputs, scalars))
-
-
-def _differentiated(function: Function) -> Peer:
-    """A peer that computes the gradients of a function of the forward pass's inputs."""
-    import torch
-
-    # A compiled backward pass may otherwise reuse the saved tensors' memory, and run only once.
-    torch._functorch.config.donated_buffer = False
-    graphs: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-
-    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
-        key = inputs["k"].data_ptr()
-        if key not in graphs:
-            leaves = {n: inputs[n].detach().requires_grad_() for n in _FORWARD if n in inputs}
-            with torch.enable_grad():
-                made = function(*_arguments(leaves, scalars))
-            graphs[key] = (list(made), list(leaves.values()))
-        outputs, wanted = graphs[key]
-        given = [inputs["gy"]]
-        if "gfinal_state" in inputs:
-            given.append(inputs["gfinal_state"])
-        return torch.autograd.grad(
-            outputs[: len(given)], wanted, given, retain_graph=True, allow_unused=True
-        )
-
-    return peer

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kgen.operators._peer_calls import applied, differentiated
+
 if TYPE_CHECKING:
     import torch
 
@@ -46,8 +48,12 @@ def peers(pass_name: str) -> dict[str, Peer]:
         }
     if pass_name == "forward":  # autograd would keep the states of all steps
         functions["loop"] = partial(_plain, few=sys.maxsize)
-    wrap = _differentiated if pass_name == "backward" else _applied
-    return {name: wrap(function) for name, function in functions.items()}
+    if pass_name == "forward":
+        return {name: applied(function, _arguments) for name, function in functions.items()}
+    return {
+        name: differentiated(function, _arguments, _FORWARD, ("gy", "gfinal_state"))
+        for name, function in functions.items()
+    }
 
 
 def _plain(
@@ -190,41 +196,3 @@ def _arguments(inputs: Tensors, scalars: Mapping[str, float]) -> tuple[object, .
     elif scalars.get("decay_form=decay"):
         given["w"] = inputs["w"].log()
     return (*given.values(), scalars["scale"], inputs.get("cu_seqlens"))
-
-
-def _applied(function: Function) -> Peer:
-    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
-        return function(*_arguments(inputs, scalars))
-
-    return peer
-
-
-def _differentiated(function: Function) -> Peer:
-    """A peer that computes the gradients of a function of the forward pass's inputs."""
-    import torch
-
-    # A compiled backward pass may otherwise reuse the saved tensors' memory, and run only once.
-    torch._functorch.config.donated_buffer = False
-    graphs: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-
-    def graph_of(
-        inputs: Tensors, scalars: Mapping[str, float]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        key = inputs["r"].data_ptr()
-        if key not in graphs:
-            leaves = {n: inputs[n].detach().requires_grad_() for n in _FORWARD if n in inputs}
-            with torch.enable_grad():
-                made = function(*_arguments(leaves, scalars))
-            graphs[key] = ([x for x in made if x is not None], list(leaves.values()))
-        return graphs[key]
-
-    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
-        outputs, wanted = graph_of(inputs, scalars)
-        given = [inputs["gy"]]
-        if "gfinal_state" in inputs:
-            given.append(inputs["gfinal_state"])
-        return torch.autograd.grad(
-            outputs[: len(given)], wanted, given, retain_graph=True, allow_unused=True
-        )
-
-    return peer
