@@ -31,6 +31,10 @@ CASES = [
      "y final_state"),
     ("wkv6", "backward", "B=2,H=2,T=40,K=16,V=16,dtype=fp32,initial_state_dtype=fp32",
      "gr gk gv gw gu ginitial_state"),
+    ("wkv6", "backward", "B=1,N=3,H=2,T=60,K=16,V=16,dtype=fp32,cu_seqlens_dtype=int64,"
+     "initial_state_dtype=fp32", "gr gk gv gw gu ginitial_state"),
+    ("wkv7", "backward", "B=1,N=3,H=2,T=60,K=16,V=16,dtype=fp32,cu_seqlens_dtype=int64,"
+     "initial_state_dtype=fp32", "gr gw gk gv ga gb ginitial_state"),
     ("wkv4", "forward", "B=2,T=40,C=16,dtype=fp32,initial_state_dtype=fp32,final_state_dtype=fp32",
      "y final_state"),
     ("wkv4", "backward", "B=2,T=40,C=16,dtype=fp32", "gk gv gw gu"),
