@@ -16,6 +16,7 @@
 #pragma once
 
 #include "kgen/primitives/math.cuh"
+#include "kgen/primitives/types.cuh"
 #include "kgen/primitives/warp.cuh"
 
 namespace kgen {
