@@ -112,7 +112,6 @@ class LoadedLibrary:
             raise ProblemError(str(error)) from None
         return Served(found.step, _parsed(found.config))
 
-
     def rendered(
         self, operator: str, pass_name: str, problem: Problem, config: Config
     ) -> tuple[str, str]:
