@@ -101,7 +101,8 @@ FAMILIES = (
         "B=1,H=2,T=170,E=32,M=32,dtype=bf16,initial_state_dtype=fp32,final_state_dtype=fp32",
         (
             Mistake("wait", r"cp_async_wait<Stages - 3>\(\);", ";", unseen=True),
-            Mistake("barrier", r"(cp_async_wait<Stages - 3>\(\);\s*)sync_block\(\);", r"\1"),
+            Mistake("barrier", r"(cp_async_wait<Stages - 3>\(\);[^;]*finish_norm_key[^;]*;\s*)"
+                               r"sync_block\(\);", r"\1"),
             *_CHUNK_LOOP,
             Mistake("slot", r"(T\* tile = \w+ \+ )chunk( % Stages \* \w+;\s*carry\()",
                     r"\1(chunk + 1)\2"),
