@@ -204,7 +204,7 @@ OPERATOR = Operator(
         "cuda backward": _TRAINED,
         "host": (
             "B=2,T=33,C=24,dtype=fp32",
-            f"B=1,T=20,C=9,dtype=bf16,{_STATES}",
+            f"B=1,T=20,C=17,dtype=bf16,{_STATES}",
         ),
     },
     peers=peers,

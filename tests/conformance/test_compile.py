@@ -21,7 +21,14 @@ GPUS = ("a100", "h200", "rtx_5090")
 CONFIGS = 3
 # Kernels that may spill as much as a tune admits: what is spilled lies in the path of the last
 # steps, which one chunk of a sequence takes. Without it all others take longer (decision 0015).
-MAY_SPILL = {("chunk_loop", "wkv_backward_chunks")}
+# The transforms of `fft` hold all points of a block in registers; more threads would hold fewer
+# each, and exchange them more often (decision 0030).
+MAY_SPILL = {
+    ("chunk_loop", "wkv_backward_chunks"),
+    ("fft", "timex_forward"),
+    ("fft", "timex_backward_k"),
+    ("fft", "timex_backward_w"),
+}
 
 each_operator = pytest.mark.parametrize("operator", open_catalogue().names)
 each_gpu = pytest.mark.parametrize("gpu_name", GPUS)
