@@ -29,7 +29,8 @@ class CoveredProblem:
         peer: The fastest peer.
         peer_us: Its median time in the same run.
         ratio: Its time over the kernel's, median over rounds; above 1 the library is faster.
-        first_ms: Host time of the first call of the problem, with an empty cache of kernels.
+        first_ms: Host time of the first call of the problem; kernels that the cache holds are not
+            compiled.
         best: The best config of a search of this very problem; empty if it was not searched.
         best_us: Its median time, beside the kernel's.
         loss: Time of the kernel over that of the best config, minus 1; 0 if they are the same.
@@ -98,7 +99,7 @@ class CoverageReport:
         found = [p.ratio for p in self.problems if p.pass_name == pass_name and p.ratio is not None]
         if not found:
             return None
-        return Spread(len(found), statistics.geometric_mean(found), _quantile(found, 0.1),
+        return Spread(len(found), statistics.geometric_mean(found), _tenths(found)[0],
                       min(found))
 
     def losses(self, pass_name: str) -> Spread | None:
@@ -106,16 +107,13 @@ class CoverageReport:
         found = [p.loss for p in self.problems if p.pass_name == pass_name and p.loss is not None]
         if not found:
             return None
-        return Spread(len(found), statistics.fmean(found), _quantile(found, 0.9), max(found))
+        return Spread(len(found), statistics.fmean(found), _tenths(found)[-1], max(found))
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
-    """The value below which this share of the values lies, interpolated."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+def _tenths(values: Sequence[float]) -> list[float]:
+    """The nine values that cut the values into tenths, interpolated."""
+    return statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else [
+        values[0]] * 9
 
 
 def write_coverage(path: str | Path, report: CoverageReport) -> None:

@@ -37,7 +37,8 @@ def test_problems_are_verified_and_timed_beside_peers(tuned: Path, tmp_path: Pat
         assert row["floor_us"] < row["kernel_us"]
         assert row["call_us"] > 0
         assert row["peer"] == "eager"
-        assert row["ratio"] > 0
+        # Medians of rounds, and of their ratios, on a busy machine.
+        assert row["ratio"] == pytest.approx(row["peer_us"] / row["kernel_us"], rel=0.6)
         assert row["first_ms"] > 0
     searched = [row for row in (exact, family) if row["best"]]
     assert len(searched) == 1

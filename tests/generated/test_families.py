@@ -118,6 +118,21 @@ print(kgen_ops.misses(), kgen_ops.explain("rmsnorm", M=3, N=56, dtype="fp32").st
     assert printed == "() family\n"
 
 
+def test_results_that_overflow_are_compared_at_a_smaller_size(library: Path, cache: Path) -> None:
+    printed = run(library, cache, """
+from kgen_ops._runtime import preparing
+
+sizes = []
+made_up, demand = preparing.made_up_like, preparing.demand_agreement
+preparing.made_up_like = lambda given, size: sizes.append(size) or made_up(given, size)
+preparing.demand_agreement = lambda *given: len(sizes) > 1 and demand(*given)
+rmsnorm(3, 40)
+rmsnorm(4, 40)
+print(sizes)
+""")
+    assert printed == "[1.0, 0.015625]\n"
+
+
 def test_a_kernel_is_compared_once(library: Path, cache: Path) -> None:
     printed = run(library, cache, """
 from kgen_ops._runtime import preparing

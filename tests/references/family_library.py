@@ -8,6 +8,7 @@ from pathlib import Path
 from kgen.build.render import Renderer
 from kgen.catalogue import Entry, open_catalogue, profile_named
 from kgen.emit import SafeKernel, Winner, emit
+from kgen.emit.untuned import untuned_safe_kernels
 from kgen.model.config import Config
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate, Record, Timing
@@ -54,18 +55,9 @@ def _winner(entry: Entry, include_dir: Path) -> Winner:
 
 
 def _safe(entry: Entry, include_dir: Path) -> list[SafeKernel]:
-    variant, renderer = entry.space.safe_variant("forward"), Renderer(include_dir)
-    assert variant.safe is not None
-    signature = entry.operator.signature
-    kernels = []
-    for dtypes in signature.dtype_combinations():
-        if dtypes["dtype"] == "fp16" or dtypes.get("cu_seqlens_dtype", "none") != "none":
-            continue
-        text = ",".join([*(f"{d.name}=64" for d in signature.dims),
-                         *(f"{field}={name}" for field, name in dtypes.items())])
-        problem = parse_problem(text, signature)
-        rendered = renderer.render(
-            entry.operator.name, entry.templates, variant, variant.safe, problem)
-        kernels.append(SafeKernel(entry.operator, "forward", dtypes, variant, variant.safe,
-                                  rendered))
-    return kernels
+    """Those of the forward pass without fp16 and packed sequences, which these tests do not use."""
+    return [
+        kernel for kernel in untuned_safe_kernels(entry, include_dir)
+        if kernel.pass_name == "forward" and kernel.dtypes["dtype"] != "fp16"
+        and kernel.dtypes.get("cu_seqlens_dtype", "none") == "none"
+    ]
