@@ -66,9 +66,9 @@ class Compilations:
             print(f"  does not compile: {what}\n{error.log}")
             log = ""
         self._seconds[stem] = time.perf_counter() - began
-        if any(int(count) for count in _SPILL.findall(log)):
+        if spilled := max(map(int, _SPILL.findall(log)), default=0):
             self._spilled += 1
-            print(f"  spills: {what}", flush=True)
+            print(f"  spills {spilled} bytes: {what}", flush=True)
 
     def __str__(self) -> str:
         seconds = sorted(self._seconds.values())
