@@ -1,12 +1,14 @@
 """Replay searches over recorded, exhaustively measured spaces; no GPU needed.
 
-    python benchmarks/search_replay.py --spaces DIR [--methods random,tpe,kgen] [--seeds 20]
+    python benchmarks/search_replay.py --spaces DIR [--methods random,tpe,kgen,kt] [--seeds 20]
 
 DIR holds Kernel Tuner caches (`*.json.gz`). For every space, method and batch size it reports the
 mean over seeds of (best time so far) / (optimum) after given numbers of distinct evaluations, and
 the mean time in milliseconds to propose one config. Configs that failed in the record count as
 evaluations. `tpe` is Optuna's TPESampler on categorical parameters; infeasible and repeated
-proposals are rejected at no charge.
+proposals are rejected at no charge. `kt` stands for six strategies of Kernel Tuner, `kt:NAME` for
+one; they need `pip install 'kgen[benchmark]'`, and propose one config at a time. After each mean
+follows its standard error over the seeds.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 # Replays run one per process; a threaded BLAS below them would only make the processes fight.
@@ -34,6 +36,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import kernel_tuner_replay
 from kgen.model.config import Config, Value
 from kgen.search.encoding import Encoding
 from kgen.search.proposer import Proposer
@@ -46,6 +49,7 @@ TPE_DRAWS = 50  # rejected draws after which a random feasible config is taken
 class Space:
     """A recorded space: every feasible config with its time (any unit), NaN where it failed."""
 
+    path: str
     encoding: Encoding
     times: Times
 
@@ -69,7 +73,7 @@ def load_space(path: str) -> Space:
         ok = isinstance(measured, (int, float)) and math.isfinite(measured)
         time_of[Config("recorded", tuple(values.items()))] = measured if ok else math.nan
     encoding = Encoding(time_of)
-    return Space(encoding, np.array([time_of[config] for config in encoding.configs]))
+    return Space(path, encoding, np.array([time_of[config] for config in encoding.configs]))
 
 
 def replay_random(space: Space, seed: int, evaluations: int, batch: int) -> Times:
@@ -151,11 +155,40 @@ def replay_tpe(space: Space, seed: int, evaluations: int, batch: int) -> Times:
     return space.times[list(order)]
 
 
+def replay_kernel_tuner(
+    strategy: str, space: Space, seed: int, evaluations: int, batch: int
+) -> Times:
+    """Try what a strategy of Kernel Tuner says; it knows no batches."""
+    return kernel_tuner_replay.replay(space.path, strategy, seed, evaluations)
+
+
 METHODS: dict[str, Callable[[Space, int, int, int], Times]] = {
     "random": replay_random,
     "tpe": replay_tpe,
     "kgen": replay_kgen,
 }
+KERNEL_TUNER = "kt"
+
+
+def methods_of(text: str) -> Iterator[str]:
+    """Yield the methods of a comma-separated list; `kt` is replaced by its strategies."""
+    for name in text.split(","):
+        kind, _, strategy = name.partition(":")
+        if kind == KERNEL_TUNER:
+            if missing := kernel_tuner_replay.missing(strategy):
+                raise SystemExit(f"--methods {name}: {missing}")
+            chosen = [strategy] if strategy else kernel_tuner_replay.STRATEGIES
+            yield from (f"{KERNEL_TUNER}:{each}" for each in chosen)
+        elif name in METHODS:
+            yield name
+        else:
+            known = ", ".join([*METHODS, KERNEL_TUNER, f"{KERNEL_TUNER}:STRATEGY"])
+            raise SystemExit(f"--methods: unknown method {name!r}; known: {known}")
+
+
+def is_sequential(method: str) -> bool:
+    """Whether batches mean nothing to a method."""
+    return method == "random" or method.startswith(KERNEL_TUNER)
 
 
 @dataclass(frozen=True)
@@ -173,7 +206,10 @@ def run(job: Job) -> tuple[Job, Times, float]:
     """Replay one job; return best-so-far over optimum per evaluation, and ms per proposal."""
     space = load_space(job.space)
     began = time.perf_counter()
-    times = METHODS[job.method](space, job.seed, job.evaluations, job.batch)
+    replay = METHODS.get(job.method) or partial(
+        replay_kernel_tuner, job.method.removeprefix(f"{KERNEL_TUNER}:")
+    )
+    times = replay(space, job.seed, job.evaluations, job.batch)
     took_ms = (time.perf_counter() - began) * 1e3 / max(1, len(times))
     best = np.minimum.accumulate(np.where(np.isnan(times), np.inf, times))
     return job, best / space.optimum, took_ms
@@ -185,12 +221,9 @@ def jobs_of(options: argparse.Namespace) -> Iterator[Job]:
     if not paths:
         raise SystemExit(f"{options.spaces}: no *.json or *.json.gz file in it")
     for path in paths:
-        for method in options.methods.split(","):
-            if method not in METHODS:
-                raise SystemExit(f"unknown method {method!r}; known: {', '.join(METHODS)}")
-            for batch in (int(b) for b in options.batch.split(",")):
-                if method == "random" and batch != 1:
-                    continue  # the same thing
+        for method in methods_of(options.methods):
+            batches = [1] if is_sequential(method) else map(int, options.batch.split(","))
+            for batch in batches:
                 for seed in range(options.seeds):
                     yield Job(str(path), method, batch, seed, max(options.at))
 
@@ -199,10 +232,10 @@ def report(done: list[tuple[Job, Times, float]], at: list[int]) -> Iterator[str]
     """Yield the lines of the YAML report."""
     rows: dict[str, dict[str, list[tuple[Times, float]]]] = {}
     for job, ratios, took_ms in done:
-        name = job.method if job.method == "random" else f"{job.method}_batch{job.batch}"
+        name = job.method if is_sequential(job.method) else f"{job.method}_batch{job.batch}"
         space = Path(job.space).name.split(".json")[0]
         rows.setdefault(space, {}).setdefault(name, []).append((ratios, took_ms))
-    yield f"# mean over seeds of best found / optimum after {at} distinct evaluations"
+    yield f"# best found / optimum after {at} distinct evaluations: mean over seeds, its error"
     yield f"evaluations: [{', '.join(map(str, at))}]"
     yield "spaces:"
     logs: dict[str, list[list[float]]] = {}
@@ -213,7 +246,11 @@ def report(done: list[tuple[Job, Times, float]], at: list[int]) -> Iterator[str]
             logs.setdefault(name, []).append([math.log(m) for m in means])
             cost = sum(took_ms for _, took_ms in runs) / len(runs)
             listed = ", ".join(f"{m:.3f}" for m in means)
-            yield f"    {name}: {{ratio: [{listed}], seeds: {len(runs)}, ms_each: {cost:.2f}}}"
+            errors = ", ".join(f"{_error_at(runs, k):.3f}" for k in at)
+            yield (
+                f"    {name}: {{ratio: [{listed}], error: [{errors}], "
+                f"seeds: {len(runs)}, ms_each: {cost:.2f}}}"
+            )
     yield "geometric_mean:"
     for name, table in logs.items():
         listed = ", ".join(f"{m:.3f}" for m in np.exp(np.mean(table, axis=0)))
@@ -221,14 +258,26 @@ def report(done: list[tuple[Job, Times, float]], at: list[int]) -> Iterator[str]
 
 
 def _mean_at(runs: list[tuple[Times, float]], k: int) -> float:
-    return float(np.mean([ratios[min(k, len(ratios)) - 1] for ratios, _ in runs]))
+    return float(np.mean(_ratios_at(runs, k)))
+
+
+def _error_at(runs: list[tuple[Times, float]], k: int) -> float:
+    """The standard error of the mean."""
+    ratios = _ratios_at(runs, k)
+    return float(np.std(ratios, ddof=1) / math.sqrt(len(ratios))) if len(ratios) > 1 else math.nan
+
+
+def _ratios_at(runs: list[tuple[Times, float]], k: int) -> list[float]:
+    return [float(ratios[min(k, len(ratios)) - 1]) for ratios, _ in runs]
 
 
 def main() -> None:
     """Parse the options, replay, print the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--spaces", required=True, help="folder of Kernel Tuner caches")
-    parser.add_argument("--methods", default="random,tpe,kgen")
+    parser.add_argument(
+        "--methods", default="random,tpe,kgen", help="random, tpe, kgen, kt, kt:NAME"
+    )
     parser.add_argument("--batch", default="1,16", help="batch sizes, comma separated")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--at", type=int, nargs="+", default=[50, 100, 200])

@@ -36,9 +36,13 @@ class Root:
 
 def builtin_root() -> Root:
     """kgen's own operators: next to the package in a checkout, inside it in a wheel."""
-    packed = _PACKAGE / "_data"
-    base = packed if packed.is_dir() else _PACKAGE.parent
+    base = _data()
     return Root(_PACKAGE / "operators", base / "templates", base / "search_spaces", True)
+
+
+def licence_file() -> Path:
+    """kgen's licence, which a library needs as well: it has copies of kgen's runtime."""
+    return _data() / "LICENSE"
 
 
 def include_dir() -> Path:
@@ -70,3 +74,8 @@ def user_roots(paths: Sequence[str | Path] = ()) -> list[Root]:
             )
         roots.append(Root(base / "operators", base / "templates", base / "search_spaces", False))
     return roots
+
+
+def _data() -> Path:
+    packed = _PACKAGE / "_data"
+    return packed if packed.is_dir() else _PACKAGE.parent

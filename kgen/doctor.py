@@ -22,7 +22,7 @@ from kgen.errors import KgenError
 from kgen.launch import detect_gpus
 from kgen.runtime.cache import Cache, CacheError
 
-PACKAGES = ("torch", "optuna", "jinja2", "pyyaml", "ninja")
+PACKAGES = ("torch", "optuna", "jinja2", "pyyaml", "ninja", "rich")
 # Purpose of each compiler; a tune needs one for its kind of device.
 COMPILER_KINDS = {
     "nvrtc": "CUDA GPUs (default)",

@@ -98,6 +98,10 @@ class TuneError(KgenError):
     """A tune request ended with no verified config."""
 
 
+class PredictError(KgenError):
+    """A prediction has nothing to learn from, or ended with no verified config."""
+
+
 class BenchError(KgenError):
     """A kernel that was to be timed is wrong, so nothing was timed."""
 

@@ -13,6 +13,7 @@ from kgen.bench.results import (
     Profile,
 )
 from kgen.model.record import OutputAccuracy, Timing
+from kgen.report.by_inputs import by_inputs
 
 _NAME_COLUMNS = 40
 
@@ -34,6 +35,8 @@ def print_comparison(contest: PeerComparison) -> str:
     lines += _aligned(rows, flush_left=1)
     lines += [f"  {name} did not run: {why}" for name, why in contest.failed.items()]
     lines += [f"  {_error(a, contest.peers)}" for a in kernel.accuracy]
+    timings = [("kgen", kernel.timing), *((p.name, p.timing) for p in contest.peers)]
+    lines += [f"  {name} on {times}" for name, timing in timings if (times := by_inputs(timing))]
     lines += [f"  {kernel.timing.protocol}", *_throttled(contest.clocks)]
     return "\n".join(lines) + "\n"
 
@@ -53,6 +56,11 @@ def print_ladder(climb: LadderResult) -> str:
     lines += _aligned(rows, flush_left=2)
     lines += [f"  {rung.step}: {text}" for rung in climb.rungs if (text := _remark(rung))]
     timed = [rung.timing for rung in climb.rungs if rung.timing is not None]
+    lines += [
+        f"  {rung.step} on {times}"
+        for rung in climb.rungs
+        if rung.timing is not None and (times := by_inputs(rung.timing))
+    ]
     lines += [f"  {timing.protocol}" for timing in timed[:1]]
     lines += _throttled(climb.clocks)
     return "\n".join(lines) + "\n"

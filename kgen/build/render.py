@@ -74,7 +74,18 @@ class Renderer:
             f"// config: {config.label}\n"
             f"// problem: {', '.join(part for part in (constants, dtypes) if part)}\n"
         )
-        source = head + body
+        return self.of_text(name, head + body, path)
+
+    def of_text(self, name: str, source: str, path: Path) -> Rendered:
+        """Identify a source that was rendered before, by its text and its headers.
+
+        Args:
+            name: For messages.
+            source: The text, without a first line that names its digest.
+            path: Where it is from, for messages.
+        Raises:
+            TemplateError: If it includes what is not in the device library.
+        """
         included = self._included(source, path)
         digest = digest_of_text(source, *included)
         return Rendered(

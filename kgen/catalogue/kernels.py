@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kgen.errors import ExprError, SpaceError, TemplateError
@@ -24,6 +24,7 @@ _MOST_FORMS = 64  # of one parameter list, by the `//% if` in it
 
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\b')
 _NAME = re.compile(r"\s*(\w+)\s*(?=\()")
+_CTA_GROUPS = re.compile(r"\bKGEN_EXPORT_CTA_GROUPS\(\s*(\w+)")
 _STATEMENT = re.compile(r"^[ \t]*//%[ \t]*(\w+)[ \t]*(.*?)[ \t]*$")
 _COMMENTS = re.compile(r"/\*.*?\*/|//(?!%)[^\n]*", re.DOTALL)
 
@@ -38,11 +39,16 @@ class KernelParam:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel's parameters in order, and the place where it is declared (`file:line`)."""
+    """A kernel's parameters in order, and the place where it is declared (`file:line`).
+
+    `has_grid_barriers`: its template exports it with KGEN_EXPORT_CTA_GROUPS, as CTAs of it wait for
+    each other.
+    """
 
     name: str
     params: tuple[KernelParam, ...]
     where: str
+    has_grid_barriers: bool = False
 
 
 def kernels_of(
@@ -67,13 +73,15 @@ def kernels_of(
     text = _COMMENTS.sub(lambda found: "\n" * found[0].count("\n"), text)
     lines = _with_settings(text.split("\n"), {k: spell(v) for k, v in settings.items()})
     text = "\n".join(lines)
+    waiting = set(_CTA_GROUPS.findall(text))
     kernels: dict[str, Kernel] = {}
     for found in _KERNEL.finditer(text):
         where = f"{name}:{text.count(chr(10), 0, found.start()) + 1}"
         kernel = _kernel(text, found.end(), where)
         if kernels.get(kernel.name, kernel).params != kernel.params:
             raise SpaceError(f"{where}: kernel '{kernel.name}' is declared twice, differently")
-        kernels.setdefault(kernel.name, kernel)
+        kernels.setdefault(
+            kernel.name, replace(kernel, has_grid_barriers=kernel.name in waiting))
     return kernels
 
 

@@ -251,6 +251,7 @@ class PassReader:
             smem=scope.expr(entries["smem"]) if "smem" in entries else parse_expr(0),
             args=self._args(launch, scope, workspaces, params, declared),
             pdl=_of_params(entries.get("pdl"), params, scope, kernel),
+            coresident=declared is not None and declared.has_grid_barriers,
         )
 
     def _args(

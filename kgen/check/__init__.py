@@ -3,7 +3,8 @@
 from kgen.check.cases import HOST_SIZES, PROOF_SIZES, Case, Sizes
 from kgen.check.check import LAUNCHES, Bind, Level, Workspaces, no_workspaces, verify
 from kgen.check.errors import fault_of, other_values
-from kgen.check.fixture import Admits, Fixture, InputSet, guard_numbers
+from kgen.check.fixture import Admits, Fixture, guard_numbers
+from kgen.check.input_set import InputSet
 from kgen.check.verdict import Verdict
 
 __all__ = [

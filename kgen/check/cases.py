@@ -53,6 +53,8 @@ class Case:
             input begins one element behind an aligned address, as a view may.
         seed: Of the generator.
         fresh: Whether the seed is a trial's own, so that keeping the set is no use.
+        scalars: Values of the pass's scalars; none for the fixture's own.
+        only: The input that has the layout, all others being contiguous; empty for all inputs.
     """
 
     name: str
@@ -60,13 +62,15 @@ class Case:
     layout: Layout
     seed: int
     fresh: bool = False
+    scalars: tuple[tuple[str, float], ...] = ()
+    only: str = ""
 
     @property
     def label(self) -> str:
-        """As in a verdict: `normal M=65 strided`."""
-        parts = [self.name, *(f"{name}={value}" for name, value in self.dims)]
+        """As in a verdict: `normal M=65 strided`, `normal M=65 shifted x`."""
+        parts = [self.name, *(f"{name}={value}" for name, value in (*self.dims, *self.scalars))]
         if self.layout != "contiguous":
-            parts.append(self.layout)
+            parts.append(f"{self.layout} {self.only}".rstrip())
         return " ".join(parts)
 
     def problem(self, whole: Problem, signature: Signature) -> Problem:
@@ -266,6 +270,8 @@ class Schedule:
         if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
             hard.append(self._case(NORMAL, dims, "permuted"))
         hard.append(self._case(NORMAL, dims, "shifted"))
+        if self.pass_.scalars:
+            hard.append(replace(self._case(NORMAL, dims), scalars=other_scalars(self.pass_)))
         return hard
 
     def _ragged(self, constants: Collection[str]) -> Iterator[Case]:
@@ -360,6 +366,33 @@ class Schedule:
         self, name: str, dims: tuple[tuple[str, int], ...], layout: Layout = "contiguous"
     ) -> Case:
         return Case(name, dims, layout, seed_of(self.seed, name, list(dims), layout))
+
+
+def one_by_one(case: Case, pass_: Pass) -> list[Case]:
+    """Split a set whose inputs all have a layout into sets where one input has it.
+
+    Guards that refuse the set may do so for one input, and forget another.
+    """
+    if case.layout not in ("strided", "odd strides", "shifted"):
+        return []
+    having = [t.name for t in pass_.inputs if case.layout == "shifted" or t.free_strides]
+    return [replace(case, only=name) for name in having] if len(having) > 1 else []
+
+
+def other_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
+    """Values beside the defaults, each of which shows in the outputs.
+
+    A kernel that takes no notice of eps, an offset of 0 or a scale of 1 is right with the defaults.
+    Powers of two: two kernels of linear_attention round q * scale to fp16 or bf16, which shows in
+    the gradient of an fp32 state (`ROUND_THE_SCALE` in tests/conformance/test_host.py).
+    """
+    found = []
+    for scalar in pass_.scalars:
+        value = 0.5 if scalar.default != 0.5 else 0.25
+        if scalar.above is not None and value <= scalar.above:
+            value = 2.0 * scalar.above
+        found.append((scalar.name, value))
+    return tuple(found)
 
 
 def seed_of(*parts: object) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,9 +12,17 @@ import torch
 from torch import Tensor
 
 from kgen.check.buffers import Fill, Guarded, fingerprint, guarded
-from kgen.check.cases import NORMAL, Case, other_case
-from kgen.check.errors import explained, largest_mean, mean_errors, scaled_errors
-from kgen.check.fixture import Admits, Fixture, InputSet, guard_numbers
+from kgen.check.cases import NORMAL, Case, one_by_one, other_case
+from kgen.check.errors import (
+    explained,
+    largest_mean,
+    mean_errors,
+    scaled_errors,
+    touched_elements,
+    touched_text,
+)
+from kgen.check.fixture import Admits, Fixture, guard_numbers
+from kgen.check.input_set import InputSet
 from kgen.check.oracle import torch_dtype
 from kgen.check.steps import Step, steps_of
 from kgen.check.verdict import Verdict
@@ -22,7 +31,7 @@ from kgen.model.problem import Problem
 from kgen.model.record import OutputAccuracy
 
 Level = Literal["trial", "certify", "host"]
-Bind = Callable[[Mapping[str, Tensor]], Callable[[], None]]
+Bind = Callable[[Mapping[str, Tensor], Mapping[str, float]], Callable[[], None]]
 Workspaces = Callable[[Problem], Sequence[Workspace]]
 
 LAUNCHES: Mapping[Level, int] = {"trial": 3, "certify": 5, "host": 4}
@@ -53,17 +62,21 @@ def verify(
     exactly where the oracle says; nothing outside the outputs and workspaces may change; all
     launches on the same inputs must give the same bits, whatever outputs and workspaces held
     before, and whatever values the inputs' memory held in a launch between them (`steps_of`).
+    Every launch finds in-out tensors as they were at first; where the operator says that a call
+    must not touch them, no bit may change.
 
     Args:
         fixture: Of the operator, pass, problem and device.
-        bind: Given all inputs, outputs and workspaces by name, returns a callable that launches
-            the kernel on torch's current stream. Called once per input set.
+        bind: Given all inputs, outputs and workspaces by name, and the scalars by name, returns a
+            callable that launches the kernel on torch's current stream. Called once per input set.
         level: `trial`: a fresh small set, one hard case in turn, and the problem itself at full
             size; `certify`: all cases, ragged and strided ones, and a fresh set of full size;
             `host`: all cases, ragged and strided ones, at sizes that a CPU gets through.
         workspaces: The scratch memory that the kernel needs for a problem.
         admits: Whether the variant's guards admit a call (see `guard_numbers` for the names it
-            may ask for); sets that it refuses are skipped. None admits everything.
+            may ask for); sets that it refuses are skipped. In a certificate a set whose inputs all
+            have awkward strides or addresses is followed, if it is skipped, by sets where one input
+            has them. None admits everything.
         constants: Dims that are compile-time constants of the kernel and so keep their extents;
             None: all but the operator's slab dim.
         seed: Of the fresh inputs; None to take the fixture's next.
@@ -89,11 +102,15 @@ def verify(
     skipped: list[str] = []
     worst: dict[str, OutputAccuracy] = {}
     reason = ""
+    queue = deque(cases)
     with torch.no_grad():
-        for case in cases:
+        while queue:
+            case = queue.popleft()
             made = fixture.input_set(case)
             if admits is not None and not admits(guard_numbers(fixture, made), made.tensors):
                 skipped.append(case.label)
+                if level != "trial" and not case.only:
+                    queue.extendleft(one_by_one(case, fixture.pass_))
                 continue
             tried.append(case)
             scratch = workspaces(made.problem)
@@ -157,7 +174,7 @@ class _Check:
         tensors = made.tensors | {name: b.tensor for name, b in self._scratch.items()}
         for buffer in outputs.values():
             buffer.reset()
-        launch = bind(tensors)
+        launch = bind(tensors, self._fixture.scalars_of(made.case))
         differs: dict[str, Tensor] = {}
         first: dict[str, Tensor] = {}
         errors: list[dict[str, Tensor]] = []
@@ -166,6 +183,7 @@ class _Check:
             if step.own != holds_own:
                 self._put_values(own=step.own)
                 holds_own = step.own
+            made.restore()
             for buffer in outputs.values():
                 buffer.fill(step.outputs)
             for buffer in self._scratch.values():
@@ -174,7 +192,7 @@ class _Check:
             if not step.own:
                 continue
             if self._bitwise:
-                for name, buffer in outputs.items():
+                for name, buffer in made.results.items():
                     self._compare_bits(name, fingerprint(buffer), first, differs)
             # Launches that agree bit by bit need comparing with the oracle only once.
             if step is steps[-1] or not self._bitwise:
@@ -196,8 +214,8 @@ class _Check:
     def _changes(self) -> dict[str, Tensor]:
         """Per input, whether its bits are not what they were; an earlier finding stays."""
         found = {}
-        for name, buffer in self._made.inputs.items():
-            now = (fingerprint(buffer) != self._made.prints[name]).any()
+        for name in self._made.inputs:
+            now = (self._made.print_of(name) != self._made.prints[name]).any()
             found[name] = self._changed[name] | now if name in self._changed else now
         return found
 
@@ -213,7 +231,7 @@ class _Check:
 
     def _errors(self) -> dict[str, Tensor]:
         """Largest scaled error per output, still on the device."""
-        outputs = {name: buffer.tensor for name, buffer in self._made.outputs.items()}
+        outputs = {name: buffer.tensor for name, buffer in self._made.results.items()}
         return scaled_errors(self._fixture, self._made, outputs)
 
     def _verdict(
@@ -233,15 +251,18 @@ class _Check:
         changed = [*self._changes().items()]
         measured = [(name, error) for each in errors for name, error in each.items()]
         means = self._means() if self._mean else {}
-        asked = (*outside, *changed, *differs.items(), *measured, *means.items())
+        written = {name: buffer.tensor for name, buffer in made.results.items()}
+        touched = [*touched_elements(made, written).items()]
+        asked = (*outside, *changed, *touched, *differs.items(), *measured, *means.items())
         answers = iter(torch.stack([answer.double() for _, answer in asked]).tolist())
 
         told = [text for text, _ in outside if next(answers)]
         spoiled = [name for name, _ in changed if next(answers)]
         told += [self._damage_of_input(name) for name in spoiled]
+        told += [touched_text(name) for name, _ in touched if next(answers)]
         differing = [name for name in differs if next(answers)]
         told += [f"{name} differs between launches on the same inputs" for name in differing]
-        largest = dict.fromkeys(made.outputs, 0.0)
+        largest = dict.fromkeys(made.results, 0.0)
         for name, _ in measured:
             error = next(answers)
             largest[name] = max(largest[name], math.inf if math.isnan(error) else error)
@@ -266,7 +287,7 @@ class _Check:
         )
 
     def _means(self) -> dict[str, Tensor]:
-        outputs = {name: buffer.tensor for name, buffer in self._made.outputs.items()}
+        outputs = {name: buffer.tensor for name, buffer in self._made.results.items()}
         return mean_errors(self._fixture, self._made, outputs)
 
     def _biases(self, means: Mapping[str, float]) -> list[str]:
@@ -274,7 +295,7 @@ class _Check:
         told = []
         for name, mean in means.items():
             bound = self._made.bounds[name].bound
-            allowed = largest_mean(bound, self._made.outputs[name].tensor.numel())
+            allowed = largest_mean(bound, self._made.results[name].tensor.numel())
             if not mean <= allowed:
                 told.append(
                     f"{name} is off on average: by {mean:.3g} of its scale, {allowed:.3g} is "
@@ -291,6 +312,7 @@ class _Check:
         """Launches differ and the last was right: is one wrong that finds NaN in workspaces?"""
         if not self._scratch:
             return []
+        self._made.restore()
         for buffer in (*self._made.outputs.values(), *self._scratch.values()):
             buffer.fill(Fill.NONFINITE)
         launch()
@@ -304,10 +326,12 @@ class _Check:
             return f"wrote before the start of input {name}"
         if bool(after):
             return f"wrote past the end of input {name}"
+        if name in self._made.initial:
+            return f"wrote between the rows of {name}"
         return f"input {name} was modified"
 
     def _explained(self, name: str) -> str:
-        return explained(self._fixture, self._made, self._made.outputs[name].tensor, name)
+        return explained(self._fixture, self._made, self._made.results[name].tensor, name)
 
 
 def _share(accuracy: OutputAccuracy) -> float:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kgen.check.cases import other_case
 from kgen.check.compare import explain, scaled_error, summed_errors
-from kgen.check.fixture import Fixture, InputSet
+from kgen.check.fixture import Fixture
+from kgen.check.input_set import InputSet
 from kgen.model.record import OutputAccuracy
 
 
@@ -22,11 +23,11 @@ def scaled_errors(
     Args:
         fixture: Of the input set.
         made: The input set that the outputs were made from.
-        outputs: By name; not all have to be there.
+        outputs: By name, in-out tensors among them; not all have to be there.
     """
     worst: dict[str, Tensor] = {}
     for slab, references in fixture.references(made):
-        for t in fixture.pass_.outputs:
+        for t in fixture.pass_.results:
             if t.name not in references or t.name not in outputs:
                 continue
             y = slab.of(outputs[t.name], t.dims)
@@ -51,7 +52,7 @@ def mean_errors(
     """
     sums: dict[str, Tensor] = {}
     for slab, references in fixture.references(made):
-        for t in fixture.pass_.outputs:
+        for t in fixture.pass_.results:
             if t.name not in references or t.name not in outputs:
                 continue
             y = slab.of(outputs[t.name], t.dims)
@@ -75,13 +76,37 @@ def output_accuracy(
     """
     errors = scaled_errors(fixture, made, outputs)
     found = []
-    for name in [t.name for t in fixture.pass_.outputs if t.name in errors]:
+    for name in [t.name for t in fixture.pass_.results if t.name in errors]:
         bound, largest = made.bounds[name], float(errors[name])
         found.append(OutputAccuracy(
             name, math.inf if math.isnan(largest) else largest, bound.bound, bound.eager_error,
             bound.loss,
         ))
     return tuple(found)
+
+
+def touched_elements(made: InputSet, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whether bits changed where a launch must leave them as they were, on the device.
+
+    Args:
+        made: The input set that the outputs were made from.
+        outputs: By name; not all have to be there.
+    Returns:
+        By name of an in-out tensor, a 0-d bool tensor.
+    """
+    found: dict[str, Tensor] = {}
+    for name, untouched in made.untouched.items():
+        if name in outputs:
+            before = made.initial[name]
+            word = torch.int32 if before.element_size() == 4 else torch.int16
+            changed = outputs[name].view(word) != before.view(word)
+            found[name] = (changed & untouched).any()
+    return found
+
+
+def touched_text(name: str) -> str:
+    """What to say of a tensor for which `touched_elements` is true."""
+    return f"{name} was written where the call must leave it as it was"
 
 
 def fault_of(fixture: Fixture, made: InputSet, outputs: Mapping[str, Tensor]) -> str:
@@ -91,12 +116,15 @@ def fault_of(fixture: Fixture, made: InputSet, outputs: Mapping[str, Tensor]) ->
     """
     errors = scaled_errors(fixture, made, outputs)
     wrong = [n for n, error in errors.items() if not float(error) <= made.bounds[n].bound]
-    return "\n  ".join(explained(fixture, made, outputs[name], name) for name in wrong)
+    touched = [touched_text(n) for n, is_so in touched_elements(made, outputs).items() if is_so]
+    return "\n  ".join([
+        *touched, *(explained(fixture, made, outputs[name], name) for name in wrong)
+    ])
 
 
 def explained(fixture: Fixture, made: InputSet, y: Tensor, name: str) -> str:
     """Say how much of an output is out of bound, and the worst element."""
-    declared = next(t for t in fixture.pass_.outputs if t.name == name)
+    declared = next(t for t in fixture.pass_.results if t.name == name)
     parts = (
         (slab, references[name])
         for slab, references in fixture.references(made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from kgen.check.cases import (
     Schedule,
     Sizes,
 )
+from kgen.check.input_set import InputSet
+from kgen.check.layouts import output_strides, padded, permuted
 from kgen.check.oracle import (
     WHOLE,
     Bound,
@@ -36,7 +38,6 @@ from kgen.errors import VerifyError
 from kgen.model.problem import Problem
 from kgen.model.signature import Tensor as Declared
 from kgen.operators.base import Operator
-from kgen.runtime.layout import dense_strides
 
 _HOST_CACHE_BYTES = 2 * 2**30
 _HOST_SLAB_BYTES = 256 * 2**20
@@ -44,37 +45,6 @@ _HOST_SLAB_BYTES = 256 * 2**20
 # the first trial of wkv6's backward pass, T = 4096, came after 26 s on an H200, that of a forward
 # pass after 8 s; that the slabs are why is supposed.
 _CUDA_SLAB_BYTES = 32 * 2**30
-
-
-@dataclass(frozen=True)
-class InputSet:
-    """Guarded buffers with one case's inputs, and what the outputs must be.
-
-    Attributes:
-        case: What was made.
-        problem: With the case's extents.
-        inputs: By name; their data are the oracle's inputs, so a kernel that writes them spoils
-            the set.
-        outputs: By name; scratch.
-        prints: Fingerprints of the inputs' arenas as they were made.
-        bounds: By output.
-        cached: References per slab, or None where they are evaluated at every use.
-        bytes: Device memory held.
-    """
-
-    case: Case
-    problem: Problem
-    inputs: Mapping[str, Guarded]
-    outputs: Mapping[str, Guarded]
-    prints: Mapping[str, Tensor]
-    bounds: Mapping[str, Bound]
-    cached: tuple[tuple[Slab, Mapping[str, Reference]], ...] | None
-    bytes: int
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """Inputs and outputs as a kernel gets them."""
-        return {name: b.tensor for name, b in (*self.inputs.items(), *self.outputs.items())}
 
 
 class Fixture:
@@ -142,11 +112,12 @@ class Fixture:
         )
         self.cache_bytes, self.slab_bytes = _limits(device, cache_bytes, slab_bytes)
         self._rounding = rounding_of(operator, problem)
-        asked = operator.arguments(pass_name, problem)
-        self._oracle = Oracle(operator, self.pass_, asked | self.scalars)
+        self._asked = operator.arguments(pass_name, problem)
         self._pool: dict[str, Bound] | None = None
         self._bounds_of_kind: dict[tuple[str, Problem], dict[str, Bound]] = {}
         self._kept: OrderedDict[Case, InputSet] = OrderedDict()
+        # Of the last set that is not kept: its errors and their means ask for the same values.
+        self._recent: tuple[InputSet, References] | None = None
         self._trials = 0
 
     def next_seed(self) -> int:
@@ -173,6 +144,8 @@ class Fixture:
         """Overwrite a set's inputs, in their buffers, with the values of another case."""
         for name, value in self.values(case, made.problem).items():
             made.inputs[name].tensor.copy_(value)
+            if name in made.initial:
+                made.initial[name].copy_(value)
 
     def values(self, case: Case, problem: Problem) -> dict[str, Tensor]:
         """Draw the inputs of a case, by name.
@@ -185,9 +158,11 @@ class Fixture:
     def spoiled(self, made: InputSet) -> None:
         """Forget a set whose inputs were written."""
         self._kept.pop(made.case, None)
+        self._recent = None
 
     def release(self, keep: Case | None = None) -> None:
         """Forget all sets but the one of `keep`, to free their memory."""
+        self._recent = None
         for case in [case for case in self._kept if case != keep]:
             del self._kept[case]
 
@@ -202,20 +177,37 @@ class Fixture:
         """
         if made.cached is not None:
             yield from made.cached
-            return
-        inputs = {name: b.tensor for name, b in made.inputs.items()}
-        sums = self._oracle.sums(made.problem)
+        elif self._recent is not None and self._recent[0] is made:
+            yield from self._recent[1]
+        elif self.kept_bytes + made.bytes + self._reference_bytes(made.problem) > self.cache_bytes:
+            yield from self._evaluated(made)
+        else:
+            self._recent = (made, tuple(self._evaluated(made)))
+            yield from self._recent[1]
+
+    def _evaluated(self, made: InputSet) -> Iterator[tuple[Slab, Mapping[str, Reference]]]:
+        inputs = made.values
+        oracle = self._oracle(made.case)
+        sums = oracle.sums(made.problem)
         for slab in slabs(self.operator, self.pass_, made.problem, self.slab_bytes):
-            yield slab, self._oracle.references(made.problem, inputs, slab, sums)
+            yield slab, oracle.references(made.problem, inputs, slab, sums)
         yield WHOLE, sums.references()
+
+    def _reference_bytes(self, problem: Problem) -> int:
+        """Device memory of the oracle's values of a set."""
+        return sum(
+            math.prod(problem.shape(t.dims)) * (12 if problem.dtype(t.dtype).itemsize == 4 else 8)
+            for t in self.pass_.results
+        )
 
     def _make(self, case: Case) -> InputSet:
         problem = case.problem(self.problem, self.operator.signature)
-        outputs_bytes = reference_bytes = 0
-        for t in self.pass_.outputs:
-            elements, itemsize = math.prod(problem.shape(t.dims)), problem.dtype(t.dtype).itemsize
-            outputs_bytes += elements * itemsize
-            reference_bytes += elements * (12 if itemsize == 4 else 8)
+        self._recent = None
+        outputs_bytes = sum(
+            math.prod(problem.shape(t.dims)) * problem.dtype(t.dtype).itemsize
+            for t in self.pass_.results
+        )
+        reference_bytes = self._reference_bytes(problem)
         input_bytes = sum(
             math.prod(problem.shape(t.dims)) * problem.dtype(t.dtype).itemsize
             for t in self.pass_.inputs
@@ -226,7 +218,8 @@ class Fixture:
         drawn = self._draw(case, problem)
         self._demand_values(case, drawn)
         inputs = {
-            name: self._guard(t, value, case.layout)
+            name: self._guard(
+                t, value, case.layout if case.only in ("", name) else "contiguous")
             for t, (name, value) in zip(self.pass_.inputs, drawn.items(), strict=True)
         }
         del drawn
@@ -243,12 +236,19 @@ class Fixture:
                 problem.shape(t.dims),
                 torch_dtype(problem.dtype(t.dtype).torch),
                 self.device,
-                _output_strides(t, inputs),
+                output_strides(t, inputs),
             )
             for t in self.pass_.outputs
         }
         held = base + (reference_bytes if keep else 0)
-        return InputSet(case, problem, inputs, outputs, prints, bounds, cached, held)
+        values = {name: buffer.tensor for name, buffer in inputs.items()}
+        initial = {t.name: values[t.name].clone() for t in self.pass_.in_outs}
+        untouched: Mapping[str, Tensor] = {}
+        if initial and self.operator.untouched is not None:
+            untouched = self.operator.untouched(self.pass_.name, values)
+        return InputSet(
+            case, problem, inputs, outputs, prints, bounds, cached, held, initial, untouched
+        )
 
     def _draw(self, case: Case, problem: Problem) -> dict[str, Tensor]:
         generator = torch.Generator(device=self.device).manual_seed(case.seed)
@@ -287,10 +287,10 @@ class Fixture:
         shape = tuple(value.shape)
         strides = contiguous_strides(shape)
         if layout == "permuted":
-            strides = _permuted(declared, shape)
+            strides = permuted(declared, shape)
         elif layout != "contiguous" and declared.free_strides:
             pad = 1 if layout == "odd strides" else max(1, 16 // value.element_size())
-            strides = _padded(declared, shape, pad)
+            strides = padded(declared, shape, pad, layout == "strided")
         shift = 1 if layout == "shifted" else 0
         buffer = guarded(shape, value.dtype, self.device, strides, shift)
         buffer.tensor.copy_(value)
@@ -306,7 +306,7 @@ class Fixture:
             return self._bounds_of_kind[kind], None
         pool = self._pool_bounds()
         tensors = {name: b.tensor for name, b in inputs.items()}
-        losses, kept = self._losses(problem, tensors, keep)
+        losses, kept = self._losses(case, problem, tensors, keep)
         bounds = combine(
             losses, pool, self.pass_, problem, self._name(case, problem), self._rounding
         )
@@ -315,13 +315,14 @@ class Fixture:
         return bounds, tuple(kept) if keep else None
 
     def _losses(
-        self, problem: Problem, tensors: Mapping[str, Tensor], keep: bool
+        self, case: Case, problem: Problem, tensors: Mapping[str, Tensor], keep: bool
     ) -> tuple[dict[str, tuple[float, float]], list[tuple[Slab, Mapping[str, Reference]]]]:
-        losses = {t.name: (0.0, 0.0) for t in self.pass_.outputs}
+        losses = {t.name: (0.0, 0.0) for t in self.pass_.results}
         kept: list[tuple[Slab, Mapping[str, Reference]]] = []
-        if all(math.prod(problem.shape(t.dims)) == 0 for t in self.pass_.outputs):
+        if all(math.prod(problem.shape(t.dims)) == 0 for t in self.pass_.results):
             return losses, kept  # definitions need not stand reductions over nothing
-        sums = self._oracle.sums(problem)
+        oracle = self._oracle(case)
+        sums = oracle.sums(problem)
         # Sums need every slab. Else the first tells what the definition loses: the largest loss of
         # fewer elements is, if anything, smaller, and definitions may be slow in the problem's
         # dtypes, where no shortcut of float64 is allowed.
@@ -330,9 +331,9 @@ class Fixture:
             if index > 0 and one_is_enough:
                 if not keep:
                     break
-                kept.append((slab, self._oracle.references(problem, tensors, slab, sums)))
+                kept.append((slab, oracle.references(problem, tensors, slab, sums)))
                 continue
-            done = self._oracle.evaluate(problem, tensors, slab, sums)
+            done = oracle.evaluate(problem, tensors, slab, sums)
             for name in done.references:
                 eager, ranged = losses[name]
                 losses[name] = (max(eager, done.eager[name]), max(ranged, done.ranged[name]))
@@ -353,11 +354,18 @@ class Fixture:
             pool: dict[str, Bound] = {}
             for case in self.schedule.pool():
                 problem = case.problem(self.problem, self.operator.signature)
-                losses, _ = self._losses(problem, self._draw(case, problem), keep=False)
+                losses, _ = self._losses(case, problem, self._draw(case, problem), keep=False)
                 what = self._name(case, problem)
                 pool = combine(losses, pool, self.pass_, problem, what, self._rounding)
             self._pool = pool
         return self._pool
+
+    def scalars_of(self, case: Case) -> dict[str, float]:
+        """The scalars that the pass has on the set of a case, by name."""
+        return self.scalars | dict(case.scalars)
+
+    def _oracle(self, case: Case) -> Oracle:
+        return Oracle(self.operator, self.pass_, self._asked | self.scalars_of(case))
 
     def _name(self, case: Case, problem: Problem) -> str:
         return f"{self.operator.name} {self.pass_.name} {problem}, inputs '{case.label}'"
@@ -366,6 +374,8 @@ class Fixture:
         while self._kept and self.kept_bytes + wanted > self.cache_bytes:
             self._kept.popitem(last=False)
 
+
+References = tuple[tuple[Slab, Mapping[str, Reference]], ...]
 
 Admits = Callable[[Mapping[str, int | str], Mapping[str, Tensor]], bool]
 """(numbers, tensors) -> whether a variant's guards admit a call."""
@@ -394,38 +404,6 @@ def _enlarged(value: Tensor) -> Tensor:
 
 def _is_zero(value: Tensor) -> Tensor:
     return value == 0
-
-
-def _padded(declared: Declared, shape: tuple[int, ...], pad: int) -> tuple[int, ...]:
-    """Contiguous strides, but each free one `pad` elements larger than it need be."""
-    strides: list[int] = []
-    step = 1
-    for dim, extent in zip(reversed(declared.dims), reversed(shape), strict=True):
-        if dim in declared.free_strides:
-            step += pad
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
-
-
-def _permuted(declared: Declared, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides without gaps, the last two dims of free strides having changed places in memory."""
-    order = list(range(len(shape)))
-    free = [i for i, dim in enumerate(declared.dims) if dim in declared.free_strides]
-    if len(free) > 1:
-        order[free[-2]], order[free[-1]] = order[free[-1]], order[free[-2]]
-    dense = contiguous_strides(tuple(shape[axis] for axis in order))
-    return tuple(dense[order.index(axis)] for axis in range(len(shape)))
-
-
-def _output_strides(
-    declared: Declared, inputs: Mapping[str, Guarded]
-) -> tuple[int, ...] | None:
-    """Strides of an output that takes an input's layout; None: contiguous."""
-    if not declared.layout_of:
-        return None
-    like = inputs[declared.layout_of].tensor
-    return dense_strides(like.shape, like.stride())
 
 
 def _limits(

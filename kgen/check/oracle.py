@@ -227,7 +227,7 @@ class Oracle:
         return Sums(
             {
                 t.name: self._dtype(problem, t.dtype)
-                for t in self.pass_.outputs
+                for t in self.pass_.results
                 if dim is not None and dim not in t.dims
             }
         )
@@ -238,7 +238,7 @@ class Oracle:
         """Evaluate the oracle on a slab; outputs without the slab dim go into `sums`."""
         exact, scales = self._exact(inputs, slab)
         found: dict[str, Reference] = {}
-        for t in self.pass_.outputs:
+        for t in self.pass_.results:
             if self._is_sum(t.dims):
                 sums.add(t.name, exact[t.name], scales[t.name])
             else:
@@ -266,7 +266,7 @@ class Oracle:
         ranged: dict[str, float] = {}
         native, single = self._native_and_single(problem, part)
         growth = coarsest / torch.finfo(torch.float32).eps
-        for t in self.pass_.outputs:
+        for t in self.pass_.results:
             dtype = self._dtype(problem, t.dtype)
             if native[t.name].dtype != dtype:
                 raise VerifyError(
@@ -306,15 +306,15 @@ class Oracle:
         single = self._define(_in(torch.float32, part))
         if not self.operator.widens:
             return self._define(part), single
-        fields = {t.name: t.dtype for t in self.pass_.outputs}
+        fields = {t.name: t.dtype for t in self.pass_.results}
         rounded = {n: y.to(self._dtype(problem, fields[n])) for n, y in single.items()}
         return rounded, single
 
     def _define(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs = self.operator.definition(self.pass_.name, inputs, self.scalars)
-        declared = {t.name for t in self.pass_.outputs}
+        declared = {t.name for t in self.pass_.results}
         whole = self.operator.signature.pass_named(self.pass_.name)
-        if not declared <= set(outputs) <= {t.name for t in whole.outputs}:
+        if not declared <= set(outputs) <= {t.name for t in whole.results}:
             raise VerifyError(
                 f"{self.operator.name}: the definition returns "
                 f"{sorted(outputs)}, the signature declares {sorted(declared)}"
@@ -389,7 +389,7 @@ def combine(
     Args:
         losses: Per output (eager, ranged) as in `Evaluation`, largest over the slabs.
         pool: Bounds of the problem's ordinary inputs; empty while they are being made.
-        pass_: Declares the outputs.
+        pass_: Declares the results.
         problem: Gives their dtypes.
         what: Names the inputs in an error.
         rounding: What operands of products may be rounded to; its ulp is added to the floor.
@@ -397,7 +397,7 @@ def combine(
         VerifyError: If the bound would be so wide that it says nothing.
     """
     bounds: dict[str, Bound] = {}
-    for t in pass_.outputs:
+    for t in pass_.results:
         eager, ranged = losses[t.name]
         loss = min(eager, ranged)
         if t.name in pool:

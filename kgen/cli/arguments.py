@@ -119,20 +119,7 @@ def add_common(
             default="nvrtc",
             help="for CUDA GPUs; the host uses g++ or $CXX (default: %(default)s)",
         )
-        parser.add_argument(
-            "--compile-timeout",
-            type=duration,
-            metavar="120s",
-            help="a compilation that takes longer is killed and counts as failed: 90, 60s, 5m "
-            "(default: 120s)",
-        )
-        parser.add_argument(
-            "--compile-memory",
-            type=memory_size,
-            metavar="8G",
-            help="a compilation that needs more memory fails: 8G, 512M "
-            "(default: a quarter of the machine's, from 4G to 16G)",
-        )
+        add_compile_limits(parser)
     if seed:
         parser.add_argument(
             "--seed",
@@ -141,6 +128,24 @@ def add_common(
             metavar="S",
             help="seed of proposals and random inputs (default: %(default)s)",
         )
+
+
+def add_compile_limits(parser: argparse.ArgumentParser) -> None:
+    """Add the limits of a compilation."""
+    parser.add_argument(
+        "--compile-timeout",
+        type=duration,
+        metavar="120s",
+        help="a compilation that takes longer is killed and counts as failed: 90, 60s, 5m "
+        "(default: 120s)",
+    )
+    parser.add_argument(
+        "--compile-memory",
+        type=memory_size,
+        metavar="8G",
+        help="a compilation that needs more memory fails: 8G, 512M "
+        "(default: a quarter of the machine's, from 4G to 16G)",
+    )
 
 
 def add_l2(parser: argparse.ArgumentParser) -> None:
@@ -246,6 +251,18 @@ def names(text: str) -> tuple[str, ...]:
     if not all(names):
         raise argparse.ArgumentTypeError(f"'{text}' is not a list of names; example: eager,liger")
     return names
+
+
+def devices(text: str) -> str | tuple[int, ...]:
+    """Parse `all` or `0,1,...`."""
+    if text == "all":
+        return text
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(
+            f"'{_shortened(text)}' is neither 'all' nor a list of device numbers; example: 0,1"
+        )
+    return tuple(int(part) for part in parts)
 
 
 def count(text: str) -> int:

@@ -16,6 +16,7 @@ from kgen.catalogue import (
     load_captured_calls,
     load_population,
     open_catalogue,
+    profile_named,
 )
 from kgen.cli.arguments import (
     chosen_passes,
@@ -24,7 +25,7 @@ from kgen.cli.arguments import (
     print_counts,
 )
 from kgen.errors import OptionError, ProblemError
-from kgen.launch.select import select_gpu
+from kgen.launch.select import select_device
 from kgen.model.gpu import GpuProfile
 from kgen.model.population import Population
 from kgen.model.problem import Problem
@@ -62,7 +63,8 @@ def _back_end(options: argparse.Namespace, gpu: GpuProfile) -> str:
     return str(options.compiler)
 
 
-def _limits(options: argparse.Namespace) -> CompileLimits:
+def compile_limits(options: argparse.Namespace) -> CompileLimits:
+    """`--compile-timeout` and `--compile-memory`, or their defaults."""
     limits = CompileLimits()
     return CompileLimits(
         options.compile_timeout or limits.timeout_s, options.compile_memory or limits.memory_bytes
@@ -111,9 +113,14 @@ def asked_operators(options: argparse.Namespace, catalogue: Catalogue) -> tuple[
 
 
 @contextlib.contextmanager
-def open_command(options: argparse.Namespace) -> Iterator[CommandContext]:
+def open_command(
+    options: argparse.Namespace, gpu_needed: bool = True
+) -> Iterator[CommandContext]:
     """Resolve the common options to a context; closes the compiler at the end.
 
+    Args:
+        options: Of the command line.
+        gpu_needed: Whether the GPU must be in this machine; otherwise a profile will do.
     Raises:
         UserError: If one of them is wrong; all are checked before any work.
     """
@@ -121,13 +128,16 @@ def open_command(options: argparse.Namespace) -> Iterator[CommandContext]:
     entry = catalogue.entry(options.op)
     operator = entry.operator
     passes = chosen_passes(operator.signature, options.pass_name)
-    gpu, ordinal = select_gpu(options.gpu)
+    device = getattr(options, "device", None)
+    gpu, ordinal = (select_device(options.gpu, device) if gpu_needed
+                    else (profile_named(options.gpu), 0))
     population = asked_population(options, catalogue)
     if population is not None:
         problems = population_problems(population, operator, passes)
     else:
         problems = {p: chosen_problems(operator, p, options.problem, gpu.is_host) for p in passes}
-    compiler = open_compiler(_back_end(options, gpu), [include_dir()], limits=_limits(options))
+    limits = compile_limits(options)
+    compiler = open_compiler(_back_end(options, gpu), [include_dir()], limits=limits)
     try:
         yield CommandContext(
             entry,

@@ -11,7 +11,22 @@ DESCRIPTIONS: Mapping[str, str] = {
         "Search the configs of an operator for each problem. Every config is compiled and checked "
         "against the float64 definition before it is timed. The best are certified and timed "
         "beside the peers; the winner goes into the library (--out) and the report. The same "
-        "command resumes after Ctrl-C or a crash: trials are kept in a journal.",
+        "command resumes after Ctrl-C or a crash: trials are kept in a journal. For a GPU that is "
+        "named and not in this machine, rows are predicted instead (kgen predict).",
+    "predict":
+        "Choose kernels for a GPU that is not in this machine. A model learns from the recorded "
+        "searches of other GPUs and ranks the feasible configs; the most promising are compiled "
+        "for the GPU and ranked again by their registers, spills and occupancy; the best one that "
+        "runs correctly on the CPU becomes a row of the library. Such a row is marked as "
+        "predicted wherever it is shown, never replaces a measured row, and is replaced by the "
+        "first tune on that GPU. --judge tells how good the choices have been.",
+    "worker":
+        "Join the tunes that `kgen tune --storage URL` runs on other machines: take trials of "
+        "their problems, compile, verify and time them on this machine's GPU, and hand in the "
+        "records. "
+        "The library is written where the tune was started. A worker with another GPU model "
+        "searches the same problems for its own. Ctrl-C or SIGTERM leaves: the running trial is "
+        "finished, and the others are free for the rest.",
     "learn":
         "Learn which row of the library serves problems that were not tuned. kgen makes training "
         "problems around the tuned ones, times the rows on each, and writes a tree of comparisons "
@@ -19,7 +34,8 @@ DESCRIPTIONS: Mapping[str, str] = {
     "verify":
         "Check kernels against the float64 definition, without timing them. On each problem, and "
         "with all input cases: a few configs of every variant, and the fastest one of earlier "
-        "tunes. With --record: the config and the inputs of that record.",
+        "tunes. With --record: the config and the inputs of that record. With --library: the "
+        "kernels that an emitted library serves.",
     "bench":
         "Verify and time tuned kernels again, interleaved with other implementations of the "
         "operator (peers). A problem without a tuned kernel is timed with the safe one. The "
@@ -64,6 +80,9 @@ DESCRIPTIONS: Mapping[str, str] = {
     "device-library":
         "Print the reference of the device library: the functions and types of namespace kgen that "
         "templates may use, with the comments of their headers.",
+    "completion":
+        "Print a function for your shell. With it the TAB key completes commands, options, "
+        "operators, GPUs, populations, and the dims and dtypes of problems.",
     "doctor": "Show what is installed, what works, and what to do about what is missing.",
 }
 
@@ -84,6 +103,24 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
          "kgen tune --calls calls.yaml --gpu auto"),
         ("an operator of your own",
          "kgen tune --op softmax --path docs/tutorials/softmax --gpu host"),
+        ("on every GPU of this machine",
+         "kgen tune --op wkv6 --devices all"),
+        ("with the help of every `kgen worker` of a database; PGPASSWORD holds the password",
+         "kgen tune --op wkv6 --storage postgresql://kgen@db.example/kgen"),
+    ),
+    "worker": (
+        ("help every tune of a database, until Ctrl-C",
+         "kgen worker --storage postgresql://kgen@db.example/kgen --gpu auto"),
+        ("one worker per GPU of this machine, which ends when nothing is left to do",
+         "kgen worker --storage postgresql://kgen@db.example/kgen --device 1 --idle 10m"),
+    ),
+    "predict": (
+        ("rows of both passes of wkv6 for an A100, on a machine without one",
+         "kgen predict --op wkv6 --gpu a100"),
+        ("one problem, with more configs compiled",
+         "kgen predict --op rmsnorm --gpu a100 --problem M=8192,N=4096,dtype=bf16 --compiled 64"),
+        ("how good the choices of the models have been on all recorded searches",
+         "kgen predict --judge"),
     ),
     "learn": (
         ("learn which rows serve untuned shapes, and judge it on four held-out problems",
@@ -96,6 +133,8 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
          "kgen verify --op timex --gpu host --sanitize"),
         ("repeat the certificate of a row of the library, with the inputs that it had",
          "kgen verify --op rmsnorm --gpu h200 --record d7e04025"),
+        ("every row of the library, and 40 problems that nobody tuned",
+         "kgen verify --op rmsnorm --gpu h200 --library --array 40"),
     ),
     "bench": (
         ("tuned kernels and all installed peers",
@@ -124,7 +163,8 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("for a spreadsheet", "kgen report --csv"),
         ("what became faster, slower, stale",
          "kgen report --op rmsnorm --against before/h200.yaml"),
-        ("one page with all figures, to open in a browser", "kgen report --html report.html"),
+        ("the same with maps of what the library does on a population",
+         "kgen report --html report.html --coverage rmsnorm.yaml --coverage wkv6.yaml"),
         ("all searches of an operator for optuna-dashboard",
          "kgen report --op wkv6 --optuna wkv6.log"),
         ("write the tables, the picture and the README's short table",
@@ -176,6 +216,12 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "device-library": (
         ("rewrite the page after an edit of a header",
          "kgen device-library --markdown docs/device-library.md"),
+    ),
+    "completion": (
+        ('for ~/.bashrc: eval "$(kgen completion bash)"', "kgen completion bash"),
+        ('for ~/.zshrc, below compinit: eval "$(kgen completion zsh)"', "kgen completion zsh"),
+        ("for ~/.config/fish/config.fish: kgen completion fish | source",
+         "kgen completion fish"),
     ),
     "doctor": (("installed tools, and how to install missing ones", "kgen doctor"),),
 }

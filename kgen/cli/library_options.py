@@ -41,6 +41,13 @@ def add_report(report: argparse.ArgumentParser) -> None:
         help="write one page with figures, searches, evidence and sources; needs no network",
     )
     report.add_argument(
+        "--coverage",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="with --html: also draw what kgen coverage --yaml wrote (repeatable)",
+    )
+    report.add_argument(
         "--optuna",
         metavar="FILE",
         help="write an Optuna study per search, which optuna-dashboard opens (SQLite if FILE ends "
@@ -160,6 +167,12 @@ def add_new_op(new_op: argparse.ArgumentParser) -> None:
         default="mine",
         metavar="DIR",
         help="where to write operators/, templates/ and search_spaces/ (default: %(default)s)",
+    )
+
+
+def add_completion(completion: argparse.ArgumentParser) -> None:
+    completion.add_argument(
+        "shell", choices=["bash", "zsh", "fish"], help="of which the function is printed"
     )
 
 

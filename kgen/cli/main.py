@@ -46,6 +46,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     from kgen.cli.parser import build_parser  # 0.1 s in which Ctrl-C must find `main`
 
     parser = build_parser()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks at TAB
+        from kgen.cli.completers import complete
+
+        complete(parser)
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+import textwrap
 
 from kgen.catalogue import open_catalogue
 
@@ -20,9 +23,22 @@ def run(options: argparse.Namespace) -> int:
             size = sum(v.size for v in variants)
             print(f"  {pass_.name}: {len(variants)} variants, {size} configs before rules")
             for variant in variants:
-                print(f"    {variant.name:<22} {variant.size:>7}  {_first_sentence(variant.doc)}")
+                head = f"    {variant.name:<22} {variant.size:>7}  "
+                print(_wrapped(head + first_sentence(variant.doc), len(head)))
     return 0
 
 
-def _first_sentence(text: str) -> str:
-    return text.partition(". ")[0].rstrip(".")
+def first_sentence(text: str) -> str:
+    """The first sentence of several words: `Published. A block per head.` is both."""
+    first, _, rest = text.partition(". ")
+    if rest and " " not in first:
+        first = f"{first}: {rest.partition('. ')[0]}"
+    return first.rstrip(".")
+
+
+def _wrapped(line: str, indent: int) -> str:
+    """On a terminal, a line that fits it; elsewhere one line, for grep."""
+    if not sys.stdout.isatty():
+        return line
+    columns = max(shutil.get_terminal_size().columns, indent + 30)
+    return textwrap.fill(line, columns, subsequent_indent=" " * indent, drop_whitespace=True)

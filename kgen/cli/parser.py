@@ -14,6 +14,8 @@ from kgen.cli.examples import EXAMPLES, FIRST, description, epilog
 # command, a line about it, and what adds its options; in the order of `kgen --help`
 _COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
     ("tune", "search, verify and emit the best kernels", tuning.add_tune),
+    ("predict", "choose kernels for a GPU that is not here, by a model", tuning.add_predict),
+    ("worker", "help the tunes of other machines", tuning.add_worker),
     ("learn", "learn rules that choose rows for problems that were not tuned", tuning.add_learn),
     ("verify", "check kernels against the float64 definition", tuning.add_verify),
     ("bench", "compare tuned kernels with their peers", tuning.add_bench),
@@ -32,6 +34,7 @@ _COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...
     ("gpus", "list GPU profiles", lambda parser: None),
     ("populations", "list the problems that published models call", library.add_populations),
     ("device-library", "print the reference of kgen:: functions", library.add_device_library),
+    ("completion", "print what completes kgen's commands in your shell", library.add_completion),
     ("doctor", "check compilers, packages and GPUs", lambda parser: None),
 )
 

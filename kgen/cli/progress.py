@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TextIO
@@ -33,7 +34,7 @@ class Display:
     Args:
         scope: What the tune is to do.
         stream: A terminal gets the panel, anything else lines. NO_COLOR leaves colours out.
-        clock: For tests.
+        clock, every_s: For tests: the time, and the seconds between two lines.
     """
 
     def __init__(
@@ -41,33 +42,51 @@ class Display:
         scope: Scope | None = None,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        every_s: float = PLAIN_EVERY_S,
     ) -> None:
         self._stream = stream or sys.stdout
         self._clock = clock
         self.state = TuneState(scope or Scope(), clock())
         self._console = Console(file=self._stream, highlight=False)
         self._live: Live | None = None
-        self._last_line = -PLAIN_EVERY_S
+        self._every_s = every_s
+        self._last_line = -every_s
         self._shown: tuple[object, ...] = ()
+        self._lock = threading.Lock()  # of the state, and of the lines
+        self._closed: threading.Event | None = None  # ends the thread of `_tick`
 
     def show(self, event: TuneEvent) -> None:
         """Show one event; cheap enough to be called for every trial."""
         now = self._clock()
-        self.state.apply(event, now)
+        with self._lock:
+            self.state.apply(event, now)
         if isinstance(event, ProblemStarted):
             for why, count in event.let_go.items():
                 self._console.print(
                     f"  {count} earlier trials are not used: {why}", markup=False, highlight=False
+                )
+            if event.timed_again:
+                self._console.print(
+                    f"  {event.timed_again} earlier trials could win and had no time on trained "
+                    "inputs: timed again", markup=False, highlight=False,
                 )
         if isinstance(event, PassDone):
             self.close()
         elif self._console.is_terminal:
             self._open_panel()
         else:
-            self._line(now)
+            with self._lock:
+                self._line(now)
+            if self._closed is None:
+                self._closed = threading.Event()
+                threading.Thread(target=self._tick, args=(self._closed,), daemon=True).start()
 
     def close(self) -> None:
         """Take the panel away: what is printed next begins on a clear line."""
+        if self._closed is not None:
+            with self._lock:  # no line is half written
+                self._closed.set()
+            self._closed = None
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -82,11 +101,22 @@ class Display:
             )
             self._live.start(refresh=True)
 
+    def _tick(self, closed: threading.Event) -> None:
+        """Write lines while no event comes: finals and certificates take minutes."""
+        while not closed.wait(self._every_s / 5):
+            with self._lock:
+                if closed.is_set():
+                    return
+                try:
+                    self._line(self._clock())
+                except (OSError, ValueError):  # the reader is gone; the tune finds out by itself
+                    return
+
     def _line(self, now: float) -> None:
         """Write a line, unless the one before is of the same stage and too recent."""
         progress = self.state.progress
         shown = (self.state.stage, progress and (progress.pass_name, progress.problem))
-        if shown == self._shown and now - self._last_line < PLAIN_EVERY_S:
+        if shown == self._shown and now - self._last_line < self._every_s:
             return
         self._shown, self._last_line = shown, now
         self._stream.write(plain_line(self.state, now) + "\n")
@@ -106,7 +136,8 @@ def plain_line(state: TuneState, now: float) -> str:
             f"trial {progress.trials}/{progress.wanted}",
         ]
         if state.stage != "search":
-            parts.append(stage_text(state))
+            since = now - state.stage_started
+            parts.append(stage_text(state) + (f", {spell_time(since)}" if since >= 1 else ""))
         parts.append(best_facts(state))
     if (left := state.seconds_left(now)) is not None:
         parts.append(f"{spell_time(left)} left")
@@ -124,7 +155,8 @@ def render(state: TuneState, now: float) -> RenderableType:
     lines: list[RenderableType] = [
         _line_of(
             _heading(state),
-            f"{spell_time(left)} left" if left is not None else spell_time(now - state.started),
+            f"{spell_time(now - state.started)} so far" if left is None
+            else f"{spell_time(left)} left",
             "bold",
         ),
     ]

@@ -10,6 +10,8 @@ from typing import Any
 
 from kgen.catalogue import Catalogue, open_catalogue
 from kgen.cli.context import LIBRARY
+from kgen.cli.predictions import printed_predictions
+from kgen.coverage import load_coverage, population_map
 from kgen.errors import CatalogueError, OptionError, suggest
 from kgen.model.signature import Signature
 from kgen.operators.base import Operator
@@ -33,6 +35,7 @@ from kgen.report.flat import flat_row, to_csv, to_json
 from kgen.report.names import named_rows, select
 from kgen.report.page import render_html
 from kgen.report.page_data import Shown
+from kgen.report.population_map import PopulationMap
 from kgen.report.searches import load_searches, search_of
 from kgen.report.studies import StudyOf, write_studies
 
@@ -82,8 +85,17 @@ def run(options: argparse.Namespace) -> int:
         RecordError: If a report or the file of `--summary` is not what it must be.
         StorageError: If a file cannot be written.
     """
-    reports = _chosen(options, open_catalogue(options.path))
-    if written := _write(options, reports):
+    if options.coverage and not options.html:
+        raise OptionError("--coverage is drawn on the page of --html; add --html FILE")
+    catalogue = open_catalogue(options.path)
+    predicted = printed_predictions(options, catalogue)
+    try:
+        reports = _chosen(options, catalogue)
+    except CatalogueError:
+        if not predicted:
+            raise
+        reports = []  # nothing is measured yet
+    if written := _write(options, reports, catalogue):
         print(f"wrote {', '.join(written)}")
     elif options.against:
         _print_against(options, reports)
@@ -96,7 +108,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         whole = bool(options.op or options.pass_name)
         screens = [print_brief(chosen.report, chosen.rows, whole) for chosen in reports]
-        print("\n".join([*screens, explain_brief()]), end="")
+        print("\n".join([*screens, *([explain_brief()] if reports else [])]), end="")
+    if predicted:
+        print(("\n" if reports else "") + predicted, end="")
     return 0
 
 
@@ -129,7 +143,9 @@ def _chosen(options: argparse.Namespace, catalogue: Catalogue) -> list[Chosen]:
     return [chosen for chosen in kept if chosen.rows]
 
 
-def _write(options: argparse.Namespace, reports: Sequence[Chosen]) -> list[str]:
+def _write(
+    options: argparse.Namespace, reports: Sequence[Chosen], catalogue: Catalogue
+) -> list[str]:
     """Write the files that the options name; return their names."""
     every = [chosen.report for chosen in reports]
     if options.markdown:
@@ -140,7 +156,8 @@ def _write(options: argparse.Namespace, reports: Sequence[Chosen]) -> list[str]:
         text = Path(options.summary).read_text(encoding="utf-8")
         write_whole(options.summary, insert_summary(text, every, options.summary))
     if options.html:
-        write_whole(options.html, render_html(_shown(options, reports)))
+        maps = [_map(path, catalogue) for path in options.coverage]
+        write_whole(options.html, render_html(_shown(options, reports), maps))
     if options.optuna:
         studies = [
             StudyOf.of_row(row, search_of(searches, row.report))
@@ -181,6 +198,11 @@ def _shown(options: argparse.Namespace, reports: Sequence[Chosen]) -> list[Shown
     if old is not None and not any(one.old for one in shown):
         raise _incomparable(options.against, old)
     return shown
+
+
+def _map(path: str, catalogue: Catalogue) -> PopulationMap:
+    found = load_coverage(path)
+    return population_map(found, catalogue.operator(found.operator).signature)
 
 
 def _problems(chosen: Chosen) -> str:

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from kgen.model.record import Fate, Record
 from kgen.tune import (
     PassDone,
+    PassResult,
     ProblemConfirmed,
     ProblemStarted,
     Progress,
+    SafeCertified,
+    StageAdvanced,
     StageStarted,
     TrialRecorded,
     TuneEvent,
@@ -20,6 +23,7 @@ from kgen.tune import (
 _RATE_OVER_S = 20.0  # trials a second are counted over this time
 
 _REASON_LINES = 16
+_MISSING = 6  # combinations of dtypes that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class TuneState:
         stage_started: When the stage began.
         confirmed: Problems of the pass whose winners are confirmed.
         passes_done: Passes that are done.
+        advanced: How far the stage is, of a stage that says so.
+        certified: What is certified of the pass that is not done, once a problem is confirmed.
     """
 
     scope: Scope
@@ -68,6 +74,11 @@ class TuneState:
     stage_started: float = 0.0
     confirmed: int = 0
     passes_done: int = 0
+    advanced: StageAdvanced | None = None
+    certified: PassResult | None = None
+    _over: Progress | None = None  # the last of the pass that is done
+    _share_seen: float = 0.0  # the greatest share so far, and the seconds after which it was
+    _share_after_s: float = 0.0
     _trials_at: list[float] = field(default_factory=list)
     _fates: dict[tuple[str, str], Counter[Fate]] = field(default_factory=dict)
     _reasons: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -84,13 +95,23 @@ class TuneState:
                 self._note(record)
             case StageStarted(stage, progress):
                 self.progress = progress or self.progress
+                self.advanced = None
+            case StageAdvanced():
+                self.advanced = event
             case ProblemConfirmed(so_far):
                 self.confirmed = len(so_far.results)
+                self.certified = so_far
+            case SafeCertified(so_far):
+                self.certified = so_far
             case PassDone():
+                self.certified = None
                 self.passes_done += 1
                 self.confirmed = 0
+                self._over = self.progress
         if stage != self.stage or isinstance(event, ProblemStarted):
             self.stage, self.stage_started = stage, now
+        if (share := self.share_done()) > self._share_seen:
+            self._share_seen, self._share_after_s = share, now - self.started
 
     def _note(self, record: Record) -> None:
         key = (record.pass_name, record.config.variant)
@@ -110,19 +131,27 @@ class TuneState:
         if not whole:
             return 0.0
         before = sum(list(self.scope.problems.values())[: self.passes_done])
-        if self.progress is None or self.passes_done == len(self.scope.problems):
+        if self.progress is self._over or self.passes_done == len(self.scope.problems):
             return before / whole
         progress = self.progress
+        assert progress is not None  # `_over` is None before the first pass
         of_problem = min(1.0, progress.trials / progress.wanted) if progress.wanted else 0.0
         if self.stage != "search":
             of_problem = 1.0
         return min(1.0, (before + progress.index - 1 + of_problem) / whole)
 
     def seconds_left(self, now: float) -> float | None:
-        """For the whole command, as fast as it went so far; None while too little is known."""
+        """For the whole command, as fast as it went so far; None while too little is known.
+
+        Finals and certificates do not add to the share that is done: the time left goes down
+        meanwhile, and is unknown when it is used up.
+        """
         share, spent = self.share_done(), now - self.started
+        by_share = None
         # When all problems are searched, host runs are left, whose time is not known.
-        by_share = spent / share - spent if 0.01 < share < 1 and spent > 3 else None
+        if 0.01 < share < 1 and spent > 3 and self._share_seen:
+            by_share = self._share_after_s / self._share_seen - spent
+            by_share = by_share if by_share > 0 else None
         limit = self.scope.time_s
         if limit is None or share == 1:
             return by_share
@@ -135,6 +164,19 @@ class TuneState:
             return None
         return self.scope.peers.get((self.progress.pass_name, self.progress.name))
 
+    def missing_text(self) -> str:
+        """Which safe kernels a tune that ended early has left out; empty if it has none."""
+        found = self.certified
+        if found is None or not found.safe_missing:
+            return ""
+        count, missing = len(found.safe), [_spelled(one) for one in found.safe_missing]
+        more = f"\n  and {len(missing) - _MISSING}" if len(missing) > _MISSING else ""
+        return (
+            f"{found.pass_name}: the library has the safe kernels of {count} of "
+            f"{count + len(missing)} combinations of dtypes; the same command certifies the "
+            "others:\n  " + "\n  ".join(missing[:_MISSING]) + more
+        )
+
     def dead_variants(self) -> list[str]:
         """A line for each variant that was tried and of which no trial was verified."""
         lines = []
@@ -144,6 +186,10 @@ class TuneState:
                 lines.append(f"variant {variant} of {pass_name}: none of {fates.total()} trials "
                              f"was verified; the first: {_indented(why)}")
         return lines
+
+
+def _spelled(dtypes: Mapping[str, str]) -> str:
+    return ",".join(f"{name}={dtype}" for name, dtype in dtypes.items())
 
 
 def _indented(reason: str) -> str:
@@ -194,8 +240,15 @@ def stage_text(state: TuneState) -> str:
         case "finals":
             return "certifying and comparing the finalists"
         case "safe":
-            return "verifying the safe variant for every combination of dtypes"
+            return f"verifying the safe variant of every dtype{_so_far(state.advanced)}"
         case "host runs":
             return f"running winners on the CPU, {state.confirmed} of {of} confirmed"
         case _:
             return f"trial {progress.trials}/{progress.wanted}"
+
+
+def _so_far(advanced: StageAdvanced | None) -> str:
+    if advanced is None:
+        return ""
+    of = f" of {advanced.count}" if advanced.count else ""
+    return f", {advanced.done}{of} {advanced.what}"

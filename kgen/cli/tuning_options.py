@@ -6,14 +6,19 @@ import argparse
 
 from kgen.cli.arguments import (
     add_common,
+    add_compile_limits,
     add_l2,
     add_out,
+    add_path,
     count,
+    devices,
     duration,
     memory_size,
     names,
     positive,
 )
+
+DEFAULT_MODEL = "trees"  # as kgen.predict.models.DEFAULT, which needs numpy
 
 
 def add_tune(tune: argparse.ArgumentParser) -> None:
@@ -33,6 +38,14 @@ def add_tune(tune: argparse.ArgumentParser) -> None:
     )
     add_out(tune, "where the library is written")
     add_l2(tune)
+    tune.add_argument(
+        "--devices",
+        type=devices,
+        metavar="all|0,1,...",
+        help="CUDA devices of this machine to work on, one process each; other models of GPU are "
+        "tuned side by side (default: the first of --gpu). With --gpu host: processes",
+    )
+    _add_storage(tune, "share the tune with the 'kgen worker's of a database")
     tune.add_argument(
         "--trial-timeout",
         type=duration,
@@ -58,6 +71,89 @@ def add_tune(tune: argparse.ArgumentParser) -> None:
     )
 
 
+def add_predict(predict: argparse.ArgumentParser) -> None:
+    add_common(predict, problems=True, passes=True, compiler=True, seed=True, population=True)
+    add_out(predict, "where the library is written")
+    predict.add_argument(
+        "--from",
+        dest="source",
+        default="generated",
+        metavar="DIR",
+        help="library whose recorded searches the model learns from, beside those of --out "
+        "(default: %(default)s)",
+    )
+    predict.add_argument(
+        "--compiled",
+        type=positive,
+        default=24,
+        metavar="N",
+        help="configs to compile for each problem, the most promising ones (default: %(default)s)",
+    )
+    predict.add_argument(
+        "--model",
+        choices=["trees", "ridge", "gp"],
+        default=DEFAULT_MODEL,
+        help="what ranks configs (default: %(default)s)",
+    )
+    predict.add_argument(
+        "--judge",
+        action="store_true",
+        help="write nothing; tell how good the choices of all models have been on the recorded "
+        "searches, each problem left out in turn",
+    )
+
+
+def _add_storage(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--storage",
+        metavar="URL",
+        help=f"{what}: postgresql://USER@HOST/DATABASE, mysql://..., sqlite:///FILE, or "
+        "grpc://HOST:PORT of Optuna's proxy; without a password, which comes from PGPASSWORD, "
+        "~/.pgpass, or a whole URL in KGEN_STORAGE",
+    )
+    parser.add_argument(
+        "--grace",
+        type=duration,
+        default=60.0,
+        metavar="60s",
+        help="a process of the storage that gives no sign for so long counts as dead, and others "
+        "take its trials (default: 60s)",
+    )
+    parser.add_argument(
+        "--patience",
+        type=duration,
+        default=120.0,
+        metavar="2m",
+        help="how long to wait for a storage that does not answer (default: 2m)",
+    )
+
+
+def add_worker(worker: argparse.ArgumentParser) -> None:
+    _add_storage(worker, "where tunes are that want help")
+    worker.add_argument(
+        "--gpu",
+        default="auto",
+        metavar="GPU",
+        help="'auto' (first CUDA GPU, else host), 'host', or a profile's name (default: "
+        "%(default)s)",
+    )
+    worker.add_argument(
+        "--device",
+        type=count,
+        metavar="N",
+        help="CUDA device number (default: the first of that GPU)",
+    )
+    worker.add_argument(
+        "--idle",
+        type=duration,
+        metavar="10m",
+        help="end after so long without a tune to help (default: never)",
+    )
+    add_compile_limits(worker)
+    add_out(worker, "where this machine's journals are kept")
+    add_path(worker)
+
+
 def add_verify(verify: argparse.ArgumentParser) -> None:
     add_common(verify, problems=True, passes=True, compiler=True, seed=True)
     verify.add_argument(
@@ -68,6 +164,21 @@ def add_verify(verify: argparse.ArgumentParser) -> None:
     )
     verify.add_argument(
         "--record", metavar="ID", help="verify the config of one record of the journal again"
+    )
+    verify.add_argument(
+        "--library",
+        action="store_true",
+        help="verify what the library in --out serves: every row of the GPU, and other problems, "
+        "whose kernels are families and safe kernels; a GPU that is not in this machine is "
+        "checked on the CPU",
+    )
+    verify.add_argument(
+        "--array",
+        type=count,
+        default=24,
+        metavar="N",
+        help="with --library: problems per pass beside the rows, chosen to have all pairs of "
+        "dtypes, options and kinds of extents (default: %(default)s)",
     )
     add_out(verify, "where the records are")
 

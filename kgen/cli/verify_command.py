@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from kgen.assets import include_dir
+from kgen.cli import verify_library
 from kgen.cli.context import CommandContext, open_command
 from kgen.errors import RecordError
 from kgen.trial import ComputeSanitizer, HostRunner, Session, WorkerHandle
@@ -16,6 +17,8 @@ from kgen.worker import Setup
 
 def run(options: argparse.Namespace) -> int:
     """Print one verdict per line; 1 if any kernel is wrong."""
+    if options.library:
+        return verify_library.run(options, _print)
     wrong = checked = 0
     with open_command(options) as common, ExitStack() as stack:
         setup = Setup(

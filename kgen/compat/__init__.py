@@ -2,7 +2,8 @@
 
 A model switches with one import: `from kgen_ops.compat import chunk_rwkv6`. The docstring of each
 adapter says what it converts. Layouts become strides and factors become scalars; a tensor is copied
-only where the docstring says so. All adapters support gradients.
+only where the docstring says so. All adapters support gradients, but those that update a state in
+place.
 
 kgen copies this package into the library that it generates; it needs torch and that library.
 """
@@ -24,6 +25,7 @@ from .rwkv7_cuda import (
     attn_chunked_cuda,
     attn_chunked_cuda_varlen,
 )
+from .rwkv7_decode import rwkv7_wkv_fp32_v2, wkv7s
 from .rwkv_cuda import WKV, WKV_5, WKV_6
 
 __all__ = [
@@ -47,5 +49,7 @@ __all__ = [
     "rwkv5_linear_attention",
     "rwkv6_cuda_linear_attention",
     "rwkv6_linear_attention",
+    "rwkv7_wkv_fp32_v2",
     "rwkv_linear_attention",
+    "wkv7s",
 ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from torch import Tensor
 
 _LIBRARY = importlib.import_module(__name__.rpartition(".compat.")[0])
 
@@ -17,6 +19,16 @@ def operator_of(name: str) -> Callable[..., Any]:
     """
     function = getattr(_LIBRARY, name, None)
     return function if callable(function) else _missing(name)
+
+
+def has_operator(name: str) -> bool:
+    """Whether there is `kgen_ops.<name>`."""
+    return callable(getattr(_LIBRARY, name, None))
+
+
+def library_name() -> str:
+    """The name under which the library was imported."""
+    return _LIBRARY.__name__
 
 
 def _missing(name: str) -> Callable[..., Any]:
@@ -37,3 +49,13 @@ def refuse(function: str, argument: str, value: object, allowed: str, instead: s
     raise NotImplementedError(
         f"{function}: {argument} = {value} is not supported\n  allowed: {allowed}; {instead}"
     )
+
+
+def why_not(
+    operator: str, pass_name: str, tensors: Sequence[Tensor | None], scalars: Sequence[float],
+    flags: Sequence[bool | str],
+) -> str:
+    """Say why the library does not serve a call of an operator that it has; empty if it does."""
+    serving = importlib.import_module(f"{_LIBRARY.__name__}._runtime.serving")
+    reason: str = serving.why_not(operator, pass_name, tensors, scalars, flags)
+    return reason

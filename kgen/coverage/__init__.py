@@ -1,7 +1,8 @@
 """`kgen coverage`: what the library does on a population of problems, and how fast that is."""
 
 from kgen.coverage.job import CoverageRequest, Timing, coverage
-from kgen.coverage.model import CoverageReport, CoveredProblem, write_coverage
+from kgen.coverage.mapping import population_map
+from kgen.coverage.model import CoverageReport, CoveredProblem, load_coverage, write_coverage
 from kgen.coverage.printing import print_coverage, print_problem
 
 __all__ = [
@@ -10,6 +11,8 @@ __all__ = [
     "CoveredProblem",
     "Timing",
     "coverage",
+    "load_coverage",
+    "population_map",
     "print_coverage",
     "print_problem",
     "write_coverage",

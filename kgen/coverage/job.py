@@ -190,6 +190,8 @@ def _timed(
     ((kernel,), (ours,)), call = (found.timings, found.samples_us), found.library
     row = replace(row, kernel_us=kernel.median_us,
                   call_us=None if call is None else call.median_us)
+    for other in kernel.others:
+        row = replace(row, inputs=kernel.inputs, other_us=other.median_us)
     ratios = {name: 1 + paired_difference(samples, ours).median
               for name, samples in found.peer_samples_us.items()}
     if not ratios:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kgen.report import Environment, encode_as, write_whole
+from kgen.report import Environment, decode_as, encode_as, read_document, write_whole
 
 SCHEMA = 1
 NO_KERNEL = "none"  # the step of a problem that the library refuses
@@ -25,6 +25,9 @@ class CoveredProblem:
         config: The config that serves it; empty if there is none.
         floor_us: Least possible time.
         kernel_us: Median time of the kernel, verified for this very problem just before.
+        inputs: The inputs on which the kernel is slower, which count for `kernel_us`, `call_us` and
+            `peer_us` alike, each on its own; empty if it was timed on random ones alone.
+        other_us: Median time of the kernel on the other inputs.
         call_us: Median time of a call of the library in the same run.
         peer: The fastest peer.
         peer_us: Its median time in the same run.
@@ -52,6 +55,8 @@ class CoveredProblem:
     best_us: float | None = None
     loss: float | None = None
     failed: str = ""
+    inputs: str = ""
+    other_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,16 @@ def _tenths(values: Sequence[float]) -> list[float]:
     """The nine values that cut the values into tenths, interpolated."""
     return statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else [
         values[0]] * 9
+
+
+def load_coverage(path: str | Path) -> CoverageReport:
+    """Read a coverage that `write_coverage` wrote.
+
+    Raises:
+        RecordError: If there is no such file or it deviates from the schema; names line and key.
+    """
+    text = read_document(path, "no such coverage; kgen coverage --yaml writes it")
+    return decode_as(CoverageReport, text, str(path), SCHEMA, "run kgen coverage again")
 
 
 def write_coverage(path: str | Path, report: CoverageReport) -> None:

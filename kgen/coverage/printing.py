@@ -5,6 +5,7 @@ from __future__ import annotations
 from kgen.coverage.model import CoverageReport, CoveredProblem, Spread
 from kgen.model.names import short_name
 from kgen.model.problem import parse_problem
+from kgen.model.record import RANDOM, TRAINED
 from kgen.model.signature import Signature
 
 _STEPS = ("exact", "learnt", "nearest", "family", "safe", "none")
@@ -16,6 +17,9 @@ def print_problem(found: CoveredProblem, signature: Signature) -> str:
     facts = [found.step]
     if found.kernel_us is not None:
         facts.append(f"{found.kernel_us:.4g} us")
+    if found.other_us is not None:
+        other = RANDOM if found.inputs == TRAINED else TRAINED
+        facts[-1] += f" on {found.inputs} inputs ({found.other_us:.4g} us on {other} ones)"
     if found.floor_us is not None and found.kernel_us:
         facts.append(f"{100 * found.floor_us / found.kernel_us:.0f} % of floor")
     if found.call_us is not None:

@@ -2,11 +2,13 @@
 
 from kgen.emit.contents import Contents, read_contents
 from kgen.emit.emit import (
+    LICENCE,
     PACKAGE,
     Emitted,
     emit,
     emit_rules,
     no_library,
+    published_rows,
     published_table,
     renew,
     rewrite,
@@ -15,10 +17,12 @@ from kgen.emit.files import write_all
 from kgen.emit.loaded_library import LoadedLibrary, Served
 from kgen.emit.renewal import StaleRow
 from kgen.emit.state import TUNED, RowState
+from kgen.emit.untuned import untuned_safe_kernels
 from kgen.emit.values import SafeKernel, Winner
 
 __all__ = [
-    "PACKAGE", "TUNED", "Contents", "Emitted", "LoadedLibrary", "RowState", "SafeKernel", "Served",
-    "StaleRow", "Winner", "emit", "emit_rules", "no_library", "published_table", "read_contents",
-    "renew", "rewrite", "write_all",
+    "LICENCE", "PACKAGE", "TUNED", "Contents", "Emitted", "LoadedLibrary", "RowState",
+    "SafeKernel", "Served", "StaleRow", "Winner", "emit", "emit_rules", "no_library",
+    "published_rows", "published_table", "read_contents", "renew", "rewrite",
+    "untuned_safe_kernels", "write_all",
 ]

@@ -37,6 +37,7 @@ class BoundLaunch:
     args: tuple[str, ...]
     kinds: str  # one letter per argument: p(ointer), q (int64), f(loat32)
     pdl: bool | str = False  # whether it uses programmatic dependent launch; of a family: if what
+    coresident: bool = False  # whether its CTAs wait for each other at grid barriers
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ def _launch(
     )
     return BoundLaunch(spec.kernel, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]),
                       bound(variant.inlined(spec.smem), fixed), args, kinds,
-                      _pdl(spec, variant, fixed))
+                      _pdl(spec, variant, fixed), spec.coresident)
 
 
 def _pdl(spec: LaunchSpec, variant: Variant, fixed: Mapping[str, Any]) -> bool | str:

@@ -29,6 +29,8 @@ def function_docstring(operator: Operator, passed: Pass, optional: OptionalTenso
     if len(outputs) > 1:
         outputs = [f"{o.name}: {text}{_when(o.name, optional)}"
                    for o, text in zip(passed.outputs, outputs, strict=True)]
+        several = "Several outputs" if optional.outputs else "The outputs"
+        outputs.append(f"{several} come as a named tuple with these names.")
     lines += [f"        {paragraph(text, 8, 4)}" for text in outputs]
     lines += [
         "    Raises:",

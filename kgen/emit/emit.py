@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kgen
-import kgen.runtime
+from kgen.assets import builtin_root, licence_file
 from kgen.build import Compiler
 from kgen.catalogue import Entry
 from kgen.emit import python
@@ -17,6 +17,7 @@ from kgen.emit.functions import function_name
 from kgen.emit.renewal import Renewal, StaleRow, renewed
 from kgen.emit.row_states import gpu_state, row_state, safe_state
 from kgen.emit.state import (
+    RowState,
     TableState,
     read_safe,
     read_table,
@@ -27,6 +28,7 @@ from kgen.emit.state import (
 from kgen.emit.stubs import stub_module
 from kgen.emit.untuned import untuned_safe_kernels
 from kgen.emit.unused_files import (
+    COPIED,
     RUNTIME_SUFFIXES,
     old_headers,
     old_modules,
@@ -42,6 +44,7 @@ from kgen.runtime.families import TEMPLATES
 from kgen.runtime.integrity import MANIFEST, digest_of_files, listed_files, manifest_text
 
 PACKAGE = "kgen_ops"
+LICENCE = "LICENSE"
 _HEADER_SUFFIXES = (".cuh", ".hpp", ".cpp", ".h")
 
 
@@ -70,7 +73,7 @@ class Emitted:
 
 def emit(
     out_dir: str | Path, winners: Sequence[Winner], safe: Sequence[SafeKernel],
-    include_dir: str | Path, entry: Entry | None = None,
+    include_dir: str | Path, entry: Entry | None = None, *, is_whole: bool = True,
 ) -> Emitted:
     """Add winners and safe kernels to the library.
 
@@ -85,6 +88,8 @@ def emit(
         include_dir: Folder of the device headers; holds `kgen/`.
         entry: The winners' operator with its space and templates, from which its families are
             written; None: they stay as they are.
+        is_whole: Whether `safe` has every combination of its passes. If not, the library keeps the
+            kernels that it has for the others; a call of one that it has none for is an error.
     Raises:
         StorageError: If a file cannot be written.
         RecordError: If the state in the folder is damaged, or a winner was never timed.
@@ -93,7 +98,7 @@ def emit(
     kernels: list[Winner | SafeKernel] = [*winners, *safe]
     operators = {kernel.operator.name: kernel.operator for kernel in kernels}
     return _write(Path(out_dir), operators, winners, safe, Path(include_dir),
-                  entries=[] if entry is None else [entry])
+                  entries=[] if entry is None else [entry], is_whole=is_whole)
 
 
 def emit_rules(
@@ -197,6 +202,16 @@ def published_table(out_dir: str | Path, operator: str, gpu: str) -> TableState:
     return read_table(path)
 
 
+def published_rows(out_dir: str | Path, operator: str, gpu: str) -> tuple[RowState, ...]:
+    """Read the rows of an operator on a GPU; none if it has no table for the GPU.
+
+    Raises:
+        RecordError: If the file is not what kgen wrote.
+    """
+    path = Path(out_dir) / PACKAGE / operator / "tables" / f"{gpu}.yaml"
+    return read_table(path).rows if path.exists() else ()
+
+
 def no_library(root: Path, option: str) -> CatalogueError:
     """Return the error for a folder without a library; `option` is the option that named it."""
     return CatalogueError(f"there is no library in {root}: it has no {PACKAGE}/\n"
@@ -208,7 +223,7 @@ def _write(
     safe: Sequence[SafeKernel], include_dir: Path,
     rules: Mapping[str, Sequence[LearntRule]] | None = None,
     renewals: Callable[[Path], Mapping[str, Renewal]] | None = None,
-    entries: Sequence[Entry] = (),
+    entries: Sequence[Entry] = (), is_whole: bool = True,
 ) -> Emitted:
     with locked(root):
         library = root / PACKAGE
@@ -223,7 +238,7 @@ def _write(
             kernels |= {f"{PACKAGE}/{name}/kernels/{file}": content
                         for file, content in (renewed_here.files if renewed_here else {}).items()}
             modules |= _operator_files(library / name, operator, mine, fallbacks, rules or {},
-                                       renewed_here)
+                                       renewed_here, is_whole)
         files = {**_shared_files(include_dir), **kernels, **modules}
         # The list of files is written with the tables, after the kernels: a process that is killed
         # before the end leaves a library that loads.
@@ -264,7 +279,7 @@ def _kernel_files(
 
 def _operator_files(
     folder: Path, operator: Operator, winners: Sequence[Winner], safe: Sequence[SafeKernel],
-    rules: Mapping[str, Sequence[LearntRule]], renewal: Renewal | None,
+    rules: Mapping[str, Sequence[LearntRule]], renewal: Renewal | None, is_whole: bool,
 ) -> dict[str, bytes]:
     """Arguments as for `_write`, for one operator; `rules` by GPU."""
     fields = [f.name for f in operator.signature.choices]
@@ -279,8 +294,10 @@ def _operator_files(
             state, [row_state(w) for w in winners if w.gpu.name == gpu.name]
         )
     tables |= {name: tables[name].with_rules(found) for name, found in rules.items()}
-    renewed_passes = {s.pass_name for s in safe}
-    fallbacks = [s for s in before if s.pass_name not in renewed_passes]
+    new = {(s.pass_name, tuple(s.dtypes.items())) for s in safe}
+    replaced = {s.pass_name for s in safe} if is_whole else set()
+    fallbacks = [s for s in before if s.pass_name not in replaced and [n for n, _ in s.dtypes]
+                 == fields and (s.pass_name, s.dtypes) not in new]
     proven = {(s.pass_name, s.dtypes, s.kernel): s.code for s in before}
     fallbacks += [safe_state(s, proven) for s in safe]
     order = [p.name for p in operator.signature.passes]
@@ -305,11 +322,12 @@ def _operator_files(
 
 
 def _shared_files(include_dir: Path) -> dict[str, bytes]:
-    files: dict[str, bytes] = {f"{PACKAGE}/py.typed": b""}
-    # By its path, because importing the adapters would import torch.
-    compat = Path(kgen.__path__[0]) / "compat"
-    for folder, name in ((Path(kgen.runtime.__path__[0]), "_runtime"), (compat, "compat")):
-        for path in sorted(folder.iterdir()):
+    files: dict[str, bytes] = {f"{PACKAGE}/py.typed": b"",
+                               f"{PACKAGE}/{LICENCE}": licence_file().read_bytes()}
+    # By their paths, because importing adapters and modules would import torch.
+    kgen_folder = Path(kgen.__path__[0])
+    for name, folder in COPIED.items():
+        for path in sorted((kgen_folder / folder).iterdir()):
             if path.suffix in RUNTIME_SUFFIXES:
                 files[f"{PACKAGE}/{name}/{path.name}"] = path.read_bytes()
     for path in sorted(include_dir.rglob("*")):
@@ -350,7 +368,9 @@ def _package_files(root: Path) -> dict[str, bytes]:
         for name, (passes, _) in tuned.items()
     }
     gpus = {name: tables for name, (_, tables) in tuned.items()}
-    files = python.project_files(gpus, _example(root / PACKAGE, sorted(tuned)))
+    own = {path.stem for path in builtin_root().operators.glob("*.py")}
+    files = python.project_files(gpus, _example(root / PACKAGE, sorted(tuned)),
+                                 only_own=own.issuperset(tuned))
     files[f"{PACKAGE}/__init__.py"] = python.package_module(functions)
     files[f"{PACKAGE}/selftest.py"] = python.selftest_module()
     return {path: text.encode() for path, text in files.items()}
@@ -364,7 +384,9 @@ def _tuned(library: Path) -> dict[str, tuple[list[str], list[str]]]:
         passes = dict.fromkeys(s.pass_name for s in read_safe(path))
         passes |= dict.fromkeys(row.pass_name for t in tables.values() for row in t.rows)
         found[path.parent.name] = (
-            sorted(passes, key=lambda name: (name != "forward", name)), list(tables)
+            sorted(passes, key=lambda name: (name != "forward", name)),
+            [gpu if not table.rows or any(row.is_measured for row in table.rows)
+             else f"{gpu} (predicted)" for gpu, table in tables.items()],
         )
     return found
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from string import ascii_lowercase
 from typing import Any
 
 from kgen.emit.binding import MAX_ALIGNMENT
 from kgen.emit.docstrings import function_docstring
 from kgen.emit.layout import WIDTH, fold, quoted
 from kgen.emit.optional_tensors import OptionalTensors
+from kgen.emit.results import Result, absent_arguments, absent_outputs, chosen, results
 from kgen.errors import CatalogueError
 from kgen.model.dtypes import DTYPES
 from kgen.model.signature import Packing, Pass, Tensor
@@ -58,8 +60,15 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
     plain = {True: "PLAIN_OR_NONE", False: "PLAIN_TENSORS"}
     indirect = [f"type({t}) not in {plain[t in optional.inputs]}" for t in tensors]
     dispatcher = f"torch.ops.kgen_ops.{function}("
+    made = results(function, passed, optional)
+    several = any(r.name for r in made)
+    opening, key, closing = chosen(made, f"_results_{passed.name}", absent_arguments(optional))
+    named = (fold(f"return {opening}", key, f"{closing}(*made)", 8) if several
+             else "return made[0]")
     imports = {plain[t in optional.inputs] for t in tensors}
-    imports |= {"present"} if optional.outputs else set()
+    imports |= {"only"} if several and not all(r.name for r in made) else set()
+    imports |= {"present"} if len(optional.outputs) > 1 else set()
+    imports |= {"written"} if passed.in_outs else set()
     return {
         "name": passed.name,
         "constant": passed.name.upper(),
@@ -76,9 +85,11 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         "fake_head": fold(f"def _fake_{function}(", head, f") -> {optional.result}:"),
         "doc": function_docstring(operator, passed, optional),
         "through_dispatcher": (
-            fold(f"return unpacked({dispatcher}", names, "))", 8) if optional.outputs
+            f"{fold(f'made = {dispatcher}', names, ')', 8)}\n        {named}" if several
             else fold(f"return {dispatcher}", names, ")", 8)
         ),
+        "results": [r for r in made if several],
+        "optional_outputs": list(optional.outputs),
         "given": fold("(", given, ",)" if len(given) == 1 else ")", 4),
         "bounds": " and ".join(bounds),
         "fast_path": fold("fast_path(", [*tensors, *scalars], ")", 8),
@@ -88,7 +99,7 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         "wants_grad": _bracketed(_alternatives(
             [f"({t} is not None and {t}.requires_grad)" if t in optional.inputs
              else f"{t}.requires_grad" for t in tensors], 4)),
-        "recorded": _recorded(passed, function, names),
+        "recorded": f"{_recorded(passed, function, names)}\n        {named}",
         "dispatched": _call("dispatched", passed, groups),
         "call": _call("call", passed, ["layout", *groups]),
         "direct": fold(f"return _{function}(", [*names, "given"], ")", 4),
@@ -104,15 +115,17 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
         "allocators": fold(
             "launch, stream, device, (", [f"new_{o.name}" for o in passed.outputs],
             ",), _, _ = prepared" if len(passed.outputs) == 1 else "), _, _ = prepared", 4),
-        "fake_body": _fake_body(passed, optional),
+        "fake_body": _fake_body(passed, optional, made),
         "run": fold("launch(", [
             "stream(device)", *(f"{t}_ptr" for t in tensors),
             *(f"0 if {o.name} is None else {o.name}.data_ptr()" if o.name in optional.outputs
               else f"{o.name}.data_ptr()" for o in passed.outputs),
             *scalars,
         ], ")", 4),
-        "results": _results(passed, optional),
-        "bare": _bare(passed, optional),
+        "written": fold("written(", [t.name for t in passed.in_outs], ")", 4)
+        if passed.in_outs else "",
+        "result": _result(passed, optional, made),
+        "bare": _bare(passed, optional, made),
         "any_layout": any(o.layout_of for o in passed.outputs),
         "schema": _string(_schema(function, passed, optional)),
     }
@@ -120,8 +133,8 @@ def pass_values(operator: Operator, passed: Pass) -> dict[str, Any]:
 
 def _schema(function: str, passed: Pass, optional: OptionalTensors) -> str:
     arguments = [
-        *(f"Tensor? {t.name}=None" if t.name in optional.inputs else f"Tensor {t.name}"
-          for t in passed.inputs),
+        *(f"{_type(t, passed)}? {t.name}=None" if t.name in optional.inputs
+          else f"{_type(t, passed)} {t.name}" for t in passed.inputs),
         *(f"float {s.name}={s.default}" for s in passed.scalars),
         *(f"bool {flag}=False" for flag in optional.flags),
         *(f'str {o.name}="{o.default}"' for o in optional.signature.options),
@@ -133,30 +146,51 @@ def _schema(function: str, passed: Pass, optional: OptionalTensors) -> str:
     return f"{function}({', '.join(arguments)}) -> {result}"
 
 
+def _type(tensor: Tensor, passed: Pass) -> str:
+    """The type of an input in a schema: each one that the call writes is an alias set of its own.
+    """
+    if not tensor.in_out:
+        return "Tensor"
+    index = passed.in_outs.index(tensor)
+    return f"Tensor({ascii_lowercase[index]}!)"
+
+
 def _key(name: str, optional: OptionalTensors) -> str:
     """The part of the lookup key of a prepared launch that an input contributes."""
     key = [f"{name}.{attribute}" for attribute in ("shape", "stride()", "dtype", "get_device()")]
     alignment = f"{name}_ptr & {MAX_ALIGNMENT - 1}"
     if name not in optional.inputs:
-        return fold("", [*key, alignment], "", 8)
+        line = ", ".join([*key, alignment])
+        if len(line) + 9 > WIDTH:
+            return f"{', '.join(key[:2])},\n        {', '.join([*key[2:], alignment])}"
+        return line
     # A meta tensor has the device index of the CPU; only its null pointer differs.
     return fold(f"None if {name} is None else (",
                 [*key, f"{alignment} if {name}_ptr else -1"], ")", 8)
 
 
-def _results(passed: Pass, optional: OptionalTensors) -> str:
-    names = ", ".join(o.name for o in passed.outputs)
+def _result(passed: Pass, optional: OptionalTensors, made: Sequence[Result]) -> str:
+    """The statement that returns the variables of all outputs, None for an absent one."""
+    if len(optional.outputs) > 1:
+        chooser = "".join([f"_results_{passed.name}[", ", ".join(absent_outputs(optional)), "]"])
+        return fold("return present(", [chooser, *(o.name for o in passed.outputs)], ")", 4)
     if not optional.outputs:
-        return names
-    if [o.name for o in passed.outputs[1:]] == list(optional.outputs):
-        rest = " and ".join(f"{name} is None" for name in optional.outputs)
-        line = f"{passed.outputs[0].name} if {rest} else present({names})"
-        if len(line) <= 88:
-            return line
-    return f"present({names})"
+        return f"return {_constructed(made[0])}"
+    fewest, all_of_them = map(_constructed, made)
+    (output,) = optional.outputs
+    line = f"return {fewest} if {output} is None else {all_of_them}"
+    if len(line) + 4 <= WIDTH:
+        return line
+    return f"if {output} is None:\n        return {fewest}\n    return {all_of_them}"
 
 
-def _bare(passed: Pass, optional: OptionalTensors) -> dict[str, Any] | None:
+def _constructed(result: Result) -> str:
+    return f"{result.name}({', '.join(result.fields)})" if result.name else result.fields[0]
+
+
+def _bare(
+    passed: Pass, optional: OptionalTensors, made: Sequence[Result]
+) -> dict[str, Any] | None:
     """A shorter path for calls that request none of several optional outputs.
 
     Deciding about each output would take more host time than the rest of the launch.
@@ -175,7 +209,7 @@ def _bare(passed: Pass, optional: OptionalTensors) -> dict[str, Any] | None:
               for o in passed.outputs),
             *(s.name for s in passed.scalars),
         ], ")", 8),
-        "result": ", ".join(o.name for o in always),
+        "result": _constructed(made[0]),
     }
 
 
@@ -189,6 +223,8 @@ def _declaration(tensor: Tensor) -> str:
         parts.append("leading=True")
     if tensor.layout_of:
         parts.append(f"layout_of={quoted(tensor.layout_of)}")
+    if tensor.in_out:
+        parts.append("in_out=True")
     return fold("Argument(", parts, ")", 12)
 
 
@@ -263,12 +299,12 @@ def _call(method: str, passed: Pass, groups: Sequence[str | list[str]]) -> str:
 
 
 def _recorded(passed: Pass, function: str, names: list[str]) -> str:
-    """A call that autograd records; a function of one tensor returns it as it is."""
-    head = f"unpacked({passed.name.upper()}.recorded(_{function}, "
-    line = f"{head}{_tuple(names)}))"
-    if len(line) + 15 <= WIDTH:
+    """A call that autograd records; it makes a tuple of the outputs that are present."""
+    head = f"made = {passed.name.upper()}.recorded(_{function}, "
+    line = f"{head}{_tuple(names)})"
+    if len(line) + 8 <= WIDTH:
         return line
-    return fold(f"{head}(", names, ")))", 8)
+    return fold(f"{head}(", names, "))", 8)
 
 
 def _allocation(output: Tensor, passed: Pass, optional: OptionalTensors, indent: int = 4) -> str:
@@ -296,7 +332,9 @@ def _allocation(output: Tensor, passed: Pass, optional: OptionalTensors, indent:
     return fold("torch.empty(", [extents, f"dtype={dtype}", f"device={first}.device"], ")", indent)
 
 
-def _fake_body(passed: Pass, optional: OptionalTensors) -> list[str]:
+def _fake_body(
+    passed: Pass, optional: OptionalTensors, made: Sequence[Result]
+) -> list[str]:
     if len(passed.outputs) == 1 and not optional.outputs:
         return [f"return {_allocation(o, passed, optional)}" for o in passed.outputs]
 
@@ -306,7 +344,7 @@ def _fake_body(passed: Pass, optional: OptionalTensors) -> list[str]:
         ))
 
     lines = [assigned(o) for o in passed.outputs]
-    return [*lines, f"return {_results(passed, optional)}"]
+    return [*lines, _result(passed, optional, made)]
 
 
 def _extent(output: Tensor, index: int, passed: Pass, packing: Packing | None) -> str:

@@ -15,6 +15,7 @@ from kgen.errors import CatalogueError, ProblemError, suggest
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
+from kgen.model.signature import Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,12 @@ class Served:
     Attributes:
         step: The dispatch step: `exact`, `learnt`, `nearest`, `family` or `safe`.
         config: Its config; values are texts, as the library spells them.
+        kernel: Stem of its file in the library; empty for a family, which is rendered for the call.
     """
 
     step: str
     config: Config
+    kernel: str = ""
 
 
 class LoadedLibrary:
@@ -69,7 +72,11 @@ class LoadedLibrary:
             sys.path.remove(str(folder.resolve()))
 
     def require(self, operator: str) -> None:
-        """Raises: ProblemError: If the library does not have an operator."""
+        """Check that the library has an operator.
+
+        Raises:
+            ProblemError: If it does not.
+        """
         known = sorted(path.parent.name for path in (self._folder / PACKAGE).glob("*/tables"))
         if operator not in known:
             raise ProblemError(f"{PACKAGE} in {self._folder} has no operator '{operator}'\n"
@@ -110,7 +117,40 @@ class LoadedLibrary:
             return None
         except (TypeError, ValueError) as error:
             raise ProblemError(str(error)) from None
-        return Served(found.step, _parsed(found.config))
+        return Served(found.step, _parsed(found.config), found.kernel)
+
+    def row_problems(
+        self, operator: str, pass_name: str, profile: GpuProfile, signature: Signature
+    ) -> list[Problem]:
+        """The problems of a GPU's rows, in their order; none if it was not tuned for."""
+        passed = self._passed(operator, pass_name)
+        known = [gpu for gpu in self.tuned(operator) if gpu.name == profile.name]
+        return [
+            Problem(
+                tuple(zip((dim.name for dim in signature.dims), row.dims, strict=True)),
+                tuple(zip((field.name for field in signature.choices), row.dtypes, strict=True)),
+            )
+            for gpu in known for row in passed.tables.rows(gpu)
+        ]
+
+    def source(self, operator: str, pass_name: str, problem: Problem, served: Served) -> str:
+        """The CUDA source that serves a problem: a file of the library, or rendered as at a call.
+
+        Returns:
+            The text, without the line that names its digest.
+        """
+        if served.kernel:
+            file = self._folder / PACKAGE / operator / "kernels" / f"{served.kernel}.cu"
+            text = file.read_text(encoding="utf-8")
+        else:
+            _, text = self.rendered(operator, pass_name, problem, served.config)
+        first, _, rest = text.partition("\n")
+        return rest if first.startswith("// digest: ") else text
+
+    @property
+    def headers(self) -> Path:
+        """Folder of the library's device headers."""
+        return self._folder.resolve() / PACKAGE / "_include"
 
     def rendered(
         self, operator: str, pass_name: str, problem: Problem, config: Config
@@ -127,12 +167,16 @@ class LoadedLibrary:
         """
         families = importlib.import_module(f"{PACKAGE}._runtime.families")
         adaptation = importlib.import_module(f"{PACKAGE}._runtime.adaptation")
-        package = importlib.import_module(f"{PACKAGE}.{operator}")
-        family = getattr(package, pass_name.upper()).tables.families()[config.variant]
+        family = self._passed(operator, pass_name).tables.families()[config.variant]
         instance = families.Instance(family, adaptation.named_values(family, config.label))
         stem, text = families.source(
             self._folder.resolve() / PACKAGE, instance, dict(problem.dims), dict(problem.dtypes))
         return stem, text.decode()
+
+    def _passed(self, operator: str, pass_name: str) -> Any:
+        """The dispatcher of a pass."""
+        self.require(operator)
+        return getattr(importlib.import_module(f"{PACKAGE}.{operator}"), pass_name.upper())
 
 
 def _parsed(label: str) -> Config:

@@ -108,6 +108,9 @@ def _plan_function(
         options = [block, f"smem={local(launch.smem)}"]
         if launch.pdl:
             options.append(f"pdl={_pdl(launch.pdl, local, index, grids)}")
+        if launch.coresident:
+            blocks = " * ".join(f"({local(extent)})" for extent in launch.grid if extent != "1")
+            options.append(f"coresident={blocks or 1}")
         prepared.append(fold(
             f"{launcher} = file.launcher(", [quoted(launch.kernel), quoted(launch.kinds), *options],
             ")", INDENT,

@@ -16,7 +16,7 @@ from kgen.emit.binding import functions_in
 from kgen.emit.families import FamilyState
 from kgen.emit.functions import pass_values
 from kgen.emit.gradients import gradient_values
-from kgen.emit.layout import imported, paragraph, quoted
+from kgen.emit.layout import fold, imported, paragraph, quoted
 from kgen.emit.plans import (
     PlanFunction,
     PlannedRow,
@@ -27,7 +27,7 @@ from kgen.emit.plans import (
     rule_lines,
 )
 from kgen.emit.rules import rule_functions
-from kgen.emit.state import LEARNT, GpuState, RowState, SafeState, TableState
+from kgen.emit.state import LEARNT, PREDICTED, GpuState, RowState, SafeState, TableState
 from kgen.errors import CatalogueError
 from kgen.model.gpu import GPU_EXPR_NAMES
 from kgen.model.signature import Signature
@@ -40,13 +40,14 @@ from kgen.runtime.rows import FORMAT
 _PUBLIC_NAMES = ("CapturedCall", "CheckError", "DispatchError", "Explanation", "IntegrityError",
                  "KgenPerformanceWarning", "Miss", "Patched", "capture", "explain", "misses",
                  "patch", "warmup")
-_LIBRARY_NAMES = frozenset({*_PUBLIC_NAMES, "compat", "selftest", "torch"})
+_LIBRARY_NAMES = frozenset({*_PUBLIC_NAMES, "compat", "nn", "selftest", "torch"})
 # Locals and imports of the generated functions; an argument must not have one of these names.
 _LOCAL_NAMES = frozenset({"call", "dense_like", "device", "facts", "fast_path", "file", "given",
-                          "launch", "layout", "made", "prepared", "present", "run",
-                          "stream", "torch", "unpacked"})
+                          "launch", "layout", "made", "namedtuple", "only", "prepared",
+                          "present", "run", "stream", "torch", "written"})
 
-_NOT_SEARCHED = "measured while a rule was learnt"
+# Evidence of rows that no search has measured, by origin; the default of `Row` stands for others.
+_EVIDENCE = {LEARNT: "measured while a rule was learnt", PREDICTED: PREDICTED}
 
 
 def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
@@ -64,9 +65,10 @@ def operator_module(operator: Operator, pass_names: Iterable[str]) -> str:
         differentiable=any(p.name == "backward" for p in signature.passes),
         declared=_declared_types(signature, passes, gradient),
         any_layout=any(p["any_layout"] for p in passes),
-        imports=sorted({"Dispatcher", "dispatch_modes", "transforms", "unpacked",
+        imports=sorted({"Dispatcher", "dispatch_modes", "transforms",
                         *(n for p in passes for n in p["imports"])},
                        key=_isort_key),
+        any_named=any(p["results"] for p in passes),
     )
 
 
@@ -149,10 +151,19 @@ def selftest_module() -> str:
     return _render("selftest.py.jinja")
 
 
-def project_files(operators: Mapping[str, Sequence[str]], example: str) -> dict[str, str]:
-    """pyproject.toml, setup.py and README.md; `operators` maps an operator to its GPUs."""
+def project_files(
+    operators: Mapping[str, Sequence[str]], example: str, only_own: bool
+) -> dict[str, str]:
+    """pyproject.toml, setup.py and README.md.
+
+    Args:
+        operators: An operator -> its GPUs.
+        example: Arguments of `explain`.
+        only_own: Whether all operators are kgen's; then the whole library has kgen's licence.
+    """
     return {
         "pyproject.toml": _render("pyproject.toml.jinja", version=__version__,
+                                  only_own=only_own,
                                   least_torch=".".join(map(str, LEAST_TORCH))),
         "setup.py": _render("setup.py.jinja", extensions=EXTENSIONS),
         "README.md": _render("README.md.jinja", version=__version__, example=example,
@@ -193,7 +204,7 @@ def _rows_values(
             plan=functions[plan_key(row)],
             record=measured.record if measured else "",
             median_us=measured.median_us if measured else 0.0,
-            evidence=_NOT_SEARCHED if measured and measured.origin == LEARNT else "",
+            evidence=_EVIDENCE.get(measured.origin, "") if measured else "",
             code=measured.code if measured else "",
         ))
     return {
@@ -255,6 +266,8 @@ def _templates() -> jinja2.Environment:
     environment.filters["quoted"] = quoted
     environment.filters["paragraph"] = paragraph
     environment.filters["imported"] = lambda names, head: imported(head, names)
+    environment.filters["named_tuple"] = lambda result: fold(
+        f"{result.name} = namedtuple(", [quoted(result.name), quoted(result.fields)], ")")
     environment.filters["values"] = lambda pairs: tuple(value for _, value in pairs)
     return environment
 

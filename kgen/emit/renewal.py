@@ -20,7 +20,16 @@ from kgen.catalogue import Entry
 from kgen.emit.binding import BoundPlan, absent_literals, bound_plan, literals
 from kgen.emit.plan_values import first_difference, plan_values
 from kgen.emit.renewal_builds import CurrentRow, RenewalBuilds
-from kgen.emit.state import GpuState, RowState, SafeState, TableState, read_safe, read_tables
+from kgen.emit.state import (
+    LEARNT,
+    PREDICTED,
+    GpuState,
+    RowState,
+    SafeState,
+    TableState,
+    read_safe,
+    read_tables,
+)
 from kgen.errors import KgenError
 from kgen.model.artifact import BuildFailure, Rendered
 from kgen.model.config import Config
@@ -243,7 +252,7 @@ class _Operator:
     ) -> Iterator[RowState]:
         """Yield the row in its renewed form unless it is dropped; note it if it is stale."""
         problem = ",".join(f"{n}={v}" for n, v in (*row.dims, *row.dtypes))
-        verb = "tune" if row.origin == "tuned" else "learn"
+        verb = {LEARNT: "learn", PREDICTED: "predict"}.get(row.origin, "tune")
         stale = StaleRow(
             f"{self._operator.name} {row.pass_name} {gpu.name}", problem,
             Config(row.variant, row.config).label, row.record, row.code, "", "",

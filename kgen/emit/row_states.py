@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kgen.emit.binding import absent_literals, bound_plan, literals
 from kgen.emit.state import (
     LEARNT,
+    PREDICTED,
     TUNED,
     GpuState,
     RowState,
@@ -51,9 +52,15 @@ def row_state(winner: Winner) -> RowState:
         record=winner.record.id,
         median_us=round(timing.median_us, 3),
         plan=bound_plan(winner.variant, passed, fixed),
-        origin=TUNED if winner.searched else LEARNT,
+        origin=_origin(winner),
         code=winner.record.code,
     )
+
+
+def _origin(winner: Winner) -> str:
+    if winner.predicted:
+        return PREDICTED
+    return TUNED if winner.searched else LEARNT
 
 
 _Pairs = tuple[tuple[str, str], ...]

@@ -23,16 +23,19 @@ from kgen.model.rule_tree import Leaf, LearntRule, RuleTree, Split
 SCHEMA = 1
 TUNED = "tuned"  # by a search
 LEARNT = "learnt"  # measured while a rule was learnt, among few configs
+PREDICTED = "predicted"  # by a model; verified on the CPU alone, and never timed
 
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """A measured problem with its winner; the fields are those of the generated `Row`.
+    """A problem with its winner; the fields are those of the generated `Row`.
 
-    `origin` says how the winner was found: `tuned` or `learnt`. `code` is the digest of the machine
-    code that was proven and measured (`kgen.runtime.code_digest`; for the host, a digest of the
-    text without comments). It is empty in libraries older than the digest until `kgen emit` adds
-    it.
+    `origin` says how the winner was found: `tuned`, `learnt` or `predicted`. A predicted row has
+    been verified on the CPU alone, and its `median_us` is the model's estimate.
+
+    `code` is the digest of the machine code that was proven and measured
+    (`kgen.runtime.code_digest`; for the host, a digest of the text without comments). It is empty
+    in libraries older than the digest until `kgen emit` adds it.
     """
 
     pass_name: str
@@ -52,6 +55,11 @@ class RowState:
     def problem(self) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
         """The key of a row: a later tune of the same problem replaces it. Also the sort key."""
         return (self.pass_name, tuple(v for _, v in self.dtypes), tuple(v for _, v in self.dims))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its kernel ran on its GPU."""
+        return self.origin != PREDICTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +99,14 @@ class TableState:
 
     def with_rows(self, gpu: GpuState, rows: Iterable[RowState]) -> TableState:
         """Add rows; those of the same problem are replaced, and rules that named one are dropped.
+
+        A predicted row never replaces a measured one.
         """
-        merged = {row.problem: row for row in (*self.rows, *rows)}
+        merged = {row.problem: row for row in self.rows}
+        for row in rows:
+            known = merged.get(row.problem)
+            if row.is_measured or known is None or not known.is_measured:
+                merged[row.problem] = row
         table = replace(self, gpu=gpu, rows=tuple(merged[key] for key in sorted(merged)))
         return table._with_rules(self.rules)
 
@@ -213,8 +227,9 @@ def _row(row: RowState | SafeState) -> dict[str, Any]:
 def _launch(launch: BoundLaunch) -> dict[str, Any]:
     data = {**asdict(launch), "grid": list(launch.grid), "block": list(launch.block),
             "args": list(launch.args)}
-    if not launch.pdl:  # left out where false
-        del data["pdl"]
+    for key in ("pdl", "coresident"):  # left out where false
+        if not data[key]:
+            del data[key]
     return data
 
 
@@ -259,7 +274,8 @@ def _common(row: dict[str, Any]) -> dict[str, Any]:
                 BoundLaunch(launch["kernel"], _three(launch["grid"]), _three(launch["block"]),
                            launch["smem"], tuple(launch["args"]), launch["kinds"],
                            # tables written before `pdl` say `overlaps` or `early`
-                           any(launch.get(key) for key in ("pdl", "overlaps", "early")))
+                           any(launch.get(key) for key in ("pdl", "overlaps", "early")),
+                           bool(launch.get("coresident")))
                 for launch in plan["launches"]
             ),
             tuple(BoundWorkspace(**workspace) for workspace in plan["workspaces"]),

@@ -13,6 +13,8 @@ from kgen.emit.state import (
 from kgen.runtime.families import TEMPLATES
 
 RUNTIME_SUFFIXES = (".py", ".c")
+# Folders of the library -> the packages of kgen that are copied there.
+COPIED = {"_runtime": "runtime", "compat": "compat", "nn": "nn"}
 _TEMPLATE = re.compile(r'^\s*template="([^"]+)",$', re.MULTILINE)
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
@@ -28,14 +30,14 @@ def orphans(folder: Path) -> list[Path]:
 
 
 def old_modules(library: Path, today: Collection[Path]) -> list[Path]:
-    """Files of the runtime and the adapters that today's kgen does not write.
+    """Files of the runtime, the adapters and the modules that today's kgen does not write.
 
     Args:
         library: The package's folder.
         today: The files that it writes.
     """
     return sorted(
-        path for folder in ("_runtime", "compat") for path in (library / folder).glob("*")
+        path for folder in COPIED for path in (library / folder).glob("*")
         if path.suffix in RUNTIME_SUFFIXES and path not in today
     )
 

@@ -30,6 +30,8 @@ class Winner:
         arch: `sm_90a`, or `host`.
         record: The verified trial; its timing goes into the table.
         searched: Whether a search chose it; otherwise it was measured while a rule was learnt.
+        predicted: Whether a model chose it and estimated the record's timing. The kernel was
+            verified on the CPU alone.
     """
 
     operator: Operator
@@ -43,6 +45,7 @@ class Winner:
     arch: str
     record: Record
     searched: bool = True
+    predicted: bool = False
 
 
 @dataclass(frozen=True)

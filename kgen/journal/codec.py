@@ -8,9 +8,11 @@ from typing import Any
 from kgen.errors import RecordError
 from kgen.model.config import Config
 from kgen.model.record import (
+    RANDOM,
     Evidence,
     Fate,
     HostRun,
+    OtherTime,
     OutputAccuracy,
     Record,
     Resources,
@@ -24,7 +26,7 @@ READABLE = (1, FORMAT)
 
 
 # Omitted if the trial was not built, and absent from records that are older than the field.
-_OPTIONAL = ("key", "code", "definition", "guards")
+_OPTIONAL = ("key", "code", "definition", "guards", "trained")
 
 
 def record_to_dict(record: Record) -> dict[str, Any]:
@@ -46,6 +48,7 @@ def record_to_dict(record: Record) -> dict[str, Any]:
         "code": record.code,
         "definition": record.definition,
         "guards": record.guards,
+        "trained": record.trained,
         "environment": record.environment,
     }
     data = {key: value for key, value in data.items() if value != "" or key not in _OPTIONAL}
@@ -60,6 +63,12 @@ def record_to_dict(record: Record) -> dict[str, Any]:
         t = record.timing
         data["time_us"] = [_short(t.median_us), _short(t.low_us), _short(t.high_us)]
         data["samples"], data["protocol"] = t.samples, t.protocol
+        if t.others:
+            data["inputs"] = t.inputs
+            data["other_us"] = {
+                o.inputs: [_short(o.median_us), _short(o.low_us), _short(o.high_us)]
+                for o in t.others
+            }
     if record.accuracy:
         data["accuracy"] = {
             a.output: [
@@ -84,18 +93,13 @@ def record_from_dict(data: Mapping[str, Any]) -> Record:
                 f"record format {data['format']} is not among {', '.join(map(str, READABLE))}"
             )
         is_old = data["format"] == 1
-        timing = None
-        if "time_us" in data:
-            median, low, high = data["time_us"]
-            timing = Timing(
-                float(median), float(low), float(high), int(data["samples"]), str(data["protocol"])
-            )
         return Record(
             key="" if is_old else str(data.get("key", "")),
             text_key=str(data["key"] if is_old else data["text_key"]),
             code=str(data.get("code", "")),
             definition=str(data.get("definition", "")),
             guards=str(data.get("guards", "")),
+            trained=str(data.get("trained", "")),
             id=str(data.get("id", "")),
             operator=str(data["operator"]),
             pass_name=str(data["pass"]),
@@ -109,7 +113,7 @@ def record_from_dict(data: Mapping[str, Any]) -> Record:
             resources=tuple(
                 (k, Resources(*map(int, v))) for k, v in data.get("resources", {}).items()
             ),
-            timing=timing,
+            timing=_timing(data) if "time_us" in data else None,
             accuracy=tuple(
                 OutputAccuracy(k, *map(float, v)) for k, v in data.get("accuracy", {}).items()
             ),
@@ -118,6 +122,18 @@ def record_from_dict(data: Mapping[str, Any]) -> Record:
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise RecordError(f"not a trial record: {type(problem).__name__}: {problem}") from None
+
+
+def _timing(data: Mapping[str, Any]) -> Timing:
+    median, low, high = map(float, data["time_us"])
+    return Timing(
+        median, low, high, int(data["samples"]), str(data["protocol"]),
+        inputs=str(data.get("inputs", RANDOM)),
+        others=tuple(
+            OtherTime(str(inputs), *map(float, times))
+            for inputs, times in data.get("other_us", {}).items()
+        ),
+    )  # fmt: skip
 
 
 def _evidence_to_dict(evidence: Evidence) -> dict[str, Any]:
@@ -135,11 +151,14 @@ def _evidence_to_dict(evidence: Evidence) -> dict[str, Any]:
                 "compiler": run.compiler,
                 "orders": list(run.orders),
                 "tried": [[t.case, t.seed] for t in run.tried],
+                **({"key": run.key} if run.key else {}),
             }
             for run in evidence.host
         ]
     if evidence.host_missing:
         data["host_missing"] = evidence.host_missing
+    if evidence.rules:
+        data["rules"] = evidence.rules
     return data
 
 
@@ -151,10 +170,16 @@ def _evidence(data: Mapping[str, Any]) -> Evidence:
         launches=int(data["launches"]),
         bitwise=bool(data["bitwise"]),
         host=tuple(
-            HostRun(str(run["compiler"]), tuple(map(int, run["orders"])), _tried(run["tried"]))
+            HostRun(
+                str(run["compiler"]),
+                tuple(map(int, run["orders"])),
+                _tried(run["tried"]),
+                str(run.get("key", "")),
+            )
             for run in data.get("host", ())
         ),
         host_missing=str(data.get("host_missing", "")),
+        rules=str(data.get("rules", "")),
     )
 
 

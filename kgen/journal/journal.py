@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kgen.errors import RecordError, StorageError
@@ -25,22 +25,34 @@ class Journal:
         self.path = path
         self.skipped_lines = 0
 
-    def append(self, record: Record) -> None:
-        """Append a record and hand it to the operating system.
+    def append(self, record: Record) -> str:
+        """Append a record, hand it to the operating system, and return its line.
 
         Raises:
             StorageError: If it cannot be written (no permission, disk full).
         """
-        line = json.dumps(record_to_dict(record), separators=(", ", ": ")) + "\n"
+        line = json.dumps(record_to_dict(record), separators=(", ", ": "))
+        self.append_lines(lambda descriptor: [line])
+        return line
+
+    def append_lines(self, choose: Callable[[int], Sequence[str]]) -> None:
+        """Append lines with one write, under the lock of the file.
+
+        Args:
+            choose: Returns the lines; it is given the descriptor of the file, which it may read.
+        Raises:
+            StorageError: If they cannot be written (no permission, disk full).
+        """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
+                text = "".join(line + "\n" for line in choose(descriptor))
                 size = os.fstat(descriptor).st_size
-                if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                    line = "\n" + line  # end the partial line of a killed writer
-                _write_whole(descriptor, line.encode(), size)
+                if size and text and os.pread(descriptor, 1, size - 1) != b"\n":
+                    text = "\n" + text  # end the partial line of a killed writer
+                _write_whole(descriptor, text.encode(), size)
             finally:
                 os.close(descriptor)
         except OSError as problem:
@@ -57,23 +69,47 @@ class Journal:
             RecordError: If a line is whole, but of a format that a newer kgen writes.
         """
         self.skipped_lines = 0
+        for number, line in enumerate(self.read_bytes(0).splitlines(), start=1):
+            record = self._record_of(number, line)
+            if record is not None:
+                yield record
+
+    def follow(self, offset: int = 0) -> tuple[list[Record], int]:
+        """Return the whole records after an offset in bytes, and the offset after them.
+
+        Raises:
+            StorageError, RecordError: As of `read`.
+        """
+        raw = self.read_bytes(offset)
+        whole = raw[: raw.rfind(b"\n") + 1]  # another process may be writing the rest
+        found = (self._record_of(n, line) for n, line in enumerate(whole.splitlines(), start=1))
+        return [record for record in found if record is not None], offset + len(whole)
+
+    def read_bytes(self, offset: int) -> bytes:
+        """The file from an offset; empty if there is no file.
+
+        Raises:
+            StorageError: If the file exists and cannot be read.
+        """
         try:
-            raw = self.path.read_bytes()
+            with self.path.open("rb") as file:
+                file.seek(offset)
+                return file.read()
         except FileNotFoundError:
-            return
+            return b""
         except OSError as problem:
             raise StorageError(f"{self.path}: cannot be read: {problem.strerror}") from None
-        for number, line in enumerate(raw.splitlines(), start=1):
-            if not line.strip():
-                continue
-            try:
-                data = json.loads(line)
-                record = record_from_dict(data)
-            except (ValueError, RecordError):
-                self._refuse_newer(number, line)
-                self.skipped_lines += 1
-            else:
-                yield record
+
+    def _record_of(self, number: int, line: bytes) -> Record | None:
+        """The record of a line; None for an empty or damaged one, which counts as skipped."""
+        if not line.strip():
+            return None
+        try:
+            return record_from_dict(json.loads(line))
+        except (ValueError, RecordError):
+            self._refuse_newer(number, line)
+            self.skipped_lines += 1
+            return None
 
     def _refuse_newer(self, number: int, line: bytes) -> None:
         """Raise RecordError if an unreadable line is a record of a newer kgen."""

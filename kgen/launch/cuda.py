@@ -13,14 +13,14 @@ from kgen.model.artifact import Artifact
 from kgen.model.plan import Launch, Plan
 from kgen.runtime import cuda
 from kgen.runtime.cache import read_file
-from kgen.runtime.cuda import CudaError
+from kgen.runtime.cuda import COOPERATIVE_LAUNCH_TOO_LARGE, CudaError
 from kgen.runtime.launcher import Launcher, make_launcher
 
 if TYPE_CHECKING:
     from kgen.launch.base import Tensors
 
 # Invalid value, out of memory (a kernel's local memory, say), out of resources: nothing has run.
-_REFUSALS = (1, 2, 701)
+_REFUSALS = (1, 2, 701, COOPERATIVE_LAUNCH_TOO_LARGE)
 _WIDTHS = {"p": 8, "q": 8, "f": 4}
 
 
@@ -71,7 +71,7 @@ class LoadedCubin(Module):
         """Load the cubin; see `CudaDevice.load`."""
         super().__init__(artifact)
         self._device = device
-        self._launchers: dict[tuple[str, str, tuple[int, int, int], int, bool], Launcher] = {}
+        self._launchers: dict[object, Launcher] = {}
         try:
             self._module = cuda.CudaModule(read_file(artifact.path), device.ordinal, artifact.path)
         except (CudaError, OSError) as error:
@@ -124,17 +124,20 @@ class LoadedCubin(Module):
                  for v in values]
         key = (launch.kernel, "".join(codes), launch.block, launch.smem_bytes,
                launch.pdl)
-        if key not in self._launchers:  # one launcher serves all buffer sets of a measurement
+        known = (key, launch.blocks if launch.coresident else 0)
+        if known not in self._launchers:  # one launcher serves all buffer sets of a measurement
             try:
                 function = self._module.function(launch.kernel)
                 _check_parameters(launch, codes, function.parameter_bytes())
                 function.allow_smem(launch.smem_bytes)
-                self._launchers[key] = make_launcher(function, *key[1:])
+                if launch.coresident:
+                    function.demand_room(launch.blocks, launch.threads, launch.smem_bytes)
+                self._launchers[known] = make_launcher(function, *key[1:])
             except (CudaError, ValueError) as error:
                 refused = getattr(error, "code", None) in _REFUSALS
                 kind = LaunchRefusedError if refused else LaunchError
                 raise kind(f"{error}\n  {launch_text(launch)}") from None
-        launcher = self._launchers[key]
+        launcher = self._launchers[known]
         arguments = [v.data_ptr() if isinstance(v, torch.Tensor) else v or 0 for v in values]
         return launcher, (*launch.grid, *arguments)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kgen.catalogue import load_profiles, profile_named
 from kgen.catalogue.gpus import profile_of_device
 from kgen.errors import GpuError
@@ -43,6 +45,73 @@ def select_gpu(name: str) -> tuple[GpuProfile, int]:
         f"no {profile.title} in this machine (--gpu {name})\n  here: {_listed(present)}\n"
         "  use --gpu auto for what is here; 'kgen doctor' shows why a GPU may not be seen"
     )
+
+
+def absent_gpu(name: str) -> GpuProfile | None:
+    """The profile that `--gpu` names, if that GPU is not in this machine; else None.
+
+    Raises:
+        GpuError: If there is no such profile.
+    """
+    if name in ("auto", HOST):
+        return None
+    profile = profile_named(name)
+    present = any(device in profile.device_names for device in detect_gpus())
+    return None if present else profile
+
+
+def select_device(name: str, ordinal: int | None) -> tuple[GpuProfile, int]:
+    """Resolve `--gpu` and a CUDA device number.
+
+    Args:
+        name: As of `select_gpu`.
+        ordinal: None: the first device of that GPU. The host takes any number: its "devices" are
+            processes on the same cores.
+    Raises:
+        GpuError: If there is no such device, or if it is of another GPU than `name` says.
+    """
+    if ordinal is None:
+        return select_gpu(name)
+    present = detect_gpus()
+    if name == HOST or (name == "auto" and not present):
+        return profile_named(HOST), ordinal
+    if ordinal >= len(present):
+        raise GpuError(f"no CUDA device {ordinal} in this machine\n  here: {_listed(present)}")
+    profile = profile_of_device(present[ordinal])
+    if profile is None or name not in ("auto", profile.name):
+        raise GpuError(
+            f"CUDA device {ordinal} is no {name if name != 'auto' else 'GPU with a profile'}\n"
+            f"  here: {_listed(present)}"
+        )
+    return profile, ordinal
+
+
+def select_devices(name: str, chosen: Sequence[int] | None) -> dict[GpuProfile, list[int]]:
+    """Resolve `--gpu` and `--devices`.
+
+    Args:
+        name: As of `select_gpu`; `auto` takes devices of every model.
+        chosen: CUDA device numbers; None: all devices of the named GPU.
+    Returns:
+        Device numbers by profile, in the order in which they were chosen.
+    Raises:
+        GpuError: If a device is not there, has no profile, or is of another GPU than `name` says.
+    """
+    present = detect_gpus()
+    if chosen is None:
+        on_host = name == HOST or (name == "auto" and not present)
+        chosen = [0] if on_host else [
+            ordinal
+            for ordinal, device in enumerate(present)
+            if (profile := profile_of_device(device)) is not None
+            and name in ("auto", profile.name)
+        ]
+        if not chosen:
+            select_gpu(name)  # says what is wrong
+    found: dict[str, list[int]] = {}
+    for ordinal in chosen:
+        found.setdefault(select_device(name, ordinal)[0].name, []).append(ordinal)
+    return {profile_named(profile): ordinals for profile, ordinals in found.items()}
 
 
 def _listed(devices: list[str]) -> str:

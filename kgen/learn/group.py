@@ -282,7 +282,7 @@ def open_group(
         configs[config] = None
         problem = Problem(row.dims, row.dtypes)
         # A row whose template has changed since has another kernel than the one measured now.
-        if row in own and session.render(config, problem).digest == row.kernel:
+        if row in own and row.is_measured and session.render(config, problem).digest == row.kernel:
             records.setdefault(config.digest, row.record)
             (tuned if row.origin == TUNED else learnt)[problem] = config
     for variant in entry.space.of_pass(session.pass_name):
@@ -295,7 +295,7 @@ def open_group(
         records=records,
         kept=frozenset(records),
         tuned=tuned,
-        taken=frozenset(Problem(row.dims, row.dtypes) for row in own),
+        taken=frozenset(Problem(row.dims, row.dtypes) for row in own if row.is_measured),
         problems=training_problems(group, entry.operator, session.pass_name, points),
         learnt=learnt,
     )

@@ -29,6 +29,8 @@ class Launch:
         pdl: Whether it uses programmatic dependent launch: it may begin before the kernel before it
             in the stream has ended. A later launch of a plan does not if all earlier launches are
             empty, because its kernel does not wait for the kernel before the plan.
+        coresident: Whether its CTAs wait for each other at grid barriers, so that the GPU must have
+            room for all of them at once.
     """
 
     kernel: str
@@ -37,6 +39,12 @@ class Launch:
     smem_bytes: int
     args: tuple[str | int, ...]
     pdl: bool = False
+    coresident: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
 
     @property
     def threads(self) -> int:
@@ -94,7 +102,7 @@ def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfil
         pdl = _uses_pdl(spec, env, variant, gpu)
         if launches and all(launch.is_empty for launch in launches):
             pdl = False
-        launches.append(Launch(spec.kernel, grid, block, smem, args, pdl))
+        launches.append(Launch(spec.kernel, grid, block, smem, args, pdl, spec.coresident))
     workspaces = tuple(
         Workspace(w.name, w.dtype, _whole(w.elements, env, variant, w.name))
         for w in variant.workspaces

@@ -11,6 +11,9 @@ from kgen.model.digest import digest_of
 COLD, WARM = "cold", "warm"
 """The content of L2 when a kernel is timed: none of its inputs, or all that fit."""
 
+RANDOM, TRAINED = "random", "trained"
+"""The inputs that a kernel is timed on: the case `normal`, and those of a trained model."""
+
 
 class Fate(StrEnum):
     """How a trial ended."""
@@ -41,8 +44,25 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherTime:
+    """Device time on other inputs than those that count: it is not longer.
+
+    Attributes:
+        inputs: Their name.
+        median_us: Median of the samples, microseconds.
+        low_us: First quartile.
+        high_us: Third quartile.
+    """
+
+    inputs: str
+    median_us: float
+    low_us: float
+    high_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
-    """Device time of one execution of a plan.
+    """Device time of one execution of a plan: of several inputs, on those where it is slowest.
 
     Attributes:
         median_us: Median of the samples, microseconds.
@@ -51,6 +71,8 @@ class Timing:
         samples: Number of samples.
         protocol: How it was measured, one line:
             `graph of 64, 97 buffer sets, cold L2, median +-0.4 %`.
+        inputs: The inputs that it was measured on.
+        others: Times on other inputs; empty if there are none, or if they were not timed.
     """
 
     median_us: float
@@ -58,6 +80,14 @@ class Timing:
     high_us: float
     samples: int
     protocol: str
+    inputs: str = RANDOM
+    others: tuple[OtherTime, ...] = ()
+
+    @property
+    def by_inputs_us(self) -> dict[str, float]:
+        """Medians by the name of the inputs, the random ones first."""
+        found = {self.inputs: self.median_us} | {o.inputs: o.median_us for o in self.others}
+        return dict(sorted(found.items(), key=lambda item: item[0] != RANDOM))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +127,14 @@ class HostRun:
         orders: Seeds of the orders in which the threads of a block ran, one launch each on every
             input set; 0: by rank.
         tried: Input sets.
+        key: Digest of the source without comments, and of the compiler with its flags: what was
+            run. Empty in records that are older than the field.
     """
 
     compiler: str
     orders: tuple[int, ...]
     tried: tuple[Tried, ...]
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +150,8 @@ class Evidence:
         bitwise: Whether all launches had to give the same bits.
         host: Runs of the same source on the CPU; empty unless it is a certificate.
         host_missing: Why there are none.
+        rules: Digest of how kgen proves (`kgen.trial.proof_rules`); empty in records that are
+            older than the field.
     """
 
     seed: int
@@ -126,6 +161,7 @@ class Evidence:
     bitwise: bool
     host: tuple[HostRun, ...] = ()
     host_missing: str = ""
+    rules: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +187,8 @@ class Record:
         definition: Digest of the operator's definition and inputs (`kgen.trial.definition`); empty
             in records that are older than the field.
         guards: Digest of the calls that its variant admits; likewise.
+        trained: Digest of how the trained inputs of its time are drawn (`trained_digest`); empty if
+            it was timed on random inputs alone.
         environment: Digest of the environment (see the report).
         resources: Per kernel, in launch order; empty if it was not built.
         timing: Of a verified trial.
@@ -181,6 +219,7 @@ class Record:
     id: str = ""
     definition: str = ""
     guards: str = ""
+    trained: str = ""
 
     def __post_init__(self) -> None:
         if not self.id:

@@ -38,6 +38,8 @@ class Tensor:
         layout_of: An input of the same dims and dtype. The output is allocated without gaps and
             with the order of dims in memory of that input. Empty: contiguous.
         flatten_leading: Whether a user may pass any number of leading dims for dims[0].
+        in_out: Of an input: kernels read it and write its new values into the same memory. The
+            definition returns the new values under the same name.
         doc: One line for the generated docstring.
     """
 
@@ -48,6 +50,7 @@ class Tensor:
     flatten_leading: bool = False
     layout_of: str = ""
     doc: str = ""
+    in_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,16 @@ class Pass:
     def tensors(self) -> tuple[Tensor, ...]:
         """Inputs, then outputs, including those that a problem leaves out."""
         return self.inputs + self.outputs
+
+    @property
+    def in_outs(self) -> tuple[Tensor, ...]:
+        """The inputs that a kernel writes as well."""
+        return tuple(t for t in self.inputs if t.in_out)
+
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        """All that a kernel writes: outputs, then the inputs that it updates."""
+        return self.outputs + self.in_outs
 
     def present(self, dtypes: Mapping[str, str]) -> Pass:
         """The pass without the tensors whose dtype is `none`.
@@ -106,6 +119,17 @@ class Signature:
                     if dim not in tensor.dims:
                         raise ProblemError(f"{where} has no dim '{dim}' whose stride is free\n  "
                                            f"{suggest(dim, tensor.dims)}")
+                if tensor.in_out and (tensor.flatten_leading or tensor in pass_.outputs):
+                    raise ProblemError(
+                        f"{where} is in_out, and must be an input whose dims are not flattened: a "
+                        "call may copy the others\n  next: declare it among the inputs, without "
+                        "flatten_leading"
+                    )
+                if tensor.in_out and len(self.passes) > 1:
+                    raise ProblemError(
+                        f"{where} is in_out, but there is another pass: what a call overwrites has "
+                        "no gradient\n  next: declare an operator of one pass for it"
+                    )
                 if tensor.dtype not in dtypes:
                     raise ProblemError(f"{where} has unknown dtype '{tensor.dtype}'\n  "
                                        f"{suggest(tensor.dtype, dtypes)}")

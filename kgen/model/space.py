@@ -70,6 +70,9 @@ class LaunchSpec:
             a later launch calls `griddepcontrol_wait` before it touches what the one before reads
             or writes. The first kernel of a plan does not know what precedes it: each of its
             threads waits before all else, and only then lets the next kernel start.
+        coresident: Whether CTAs of the kernel wait for each other at grid barriers: the template
+            exports it with KGEN_EXPORT_CTA_GROUPS. A GPU without room for the whole grid at once
+            is refused.
     """
 
     kernel: str
@@ -78,6 +81,7 @@ class LaunchSpec:
     smem: Expr
     args: tuple[str | Expr, ...]
     pdl: Expr | None = None
+    coresident: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from kgen.model.signature import (
     Signature,
     Tensor,
 )
+from kgen.operators import _trained as trained
 from kgen.operators._shared import case_factor, moved_bytes, root_sum_square_scale
 from kgen.operators._wkv_definition import decays, definition, recurrence
 from kgen.operators._wkv_peers import SLOW_PEERS, peers
@@ -383,4 +384,5 @@ def operator(
         head_dims=("K", "V"),
         widens=True,
         slow_peers=SLOW_PEERS,
+        trained=trained.wkv,
     )

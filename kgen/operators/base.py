@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # light commands (`kgen ops`) list operators without importin
     MakeInputs = Callable[
         [str, Problem, str, torch.Generator, torch.device], dict[str, torch.Tensor]
     ]
+    Trained = Callable[[str, Problem, Tensors, torch.Generator], dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,13 @@ class Operator:
         slow_peers: Names of peers that run only on request or in a profile, because a tune would
             wait for them.
         gradients: The gradient connections that the tensors' names do not define.
+        untouched: (pass, inputs) -> by name of an in-out tensor a bool tensor, broadcastable to
+            it: where a call must leave every bit as it was. None: nowhere.
+        trained: (pass, problem, inputs of the case `normal`, generator) -> those of them that
+            differ in a trained model, with the same shapes and dtypes. Kernels and peers are timed
+            on both, and the slower time counts (decision 0041). Its docstring says where the
+            distributions are from. They are for timing alone: no verdict depends on them, and a
+            change of them makes no record invalid. None: only `normal` is timed.
     """
 
     name: str
@@ -126,6 +134,8 @@ class Operator:
     widens: bool = False
     slow_peers: tuple[str, ...] = ()
     gradients: Gradients = Gradients()
+    untouched: Callable[[str, Tensors], dict[str, torch.Tensor]] | None = None
+    trained: Trained | None = None
 
     def default_problems(self, pass_name: str, on_host: bool) -> tuple[str, ...]:
         """The problems that a pass is tuned for by default."""

@@ -246,6 +246,29 @@ def make_inputs(
     return drawn
 
 
+def trained(
+    pass_name: str, problem: Problem, inputs: Tensors, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """q and k with a scale for each channel, k with large channels and a first step that is large.
+
+    In each head one key channel in 32 is ten times as large in every step: the outlier channels of
+    key caches, Liu et al. 2024, arXiv:2402.02750 (KIVI), and Hooper et al. 2024, arXiv:2401.18079.
+    The first step's key is four times as large, an attention sink: Xiao et al. 2023,
+    arXiv:2309.17453. The papers are of softmax attention. The spread of the other channels, a
+    factor of e^0.4, is assumed.
+    """
+    import torch
+
+    q, k = inputs["q"], inputs["k"]
+    heads, features = k.shape[1], k.shape[3]
+    spread = torch.randn(2, heads, 1, features, generator=generator, device=k.device)
+    of_q, of_k = (0.4 * spread).exp()
+    of_k[..., 7::32] = 10.0
+    found = {"q": (q * of_q).to(q.dtype), "k": (k * of_k).to(k.dtype)}
+    found["k"][:, :, :1] *= 4.0
+    return found
+
+
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
@@ -345,4 +368,5 @@ OPERATOR = Operator(
     serial_dims=("T",),
     head_dims=("E", "M"),
     widens=True,
+    trained=trained,
 )

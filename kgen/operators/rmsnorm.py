@@ -192,6 +192,34 @@ def _hard_weight(w: torch.Tensor, case: str, problem: Problem) -> torch.Tensor:
     return w
 
 
+def trained(
+    pass_name: str, problem: Problem, inputs: Tensors, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """x, the residual and rstd with outlier channels and massive activations.
+
+    One channel in 512 is 20 to 100 times as large in every row: outlier features, Dettmers et al.
+    2022, arXiv:2208.07339. Two channels are 1000 times as large in one row of 512, that of a first
+    token: massive activations, Sun et al. 2024, arXiv:2402.17762 (of LLaMA2-7B the channels 1415
+    and 2533). How often they are is assumed; the papers count them for some models.
+    """
+    import torch
+
+    x = inputs["x"]
+    rows, columns = x.shape
+    factor = torch.ones(columns, device=x.device)
+    outliers = factor[columns // 3 :: 512]
+    uniform = torch.rand(outliers.shape, generator=generator, device=x.device)
+    outliers.copy_(20 + 80 * uniform)
+    found = {"x": x * factor.to(x.dtype)}
+    for column in (columns // 4, columns - columns // 4 - 1):
+        found["x"][: rows : 512, column] = 1000.0
+    if "rstd" in inputs:
+        found["rstd"] = _wide_rstd(found["x"], EPS)
+    if "residual" in inputs:
+        found["residual"] = inputs["residual"] * factor.to(x.dtype)
+    return found
+
+
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
@@ -390,4 +418,5 @@ OPERATOR = Operator(
     gradients=Gradients(saved={"x": ("h", "x")}, shared={"residual": "dx"}),
     scale=scale,
     slab_dim="M",
+    trained=trained,
 )

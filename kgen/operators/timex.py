@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -221,6 +222,31 @@ def make_inputs(
     return {"w": w.to(w_dtype), **drawn}
 
 
+def trained(
+    pass_name: str, problem: Problem, inputs: Tensors, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """w and k of RWKV's time mixing, for which the operator was written.
+
+    w[c, T-1] = exp(first_c) and w[c, T-1-d] = exp(-(d - 1) exp(decay_c)): the filters of
+    https://github.com/BlinkDL/RWKV-LM, RWKV-v3/src/model.py, with the decay of its initialisation,
+    -5 + 8 place^1.35 in the middle layer, and log 0.3 with a zigzag of 0.5 as first. Strong
+    channels are among them: most of their taps are 0 or subnormal. k is exp(key) * value there,
+    with keys and values of unit variance, as at the initialisation.
+    """
+    import torch
+
+    w, k = inputs["w"], inputs["k"]
+    channels, steps = w.shape
+    place = torch.arange(channels, device=w.device)
+    decay = (-5 + 8 * (place / max(channels - 1, 1)) ** 1.35).exp()[:, None]
+    taps = torch.exp(-decay * torch.arange(steps - 2, -2, -1, device=w.device))
+    if steps:
+        taps[:, -1] = math.log(0.3) + 0.5 * ((place + 1) % 3 - 1)
+        taps[:, -1].exp_()
+    key = torch.randn(k.shape, generator=generator, device=k.device)
+    return {"w": taps.to(w.dtype), "k": (key.exp() * k).to(k.dtype)}
+
+
 def scale(
     pass_name: str, inputs: Tensors, outputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
@@ -342,4 +368,5 @@ OPERATOR = Operator(
     aliases=("depthwise_conv1d",),
     slab_dim="C",
     widens=True,
+    trained=trained,
 )

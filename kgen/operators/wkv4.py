@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kgen.model.problem import Problem
 from kgen.model.signature import Dim, DTypeField, Option, Pass, Signature, Tensor
+from kgen.operators import _trained as trained
 from kgen.operators._shared import case_factor, moved_bytes
 from kgen.operators._wkv4_definition import EMPTY, definition, scale
 from kgen.operators._wkv4_peers import peers
@@ -214,4 +215,5 @@ OPERATOR = Operator(
     repeats=("B",),
     serial_dims=("T",),
     widens=True,
+    trained=trained.wkv4,
 )  # fmt: skip

@@ -19,7 +19,9 @@ OPERATOR = operator(
     per_step=True,
     problems={
         "cuda": (*_TRAINED, f"B=128,T=1,H=32,K=64,V=64,dtype=bf16,{STATES}"),
-        "cuda backward": _TRAINED,
+        "cuda backward": (
+            *_TRAINED, "B=1,N=8,T=8192,H=32,K=64,V=64,dtype=bf16,cu_seqlens_dtype=int32",
+        ),
         "host": (
             "B=1,T=33,H=2,K=16,V=16,dtype=fp32",
             f"B=1,T=20,H=1,K=9,V=5,dtype=bf16,{STATES}",

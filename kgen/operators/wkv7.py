@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from kgen.model.problem import Problem
+from kgen.operators import _trained as trained
 from kgen.operators._shared import moved_bytes, root_sum_square_scale
 from kgen.operators._wkv7_definition import decays, definition, recurrence
 from kgen.operators._wkv7_inputs import CASES, make_inputs
@@ -128,4 +129,5 @@ OPERATOR = Operator(
     head_dims=("K", "V"),
     widens=True,
     slow_peers=SLOW_PEERS,
+    trained=trained.wkv7,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kgen import __version__
 from kgen.build import open_compiler
-from kgen.emit import PACKAGE, Contents, read_contents, write_all
+from kgen.emit import LICENCE, PACKAGE, Contents, read_contents, write_all
 from kgen.errors import OptionError, RecordError
 from kgen.model.population import PopulationProblem
 from kgen.package.cubins import KernelSource, check_arch, compile_cubins
@@ -121,6 +121,7 @@ def package(
         {f"{PACKAGE}/{name}": data for name, data in {**files, MANIFEST: listing}.items()},
         {"kgen.json": (json.dumps(build, indent=2) + "\n").encode()},
         f"kgen {__version__}",
+        {f"{PACKAGE}/{LICENCE}": files[LICENCE]} if LICENCE in files else {},
     )
     name = wheel_name(project)
     write_all(wheel_dir, {name: wheel})

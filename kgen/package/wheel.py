@@ -11,7 +11,7 @@ import hashlib
 import io
 import tomllib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kgen.errors import RecordError
@@ -33,6 +33,7 @@ class Project:
         readme: Markdown.
         requires_python: `>=3.11`.
         dependencies: Requirements, such as `torch>=2.6`.
+        licence: SPDX expression, `Apache-2.0`; empty where not all files have one licence.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Project:
     readme: str
     requires_python: str
     dependencies: tuple[str, ...]
+    licence: str = ""
 
     @property
     def stem(self) -> str:
@@ -57,7 +59,8 @@ def read_project(text: str, readme: str) -> Project:
     try:
         data = tomllib.loads(text)["project"]
         return Project(data["name"], data["version"], data["description"], readme,
-                       data["requires-python"], tuple(data["dependencies"]))
+                       data["requires-python"], tuple(data["dependencies"]),
+                       data.get("license", ""))
     except (KeyError, TypeError, tomllib.TOMLDecodeError) as problem:
         raise RecordError(
             "pyproject.toml does not have the format that kgen writes: "
@@ -72,7 +75,8 @@ def wheel_name(project: Project) -> str:
 
 
 def wheel_bytes(
-    project: Project, files: Mapping[str, bytes], info: Mapping[str, bytes], generator: str
+    project: Project, files: Mapping[str, bytes], info: Mapping[str, bytes], generator: str,
+    licences: Mapping[str, bytes],
 ) -> bytes:
     """Return a wheel in wheel format 1.0.
 
@@ -81,11 +85,13 @@ def wheel_bytes(
         files: Installed files by path.
         info: More files for the `.dist-info` folder, by name.
         generator: Name and version of the program that writes it.
+        licences: Texts of licences, by the path of each in the library.
     """
     folder = f"{project.stem}.dist-info"
     described = {
         **info,
-        "METADATA": _metadata(project).encode(),
+        **{f"licenses/{name}": content for name, content in licences.items()},
+        "METADATA": _metadata(project, sorted(licences)).encode(),
         "WHEEL": (f"Wheel-Version: 1.0\nGenerator: {generator}\nRoot-Is-Purelib: true\n"
                   f"Tag: {TAG}\n").encode(),
     }
@@ -105,12 +111,14 @@ def wheel_bytes(
     return out.getvalue()
 
 
-def _metadata(project: Project) -> str:
+def _metadata(project: Project, licences: Sequence[str]) -> str:
     lines = [
-        "Metadata-Version: 2.1",
+        "Metadata-Version: 2.4",
         f"Name: {project.name}",
         f"Version: {project.version}",
         f"Summary: {project.summary}",
+        *([f"License-Expression: {project.licence}"] if project.licence else []),
+        *(f"License-File: {name}" for name in licences),
         f"Requires-Python: {project.requires_python}",
         *(f"Requires-Dist: {dependency}" for dependency in project.dependencies),
         "Description-Content-Type: text/markdown",

@@ -21,6 +21,7 @@ from kgen.report.searches import Search
 from kgen.report.storage import (
     load_report,
     merge_reports,
+    read_document,
     update_report,
     write_report,
     write_whole,
@@ -51,6 +52,7 @@ __all__ = [
     "print_markdown",
     "print_report",
     "print_summary",
+    "read_document",
     "update_report",
     "write_report",
     "write_whole",

@@ -9,6 +9,7 @@ from kgen.report.model import Report
 from kgen.report.tables import ReportRow, format_us
 from kgen.report.verdicts import Tally, spell_standing
 
+HOST = "host"
 _ROWS = 16  # of a pass; a screen has both passes of an operator
 _NAME = 36
 
@@ -26,6 +27,8 @@ def print_brief(report: Report, rows: Sequence[ReportRow], whole: bool = False) 
         for e in report.environments.values()
     )
     lines = [f"{report.operator} on {report.gpu} ({'; '.join(devices)})"]
+    if report.gpu == HOST:
+        lines.append("  (a CPU runs each CUDA thread as a fiber: times say nothing of a GPU's)")
     for pass_name in dict.fromkeys(row.report.pass_name for row in rows):
         lines += ["", *_pass(report, pass_name, rows, whole)]
     if not rows:

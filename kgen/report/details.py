@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kgen.model.config import Config
 from kgen.model.record import Timing
+from kgen.report.by_inputs import by_inputs
 from kgen.report.model import Environment, ProblemReport
 from kgen.report.searches import Search
 from kgen.report.tables import ReportRow, format_us
@@ -50,6 +51,7 @@ def _final(entry: ProblemReport) -> list[str]:
     width = max(map(len, ["kgen", "runner-up", "floor", *(p.name for p in peers)]))
     lines = ["  final: winner and peers took turns in one run",
              f"    {'kgen':{width}}  {_spelled(timing)}  {entry.chosen.label}"]
+    lines += _by_inputs(timing, width)
     if (second := entry.runner_up) is not None:
         tie = ", a tie" if runner_up_is_tie(entry) else ""
         lines.append(f"    {'runner-up':{width}}  {format_us(second.median_us):>8} us "
@@ -59,12 +61,18 @@ def _final(entry: ProblemReport) -> list[str]:
         ratio = peer.timing.median_us / timing.median_us
         tie = ", a tie" if is_tie(timing, peer.timing) else ""
         lines.append(f"    {peer.name:{width}}  {_spelled(peer.timing)}  {ratio:.2f}x{tie}")
+        lines += _by_inputs(peer.timing, width)
     lines.append(f"    {'floor':{width}}  {format_us(entry.floor_us):>8} us, "
                  f"{100 * entry.floor_share:.1f} % reached")
     lines.append(f"    {timing.protocol}")
     if entry.slowed:
         lines.append(f"    suspect: the clocks were held down ({entry.slowed})")
     return lines
+
+
+def _by_inputs(timing: Timing, width: int) -> list[str]:
+    times = by_inputs(timing)
+    return [f"    {'':{width}}  {times}"] if times else []
 
 
 def _spelled(timing: Timing) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kgen.model.record import RANDOM, TRAINED
 from kgen.report.model import Environment
 from kgen.report.searches import Search
 from kgen.report.tables import ReportRow
@@ -18,8 +19,9 @@ from kgen.report.verdicts import runner_up_is_tie, standing
 def flat_row(row: ReportRow, search: Search) -> dict[str, Any]:
     """One problem as plain data. Times are microseconds.
 
-    `median_us` is of the final, in which winner and peers took turns; `search_best_us` of the
-    single measurement that was the least of the search.
+    `median_us` is of the final, in which winner and peers took turns, on the inputs where the
+    winner was slower: `inputs`; `random_us` and `trained_us` are both times. `search_best_us` is of
+    the single measurement that was the least of the search.
     """
     entry, fastest = row.report, row.fastest
     timing, second, best = entry.chosen.timing, entry.runner_up, search.best
@@ -32,6 +34,9 @@ def flat_row(row: ReportRow, search: Search) -> dict[str, Any]:
         "median_us": timing.median_us,
         "low_us": timing.low_us,
         "high_us": timing.high_us,
+        "inputs": timing.inputs,
+        "random_us": timing.by_inputs_us.get(RANDOM),
+        "trained_us": timing.by_inputs_us.get(TRAINED),
         "floor_us": entry.floor_us,
         "floor_share": entry.floor_share,
         "fastest_peer": fastest.name if fastest else "",

@@ -15,16 +15,17 @@ from typing import Any
 
 from kgen import __version__
 from kgen.report.page_data import PageData, Shown, page_data
+from kgen.report.population_map import PopulationMap
 from kgen.report.tables import format_us
 
 _SCRIPTS = ("d3.min.js", "plot.min.js", "report.js")
 
 
-def render_html(shown: Sequence[Shown]) -> str:
-    """Return the page of some reports."""
+def render_html(shown: Sequence[Shown], maps: Sequence[PopulationMap] = ()) -> str:
+    """Return the page of some reports, with maps of populations."""
     import jinja2
 
-    data: PageData = page_data(shown)
+    data: PageData = page_data(shown, maps)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("kgen.report", "web"),
         autoescape=True,
@@ -37,6 +38,7 @@ def render_html(shown: Sequence[Shown]) -> str:
         version=__version__,
         operators=data.page["operators"],
         rows=data.page["rows"],
+        maps=data.page["maps"],
         has_searches=any(row["search"]["trials"] for row in data.page["rows"]),
         style=_web("report.css"),
         scripts=[_web(name) for name in _SCRIPTS],

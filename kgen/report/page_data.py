@@ -18,9 +18,11 @@ from kgen.model.config import Config
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate, Record, Timing
 from kgen.operators.base import Operator
+from kgen.report.by_inputs import by_inputs
 from kgen.report.compared import Pair, differing_environments
 from kgen.report.details import environment_facts, evidence_lines, repeat_commands
 from kgen.report.model import Report
+from kgen.report.population_map import PopulationMap, map_data, shape_and_kind
 from kgen.report.searches import Search, search_of
 from kgen.report.tables import ReportRow
 from kgen.report.verdicts import Tally, runner_up_is_tie, standing
@@ -62,8 +64,8 @@ class PageData:
     sources: dict[str, str]
 
 
-def page_data(shown: Sequence[Shown]) -> PageData:
-    """Collect what the page shows."""
+def page_data(shown: Sequence[Shown], maps: Sequence[PopulationMap] = ()) -> PageData:
+    """Collect what the page shows: reports, and what the library does on populations."""
     sources: dict[str, str] = {}
     rules: dict[tuple[str, str, str], int] = {}
     operators = []
@@ -82,6 +84,7 @@ def page_data(shown: Sequence[Shown]) -> PageData:
         "rows": rows,
         "rules": [list(rule) for rule in rules],
         "roofs": _roofs(shown, rows),
+        "maps": [map_data(one) for one in maps],
     }
     return PageData(page, sources)
 
@@ -137,7 +140,7 @@ def _row(
         "pass": entry.pass_name,
         "name": row.label,
         "key": entry.problem,
-        **_split(row.label),
+        **shape_and_kind(row.label),
         **_timing(entry.chosen.timing),
         "protocol": entry.chosen.timing.protocol,
         "floor": entry.floor_us,
@@ -179,16 +182,11 @@ def _row(
     }
 
 
-def _split(label: str) -> dict[str, str]:
-    """A short name as shape and dtypes with the rest: rows and columns of the coverage map."""
-    words = label.split()
-    first = next((i for i, w in enumerate(words) if not w[-1:].isdigit() or w[:1].islower()),
-                 len(words))
-    return {"shape": " ".join(words[:first]), "kind": " ".join(words[first:])}
-
-
-def _timing(timing: Timing) -> dict[str, float]:
-    return {"us": timing.median_us, "low": timing.low_us, "high": timing.high_us}
+def _timing(timing: Timing) -> dict[str, Any]:
+    """Of several inputs, the time that counts, and in `inputs` the text of all."""
+    found = {"us": timing.median_us, "low": timing.low_us, "high": timing.high_us}
+    times = by_inputs(timing)
+    return {**found, "inputs": times} if times else found
 
 
 def _runner_up_interval(search: Search, record: str, median: float) -> dict[str, float]:

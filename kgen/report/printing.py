@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kgen.model.record import COLD
+from kgen.report.by_inputs import by_inputs
 from kgen.report.details import environment_facts
 from kgen.report.model import Environment, ProblemReport, Proof, Report
 
@@ -65,6 +66,7 @@ def _details(p: ProblemReport) -> list[str]:
         f"    trials  {p.trials.count} ({fates or 'none'}) in {p.trials.search_seconds:.1f} s, "
         f"compilers {p.trials.compile_seconds:.1f} s",
     ]
+    lines += [f"    inputs  {who}: {times}" for who, times in _by_inputs(p)]
     for kernel in p.chosen.kernels:
         facts = [f"{kernel.threads} threads"]
         if kernel.registers is not None:
@@ -96,6 +98,12 @@ def _details(p: ProblemReport) -> list[str]:
     for rule in p.space.refused:
         lines.append(_cut(f"    refused {rule.configs} configs: {rule.rule} ({rule.why})"))
     return lines
+
+
+def _by_inputs(p: ProblemReport) -> list[tuple[str, str]]:
+    """Contenders that were timed on several inputs, with these times."""
+    timings = [("kgen", p.chosen.timing), *((peer.name, peer.timing) for peer in p.peers)]
+    return [(name, times) for name, timing in timings if (times := by_inputs(timing))]
 
 
 def _evidence(proof: Proof) -> list[str]:

@@ -18,13 +18,24 @@ def load_report(path: str | Path) -> Report:
     Raises:
         RecordError: If there is no such file or it deviates from the schema; names line and key.
     """
+    return decode(read_document(path, "no such report; kgen tune writes it"), str(path))
+
+
+def read_document(path: str | Path, missing: str) -> str:
+    """Return the text of a document.
+
+    Args:
+        path: Of the document.
+        missing: What to say if there is no such file.
+    Raises:
+        RecordError: If there is no such file or it cannot be read.
+    """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise RecordError(f"{path}: no such report; kgen tune writes it") from None
+        raise RecordError(f"{path}: {missing}") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise RecordError(f"{path}: cannot be read: {problem}") from None
-    return decode(text, str(path))
 
 
 def write_report(path: str | Path, report: Report) -> None:

@@ -210,6 +210,8 @@ def _environment(e: Environment) -> str:
 def _table(rows: Sequence[ReportRow]) -> str:
     peers = list(dict.fromkeys(peer.name for row in rows for peer in row.report.peers))
     head = ["problem", "kgen", *peers, "floor", "share of floor", "fastest peer / kgen"]
+    several = any(row.report.chosen.timing.others for row in rows)
+    head += ["kgen by inputs"] if several else []
     cells = []
     for row in rows:
         times = {peer.name: peer.timing.median_us for peer in row.report.peers}
@@ -218,8 +220,15 @@ def _table(rows: Sequence[ReportRow]) -> str:
             row.label, _time(row.kgen_us, least),
             *(_time(times[n], least) if n in times else _NO_VALUE for n in peers),
             format_us(row.report.floor_us), _share(row.report), _ratio(row.ratio),
+            *([_by_inputs(row.report)] if several else []),
         ])
     return _markdown_table(head, cells)
+
+
+def _by_inputs(report: ProblemReport) -> str:
+    """`random 480, trained 1892`."""
+    times = report.chosen.timing.by_inputs_us.items()
+    return ", ".join(f"{inputs} {format_us(us)}" for inputs, us in times)
 
 
 def _time(us: float, least: float) -> str:
@@ -240,6 +249,9 @@ def _remarks(rows: Sequence[ReportRow]) -> Iterator[str]:
     remarks = []
     if not any(row.report.peers for row in rows):
         remarks.append("- No peer was timed in the runs of this table.")
+    if any(row.report.chosen.timing.others for row in rows):
+        remarks.append("- Of the times by inputs the slower counts, for kgen and for each peer "
+                       "([timing inputs](measurement.md#inputs)).")
     for row in rows:
         if row.report.slowed:
             remarks.append(f"- {row.label}: clocks were held down during the run "

@@ -5,8 +5,10 @@
  * PyTorch only through Python objects. If this extension was not built, calls take the general path.
  *
  *   path = FastPath(check, given, launches, scalars, stream, device, current_device, outputs, scratch,
- *                 data_ptr, is_grad_enabled, alignment)
- *   made = path(x, None, 1e-6)      a tensor, a tuple of tensors, or None: take the general path
+ *                 data_ptr, is_grad_enabled, alignment, result)
+ *   made = path(x, None, 1e-6)      a tensor, a `result` of tensors, or None: take the general path
+ *
+ * `result` is `tuple`, or a subclass as `collections.namedtuple` makes it, without a state of its own.
  *
  * A launch is (launcher, arguments, slots). Each byte of slots is the index of the call's value that
  * the argument is, or 255 for a constant argument. The values are the stream, the addresses of
@@ -40,6 +42,7 @@ typedef struct {
     PyObject *scratch;         /* tuple: an allocator of each */
     PyObject *data_ptr;        /* of a tensor */
     PyObject *is_grad_enabled; /* () */
+    PyTypeObject *result;      /* of several outputs */
     unsigned long long below_alignment;
     PyObject *requires_grad, *zero; /* a name, and an address that is none */
     Py_ssize_t made;                /* number of present outputs */
@@ -142,7 +145,7 @@ static int push_inputs(FastPath *self, Values *values, PyObject *const *tensors,
 static int push_outputs(FastPath *self, Values *values, PyObject **found) {
     const Py_ssize_t count = PyTuple_GET_SIZE(self->outputs);
     Py_ssize_t filled = 0;
-    if (self->made != 1 && (*found = PyTuple_New(self->made)) == NULL)
+    if (self->made != 1 && (*found = self->result->tp_alloc(self->result, self->made)) == NULL)
         return -1;
     for (Py_ssize_t i = 0; i < count; ++i) {
         PyObject *make = PyTuple_GET_ITEM(self->outputs, i);
@@ -285,17 +288,24 @@ static int read_launches(FastPath *self, PyObject *launches, Py_ssize_t values) 
 static PyObject *ready_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *names[] = {"check", "given", "launches", "scalars", "stream", "device",
                             "current_device", "outputs", "scratch", "data_ptr", "is_grad_enabled",
-                            "alignment", NULL};
+                            "alignment", "result", NULL};
     PyObject *check, *given, *launches, *stream, *device, *current_device, *outputs, *scratch;
-    PyObject *data_ptr, *is_grad_enabled;
+    PyObject *data_ptr, *is_grad_enabled, *result;
     Py_ssize_t scalars;
     unsigned long long alignment;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!O!nOO!OO!O!OOK:FastPath", names, &check,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!O!nOO!OO!O!OOKO!:FastPath", names, &check,
                                      &PyTuple_Type, &given, &PyTuple_Type, &launches, &scalars,
                                      &stream, &PyLong_Type, &device, &current_device, &PyTuple_Type,
                                      &outputs, &PyTuple_Type, &scratch, &data_ptr, &is_grad_enabled,
-                                     &alignment))
+                                     &alignment, &PyType_Type, &result))
         return NULL;
+    /* Its items are filled in without its own __new__, so it must not have more than items. */
+    PyTypeObject *shape = (PyTypeObject *)result;
+    if (!PyType_IsSubtype(shape, &PyTuple_Type) ||
+        shape->tp_basicsize != PyTuple_Type.tp_basicsize) {
+        PyErr_Format(PyExc_TypeError, "result must be tuple or a named tuple, got %R", result);
+        return NULL;
+    }
     if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
         PyErr_Format(PyExc_ValueError, "alignment must be a power of two, got %llu", alignment);
         return NULL;
@@ -322,6 +332,7 @@ static PyObject *ready_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     self->scratch = Py_NewRef(scratch);
     self->data_ptr = Py_NewRef(data_ptr);
     self->is_grad_enabled = Py_NewRef(is_grad_enabled);
+    self->result = (PyTypeObject *)Py_NewRef(result);
     self->below_alignment = alignment - 1;
     self->inputs = inputs;
     self->scalars = scalars;
@@ -349,6 +360,7 @@ static int ready_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(self->scratch);
     Py_VISIT(self->data_ptr);
     Py_VISIT(self->is_grad_enabled);
+    Py_VISIT(self->result);
     return 0;
 }
 
@@ -364,6 +376,7 @@ static int ready_clear(PyObject *object) {
     Py_CLEAR(self->outputs);
     Py_CLEAR(self->scratch);
     Py_CLEAR(self->is_grad_enabled);
+    Py_CLEAR(self->result);
     Py_CLEAR(self->data_ptr);
     Py_CLEAR(self->requires_grad);
     Py_CLEAR(self->zero);
@@ -388,7 +401,7 @@ static PyMemberDef ready_members[] = {
 
 PyDoc_STRVAR(ready_doc,
              "FastPath(check, given, launches, scalars, stream, device, current_device, outputs, scratch, "
-             "data_ptr, is_grad_enabled, alignment)\n--\n\n"
+             "data_ptr, is_grad_enabled, alignment, result)\n--\n\n"
              "The launches of a call whose layouts were seen before: path(*tensors, *scalars).");
 
 static PyType_Slot ready_slots[] = {

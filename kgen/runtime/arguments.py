@@ -78,6 +78,9 @@ def bind_arguments(
     dims, leading = _extents(signature, given)
     dtypes = _dtypes(signature, tensors, flags)
     _check_scalars(signature, scalars)
+    for argument, tensor in given:
+        if argument.in_out:
+            _check_written(signature, argument, tensor)
     strides, copies = _strides(signature, given, dims)
     shapes = tuple(
         (*leading[output.dims[0]], *(extent_of(name, dims) for name in output.dims[1:]))
@@ -143,6 +146,19 @@ def _allowed(field: DTypeField | Option, chosen: dict[str, str]) -> tuple[str, .
 
 
 Given = Sequence[tuple[Argument, Tensor]]
+
+
+def _check_written(signature: PassSignature, argument: Argument, tensor: Tensor) -> None:
+    """Refuse a tensor that a call cannot update: one with elements that share memory."""
+    span = 1
+    for step, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent > 1 and step < span:
+            raise ValueError(
+                f"{signature.function}: {argument.name} has shape {tuple(tensor.shape)} and "
+                f"strides {tensor.stride()}: elements share memory, and the call writes each\n"
+                f"  pass {argument.name}.clone(), and read the new values there"
+            )
+        span += (extent - 1) * step
 
 
 def _check_devices(signature: PassSignature, given: Given) -> None:

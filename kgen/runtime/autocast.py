@@ -3,7 +3,8 @@
 Under autocast some layers return half precision and others fp32. Inputs that must share a dtype are
 cast to the widest among them, as PyTorch's own operators of the autocast list "promote" do. An
 input with a dtype field of its own is cast to fp32 if no kernel supports the dtype that it has. An
-input that kernels support as it is stays unchanged, so no cast ever narrows a tensor.
+input that kernels support as it is stays unchanged, so no cast ever narrows a tensor. In-out
+tensors are never cast: the call would update the copy.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def promoted(
         wide = torch.float32
         return tensor.to(wide) if tensor.dtype not in dtypes and wide in dtypes else tensor
 
-    return tuple(cast(argument.dtype, tensor)
+    return tuple(tensor if argument.in_out else cast(argument.dtype, tensor)
                  for argument, tensor in zip(signature.inputs, tensors, strict=True))
 
 

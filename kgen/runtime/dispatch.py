@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from .allocation import allocated, allocator
 from .arguments import bind_arguments, check_tensors, complete_dtypes, has_own_values
 from .autocast import any_autocast, promoted
+from .batching import Outputs
 from .errors import DispatchError
 from .fast_path import FastPath, make_fast_path
 from .gpus import gpu_of
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DISPATCHERS", "PLAIN_OR_NONE", "PLAIN_TENSORS", "DispatchError", "Dispatcher",
-    "dispatch_modes", "present", "transforms", "unpacked",
+    "dispatch_modes", "only", "present", "transforms", "written",
 ]
 
 # Bounds the memory of a server that sees many sequence lengths. At the limit all prepared launches
@@ -58,6 +60,27 @@ PLAIN_OR_NONE = PLAIN_TENSORS | {type(None)}
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 transforms: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
 
+_increment_version: Callable[[Sequence[Tensor]], None] = torch._C._increment_version
+
+# Whether each optional output is absent -> what makes the result of the outputs that are present:
+# a named tuple, or `only`.
+Results = Mapping[tuple[bool, ...], Callable[..., Any]]
+
+
+_filled: Callable[..., Any] = tuple.__new__
+
+
+def only(output: Tensor) -> Tensor:
+    """The result of a call with one output."""
+    return output
+
+
+def present(result: Callable[..., Any], *outputs: Tensor | None) -> Any:
+    """Make a result of the outputs that are not None."""
+    there = [output for output in outputs if output is not None]
+    # Half the time of the named tuple's own constructor, which is a function in Python.
+    return there[0] if len(there) == 1 else _filled(result, there)
+
 
 # All dispatchers of the library, in the order in which its operators were imported.
 DISPATCHERS: list[Dispatcher] = []
@@ -70,6 +93,7 @@ class Dispatcher:
         name: `forward` or `backward`.
         signature: Arguments and results of the pass.
         differentiable: Of a forward pass: whether kgen has a backward pass of the operator.
+        results: What the outputs of a call are returned as.
         tables: The dispatch tables and loaded kernels of the pass.
         prepared: Lookup key of the generated function -> the prepared launch.
         fast_paths: Which tensors are given, and the flags -> the fast paths of such calls; see
@@ -86,9 +110,11 @@ class Dispatcher:
     observer: Observer | None = None
 
     def __init__(
-        self, package: str, name: str, signature: PassSignature, differentiable: bool = True
+        self, package: str, name: str, signature: PassSignature, differentiable: bool = True,
+        results: Results = MappingProxyType({(): only}),
     ) -> None:
         self.name = name
+        self.results = results
         self.differentiable = differentiable
         self.signature = signature
         self.tables = PassTables(package, name, signature.function)
@@ -105,6 +131,14 @@ class Dispatcher:
         from .preparing import Preparer
 
         return Preparer(self.name, self.signature, self.tables)
+
+    @functools.cached_property
+    def _outputs(self) -> Outputs:
+        return Outputs(self.signature)
+
+    def _result_of(self, outputs: Sequence[object | None]) -> Callable[..., Any]:
+        """What makes the result of a call, where None stands for each output that is absent."""
+        return self.results[tuple(outputs[index] is None for index in self._outputs.optional)]
 
     def call(
         self, key: object, tensors: Sequence[Tensor | None], scalars: Sequence[float],
@@ -126,7 +160,11 @@ class Dispatcher:
         if isinstance(tensors[0], Tensor) and tensors[0].device.type == "meta":
             return self.dispatched(tensors, scalars, flags)
         if not all(tensor is None or has_own_values(tensor) for tensor in tensors):
-            copies = (None if tensor is None else tensor.clone() for tensor in tensors)
+            self._refuse_to_copy(tensors)
+            copies = (
+                tensor if tensor is None or argument.in_out else tensor.clone()
+                for argument, tensor in zip(self.signature.inputs, tensors, strict=True)
+            )
             return self.run(*copies, *scalars, *flags)
         if any_autocast():
             cast = promoted(self.signature, tensors)
@@ -137,8 +175,9 @@ class Dispatcher:
         assert first is not None  # bind_arguments refuses None here
         device = first.device
         outputs = allocated(self.signature, bound, device)
-        found = unpacked([output for output in outputs if output is not None])
-        if all(output is None or output.numel() == 0 for output in outputs):
+        found = present(self._result_of(outputs), *outputs)
+        updated = [tensors[index] for index in self.signature.in_outs]
+        if all(made is None or made.numel() == 0 for made in (*outputs, *updated)):
             return found
         if bound.copies:
             tensors = [
@@ -162,7 +201,19 @@ class Dispatcher:
                 else allocator(tuple(made.shape), made.stride(), made.dtype, device)
                 for made in outputs
             ), prepared.record, prepared.safe_calls)
+        written(*updated)
         return found
+
+    def _refuse_to_copy(self, tensors: Sequence[Tensor | None]) -> None:
+        """Raise an error if the call would update a copy of a tensor."""
+        for index in self.signature.in_outs:
+            tensor = tensors[index]
+            if tensor is not None and not has_own_values(tensor):
+                raise ValueError(
+                    f"{self.signature.function}: {self.signature.inputs[index].name} is a view "
+                    "whose memory does not hold its values (a negated imaginary part, or zeros "
+                    "without memory), and the call writes into it\n  pass a tensor of its own"
+                )
 
     def add_fast_path(
         self, given: object, prepared: PreparedLaunch, *tensors: Tensor | None
@@ -191,7 +242,8 @@ class Dispatcher:
             return  # PyTorch's tensor check refuses calls that pass one tensor twice
         if several_devices(prepared.device) and current_device() != prepared.device:
             return  # a fast path serves only calls on the current device
-        if (new := make_fast_path(tensors, prepared, ALIGNMENT)) is None:
+        result = self._result_of(prepared.outputs)
+        if (new := make_fast_path(tensors, prepared, ALIGNMENT, result)) is None:
             self._has_no_fast_path = True
         else:
             self.fast_paths[given] = (*fast_paths, new)
@@ -215,10 +267,15 @@ class Dispatcher:
         """
         check_tensors(self.signature, tensors)
         operator = getattr(torch.ops.kgen_ops, self.signature.function)
+        arguments = (*tensors, *scalars, *flags)
         if self.gradient is not None and transforms() and torch.is_grad_enabled():
             # torch.func computes gradients only above the dispatcher.
-            return unpacked(self.gradient.transformed.apply(operator, *tensors, *scalars, *flags))
-        return unpacked(operator(*tensors, *scalars, *flags))
+            made = self.gradient.transformed.apply(operator, *arguments)
+        else:
+            made = operator(*arguments)
+        there = self._outputs.present(arguments)
+        absent = tuple(index not in there for index in self._outputs.optional)
+        return self.results[absent](*((made,) if isinstance(made, Tensor) else made))
 
     def recorded(self, run: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
         """Serve a call that needs a gradient, and record it for autograd.
@@ -232,7 +289,10 @@ class Dispatcher:
             NotImplementedError: If the library has no backward pass for this one.
         """
         if self.gradient is None:
-            if self.name != "forward":
+            if self.signature.in_outs:
+                names = [self.signature.inputs[index].name for index in self.signature.in_outs]
+                why = f"the call updates {' and '.join(names)} in place, which has no gradient"
+            elif self.name != "forward":
                 why = "the library has no second derivatives: operators are differentiable once"
             elif not self.differentiable:
                 why = f"{self.tables.operator} has no backward pass: write it in plain PyTorch"
@@ -307,13 +367,9 @@ class Dispatcher:
         self._preparer.run_given(row, bound, tensors, outputs, scalars)
         return outputs
 
-def unpacked(outputs: Any) -> Any:
-    """Return one output as it is, several as a tuple."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-
-def present(*outputs: Tensor | None) -> Any:
-    """Return the outputs that are not None: one as it is, several as a tuple."""
-    return unpacked([output for output in outputs if output is not None])
+def written(*tensors: Tensor | None) -> None:
+    """Tell autograd that a call has written into tensors, as PyTorch's in-place operators do."""
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_inference():
+            _increment_version((tensor,))

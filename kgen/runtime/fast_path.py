@@ -29,19 +29,21 @@ FastPath = Callable[..., Any]
 
 
 def make_fast_path(
-    tensors: Sequence[Tensor | None], prepared: PreparedLaunch, alignment: int
+    tensors: Sequence[Tensor | None], prepared: PreparedLaunch, alignment: int,
+    result: Callable[..., Any],
 ) -> FastPath | None:
     """Make the fast path of calls whose tensors have the layouts of these tensors.
 
     The fast path takes the tensors (None for each one that is None here) and the scalars. It
-    returns the outputs: one as it is, several as a tuple. It returns None, and the caller takes the
-    general path, if an argument is no tensor, or a tensor has another layout, is not aligned, or
-    needs a gradient.
+    returns the outputs: one as it is, several as a named tuple. It returns None, and the caller
+    takes the general path, if an argument is no tensor, or a tensor has another layout, is not
+    aligned, or needs a gradient.
 
     Args:
         tensors: One per input; None for one that is left out.
         prepared: The prepared launch of the call.
         alignment: Required alignment of every tensor's address, bytes; a power of two.
+        result: The named tuple of the outputs; ignored where there is one output.
     Returns:
         None if this process has no guard or no extension.
     """
@@ -55,6 +57,7 @@ def make_fast_path(
         prepared.device, current_device if several_devices(prepared.device) else None,
         tuple(None if make is None else _made_like(make()) for make in prepared.outputs),
         scratch, Tensor.data_ptr, torch.is_grad_enabled, alignment,
+        result if isinstance(result, type) else tuple,
     )
     return path
 

@@ -15,13 +15,13 @@ class Table(NamedTuple):
     """The rows that serve one device.
 
     Attributes:
-        gpu: The GPU that the rows were measured on; None if there is none.
+        gpu: The GPU that the rows were measured on or predicted for; None if there is none.
         same_gpu: Whether the device is of that model.
-        rows: Measured rows.
+        rows: Its rows.
         rules: Rules learnt on that GPU.
         facts: Hardware facts of the device itself.
-        lent: Rows of other GPUs, whose configs families may begin with; there are none if the
-            device has rows.
+        lent: Measured rows of other GPUs, whose configs families may begin with; there are none if
+            the device has measured rows.
     """
 
     gpu: Gpu | None

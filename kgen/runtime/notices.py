@@ -2,6 +2,9 @@
 
 Such a call gets the operator's safe kernel, which is correct for every problem and may be a hundred
 times slower than a tuned one. The first call of a problem warns; `misses()` lists all of them.
+
+A call that a predicted row serves gets a kernel that was chosen by a model and timed on no GPU. The
+first call of a problem warns of that as well; it is no miss.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ SHOWN = 2  # reasons in a warning
 
 
 class KgenPerformanceWarning(UserWarning):
-    """A call is served by a kernel that was tuned for no problem."""
+    """A call is served by a kernel that was tuned for no problem, or never timed on the GPU."""
 
 
 class Miss(NamedTuple):
@@ -96,8 +99,37 @@ def note(miss: Miss) -> SafeCalls:
     return _found[key]
 
 
+_predicted: set[tuple[str, str, str]] = set()
+
+
+def note_prediction(
+    function: str, problem: str, device: str, config: str, command: str
+) -> None:
+    """Warn of the first call of a problem that a predicted row serves.
+
+    Args:
+        function: The public function.
+        problem: As `kgen tune --problem` takes it.
+        device: Where it runs.
+        config: The predicted kernel.
+        command: The command that measures the problem.
+    """
+    key = (function, problem, device)
+    if key in _predicted:
+        return
+    _predicted.add(key)
+    if os.environ.get(SILENCE) != "0":
+        warnings.warn(KgenPerformanceWarning(
+            f"{function}: the kernel for {problem} on {device} was predicted, not measured: "
+            f"{config}\n  it was verified on the CPU; another may be faster\n  run: {command}\n"
+            f"  silence: {SILENCE}=0"
+        ), stacklevel=2)
+
+
 def misses() -> tuple[Miss, ...]:
     """Return the problems that safe kernels served in this process, the most called first.
+
+    Print how to tune for them:
 
         for miss in kgen_ops.misses():
             print(miss.calls, miss.problem, miss.command)

@@ -66,6 +66,10 @@ class PassTables:
         gpus: tuple[Gpu, ...] = checked_module(self.package, "tables").GPUS
         return gpus
 
+    def tuned_for_host(self) -> bool:
+        """Whether the operator has kernels for the CPU."""
+        return any(gpu.arch == HOST for gpu in self.gpus())
+
     def rows(self, gpu: Gpu) -> tuple[Row, ...]:
         """Return the measured rows of this pass on a GPU."""
         table = checked_module(self.package, f"tables.{gpu.name}")
@@ -116,11 +120,17 @@ class PassTables:
         return self._tables[key]
 
     def of_gpu(self, gpu: Gpu | None, same_gpu: bool, facts: Mapping[str, int]) -> Table:
-        """Return the table of a GPU; if it is None, one with rows of other GPUs to begin with."""
-        if gpu is None:
-            lent = (row for other in self.gpus() if other.arch != HOST for row in self.rows(other))
-            return Table(None, same_gpu, (), (), facts, tuple(lent))
-        return Table(gpu, same_gpu, self.rows(gpu), self.rules(gpu), facts)
+        """Return the table of a GPU.
+
+        If there is none, or only one of predicted rows, it has rows of other GPUs to begin with.
+        """
+        rows = () if gpu is None else self.rows(gpu)
+        if gpu is not None and (not rows or any(not row.is_predicted for row in rows)):
+            return Table(gpu, same_gpu, rows, self.rules(gpu), facts)
+        # A prediction is of one problem. For others, measured rows of other GPUs say more.
+        lent = (row for other in self.gpus() if other.arch != HOST
+                for row in self.rows(other) if not row.is_predicted)
+        return Table(gpu, same_gpu, rows, (), facts, tuple(lent))
 
     def file(self, stem: str, device: torch.device, problem: str) -> KernelFile:
         """Return a kernel file, loaded on a device.

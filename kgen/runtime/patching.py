@@ -1,43 +1,36 @@
 """Let the modules of an existing model call the library: `patch`.
 
-Published models have some 170 classes of RMSNorm, which differ in the name of eps, in a weight that
-is stored minus 1, and in having no weight at all. What a module computes is therefore found out by
-a trial: its own `forward` beside the formula, with a random weight, on rows whose mean square is
-near eps and on larger ones. A module that computes anything else is left alone.
+Two kinds of modules are swapped. RMSNorm modules of any class get another `forward`
+(`patching_norms.py`). Modules whose methods call a published function that the library serves, such
+as the layers of FLA, keep their code, and the name of that function means the library's adapter in
+it (`patching_functions.py`). Both are found out by a trial.
 """
 
 from __future__ import annotations
 
-import copy
 import importlib
-import inspect
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
-
-from .pass_tables import HOST
-
-# Attributes that hold eps in published classes.
-_EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "variance_eps")
-_ROWS = 4
-# Of the module's dtype: the formula and the module round in other places.
-_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+from torch import nn
 
 
 class Swapped(NamedTuple):
-    """A module whose `forward` calls the library.
+    """A module that calls the library.
 
     Attributes:
         name: As `model.named_modules()` has it.
         kind: Its class.
-        function: What it calls, with the arguments that the trial found.
+        function: What it calls: the operator with the arguments that the trial found, or the
+            published functions that are replaced, each with the operator that serves it.
+        untried: Why there was no trial; empty if there was one.
     """
 
     name: str
     kind: str
     function: str
+    untried: str = ""
 
 
 class Left(NamedTuple):
@@ -53,52 +46,46 @@ class Patched:
 
     Attributes:
         swapped: The modules that call the library now.
-        left: Modules that are called RMSNorm and were left alone, with the reasons.
+        left: Modules that are called RMSNorm, or call a function that the library knows, and were
+            left alone, with the reasons.
     """
 
     def __init__(
         self, swapped: tuple[Swapped, ...], left: tuple[Left, ...],
-        modules: tuple[nn.Module, ...],
+        methods: tuple[tuple[nn.Module, str], ...],
     ) -> None:
         self.swapped = swapped
         self.left = left
-        self._modules = modules
+        self._methods = methods
 
     def undo(self) -> None:
-        """Give the modules their own `forward` back."""
-        for module in self._modules:
-            module.__dict__.pop("forward", None)
+        """Give the modules their own methods back."""
+        for module, name in self._methods:
+            module.__dict__.pop(name, None)
 
     def __repr__(self) -> str:
         lines = [f"{len(self.swapped)} modules call the library"]
-        lines += [f"  {s.name} ({s.kind}): {s.function}" for s in self.swapped]
+        lines += [f"  {s.name} ({s.kind}): {s.function}" + (f"; {s.untried}" if s.untried else "")
+                  for s in self.swapped]
         lines += [f"  left alone: {found.name} ({found.kind}): {found.why}" for found in self.left]
         return "\n".join(lines)
 
 
-class _Norm(NamedTuple):
-    """What an RMSNorm module computes: x / sqrt(mean(x^2) + eps) * (offset + weight)."""
-
-    eps: float
-    offset: float
-    has_weight: bool
-
-    def __str__(self) -> str:
-        weight = "" if self.has_weight else ", no weight"
-        offset = f", offset={self.offset:g}" if self.offset else ""
-        return f"rmsnorm(eps={self.eps:g}{offset}{weight})"
-
-
 def patch(model: nn.Module) -> Patched:
-    """Let the RMSNorm modules of a model call `kgen_ops.rmsnorm`, and list what was swapped.
+    """Let the modules of a model call the library, and list what was swapped.
 
         print(kgen_ops.patch(model))
 
-    Modules keep their class, parameters and place, so checkpoints, hooks and optimizers see no
-    change. A module is swapped only if a trial on its own device shows that it computes RMSNorm. It
-    goes on with its own `forward` for calls that the library does not serve in the same way: with
-    further arguments, with an input of another dtype than its weight's, or on a device that the
-    library was not tuned for.
+    Swapped are RMSNorm modules of any class, and modules whose methods call a function of FLA or
+    of the RWKV models for transformers that `kgen_ops.compat` has. Modules keep their class,
+    parameters and place, so checkpoints, hooks and optimizers see no change. A module is swapped
+    only if a trial on its own device shows that it, or the function, computes what the library
+    does. A function of FLA needs a GPU for the trial; without one it is known by its name and its
+    arguments, and the list says so.
+
+    A swapped module goes on with its own code for calls that the library does not serve in the
+    same way: with further arguments, with other dtypes, or on a device that the library was not
+    tuned for.
 
     Args:
         model: Any module, for instance a model of `transformers`, or built with `torch.nn.RMSNorm`.
@@ -106,130 +93,55 @@ def patch(model: nn.Module) -> Patched:
         What was swapped; its `undo()` takes all of it back.
     Raises:
         TypeError: If `model` is no module.
-        ImportError: If the library has no rmsnorm.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"patch: got {type(model).__name__}, which is no torch.nn.Module")
-    library = __name__.rsplit(".", maxsplit=2)[0]
-    package = importlib.import_module(f"{library}.rmsnorm")
-    on_cpu = any(gpu.arch == HOST for gpu in package.FORWARD.tables.gpus())
+    from .patching_functions import Functions  # importing the library stays light without
+
+    library = importlib.import_module(__name__.rsplit(".", maxsplit=2)[0])
+    functions = Functions(library, lambda operator: _on_cpu(library, operator))
     swapped: list[Swapped] = []
     left: list[Left] = []
-    modules: list[nn.Module] = []
+    methods: list[tuple[nn.Module, str]] = []
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if "rmsnorm" not in kind.lower() or any(module.children()):
-            continue
-        found = _found_out(module)
+        if "rmsnorm" in kind.lower() and not any(module.children()):
+            found = _norm(library, module)
+        else:
+            found = functions.swapped_methods(module)
         if isinstance(found, str):
             left.append(Left(name, kind, found))
-            continue
-        # In the instance's dict: `nn.Module.__call__` finds it before the class's.
-        module.__dict__["forward"] = _forward(module, found, package.rmsnorm, on_cpu)
-        swapped.append(Swapped(name, kind, str(found)))
-        modules.append(module)
-    return Patched(tuple(swapped), tuple(left), tuple(modules))
+        elif found is not None:
+            made, function, untried = found
+            for method, body in made.items():
+                # In the instance's dict, where Python finds it before the class's. A method of the
+                # module, so that `copy.deepcopy` binds it to the copy.
+                module.__dict__[method] = types.MethodType(body, module)
+                methods.append((module, method))
+            swapped.append(Swapped(name, kind, function, untried))
+    return Patched(tuple(swapped), tuple(left), tuple(methods))
 
 
-def _forward(
-    module: nn.Module, norm: _Norm, rmsnorm: Callable[..., Any], on_cpu: bool
-) -> Callable[..., Any]:
-    own = type(module).forward
-
-    def forward(x: Tensor, *arguments: Any, **options: Any) -> Any:
-        weight = module.weight if norm.has_weight else None
-        if (
-            arguments or options or not (x.is_cuda or on_cpu)
-            or (weight is not None and weight.dtype is not x.dtype)
-            or x.dtype is torch.float64 or not x.numel()
-        ):
-            return own(module, x, *arguments, **options)
-        return rmsnorm(x, weight, eps=norm.eps, offset=norm.offset)
-
-    return forward
+# Methods by name, what they call, and why there was no trial; a reason to leave the module alone;
+# or None for a module that is none of those.
+Found = tuple[dict[str, Callable[..., Any]], str, str] | str | None
 
 
-def _found_out(module: nn.Module) -> _Norm | str:
-    """What a module computes, or why it is no RMSNorm that the library can serve."""
-    if "forward" in module.__dict__:
-        return "its forward was replaced before"
-    weight = getattr(module, "weight", None)
-    if weight is not None and (not isinstance(weight, Tensor) or weight.dim() != 1):
-        return "its weight is no vector"
-    if weight is not None and (weight.is_meta or weight.dtype not in _TOLERANCE):
-        return f"its weight is on {weight.device} in {weight.dtype}"
-    if isinstance(getattr(module, "bias", None), Tensor):
-        return "it has a bias"
-    if _required(module) != 1:
-        return "its forward needs more than the input"
-    known = [getattr(module, name) for name in _EPS_NAMES if hasattr(module, name)]
-    epsilons = [float(eps) for eps in known if isinstance(eps, float | int) and eps > 0]
-    if not epsilons and isinstance(module, nn.RMSNorm):  # None: the machine epsilon
-        epsilons = [torch.finfo(torch.float32 if weight is None else weight.dtype).eps]
-    if not epsilons:
-        return f"it has none of {', '.join(_EPS_NAMES)}"
-    for eps in epsilons:
-        found = _tried(module, weight, eps)
-        if not isinstance(found, str):
-            return found
+def _norm(library: types.ModuleType, module: nn.Module) -> Found:
+    from .patching_norms import forward_of, found_out
+
+    if not hasattr(library, "rmsnorm"):
+        return "the library has no rmsnorm"
+    norm = found_out(module)
+    if isinstance(norm, str):
+        return norm
+    package = importlib.import_module(f"{library.__name__}.rmsnorm")
+    forward = forward_of(module, norm, package.rmsnorm, _on_cpu(library, "rmsnorm"))
+    return {"forward": forward}, str(norm), ""
+
+
+def _on_cpu(library: types.ModuleType, operator: str) -> bool:
+    """Whether the library was tuned for the host."""
+    package = importlib.import_module(f"{library.__name__}.{operator}")
+    found: bool = package.FORWARD.tables.tuned_for_host()
     return found
-
-
-def _required(module: nn.Module) -> int:
-    parameters = inspect.signature(module.forward).parameters.values()
-    return sum(1 for p in parameters if p.default is p.empty and p.kind in (
-        p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-
-
-def _tried(module: nn.Module, weight: Tensor | None, eps: float) -> _Norm | str:
-    """Compare a module's own forward with the formula on a few rows and a random weight."""
-    dtype = torch.float32 if weight is None else weight.dtype
-    device = torch.device("cpu") if weight is None else weight.device
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    width = _width(module, weight)
-    # eps counts in the last rows, and does not in the first.
-    scale = torch.tensor([1.0, 1.0, eps**0.5, eps**0.5])[:, None]
-    rows = (random(_ROWS, width) * scale).to(device, dtype)
-    # The module's own weight may be all ones, and would not show whether it is used.
-    other = None if weight is None else random(width).to(device, dtype)
-    try:
-        with torch.no_grad():
-            given = type(module).forward(_with_weight(module, other), rows)
-    except (RuntimeError, TypeError, ValueError, AssertionError) as trouble:
-        return f"its forward failed in a trial: {str(trouble).splitlines()[0]:.80}"
-    if not isinstance(given, Tensor) or given.shape != rows.shape or given.dtype is not dtype:
-        return "its forward does not return one tensor like the input"
-    exact = rows.double()
-    normal = exact / (exact.square().mean(-1, keepdim=True) + eps).sqrt()
-    choices = [(_Norm(eps, 0.0, False), normal)]
-    if other is not None:
-        choices = [(_Norm(eps, offset, True), normal * (offset + other.double()))
-                   for offset in (0.0, 1.0)]
-    for norm, wanted in choices:
-        error = (given.double() - wanted).abs().amax() / wanted.abs().amax()
-        if error <= _TOLERANCE[dtype]:
-            return norm
-    return "a trial shows that it computes something else than RMSNorm"
-
-
-def _with_weight(module: nn.Module, weight: Tensor | None) -> nn.Module:
-    """A copy of a module with another weight, without its hooks; the module stays as it is."""
-    twin = copy.copy(module)
-    if weight is not None:
-        twin.__dict__["_parameters"] = {
-            name: old for name, old in module._parameters.items() if name != "weight"}
-        twin.__dict__["_buffers"] = {
-            name: old for name, old in module._buffers.items() if name != "weight"}
-        twin.__dict__["weight"] = weight
-    return twin
-
-
-def _width(module: nn.Module, weight: Tensor | None) -> int:
-    if weight is not None:
-        return weight.numel()
-    shape = getattr(module, "normalized_shape", None)
-    return int(shape[-1]) if isinstance(shape, tuple) and len(shape) == 1 else 64

@@ -17,11 +17,11 @@ from torch import Tensor
 from .adaptation import named_values, with_values
 from .allocation import allocated
 from .arguments import BoundArguments, complete_dtypes
-from .comparison import SIZES, demand_agreement, made_up_like
+from .comparison import SIZES, demand_agreement, made_up_like, results, updated_copies
 from .errors import CheckError
 from .families import Instance, family_call, instantiated
 from .gpus import Table
-from .notices import Miss, SafeCalls, note
+from .notices import Miss, SafeCalls, note, note_prediction
 from .pass_tables import PassTables
 from .problems import ALIGNMENT, Explanation, problem_text
 from .refusals import is_refusal
@@ -33,9 +33,9 @@ from .streams import capturing, on_device, raw_stream, several_devices
 if TYPE_CHECKING:
     from .device import KernelFile
 
-# Each kernel that a family gives is compared with the safe kernel at its first call, on made-up
-# inputs of the call's layouts. If they differ, the next kernel serves. KGEN_CHECK=first compares on
-# the call's own inputs and raises, KGEN_CHECK=0 compares nothing.
+# Each kernel that a family or a predicted row gives is compared with the safe kernel at its first
+# call, on made-up inputs of the call's layouts. If they differ, the next kernel serves.
+# KGEN_CHECK=first compares on the call's own inputs and raises, KGEN_CHECK=0 compares nothing.
 CHECK = "KGEN_CHECK"
 
 
@@ -66,7 +66,7 @@ class Preparer:
         self._tables = tables
         # Rows and families that cannot run here -> why.
         self._refused: dict[tuple[object, ...], str] = {}
-        self._checked: set[tuple[object, ...]] = set()  # kernels of families
+        self._checked: set[tuple[object, ...]] = set()  # kernels of families and predicted rows
 
     def serve(
         self, bound: BoundArguments, tensors: Sequence[Tensor | None],
@@ -91,8 +91,12 @@ class Preparer:
         for choice in self.candidates(table, bound.dims, bound.dtypes, call):
             try:
                 ready = self._bind(choice, bound, call, table.facts, device)
+                # A call that updates tensors must not do so by a kernel that is then refused.
+                first = bool(self._signature.in_outs)
+                if first and choice.is_unproven:
+                    self._check(choice, ready, bound, tensors, outputs, scalars)
                 _launch(ready, tensors, outputs, scalars)
-                if choice.step == "family":
+                if not first and choice.is_unproven:
                     self._check(choice, ready, bound, tensors, outputs, scalars)
             except RuntimeError as trouble:
                 raises = isinstance(trouble, CheckError) and _check_mode() == "first"
@@ -104,6 +108,10 @@ class Preparer:
             if choice.step == "safe":
                 calls = note(self._miss(choice, bound, device))
                 return ready._replace(run=calls.counted(ready.run), safe_calls=calls)
+            if choice.is_predicted:
+                problem, command = self._tune_command(bound, device)
+                note_prediction(
+                    self._signature.function, problem, str(device), choice.config, command)
             return ready
         raise AssertionError("the last candidate is the safe kernel, or an error")
 
@@ -190,31 +198,36 @@ class Preparer:
 
     def _miss(self, choice: RowChoice, bound: BoundArguments, device: torch.device) -> Miss:
         """What `misses()` says of a call that the safe kernel serves."""
-        operator = self._tables.operator
         dims, dtypes = tuple(bound.dims.values()), tuple(bound.dtypes.values())
-        problem = problem_text(self._signature, dims, dtypes)
-        gpu = "host" if device.type == "cpu" else "auto"
+        problem, command = self._tune_command(bound, device)
         return Miss(
             self._signature.function, problem, str(device), choice.config, 0,
             tuple(why for key, why in self._refused.items() if key[2:] == (dims, dtypes)),
-            f"kgen tune --op {operator} --pass {self._name} --gpu {gpu} --problem {problem}",
+            command,
         )
+
+    def _tune_command(self, bound: BoundArguments, device: torch.device) -> tuple[str, str]:
+        """The problem of a call as text, and the command that tunes it on its device."""
+        problem = problem_text(
+            self._signature, tuple(bound.dims.values()), tuple(bound.dtypes.values()))
+        gpu = "host" if device.type == "cpu" else "auto"
+        return problem, (f"kgen tune --op {self._tables.operator} --pass {self._name} --gpu {gpu} "
+                         f"--problem {problem}")
 
     def _check(
         self, choice: RowChoice, ready: Ready, bound: BoundArguments,
         tensors: Sequence[Tensor | None], outputs: Sequence[Tensor | None],
         scalars: Sequence[float],
     ) -> None:
-        """Compare a family's kernel with the safe kernel, once for each kernel.
+        """Compare a kernel that is not proven here with the safe kernel, once for each kernel.
 
         Raises:
             CheckError: If they differ.
         """
         device, mode = _device(tensors), _check_mode()
-        assert choice.instance is not None
         dtypes = tuple(bound.dtypes.values())
         key = (choice.config, dtypes, str(device),
-               tuple(bound.dims[name] for name in choice.instance.family.constants))
+               tuple(bound.dims[name] for name in choice.constants))
         # Nothing can be compared while a CUDA graph is captured.
         if mode == "0" or key in self._checked or (device.type == "cuda" and capturing()):
             return
@@ -228,11 +241,16 @@ class Preparer:
                 found = list(outputs)
                 if size is not None:
                     tensors = made_up_like(tensors, size)
+                own = updated_copies(self._signature, tensors)
+                if size is not None or self._signature.in_outs:
                     found = allocated(self._signature, bound, device)
-                    _launch(ready, tensors, found, scalars)
+                    _launch(ready, own, found, scalars)
+                found = results(self._signature, own, found)
+                own = updated_copies(self._signature, tensors)
                 wanted = allocated(self._signature, bound, device)
-                if not self._ran(safe, bound, tensors, wanted, scalars):
+                if not self._ran(safe, bound, own, wanted, scalars):
                     return
+                wanted = results(self._signature, own, wanted)
                 if demand_agreement(found, wanted, dtypes, what):
                     self._checked.add(key)
                     return

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from .rows import Call
+from .rows import PREDICTED, Call
 from .signature import PassSignature
 
 # The lookup key holds each pointer modulo this many bytes. No condition of a row needs more.
@@ -55,10 +55,15 @@ class Explanation(NamedTuple):
             if self.begun != self.config and self.begun:
                 lines.append(f"            {self.begun}")
             if self.median_us is not None:
+                how = "predicted" if PREDICTED in self.evidence else "tuned"
                 lines.append(f"            {self.median_us:.2f} us at {self.tuned_problem}, "
-                             "where it was tuned")
+                             f"where it was {how}")
         elif self.median_us is None:
             lines.append(f"  evidence  {self.evidence}")
+        elif self.evidence == PREDICTED:
+            lines += [f"  evidence  {PREDICTED}, not measured: about {self.median_us:.2f} us at "
+                      f"{self.tuned_problem}, record {self.record}",
+                      "            verified on the CPU; the first measured tune replaces it"]
         else:
             lines.append(f"  evidence  {self.evidence}: {self.median_us:.2f} us at "
                          f"{self.tuned_problem}, record {self.record}")

@@ -33,6 +33,7 @@ def register(
         fake: Allocates the outputs without computing them.
         served: The dispatcher of the pass; its gradient may be set later.
     """
+    _name_results(served)
     name = schema.partition("(")[0]
     result = schema.rpartition("-> ")[2]
     served.run = implementation
@@ -87,6 +88,17 @@ def register(
     library.impl(name, with_autocast, "AutocastCPU")
     torch.library.register_vmap(f"{NAMESPACE}::{name}", with_vmap, lib=library)
     return library
+
+
+def _name_results(served: Dispatcher) -> None:
+    """Let `torch.export.save` write the named tuples that an exported model returns.
+
+    A PyTorch without this function handles named tuples all the same, and refuses to save them.
+    """
+    serializable = getattr(torch.utils._pytree, "_register_namedtuple", None)
+    for made in served.results.values():
+        if serializable is not None and isinstance(made, type):
+            serializable(made, serialized_type_name=f"{made.__module__}.{made.__qualname__}")
 
 
 def _autocast_keys() -> Any:

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from .arguments import TORCH_DTYPES
-from .comparison import SIZES, are_finite, difference, made_up_like, tolerance
+from .comparison import (
+    SIZES,
+    are_finite,
+    difference,
+    made_up_like,
+    results,
+    tolerance,
+    updated_copies,
+)
 from .dispatch import Dispatcher
 from .errors import DispatchError
 from .problems import contiguous_call
@@ -80,12 +88,16 @@ def _difference(
 ) -> float:
     """The difference of a row's results from the safe kernel's, on inputs that do not overflow."""
     rest = ([s.default for s in passed.signature.scalars], _flags(passed.signature, dtypes))
+    def run(given: Row | SafeRow, sized: list[Tensor | None]) -> list[Tensor | None]:
+        own = updated_copies(passed.signature, sized)
+        return results(passed.signature, own, passed.run_row(given, own, *rest))
+
     for size in SIZES:
         sized = made_up_like(tensors, size)
-        wanted = passed.run_row(safe, sized, *rest)
+        wanted = run(safe, sized)
         if are_finite(wanted):
             break
-    return difference(passed.run_row(row, sized, *rest), wanted)
+    return difference(run(row, sized), wanted)
 
 
 def is_served(passed: Dispatcher, device: torch.device) -> bool:

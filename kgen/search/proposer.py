@@ -67,6 +67,11 @@ class Proposer:
         else:
             self._seen.log_time[i] = math.log(median_us)
 
+    @property
+    def has_first(self) -> bool:
+        """Whether configs of `first` are left to propose."""
+        return any(self._free[i] for i in self._first)
+
     def pend(self, i: int) -> None:
         """Report that config i is being tried, by this or another process."""
         if self._free[i]:

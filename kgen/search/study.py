@@ -1,7 +1,8 @@
-"""A resumable search: ask and tell on an Optuna study in a journal file."""
+"""A resumable search: ask and tell on an Optuna study in a journal file or in a database."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
@@ -10,13 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from kgen.errors import KgenError, RecordError
 from kgen.model.config import Config
-from kgen.search.lock import FileLock
+from kgen.search.crew import Crew, is_running, start_of_process
 from kgen.search.params import ParamSpace
-from kgen.search.study_file import StudyFile
+from kgen.search.storage import open_journal_file
 
 if TYPE_CHECKING:
     import optuna
@@ -27,6 +27,8 @@ METRIC = "median_us"
 _SPACE = "space"  # study user attribute: digest of the categorical choices
 _BASE = "base"  # study user attribute: the name asked for, without the digest's suffix
 _OWNER = "owner"  # trial user attribute: the process that runs it
+_BEGUN = "begun"  # trial user attribute: whether it ran, when several processes share the study
+_MEMBER = "member"  # of an owner: its identity in the crew
 _DUPLICATE_ROUNDS = 8
 
 
@@ -39,7 +41,7 @@ class Proposal:
 
 
 def open_study(
-    storage_path: str | os.PathLike[str],
+    storage_path: str | os.PathLike[str] | optuna.storages.BaseStorage,
     name: str,
     feasible: Sequence[Config],
     seed: int = 0,
@@ -47,6 +49,7 @@ def open_study(
     *,
     prior_us: Mapping[Config, float] | None = None,
     abandoned_after_s: float = 3600.0,
+    crew: Crew | None = None,
 ) -> Search:
     """Open or resume the study of one problem; `optuna-dashboard <storage_path>` shows it.
 
@@ -56,43 +59,35 @@ def open_study(
     starts from the results that are still feasible.
 
     Args:
-        storage_path: Journal file; made, with its folder, if missing.
+        storage_path: Journal file; made, with its folder, if missing. Or an open storage.
         name: Study name; one problem of one pass on one GPU.
         feasible: The feasible set, enumerated; not empty.
         seed: Same seed, same history: same proposals.
         first: Configs to propose before any other (safe ones, winners elsewhere).
         prior_us: Expected times of some configs in microseconds; see `FeasibleSampler`.
         abandoned_after_s: Age at which another host's running trial counts as lost.
+        crew: The processes that share the storage. A running trial of a process that is not among
+            them counts as lost, whatever its age.
     Raises:
         ValueError: If the feasible set is empty.
         StorageError: If the file cannot be written.
         RecordError: If the file is damaged.
     """
     import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
 
     from kgen.search.sampler import FeasibleSampler
 
-    path = Path(storage_path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _mend(path)
+    storage = (
+        open_journal_file(Path(storage_path))
+        if isinstance(storage_path, str | os.PathLike)
+        else storage_path
+    )
     sampler = FeasibleSampler(feasible, seed, first, prior_us)
-    backend = JournalFileBackend(str(path), lock_obj=cast(Any, FileLock(str(path))))
-    try:
-        storage = JournalStorage(cast(Any, StudyFile(str(path), backend)))
-    except (KgenError, OSError):
-        raise
-    except Exception as problem:  # Optuna takes what it reads to be whole
-        raise RecordError(
-            f"{path}: the study is damaged ({type(problem).__name__}: {problem})\n"
-            "  next: delete the file; the next tune writes it anew from the journal beside it"
-        ) from None
     if optuna.logging.get_verbosity() == optuna.logging.INFO:
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # Optuna logs a line per trial
     study, fresh = _open(storage, name, sampler)
-    _fail_abandoned(study, storage, abandoned_after_s)
-    search = Search(study, storage, sampler)
+    search = Search(study, storage, sampler, crew, abandoned_after_s)
+    search.running_elsewhere()
     if fresh and study.study_name != name:
         search.add_known(_earlier_results(storage, name, sampler.space))
     return search
@@ -106,50 +101,106 @@ class Search:
         study: optuna.Study,
         storage: optuna.storages.BaseStorage,
         sampler: FeasibleSampler,
+        crew: Crew | None = None,
+        abandoned_after_s: float = 3600.0,
     ) -> None:
         self.study = study
         self._storage = storage
         self._study_id = storage.get_study_id_from_name(study.study_name)
         self._sampler = sampler
+        self._crew, self._abandoned_after_s = crew, abandoned_after_s
+        self._mine: set[int] = set()  # proposals that are not finished
 
-    def ask(self, n: int) -> list[Proposal]:
+    def ask(self, n: int, at_most: int | None = None, spread: int = 1) -> list[Proposal]:
         """Return up to n configs that were never tried, most promising first; [] when none is left.
 
         Each becomes a running trial in one write that includes its parameters, so a killed process
-        leaves no partial trial.
+        leaves no partial trial. The trial claims the config: numbers are given in the order of the
+        writes, and the lowest number of a config keeps it.
+
+        Args:
+            n: Configs, at most.
+            at_most: Configs of the study that are tried or running, at most. Of processes that
+                ask at the same time, those with the highest numbers get less.
+            spread: Take n at random of the first `spread` proposals. Processes that have seen the
+                same results propose the same configs, and all but one would have to give them up.
         """
         from optuna.trial import TrialState, create_trial
 
-        from kgen.search.sampler import DUPLICATE
+        from kgen.search.sampler import DUPLICATE, PASSED_OVER
 
         out: list[Proposal] = []
         for _ in range(_DUPLICATE_ROUNDS):
             made: list[Proposal] = []
-            for config in self._sampler.propose(self.study, n - len(out)):
+            for config in self._sampler.propose(self.study, n - len(out), spread):
                 trial_id = self._storage.create_new_trial(
                     self._study_id,
                     create_trial(
                         state=TrialState.RUNNING,
                         params=dict(self._sampler.space.to_params(config)),
                         distributions=self._sampler.distributions_of(config),
-                        user_attrs={_OWNER: _this_process()},
+                        user_attrs={_OWNER: self._this_process()},
                     ),
                 )
                 made.append(Proposal(self._storage.get_trial_number_from_id(trial_id), config))
+                self._mine.add(made[-1].number)
             # Another process may have proposed the same config; the lower trial number keeps it.
             holder: dict[Config, int] = {}
             for trial in self.study.get_trials(deepcopy=False):
                 config_there = self._sampler.space.config_of(trial.params)
                 if config_there is not None and not _is_void(trial):
                     holder.setdefault(config_there, trial.number)
+            last = sorted(holder.values())[:at_most][-1:]
+            full = at_most is not None and len(holder) > at_most
             for proposal in made:
-                if holder[proposal.config] == proposal.number:
-                    out.append(proposal)
-                else:
+                if holder.get(proposal.config) != proposal.number:
                     self._finish(proposal.number, None, DUPLICATE)
-            if len(out) >= n or not made:
+                elif full and proposal.number > max(last, default=-1):
+                    self._finish(proposal.number, None, PASSED_OVER)
+                else:
+                    out.append(proposal)
+            if len(out) >= n or not made or full:
                 break
         return out
+
+    def running_elsewhere(self) -> int:
+        """Free the configs of processes that died, and count the trials that others run."""
+        from optuna.exceptions import UpdateFinishedTrialError
+        from optuna.trial import TrialState
+
+        from kgen.search.sampler import FATE, INTERRUPTED, PASSED_OVER
+
+        count = 0
+        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if trial.number in self._mine:
+                continue
+            if _is_live(trial, self._abandoned_after_s, self._crew):
+                count += 1
+                continue
+            try:
+                begun = self._crew is None or trial.user_attrs.get(_BEGUN)
+                fate = INTERRUPTED if begun else PASSED_OVER
+                self._storage.set_trial_user_attr(trial._trial_id, FATE, fate)
+                self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+            except UpdateFinishedTrialError:
+                continue  # another process found it at the same time
+        return count
+
+    def begin(self, number: int) -> bool:
+        """Note that a proposal's trial begins; return False if the proposal was taken away.
+
+        It is taken away from a process that was thought dead: its machine slept, or lost the
+        network. A trial that was never begun does not count as interrupted when its process dies.
+        """
+        from optuna.exceptions import UpdateFinishedTrialError
+
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        try:
+            self._storage.set_trial_user_attr(trial_id, _BEGUN, True)
+        except UpdateFinishedTrialError:
+            self._mine.discard(number)
+            return False
+        return True
 
     def tell(self, number: int, median_us: float | None, fate: str) -> None:
         """Finish a trial.
@@ -225,17 +276,26 @@ class Search:
         return min(timed, key=lambda pair: pair[1], default=None)
 
     def _finish(self, number: int, median_us: float | None, fate: str) -> None:
+        from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
         from kgen.search.sampler import FATE
 
+        self._mine.discard(number)
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         if self._storage.get_trial(trial_id).state.is_finished():
             return  # declared abandoned by another process while it ran
-        self._storage.set_trial_user_attr(trial_id, FATE, fate)
         state = TrialState.FAIL if median_us is None else TrialState.COMPLETE
         values = None if median_us is None else [median_us]
-        self._storage.set_trial_state_values(trial_id, state, values)
+        with contextlib.suppress(UpdateFinishedTrialError):  # declared abandoned just now
+            self._storage.set_trial_user_attr(trial_id, FATE, fate)
+            self._storage.set_trial_state_values(trial_id, state, values)
+
+    def _this_process(self) -> dict[str, object]:
+        pid = os.getpid()
+        owner: dict[str, object] = {
+            "host": socket.gethostname(), "pid": pid, "started": start_of_process(pid)}
+        return owner if self._crew is None else owner | {_MEMBER: self._crew.id}
 
 
 def _is_void(trial: optuna.trial.FrozenTrial) -> bool:
@@ -289,76 +349,20 @@ def _earlier_results(
     return out
 
 
-def _fail_abandoned(
-    study: optuna.Study, storage: optuna.storages.BaseStorage, abandoned_after_s: float
-) -> None:
-    """Mark running trials of dead processes failed; they would bias later proposals."""
-    from optuna.exceptions import UpdateFinishedTrialError
-    from optuna.trial import TrialState
-
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if _is_live(trial, abandoned_after_s):
-            continue
-        try:
-            storage.set_trial_user_attr(trial._trial_id, "fate", "interrupted")
-            storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-        except UpdateFinishedTrialError:
-            continue  # another process opened the study at the same time
-
-
-def _is_live(trial: optuna.trial.FrozenTrial, abandoned_after_s: float) -> bool:
+def _is_live(trial: optuna.trial.FrozenTrial, abandoned_after_s: float, crew: Crew | None) -> bool:
+    """Whether the process of a running trial that this search does not hold is alive."""
     owner = trial.user_attrs.get(_OWNER)
     if not isinstance(owner, dict):
         return False
+    if crew is not None and _MEMBER in owner:
+        # What this process runs and this search does not hold belongs to an earlier `Search`, or to
+        # a write whose answer was lost.
+        return owner[_MEMBER] != crew.id and not crew.is_dead(str(owner[_MEMBER]))
     if owner.get("host") != socket.gethostname():
         started = trial.datetime_start
         if started is None:
             return False
         age = datetime.now(tz=UTC) - started.astimezone(UTC)
         return age.total_seconds() < abandoned_after_s
-    pid = owner.get("pid")
     # Trials of this process from before belong to a Search object that was dropped.
-    if not isinstance(pid, int) or pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return owner.get("started") == _start_of(pid)  # the system may reuse a pid
-
-
-def _this_process() -> dict[str, object]:
-    pid = os.getpid()
-    return {"host": socket.gethostname(), "pid": pid, "started": _start_of(pid)}
-
-
-def _start_of(pid: int) -> str | None:
-    """Return a process's start in clock ticks since boot; None without /proc."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return stat.rpartition(")")[2].split()[19]
-
-
-def _mend(path: Path) -> None:
-    """Remove a last line that a killed process wrote only in part.
-
-    Optuna would append the next record to it, and could then read neither.
-    """
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    lock = FileLock(str(path))
-    lock.acquire()
-    try:
-        with path.open("rb+") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(size - 1)
-            if file.read(1) == b"\n":
-                return
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-    finally:
-        lock.release()
+    return owner.get("pid") != os.getpid() and is_running(owner)

@@ -3,6 +3,7 @@
 from kgen.trial.certificate import Certificate, certified_outcome, certify, record_host_runs
 from kgen.trial.handle import WorkerHandle
 from kgen.trial.host_runs import HostRunner, HostRunResult, with_host_runs
+from kgen.trial.proof_crew import ProofCrew
 from kgen.trial.sanitizer import ComputeSanitizer
 from kgen.trial.session import Session, failed_build, text_key, trial_key
 
@@ -11,6 +12,7 @@ __all__ = [
     "ComputeSanitizer",
     "HostRunResult",
     "HostRunner",
+    "ProofCrew",
     "Session",
     "WorkerHandle",
     "certified_outcome",

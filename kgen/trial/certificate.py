@@ -25,13 +25,11 @@ class Certificate:
         rendered: Its source.
         artifact: The built module.
         record: The record; its fate says whether the config was verified.
-        occupancy: Of the first kernel, 0..1; None on the host.
     """
 
     rendered: Rendered
     artifact: Artifact
     record: Record
-    occupancy: float | None
 
     @property
     def is_verified(self) -> bool:
@@ -41,6 +39,8 @@ class Certificate:
 
 def certify(session: Session, problem: Problem, trial: Record) -> Certificate | None:
     """Verify the config of a verified trial with every input case, and record the outcome.
+
+    A config whose code has a certificate already (`Session.certificate`) is not verified again.
 
     Args:
         session: Of the trial.
@@ -55,11 +55,17 @@ def certify(session: Session, problem: Problem, trial: Record) -> Certificate | 
     built = session.build(rendered).result()
     if isinstance(built, BuildFailure):
         return None
-    outcome = certified_outcome(session, config, problem, rendered, built)
+    known = session.certificate(rendered, built, config, problem)
+    if known is not None and known.id == trial.id:
+        return Certificate(rendered, built, trial)
+    if known is not None:
+        outcome = TrialOutcome(Fate.VERIFIED, "", None, known.accuracy, evidence=known.evidence)
+    else:
+        outcome = certified_outcome(session, config, problem, rendered, built)
     if outcome.fate is Fate.VERIFIED:
-        outcome = replace(outcome, timing=trial.timing)
+        outcome = replace(outcome, timing=trial.timing, trained=trial.trained)
     record = session.record(config, problem, rendered, outcome, built)
-    return Certificate(rendered, built, record, outcome.occupancy)
+    return Certificate(rendered, built, record)
 
 
 def certified_outcome(
@@ -112,5 +118,6 @@ def record_host_runs(
         timing=None if host.fault else certificate.timing,
         accuracy=certificate.accuracy,
         evidence=with_host_runs(certificate.evidence, host),
+        trained="" if host.fault else certificate.trained,
     )
     return session.record(certificate.config, problem, rendered, outcome, artifact)

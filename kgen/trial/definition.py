@@ -23,19 +23,37 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def definition_digest(operator: Operator) -> str:
-    """Return the digest of an operator's definition, scale, inputs and cases.
+    """Return the digest of an operator's definition, scale, inputs, cases and untouched elements.
 
     Empty if their source cannot be read: records then count as of an unknown definition.
     """
     seen: dict[str, str] = {}
     try:
-        for called in (operator.definition, operator.make_inputs, operator.scale):
+        for called in (
+            operator.definition, operator.make_inputs, operator.scale, operator.untouched
+        ):
             if called is not None:
                 _add(called, _home(called), seen)
     except (OSError, TypeError, SyntaxError):
         return ""
     choices = [operator.cases, operator.slab_dim, operator.widens]
     return digest_of([sorted(seen.items()), repr(choices)])
+
+
+def trained_digest(operator: Operator) -> str:
+    """Return the digest of how an operator draws the inputs of a trained model, for timing.
+
+    It belongs to a time, never to a verdict: `definition_digest` does not contain it. Empty if the
+    operator declares none; `unknown` if their source cannot be read.
+    """
+    if operator.trained is None:
+        return ""
+    seen: dict[str, str] = {}
+    try:
+        _add(operator.trained, _home(operator.trained), seen)
+    except (OSError, TypeError, SyntaxError):
+        return "unknown"
+    return digest_of(sorted(seen.items()))
 
 
 def guards_digest(variant: Variant) -> str:

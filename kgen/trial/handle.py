@@ -97,6 +97,12 @@ class WorkerHandle:
         """How often a worker was replaced."""
         return max(0, self._starts - 1)
 
+    def preload(self) -> None:
+        """Let the first worker load its modules already; it holds no device before it is asked."""
+        with self._lock:
+            if self._child is None and self._spare is None and not self._aborted:
+                self._spare = Child(self._setup)
+
     def probe(self) -> ProbeOutcome:
         """Ask for the facts of the machine.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from kgen.build.host import ARCH
 from kgen.errors import ToolchainError, VerifyError, WorkerError
 from kgen.model.artifact import BuildFailure, BuildRequest, Rendered
 from kgen.model.config import Config
+from kgen.model.digest import digest_of
 from kgen.model.problem import Problem
 from kgen.model.record import Evidence, Fate, HostRun
 from kgen.model.space import Variant
@@ -41,11 +43,13 @@ class HostRunResult:
         runs: Those that went well.
         missing: Why there are none or not all; empty if all were made.
         fault: What was found wrong; empty if nothing.
+        kept: Whether an earlier tune made the runs, so that a record has them already.
     """
 
     runs: tuple[HostRun, ...] = ()
     missing: str = ""
     fault: str = ""
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +109,20 @@ class HostRunner:
         config: Config,
         pass_name: str,
         problem: Problem,
+        known: Evidence | None = None,
     ) -> Future[HostRunResult]:
-        """Build and run in the background."""
+        """Build and run in the background, unless that is done.
+
+        Args:
+            rendered, variant, config, pass_name, problem: What is to be run.
+            known: What an earlier certificate of the same code has. Its host runs count if they
+                were made of the same text by the same compilers: host branches of headers are no
+                part of the machine code.
+        """
+        if known is not None and self._are_todays(known.host, rendered):
+            done: Future[HostRunResult] = Future()
+            done.set_result(HostRunResult(known.host, kept=True))
+            return done
         claim = _Claim(rendered, variant, config, pass_name, problem)
         return self._pool.submit(self._run_claim, claim)
 
@@ -126,6 +142,20 @@ class HostRunner:
         self._pool.shutdown(wait=True)
         for worker in self._workers:
             worker.close()
+
+    def _are_todays(self, runs: Sequence[HostRun], rendered: Rendered) -> bool:
+        """Whether runs are all that would be made now."""
+        if self._missing:
+            return False
+        wanted = [(self._where(name), orders, self._key(name, rendered)) for name, orders in RUNS]
+        return [(run.compiler, run.orders, run.key) for run in runs] == wanted
+
+    def _where(self, name: str) -> str:
+        return f"{name} {self._compilers[name].version}"
+
+    def _key(self, name: str, rendered: Rendered) -> str:
+        """Digest of what a compiler makes of a text."""
+        return digest_of([rendered.bare, self._compilers[name].identity(ARCH)])
 
     def _run_claim(self, claim: _Claim) -> HostRunResult:
         if self._missing:
@@ -148,12 +178,12 @@ class HostRunner:
                 measure=False,
                 orders=orders,
             )
-            where = f"{name} {self._compilers[name].version}"
+            where = self._where(name)
             try:
                 outcome = self._run(trial)
             except (WorkerError, VerifyError) as problem:  # of the host; the kernel is not to blame
                 return replace(host_run, missing=f"on the host, {where}: {problem}")
-            host_run = _add(host_run, where, orders, outcome)
+            host_run = _add(host_run, where, orders, self._key(name, claim.rendered), outcome)
             if host_run.fault or host_run.missing:
                 break
         return host_run
@@ -174,7 +204,11 @@ class HostRunner:
 
 
 def _add(
-    host_run: HostRunResult, compiler: str, orders: tuple[int, ...], outcome: TrialOutcome
+    host_run: HostRunResult,
+    compiler: str,
+    orders: tuple[int, ...],
+    key: str,
+    outcome: TrialOutcome,
 ) -> HostRunResult:
     where = f"on the host, {compiler}, thread orders {', '.join(map(str, orders))}"
     if outcome.fate is Fate.TIMED_OUT:  # slow is not wrong: the CPU runs a thread after the other
@@ -183,7 +217,7 @@ def _add(
         return replace(host_run, fault=f"{where}: {outcome.reason}")
     evidence = outcome.evidence
     assert evidence is not None
-    run = HostRun(compiler, orders, evidence.tried)
+    run = HostRun(compiler, orders, evidence.tried, key)
     return replace(host_run, runs=(*host_run.runs, run))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from kgen.assets import include_dir
 from kgen.build import Compiler
 from kgen.build.render import Renderer
 from kgen.catalogue import Entry
+from kgen.errors import KgenError
 from kgen.journal import Journal
 from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered
 from kgen.model.config import Config
@@ -19,13 +21,15 @@ from kgen.model.digest import digest_of
 from kgen.model.gpu import GpuProfile
 from kgen.model.plan import Plan, make_plan
 from kgen.model.problem import Problem
-from kgen.model.record import COLD, Fate, Record
+from kgen.model.record import COLD, WARM, Fate, Record
 from kgen.model.space import Variant
 from kgen.runtime.cache import read_file
 from kgen.runtime.code_digest import Code, code_of
-from kgen.trial.definition import definition_digest, guards_digest
+from kgen.trial.definition import definition_digest, guards_digest, trained_digest
 from kgen.trial.handle import WorkerHandle
+from kgen.trial.kept_certificates import KeptCertificates
 from kgen.trial.kept_state import kept_state
+from kgen.trial.proof_rules import proof_rules
 from kgen.worker.messages import Candidate, Level, Trial, TrialOutcome
 
 
@@ -42,6 +46,8 @@ class Session:
         l2: `cold` or `warm`, as the worker times.
         environment: Facts of the machine, from the worker's probe.
         definition: Digest of the operator's definition and inputs.
+        trained: Digest of how the operator draws the inputs of a trained model; empty if it
+            declares none.
     """
 
     def __init__(
@@ -53,7 +59,14 @@ class Session:
         journal: Path,
         worker: WorkerHandle,
         l2: str = COLD,
+        certificates: Sequence[Path] = (),
     ) -> None:
+        """Prepare.
+
+        Args:
+            entry, pass_name, gpu, compiler, journal, worker, l2: See the attributes.
+            certificates: Further journals in which `certificate` looks.
+        """
         self.entry = entry
         self.pass_name = pass_name
         self.gpu = gpu
@@ -63,9 +76,12 @@ class Session:
         self.journal = Journal(journal)
         self.environment: dict[str, str] = {}
         self.definition = definition_digest(entry.operator)
+        self.trained = trained_digest(entry.operator)
         self._renderer = Renderer(include_dir())
         self._content: dict[str, str] = {}
         self._codes: dict[str, Code] = {}
+        self._guards: dict[str, str] = {}  # by variant
+        self._kept = KeptCertificates(certificates, self._is_todays)
 
     def probe(self) -> float:
         """Read the machine's facts into `environment`; return its copy bandwidth in GB/s.
@@ -86,7 +102,9 @@ class Session:
 
     def guards(self, config: Config) -> str:
         """Digest of the calls that a config's variant admits."""
-        return guards_digest(self.variant_of(config))
+        if config.variant not in self._guards:
+            self._guards[config.variant] = guards_digest(self.variant_of(config))
+        return self._guards[config.variant]
 
     def render(self, config: Config, problem: Problem) -> Rendered:
         """Render a config.
@@ -115,9 +133,45 @@ class Session:
         self, rendered: Rendered, artifact: Artifact, config: Config, problem: Problem
     ) -> str:
         """Identity of a trial by its code."""
+        return self._key(rendered, artifact, config, problem, self.l2)
+
+    def _key(
+        self, rendered: Rendered, artifact: Artifact, config: Config, problem: Problem, l2: str
+    ) -> str:
         code = self.code(rendered, artifact)
         compiler = self.compiler.identity(self.gpu.arch)
-        return trial_key(code, compiler, problem, self.plan(config, problem), self.l2)
+        return trial_key(code, compiler, problem, self.plan(config, problem), l2)
+
+    def certificate(
+        self, rendered: Rendered, artifact: Artifact, config: Config, problem: Problem
+    ) -> Record | None:
+        """The record that certifies a build on this GPU as it would be certified today.
+
+        Its host runs may be missing, or be of another text: see `HostRunner.start`.
+
+        Returns:
+            A record of the session's journal or of another one; None if there is none, and the
+            build is to be proven.
+        """
+        # A certificate holds no time: how L2 was while another tune took times does not count.
+        keys = [self._key(rendered, artifact, config, problem, l2) for l2 in (COLD, WARM)]
+        return self._kept.find(self.journal, keys)
+
+    def holds(self, record: Record) -> bool:
+        """Whether a record that `certificate` returned is in the session's own journal."""
+        return self._kept.is_own(record)
+
+    def _is_todays(self, record: Record) -> bool:
+        """Whether a record is of this pass and GPU, judged as a kernel would be judged today."""
+        if record.evidence is not None and record.evidence.rules != proof_rules():
+            return False
+        its = (record.operator, record.pass_name, record.gpu, record.definition)
+        if its != (self.entry.operator.name, self.pass_name, self.gpu.name, self.definition):
+            return False
+        try:
+            return bool(self.definition) and record.guards == self.guards(record.config)
+        except KgenError:  # its variant is gone
+            return False
 
     def code(self, rendered: Rendered, artifact: Artifact) -> Code:
         """What stands for the code of a build: of one for the host, the text without comments."""
@@ -150,13 +204,17 @@ class Session:
         level: Level = "trial",
         measure: bool = True,
         seeds: tuple[int, int] | None = None,
+        trained_below_us: float | None = None,
     ) -> TrialOutcome:
         """Run a trial in the worker."""
-        return self.worker.trial(
+        outcome = self.worker.trial(
             Trial(
-                self.pass_name, problem, candidate, give_up_above_us, level, measure, seeds=seeds
+                self.pass_name, problem, candidate, give_up_above_us, level, measure, seeds=seeds,
+                trained_below_us=trained_below_us,
             )
         )
+        is_whole = outcome.timing is not None and outcome.timing.others
+        return replace(outcome, trained=self.trained) if is_whole else outcome
 
     def record(
         self,
@@ -167,6 +225,9 @@ class Session:
         artifact: Artifact | None = None,
     ) -> Record:
         """Build a record of an outcome and append it to the journal."""
+        evidence = outcome.evidence
+        if evidence is not None and not evidence.rules:
+            evidence = replace(evidence, rules=proof_rules())
         record = Record(
             key=self.key(rendered, artifact, config, problem) if artifact else "",
             text_key=self.text_key(rendered, config, problem),
@@ -182,10 +243,11 @@ class Session:
             environment=digest_of(self.environment),
             definition=self.definition,
             guards=self.guards(config),
+            trained=outcome.trained,
             resources=artifact.resources if artifact else (),
             timing=outcome.timing,
             accuracy=outcome.accuracy,
-            evidence=outcome.evidence,
+            evidence=evidence,
             when=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         self.journal.append(record)

@@ -45,6 +45,11 @@ class Confirmations:
         """The problems with a confirmed winner, in the order of the tune."""
         return tuple(c.result for c in self._all if c.is_confirmed)
 
+    @property
+    def host_runs(self) -> list[Future[HostRunResult]]:
+        """The host runs under way."""
+        return [c.host_run for c in self._all if c.host_run is not None]
+
     def add(self, result: ProblemResult) -> None:
         """Start the host run of a problem's winner, in the background."""
         self._all.append(_Confirmation(self._session, self._host_runner, result))
@@ -60,10 +65,9 @@ class Confirmations:
                     if event is not None:
                         self._told = len(confirmed)
                         yield event
-            host_runs = [c.host_run for c in self._all if c.host_run is not None]
-            if not wait or not host_runs:
+            if not wait or not self.host_runs:
                 return
-            concurrent.futures.wait(host_runs, return_when=FIRST_COMPLETED)
+            concurrent.futures.wait(self.host_runs, return_when=FIRST_COMPLETED)
 
     def finish(
         self, finals_again: Callable[[ProblemResult], Generator[TuneEvent, None, ProblemResult]]
@@ -119,14 +123,16 @@ class _Confirmation:
             ended, self.host_run = self.host_run, None
             found = ended.result()
             finalist = self._waiting.pop(0)
-            record = record_host_runs(
-                self._session,
-                self.result.problem,
-                finalist.rendered,
-                finalist.artifact,
-                finalist.record,
-                found,
-            )
+            record = finalist.record
+            if not found.kept:  # else the record has them
+                record = record_host_runs(
+                    self._session,
+                    self.result.problem,
+                    finalist.rendered,
+                    finalist.artifact,
+                    finalist.record,
+                    found,
+                )
             if not found.fault:
                 self.is_confirmed = True
                 winner = replace(finalist, record=record)
@@ -149,6 +155,7 @@ class _Confirmation:
             search_s=before.search_s + again.search_s,
             compile_s=before.compile_s + again.compile_s,
             new_trials=before.new_trials + again.new_trials,
+            timed_again=before.timed_again + again.timed_again,
         )
         self._waiting = list(again.finalists)
         self.host_run = self._start()
@@ -173,6 +180,7 @@ class _Confirmation:
             next_best.config,
             self._session.pass_name,
             self.result.problem,
+            next_best.record.evidence,
         )
 
     def _refuse(self, finalist: Finalist, fault: str) -> None:

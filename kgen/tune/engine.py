@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 
 from kgen.build.render import check_template
-from kgen.errors import KgenError
+from kgen.errors import KgenError, TuneError
+from kgen.journal import Journal
 from kgen.model.config import Config
 from kgen.search.feasible import Feasible, enumerate_feasible
-from kgen.trial import HostRunner, Session
+from kgen.trial import HostRunner, ProofCrew, Session
+from kgen.tune.announcement import Announcement
 from kgen.tune.builds_ahead import BuildsAhead, builds_at_once
 from kgen.tune.confirmation import Confirmations
-from kgen.tune.events import PassDone, ProblemConfirmed, StageStarted, TuneEvent
+from kgen.tune.events import (
+    PassDone,
+    ProblemConfirmed,
+    SafeCertified,
+    StageStarted,
+    TuneEvent,
+)
+from kgen.tune.joint import Joint, open_joint
 from kgen.tune.problem import ProblemTask, tune_problem
+from kgen.tune.recorded_winners import recorded_winners
 from kgen.tune.request import TuneRequest
 from kgen.tune.results import PassResult, ProblemResult
 from kgen.tune.safe import SafeCertificates
 from kgen.tune.search_loop import BUILD_AHEAD
 from kgen.tune.search_state import SearchState
-from kgen.tune.session import open_session
+from kgen.tune.session import open_session, proof_crew
 from kgen.tune.warm_start import WarmStart, warm_start
 
 
@@ -38,25 +50,35 @@ def tune(request: TuneRequest) -> Generator[TuneEvent, None, None]:
         WorkerError: If the device cannot be used.
         EmptySpaceError, TemplateError, StorageError: As named.
     """
-    for pass_name in request.passes:
-        yield from _tune_pass(request, pass_name)
+    forget_study_without_journal(request)
+    with open_joint(request, is_tuner=True) as joint, Announcement(joint, request):
+        for pass_name in request.passes:
+            yield from _tune_pass(request, pass_name, joint)
 
 
-def _tune_pass(request: TuneRequest, pass_name: str) -> Iterator[TuneEvent]:
-    started = time.monotonic()
-    spaces = _checked_spaces(request, pass_name)
+def forget_study_without_journal(request: TuneRequest) -> None:
+    """Remove the study's file if there is no journal beside it.
+
+    The study is a view of the journal. Without the journal it would list configs without records.
+    """
     if not request.journal.exists():
-        # The study is a view of the journal. Without the journal it would list configs without
-        # records.
         request.study.unlink(missing_ok=True)
+
+
+def _tune_pass(request: TuneRequest, pass_name: str, joint: Joint | None) -> Iterator[TuneEvent]:
+    started = time.monotonic()
+    spaces = checked_spaces(request, pass_name)
     with (
         open_session(request, pass_name) as (session, host_runner),
+        proof_crew(request, session) as crew,
         BuildsAhead(session, builds_at_once()) as builds_ahead,
     ):
-        yield from _PassTune(request, spaces, session, host_runner, builds_ahead, started).run()
+        yield from _PassTune(
+            request, spaces, session, host_runner, crew, builds_ahead, started, joint
+        ).run()
 
 
-def _checked_spaces(request: TuneRequest, pass_name: str) -> list[Feasible]:
+def checked_spaces(request: TuneRequest, pass_name: str) -> list[Feasible]:
     """The feasible configs of each problem.
 
     All are enumerated before any trial, so that the user learns of an empty space at once.
@@ -79,18 +101,31 @@ class _PassTune:
         spaces: Sequence[Feasible],
         session: Session,
         host_runner: HostRunner,
+        crew: ProofCrew,
         builds_ahead: BuildsAhead,
         started: float,
+        joint: Joint | None = None,
     ) -> None:
+        self._joint = joint
         self._request, self._spaces, self._started = request, spaces, started
-        self._session, self._host_runner = session, host_runner
+        self._session, self._host_runner, self._crew = session, host_runner, crew
         self._builds_ahead = builds_ahead
         self._problems = request.problems[session.pass_name]
+        # Of all GPUs. Those that this tune adds are in `_results`.
+        self._recorded = [
+            record
+            for path in sorted(request.journal.parent.glob("*.trials.jsonl"))
+            for record in Journal(path).read()
+            if record.pass_name == session.pass_name and record.timing is not None
+        ]
         self._searched_s = 0.0
         self._results: list[ProblemResult] = []
         self._build_ahead(0)
         self._copy_gbps = session.probe()
+        if joint is not None:
+            joint.share_journal(session, request)
         self._safe: SafeCertificates | None = None
+        self._safe_told = 0  # how many safe kernels an event was yielded for
         self._confirmations = Confirmations(session, host_runner, self._confirmed_event)
 
     def run(self) -> Iterator[TuneEvent]:
@@ -98,17 +133,22 @@ class _PassTune:
         try:
             for place in range(len(self._spaces)):
                 yield from self._tune_next(place)
-        except KgenError:
+        except KgenError as problem:
             if self._safe is not None:  # confirms the problems before the failed one
+                if isinstance(problem, TuneError):  # else the device may be gone
+                    yield from self._certify_rest(self._safe)
                 yield from self._wait_for_all(self._safe)
             raise
         assert self._safe is not None  # a request has at least one problem
+        yield from self._certify_rest(self._safe)
         yield from self._wait_for_all(self._safe)
         confirmed = yield from self._confirmations.finish(self._finals_again)
+        self._safe.demand_all_right()
         yield PassDone(self._result(confirmed, self._safe))
 
     def _tune_next(self, place: int) -> Iterator[TuneEvent]:
-        """Tune a problem and start its winner's host run; certify the safe variant after the first.
+        """Tune a problem and start its winner's host run; after the first, certify the safe
+        variant for the tuned dtypes.
 
         Time that earlier problems did not use is shared among the remaining ones.
         """
@@ -117,10 +157,37 @@ class _PassTune:
         self._confirmations.add(result)
         if self._safe is None:
             yield StageStarted("safe")
-            self._safe = SafeCertificates(self._session, self._host_runner)
+            safe = SafeCertificates(
+                self._session, self._host_runner, self._crew, self._problems
+            )
+            yield from safe.certify_tuned()
+            self._safe = safe
+            if place + 1 < len(self._spaces):  # a search needs the device's memory
+                self._crew.dismiss()
         if self._request.gpu.is_host:  # on the host it would disturb the timings of the next search
             yield StageStarted("host runs")
             yield from self._confirmations.advance(wait=True)
+
+    def _certify_rest(self, safe: SafeCertificates) -> Iterator[TuneEvent]:
+        """Certify the safe variant for the other dtypes."""
+        yield StageStarted("safe")
+        with closing(safe.certify_rest()) as events:
+            for event in events:
+                yield event
+                yield from self._advance()
+        self._crew.dismiss()
+
+    def _advance(self) -> Iterator[TuneEvent]:
+        """Use what has ended: host runs of winners and of safe kernels."""
+        if self._safe is not None:
+            self._safe.advance()
+        yield from self._confirmations.advance()
+        confirmed = self._confirmations.confirmed
+        if self._safe is None or not confirmed or not self._safe.is_ready:
+            return
+        if self._safe.whole > self._safe_told:
+            self._safe_told = self._safe.whole
+            yield SafeCertified(self._result(confirmed, self._safe))
 
     def _finals_again(self, refused: ProblemResult) -> Generator[TuneEvent, None, ProblemResult]:
         """Tune a problem again without its finalists, which were all refused."""
@@ -148,6 +215,7 @@ class _PassTune:
             self._first_trials(place),
             deadline,
             retry=self._request.retry and not again,  # the search before has tried them again
+            joint=self._joint,
         )
         result = yield from tune_problem(
             self._session,
@@ -155,19 +223,22 @@ class _PassTune:
             task,
             self._builds_ahead,
             self._copy_gbps,
-            self._confirmations.advance,
+            self._advance,
             before_finals,
         )
         self._searched_s += time.monotonic() - started
         return result
 
     def _first_trials(self, place: int, likely: Sequence[Config] = ()) -> WarmStart:
-        """The first trials of a problem: winners of those before, the nearest first."""
+        """The first trials of a problem: winners of those before, then of earlier tunes."""
         winners = [result.winner.config for result in reversed(self._results[:place])]
         return warm_start(
             self._request.entry.space.of_pass(self._session.pass_name),
             set(self._spaces[place].configs),
             [*likely, *winners],
+            recorded_winners(
+                self._recorded, self._session.pass_name, str(self._problems[place])
+            ),
         )
 
     def _build_ahead(self, place: int, likely: Sequence[Config] = ()) -> None:
@@ -187,13 +258,18 @@ class _PassTune:
     def _wait_for_all(self, safe: SafeCertificates) -> Iterator[TuneEvent]:
         """Wait for all running host runs."""
         yield StageStarted("host runs")
-        safe.results()
-        yield from self._confirmations.advance(wait=True)
+        yield from self._advance()
+        while running := [*self._confirmations.host_runs, *safe.host_runs]:
+            concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            yield from self._advance()
 
     def _confirmed_event(self, confirmed: tuple[ProblemResult, ...]) -> ProblemConfirmed | None:
-        """The event of another confirmed problem; None until the safe variant is certified."""
-        if self._safe is None or not self._safe.done:
+        """The event of another confirmed problem; None until the safe variant is certified for
+        the tuned dtypes.
+        """
+        if self._safe is None or not self._safe.is_ready:
             return None
+        self._safe_told = self._safe.whole
         return ProblemConfirmed(self._result(confirmed, self._safe))
 
     def _result(self, results: tuple[ProblemResult, ...], safe: SafeCertificates) -> PassResult:
@@ -204,6 +280,7 @@ class _PassTune:
             self._copy_gbps,
             results,
             safe.results(),
+            tuple(one.dtypes for one in safe.missing()),
             self._session.worker.restarts,
             time.monotonic() - self._started,
         )

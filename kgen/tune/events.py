@@ -54,10 +54,12 @@ class ProblemStarted:
     Attributes:
         progress: How far it is.
         let_go: How many of the journal's records are of no use any more, by the reason.
+        timed_again: How many of them lacked the time on trained inputs, could win, and got it.
     """
 
     progress: Progress
     let_go: Mapping[str, int] = field(default_factory=dict)
+    timed_again: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,34 @@ class StageStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class StageAdvanced:
+    """Another of the safe variant's kernels, one per combination of dtypes, is ready.
+
+    Attributes:
+        what: What was done.
+        done: With how many so far.
+        count: Of how many; 0 where the number is not known yet.
+    """
+
+    what: Literal["compiled", "verified"]
+    done: int
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ProblemConfirmed:
     """Another problem is confirmed; `so_far` holds all confirmed problems.
 
-    Yielded only after the safe variant is certified, because a library needs both.
+    Yielded only after the safe variant is certified for the tuned dtypes: a row needs its safe
+    kernel. `so_far` has the other safe kernels that are certified by then.
     """
+
+    so_far: PassResult
+
+
+@dataclass(frozen=True, slots=True)
+class SafeCertified:
+    """More safe kernels are certified; `so_far` holds them, and all confirmed problems."""
 
     so_far: PassResult
 
@@ -93,7 +118,15 @@ class PassDone:
     result: PassResult
 
 
-TuneEvent: TypeAlias = ProblemStarted | TrialRecorded | StageStarted | ProblemConfirmed | PassDone
+TuneEvent: TypeAlias = (
+    ProblemStarted
+    | TrialRecorded
+    | StageStarted
+    | StageAdvanced
+    | ProblemConfirmed
+    | SafeCertified
+    | PassDone
+)
 
 
 def pass_results(events: Iterable[object]) -> list[PassResult]:

@@ -6,18 +6,17 @@ import math
 
 from kgen.errors import TuneError
 from kgen.measure.choose import Entrant, pick
+from kgen.model.config import Config
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record, Timing
 from kgen.trial import Certificate, Session, certify
 from kgen.tune.results import Finalist
 from kgen.tune.search_state import SearchState
+from kgen.tune.second_times import FIELD_WIDTH, FINALISTS, complete_times
 from kgen.worker import Finals, FinalsOutcome, TrialOutcome
 
-FINALISTS = 5
 MOST_OF_BOUND = 0.8
 """Of a winner, if there is a finalist that uses no more."""
-# Search times have a few per cent of noise. A config slower than this ratio cannot be the best.
-FIELD_WIDTH = 1.15
 
 
 def run_finals(
@@ -34,11 +33,15 @@ def run_finals(
         TuneError: If no config was verified.
     """
     certificates: list[Certificate] = []
+    tried: set[Config] = set()
     limit_us = math.inf
-    for record in state.ranking():
-        assert record.timing is not None
-        if len(certificates) == FINALISTS or record.timing.median_us > limit_us:
+    while len(certificates) < FINALISTS:
+        # Each time: where a config is refused, others come into the field.
+        state.timed_again += complete_times(session, problem, state)
+        record = next((r for r in state.ranking() if r.config not in tried), None)
+        if record is None or record.timing is None or record.timing.median_us > limit_us:
             break
+        tried.add(record.config)
         found = certify(session, problem, record)
         if found is None:
             continue
@@ -65,7 +68,8 @@ def run_finals(
         if outcome.faults[i]:
             _refuse(session, problem, state, certificate, outcome.faults[i])
             continue
-        finalists.append(finalist(session, problem, certificate, outcome.timings[i]))
+        timing, occupancy = outcome.timings[i], outcome.occupancy[i]
+        finalists.append(finalist(session, problem, certificate, timing, occupancy))
         samples_us.append(outcome.samples_us[i])
     if not finalists:  # the ranking has those left that were not in these finals
         return run_finals(session, problem, state, peers)
@@ -107,9 +111,13 @@ def _refuse(
 
 
 def finalist(
-    session: Session, problem: Problem, certificate: Certificate, timing: Timing
+    session: Session,
+    problem: Problem,
+    certificate: Certificate,
+    timing: Timing,
+    occupancy: float | None = None,
 ) -> Finalist:
-    """Return a certified config as a finalist."""
+    """Return a certified config as a finalist; its time and occupancy are of the finals."""
     config = certificate.record.config
     return Finalist(
         variant=session.variant_of(config),
@@ -119,5 +127,5 @@ def finalist(
         artifact=certificate.artifact,
         record=certificate.record,
         timing=timing,
-        occupancy=certificate.occupancy,
+        occupancy=occupancy,
     )

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from kgen.errors import StorageError
 from kgen.tune.engine import tune
-from kgen.tune.events import PassDone, ProblemConfirmed, TuneEvent
+from kgen.tune.events import PassDone, ProblemConfirmed, SafeCertified, TuneEvent
 from kgen.tune.publish import Published, publish
 from kgen.tune.request import TuneRequest
 from kgen.tune.results import PassResult
@@ -33,8 +33,9 @@ def tune_and_publish(
 ) -> Generator[PublishEvent, None, None]:
     """Tune pass after pass; publish each problem once it is confirmed.
 
-    A tune that is killed leaves a library with the problems confirmed so far. Other rows and
-    reports stay unchanged.
+    A tune that is killed leaves a library with the problems confirmed so far. One that ends early,
+    by a signal or an error, publishes the safe kernels that were certified since, too. Other rows
+    and reports stay unchanged.
 
     Args:
         request: The tune.
@@ -47,14 +48,26 @@ def tune_and_publish(
         TuneError, WorkerError, UserError: See `tune`.
     """
     check_folder_writable(reports)
-    with closing(tune(request)) as events:
-        for event in events:
-            # the last problem is published at `PassDone`
-            if isinstance(event, ProblemConfirmed) and not event.so_far.is_whole:
-                publish(event.so_far, out, reports)
-            yield event
-            if isinstance(event, PassDone):
-                yield PassPublished(event.result, publish(event.result, out, reports))
+    unpublished: PassResult | None = None
+    try:
+        with closing(tune(request)) as events:
+            for event in events:
+                if isinstance(event, SafeCertified):
+                    unpublished = event.so_far
+                # the last problem is published at `PassDone`
+                elif isinstance(event, ProblemConfirmed):
+                    unpublished = event.so_far
+                    if not event.so_far.is_whole:
+                        publish(event.so_far, out, reports)
+                        unpublished = None
+                yield event
+                if isinstance(event, PassDone):
+                    published = publish(event.result, out, reports)
+                    unpublished = None
+                    yield PassPublished(event.result, published)
+    finally:
+        if unpublished is not None:
+            publish(unpublished, out, reports)
 
 
 def check_folder_writable(folder: Path) -> None:

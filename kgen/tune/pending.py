@@ -20,7 +20,6 @@ class PendingTrial:
         rendered: Its source.
         build: The build.
         place: Priority in the trial queue; the smallest is next.
-        is_first: Whether it is of the warm start, not proposed by the study's model.
         since: When it was proposed, as of `time.monotonic`.
         artifact: The built module, once there is one.
         identity: Key of the machine code and its launches, once built.
@@ -31,7 +30,6 @@ class PendingTrial:
     rendered: Rendered
     build: Future[Artifact | BuildFailure]
     place: Place
-    is_first: bool
     since: float
     artifact: Artifact | None = None
     identity: str = ""
@@ -41,6 +39,12 @@ class PendingTrial:
     def variant(self) -> str:
         """Of its config."""
         return self.proposal.config.variant
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its trial has an outcome."""
+        done = self.outcome
+        return bool(done and done.done() and not done.cancelled() and done.exception() is None)
 
     def withdraw(self) -> bool:
         """Cancel it; return False if its trial runs or has ended."""

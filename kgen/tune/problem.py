@@ -14,6 +14,7 @@ from kgen.trial import Session
 from kgen.tune.builds_ahead import BuildsAhead
 from kgen.tune.events import ProblemStarted, Progress, StageStarted, TrialRecorded, TuneEvent
 from kgen.tune.finals import run_finals
+from kgen.tune.joint import Joint
 from kgen.tune.progress import progress_of
 from kgen.tune.request import TuneRequest
 from kgen.tune.results import ProblemResult
@@ -32,6 +33,7 @@ class ProblemTask:
         first: The warm start of its search.
         deadline: When the search ends if it has a result, as of `time.monotonic`; None for never.
         retry: Try again the configs that crashed or timed out in earlier tunes.
+        joint: The work with other processes; None: this one works alone.
     """
 
     problem: Problem
@@ -39,21 +41,33 @@ class ProblemTask:
     first: WarmStart
     deadline: float | None
     retry: bool
+    joint: Joint | None = None
 
 
-def tune_problem(
+@dataclass(frozen=True)
+class Searched:
+    """A problem whose search has ended.
+
+    Attributes:
+        state: Its records and totals.
+        floor_us: Least time of the problem, microseconds.
+        seconds: Wall-clock seconds of the search.
+    """
+
+    state: SearchState
+    floor_us: float
+    seconds: float
+
+
+def search_problem(
     session: Session,
     request: TuneRequest,
     task: ProblemTask,
     builds_ahead: BuildsAhead,
     copy_gbps: float,
-    between_trials: Callable[[], Iterator[TuneEvent]],
-    before_finals: Callable[[SearchState], None],
-) -> Generator[TuneEvent, None, ProblemResult]:
-    """Search a problem, and run the finals among the verified configs.
-
-    Trials in the journal are not repeated. If the problem was searched before, this only runs
-    finals, without the configs that were refused since.
+    between_trials: Callable[[], Iterator[TuneEvent]] = lambda: iter(()),
+) -> Generator[TuneEvent, None, Searched]:
+    """Search a problem. Trials in the journal are not repeated.
 
     Args:
         session: Of the tune.
@@ -62,11 +76,8 @@ def tune_problem(
         builds_ahead: Builds of warm-start configs that were started earlier.
         copy_gbps: Bandwidth of the device, for the floor.
         between_trials: Returns events of other problems; called after every trial.
-        before_finals: Called when the search has ended and the compiler becomes idle.
     Returns:
-        The problem's result, at the end of the events.
-    Raises:
-        TuneError: If no config is verified.
+        What the search found, at the end of the events.
     """
     problem = task.problem
     cost = request.entry.operator.cost(session.pass_name, problem)
@@ -83,21 +94,55 @@ def tune_problem(
         trials=request.trials,
         deadline=task.deadline,
         retry=task.retry,
+        joint=task.joint,
     )
-    state = search.state
 
-    def progress(deadline: float | None = None) -> Progress:
-        return progress_of(request, session.pass_name, problem, state, floor, deadline)
+    def progress() -> Progress:
+        return progress_of(
+            request, session.pass_name, problem, search.state, floor, task.deadline
+        )
 
-    yield ProblemStarted(progress(task.deadline), search.let_go)
+    yield ProblemStarted(progress(), search.let_go, search.state.timed_again)
     yield from between_trials()
     with closing(search.run()) as records:
         for record in records:
-            yield TrialRecorded(record, progress(task.deadline))
+            yield TrialRecorded(record, progress())
             yield from between_trials()
-    search_s = time.monotonic() - started
+    return Searched(search.state, floor, time.monotonic() - started)
+
+
+def tune_problem(
+    session: Session,
+    request: TuneRequest,
+    task: ProblemTask,
+    builds_ahead: BuildsAhead,
+    copy_gbps: float,
+    between_trials: Callable[[], Iterator[TuneEvent]],
+    before_finals: Callable[[SearchState], None],
+) -> Generator[TuneEvent, None, ProblemResult]:
+    """Search a problem, and run the finals among the verified configs.
+
+    If the problem was searched before, this only runs finals, without the configs that were refused
+    since.
+
+    Args:
+        session, request, task, builds_ahead, copy_gbps, between_trials: See `search_problem`.
+        before_finals: Called when the search has ended and the compiler becomes idle.
+    Returns:
+        The problem's result, at the end of the events.
+    Raises:
+        TuneError: If no config is verified.
+    """
+    problem = task.problem
+    searched = yield from search_problem(
+        session, request, task, builds_ahead, copy_gbps, between_trials
+    )
+    state = searched.state
     before_finals(state)
-    yield StageStarted("finals", progress())
+    floor = searched.floor_us
+    yield StageStarted(
+        "finals", progress_of(request, session.pass_name, problem, state, floor)
+    )
     finalists, outcome = run_finals(session, problem, state, request.peers)
     return ProblemResult(
         problem=problem,
@@ -111,7 +156,8 @@ def tune_problem(
         fates=dict(state.fates),
         reasons=dict(state.reasons),
         floor_us=floor,
-        search_s=search_s,
+        search_s=searched.seconds,
         compile_s=state.compile_s,
         new_trials=state.new_trials,
+        timed_again=state.timed_again,
     )

@@ -50,8 +50,9 @@ class Published:
 def publish(result: PassResult, out: Path, reports: Path) -> Published:
     """Emit the winners into the library under `out`, and merge the report.
 
-    The result may lack problems of its request: their rows and reports stay as they are.
-    Publishing problem by problem leaves the same bytes as publishing the whole at once.
+    The result may lack problems of its request: their rows and reports stay as they are. It may
+    lack safe kernels, too: those that the library has stay, and it gets no kernel that is not
+    certified. Publishing problem by problem leaves the same bytes as publishing the whole at once.
 
     Raises:
         StorageError: If something cannot be written; what stood there before stays whole.
@@ -75,7 +76,9 @@ def publish(result: PassResult, out: Path, reports: Path) -> Published:
         )
         for s in result.safe
     ]
-    library = emit(out, winners, safe, include_dir(), request.entry)
+    library = emit(
+        out, winners, safe, include_dir(), request.entry, is_whole=not result.safe_missing
+    )
     path = reports / f"{gpu.name}.yaml"
     return Published(library, path, update_report(path, to_report(result)))
 

@@ -12,6 +12,8 @@ from kgen.catalogue import Entry
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.model.record import COLD
+from kgen.search.crew import GRACE_S
+from kgen.search.storage import PATIENCE_S, StorageUrl
 
 # The host searches a small space for its own default; a GPU's trial takes milliseconds.
 DEFAULT_TRIALS = 160
@@ -30,6 +32,21 @@ class Limits:
 
     trial_s: float = 30.0
     memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStorage:
+    """Where the processes of a joint tune meet.
+
+    Attributes:
+        url: The storage.
+        grace_s: Seconds without a heartbeat after which a process counts as dead.
+        patience_s: Seconds to wait for a storage that does not answer.
+    """
+
+    url: StorageUrl
+    grace_s: float = GRACE_S
+    patience_s: float = PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,10 @@ class TuneRequest:
         limits: Of a trial.
         retry: Try again the configs that crashed or timed out in earlier tunes; without it, such
             configs are quarantined as long as they render to the same code.
+        shared: Where other processes find this tune and help; None: it works alone.
+        retry_name: Names the studies of a retry that other processes join; empty without one.
+        certificates: Further journals of the operator and GPU: what is certified there is not
+            proven again. `journal` alone decides which configs are tried.
     """
 
     entry: Entry
@@ -72,6 +93,9 @@ class TuneRequest:
     l2: str = COLD
     limits: Limits = field(default_factory=Limits)
     retry: bool = False
+    shared: SharedStorage | None = None
+    retry_name: str = ""
+    certificates: tuple[Path, ...] = ()
 
     @property
     def pass_time_s(self) -> float | None:

@@ -59,6 +59,7 @@ class ProblemResult:
         search_s: Wall-clock seconds of the search.
         compile_s: Seconds of compilation, summed over threads.
         new_trials: Trials of this run; the journal already held the others.
+        timed_again: Records of earlier tunes that lacked the time on trained inputs and got it.
     """
 
     problem: Problem
@@ -75,6 +76,7 @@ class ProblemResult:
     search_s: float
     compile_s: float
     new_trials: int
+    timed_again: int = 0
 
     @property
     def winner(self) -> Finalist:
@@ -96,7 +98,8 @@ class SafeResult:
         variant: The safe variant.
         config: Its safe config.
         rendered: Its source for this combination.
-        record: The certificate; None for a combination that is not run (see `SafeCertificates`).
+        record: The certificate; None for a combination that is not run: another one has its
+            source, or shows its choices (see `kgen.tune.safe_claims`).
     """
 
     dtypes: Mapping[str, str]
@@ -116,7 +119,8 @@ class PassResult:
         environment: Facts of the machine.
         copy_gbps: Measured copy bandwidth of the device.
         results: Of the problems that are confirmed, in the order of the request.
-        safe: The safe kernels.
+        safe: The safe kernels that are certified.
+        safe_missing: The dtypes of those that are not, yet.
         worker_restarts: How often the worker process was replaced.
         seconds: Wall-clock seconds so far.
     """
@@ -127,10 +131,12 @@ class PassResult:
     copy_gbps: float
     results: tuple[ProblemResult, ...]
     safe: tuple[SafeResult, ...]
+    safe_missing: tuple[Mapping[str, str], ...]
     worker_restarts: int
     seconds: float = field(default=0.0)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every problem of the pass is confirmed."""
-        return len(self.results) == len(self.request.problems[self.pass_name])
+        """Whether every problem of the pass is confirmed, and every safe kernel certified."""
+        is_confirmed = len(self.results) == len(self.request.problems[self.pass_name])
+        return is_confirmed and not self.safe_missing

@@ -1,267 +1,279 @@
 """Certify the safe variant: it answers what no table row does.
 
-On a GPU it is built and certified for the combinations of dtypes that show every pair of choices
-(`Signature.dtype_pairs`), which have a host run, too, and once for every source that none of those
-has: a template may ask at run time which tensors are there. On the host, where building and running
-these would take longer than a tune, only the former are built and certified: optional tensors
-double the combinations each, and a mistake that needs three particular choices at once is not
-looked for.
+The kernels that the tuned problems need are certified after the first search, so that their rows
+can be published; the others after the last one (`kgen.tune.safe_claims` says which). A certificate
+is in the journal as soon as its device part is whole, and once more with its host runs. What the
+journal has already is not proven again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from kgen.errors import TuneError
-from kgen.model.artifact import Artifact, BuildFailure, Rendered
-from kgen.model.problem import Problem, with_dims
+from kgen.model.artifact import Artifact, BuildFailure
+from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
-from kgen.operators.base import Operator
-from kgen.trial import HostRunner, HostRunResult, Session, with_host_runs
+from kgen.trial import (
+    HostRunner,
+    HostRunResult,
+    ProofCrew,
+    Session,
+    record_host_runs,
+    with_host_runs,
+)
+from kgen.tune.events import StageAdvanced
 from kgen.tune.results import SafeResult
+from kgen.tune.safe_claims import Claim, Combination, built, claims, combinations, safe_config
 from kgen.worker import Trial, TrialOutcome
 
-# Small, and ragged in every power of two: the safe variant is judged on correctness alone. Dims
-# over which the same work is done again are smaller still: work grows with the product.
-SAFE_EXTENT = 67
-FEW = 3
-RAGGED_DIMS = 3  # the last ones, of an operator that does not say which dims repeat its work
+_ON_HOST = "it was certified on the host itself"
+_NO_PAIR = "other combinations of the same dtypes, two by two, have one"
 
 
-@dataclass(frozen=True)
-class _Claim:
-    """The safe config for one combination of dtypes; what is known of it, or is being found out."""
+@dataclass
+class _Proof:
+    """What is known of a claim so far.
 
-    problem: Problem
-    rendered: Rendered
-    artifact: Artifact | None
-    text_key: str
-    shows_a_pair: bool
-    known: Record | None = None
-    outcome: TrialOutcome | None = None
+    Attributes:
+        claim: What is to be certified.
+        build: Its build.
+        artifact: Once somebody has waited for it.
+        record: Its certificate, once its device part is in the journal.
+        host_run: Under way, or ended and not looked at.
+        is_whole: Whether nothing is left to do.
+        failure: Why it is refused.
+    """
+
+    claim: Claim
+    build: Future[Artifact | BuildFailure]
+    artifact: Artifact | None = None
+    record: Record | None = None
     host_run: Future[HostRunResult] | None = None
-    result: SafeResult | None = None
+    is_whole: bool = False
+    failure: str = ""
 
     @property
-    def dtypes(self) -> Mapping[str, str]:
-        """The combination."""
-        return dict(self.problem.dtypes)
-
-    @property
-    def needs_a_run(self) -> bool:
-        """Whether it was built, and no journal has its certificate."""
-        return self.artifact is not None and self.known is None
+    def is_left(self) -> bool:
+        """Whether the device has to prove it."""
+        return self.record is None and not self.failure
 
 
 class SafeCertificates:
-    """The safe config for each dtype combination that is certified: run on the device at once,
-    their host runs behind what the tune does next.
+    """The safe kernels of a pass: certified on the device when asked, their host runs behind what
+    the tune does next.
     """
 
-    def __init__(self, session: Session, host_runner: HostRunner) -> None:
-        """Build and run all, and start the host runs.
+    def __init__(
+        self,
+        session: Session,
+        host_runner: HostRunner,
+        crew: ProofCrew,
+        tuned: Sequence[Problem],
+    ) -> None:
+        """Start the builds.
+
+        Args:
+            session: Of the tune.
+            host_runner: Makes the host runs; on the host, all runs.
+            crew: Proves on the device.
+            tuned: The problems of the pass.
+        """
+        self._session, self._host_runner, self._crew = session, host_runner, crew
+        self._every = combinations(session)
+        self._proofs = [
+            _Proof(claim, session.build(claim.combination.rendered))
+            for claim in claims(session, self._every, tuned)
+        ]
+
+    def certify_tuned(self) -> Generator[StageAdvanced, None, None]:
+        """Certify what the tuned problems need; to be exhausted before anything else.
 
         Raises:
-            TuneError: If one does not build or is wrong: the library would have nothing to fall
-                back on.
+            TuneError: If one is wrong: the library would have nothing to fall back on.
         """
-        # Builds and host runs go on side by side, so all start before the first is waited for.
-        self._session = session
-        claims = [_looked_up(session, claim) for claim in _built(session)]
-        outcomes = _outcomes(session, host_runner, [c for c in claims if c.needs_a_run])
-        self._claims = [
-            _certified_if_it_can(
-                session,
-                _with_host_run_started(session, host_runner, replace(c, outcome=next(outcomes))),
-            )
-            if c.needs_a_run
-            else c
-            for c in claims
-        ]
-        self._results: tuple[SafeResult, ...] | None = None
+        self._crew.preload(sum(map(self._may_be_left, self._proofs)))
+        yield from self._certify([proof for proof in self._proofs if proof.claim.is_tuned])
+        self.demand_all_right()
+
+    def certify_rest(self) -> Generator[StageAdvanced, None, None]:
+        """Certify the others. `demand_all_right` says what was wrong: the good ones are kept."""
+        self._crew.preload(sum(map(self._may_be_left, self._proofs)))
+        yield from self._certify([proof for proof in self._proofs if not proof.claim.is_tuned])
+
+    def advance(self) -> None:
+        """Start host runs of kernels that are compiled, and write down those that have ended."""
+        for proof in self._proofs:
+            is_new = proof.artifact is None and not proof.failure
+            if not self._session.gpu.is_host and is_new and proof.build.done():
+                self._look_up(proof)
+            if proof.record is not None and not proof.is_whole and proof.host_run is not None:
+                self._finish(proof, proof.record, proof.host_run)
 
     @property
-    def done(self) -> bool:
-        """Whether `results` would not wait."""
-        return all(claim.host_run is None or claim.host_run.done() for claim in self._claims)
+    def host_runs(self) -> list[Future[HostRunResult]]:
+        """The host runs that `advance` waits for."""
+        return [
+            proof.host_run
+            for proof in self._proofs
+            if proof.host_run is not None and proof.record is not None and not proof.is_whole
+        ]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the kernels are certified that the tuned problems need."""
+        return all(proof.is_whole for proof in self._proofs if proof.claim.is_tuned)
+
+    @property
+    def whole(self) -> int:
+        """Number of kernels that are certified."""
+        return sum(proof.is_whole for proof in self._proofs)
+
+    def demand_all_right(self) -> None:
+        """Raise TuneError if a kernel was refused."""
+        failures = [proof.failure for proof in self._proofs if proof.failure]
+        if failures:
+            raise TuneError("\n".join(failures))
 
     def results(self) -> tuple[SafeResult, ...]:
-        """Wait for the host runs, and write the certificates down.
+        """The combinations whose kernels are certified so far, or whose source is."""
+        variant, config = safe_config(self._session)
+        records = {p.claim.combination: p.record for p in self._proofs if p.is_whole}
+        return tuple(
+            SafeResult(one.dtypes, variant, config, one.rendered, records.get(one))
+            for one in self._every
+            if self._is_certified(one)
+        )
 
-        Raises:
-            TuneError: If one is wrong.
+    def missing(self) -> tuple[Combination, ...]:
+        """The combinations that `results` lacks."""
+        return tuple(one for one in self._every if not self._is_certified(one))
+
+    def _is_certified(self, combination: Combination) -> bool:
+        if all(proof.is_whole for proof in self._proofs):
+            return True  # those that are not run, too: see `kgen.tune.safe_claims`
+        sources = {p.claim.combination.rendered.digest for p in self._proofs if p.is_whole}
+        return combination.rendered.digest in sources
+
+    def _certify(self, proofs: Sequence[_Proof]) -> Iterator[StageAdvanced]:
+        for compiled, proof in enumerate(proofs, start=1):
+            self._look_up(proof)
+            yield StageAdvanced("compiled", compiled)
+        left = [proof for proof in proofs if proof.is_left]
+        with closing(self._outcomes(left)) as outcomes:
+            for done, (proof, outcome) in enumerate(outcomes, start=1):
+                self._record(proof, outcome)
+                self.advance()
+                yield StageAdvanced("verified", done, len(left))
+
+    def _may_be_left(self, proof: _Proof) -> bool:
+        """Whether the device may have to prove it; unknown of what is not compiled yet."""
+        if proof.build.done():
+            self._look_up(proof)
+        return proof.is_left
+
+    def _look_up(self, proof: _Proof) -> None:
+        """Wait for a build, find its certificate in the journal, and start its host run. What is
+        not found may be found later: another process may certify it.
         """
-        if self._results is None:
-            self._results = tuple(
-                claim.result or _certified(self._session, claim) for claim in self._claims
+        if not proof.is_left:
+            return
+        session, claim = self._session, proof.claim
+        variant, config = safe_config(session)
+        problem, rendered = claim.combination.problem, claim.combination.rendered
+        try:
+            proof.artifact = built(session, claim, proof.build)
+        except TuneError as refusal:
+            proof.failure = str(refusal)
+            return
+        known = session.certificate(rendered, proof.artifact, config, problem)
+        if known is not None and not session.holds(known):
+            # The evidence comes into this journal; a time of another place does not.
+            known = session.renew(replace(known, timing=None), config, problem, rendered)
+        proof.record = known
+        if session.gpu.is_host or not claim.shows_a_pair:
+            proof.is_whole = known is not None
+            return
+        if known is None and proof.host_run is not None:
+            return  # it is under way
+        proof.host_run = self._host_runner.start(
+            rendered, variant, config, session.pass_name, problem,
+            None if known is None else known.evidence,
+        )
+
+    def _outcomes(
+        self, proofs: Sequence[_Proof]
+    ) -> Generator[tuple[_Proof, TrialOutcome], None, None]:
+        """Prove on the device, by the crew. On the host kernels get what a GPU's have there, small
+        inputs and two orders of threads, on all cores: nothing is timed at this point.
+        """
+        session, on_host = self._session, self._session.gpu.is_host
+        _, config = safe_config(session)
+        trials = []
+        for proof in proofs:
+            assert proof.artifact is not None
+            trials.append(
+                Trial(
+                    session.pass_name,
+                    proof.claim.combination.problem,
+                    session.candidate(config, proof.artifact),
+                    level="host" if on_host else "certify",
+                    measure=False,
+                    orders=(0, 1) if on_host else (0,),
+                )
             )
-        return self._results
+        if on_host:
+            running = {
+                self._host_runner.trial(trial): proof
+                for trial, proof in zip(trials, proofs, strict=True)
+            }
+            for ended in as_completed(running):
+                yield running[ended], ended.result()
+            return
+        with closing(self._crew.run(trials)) as proven:
+            for place, outcome in proven:
+                yield proofs[place], outcome
 
+    def _record(self, proof: _Proof, outcome: TrialOutcome) -> None:
+        """Write the device part down; it is all of a kernel that has no host run."""
+        session, claim = self._session, proof.claim
+        _, config = safe_config(session)
+        if outcome.evidence is not None and proof.host_run is None:
+            missing = _ON_HOST if session.gpu.is_host else _NO_PAIR
+            its = with_host_runs(outcome.evidence, HostRunResult(missing=missing))
+            outcome = replace(outcome, evidence=its)
+        proof.record = session.record(
+            config, claim.combination.problem, claim.combination.rendered, outcome, proof.artifact
+        )
+        self._judge(proof, proof.record)
+        proof.is_whole = proof.host_run is None and not proof.failure
 
-def safe_dims(operator: Operator) -> tuple[tuple[str, int], ...]:
-    """The extents that safe kernels are certified at."""
-    dims = operator.signature.dims
-    few = operator.repeats or [d.name for d in dims[:-RAGGED_DIMS]]
-    return tuple((d.name, max(FEW if d.name in few else SAFE_EXTENT, d.smallest)) for d in dims)
-
-
-def _built(session: Session) -> list[_Claim]:
-    signature = session.entry.operator.signature
-    variant = session.entry.space.safe_variant(session.pass_name)
-    config = variant.safe
-    assert config is not None
-    dims = safe_dims(session.entry.operator)
-    problems = [
-        with_dims(Problem(dims, tuple(d.items())), {}, signature)
-        for d in signature.dtype_combinations()
-    ]
-    sources = [session.render(config, problem) for problem in problems]
-    pairs = signature.dtype_pairs()
-    shown = _shown(pairs, problems, sources, every_source=not session.gpu.is_host)
-    builds = [
-        session.build(rendered) if problem in shown else None
-        for problem, rendered in zip(problems, sources, strict=True)
-    ]
-    claims = []
-    for problem, rendered, build in zip(problems, sources, builds, strict=True):
-        built = build.result() if build is not None else None
-        if isinstance(built, BuildFailure):
-            raise TuneError(
-                f"{variant.where}: the safe variant does not compile for {dict(problem.dtypes)}\n  "
-                f"{built.message}\n  source: {built.source_path}"
+    def _finish(self, proof: _Proof, record: Record, host_run: Future[HostRunResult]) -> None:
+        """Write the host run down if it has ended."""
+        if not host_run.done() or proof.failure:
+            return
+        proof.host_run = None  # also if it could not be built: that ends the tune
+        found = host_run.result()
+        if not found.kept:
+            assert proof.artifact is not None
+            combination = proof.claim.combination
+            proof.record = record_host_runs(
+                self._session, combination.problem, combination.rendered, proof.artifact,
+                record, found,
             )
-        if built is not None and (refusal := session.refusal(rendered, built, config)):
-            raise TuneError(f"{variant.where}: the safe variant is refused: {refusal}")
-        claims.append(
-            _Claim(
-                problem,
-                rendered,
-                built,
-                session.text_key(rendered, config, problem),
-                dict(problem.dtypes) in pairs,
-            )
+        assert proof.record is not None
+        self._judge(proof, proof.record)
+        proof.is_whole = not proof.failure
+
+    def _judge(self, proof: _Proof, record: Record) -> None:
+        if record.fate is Fate.VERIFIED:
+            return
+        variant, _ = safe_config(self._session)
+        proof.host_run = None
+        proof.failure = (
+            f"{variant.where}: the safe variant is {record.fate} for "
+            f"{proof.claim.combination.problem}\n  {record.reason}"
         )
-    return claims
-
-
-def _shown(
-    pairs: Sequence[Mapping[str, str]],
-    problems: Sequence[Problem],
-    sources: Sequence[Rendered],
-    *,
-    every_source: bool,
-) -> list[Problem]:
-    """The combinations to certify: those that show every pair of choices, and if so wanted the
-    first of every source that none of these has.
-    """
-    shown = [problem for problem in problems if dict(problem.dtypes) in pairs]
-    if every_source:
-        seen = {s.digest for p, s in zip(problems, sources, strict=True) if p in shown}
-        for problem, source in zip(problems, sources, strict=True):
-            if source.digest not in seen:
-                seen.add(source.digest)
-                shown.append(problem)
-    return shown
-
-
-def _looked_up(session: Session, claim: _Claim) -> _Claim:
-    """Find the claim's certificate in the journal: of the same text, or of the same code."""
-    if claim.artifact is None:
-        return claim
-    config = session.entry.space.safe_variant(session.pass_name).safe
-    assert config is not None
-    key = session.key(claim.rendered, claim.artifact, config, claim.problem)
-    known = (
-        r
-        for r in session.journal.read()
-        if (r.text_key == claim.text_key or r.key == key)
-        and r.fate is Fate.VERIFIED
-        and r.evidence is not None
-        and r.definition in ("", session.definition)
-    )
-    return replace(claim, known=next(known, None))
-
-
-def _outcomes(
-    session: Session, host_runner: HostRunner, claims: Sequence[_Claim]
-) -> Iterator[TrialOutcome]:
-    """Run the claims: one after the other on a GPU. On the host they get what a GPU's have there,
-    small inputs and two orders of threads, on all cores: nothing is timed at this point.
-    """
-    variant = session.entry.space.safe_variant(session.pass_name)
-    config = variant.safe
-    assert config is not None
-    on_host = session.gpu.is_host
-    trials = []
-    for claim in claims:
-        assert claim.artifact is not None
-        trials.append(
-            Trial(
-                session.pass_name,
-                claim.problem,
-                session.candidate(config, claim.artifact),
-                level="host" if on_host else "certify",
-                measure=False,
-                orders=(0, 1) if on_host else (0,),
-            )
-        )
-    if on_host:
-        running = [host_runner.trial(trial) for trial in trials]
-        return iter([trial.result() for trial in running])
-    return map(session.worker.trial, trials)
-
-
-def _with_host_run_started(session: Session, host_runner: HostRunner, claim: _Claim) -> _Claim:
-    variant = session.entry.space.safe_variant(session.pass_name)
-    config = variant.safe
-    assert config is not None
-    assert claim.outcome is not None
-    if claim.outcome.fate is not Fate.VERIFIED or not claim.shows_a_pair or session.gpu.is_host:
-        return claim
-    host_run = host_runner.start(claim.rendered, variant, config, session.pass_name, claim.problem)
-    return replace(claim, host_run=host_run)
-
-
-def _certified_if_it_can(session: Session, claim: _Claim) -> _Claim:
-    """Write a certificate down at once if it needs no host run: a tune that is interrupted later
-    need not make it again.
-    """
-    if claim.host_run is not None:
-        return claim
-    return replace(claim, result=_certified(session, claim))
-
-
-def _certified(session: Session, claim: _Claim) -> SafeResult:
-    variant = session.entry.space.safe_variant(session.pass_name)
-    config = variant.safe
-    assert config is not None
-    record = claim.known
-    outcome = claim.outcome
-    if outcome is not None:
-        if outcome.evidence is not None:
-            outcome = _with_host_run(session, claim, outcome)
-        record = session.record(
-            config, claim.problem, claim.rendered, outcome, claim.artifact
-        )
-    if record is not None and record.fate is not Fate.VERIFIED:
-        raise TuneError(
-            f"{variant.where}: the safe variant is {record.fate} for {claim.problem}\n  "
-            f"{record.reason}"
-        )
-    return SafeResult(claim.dtypes, variant, config, claim.rendered, record)
-
-
-def _with_host_run(session: Session, claim: _Claim, outcome: TrialOutcome) -> TrialOutcome:
-    assert outcome.evidence is not None
-    if claim.host_run is not None:
-        host_run = claim.host_run.result()
-    elif session.gpu.is_host:
-        host_run = HostRunResult(missing="it was certified on the host itself")
-    else:
-        host_run = HostRunResult(
-            missing="other combinations of the same dtypes, two by two, have one"
-        )
-    outcome = replace(outcome, evidence=with_host_runs(outcome.evidence, host_run))
-    return replace(outcome, fate=Fate.WRONG, reason=host_run.fault) if host_run.fault else outcome

@@ -4,7 +4,8 @@ Three activities overlap: compiler threads build the proposals, one thread waits
 the loop in this module proposes, renders and records. The worker's queue always holds the next
 candidate, so the worker waits neither for a compilation nor for Optuna's storage. Of the built
 candidates the most promising one runs first. Winners of earlier problems and the order of the
-search space define what is promising.
+search space define what is promising. `kgen.tune.rounds` keeps this order from the study: equal
+results give equal proposals, unless other processes share the study.
 """
 
 from __future__ import annotations
@@ -14,27 +15,34 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import Any
 
+from kgen.errors import StorageError
 from kgen.model.artifact import BuildFailure
-from kgen.model.config import Config
-from kgen.model.digest import digest_of
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.search.feasible import Feasible
 from kgen.search.study import Proposal, open_study
 from kgen.trial import Session, failed_build
 from kgen.tune.builds_ahead import BuildsAhead
+from kgen.tune.joint import Joint
+from kgen.tune.joint_proposals import JointProposals
+from kgen.tune.others import LOOK_AROUND_S, Others, SharedSearch
 from kgen.tune.pending import PendingTrial
 from kgen.tune.request import TuneRequest, command_options
 from kgen.tune.resources import resource_refusal
 from kgen.tune.reusable_records import Today, reusable_records, reuse_records
+from kgen.tune.rounds import IN_FLIGHT, ROUND, Rounds
 from kgen.tune.search_state import SearchState
+from kgen.tune.second_times import FIELD_WIDTH, complete_times
+from kgen.tune.study_names import study_name, text_key_of_config
 from kgen.tune.trial_queue import TrialQueue
-from kgen.tune.warm_start import WarmStart, outclassed, untried_variants
+from kgen.tune.warm_start import WarmStart
 from kgen.worker import Candidate, TrialOutcome
 
-BUILD_AHEAD = 24  # proposals with a build or a trial pending: enough to keep 16 cores compiling
+# Proposals with a build or a trial pending: enough to keep 16 cores compiling.
+BUILD_AHEAD = ROUND * IN_FLIGHT
 # The fallback waits this long for builds with a higher priority, while the device is idle.
 PATIENCE_S = 8.0
 HELD_POLL_S = 1.0  # poll interval of a held candidate
@@ -61,8 +69,13 @@ class ProblemSearch:
         trials: int,
         deadline: float | None,
         retry: bool,
+        joint: Joint | None = None,
+        every_time: bool = False,
     ) -> None:
-        """Read the journal and open the study; starts no trial.
+        """Read the journal and open the study.
+
+        The only trials that start here are of records that lack the time on trained inputs and
+        could win: they would mislead the search.
 
         Args:
             session: Of the tune.
@@ -74,20 +87,27 @@ class ProblemSearch:
             trials: Trials, at most, including those of the journal.
             deadline: When to end if there is a result, as of `time.monotonic`; None for never.
             retry: Try again the configs that crashed or timed out.
+            joint: The work with other processes; None: this one works alone.
+            every_time: Time all verified configs on trained inputs, not only those that could win.
         Raises:
             TemplateError: If a template does not render.
         """
         builds_ahead.stop()
+        self._session, self._problem, self._joint = session, problem, joint
+        self._today = Today(session.definition, session.guards, request.limits.trial_s)
+        allowed = set(feasible.configs)
+        text_key_of = partial(text_key_of_config, session, problem)
+        records, read_up_to = session.journal.follow()
         self._known = reusable_records(
             (
                 r
-                for r in session.journal.read()
+                for r in records
                 if r.problem == str(problem) and r.pass_name == session.pass_name
             ),
-            set(feasible.configs),
-            lambda config: _text_key(session, config, problem),
+            allowed,
+            text_key_of,
             retry,
-            Today(session.definition, session.guards, request.limits.trial_s),
+            self._today,
         )
         self.let_go = self._known.let_go
         self.state = SearchState(options=command_options(request))
@@ -96,29 +116,45 @@ class ProblemSearch:
         room = trials - len(self._known.valid)
         for record in reuse_records(session, problem, self._known, room, deadline):
             self.state.add(record)
+        self._field_width = math.inf if every_time else FIELD_WIDTH
+        if joint is None or joint.is_tuner:  # the others would time the same records
+            self.state.timed_again = complete_times(
+                session, problem, self.state, deadline=deadline, every=every_time
+            )
         # A study never proposes a config twice, so a retry needs another study.
         again = f"+retry{len(self.state.records)}" if retry or self.let_go else ""
-        self._study = open_study(
-            request.study,
-            name=_study_name(session, problem, feasible) + again,
+        if joint is not None:  # all processes must come to the same name
+            again = f"+{request.retry_name}" if retry else ""
+        name = study_name(session, problem, feasible, self._today, joint) + again
+        study = open_study(
+            request.study if joint is None else joint.storage,
+            name=name,
             feasible=feasible.configs,
-            seed=request.seed,
+            seed=request.seed if joint is None else joint.seed(request.seed),
             first=first.configs,
+            crew=None if joint is None else joint.crew,
         )
-        self._study.add_known(
+        study.add_known(
             (r.config, r.timing.median_us if r.fate is Fate.VERIFIED and r.timing else None)
             for r in self.state.records.values()
         )
-        self._session, self._problem = session, problem
-        self._first, self._builds_ahead = first, builds_ahead
-        self._trials, self._deadline = trials, deadline
+        self._others: Others | None = None
+        self._proposals: Rounds | JointProposals
+        if joint is None:
+            self._proposals = Rounds(study, self.state.records.values(), first, trials)
+        else:
+            joint.at(name)
+            shared = SharedSearch(
+                session, problem, allowed, study, text_key_of, self._today
+            )
+            self._others = Others(joint, shared, read_up_to)
+            self._proposals = JointProposals(
+                joint, name, study, self._others, self.state, first, trials
+            )
+        self._first, self._builds_ahead, self._deadline = first, builds_ahead, deadline
         self._pending: deque[PendingTrial] = deque()
         self._same_code: dict[str, TrialOutcome] = {}
         self._places = {config: i for i, config in enumerate(first.configs)}
-        self._passed_over: set[str] = set()
-        # Warm-start configs of new variants; they do not count towards the limit on trials.
-        self._on_top = untried_variants(first, self.state.records)
-        self._exhausted = False
         # Only the trial's thread uses it; that thread has a trial's time before `state` does.
         self._least_us = self.state.best_us or math.inf
 
@@ -132,58 +168,99 @@ class ProblemSearch:
             TemplateError: If a template is at fault: its author has to mend it.
             StorageError: If the journal cannot be written.
         """
-        with TrialQueue(self._trial) as queue:
-            try:
-                self._pass_over()
-                while self._refill() or self._pending:
-                    yield from self._feed(queue)
-                    yield from self._collect()
-                    self._pass_over()
-            except BaseException:
-                for trial in self._pending:
-                    trial.withdraw()
-                raise
+        try:
+            with TrialQueue(self._trial) as queue:
+                try:
+                    while self._refill() or self._pending or self._waits_for_others():
+                        yield from self._feed(queue)
+                        yield from self._collect()
+                        yield from self._take_over()
+                    yield from self._take_over()
+                except BaseException:
+                    for trial in self._pending:
+                        trial.withdraw()
+                    raise
+        finally:
+            self._leave()
 
     def _refill(self) -> bool:
-        """Propose configs and start their builds; return False if no config is left."""
-        pending = {trial.proposal.config for trial in self._pending}
-        wanted = max(
-            self._trials - sum(self.state.fates.values()) - len(pending),
-            len(self._on_top - self.state.records.keys() - pending),
-        )
+        """Propose configs and start their builds; return False if none was proposed."""
         # A search without a verified config continues past its deadline: otherwise a problem that
         # comes late in the list would end the tune of all problems.
         late = (
             self._deadline is not None
             and time.monotonic() >= self._deadline
             and self.state.best_us is not None
-        )
+        ) or (self._joint is not None and self._joint.stop())
+        self._proposals.pass_over(self._withdraw)
         if late:
             for trial in list(self._pending):
-                if trial.withdraw():
-                    self._release(trial)
-        if wanted <= 0 or late or self._exhausted:
-            return False
-        room = min(wanted, BUILD_AHEAD - len(self._pending))
-        if room < min(wanted, BUILD_AHEAD // 3):
-            return True  # in batches: each proposal costs less, and the batch stays diverse
-        proposals = self._study.ask(room)
-        self._exhausted = len(proposals) < room
-        self._pending += [self._start(proposal) for proposal in proposals]
-        return bool(proposals)
+                if self._withdraw(trial.proposal):
+                    self._proposals.release(trial.proposal)
+        is_proposed = False
+        while self._proposals.settle(ending=late or self._proposals.left() <= 0):
+            self._proposals.pass_over(self._withdraw)  # by what was told just now
+            left = 0 if late else self._proposals.left()
+            if left <= 0:
+                continue
+            proposals = self._proposals.ask(left)
+            for proposal in proposals:
+                self._begin(proposal)
+            is_proposed = is_proposed or bool(proposals)
+        return is_proposed
+
+    def _begin(self, proposal: Proposal) -> None:
+        """Start a proposal, unless its config has a record or a trial already.
+
+        It was tried after an earlier proposal of it was released, or by a process that died between
+        the record and the end of its trial.
+        """
+        record = self.state.records.get(proposal.config)
+        if record is not None:
+            self._proposals.finish(proposal, record)
+            return
+        for trial in self._pending:
+            if trial.proposal.config == proposal.config:
+                trial.proposal = proposal
+                return
+        self._pending.append(self._start(proposal))
+
+    def _take_over(self) -> Iterator[Record]:
+        """Take over what other processes found."""
+        if self._others is not None:
+            for record in self._others.take_over(self.state, self._known):
+                if record.timing is not None:
+                    self._least_us = min(self._least_us, record.timing.median_us)
+                yield record
+
+    def _waits_for_others(self) -> bool:
+        late = self._deadline is not None and time.monotonic() >= self._deadline
+        return self._others is not None and not late and self._others.are_awaited()
+
+    def _leave(self) -> None:
+        """Close the study's proposals. In a joint search, record first the trials that ended while
+        the search was being closed: another process would run them again.
+        """
+        ended = [t for t in self._pending if self._joint is not None and t.has_ended]
+        try:
+            for trial in ended:
+                assert trial.outcome is not None
+                self._finish(trial, trial.outcome.result())
+        except StorageError:
+            return  # the crew frees them when this process is gone
+        self._proposals.close()
 
     def _start(self, proposal: Proposal) -> PendingTrial:
         """Render a proposal and start its build."""
         config = proposal.config
         rendered = self._session.render(config, self._problem)
-        is_first = config in self._places and config.variant not in self._passed_over
+        is_first = config in self._places and config.variant not in self._proposals.passed_over
         rank = self._places[config] if is_first else len(self._places) + proposal.number
         return PendingTrial(
             proposal,
             rendered,
             self._builds_ahead.build(rendered),
             place=(int(config.variant == self._first.fallback), rank),
-            is_first=is_first,
             since=time.monotonic(),
         )
 
@@ -218,8 +295,18 @@ class ProblemSearch:
                 yield self._finish(trial, self._same_code[trial.identity])
             elif any(o.outcome is not None and o.identity == trial.identity for o in self._pending):
                 continue  # a trial of the same machine code is running: wait for its outcome
-            elif not self._is_held(trial):
+            elif not self._is_held(trial) and self._may_begin(trial):
                 trial.outcome = queue.add(trial.place, candidate)
+
+    def _may_begin(self, trial: PendingTrial) -> bool:
+        """Whether a trial may enter the queue; drops one that was taken away."""
+        queued = [o for o in self._pending if o.outcome is not None and not o.outcome.done()]
+        if len(queued) >= self._proposals.most_queued:
+            return False
+        if self._proposals.begin(trial.proposal):
+            return True
+        self._pending.remove(trial)
+        return False
 
     def _is_held(self, trial: PendingTrial) -> bool:
         """Whether a trial of the fallback variant has to wait.
@@ -235,16 +322,19 @@ class ProblemSearch:
         ranking = self.state.ranking()
         if ranking and ranking[0].config.variant == fallback:
             return False
-        if any(config.variant == fallback for config in self.state.records) or any(
-            other.variant == fallback and other.outcome is not None for other in self._pending
-        ):
+        if self._proposals.is_deferred(trial.proposal):
             return True
         now = time.monotonic()
         return any(not other.build.done() and now - other.since < PATIENCE_S for other in others)
 
     def _trial(self, candidate: Candidate) -> TrialOutcome:
-        limit_us = HOPELESS * self._least_us if math.isfinite(self._least_us) else None
-        outcome = self._session.run(candidate, self._problem, give_up_above_us=limit_us)
+        least_us = self._least_us
+        outcome = self._session.run(
+            candidate,
+            self._problem,
+            give_up_above_us=HOPELESS * least_us if math.isfinite(least_us) else None,
+            trained_below_us=self._field_width * least_us,
+        )
         if outcome.timing is not None:
             self._least_us = min(self._least_us, outcome.timing.median_us)
         return outcome
@@ -258,30 +348,21 @@ class ProblemSearch:
         if futures:
             held = any(other.outcome is None and other.build.done() for other in self._pending)
             wait(futures, HELD_POLL_S if held else None, return_when=FIRST_COMPLETED)
+        elif self._joint is not None and not self._pending:
+            time.sleep(LOOK_AROUND_S)  # other processes have the last trials
         for trial in list(self._pending):
             if trial.outcome is not None and trial.outcome.done():
                 outcome = trial.outcome.result()
                 self._same_code[trial.identity] = outcome
                 yield self._finish(trial, outcome)
 
-    def _pass_over(self) -> None:
-        """Drop the pending warm-start trials of variants that are outclassed.
-
-        The study may propose their configs again.
-        """
-        for variant in outclassed(self.state.ranking()) - self._passed_over:
-            self._passed_over.add(variant)
-            self._on_top = {config for config in self._on_top if config.variant != variant}
-            self._study.pass_over(variant)
-            for trial in list(self._pending):
-                if trial.is_first and trial.variant == variant and trial.withdraw():
-                    self._release(trial)
-                    self._exhausted = False
-
-    def _release(self, trial: PendingTrial) -> None:
-        """Drop a withdrawn trial; the study may propose its config again."""
-        self._study.release(trial.proposal.number)
-        self._pending.remove(trial)
+    def _withdraw(self, proposal: Proposal) -> bool:
+        """Drop a proposal's trial; return False if it runs or has ended."""
+        for trial in list(self._pending):
+            if trial.proposal == proposal and trial.withdraw():
+                self._pending.remove(trial)
+                return True
+        return False
 
     def _finish(self, trial: PendingTrial, outcome: TrialOutcome) -> Record:
         """Record an outcome and report it to the study."""
@@ -302,27 +383,5 @@ class ProblemSearch:
     def _add(self, trial: PendingTrial, record: Record) -> Record:
         self._pending.remove(trial)
         self.state.add(record)
-        self._study.tell(
-            trial.proposal.number,
-            record.timing.median_us if record.timing else None,
-            record.fate,
-        )
+        self._proposals.finish(trial.proposal, record)
         return record
-
-
-def _text_key(session: Session, config: Config, problem: Problem) -> str:
-    return session.text_key(session.render(config, problem), config, problem)
-
-
-def _study_name(session: Session, problem: Problem, feasible: Feasible) -> str:
-    """Return the name of a problem's study; it contains a digest of the code that is searched.
-
-    Optuna cannot delete a finished trial. If a template, a header or the compiler changes, a new
-    study starts with the records of the journal that are still valid.
-    """
-    samples = {config.variant: config for config in reversed(feasible.configs)}
-    keys = [_text_key(session, config, problem) for _, config in sorted(samples.items())]
-    return (
-        f"{session.entry.operator.name}/{session.pass_name}/{session.gpu.name}/{problem}"
-        f"@{digest_of(keys)}"
-    )

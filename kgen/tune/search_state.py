@@ -22,6 +22,7 @@ class SearchState:
         examples: By headline: one whole reason.
         compile_s: Seconds of compilation, summed over threads.
         new_trials: Trials of this run; the journal already held the others.
+        timed_again: Records of earlier tunes that lacked the time on trained inputs and got it.
         options: Of the commands that reproduce a trial: ` --path ... --out ...`.
     """
 
@@ -31,6 +32,7 @@ class SearchState:
     examples: dict[str, str] = field(default_factory=dict)
     compile_s: float = 0.0
     new_trials: int = 0
+    timed_again: int = 0
     options: str = ""
 
     def add(self, record: Record) -> None:

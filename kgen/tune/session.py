@@ -8,9 +8,14 @@ from contextlib import contextmanager
 
 from kgen.assets import include_dir
 from kgen.model.gpu import GpuProfile
-from kgen.trial import HostRunner, Session, WorkerHandle
+from kgen.trial import HostRunner, ProofCrew, Session, WorkerHandle
 from kgen.tune.request import TuneRequest
 from kgen.worker import Setup
+
+# A helper keeps one core busy, and host runs have half of the cores; each has a context and the
+# input sets of its trial in device memory.
+_MOST_HELPERS = 3
+_CORES_PER_HELPER = 4
 
 
 @contextmanager
@@ -18,15 +23,7 @@ def open_session(
     request: TuneRequest, pass_name: str
 ) -> Iterator[tuple[Session, HostRunner]]:
     """Open the worker's session and the host runner for one pass; both end with the block."""
-    setup = Setup(
-        request.entry.operator.name,
-        request.paths,
-        request.gpu,
-        request.ordinal,
-        request.seed,
-        request.l2,
-        memory_bytes=request.limits.memory_bytes,
-    )
+    setup = _setup(request)
     with (
         WorkerHandle(setup, request.limits.trial_s) as worker,
         HostRunner(setup, include_dir(), _host_runs_at_once(request.gpu)) as host_runner,
@@ -39,8 +36,35 @@ def open_session(
             request.journal,
             worker,
             request.l2,
+            request.certificates,
         )
         yield session, host_runner
+
+
+def proof_crew(request: TuneRequest, session: Session) -> ProofCrew:
+    """The session's worker with its helpers, which certify the safe variant; enter it."""
+
+    def open_helper() -> WorkerHandle:
+        return WorkerHandle(_setup(request), request.limits.trial_s, spare=False)
+
+    helpers = min(_MOST_HELPERS, len(os.sched_getaffinity(0)) // _CORES_PER_HELPER)
+    # On the host no device is proven on. A limit on memory is one of each process, not of all.
+    if request.gpu.is_host or request.limits.memory_bytes is not None:
+        helpers = 0
+    return ProofCrew(session.worker, open_helper, helpers)
+
+
+def _setup(request: TuneRequest) -> Setup:
+    """What every worker of a tune is told."""
+    return Setup(
+        request.entry.operator.name,
+        request.paths,
+        request.gpu,
+        request.ordinal,
+        request.seed,
+        request.l2,
+        memory_bytes=request.limits.memory_bytes,
+    )
 
 
 def _host_runs_at_once(gpu: GpuProfile) -> int:

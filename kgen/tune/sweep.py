@@ -90,7 +90,7 @@ class Sweep:
         """
         return self._search(
             problem, Feasible(tuple(configs), len(configs), ()), WarmStart(tuple(configs)),
-            len(configs), None,
+            len(configs), None, every_time=True,
         )
 
     def search(self, problem: Problem, likely: Sequence[Config], deadline: float) -> SearchState:
@@ -127,20 +127,27 @@ class Sweep:
         assert trial.timing is not None
         certified = finalist(self.session, problem, certificate, trial.timing)
         host_run = self._host_runner.start(
-            certified.rendered, certified.variant, certified.config, self.session.pass_name, problem
+            certified.rendered,
+            certified.variant,
+            certified.config,
+            self.session.pass_name,
+            problem,
+            certified.record.evidence,
         )
         return Unconfirmed(problem, certified, host_run)
 
     def confirm(self, waiting: Unconfirmed) -> Finalist:
         """Wait for the host run; the finalist's record is `wrong` if the run found a fault."""
-        certified = waiting.finalist
+        certified, host_run = waiting.finalist, waiting.host_run.result()
+        if host_run.kept:
+            return certified
         record = record_host_runs(
             self.session,
             waiting.problem,
             certified.rendered,
             certified.artifact,
             certified.record,
-            waiting.host_run.result(),
+            host_run,
         )
         return replace(certified, record=record)
 
@@ -151,6 +158,7 @@ class Sweep:
         first: WarmStart,
         trials: int,
         deadline: float | None,
+        every_time: bool = False,
     ) -> SearchState:
         search = ProblemSearch(
             self.session,
@@ -162,6 +170,7 @@ class Sweep:
             trials=trials,
             deadline=deadline,
             retry=self._request.retry,
+            every_time=every_time,
         )
         for _ in search.run():
             pass

@@ -36,7 +36,10 @@ class WarmStart:
 
 
 def warm_start(
-    variants: Sequence[Variant], allowed: Collection[Config], likely: Iterable[Config]
+    variants: Sequence[Variant],
+    allowed: Collection[Config],
+    likely: Iterable[Config],
+    recorded: Iterable[Config] = (),
 ) -> WarmStart:
     """Order the configs of a warm start.
 
@@ -48,6 +51,8 @@ def warm_start(
         variants: Of the pass, as its space lists them: the most promising first.
         allowed: The feasible configs.
         likely: Winners of other problems, the most likely first.
+        recorded: Winners in the journals of earlier tunes, tried after those. They do not make
+            the safe variant promising: their problems may have had little in common.
     """
     winners = [config for config in likely if config in allowed]
     # A safe variant that is listed first, or that has won a problem, is no last resort.
@@ -64,6 +69,7 @@ def warm_start(
         for v in variants
     }
     last = declared.pop(fallback, [])
+    winners += [c for c in recorded if c in allowed and c.variant != fallback]
     heads = chain.from_iterable(configs[:1] for configs in declared.values())
     others = chain.from_iterable(configs[1:] for configs in declared.values())
     return WarmStart(tuple(dict.fromkeys([*winners, *heads, *others, *last])), fallback)

@@ -33,6 +33,7 @@ def bind(
     pass_name: str,
     problem: Problem,
     tensors: Mapping[str, torch.Tensor],
+    scalars: Mapping[str, float],
 ) -> Call:
     """Bind a candidate to tensors, whose extents may differ from the problem's.
 
@@ -44,10 +45,11 @@ def bind(
         pass_name: `forward` or `backward`.
         problem: Says the dtypes, and the extents of dims that no tensor has.
         tensors: Inputs, outputs and workspaces by name, without those that the problem leaves out.
+        scalars: All scalars of the pass by name.
     Raises:
         LaunchError: If the tensors are not what the kernels take.
     """
-    numbers = _numbers(operator, pass_name, problem, tensors)
+    numbers = {**_numbers(operator, pass_name, problem, tensors), **scalars}
     dims = tuple((name, int(numbers[name])) for name, _ in problem.dims)
     its_own = Problem(dims, problem.dtypes)
     plan = make_plan(candidate.variant, candidate.config, its_own, gpu)
@@ -128,7 +130,12 @@ def buffer_sets(
     memory = gpu.memory_bytes
     if device.type == "cuda":
         memory = torch.cuda.mem_get_info(device)[0]
-    count = sets_for(l2, bytes_per_set, gpu.l2_bytes, memory // 2)
+    # A call touches what its cost says of an in-out tensor, such as some slots of a large pool.
+    touched = operator.cost(pass_name, problem).bytes if pass_.in_outs else bytes_per_set
+    # The inputs of a trained model are as many sets again.
+    share = 2 if operator.trained is None else 4
+    limit = memory // share * touched // max(bytes_per_set, 1)
+    count = sets_for(l2, touched, gpu.l2_bytes, limit)
     generator = torch.Generator(device=device).manual_seed(seed)
     sets = []
     for _ in range(count):
@@ -142,7 +149,7 @@ def buffer_sets(
                 device=device,
             )
         sets.append(tensors)
-    return sets, cache_state(count, bytes_per_set, gpu.l2_bytes)
+    return sets, cache_state(count, touched, gpu.l2_bytes)
 
 
 def admission(

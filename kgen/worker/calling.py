@@ -50,12 +50,14 @@ def cost_of_calls(
         Path(request.library), operator, request.pass_name, tensors, options
     )
     launcher = _launcher() if device.type == "cuda" else "host"
+    declared = operator.signature.pass_named(request.pass_name)
+    before = {t.name: tensors[t.name].clone() for t in declared.in_outs}
     synchronize()
     with torch.no_grad(), collected():
         started = time.perf_counter_ns()
         made = library()
         first_ms = (time.perf_counter_ns() - started) / 1e6
-    _check(operator, request, tensors, made)
+    _check(operator, request, {**tensors, **before}, made)
     peers, errors = bare_peer_calls(operator, request, tensors, synchronize)
     costs = call_costs({PACKAGE: library, **peers}, device, synchronize)
     return CallCostsOutcome(costs, launcher, first_ms, errors)

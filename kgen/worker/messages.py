@@ -92,6 +92,8 @@ class Trial:
             0: by rank. None: by rank, and as many launches as the level asks for.
         seeds: (fixture's, of the fresh inputs), to check an earlier verdict again; None: the
             worker's own.
+        trained_below_us: Time it on the inputs of a trained model, too, unless random inputs take
+            longer than this; None: whatever they take.
     """
 
     pass_name: str
@@ -102,6 +104,7 @@ class Trial:
     measure: bool = True
     orders: tuple[int, ...] = ()
     seeds: tuple[int, int] | None = None
+    trained_below_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +116,16 @@ class TrialOutcome:
         reason: Empty if verified.
         timing: If verified and measured.
         accuracy: Per output.
-        occupancy: Resident threads over the most an SM can hold, of the first kernel; None on
-            the host.
         evidence: What was tried, and how; None of a search's trial, whose reason says it.
+        trained: As of the record.
     """
 
     fate: Fate
     reason: str = ""
     timing: Timing | None = None
     accuracy: tuple[OutputAccuracy, ...] = ()
-    occupancy: float | None = None
     evidence: Evidence | None = None
+    trained: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class Finals:
 
 @dataclass(frozen=True, slots=True)
 class FinalsOutcome:
-    """Times of one interleaved run.
+    """Times of one interleaved run. Of several inputs, the slower time counts, for each contender.
 
     Attributes:
         timings: One per candidate, in their order.
@@ -182,6 +184,8 @@ class FinalsOutcome:
             empty texts if nothing was.
         library: Time of the library's function, if one was named.
         library_us: The samples behind it.
+        occupancy: Per candidate, resident threads over the most an SM can hold, of the first
+            kernel; None on the host.
     """
 
     timings: tuple[Timing, ...]
@@ -194,6 +198,7 @@ class FinalsOutcome:
     faults: tuple[str, ...] = ()
     library: Timing | None = None
     library_us: tuple[float, ...] = ()
+    occupancy: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

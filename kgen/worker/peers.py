@@ -37,7 +37,8 @@ def peer_calls(
         synchronize: Waits for the device.
         slow: Whether all peers means the slow ones, too.
     Returns:
-        The calls of those that work, by name, and why the others do not.
+        The calls of those that work, by name, and why the others do not. Each peer has in-out
+        tensors of its own.
     """
     bare, errors = _working(operator, finals, sets, synchronize, slow)
     return {name: [_peer_call(call) for call in calls] for name, calls in bare.items()}, errors
@@ -73,12 +74,13 @@ def peer_accuracy(
     if finals.peers == ():  # not even the oracle's outputs are made
         return {}
     made = fixture.input_set(fixture.schedule.whole())
-    inputs = {name: buffer.tensor for name, buffer in made.inputs.items()}
-    bare, _ = _working(operator, finals, [inputs], synchronize, slow=False)
+    peers, _ = _working(operator, finals, [made.values], synchronize, slow=False)
     accuracy = {}
-    wanted = {name: buffer.tensor for name, buffer in made.outputs.items()}
-    for name, (call,) in bare.items():
+    wanted = {name: buffer.tensor for name, buffer in made.results.items()}
+    for name, (call,) in peers.items():
         with suppress(torch.OutOfMemoryError), torch.no_grad():
+            for updated, value in made.initial.items():  # what made the peer work updated it
+                call.args[0][updated].copy_(value)
             accuracy[name] = output_accuracy(fixture, made, _by_name(call(), wanted))
     return accuracy
 
@@ -103,19 +105,21 @@ def _working(
     sets: Sequence[Tensors],
     synchronize: Callable[[], None],
     slow: bool,
-) -> tuple[dict[str, list[Bare]], dict[str, str]]:
+) -> tuple[dict[str, list[partial[object]]], dict[str, str]]:
     errors: dict[str, str] = {}
-    working: dict[str, list[Bare]] = {}
+    working: dict[str, list[partial[object]]] = {}
     if request.peers == ():  # not even made: torch.compile takes a while to load
         return working, errors
     scalars = operator.arguments(request.pass_name, request.problem)
+    updated = [t.name for t in operator.signature.pass_named(request.pass_name).in_outs]
     # On a machine without a GPU, compiling a peer warns that it found no CUDA runtime.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     for name, peer in operator.peers(request.pass_name).items():
         left_out = () if slow else operator.slow_peers
         if name in left_out if request.peers is None else name not in request.peers:
             continue
-        calls: list[Bare] = [partial(peer, tensors, scalars) for tensors in sets]
+        own = [{**tensors, **{n: tensors[n].clone() for n in updated}} for tensors in sets]
+        calls: list[partial[object]] = [partial(peer, tensors, scalars) for tensors in own]
         try:
             with torch.no_grad():
                 for _ in range(3):  # a compiled peer compiles here, not while it is timed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from kgen.measure.memory import copy_bandwidth
 from kgen.measure.timing import BUDGETS, measure
 from kgen.model.plan import Workspace, make_plan
 from kgen.model.problem import Problem
-from kgen.model.record import Evidence, Fate, Tried
+from kgen.model.record import RANDOM, TRAINED, Evidence, Fate, Timing, Tried
 from kgen.operators.base import Operator
 from kgen.runtime.extension import provide_extensions
 from kgen.worker.binding import (
@@ -32,6 +33,7 @@ from kgen.worker.binding import (
     shared_scratch,
 )
 from kgen.worker.calling import cost_of_calls
+from kgen.worker.contest import LIBRARY, PEER, Calls, compared, split_by_inputs
 from kgen.worker.facts import (
     clock_texts,
     device_facts,
@@ -39,6 +41,7 @@ from kgen.worker.facts import (
     is_out_of_memory,
     total_memory,
 )
+from kgen.worker.inputs import inputs_of, slower_of, trained_sets
 from kgen.worker.library import library_calls
 from kgen.worker.messages import (
     CallCosts,
@@ -60,8 +63,7 @@ from kgen.worker.timed import Timed
 from kgen.worker.tracing import KERNEL, LIBRARY_CALL, traced
 
 FINAL_ROUNDS = 41
-FINAL_BUDGET_MS = 800.0  # of all finalists and peers together
-LIBRARY = "library"  # the entrant's name; finalists have numbers, peers the prefix `peer`
+FINAL_BUDGET_MS = 800.0  # of all finalists and peers together, on one kind of inputs
 
 
 @contextmanager
@@ -109,7 +111,7 @@ class Runner:
                 torch.cuda.set_per_process_memory_fraction(share, self._device.torch_device)
         self._current: tuple[object, ...] = ()
         self._fixture: Fixture | None = None
-        self._sets: list[Tensors] = []
+        self._sets: dict[str, list[Tensors]] = {}  # by inputs
         self._cache_state = ""
 
     def usable(self) -> bool:
@@ -159,23 +161,10 @@ class Runner:
                 timed = self._timed(module, trial.candidate, trial.pass_name, trial.problem)
                 made = fixture.input_set(fixture.schedule.whole())
                 timed.prepare(fixture, made)
-                timing = measure(
-                    timed.calls,
-                    self._device.torch_device,
-                    BUDGETS["search"],
-                    give_up_above_us=trial.give_up_above_us,
-                    cache=self._cache_state,
-                )
+                timing = self._time(module, timed, trial)
                 if fault := timed.fault(fixture, made):
                     return TrialOutcome(Fate.WRONG, fault, None, verdict.accuracy)
-            return TrialOutcome(
-                Fate.VERIFIED,
-                "",
-                timing,
-                verdict.accuracy,
-                self._occupancy(module, trial.candidate, trial.problem),
-                evidence,
-            )
+            return TrialOutcome(Fate.VERIFIED, "", timing, verdict.accuracy, evidence)
         finally:
             self._device.synchronize()
             module.close()
@@ -197,43 +186,38 @@ class Runner:
             if finals.check_outputs:
                 for kernel in timed:
                     kernel.prepare(fixture, fixture.input_set(whole))
-            entrants: dict[str, Sequence[Call]] = {
-                str(i): kernel.calls for i, kernel in enumerate(timed)
+            entrants: dict[str, Calls] = {
+                str(i): {
+                    inputs: self._calls(module, kernel, candidate, finals, inputs)
+                    for inputs in self._sets
+                }
+                for i, (module, candidate, kernel) in enumerate(
+                    zip(modules, finals.candidates, timed, strict=True)
+                )
             }
-            peers, errors = peer_calls(
-                self._operator, finals, self._sets, self._device.synchronize
-            )
+            sets = [tensors for of_inputs in self._sets.values() for tensors in of_inputs]
+            peers, errors = peer_calls(self._operator, finals, sets, self._device.synchronize)
             for name, peer in peers.items():
-                entrants[f"peer {name}"] = peer
+                entrants[PEER + name] = split_by_inputs(peer, self._sets)
             if finals.library:
-                entrants[LIBRARY] = library_calls(
-                    Path(finals.library), self._operator, finals.pass_name, self._sets,
+                called = library_calls(
+                    Path(finals.library), self._operator, finals.pass_name, sets,
                     self._operator.options(finals.problem),
                 )
-            result, state = self._compare(entrants)
+                entrants[LIBRARY] = split_by_inputs(called, self._sets)
+            outcome = compared(entrants, self._compare)
             faults: list[str] = []
             if finals.check_outputs:
                 faults = [kernel.fault(fixture, fixture.input_set(whole)) for kernel in timed]
-            own = [str(i) for i in range(len(modules))]
-            return FinalsOutcome(
-                timings=tuple(result.timings[name] for name in own),
-                samples_us=tuple(result.samples[name] for name in own),
-                peers={
-                    name.removeprefix("peer "): timing
-                    for name, timing in result.timings.items()
-                    if name.startswith("peer ")
-                },
-                peer_samples_us={
-                    name.removeprefix("peer "): samples
-                    for name, samples in result.samples.items()
-                    if name.startswith("peer ")
-                },
+            return replace(
+                outcome,
                 peer_errors=errors,
                 peer_accuracy=accuracy,
-                clocks=state,
                 faults=tuple(faults),
-                library=result.timings.get(LIBRARY),
-                library_us=result.samples.get(LIBRARY, ()),
+                occupancy=tuple(
+                    self._occupancy(module, candidate, finals.problem)
+                    for module, candidate in zip(modules, finals.candidates, strict=True)
+                ),
             )
         finally:
             self._device.synchronize()
@@ -253,13 +237,12 @@ class Runner:
         try:
             kernel = self._timed(module, candidate, finals.pass_name, finals.problem).calls
             synchronize = self._device.synchronize
-            peers, errors = peer_calls(
-                self._operator, finals, self._sets, synchronize, slow=True
-            )
+            sets = self._sets[RANDOM]
+            peers, errors = peer_calls(self._operator, finals, sets, synchronize, slow=True)
             library: list[Call] = []
             if finals.library:
                 library = library_calls(
-                    Path(finals.library), self._operator, finals.pass_name, self._sets,
+                    Path(finals.library), self._operator, finals.pass_name, sets,
                     self._operator.options(finals.problem),
                 )
                 library[0]()  # what it prepares at its first call is not of a call's time
@@ -272,7 +255,7 @@ class Runner:
     def call_costs(self, request: CallCosts) -> CallCostsOutcome:
         """Time what calls of the library's function and of the operator's peers cost the host."""
         self._fixture_for(request.pass_name, request.problem).release()
-        tensors = self._buffer_sets(request.pass_name, request.problem)[0]
+        tensors = self._buffer_sets(request.pass_name, request.problem)[RANDOM][0]
         return cost_of_calls(
             self._operator, request, tensors, self._device.torch_device, self._device.synchronize
         )
@@ -288,7 +271,7 @@ class Runner:
                 entrants,
                 device,
                 rounds=FINAL_ROUNDS,
-                budget_ms=FINAL_BUDGET_MS,
+                budget_ms=FINAL_BUDGET_MS * len(inputs_of(self._operator)),
                 seed=self._seed,
                 cache=self._cache_state,
             )
@@ -308,10 +291,10 @@ class Runner:
         def workspaces(problem: Problem) -> Sequence[Workspace]:
             return make_plan(candidate.variant, candidate.config, problem, self._gpu).workspaces
 
-        def bound(tensors: Mapping[str, torch.Tensor]) -> Call:
+        def bound(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Call:
             return bind(
                 module, candidate, self._operator, self._gpu, trial.pass_name, trial.problem,
-                tensors,
+                tensors, scalars,
             )
 
         try:
@@ -395,18 +378,56 @@ class Runner:
         plan = make_plan(candidate.variant, candidate.config, problem, self._gpu)
         # Before the sets: how many there are depends on the memory that is left.
         scratch = shared_scratch(plan, problem, self._device.torch_device)
-        sets = self._buffer_sets(pass_name, problem)
+        sets = self._buffer_sets(pass_name, problem)[RANDOM]
         calls = bind_sets(module, plan, self._operator, pass_name, problem, sets, scratch)
         return Timed(calls, sets[0], scratch)
 
-    def _buffer_sets(self, pass_name: str, problem: Problem) -> list[Tensors]:
-        """Those of the current problem; made when they are first asked for."""
+    def _calls(
+        self,
+        module: Module,
+        timed: Timed,
+        candidate: Candidate,
+        asked: Trial | Finals,
+        inputs: str,
+    ) -> Sequence[Call]:
+        """The calls of a kernel on some inputs, one for each buffer set."""
+        if inputs == RANDOM:
+            return timed.calls
+        plan = make_plan(candidate.variant, candidate.config, asked.problem, self._gpu)
+        sets = self._buffer_sets(asked.pass_name, asked.problem)[inputs]
+        return bind_sets(
+            module, plan, self._operator, asked.pass_name, asked.problem, sets, timed.scratch
+        )
+
+    def _time(self, module: Module, timed: Timed, trial: Trial) -> Timing:
+        """Time a candidate on all inputs; on random ones alone if it is too slow there."""
+        found: dict[str, Timing] = {}
+        for inputs in inputs_of(self._operator):
+            limit_us = trial.trained_below_us
+            if found and limit_us is not None and found[RANDOM].median_us > limit_us:
+                break
+            found[inputs] = measure(
+                self._calls(module, timed, trial.candidate, trial, inputs),
+                self._device.torch_device,
+                BUDGETS["search"],
+                give_up_above_us=trial.give_up_above_us,
+                cache=self._cache_state,
+            )
+        return slower_of(found)
+
+    def _buffer_sets(self, pass_name: str, problem: Problem) -> dict[str, list[Tensors]]:
+        """Those of the current problem by inputs; made when they are first asked for."""
         self._fixture_for(pass_name, problem)
         if not self._sets:
-            self._sets, self._cache_state = buffer_sets(
+            sets, self._cache_state = buffer_sets(
                 self._operator, self._gpu, pass_name, problem, self._l2,
                 self._seed, self._device.torch_device,
             )
+            self._sets = {RANDOM: sets}
+            if self._operator.trained is not None:
+                self._sets[TRAINED] = trained_sets(
+                    self._operator, pass_name, problem, sets, self._seed
+                )
         return self._sets
 
     def _occupancy(self, module: Module, candidate: Candidate, problem: Problem) -> float | None:

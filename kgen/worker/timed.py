@@ -4,6 +4,9 @@ What is timed runs on other buffers than the proof, and all its launches share t
 which hold a large number at first. While it is timed, the first buffer set holds other values than
 the proof had. Then that set gets the proof's values, its outputs are filled with NaN, and the last
 launch has to give what the oracle says.
+
+In-out tensors are not restored while a kernel is timed: each launch updates what the one before
+left, as a decode loop does. The last launch begins from the proof's content.
 """
 
 from __future__ import annotations
@@ -43,11 +46,11 @@ class Timed:
         """Launch once more, on the input set's values, and say what is wrong with the outputs;
         empty if nothing is.
         """
-        for name, buffer in made.inputs.items():
-            self.tensors[name].copy_(buffer.tensor)
-        outputs = {name: self.tensors[name] for name in made.outputs}
-        for output in outputs.values():
-            _fill(output, PATTERN)
+        for name, value in made.values.items():
+            self.tensors[name].copy_(value)
+        for name in made.outputs:
+            _fill(self.tensors[name], PATTERN)
+        outputs = {name: self.tensors[name] for name in made.results}
         self.calls[0]()
         fault = fault_of(fixture, made, outputs)
         if not fault:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from devtools import Page, find_chromium, open_page
 
 from kgen.cli.main import main
+from kgen.coverage import CoverageReport, load_coverage, write_coverage
 
 COMMITTED = Path(__file__).parents[2] / "generated"
 CHROMIUM = find_chromium()
@@ -38,9 +42,29 @@ pytestmark = [
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "report.html"
     old = COMMITTED / "kgen_ops" / "rmsnorm" / "reports" / "h200.yaml"
-    options = ["--out", str(COMMITTED), "--html", str(file), "--against", str(old)]
-    assert main(["report", *options]) == 0
+    steps = file.with_name("timex.yaml")
+    where = ["--out", str(COMMITTED)]
+    # In another process: it imports the committed library, and a process can have one library.
+    subprocess.run([sys.executable, "-m", "kgen", "coverage", *where, "--op", "timex",
+                    "--gpu", "h200", "--steps", "--yaml", str(steps)], check=True)
+    timed = file.with_name("timed.yaml")
+    write_coverage(timed, with_ratios(load_coverage(steps)))
+    drawn = ["--coverage", str(steps), "--coverage", str(timed)]
+    assert main(["report", *where, "--html", str(file), "--against", str(old), *drawn]) == 0
     return file
+
+
+def with_ratios(report: CoverageReport) -> CoverageReport:
+    """The coverage as if it had been timed, with made-up times; the last problem of each pass
+    failed."""
+    problems = [
+        replace(p, kernel_us=10.0, floor_us=5.0, peer="eager", peer_us=10.0 + i, ratio=1 + i / 10)
+        for i, p in enumerate(report.problems)
+    ]
+    last = {p.pass_name: i for i, p in enumerate(problems)}
+    for i in last.values():
+        problems[i] = replace(report.problems[i], failed="wrong: y[0] is NaN")
+    return replace(report, problems=tuple(problems))
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +142,34 @@ def test_the_search_keeps_what_has_all_words(page: Page) -> None:
     search("")
     page.wait(f"document.querySelector('#found').textContent === '{everything} problems'")
     assert len(visible()) == everything
+
+
+def test_maps_of_populations_are_searched_and_tell_what_failed(page: Page) -> None:
+    def cells() -> dict[str, int]:
+        """Rows of the tables behind the maps that are shown, by the maps' titles."""
+        page.evaluate("document.querySelectorAll('[data-figure=population] details.table')"
+                      ".forEach((d) => { d.open = true; })")
+        page.wait("[...document.querySelectorAll('[data-figure=population]:not([hidden]) "
+                  "details.table')].every((d) => d.querySelector('tbody'))")
+        found: dict[str, int] = page.evaluate(
+            "Object.fromEntries([...document.querySelectorAll('[data-figure=population]')]"
+            ".filter((f) => !f.hidden).map((f) => [f.dataset.map + ' ' + "
+            "f.querySelector('h4').textContent, f.querySelectorAll('tbody tr').length]))")
+        return found
+
+    shown = cells()
+    steps = "0 timex forward: dispatch step by shape and kind"
+    ratios = "1 timex forward: fastest peer / kgen by shape and kind"
+    assert shown[steps] == shown[ratios] > 60
+    assert "wrong: y[0] is NaN" in page.evaluate(
+        "document.querySelector('[data-map=\"1\"] tbody').textContent")
+    page.evaluate("(() => { const box = document.querySelector('#search'); box.value = "
+                  "'timex forward fp16'; box.dispatchEvent(new Event('input')); })()")
+    page.wait("document.querySelector('[data-map=\"0\"][data-pass=backward]').hidden")
+    page.wait(READY)
+    some = cells()
+    assert set(some) == {steps, ratios}
+    assert 0 < some[steps] < shown[steps]
 
 
 def test_every_problem_opens_with_its_figures_and_source(page: Page) -> None:

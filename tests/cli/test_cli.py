@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -143,8 +145,11 @@ def test_same_command_resumes(tuned: Path) -> None:
     assert "trial 4/4" in done.stdout
     after = journal.read_text().splitlines()
     assert after[: len(before)] == before
-    searched = [line for line in after[len(before) :] if '"protocol"' not in line]
-    assert searched == [], "known trials were run again"
+    # Another finalist may win the finals by noise, and gets the host run that it has not had yet.
+    added = [json.loads(line) for line in after[len(before) :]]
+    assert all("host" in record.get("evidence", {}) for record in added), "something was repeated"
+    assert len(added) <= 1
+    assert not re.search(r"\d+ of \d+ verified", done.stdout), "a safe kernel was verified again"
 
 
 def test_verify_and_record(tuned: Path) -> None:
@@ -295,7 +300,7 @@ def test_a_reproduce_line_works_when_pasted(tmp_path: Path) -> None:
 
 def test_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     env = {"CUDA_VISIBLE_DEVICES": ""}
-    done = kgen("tune", "--op", "rmsnorm", "--gpu", "a100", cwd=tmp_path, env=env)
+    done = kgen("verify", "--op", "rmsnorm", "--gpu", "a100", cwd=tmp_path, env=env)
     assert done.returncode == 2
     assert "no NVIDIA A100" in done.stderr
     assert "--gpu host works" in done.stderr

@@ -10,7 +10,17 @@ import pytest
 import yaml
 from tuned_rmsnorm import TINY
 
-from kgen.coverage import CoverageReport, CoveredProblem, print_coverage
+from kgen.catalogue import open_catalogue
+from kgen.cli.main import main
+from kgen.coverage import (
+    CoverageReport,
+    CoveredProblem,
+    load_coverage,
+    population_map,
+    print_coverage,
+    write_coverage,
+)
+from kgen.errors import RecordError
 
 OTHER = "M=5,N=96,dtype=fp32"
 GENERATED = str(Path(__file__).resolve().parents[2] / "generated")
@@ -90,3 +100,39 @@ def test_the_table_tells_the_tail() -> None:
         "1.0 %, worst 10.0 %",
         "    1 could not be timed; their lines say why",
     ]
+
+
+@pytest.mark.quick
+def test_a_written_coverage_is_read_and_mapped(tmp_path: Path) -> None:
+    signature = open_catalogue([]).operator("rmsnorm").signature
+    timed = CoveredProblem("forward", "M=8192,N=4096,dtype=bf16", "family", "rows(vec=8)",
+                           floor_us=10.0, kernel_us=12.5, peer="liger", peer_us=25.0, ratio=2.0)
+    refused = CoveredProblem("forward", "M=5,N=96,dtype=fp32", "none", failed="no kernel")
+    report = CoverageReport("rmsnorm", "h200", ("models",), None, (timed, refused))
+    file = tmp_path / "coverage.yaml"
+    write_coverage(file, report)
+    assert load_coverage(file) == report
+    drawn = population_map(load_coverage(file), signature)
+    assert [(p.name, p.step, p.ratio, p.failed) for p in drawn.problems] == [
+        ("M8192 N4096 bf16", "family", 2.0, ""), ("M5 N96 fp32", "none", None, "no kernel")]
+    assert "geometric mean 2.00" in drawn.summary
+
+
+@pytest.mark.quick
+def test_a_coverage_that_cannot_be_drawn_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "coverage.yaml"
+    page = ["report", "--out", GENERATED, "--html", str(tmp_path / "page.html")]
+    assert main([*page, "--coverage", str(file)]) != 0
+    assert "no such coverage; kgen coverage --yaml writes it" in capsys.readouterr().err
+    write_coverage(file, CoverageReport("rmsnorm", "h200", (), None, (
+        CoveredProblem("forward", "M=8192,Q=4096,dtype=bf16", "safe"),)))
+    with pytest.raises(RecordError, match=r"of another signature: .*Q"):
+        population_map(load_coverage(file), open_catalogue([]).operator("rmsnorm").signature)
+    file.write_text(file.read_text().replace("step: safe", "stop: safe"))
+    assert main([*page, "--coverage", str(file)]) != 0
+    assert f"{file}:10: problems[0].stop: unknown key" in capsys.readouterr().err
+    assert main(["report", "--out", GENERATED, "--coverage", str(file)]) == 2
+    assert "--coverage is drawn on the page of --html" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from covering import covering_rows, pairs_of
+
+from kgen.verify.covering import covering_rows, pairs_of
 
 pytestmark = pytest.mark.quick
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from covering import covering_rows
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
@@ -31,6 +30,7 @@ from kgen.model.signature import Signature
 from kgen.model.space import RuleKind, Variant
 from kgen.operators.base import Operator
 from kgen.search.feasible import enumerate_feasible, is_feasible, refusing_rule
+from kgen.verify.covering import covering_rows
 from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
 from kgen.worker.runner import Runner
 

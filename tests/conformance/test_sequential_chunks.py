@@ -1,7 +1,8 @@
-"""wkv5's and wkv6's backward `chunk_loop` where one block passes the gradient over all chunks.
+"""wkv5's and wkv6's backward pass where one block passes the gradient over all chunks.
 
 `test_host.py` has sequences of few chunks; here a block loops over many, the last of them
-partial, with initial and final states.
+partial, with initial and final states. Of packed sequences some have no steps, and some blocks a
+slot without any: both with a block per head and with a block per slot.
 """
 
 from __future__ import annotations
@@ -45,6 +46,34 @@ def test_a_block_loops_backward_over_all_chunks(
     choices = {"chunk": chunk, "block_v": values, "stages": 2, "min_blocks": 1}
     config = Config.of(variant.name, choices | {"copy_bytes": 16, "sequential_chunks": True})
     pass_ = signature.pass_named("backward")
+    assert is_feasible(variant, config, pass_, problem, LARGE, legality_only=True)
+    wanted = [(problem, config)]
+    for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+# The same, and whether a block loops over the chunks of a sequence.
+PACKED = (
+    ("wkv6", f"B=1,N=7,T=260,H=2,K=32,V=64,dtype=bf16,w_dtype=fp32,{STATES}", 64, 64, True),
+    ("wkv6", "B=1,N=9,T=200,H=3,K=32,V=48,dtype=fp16,decay_form=raw", 32, 16, False),
+    ("wkv6", "B=1,N=4,T=3,H=1,K=16,V=16,dtype=fp32,decay_form=decay", 32, 16, True),
+    ("wkv5", f"B=1,N=5,T=150,H=2,K=24,V=40,dtype=bf16,{FINAL}", 32, 16, False),
+    ("wkv5", f"B=1,N=5,T=150,H=2,K=16,V=16,dtype=fp16,decay_form=raw,{INITIAL}", 64, 16, True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("operator", "text", "chunk", "values", "sequential"), PACKED)
+def test_chunks_of_packed_sequences(
+    operator: str, text: str, chunk: int, values: int, sequential: bool
+) -> None:
+    entry = open_catalogue().entry(operator)
+    variant = entry.space.variant("backward", "chunk_loop_packed")
+    problem = parse_problem(f"{text},cu_seqlens_dtype=int32", entry.operator.signature)
+    config = variant.config(
+        {"chunk": chunk, "block_v": values, "stages": 2, "min_blocks": 1, "copy_bytes": 16,
+         "sequential_chunks": sequential}
+    )  # fmt: skip
+    pass_ = entry.operator.signature.pass_named("backward")
     assert is_feasible(variant, config, pass_, problem, LARGE, legality_only=True)
     wanted = [(problem, config)]
     for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):

@@ -25,8 +25,10 @@ def test_a_signal_ends_a_tune(tmp_path: Path, number: signal.Signals) -> None:
         "TMPDIR": str(scratch),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
+    # A child inherits an ignored SIGHUP, as under nohup, and kgen leaves it so: `env` resets it.
     tune = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ["env", f"--default-signal={number.name.removeprefix('SIG')}", *command], env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )
     deadline = time.monotonic() + 60.0
     while not any(scratch.glob("kgen-host-*")) and time.monotonic() < deadline:

@@ -22,8 +22,7 @@ def test_a_resumed_tune_does_not_touch_what_crashed(tmp_path: Path) -> None:
     assert again.worker_restarts == 0
     assert again.results[0].new_trials == 0
     assert seen[0].fates[Fate.CRASHED] == 1
-    added = records(tmp_path)[before:]
-    assert {r.config.as_dict()["fault"] for r in added} == {"none"}  # its certificate
+    assert len(records(tmp_path)) == before  # certificates are kept, too
 
 
 def test_retry_tries_again_what_crashed_and_nothing_else(tmp_path: Path) -> None:

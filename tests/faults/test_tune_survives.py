@@ -15,7 +15,6 @@ from kgen.catalogue import open_catalogue, profile_named
 from kgen.errors import VerifyError
 from kgen.journal import Journal
 from kgen.model.problem import parse_problem
-from kgen.model.record import Fate
 from kgen.tune import Progress, TuneRequest
 
 SOFTMAX = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "softmax"
@@ -98,9 +97,7 @@ def test_a_second_tune_repeats_nothing(tmp_path: Path, compiler: Compiler) -> No
     assert again.results[0].new_trials == 0
     assert seen[0].trials == 6
     after = list(Journal(tmp_path / "host.trials.jsonl").read())
-    # Only certificates were added: of each finalist, and the winner's with its host run.
-    assert len(after) - sum(before.values()) == len(again.results[0].finalists) + 1
-    assert {r.fate for r in after[sum(before.values()) :]} == {Fate.VERIFIED}
+    assert len(after) == sum(before.values())  # certificates are kept, too
 
 
 def edit(mine: Path, old: str, new: str) -> None:

@@ -219,6 +219,11 @@ def _any_weight(dtypes: dict[str, str]) -> bool:
     return dtypes["dtype"] != "fp16"
 
 
+def _decode(dtypes: dict[str, str]) -> bool:
+    """fp32 and bf16, with u alike and w in fp32 or alike, and whatever else."""
+    return dtypes["dtype"] != "fp16" and dtypes.get("u_dtype", dtypes["dtype"]) == dtypes["dtype"]
+
+
 BOTH = ("forward", "backward")
 # Operators whose own safe kernels the library has, too.
 REAL = {
@@ -226,6 +231,9 @@ REAL = {
     "wkv5": (_wkv, BOTH),
     "wkv6": (_wkv, BOTH),
     "wkv7": (_wkv7, BOTH),
+    "wkv5_decode": (_decode, ("forward",)),
+    "wkv6_decode": (_decode, ("forward",)),
+    "wkv7_decode": (_decode, ("forward",)),
     "linear_attention": (_linear_attention, BOTH),
     "timex": (_any_weight, BOTH),
     "rmsnorm": (_any_weight, ("backward",)),
@@ -278,7 +286,8 @@ def kgen_ops(
         patch.setenv("KGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("KGEN_WARN", "0")  # most calls of these tests are served by safe kernels
         patch.syspath_prepend(str(library_folder))
-        assert "kgen_ops" not in sys.modules, "only one library fits into a process"
+        # torch refuses a second library's operators, so a test that imported one has to be mended.
+        assert "kgen_ops" not in sys.modules, "a test imported a library; use another process"
         yield importlib.import_module("kgen_ops")
     for name in [name for name in sys.modules if name.split(".")[0] == "kgen_ops"]:
         del sys.modules[name]

@@ -187,8 +187,9 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    out_of_resources, illegal_address = "701", "700"
+    out_of_resources, no_room_for_the_grid, illegal_address = "701", "720", "700"
     assert run(library, cache, script.replace("CODE", out_of_resources)) == "family\n"
+    assert run(library, cache, script.replace("CODE", no_room_for_the_grid)) == "family\n"
     assert run(library, cache, script.replace("CODE", illegal_address)) == "cuLaunchKernel failed\n"
 
 

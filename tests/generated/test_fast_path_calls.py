@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -181,7 +181,7 @@ class Calls:
     def fast_path(
         self, given: tuple[bool, ...], outputs: tuple[Any, ...], scalars: int = 0,
         alignment: int = 32, scratch: tuple[Any, ...] = (), launches: Any = None,
-        current_device: Any = None, is_grad_enabled: Any = None,
+        current_device: Any = None, is_grad_enabled: Any = None, result: Any = tuple,
     ) -> Any:
         slots = bytes(range(1 + len(given) + len(outputs) + len(scratch) + scalars))
         if launches is None:  # one that takes all values in their order
@@ -189,6 +189,7 @@ class Calls:
         return self.make(
             self.check, given, launches, scalars, self.stream, 3, current_device, outputs, scratch,
             Tensor.data_ptr, is_grad_enabled or (lambda: self.gradients), alignment,
+            result,
         )
 
     def check(self, *tensors: object) -> Any:
@@ -216,6 +217,37 @@ def test_what_is_launched(calls: Calls) -> None:
         ("launch", 1003, X.data_ptr(), 0, W.data_ptr(), y.data_ptr(), 0, h.data_ptr(), 0.5, 7),
     ]
     assert calls.fast_path((True,), (lambda: y,))(X) is y
+
+
+class Outputs(NamedTuple):
+    y: Tensor
+    h: Tensor
+
+
+class StatefulTuple(tuple[Tensor, ...]):  # it has a dict, which the fast path would not make
+    pass
+
+
+def test_several_outputs_are_a_named_tuple(calls: Calls) -> None:
+    y, h = torch.empty(4), torch.empty(4)
+    before = sys.getrefcount(y), sys.getrefcount(Outputs)
+    fast_path = calls.fast_path((True,), (lambda: y, None, lambda: h), result=Outputs)
+    for _ in range(100):
+        made = fast_path(X)
+    assert type(made) is Outputs
+    assert made.y is y
+    assert made.h is h
+    assert gc.is_tracked(made)
+    assert type(calls.fast_path((True,), (lambda: y, lambda: h))(X)) is tuple
+    assert calls.fast_path((True,), (lambda: y,), result=Outputs)(X) is y
+    del made, fast_path
+    assert (sys.getrefcount(y), sys.getrefcount(Outputs)) == before
+
+
+@pytest.mark.parametrize("result", [list, StatefulTuple, 3])
+def test_results_that_are_no_named_tuple(calls: Calls, result: object) -> None:
+    with pytest.raises(TypeError):
+        calls.fast_path((True,), (lambda: W, lambda: W), result=result)
 
 
 def test_several_launches_with_a_workspace(calls: Calls) -> None:

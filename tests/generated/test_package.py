@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from family_library import host_library
 
-from kgen.assets import include_dir
+from kgen.assets import include_dir, licence_file
 from kgen.emit import Emitted, Winner
 from kgen.errors import CatalogueError, OptionError, RecordError
 from kgen.package import ArchCubins, Packaged, package
@@ -70,6 +70,10 @@ def test_what_is_in_it(packaged: Packaged, library: Path, make_winner: MakeWinne
         assert {i.date_time for i in wheel.infolist()} == {(1980, 1, 1, 0, 0, 0)}
         assert {i.external_attr >> 16 for i in wheel.infolist()} == {0o100644}
         files = {name: wheel.read(name) for name in wheel.namelist()}
+    (metadata,) = [data for name, data in files.items() if name.endswith("/METADATA")]
+    assert b"License-Expression: Apache-2.0\nLicense-File: kgen_ops/LICENSE\n" in metadata
+    licence = f"kgen_ops-{packaged.version}.dist-info/licenses/kgen_ops/LICENSE"
+    assert files[licence] == files["kgen_ops/LICENSE"] == licence_file().read_bytes()
     (record,) = [name for name in files if name.endswith("/RECORD")]
     rows = list(csv.reader(io.StringIO(files[record].decode())))
     assert [row[0] for row in rows] == list(files)

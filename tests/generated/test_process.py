@@ -55,7 +55,7 @@ def test_importing_loads_what_a_call_needs_and_no_more(library_folder: Path) -> 
     others, own, cuda = done.stdout.split("\n")[:3]
     assert others == "", "everything else is torch's own business"
     operators = {path.parent.name for path in library_folder.glob("kgen_ops/*/safe.py")}
-    assert len(operators) == 7
+    assert len(operators) == 10
     assert set(own.split()) == {
         "kgen_ops", "kgen_ops._runtime", *(f"kgen_ops._runtime.{name}" for name in AT_IMPORT),
         *(f"kgen_ops.{name}" for name in operators),

@@ -95,6 +95,19 @@ _CHUNK_LOOP = (
     Mistake("last chunk", r"(<WithA, false>\(tile, )(\w+)\)", r"\1\2 - 1)"),
     Mistake("mask", r"\bs \+ i <= t \?", "s + i < t + 2 ?"),
 )
+_SLOTS = (
+    Mistake("skipped slot", r"Slot\{place, place >= 0 && place < slots,",
+            "Slot{place < 0 ? 0 : place, place < slots,"),
+    Mistake("refused slot", r"place < 0 \? 0\.0f : nan", "0.0f"),
+    Mistake("slot", r"pool\.head\(slot\.place, h\)", "pool.head(n < S ? n : 0, h)"),
+)
+_WARP_STATE = (
+    *_SLOTS,
+    Mistake("next step", r"if \(t \+ 1 < T\) step = step_of", "if (t + 2 < T) step = step_of"),
+    Mistake("state carry", r"state\.store\(states\);", ";"),
+    Mistake("exchange", r"bits < kFirst \* Split;", "bits < kFirst * Split / 2;"),
+)
+_DECODE = "B=3,S=5,T=3,H=2,K=9,V=5,dtype=fp32,state_indices_dtype=int64"
 FAMILIES = (
     Family(
         "linear_attention", "forward", "chunk_loop",
@@ -156,7 +169,8 @@ FAMILIES = (
             Mistake("exchange", r"i < segment; \+\+i", "i + 1 < segment; ++i"),
             Mistake("state carry", r"\(parity \^ 1\), lane, j\)", "parity, lane, j)"),
             Mistake("sums of earlier parts", r"i64 i = 0; i < split;", "i64 i = 1; i < split;"),
-            Mistake("decay of a segment", r"decay\[j\] \* kSteps", "decay[j]"),
+            Mistake("decay of a segment", r"decay_of_steps\(decay\[j\], kSteps\)",
+                    "decay_of_steps(decay[j], 1)"),
             Mistake("rescaling", r"rises \? small : 1\.0f", "1.0f"),
             Mistake("final state", r"t \+ count == T\b", "segment == 0"),
         ),
@@ -164,7 +178,7 @@ FAMILIES = (
     ),
     Family(
         "wkv4", "backward", "scan",
-        "B=2,T=90,C=13,dtype=fp32,initial_state_dtype=fp32,final_state_dtype=fp32",
+        "B=2,T=170,C=13,dtype=fp32,decay_form=raw,initial_state_dtype=fp32,final_state_dtype=fp32",
         (
             Mistake("barrier of the sums", r"kgen::sync_block\(\);  // A", ";"),
             Mistake("barrier of the gradients", r"kgen::sync_block\(\);  // B", ";"),
@@ -175,7 +189,10 @@ FAMILIES = (
             Mistake("decay of the last segment", r"decay_of_steps\(decay\[j\], steps\)",
                     "decay_of_steps(decay[j], kSteps)"),
             Mistake("gw by the state", r"gw_round\[j\] \+= derivative\[j\]\.by_state[^;]*;", ";"),
-            Mistake("gradient of the first state", r"-max, gfinal_state", "0.0f, gfinal_state"),
+            Mistake("gradient of the first state", r"-state\.exponent, gfinal_state",
+                    "0.0f, gfinal_state"),
+            Mistake("second part of an exponent", r"low \+= rounding_of\(sum, error\)",
+                    "low += 0.0f"),
             Mistake("sum of the batch", r"i64 row = 0; row < rows;", "i64 row = 1; row < rows;"),
         ),
         {"segments": 4, "steps": 4},
@@ -202,8 +219,9 @@ FAMILIES = (
     Family(
         "wkv6", "backward", "chunk_loop", "B=1,T=170,H=1,K=32,V=32,dtype=bf16",
         (
-            Mistake("wait", r"\bkgen::cp_async_wait<1>\(\);", ";"),
-            Mistake("barrier", r"(kgen::cp_async_wait_all\(\);\s*)kgen::sync_block\(\);", r"\1"),
+            Mistake("wait", r"\bcp_async_wait<1>\(\);", ";", "kgen/wkv/chunk_gradients"),
+            Mistake("barrier", r"(cp_async_wait_all\(\);\s*)sync_block\(\);", r"\1",
+                    "kgen/wkv/chunk_gradients"),
             Mistake("slot", r"static_cast<int>\(buffer % kStages\)", "0"),
             Mistake("last chunk", r"kgen::min\(left, i64\{kChunk\}\)", "kChunk"),
             Mistake("mask", r"= i < left \? (to_float\(\*from\)) : 0\.0f;", r"= \1;"),
@@ -211,6 +229,21 @@ FAMILIES = (
             Mistake("state carry", r"\bback\.update\(back,[^;]*;", ";"),
         ),
         {"chunk": 32, "stages": 3},
+    ),
+    Family(
+        "wkv6", "backward", "chunk_loop_packed",
+        "B=1,N=4,T=170,H=2,K=16,V=16,dtype=bf16,cu_seqlens_dtype=int32",
+        (
+            Mistake("slots of sequences", r"return first_step / Chunk \+ n;",
+                    "return first_step / Chunk;"),
+            Mistake("search of a slot", r"middle\) <= slot;", "middle) < slot;"),
+            Mistake("sequence start", r"return \{its\.at\(first_step\), its\.stride\};",
+                    "return its;"),
+            Mistake("last chunk", r"min\(its\.span\.steps - number \* kChunk, i64\{kChunk\}\)",
+                    "kChunk"),
+            Mistake("unused slots", r"gu_parts\[unused \* kK \+ key\] = 0\.0f;", ";"),
+        ),
+        {"chunk": 32, "sequential_chunks": False},
     ),
     Family("wkv6", "forward", "block_per_head", "B=1,T=45,H=2,K=24,V=24,dtype=fp32", _BATCHES,
            {"stages": 3}),
@@ -226,11 +259,39 @@ FAMILIES = (
         ),
     ),
     Family(
+        "wkv7", "forward", "warp_specialized",
+        "B=1,T=45,H=1,K=16,V=16,dtype=bf16,decay_form=clamp",
+        (
+            Mistake("mask", r"lane\.q \+ x < lane\.g \+ own", "lane.q + x <= lane.g + own"),
+            Mistake("interval", r"if \(chunk \+ kAhead < chunks\)", "if (chunk + 4 < chunks)"),
+            Mistake("wait", r"cp_async_wait<Stages - 2>\(\);", ";", "kgen/wkv7/", unseen=True),
+            Mistake("last chunk", r"there = left_ > 8 \* half;", "there = true;"),
+            Mistake("decay of the state", r"s\[i\] \*= d\[i % 2\];", ";"),
+        ),
+    ),
+    Family(
         "wkv7", "backward", "block_per_head", "B=1,T=45,H=1,K=8,V=8,dtype=fp32",
         (
             Mistake("decay of the state", r"s = fma\(d\[j\], s,", "s = fma(1.0f, s,"),
             Mistake("last chunk", r"== 0 \|\| t \+ 1 == span\.steps\)", "== 0)"),
         ),
+    ),
+    Family(
+        "wkv5_decode", "forward", "naive", _DECODE,
+        (
+            *_SLOTS,
+            Mistake("pitch of the state", r"states\.stride_k, K, T,", "V, K, T,"),
+        ),
+    ),
+    Family("wkv6_decode", "forward", "warp_state", _DECODE, _WARP_STATE, {"split": 4}),
+    Family(
+        "wkv7_decode", "forward", "warp_state", _DECODE,
+        (
+            *_WARP_STATE,
+            Mistake("state before the step", r"(state\.read\(step\.a, sa\);)",
+                    r"state.read(step.b, sa);"),
+        ),
+        {"split": 4},
     ),
     Family(
         "timex", "forward", "toeplitz_mma", "B=3,C=5,T=100,dtype=bf16",

@@ -9,12 +9,12 @@ from kgen.build.render import Renderer
 from kgen.catalogue import Entry, open_catalogue, profile_named
 from kgen.emit import SafeKernel, Winner, emit
 from kgen.emit.untuned import untuned_safe_kernels
-from kgen.model.config import Config
+from kgen.model.config import Config, Value
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate, Record, Timing
 
 # By operator: the row's problem, its variant, and a config that the host may run.
-ROWS = {
+ROWS: dict[str, tuple[str, str, dict[str, Value]]] = {
     "rmsnorm": (
         "M=8,N=64,dtype=fp32", "two_pass", {"threads": 32, "vec": 1, "unroll": 1},
     ),
@@ -23,11 +23,15 @@ ROWS = {
         {"copy_bytes": 16, "min_blocks": 1, "chunk": 16, "value_tiles": 1, "value_warps": 1,
          "key_warps": 1, "stages": 3, "segments": 1},
     ),
+    "wkv6_decode": (
+        "B=2,S=3,T=1,H=2,K=16,V=16,dtype=fp32,state_indices_dtype=int64", "warp_state",
+        {"threads": 32, "split": 8, "tile": 4, "run": 2, "order": "values"},
+    ),
 }
 
 
 def host_library(
-    folder: Path, include_dir: Path, operators: Sequence[str] = tuple(ROWS)
+    folder: Path, include_dir: Path, operators: Sequence[str] = ("rmsnorm", "wkv6")
 ) -> Path:
     """Emit the forward passes of operators with a row and families each; return the folder."""
     for name in operators:

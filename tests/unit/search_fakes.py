@@ -17,10 +17,11 @@ from kgen.model.artifact import Artifact, BuildFailure, Rendered
 from kgen.model.config import Config
 from kgen.model.plan import Plan
 from kgen.model.problem import Problem
-from kgen.model.record import Fate, Record, Timing
+from kgen.model.record import RANDOM, TRAINED, Fate, Record, Timing
 from kgen.trial import Session
 from kgen.tune.builds_ahead import Build
 from kgen.worker import TrialOutcome
+from kgen.worker.inputs import slower_of
 
 PROBLEM = Problem((("M", 8),), ())
 
@@ -38,6 +39,7 @@ class FakeSession:
     pass_name = "forward"
     gpu = profile_named("h200")
     definition = ""
+    trained = ""  # digest of the trained inputs; empty: none are declared
 
     def __init__(self, folder: Path, us: dict[str, float], slow: tuple[str, ...] = ()) -> None:
         self.journal = Journal(folder / "h200.trials.jsonl")
@@ -45,6 +47,7 @@ class FakeSession:
         self.builds: list[str] = []
         self.trials: list[Config] = []
         self.give_up_above_us: list[float | None] = []
+        self.us_trained: dict[str, float] = {}  # of the variants that branch on values
         self.on_run: Callable[[Config], None] = lambda config: None
         self._waiting: list[tuple[Build, Artifact]] = []
         self._lock = threading.Lock()
@@ -128,13 +131,24 @@ class FakeSession:
         return artifact.path
 
     def run(
-        self, candidate: Any, problem: Problem, *, give_up_above_us: float | None
+        self,
+        candidate: Any,
+        problem: Problem,
+        *,
+        give_up_above_us: float | None = None,
+        trained_below_us: float | None = None,
     ) -> TrialOutcome:
         found = candidate.config
         self.trials.append(found)
         self.give_up_above_us.append(give_up_above_us)
         self.on_run(found)
-        return TrialOutcome(Fate.VERIFIED, timing=self.timing(found))
+        random = self.timing(found)
+        too_slow = trained_below_us is not None and random.median_us > trained_below_us
+        if not self.trained or too_slow:
+            return TrialOutcome(Fate.VERIFIED, timing=random)
+        us = self.us_trained.get(found.variant, random.median_us)
+        timing = slower_of({RANDOM: random, TRAINED: Timing(us, us, us, 1, "")})
+        return TrialOutcome(Fate.VERIFIED, timing=timing, trained=self.trained)
 
     def timing(self, config: Config) -> Timing:
         us = self.us[config.variant]
@@ -152,6 +166,7 @@ class FakeSession:
             self.key(rendered, artifact, config, problem) if artifact else "",
             "op", "forward", str(problem), "h200", config, outcome.fate, outcome.reason,
             text_key=self.text_key(rendered, config, problem), timing=outcome.timing,
+            trained=outcome.trained,
         )
         self.journal.append(record)
         return record

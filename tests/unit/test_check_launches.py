@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
+from check_fakes import binding, factors
 from torch import Tensor
 
 from kgen.check import Fixture, Verdict, verify
@@ -13,7 +14,7 @@ from kgen.check.buffers import Fill
 from kgen.check.steps import steps_of
 from kgen.model.plan import Workspace
 from kgen.model.problem import Problem, parse_problem
-from kgen.operators.rmsnorm import EPS, OPERATOR
+from kgen.operators.rmsnorm import OPERATOR
 from kgen.trial.kept_state import variables_of
 
 Tensors = Mapping[str, Tensor]
@@ -24,7 +25,7 @@ def run(kernel: Callable[[Tensors], None], level: str = "trial") -> Verdict:
     fixture = Fixture(OPERATOR, "forward", problem, torch.device("cpu"))
     return verify(
         fixture,
-        lambda tensors: lambda: kernel(tensors),
+        binding(kernel),
         level,  # type: ignore[arg-type]
         workspaces=workspaces,
     )
@@ -35,7 +36,7 @@ def workspaces(problem: Problem) -> list[Workspace]:
 
 
 def finish(t: Tensors) -> None:
-    t["y"].copy_(t["x"] * (t["mean"] + EPS).rsqrt()[:, None] * t["w"])
+    t["y"].copy_(t["x"] * (t["mean"] + t["eps"]).rsqrt()[:, None] * factors(t))
 
 
 def mean(t: Tensors) -> Tensor:

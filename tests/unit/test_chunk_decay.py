@@ -36,6 +36,10 @@ KINDS = {
     "halving_fp16": Kind(torch.float16, torch.float32, 64, 2**-11 + 5e-4, 2e-3),
     "halving_bf16": Kind(torch.bfloat16, torch.bfloat16, 64, 2**-8 + 1e-3, 2e-3),
     "halving_bf16_state": Kind(torch.bfloat16, torch.float32, 32, 2**-8 + 1e-3, 2e-6),
+    "pairs_fp32": Kind(torch.float32, torch.float32, 64, 2e-6, 2e-6),
+    "pairs_fp16": Kind(torch.float16, torch.float32, 32, 2**-11 + 5e-4, 2e-3),
+    "pairs_bf16": Kind(torch.bfloat16, torch.float32, 64, 2**-8 + 1e-3, 2e-3),
+    "pairs_bf16_state": Kind(torch.bfloat16, torch.bfloat16, 32, 2**-8 + 1e-3, 2e-6),
 }
 
 pytestmark = needs_cxx

@@ -6,6 +6,7 @@ import re
 import shlex
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ PAGES = sorted([
 ])
 PAGE_IDS = [str(p.relative_to(ROOT)) for p in PAGES]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+SVG = "{http://www.w3.org/2000/svg}"
 README_LINES = 150
 DECISION_LINES = 60
 COLUMNS = 120
@@ -60,11 +62,36 @@ def test_picture_is_that_of_the_reports(reports: list[Report]) -> None:
     assert ElementTree.fromstring(picture).tag.endswith("svg")
 
 
+def test_a_picture_of_one_pass_has_its_legend_below_the_title(reports: list[Report]) -> None:
+    def places(report: Report, name: str) -> tuple[float, float]:
+        problems = tuple(p for p in report.problems if p.pass_name == name)
+        picture = ElementTree.fromstring(draw_svg([replace(report, problems=problems)]))
+        texts = {text.text: float(text.get("y", "nan")) for text in picture.iter(f"{SVG}text")}
+        return texts["kgen"], texts[name]
+
+    report = next(r for r in reports if r.operator == "rmsnorm")
+    legend, heading = places(report, "forward")
+    assert 24 + 11 < legend < heading - 11  # a line of text is 11 pixels high
+
+
+def test_a_picture_may_have_rows_without_a_peer(reports: list[Report]) -> None:
+    report = next(r for r in reports if r.operator == "wkv6")
+    assert not any(problem.peers for problem in report.problems)
+    assert "<g><title>" not in draw_svg([report])
+    picture = draw_svg([report], with_unpaired=True)
+    rows = picture.count("<g><title>wkv6 ")
+    assert rows == len(report.problems)
+    assert picture.count('<circle class="kgen"') == rows + 1  # and the legend's
+    assert picture.count('<circle class="peer"') == 1
+    assert picture.count(">–</text></g>") == rows
+
+
 def test_readme_table_is_that_of_the_reports(reports: list[Report]) -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     assert text == insert_summary(text, reports, "README.md"), REWRITE
     table = text.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
-    assert len(table) == 2 + 10
+    passes = {(report.operator, p.pass_name) for report in reports for p in report.problems}
+    assert len(table) == 2 + len(passes) >= 2 + 11
 
 
 def test_readme_is_short_and_has_both_commands() -> None:

@@ -81,7 +81,7 @@ class File:
         self.pdl: list[bool] = []  # of the launchers made
 
     def launcher(self, kernel: str, arguments: str, block: tuple[int, int, int],
-                 smem: int, pdl: bool = False) -> Callable[..., None]:
+                 smem: int, pdl: bool = False, coresident: int = 0) -> Callable[..., None]:
         """Return a launcher that writes down what it is called with."""
         self.pdl.append(pdl)
 

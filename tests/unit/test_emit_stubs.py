@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kgen.catalogue import open_catalogue
+from kgen.emit.functions import function_name
 from kgen.emit.stubs import stub_module
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -23,29 +24,35 @@ from typing import assert_type
 import torch
 from torch import Tensor
 
-from kgen_ops.linear_attention import linear_attention
-from kgen_ops.rmsnorm import rmsnorm, rmsnorm_backward
+from kgen_ops.linear_attention import (
+    LinearAttentionResultWithFinalStateAndNorm, linear_attention,
+)
+from kgen_ops.rmsnorm import (
+    RmsnormBackwardResult, RmsnormResultWithH, RmsnormResultWithHAndRstd, RmsnormResultWithRstd,
+    rmsnorm, rmsnorm_backward,
+)
 from kgen_ops.timex import timex
-from kgen_ops.wkv6 import wkv6
+from kgen_ops.wkv6 import Wkv6Result, wkv6
 
 
 def use(x: Tensor, w: Tensor, flag: bool, maybe: Tensor | None) -> None:
     assert_type(rmsnorm(x), Tensor)
     assert_type(rmsnorm(x, w, eps=1e-5), Tensor)
-    assert_type(rmsnorm(x, w, x), tuple[Tensor, Tensor])
-    assert_type(rmsnorm(x, residual=x), tuple[Tensor, Tensor])
-    assert_type(rmsnorm(x, w, x, return_rstd=True), tuple[Tensor, Tensor, Tensor])
-    assert_type(rmsnorm(x, None, None, 1e-6, 0.0, True), tuple[Tensor, Tensor])
+    assert_type(rmsnorm(x, w, x), RmsnormResultWithH)
+    assert_type(rmsnorm(x, residual=x), RmsnormResultWithH)
+    assert_type(rmsnorm(x, residual=x).h, Tensor)
+    assert_type(rmsnorm(x, w, x, return_rstd=True), RmsnormResultWithHAndRstd)
+    assert_type(rmsnorm(x, None, None, 1e-6, 0.0, True), RmsnormResultWithRstd)
     either: Tensor | tuple[Tensor, ...] = rmsnorm(x, w, maybe)
     print(either)
-    assert_type(rmsnorm_backward(x, x, w), tuple[Tensor, Tensor])
+    assert_type(rmsnorm_backward(x, x, w), RmsnormBackwardResult)
     assert_type(timex(w, x), Tensor)
     assert_type(wkv6(x, x, x, x, w, decay_form="raw"), Tensor)
     y, state = wkv6(x, x, x, x, w, return_final_state=True)
     assert_type(state, Tensor)
-    assert_type(wkv6(x, x, x, x, w, return_final_state=flag), Tensor | tuple[Tensor, Tensor])
+    assert_type(wkv6(x, x, x, x, w, return_final_state=flag), Tensor | Wkv6Result)
     assert_type(linear_attention(x, x, x, return_final_state=True, return_norm=True),
-                tuple[Tensor, Tensor, Tensor])
+                LinearAttentionResultWithFinalStateAndNorm)
     print(y + torch.ones(1))
 """
 
@@ -100,11 +107,12 @@ def test_mypy_finds_a_users_mistakes(library: Path) -> None:
 
 @pytest.mark.parametrize("operator", CATALOGUE.names)
 def test_a_stub_declares_what_the_module_has(operator: str) -> None:
-    text = stub_module(CATALOGUE.operator(operator), PASSES)
+    passes = [p.name for p in CATALOGUE.operator(operator).signature.passes]
+    text = stub_module(CATALOGUE.operator(operator), passes)
     tree = ast.parse(text)
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    assert {f.name for f in functions} == {operator, f"{operator}_backward"}
-    assert {"FORWARD", "BACKWARD"} <= {
+    assert {f.name for f in functions} == {function_name(operator, name) for name in passes}
+    assert {name.upper() for name in passes} <= {
         node.target.id for node in tree.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }

@@ -124,7 +124,9 @@ def test_every_default_problem_has_a_space_on_every_gpu(operator: str, gpu: str)
         for text in entry.operator.default_problems(pass_.name, profile.is_host):
             problem = parse_problem(text, entry.operator.signature)
             found = enumerate_feasible(variants, pass_, problem, profile)
-            assert len(found.configs) >= 20, f"{problem} on {gpu}: {len(found.configs)}"
+            # The host runs small problems with few threads: a rehearsal, not a search for speed.
+            fewest = 5 if profile.is_host else 20
+            assert len(found.configs) >= fewest, f"{problem} on {gpu}: {len(found.configs)}"
             assert len(set(found.configs)) == len(found.configs)
             safe = entry.space.safe_variant(pass_.name)
             assert safe.safe in found.configs

@@ -18,6 +18,9 @@ from kgen.runtime.signature import Dot
 def test_every_floating_input_has_a_gradient(name: str) -> None:
     operator = open_catalogue().operator(name)
     links = links_of(operator)
+    if all(p.name != "backward" for p in operator.signature.passes):
+        assert links is None
+        return
     assert links is not None
     forward = operator.signature.pass_named("forward")
     whole = {t.name for t in forward.inputs if t.name == "cu_seqlens"}

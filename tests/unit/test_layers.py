@@ -15,7 +15,7 @@ ROOT = Path(kgen.__file__).parent
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"learn", "measure_check", "coverage"},
+    {"learn", "measure_check", "coverage", "predict"},
     {"tune", "bench", "verify", "package", "doctor", "scaffold"},
     {"emit", "report"},
     {"trial"},
@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"catalogue"},
     {"operators"},
     {"model"},
-    {"errors", "assets", "runtime", "compat"},
+    {"errors", "assets", "runtime", "compat", "nn"},
 ]
 RANK = {name: i for i, row in enumerate(LAYERS) for name in row}
 # `assets` raises kgen's errors; both are leaves.
@@ -34,15 +34,17 @@ ALLOWED_SIBLINGS = {("assets", "errors")}
 # which no first call needs.
 HEAVY = {
     "torch", "optuna", "jinja2", "numpy", "triton", "liger_kernel", "fla", "fast_transformers",
-    "sysconfig",
+    "sqlalchemy", "sysconfig",
 }  # fmt: skip
 # Modules of kgen that import a heavy package at their top. Only functions import them, so that a
 # light command does not load the package.
 LATE = {
+    "kgen.cli.completers",
     "kgen.cli.parser",
     "kgen.worker.facts",
     "kgen.worker.peers",
     "kgen.worker.runner",
+    "kgen.search.patient",
     "kgen.search.sampler",
     "kgen.launch.cuda",
     "kgen.launch.host",

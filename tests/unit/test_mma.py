@@ -104,6 +104,16 @@ def test_ldmatrix(module: HostModule, matrices: int, transposed: bool, seed: int
             assert out[m, lane] == int(first) | int(second) << 16, (m, lane)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_transpose_matrix(module: HostModule, seed: int) -> None:
+    values = np.arange(1, 65, dtype=np.uint16).reshape(8, 8)
+    out = np.zeros(32, dtype=np.uint32)
+    launch(module, "movmatrix", values, out, block=(32,), seed=seed)
+    for lane in range(32):
+        first, second = values.T[lane // 4, lane % 4 * 2 : lane % 4 * 2 + 2]
+        assert out[lane] == int(first) | int(second) << 16, lane
+
+
 def test_rounding_and_splitting(module: HostModule) -> None:
     generator = torch.Generator().manual_seed(3)
     exponents = torch.randint(-100, 100, (4096,), generator=generator)

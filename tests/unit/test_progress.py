@@ -9,6 +9,8 @@ import re
 import select
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -26,6 +28,7 @@ from kgen.tune import (
     ProblemConfirmed,
     ProblemStarted,
     Progress,
+    StageAdvanced,
     StageStarted,
     TrialRecorded,
     TuneEvent,
@@ -102,6 +105,11 @@ def test_stages_have_their_own_counters() -> None:
     assert "running winners on the CPU, 3 of 9 confirmed" in shown(state, 44.0)[3]
     state.apply(StageStarted("safe"), 45.0)
     assert "verifying the safe variant" in plain_line(state, 46.0)
+    state.apply(StageAdvanced("compiled", 4), 47.0)
+    assert "dtype, 4 compiled, 2 s" in plain_line(state, 47.0)
+    state.apply(StageAdvanced("verified", 5, 18), 48.0)
+    assert "dtype, 5 of 18 verified" in shown(state, 48.0)[3]
+    assert max(map(len, shown(state, 48.0))) <= 80
 
 
 def replace_results(count: int) -> object:
@@ -119,7 +127,9 @@ def test_the_share_of_the_whole_command() -> None:
     state.apply(DONE, 50.0)
     state.apply(ProblemStarted(progress(0, index=1, pass_name="backward")), 51.0)
     assert state.share_done() == pytest.approx(0.5)
-    assert state.seconds_left(60.0) == pytest.approx(60.0)
+    assert state.seconds_left(60.0) == pytest.approx(40.0), "half was done after 50 s"
+    assert state.seconds_left(90.0) == pytest.approx(10.0), "it goes down while nothing is done"
+    assert state.seconds_left(101.0) is None
     limited = TuneState(replace(SCOPE, time_s=70.0), 0.0, progress(0, 1), passes_done=1)
     assert limited.seconds_left(60.0) == pytest.approx(10.0)
 
@@ -152,6 +162,33 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert "finalists" in lines[2]
     assert "safe variant" in lines[3]
     assert all("\r" not in line and "\x1b" not in line for line in lines)
+
+
+def test_plain_lines_come_while_no_event_does() -> None:
+    stream = io.StringIO()
+    display = Display(SCOPE, stream, every_s=0.05)
+    display.show(StageStarted("finals", progress()))
+    end = time.monotonic() + 30
+    while stream.getvalue().count("\n") < 3:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    display.close()
+    before = stream.getvalue()
+    time.sleep(0.3)
+    assert stream.getvalue() == before, "a closed display writes nothing"
+    assert all("certifying and comparing" in line for line in before.splitlines())
+
+
+def test_a_reader_that_is_gone_ends_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    died: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    stream = io.StringIO()
+    display = Display(SCOPE, stream, every_s=0.02)
+    display.show(StageStarted("finals", progress()))
+    stream.close()
+    time.sleep(0.3)
+    display.close()
+    assert died == []
 
 
 SCRIPT = """

@@ -192,3 +192,10 @@ def test_every_committed_operator_fits_a_screen(capsys: pytest.CaptureFixture[st
     screens = capsys.readouterr().out.split(" on h200 (")
     assert max(len(screen.splitlines()) for screen in screens) <= 42
     assert max(map(len, screens[1].splitlines())) <= 80
+
+
+def test_times_of_a_cpu_come_with_a_warning() -> None:
+    warning = "times say nothing of a GPU's"
+    assert warning not in print_brief(report(FASTER), rows(FASTER))
+    of_cpu = replace(report(FASTER), gpu="host")
+    assert warning in print_brief(of_cpu, rows(FASTER)).splitlines()[1]

@@ -202,3 +202,18 @@ def test_other_files_are_refused(tmp_path: Path, text: str, says: str) -> None:
         read_search(file)
     assert str(file) in str(caught.value)
     assert says in str(caught.value)
+
+
+def test_kernel_tuner_replays_what_was_exported(tmp_path: Path) -> None:
+    """Its simulation mode reads the cache file, and answers with the times in it."""
+    kernel_tuner = pytest.importorskip("kernel_tuner", reason="Kernel Tuner is not installed")
+    write_exchange(tmp_path, ROW, SEARCH, "NVIDIA H200")
+    (file,) = tmp_path.glob("*.cache.json")
+    cache = json.loads(file.read_text())
+    best = cache["cache"]["warp,32,8,False,-,-"]
+    found, _ = kernel_tuner.tune_kernel(
+        cache["kernel_name"], "", cache["problem_size"], [],
+        {name: [best[name]] for name in cache["tune_params_keys"]},
+        lang="C", simulation_mode=True, cache=str(file), quiet=True,
+    )  # fmt: skip
+    assert [one["time"] for one in found] == [0.012]

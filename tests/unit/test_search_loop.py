@@ -19,7 +19,7 @@ from kgen.model.config import Config
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.search.feasible import Feasible
-from kgen.trial import HostRunner
+from kgen.trial import HostRunner, ProofCrew
 from kgen.tune import engine, search_loop
 from kgen.tune.builds_ahead import BuildsAhead
 from kgen.tune.request import Limits, TuneRequest
@@ -226,14 +226,16 @@ def test_first_trials_of_a_variant_that_is_newer_than_all_results_are_on_top(
 
 
 def test_first_trials_under_way_are_given_back_and_may_be_proposed_again(tmp_path: Path) -> None:
-    session = FakeSession(tmp_path, {"a": 10.0, "b": 500.0}, slow=("b5",))
-    more = [config("b", i) for i in range(3, 6)]
+    """The build of the last one never ends: it is in the second round, which begins before the
+    first is over."""
+    session = FakeSession(tmp_path, {"a": 10.0, "b": 500.0}, slow=("b9",))
+    more = [config("b", i) for i in range(3, 10)]
     first = WarmStart((A[0], *B, *more))
     feasible = [A[0], *B, *more]
     state = search(tmp_path, session, feasible, first, 20)
     assert sorted(c.label for c in session.trials) == sorted(c.label for c in feasible)
     assert state.fates == {Fate.VERIFIED: len(feasible)}
-    assert fates(tmp_path)["b", 5] == ["passed over", "verified"]
+    assert fates(tmp_path)["b", 9] == ["passed over", "verified"]
 
 
 def test_what_was_built_ahead_is_not_built_again(tmp_path: Path) -> None:
@@ -262,7 +264,7 @@ def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
     other = Problem((("M", 9),), ())
     request = SimpleNamespace(
         entry=SimpleNamespace(space=space), gpu=session.gpu, trials=9, pass_time_s=None,
-        problems={"forward": (PROBLEM, other)}, retry=False,
+        problems={"forward": (PROBLEM, other)}, retry=False, journal=tmp_path / "other.jsonl",
     )  # fmt: skip
     feasible = Feasible((*A, *B), 6, ())
 
@@ -281,6 +283,7 @@ def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
             [feasible, feasible],
             session.as_session(),
             cast("HostRunner", None),
+            cast("ProofCrew", None),
             ahead,
             0.0,
         )
@@ -352,3 +355,26 @@ def test_what_the_search_proposes_is_reused_too(tmp_path: Path) -> None:
     after = search(tmp_path, session, [*A, *B], WarmStart((*A, *B), ""), 6)
     assert session.trials == []
     assert {A[0], B[0]} <= after.records.keys(), "records of renamed configs, by their code"
+
+
+def test_a_config_that_branches_on_values_loses_by_its_time_on_trained_inputs(
+    tmp_path: Path,
+) -> None:
+    for trained, best in (("", "a"), ("digest", "b")):
+        folder = tmp_path / best
+        folder.mkdir()
+        session = FakeSession(folder, {"a": 10.0, "b": 11.0, "safe": 20.0})
+        session.trained, session.us_trained = trained, {"a": 40.0}
+        state = search(folder, session, [A[0], B[0], SAFE[0]], WarmStart((A[0], B[0])), 3)
+        assert state.ranking()[0].config.variant == best
+
+
+def test_only_what_could_win_is_timed_on_trained_inputs(tmp_path: Path) -> None:
+    session = FakeSession(tmp_path, {"a": 10.0, "b": 11.4, "safe": 11.6})
+    session.trained = "digest"
+    record_of(A[0], session)
+    state = search(tmp_path, session, [A[0], B[0], SAFE[0]], WarmStart(()), 3)
+    assert session.trials[0] == A[0], "its record had no time on trained inputs"
+    assert state.timed_again == 1
+    trained = {record.config.variant: record.trained for record in state.records.values()}
+    assert trained == {"a": "digest", "b": "digest", "safe": ""}

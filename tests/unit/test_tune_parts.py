@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import replace
-from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -16,23 +14,20 @@ from kgen.errors import GpuError
 from kgen.launch import select
 from kgen.launch.select import select_gpu
 from kgen.measure.choose import Entrant, pick
-from kgen.model.artifact import Artifact, Rendered
+from kgen.model.artifact import Artifact
 from kgen.model.config import Config
 from kgen.model.digest import digest_of
 from kgen.model.plan import Launch, Plan, Workspace
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, OutputAccuracy, Record, Resources
 from kgen.runtime.code_digest import Code
-from kgen.trial import HostRunner, Session, text_key, trial_key
+from kgen.trial import text_key, trial_key
 from kgen.trial.definition import definition_digest
-from kgen.tune import safe
 from kgen.tune.finals import MOST_OF_BOUND, share_of_bound
 from kgen.tune.request import TuneRequest, command_options
 from kgen.tune.resources import MAX_SPILL_BYTES, resource_refusal
-from kgen.tune.results import SafeResult
 from kgen.tune.reusable_records import ReusableRecords, Today, reusable_records
-from kgen.tune.safe import safe_dims
-from kgen.worker import TrialOutcome
+from kgen.tune.safe_claims import safe_dims
 
 H200 = profile_named("h200")
 
@@ -75,37 +70,6 @@ def test_safe_kernels_are_certified_at_ragged_extents_of_what_does_not_repeat() 
     # Not said: the first dims are few, so that five dims are no billion elements.
     silent = replace(open_catalogue().entry("linear_attention").operator, repeats=())
     assert [extent for _, extent in safe_dims(silent)] == [3, 3, 67, 67, 67]
-
-
-def test_certificates_that_wait_for_no_host_run_are_written_down_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A tune that is ended during the host runs need not make them again."""
-    written: list[str] = []
-
-    def claim(name: str) -> safe._Claim:
-        rendered = Rendered(name, name, name)
-        artifact = Artifact("cubin", "path", "key", (), 0.1)
-        return safe._Claim(Problem((), ()), rendered, artifact, name, name == "pair")
-
-    def started(session: object, host_runner: object, one: safe._Claim) -> safe._Claim:
-        return replace(one, host_run=Future()) if one.shows_a_pair else one
-
-    def certified(session: object, one: safe._Claim) -> SafeResult:
-        written.append(one.text_key)
-        return cast(SafeResult, one.text_key)
-
-    monkeypatch.setattr(safe, "_built", lambda session: [claim("pair"), claim("source")])
-    monkeypatch.setattr(safe, "_looked_up", lambda session, one: one)
-    outcome = TrialOutcome(Fate.VERIFIED, "")
-    monkeypatch.setattr(safe, "_outcomes", lambda session, host_runner, claims: repeat(outcome))
-    monkeypatch.setattr(safe, "_with_host_run_started", started)
-    monkeypatch.setattr(safe, "_certified", certified)
-    certificates = safe.SafeCertificates(cast(Session, None), cast(HostRunner, None))
-    assert written == ["source"]
-    assert not certificates.done
-    assert [str(result) for result in certificates.results()] == ["pair", "source"]
-    assert sorted(written) == ["pair", "source"], "each is written once"
 
 
 def test_which_device_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from check_fakes import binding, factors
 from torch import Tensor
 
 from kgen.check import Fixture, Level, Verdict, verify
@@ -20,19 +21,23 @@ Tensors = Mapping[str, Tensor]
 Kernel = Callable[[Tensors], None]
 
 
+DEFAULTS = {"eps": torch.tensor(EPS), "offset": torch.tensor(0.0)}
+
+
 def fixture_for(text: str) -> Fixture:
     return Fixture(OPERATOR, "forward", parse_problem(text, OPERATOR.signature), CPU)
 
 
 def run(kernel: Kernel, text: str, level: Level = "certify", **options: object) -> Verdict:
     fixture = fixture_for(text)
-    return verify(fixture, lambda tensors: lambda: kernel(tensors), level, **options)  # type: ignore[arg-type]
+    return verify(fixture, binding(kernel), level, **options)  # type: ignore[arg-type]
 
 
-def normalised(t: Tensors, eps: float = EPS) -> Tensor:
+def normalised(t: Tensors, eps: float | None = None) -> Tensor:
     """fp32 arithmetic throughout, one rounding at the end."""
     x = t["x"].float()
-    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * t["w"].float()
+    added = t["eps"] if eps is None else eps
+    return x * (x.square().mean(-1, keepdim=True) + added).rsqrt() * factors(t)
 
 
 def honest(t: Tensors) -> None:
@@ -65,7 +70,7 @@ def test_other_order_of_operations_passes(dtype: str) -> None:
         total = torch.zeros(x.shape[0])
         for part in x.view(-1, x.shape[1] // 32, 32).unbind(1):  # partial sums one after another
             total += part.square().sum(1)
-        y = x / (total / x.shape[1] + EPS).sqrt()[:, None] * t["w"].float()
+        y = x / (total / x.shape[1] + t["eps"]).sqrt()[:, None] * factors(t)
         t["y"].copy_(y)
 
     verdict = run(kernel, f"M=97,N=4096,dtype={dtype}")
@@ -92,11 +97,11 @@ def test_certify_covers_cases_layouts_and_ragged_rows() -> None:
 
 def test_trial_is_shorter_and_fresh_each_time() -> None:
     fixture = fixture_for("M=300,N=64,dtype=bf16")
-    verdicts = [verify(fixture, lambda t: lambda: honest(t)) for _ in range(2)]
+    verdicts = [verify(fixture, binding(honest)) for _ in range(2)]
     assert [len(v.cases) for v in verdicts] == [3, 3]
     assert verdicts[0].seeds[0] != verdicts[1].seeds[0]
     assert verdicts[0].seeds[-1] == verdicts[1].seeds[-1]
-    again = verify(fixture, lambda t: lambda: honest(t), seed=verdicts[0].seeds[0])
+    again = verify(fixture, binding(honest), seed=verdicts[0].seeds[0])
     assert again.seeds == verdicts[0].seeds
 
 
@@ -174,11 +179,64 @@ def test_write_into_the_gap_of_a_strided_input() -> None:
     assert run(kernel, "M=97,N=64,dtype=bf16").reason.startswith("input x was modified")
 
 
+@pytest.mark.parametrize("ignored", ["eps", "offset"])
+@pytest.mark.parametrize("level", ["certify", "host"])
+def test_a_kernel_that_ignores_a_scalar(ignored: str, level: Level) -> None:
+    """With the default it is right."""
+    def kernel(t: Tensors) -> None:
+        t["y"].copy_(normalised({**t, ignored: DEFAULTS[ignored]}))
+
+    verdict = run(kernel, "M=97,N=64,dtype=bf16", level)
+    assert not verdict.ok
+    assert verdict.cases[-1].endswith("eps=0.5 offset=0.5")
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    return tensor.data_ptr() % 16 == 0
+
+
+def has_aligned_rows(tensor: Tensor) -> bool:
+    return tensor.stride(0) * tensor.element_size() % 16 == 0
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "assumed", "label"),
+    [
+        ("w", is_aligned, "shifted w"),
+        ("residual", is_aligned, "shifted residual"),
+        ("residual", has_aligned_rows, "odd strides residual"),
+    ],
+)
+def test_a_guard_that_forgets_an_input(
+    forgotten: str, assumed: Callable[[Tensor], bool], label: str
+) -> None:
+    """Where all inputs are awkward at once, the guard of x refuses the set for all of them."""
+    def kernel(t: Tensors) -> None:
+        x = t["x"] + t["residual"]
+        t["h"].copy_(x)
+        t["y"].copy_(normalised({**t, "x": x}) if assumed(t[forgotten]) else torch.zeros(()))
+
+    text = "M=97,N=64,dtype=fp32,residual_dtype=fp32"
+    verdict = run(kernel, text, admits=lambda _, t: assumed(t["x"]))
+    assert verdict.cases[-1].endswith(label)
+    assert "out of bound" in verdict.reason
+    whole = run(kernel, text, admits=lambda _, t: assumed(t["x"]) and assumed(t[forgotten]))
+    assert whole.ok, whole.reason
+    assert any(case.endswith(label) for case in whole.skipped)
+
+
+def test_trials_meet_other_scalars_in_turn() -> None:
+    schedule = fixture_for("M=97,N=64,dtype=fp32").schedule
+    turns = [any(case.scalars for case in schedule.trial(seed, {"N"})) for seed in range(20)]
+    assert any(turns)
+    assert not all(turns)
+
+
 def test_read_of_a_gap_or_past_an_end_gives_nan() -> None:
     def kernel(t: Tensors) -> None:  # takes x for contiguous
         x = t["x"]
         flat = x.as_strided(x.shape, (x.shape[1], 1), x.storage_offset())
-        t["y"].copy_(normalised({"x": flat, "w": t["w"]}))
+        t["y"].copy_(normalised({**t, "x": flat}))
 
     verdict = run(kernel, "M=97,N=64,dtype=bf16")
     assert "= nan, want" in verdict.reason
@@ -191,12 +249,12 @@ def test_modified_input_is_refused_and_the_set_is_made_anew() -> None:
         t["x"][-1:, 7] += 1.0
 
     fixture = fixture_for("M=97,N=64,dtype=fp32")
-    verdict = verify(fixture, lambda t: lambda: kernel(t))
+    verdict = verify(fixture, binding(kernel))
     assert verdict.reason.startswith("input x was modified\n")
     assert verdict.reason.endswith("\n  inputs 'normal M=65', seed 1")
-    hard = verify(fixture, lambda t: lambda: kernel(t), admits=lambda n, t: n["M"] == 97)
+    hard = verify(fixture, binding(kernel), admits=lambda n, t: n["M"] == 97)
     assert hard.reason.startswith("input x was modified")
-    assert verify(fixture, lambda t: lambda: honest(t)).ok
+    assert verify(fixture, binding(honest)).ok
 
 
 def scratch(problem: Problem) -> list[Workspace]:
@@ -206,7 +264,7 @@ def scratch(problem: Problem) -> list[Workspace]:
 def test_workspace_assumed_zero() -> None:
     def kernel(t: Tensors) -> None:
         t["partial"] += t["x"].float().square().mean(-1)
-        t["y"].copy_(t["x"].float() * (t["partial"] + EPS).rsqrt()[:, None] * t["w"].float())
+        t["y"].copy_(t["x"].float() * (t["partial"] + t["eps"]).rsqrt()[:, None] * factors(t))
         t["partial"].zero_()  # leaves it as the next launch wants it
 
     verdict = run(kernel, "M=97,N=64,dtype=fp32", "trial", workspaces=scratch)
@@ -221,7 +279,7 @@ def test_workspace_stale_at_the_second_launch() -> None:
     def kernel(t: Tensors) -> None:
         mean = t["x"].float().square().mean(-1)
         t["partial"].copy_(torch.where(t["partial"].isnan(), mean, t["partial"] + mean))
-        t["y"].copy_(t["x"].float() * (t["partial"] + EPS).rsqrt()[:, None] * t["w"].float())
+        t["y"].copy_(t["x"].float() * (t["partial"] + t["eps"]).rsqrt()[:, None] * factors(t))
 
     verdict = run(kernel, "M=97,N=64,dtype=fp32", "trial", workspaces=scratch)
     assert verdict.reason.startswith("y differs between launches on the same inputs")
@@ -289,7 +347,7 @@ def test_wrong_for_huge_scale_only() -> None:
     def kernel(t: Tensors) -> None:
         x = t["x"].float()
         mean = x.square().mean(-1, keepdim=True).clamp_max(65504.0)
-        t["y"].copy_(x * (mean + EPS).rsqrt() * t["w"].float())
+        t["y"].copy_(x * (mean + t["eps"]).rsqrt() * factors(t))
 
     verdict = run(kernel, "M=97,N=64,dtype=bf16")
     assert "inputs 'huge M=257'" in verdict.reason
@@ -302,7 +360,7 @@ def test_bf16_accumulation() -> None:
         for column in x.square().bfloat16().unbind(1):
             total += column
         mean = total.float()[:, None] / x.shape[1]
-        t["y"].copy_(x.float() * (mean + EPS).rsqrt() * t["w"].float())
+        t["y"].copy_(x.float() * (mean + t["eps"]).rsqrt() * factors(t))
 
     for dtype in DTYPES:
         verdict = run(kernel, f"M=97,N=1024,dtype={dtype}", "trial")
@@ -315,7 +373,7 @@ def test_fp16_intermediate_that_overflows() -> None:
     def kernel(t: Tensors) -> None:
         square = t["x"].half().square().float()
         mean = square.mean(-1, keepdim=True)
-        t["y"].copy_(t["x"].float() * (mean + EPS).rsqrt() * t["w"].float())
+        t["y"].copy_(t["x"].float() * (mean + t["eps"]).rsqrt() * factors(t))
 
     verdict = run(kernel, "M=97,N=64,dtype=fp16")
     assert not verdict.ok
@@ -345,7 +403,7 @@ def test_weight_ignored_in_the_tail(dtype: str) -> None:
     def kernel(t: Tensors) -> None:
         w = t["w"].clone()
         w[w.numel() // 8 * 8 :] = 1.0
-        t["y"].copy_(normalised({"x": t["x"], "w": w}))
+        t["y"].copy_(normalised({**t, "w": w}))
 
     assert "out of bound" in run(kernel, f"M=97,N=65,dtype={dtype}", "trial").reason
     assert run(kernel, f"M=97,N=64,dtype={dtype}").ok
@@ -374,7 +432,7 @@ def test_off_by_one_mean() -> None:
     def kernel(t: Tensors) -> None:
         x = t["x"].float()
         mean = x.square().sum(-1, keepdim=True) / (x.shape[1] + 1)
-        t["y"].copy_(x * (mean + EPS).rsqrt() * t["w"].float())
+        t["y"].copy_(x * (mean + t["eps"]).rsqrt() * factors(t))
 
     assert not run(kernel, "M=97,N=4096,dtype=fp32", "trial").ok
     assert not run(kernel, "M=97,N=63,dtype=fp16", "trial").ok
@@ -389,7 +447,9 @@ def test_guards_skip_sets_and_refusing_everything_is_no_verdict() -> None:
 
     verdict = run(honest, "M=97,N=64,dtype=bf16", admits=vectorised)
     assert verdict.ok
-    assert verdict.skipped == ("normal M=257 odd strides", "normal M=257 shifted")
+    assert verdict.skipped == (
+        "normal M=257 odd strides", "normal M=257 shifted", "normal M=257 shifted x")
+    assert "normal M=257 shifted w" in verdict.cases
     nothing = run(honest, "M=97,N=64,dtype=bf16", admits=lambda n, t: False)
     assert not nothing.ok
     assert "guards admit none" in nothing.reason
@@ -434,7 +494,7 @@ def test_a_trials_own_sets_cost_the_definition_in_the_problems_dtypes_once() -> 
     assert torch.bfloat16 in dtypes
     assert not torch.equal(first.tensors["x"], second.tensors["x"])
     exact = {n: y for _, found in fixture.references(second) for n, y in found.items()}
-    assert torch.allclose(exact["y"].high, normalised(second.tensors), rtol=1e-5)
+    assert torch.allclose(exact["y"].high, normalised({**second.tensors, **DEFAULTS}), rtol=1e-5)
     third = fixture.input_set(Case("normal", (), "contiguous", 3, fresh=True))
     assert third.bounds == second.bounds == first.bounds
     assert set(dtypes[before:]) == {torch.float64}

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from check_fakes import binding, factors
 from torch import Tensor
 
 from kgen.check import Fixture, verify
 from kgen.model.problem import parse_problem
-from kgen.operators.rmsnorm import EPS, OPERATOR
+from kgen.operators.rmsnorm import OPERATOR
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +25,7 @@ CUDA = torch.device("cuda", 0)
 def honest(t: Mapping[str, Tensor]) -> None:
     for x, y in zip(t["x"].split(65536), t["y"].split(65536), strict=True):  # type: ignore[no-untyped-call]
         x32 = x.float()
-        y.copy_(x32 * (x32.square().mean(-1, keepdim=True) + EPS).rsqrt() * t["w"].float())
+        y.copy_(x32 * (x32.square().mean(-1, keepdim=True) + t["eps"]).rsqrt() * factors(t))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_honest_kernel_passes_and_a_wrong_element_does_not(text: str) -> None:
     for level in ("trial", "trial", "certify"):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        verdict = verify(fixture, lambda t: lambda: honest(t), level)
+        verdict = verify(fixture, binding(honest), level)
         print(
             f"{text} {level}: {(time.perf_counter() - start) * 1e3:.1f} ms, "
             f"{len(verdict.cases)} sets"
@@ -59,5 +60,5 @@ def test_honest_kernel_passes_and_a_wrong_element_does_not(text: str) -> None:
         if t["y"].shape[0] == problem.dim("M"):
             t["y"][-1, -1] = 100.0
 
-    verdict = verify(fixture, lambda t: lambda: spoiled(t))
+    verdict = verify(fixture, binding(spoiled))
     assert f"1 of {elements} elements of y out of bound" in verdict.reason

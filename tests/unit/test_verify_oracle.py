@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from check_fakes import binding, factors
 from torch import Tensor
 
 from kgen.catalogue import open_catalogue
 from kgen.check import Case, Fixture, verify
 from kgen.check.buffers import GUARD_BYTES, contiguous_strides, fingerprint, guarded
 from kgen.check.compare import explain, scaled_error
+from kgen.check.errors import mean_errors, scaled_errors
 from kgen.check.oracle import (
     Bound,
     Reference,
@@ -264,13 +266,13 @@ def test_slabs_cover_the_dim() -> None:
 def test_verdict_does_not_depend_on_slabs_or_cache(dtype: str) -> None:
     def honest(t: Tensors) -> None:
         x = t["x"].float()
-        y = x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * t["w"].float()
+        y = x * (x.square().mean(-1, keepdim=True) + t["eps"]).rsqrt() * factors(t)
         t["y"].copy_(y)
 
     verdicts = []
     for cache_bytes, slab_bytes in ((2**30, 2**30), (2**30, 50_000), (0, 2**30), (0, 50_000)):
         fixture = fixture_of(RMSNORM, f"M=130,N=65,dtype={dtype}", cache_bytes, slab_bytes)
-        verdicts.append(verify(fixture, lambda t: lambda: honest(t), "certify", seed=3))
+        verdicts.append(verify(fixture, binding(honest), "certify", seed=3))
     assert all(v.ok for v in verdicts), [v.reason for v in verdicts]
     # Torch's CPU reductions differ by shape, so the losses may by an ulp.
     for v in verdicts[1:]:
@@ -301,10 +303,10 @@ def test_second_output_and_inner_slab_dim_are_checked() -> None:
             t["s"][3] += 1.0
 
     fixture = fixture_of(operator, "M=20,N=40,dtype=bf16", slab_bytes=10_000)
-    good = verify(fixture, lambda t: lambda: kernel(t, False), "certify")
+    good = verify(fixture, binding(lambda t: kernel(t, False)), "certify")
     assert good.ok, good.reason
     assert [a.output for a in good.accuracy] == ["y", "s"]
-    bad = verify(fixture, lambda t: lambda: kernel(t, True), "certify")
+    bad = verify(fixture, binding(lambda t: kernel(t, True)), "certify")
     assert "elements of s out of bound\n  worst s[3] = " in bad.reason
 
 
@@ -318,8 +320,8 @@ def test_fp16_results_beyond_the_range_must_be_inf() -> None:
         t["s"].copy_(s)
 
     fixture = fixture_of(operator, "M=20,N=40,dtype=fp16")
-    assert verify(fixture, lambda t: lambda: kernel(t, False), "certify").ok
-    refused = verify(fixture, lambda t: lambda: kernel(t, True), "certify")
+    assert verify(fixture, binding(lambda t: kernel(t, False)), "certify").ok
+    refused = verify(fixture, binding(lambda t: kernel(t, True)), "certify")
     assert "= 65504, want" in refused.reason
 
 
@@ -341,7 +343,7 @@ def test_case_that_tells_nothing_is_refused() -> None:
     broken = scaling_operator(1.0)
     operator = Operator(**{**vars(broken), "definition": definition})
     with pytest.raises(VerifyError, match=r"the definition itself loses .* of 'y'"):
-        verify(fixture_of(operator, "M=20,N=40,dtype=fp32"), lambda t: lambda: None)
+        verify(fixture_of(operator, "M=20,N=40,dtype=fp32"), lambda t, s: lambda: None)
 
 
 def test_operator_that_contradicts_its_signature_is_named() -> None:
@@ -350,13 +352,13 @@ def test_operator_that_contradicts_its_signature_is_named() -> None:
         **{**vars(good), "definition": lambda p, i, s: {"y": i["x"].double(), "s": i["x"].sum(-1)}}
     )
     with pytest.raises(VerifyError, match=r"returns 'y' as torch.float64, .* torch.bfloat16"):
-        verify(fixture_of(wide, "M=2,N=4,dtype=bf16"), lambda t: lambda: None)
+        verify(fixture_of(wide, "M=2,N=4,dtype=bf16"), lambda t, s: lambda: None)
     missing = Operator(**{**vars(good), "definition": lambda p, i, s: {"y": i["x"]}})
     with pytest.raises(VerifyError, match=r"returns \['y'\], the signature declares"):
-        verify(fixture_of(missing, "M=2,N=4,dtype=bf16"), lambda t: lambda: None)
+        verify(fixture_of(missing, "M=2,N=4,dtype=bf16"), lambda t, s: lambda: None)
     inputs = Operator(**{**vars(good), "make_inputs": lambda *a: {"x": torch.zeros(1)}})
     with pytest.raises(VerifyError, match=r"make_inputs gives torch\.float32"):
-        verify(fixture_of(inputs, "M=2,N=4,dtype=bf16"), lambda t: lambda: None)
+        verify(fixture_of(inputs, "M=2,N=4,dtype=bf16"), lambda t, s: lambda: None)
 
 
 WIDENING = [
@@ -412,3 +414,40 @@ def test_a_definition_that_writes_into_its_input_is_at_fault_itself() -> None:
     fixture = Fixture(operator, "forward", problem, CPU)
     with pytest.raises(VerifyError, match="the definition writes into its input 'x'"):
         fixture.input_set(fixture.schedule.whole())
+
+
+def test_a_fresh_set_is_evaluated_once() -> None:
+    """Its errors and their means ask for the same values; the next set has others."""
+    calls: list[torch.dtype] = []
+    plain = scaling_operator(3.0)
+
+    def counted(
+        pass_name: str, inputs: Tensors, scalars: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        calls.append(inputs["x"].dtype)
+        return plain.definition(pass_name, inputs, scalars)
+
+    operator = replace(plain, definition=counted)
+    problem = parse_problem("N=64,M=32,dtype=fp32", operator.signature)
+    fixture = Fixture(operator, "forward", problem, CPU)
+    cases = [Case("normal", (("N", 8),), "contiguous", seed, fresh=True) for seed in (1, 2, 3)]
+    fixture.input_set(cases[0])  # tells what the definition loses
+    for case in cases[1:]:
+        made = fixture.input_set(case)
+        outputs = dict.fromkeys(("y",), 3.0 * made.values["x"])
+        calls.clear()
+        errors = scaled_errors(fixture, made, outputs)
+        means = mean_errors(fixture, made, outputs)
+        assert calls == [torch.float64]
+        assert float(errors["y"]) <= made.bounds["y"].bound
+        assert float(means["y"]) <= made.bounds["y"].bound
+        wrong = {"y": 3.1 * made.values["x"]}
+        assert float(scaled_errors(fixture, made, wrong)["y"]) > made.bounds["y"].bound
+        assert calls == [torch.float64]
+    without_room = Fixture(operator, "forward", problem, CPU, cache_bytes=0)
+    without_room.input_set(cases[0])
+    made = without_room.input_set(cases[1])
+    calls.clear()
+    for _ in range(2):
+        list(without_room.references(made))
+    assert calls == [torch.float64] * 2, "what does not fit is evaluated at each use"

@@ -20,6 +20,9 @@ class Outputs:
     """Finds which outputs of a pass a call has.
 
     An optional output is present if the input of the same dtype field is, or if its keyword is set.
+
+    Attributes:
+        optional: Indices of the optional outputs among the declared outputs.
     """
 
     def __init__(self, signature: PassSignature) -> None:
@@ -30,6 +33,7 @@ class Outputs:
             (index, fields.index(output.dtype) if output.dtype in optional else -1)
             for index, output in enumerate(signature.outputs)
         ]
+        self.optional = [index for index, decider in self._deciders if decider >= 0]
 
     def present(self, arguments: Sequence[Any]) -> list[int]:
         """Return their indices among the declared outputs.
@@ -68,7 +72,15 @@ def batched(
         arguments: All arguments of the call, in the order of the generated function.
     Returns:
         The outputs that are present, the mapped dim first.
+    Raises:
+        NotImplementedError: If the pass updates an input.
     """
+    if signature.in_outs:
+        updated = signature.inputs[signature.in_outs[0]].name
+        raise NotImplementedError(
+            f"{signature.function}: it updates {updated} in place, which vmap cannot map\n"
+            "  next: call it once, with all sequences in one batch"
+        )
     outputs = [signature.outputs[index] for index in Outputs(signature).present(arguments)]
     batch = signature.outputs[0].dims[0]
     joins = {batch}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .errors import CheckError
+from .signature import PassSignature
 
 # Bounds of norm(difference) / norm(result of the safe kernel). Measured on the CPU over all rows of
 # an H200: at most 6e-4 in 16 bits, 9e-7 in fp32. A wrong kernel exceeds these by orders of
@@ -66,6 +67,27 @@ def made_up_like(tensors: Sequence[Tensor | None], size: float) -> list[Tensor |
         except RuntimeError:
             made.append(tensor)
     return made
+
+
+def updated_copies(
+    signature: PassSignature, tensors: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return the inputs of a call, those that it updates as copies of the same strides."""
+    found = list(tensors)
+    for index in signature.in_outs:
+        tensor = found[index]
+        if tensor is not None:
+            found[index] = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            ).copy_(tensor)
+    return found
+
+
+def results(
+    signature: PassSignature, tensors: Sequence[Tensor | None], outputs: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return all that a call has written: its outputs, then the inputs that it updates."""
+    return [*outputs, *(tensors[index] for index in signature.in_outs)]
 
 
 def tolerance(dtypes: Iterable[str]) -> float:

@@ -21,6 +21,7 @@ INVALID_VALUE = 1
 NO_DEVICE = 100
 INVALID_CONTEXT = 201
 INVALID_HANDLE = 400
+COOPERATIVE_LAUNCH_TOO_LARGE = 720
 
 _COMPUTE_CAPABILITY_MAJOR = 75
 _COMPUTE_CAPABILITY_MINOR = 76
@@ -324,6 +325,28 @@ class Function:
                               c_void_p(self.handle), c_int(threads), c_size_t(smem_bytes),
                               what=self.name)
         return blocks.value
+
+    def demand_room(self, blocks: int, threads: int, smem_bytes: int) -> None:
+        """Check that all blocks of a grid can be resident at once.
+
+        The SMs are those of the device as this process sees it: a MIG instance's, or the share
+        that MPS leaves it (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE).
+
+        Args:
+            blocks: Blocks of the grid, which wait for each other.
+            threads: Threads of a block.
+            smem_bytes: Its dynamic shared memory.
+        Raises:
+            CudaError: If there is no room for them; its code is that of a cooperative launch that
+                is too large.
+        """
+        sm_count = self._driver.device(self.module.ordinal).sm_count
+        room = self.blocks_per_sm(threads, smem_bytes) * sm_count
+        if blocks > room:
+            raise CudaError(
+                f"{self.name}: {blocks} blocks wait for each other at grid barriers, and the "
+                f"{sm_count} SMs of this device have room for {room} at once",
+                COOPERATIVE_LAUNCH_TOO_LARGE)
 
     def parameter_bytes(self) -> tuple[int, ...] | None:
         """Sizes of the kernel's parameters; None where the driver is older than CUDA 12.4."""

@@ -96,7 +96,7 @@ class KernelFile:
             self._cuda = cuda.CudaModule(image, _index(device), f"{folder.parent.name}/{stem}")
 
     def launcher(self, kernel: str, arguments: str, block: tuple[int, int, int],
-                 smem: int, pdl: bool = False) -> Launcher:
+                 smem: int, pdl: bool = False, coresident: int = 0) -> Launcher:
         """Prepare launches of a kernel.
 
         Args:
@@ -105,10 +105,17 @@ class KernelFile:
             block: Threads in x, y, z.
             smem: Dynamic shared memory, bytes.
             pdl: Whether to use programmatic dependent launch; the CPU ignores it.
+            coresident: Blocks of the grid if they wait for each other at grid barriers, else 0.
+                The CPU runs them in turns.
+        Raises:
+            CudaError: If the device does not have that much shared memory, or has no room for
+                all blocks that wait for each other.
         """
         if self._cuda is not None:
             function = self._cuda.function(kernel)
             function.allow_smem(smem)
+            if coresident:
+                function.demand_room(coresident, block[0] * block[1] * block[2], smem)
             return make_launcher(function, arguments, block, smem, pdl)
         assert self._host is not None
         return _host_launcher(self._host.function(kernel), arguments, block, smem)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # format. Counted up when this runtime would misread the tables of an older library.
 FORMAT = 3
 
+PREDICTED = "predicted"  # evidence of a row that was not measured
+
 CONSTANT = 255  # slot of a launch argument that is the same in every call
 
 Run = Callable[..., None]  # (stream, *input pointers, *output pointers, *scalars)
@@ -79,7 +81,7 @@ class Call:
 
 
 class Row(NamedTuple):
-    """A measured problem and the kernel that won it.
+    """A problem and the kernel that won it.
 
     Attributes:
         dims: Extents of the problem, in the operator's order.
@@ -90,8 +92,9 @@ class Row(NamedTuple):
         fits: Whether a call may use the kernel (strides, alignment, run-time dims).
         bind: Prepares the launch for a call.
         record: Identity of the tuning record.
-        median_us: Measured device time of the problem, microseconds.
+        median_us: Device time of the problem, microseconds: measured, or what a model estimates.
         evidence: `measured` on this GPU; it also says if the row was measured without a search.
+            `predicted`: a model chose the kernel, which was verified on the CPU alone.
         code: Digest of the machine code that was measured (`code_digest`). The selftest compares it
             with the digest of the cubin. Empty if there is no cubin.
     """
@@ -107,6 +110,11 @@ class Row(NamedTuple):
     median_us: float
     evidence: str = "measured"
     code: str = ""
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether the kernel never ran on the row's GPU when the table was written."""
+        return self.evidence == PREDICTED
 
 
 class ConfigCall(Call):

@@ -41,7 +41,7 @@ from .errors import DispatchError
 from .families import Instance, family_call
 from .gpus import Table
 from .problems import Explanation, problem_text
-from .rows import Call, DispatchRule, Family, Row, SafeRow, Value
+from .rows import PREDICTED, Call, DispatchRule, Family, Row, SafeRow, Value
 from .rules import covering, evidence_text, first_fitting, path_text
 from .signature import ROUNDS, PassSignature
 
@@ -65,6 +65,23 @@ class RowChoice(NamedTuple):
             return self.instance.config
         assert self.row is not None
         return self.row.config
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether the kernel is that of a predicted row."""
+        return self.instance is None and isinstance(self.row, Row) and self.row.is_predicted
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether the kernel was never verified on a GPU: a family's, or a predicted row's."""
+        return self.step == "family" or self.is_predicted
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Dims compiled into the kernel."""
+        if self.instance is not None:
+            return self.instance.family.constants
+        return self.row.constants if isinstance(self.row, Row) else ()
 
 
 class Fallbacks(Protocol):
@@ -211,8 +228,9 @@ def explanation(
         found = found._replace(evidence="family", begun=row.config if row is not None else "")
     if row is None:
         return found
+    of_family = f"family of a {PREDICTED} row" if row.is_predicted else found.evidence
     found = found._replace(
-        evidence=found.evidence if choice.instance else row.evidence, record=row.record,
+        evidence=of_family if choice.instance else row.evidence, record=row.record,
         median_us=row.median_us, tuned_problem=problem_text(signature, row.dims, row.dtypes),
     )
     if choice.rule is None:

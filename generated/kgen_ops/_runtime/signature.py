@@ -90,6 +90,7 @@ class Argument(NamedTuple):
         free_strides: Dims whose stride the caller chooses; all others are contiguous.
         leading: Whether dims[0] stands for any number of leading dims.
         layout_of: Of a result: the argument whose order of dims in memory it takes.
+        in_out: Of an argument: the call writes its new values into the same memory.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Argument(NamedTuple):
     free_strides: tuple[str, ...] = ()
     leading: bool = False
     layout_of: str = ""
+    in_out: bool = False
 
     def __str__(self) -> str:
         inner = ("...", *self.dims[1:]) if self.leading else self.dims
@@ -186,6 +188,11 @@ class PassSignature(NamedTuple):
     flags: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()
     packing: Packing | None = None
+
+    @property
+    def in_outs(self) -> tuple[int, ...]:
+        """Positions of the inputs that a call writes as well."""
+        return tuple(i for i, argument in enumerate(self.inputs) if argument.in_out)
 
     @property
     def choices(self) -> tuple[DTypeField | Option, ...]:

@@ -49,31 +49,31 @@ def naive_2(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
 FORWARD = (
     SafeRow(
         dtypes=("fp32", "fp32"),
-        kernel="7880276cd851",
+        kernel="5273144a8c10",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp16"),
-        kernel="7a253878bf52",
+        kernel="b14f29fc36e2",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp32"),
-        kernel="fc42915dbe87",
+        kernel="3512a43b8fcf",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "bf16"),
-        kernel="943c66bec8ed",
+        kernel="ce2a24f19a1c",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "fp32"),
-        kernel="36040c67a6ae",
+        kernel="d6254a3cf065",
         config="naive(threads=128)",
         bind=naive_1,
     ),
@@ -83,31 +83,31 @@ FORWARD = (
 BACKWARD = (
     SafeRow(
         dtypes=("fp32", "fp32"),
-        kernel="f5f57b6c7265",
+        kernel="7f0248d39bd9",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp16"),
-        kernel="a77a9350d26c",
+        kernel="ae041066e1a7",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp32"),
-        kernel="e4fcd8868b6c",
+        kernel="6fb77db80444",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "bf16"),
-        kernel="423493583c58",
+        kernel="a522c58f0b24",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "fp32"),
-        kernel="bd8d5fea0231",
+        kernel="e753cf96bc26",
         config="naive(threads=128)",
         bind=naive_2,
     ),

@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "eee979a7ca5bc2c92e32775809eabf55"
+HEADERS = "69f93b809bc848ac81c1a1a54a242af5"
 
 
 def forward_scan(file: KernelFile, call: Call) -> Run:
@@ -40,6 +40,7 @@ def forward_scan(file: KernelFile, call: Call) -> Run:
     tiles = call.tiles
     y_stride_b = call.y_stride_B
     y_stride_t = call.y_stride_T
+    pair_floats = call.pair_floats
     launch_1 = file.launcher("wkv4_split_sums", "ppppqqqqqqqq", block=(128, 1, 1), smem=0)
     grid_1_x = 0 if splits == 1 else size_b * (split_count - 1) * ceil_div(size_c, 128 * vec)
     launch_2 = file.launcher(
@@ -47,7 +48,7 @@ def forward_scan(file: KernelFile, call: Call) -> Run:
     )
     grid_2_x = size_b * tiles * split_count
     new_split_sums = file.scratch(
-        0 if splits == 1 else 3 * size_b * split_count * size_c, torch.float32,
+        0 if splits == 1 else pair_floats * size_b * split_count * size_c, torch.float32,
     )
 
     def run(
@@ -88,6 +89,7 @@ def backward_scan(file: KernelFile, call: Call) -> Run:
     gk_stride_t = call.gk_stride_T
     gv_stride_b = call.gv_stride_B
     gv_stride_t = call.gv_stride_T
+    pair_floats = call.pair_floats
     launch_1 = file.launcher("wkv4_round_sums", "ppppqqqqqqq", block=(128, 1, 1), smem=0)
     grid_1_x = size_b * rounds * ceil_div(size_c, 128 * vec)
     launch_2 = file.launcher("wkv4_round_states", "pppqqqq", block=(128, 1, 1), smem=0)
@@ -99,7 +101,7 @@ def backward_scan(file: KernelFile, call: Call) -> Run:
     grid_3_x = size_b * tiles
     launch_4 = file.launcher("wkv4_backward_reduce", "pppppqq", block=(128, 1, 1), smem=0)
     grid_4_x = ceil_div(size_c, 128)
-    new_round_states = file.scratch(3 * size_b * (rounds + 1) * size_c, torch.float32)
+    new_round_states = file.scratch(pair_floats * size_b * (rounds + 1) * size_c, torch.float32)
     new_gw_parts = file.scratch(size_b * size_c, torch.float32)
     new_gu_parts = file.scratch(size_b * size_c, torch.float32)
 
@@ -132,13 +134,14 @@ def backward_scan(file: KernelFile, call: Call) -> Run:
     return run
 
 FORWARD_SCAN_NAMED: dict[str, Callable[[Call], Any]] = {
+    "pair_floats": lambda call: 3,
     "round_steps": lambda call: call.segments * call.steps,
     "split_steps": lambda call: round_up(max(ceil_div(call.T, call.splits), 1), call.round_steps),
     "split_count": lambda call: max(ceil_div(call.T, call.split_steps), 1),
     "columns": lambda call: call.lanes * call.vec,
     "tiles": lambda call: ceil_div(call.C, call.columns),
     "threads": lambda call: call.lanes * call.segments,
-    "slot_bytes": lambda call: 12 * call.columns,
+    "slot_bytes": lambda call: call.pair_floats * 4 * call.columns,
     "slots": lambda call: 2 * call.segments + 2,
     "tensors": lambda call: 2,
     "vec_registers": lambda call: ceil_div(call.vec * call.itemsize, 4),
@@ -215,19 +218,20 @@ FORWARD = (
 )
 
 BACKWARD_SCAN_NAMED: dict[str, Callable[[Call], Any]] = {
+    "pair_floats": lambda call: 4,
     "round_steps": lambda call: call.segments * call.steps,
     "rounds": lambda call: ceil_div(call.T, call.round_steps),
     "columns": lambda call: call.lanes * call.vec,
     "tiles": lambda call: ceil_div(call.C, call.columns),
     "threads": lambda call: call.lanes * call.segments,
-    "slot_bytes": lambda call: 12 * call.columns,
+    "slot_bytes": lambda call: call.pair_floats * 4 * call.columns,
     "slots": lambda call: 2 * call.segments + 2,
     "tensors": lambda call: 3,
     "vec_registers": lambda call: ceil_div(call.vec * call.itemsize, 4),
     "held_registers": lambda call: (
         call.tensors * call.steps * call.vec_registers * (2 if call.prefetch else 1)
     ),
-    "other_registers": lambda call: 68 + 3 * call.steps * call.vec + 14 * call.vec,
+    "other_registers": lambda call: 68 + 4 * call.steps * call.vec + 16 * call.vec,
     "registers": lambda call: (
         min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
     ),

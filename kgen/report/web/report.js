@@ -1,7 +1,7 @@
 /* The figures and details of a kgen report. Plot and d3 are embedded before this script. */
 "use strict";
 (() => {
-  const state = { data: null, sources: null, visible: new Set(), drawing: 0, failed: [] };
+  const state = { data: null, sources: null, visible: new Set(), words: [], drawing: 0, failed: [] };
   const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a7a00", "#888888"];
   const KGEN = "#d55e00", FLOOR = "#888888";
   const FATES = { verified: "#009e73", rejected: "#888888", build_failed: "#e69f00", wrong: "#d55e00",
@@ -165,6 +165,45 @@
     });
   }
 
+  const STEPS = { exact: COLOURS[2], learnt: COLOURS[4], nearest: COLOURS[0], family: "#7fbf7b", safe: COLOURS[1], none: COLOURS[5] };
+
+  /* What the library does on a population: by ratio where peers were timed, else by dispatch step. */
+  function population(host) {
+    const map = state.data.maps[+host.dataset.map];
+    const cells = map.cells.filter((c) => c.pass_name === host.dataset.pass && state.words.every((w) => saysCell(map, c).includes(w)));
+    host.hidden = cells.length === 0;
+    if (host.hidden) return;
+    const byRatio = cells.some((c) => c.ratio != null);
+    const spread = Math.max(1.2, ...cells.filter((c) => c.ratio).flatMap((c) => [c.ratio, 1 / c.ratio]));
+    const colour = d3.scaleDivergingLog([1 / spread, 1, spread], (t) => d3.interpolatePuOr(1 - t));
+    const fill = (c) => byRatio ? (c.ratio == null ? "#8888" : colour(c.ratio)) : STEPS[c.step];
+    const dark = (c) => d3.lab(d3.color(fill(c))).l < 55;
+    const text = (c) => c.failed ? "failed" : byRatio ? ratio(c.ratio) : c.step;
+    const kinds = unique(cells.map((c) => c.kind)), shapes = unique(cells.map((c) => c.shape));
+    const below = 20 + 0.68 * widest(kinds); // labels at 40 degrees
+    const line = shapes.length > 40 ? 15 : 20;
+    const there = Object.keys(STEPS).filter((step) => cells.some((c) => c.step === step));
+    const title = `${map.op} ${host.dataset.pass}: ` + (byRatio ? "fastest peer / kgen" : "dispatch step") + " by shape and kind";
+    figure(host, {
+      title,
+      note: byRatio ? "Above 1, violet: kgen is faster. Below 1, orange: the peer is. Grey: no time." : "Nothing was timed. Safe: the slow kernel that takes every problem.",
+      legend: byRatio ? [] : there.map((step) => [`${step} (${cells.filter((c) => c.step === step).length})`, STEPS[step]]),
+      plot: (width) => plain({
+        width, height: 20 + below + line * shapes.length, marginLeft: Math.max(widest(shapes), below), marginTop: 10, marginBottom: below,
+        x: { label: null, domain: kinds, tickRotate: -40 }, y: { label: null, domain: shapes },
+        marks: [
+          Plot.cell(cells, { x: "kind", y: "shape", fill, inset: 0.5 }),
+          Plot.text(cells, { x: "kind", y: "shape", text, fill: (c) => dark(c) ? "#fff" : "#000", fontSize: line / 2 }),
+          Plot.tip(cells, Plot.pointer({ x: "kind", y: "shape", lineWidth: 40, title: (c) => [c.name, `${c.step}: ${c.config || "no kernel"}`,
+            c.us == null ? null : `${us(c.us)} us, ${percent(c.floor / c.us)} of floor`, c.ratio == null ? null : `${c.peer} / kgen ${ratio(c.ratio)}`, c.failed || null].filter(Boolean).join("\n") })),
+        ],
+      }),
+      columns: ["problem", "step", "config", "us", "floor us", "fastest peer", "peer us", "fastest peer / kgen", "loss", "failed"],
+      rows: () => cells.map((c) => [c.name, c.step, c.config || "–", us(c.us), us(c.floor), c.peer || "–", us(c.peer_us), ratio(c.ratio), c.loss == null ? "–" : percent(c.loss), c.failed || "–"]),
+    });
+  }
+  const saysCell = (map, c) => [map.op, map.gpu, c.pass_name, c.name, c.step, c.config, c.peer].join(" ").toLowerCase();
+
   function fates(host, rows) {
     const parts = rows.flatMap((r) => Object.entries(r.fates).map(([fate, count]) => ({ name: `${r.pass} ${r.name}`, fate, count })));
     host.hidden = parts.length === 0;
@@ -303,7 +342,7 @@
       ...row.peers.map((p) => ({ who: p.name, us: p.us, low: p.low, high: p.high }))];
     figure(host, {
       title: "The final: medians with quartiles",
-      note: (row.second ? `Winner and runner-up ${row.second.tie ? "tie" : `differ by ${(100 * (row.second.ratio - 1)).toFixed(2)} %`}. The runner-up's interval has the width of its trial. ` : "") + row.protocol,
+      note: (row.second ? `Winner and runner-up ${row.second.tie ? "tie" : `differ by ${(100 * (row.second.ratio - 1)).toFixed(2)} %`}. The runner-up's interval has the width of its trial. ` : "") + (row.inputs ? `kgen on ${row.inputs}. ` : "") + row.protocol,
       plot: (width) => plain({
         width, height: 45 + 26 * all.length, marginLeft: widest(all.map((a) => a.who)), marginRight: 30,
         x: { type: "log", label: "us", grid: true, tickFormat: ".4~g", ticks: 5 }, y: { label: null, domain: all.map((a) => a.who) },
@@ -374,7 +413,7 @@
   }
 
   // ---- the page
-  const DRAW = { roofline, times, coverage, fates, compared };
+  const DRAW = { roofline, population, times, coverage, fates, compared };
 
   /* Draw what is in view, then the rest one by one, so that the page can be used at once. */
   async function drawAll() {
@@ -404,7 +443,7 @@
   }
 
   function search(text) {
-    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = state.words = text.toLowerCase().split(/\s+/).filter(Boolean);
     state.visible = new Set(state.data.rows.filter((r) => {
       const said = [r.op, r.pass, r.name, r.key, r.variant, r.standing, r.gpu, r.fastest].join(" ").toLowerCase();
       return words.every((word) => said.includes(word));

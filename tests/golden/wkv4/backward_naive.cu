@@ -33,7 +33,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
               Value* __restrict__ gk,                   // [B, T, C]
               Value* __restrict__ gv,                   // [B, T, C]
               float* __restrict__ ginitial_state,       // [B, C, 3] or null
-              float* __restrict__ chunk_states,         // [chunks, 3, B * C]
+              float* __restrict__ chunk_states,         // [chunks, 4, B * C]
               float* __restrict__ gw_parts,             // [B, C]
               float* __restrict__ gu_parts,             // [B, C]
               i64 B, i64 T, i64 C, i64 gy_stride_B, i64 gy_stride_T, i64 k_stride_B, i64 k_stride_T,
@@ -44,12 +44,12 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
     const i64 b = column / C, c = column % C;
     const float decay = kgen::wkv4::log_decay<kForm>(kgen::to_float(w[c]));
     const float bonus = kgen::to_float(u[c]);
-    const kgen::wkv4::PairRows checkpoints{chunk_states, B * C};
+    const kgen::wkv4::PairRows<true> checkpoints{chunk_states, B * C};
     const auto k_of = [&](i64 t) { return kgen::to_float(k[b * k_stride_B + t * k_stride_T + c]); };
     const auto v_of = [&](i64 t) { return kgen::to_float(v[b * v_stride_B + t * v_stride_T + c]); };
 
     // 1. Forward in time: the state before each chunk.
-    const Pair first = kgen::wkv4::initial_pair(initial_state, column);
+    const Pair first = kgen::wkv4::initial_pair<true>(initial_state, column);
     Pair state = first;
     for (i64 t = 0; t < T; ++t) {
         if (t % kChunk == 0) checkpoints.put(t / kChunk, column, state);
@@ -57,7 +57,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
     }
 
     // 2. Backward in time, chunk by chunk.
-    Pair gradient = kgen::wkv4::final_gradient(gfinal_state, column, state.exponent);
+    Pair gradient = kgen::wkv4::final_gradient(gfinal_state, column, state);
     kgen::CompensatedSum gw, gu;
     for (i64 chunk = kgen::ceil_div(T, static_cast<i64>(kChunk)) - 1; chunk >= 0; --chunk) {
         const i64 begin = chunk * kChunk;
@@ -71,7 +71,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
             const float k_t = k_of(t), v_t = v_of(t);
             const auto output = kgen::wkv4::output_of(state, bonus + k_t, v_t);
             const float r = kgen::to_float(gy[b * gy_stride_B + t * gy_stride_T + c]) * output.inverse;
-            outputs[i] = {output.exponent, output.y, r};
+            outputs[i] = {output.exponent, output.low, output.y, r};
             if (i > 0) gw.add(derivative.by_output(output, r));
             const Pair before = state;
             derivative.step(kgen::wkv4::step(state, decay, k_t, v_t), before);

@@ -17,7 +17,7 @@
 //   3. it adds the later segments to the gradient after the round, and computes gk and gv, last step first. The first
 //      segment's gradient is the one after the round before.
 //
-// Shared memory (dynamic), in slots of float [3][kVec][kLanes]: kSegments sums, kSegments gradients, 2 gradients
+// Shared memory (dynamic), in slots of float [4][kVec][kLanes]: kSegments sums, kSegments gradients, 2 gradients
 // between rounds. Sums are written before A and read before B; gradients are written between A and B and read after B,
 // so that two barriers per round are enough. The gradient between rounds is written after B and read after the
 // next B, so that rounds alternate between two slots.
@@ -51,7 +51,7 @@ constexpr int kSmallThreads = 128;  // of a block of the other kernels
 using Rows = kgen::wkv4::Channels<const Value, kVec>;
 using OutRows = kgen::wkv4::Channels<Value, kVec>;
 using Held = kgen::wkv4::Held<Value, kVec, kSteps>;
-using Slots = kgen::wkv4::PairSlots<kLanes, kVec>;
+using Slots = kgen::wkv4::PairSlots<kLanes, kVec, true>;
 
 static_assert(kThreads <= 1024 && kThreads % kgen::kWarpSize == 0, "whole warps, one block");
 
@@ -61,10 +61,10 @@ extern "C" __global__ void __launch_bounds__(kSmallThreads)
 wkv4_round_sums(const Value* __restrict__ k,       // [B, T, C]
                 const Value* __restrict__ v,       // [B, T, C]
                 const W* __restrict__ w,           // [C]
-                float* __restrict__ round_states,  // [B, rounds + 1, 3, C]
+                float* __restrict__ round_states,  // [B, rounds + 1, 4, C]
                 i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
                 i64 rounds) {
-    kgen::wkv4::sum_runs<kForm, kVec, kSteps, kSmallThreads>(
+    kgen::wkv4::sum_runs<kForm, true, kVec, kSteps, kSmallThreads>(
         k, v, w, round_states, T, C, k_stride_B, k_stride_T, v_stride_B, v_stride_T,
         static_cast<i64>(kRound), rounds, rounds + 1);
 }
@@ -74,15 +74,15 @@ KGEN_EXPORT(wkv4_round_sums);
 extern "C" __global__ void __launch_bounds__(kSmallThreads)
 wkv4_round_states(const W* __restrict__ w,                  // [C]
                   const float* __restrict__ initial_state,  // [B, C, 3] or null
-                  float* __restrict__ round_states,         // [B, rounds + 1, 3, C]
+                  float* __restrict__ round_states,         // [B, rounds + 1, 4, C]
                   i64 B, i64 T, i64 C, i64 rounds) {
     constexpr int kAhead = 8;  // loads in flight
     const i64 column = static_cast<i64>(blockIdx.x) * kSmallThreads + threadIdx.x;  // of [B, C]
     if (column >= B * C) return;
     const i64 c = column % C, first_row = column / C * (rounds + 1);
-    const kgen::wkv4::PairRows rows{round_states, C};
+    const kgen::wkv4::PairRows<true> rows{round_states, C};
     const float decay = kgen::wkv4::log_decay<kForm>(kgen::to_float(w[c]));
-    Pair state = kgen::wkv4::initial_pair(kInitialState ? initial_state : nullptr, column);
+    Pair state = kgen::wkv4::initial_pair<true>(kInitialState ? initial_state : nullptr, column);
     for (i64 round = 0; round < rounds; round += kAhead) {
         Pair sums[kAhead];
 #pragma unroll
@@ -108,7 +108,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
               const W* __restrict__ w,                  // [C]
               const U* __restrict__ u,                  // [C]
               const float* __restrict__ gfinal_state,   // [B, C, 3] or null
-              float* __restrict__ round_states,         // [B, rounds + 1, 3, C]
+              float* __restrict__ round_states,         // [B, rounds + 1, 4, C]
               Value* __restrict__ gk,                   // [B, T, C]
               Value* __restrict__ gv,                   // [B, T, C]
               float* __restrict__ ginitial_state,       // [B, C, 3] or null
@@ -123,7 +123,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
     const i64 c = static_cast<i64>(blockIdx.x % tiles) * kColumns + lane * kVec;
     const i64 b = blockIdx.x / tiles;
     const bool inside = c < C;  // C is a multiple of kVec
-    const kgen::wkv4::PairRows states{round_states, C};
+    const kgen::wkv4::PairRows<true> states{round_states, C};
     const i64 first_row = b * (rounds + 1);
 
     const Slots sums{kgen::dynamic_smem<float>()};
@@ -145,8 +145,8 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
     if (kFinalState && segment == 0 && inside) {
 #pragma unroll
         for (int j = 0; j < kVec; ++j) {
-            const float max = states.get(first_row + rounds, c + j).exponent;
-            gradient[j] = kgen::wkv4::final_gradient(gfinal_state, b * C + c + j, max);
+            const Pair last = states.get(first_row + rounds, c + j);
+            gradient[j] = kgen::wkv4::final_gradient(gfinal_state, b * C + c + j, last);
         }
     }
     if (segment == 0) between.put(1, lane, gradient);
@@ -183,7 +183,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
         for (int j = 0; j < kVec; ++j) {
             state[j] = inside ? states.get(first_row + round, c + j) : Pair{};
             for (int i = 0; i < segment; ++i)
-                state[j].append(decay[j] * kSteps, sums.get(i, lane, j));
+                state[j].append(kgen::wkv4::decay_of_steps(decay[j], kSteps), sums.get(i, lane, j));
         }
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
@@ -196,7 +196,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
             for (int j = 0; j < kVec; ++j) {
                 const auto output = kgen::wkv4::output_of(state[j], bonus[j] + keys[j], values[j]);
                 const float r = gys[j] * output.inverse;
-                outputs[i][j] = {output.exponent, output.y, r};
+                outputs[i][j] = {output.exponent, output.low, output.y, r};
                 if (i > 0) gw_round[j] += derivative[j].by_output(output, r);
                 const Pair before = state[j];
                 derivative[j].step(kgen::wkv4::step(state[j], decay[j], keys[j], values[j]), before);

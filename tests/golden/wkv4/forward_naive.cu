@@ -35,7 +35,7 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
     v += b * v_stride_B + c;
     y += b * y_stride_B + c;
 
-    kgen::wkv4::Pair state = kgen::wkv4::initial_pair(initial_state, column);
+    auto state = kgen::wkv4::initial_pair<false>(initial_state, column);
     for (i64 t = 0; t < T; ++t) {
         const float k_t = kgen::to_float(k[t * k_stride_T]), v_t = kgen::to_float(v[t * v_stride_T]);
         const auto output = kgen::wkv4::output_of(state, bonus + k_t, v_t);

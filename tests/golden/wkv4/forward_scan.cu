@@ -28,7 +28,7 @@ using Value = kgen::bf16;
 using W = float;
 using U = kgen::bf16;
 using kgen::i64;
-using kgen::wkv4::Pair;
+using Pair = kgen::wkv4::PairOf<false>;
 
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
@@ -47,7 +47,7 @@ constexpr int kSumThreads = 128;
 
 using Rows = kgen::wkv4::Channels<const Value, kVec>;
 using Held = kgen::wkv4::Held<Value, kVec, kSteps>;
-using Slots = kgen::wkv4::PairSlots<kLanes, kVec>;
+using Slots = kgen::wkv4::PairSlots<kLanes, kVec, false>;
 
 static_assert(kThreads <= 1024 && kThreads % kgen::kWarpSize == 0, "whole warps, one block");
 
@@ -61,7 +61,7 @@ wkv4_split_sums(const Value* __restrict__ k,      // [B, T, C]
                 i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
                 i64 split_steps, i64 split_count) {
     // No part begins with the sum of the last one.
-    kgen::wkv4::sum_runs<kForm, kVec, kSteps, kSumThreads>(
+    kgen::wkv4::sum_runs<kForm, false, kVec, kSteps, kSumThreads>(
         k, v, w, split_sums, T, C, k_stride_B, k_stride_T, v_stride_B, v_stride_T, split_steps,
         split_count - 1, split_count);
 }
@@ -106,10 +106,10 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
 #pragma unroll
             for (int j = 0; j < kVec; ++j) {
                 if (kInitialState)
-                    state[j] = kgen::wkv4::initial_pair(initial_state, b * C + c + j);
+                    state[j] = kgen::wkv4::initial_pair<false>(initial_state, b * C + c + j);
                 if constexpr (kSplits > 1) {
-                    const kgen::wkv4::PairRows sums{split_sums, C};
-                    const float decay_of_split = decay[j] * static_cast<float>(split_steps);
+                    const kgen::wkv4::PairRows<false> sums{split_sums, C};
+                    const auto decay_of_split = kgen::wkv4::decay_of_steps(decay[j], split_steps);
 #pragma unroll 4
                     for (i64 i = 0; i < split; ++i)
                         state[j].append(decay_of_split, sums.get(b * split_count + i, c + j));
@@ -145,7 +145,7 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
         for (int j = 0; j < kVec; ++j) {
             state[j] = slots.get(kStates + (parity ^ 1), lane, j);
             for (int i = 0; i < segment; ++i)
-                state[j].append(decay[j] * kSteps,
+                state[j].append(kgen::wkv4::decay_of_steps(decay[j], kSteps),
                                 slots.get(parity * kSegments + i, lane, j));
         }
 

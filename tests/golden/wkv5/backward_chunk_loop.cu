@@ -10,7 +10,6 @@
 //     wkv_backward_reduce  gu, and wkv5's gw
 //
 // Shared memory and barriers: kgen/wkv/state_loop.cuh, kgen/wkv/chunk_memory.cuh.
-#include "kgen/primitives/pdl.cuh"
 #include "kgen/primitives/sm.cuh"
 #include "kgen/wkv/chunk_gradients.cuh"
 #include "kgen/wkv/reduce.cuh"
@@ -45,10 +44,9 @@ constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 constexpr bool kPrecise = sizeof(W) == 4 || kInitialState;
 
 using Config = kgen::wkv::BackwardConfig<Value, W, kForm, kPerStep, kPrecise, kK, kV, kChunk,
-                                         kBlockV, kStages, kCopyBytes, kSequential, kPdl>;
+                                         kBlockV, kStages, kCopyBytes, kSequential, kPdl, false>;
 using Gradients = kgen::wkv::ChunkGradients<Config, U>;
 using StatePassing = kgen::wkv::StatePassing<Config>;
-using Scores = kgen::wkv::ChunkScores<Config, U>;
 using Tile = StatePassing::Tile;  // of a state, per warp
 constexpr int kThreads = Config::kThreads;
 constexpr int kValueBlocks = kgen::ceil_div(kV, kBlockV);
@@ -152,51 +150,9 @@ wkv_backward_chunks(const Value* __restrict__ gy,            // [B, T, H, V]
         {}};
     __shared__ ChunkIndex shared_index;
 
-    // The chunk's k, r and w are being copied if kSequential; then those of the chunk before are at the end.
-    // state, gradient: this warp's tiles of S before the chunk and of its gradient behind the chunk; if
-    // kSequential the latter is overwritten by the gradient before the chunk.
     const auto chunk_gradients = [&](const Gradients& chunk, const ChunkIndex& index,
                                      const float* state, float* gradient) {
-        // 1. Copies to shared memory; the state before the chunk.
-        if constexpr (!kSequential) chunk.copy_keys(index);
-        chunk.copy_values(index);
-        Tile states_16[Gradients::kSubs];  // before each 16 steps
-        if constexpr (kPdl && !kSequential) kgen::griddepcontrol_wait(state, gradient);
-        states_16[0].load_fragments(state);
-        if (kgen::thread_rank() == 0) shared_index = index;
-        kgen::cp_async_wait<1>();
-        kgen::sync_block();
-
-        // 2. Rows of r and k times products of decays.
-        const StatePassing passing{chunk.memory, scale};
-        passing.apply_decays(index, kPerStep ? nullptr : index.steps(tensors.w).at(0));
-        kgen::cp_async_wait_all();
-        kgen::sync_block();
-
-        // 3. State passing, 16 steps at a time: S g forward; G v, S . G and G^T k backward.
-        passing.run(states_16, state, gradient);
-        kgen::sync_block();
-
-        // 4. Products of values n_sj = v_s . g_j within 16 steps.
-        const Scores scores{chunk.memory, tensors, &shared_index, scale};
-        scores.value_products();
-        kgen::sync_block();
-
-        // 5. gr, gk, gw, parts of gu, and attention scores: a lane per key.
-#pragma unroll 1
-        for (int done = 0; scores.key_gradients(done); done += Gradients::kWarps) {
-        }
-        kgen::sync_block();
-        scores.reduce(gu_parts, gw_parts);
-        scores.cross_scores();
-        kgen::sync_block();
-
-        // 6. gv: the inter-chunk part, and scores times g. The next chunk's copies run meanwhile.
-        if constexpr (kSequential) {
-            const ChunkIndex next = shared_index.previous(kChunk);
-            if (next.chunk >= 0) chunk.copy_keys(next);
-        }
-        chunk.write_gv();
+        kgen::wkv::write_chunk_gradients(chunk, index, state, gradient, gu_parts, gw_parts);
     };
 
     // A grid has less than 2^31 blocks, so all of these fit 32 bits.

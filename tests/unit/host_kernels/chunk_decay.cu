@@ -66,8 +66,8 @@ KGEN_DEVICE void run_rows(const T* a, const T* b, const T* v, const W* w, const 
                                         CopyBytes, false, false, false, name##_decay>;             \
     CHUNK_KERNEL(name, T, W, KeyWarps, name##_loop, name##_decay)
 
-#define HALVING_LOOP(name, T, Returned, W, Chunk, KeyWarps, Buffers, CopyBytes)                    \
-    using name##_decay = kgen::HalvingRows<W, float, kgen::DecayForm::log, Buffers, true>;         \
+#define HALVING_LOOP(name, T, Returned, W, Chunk, KeyWarps, Buffers, CopyBytes, Pairs)             \
+    using name##_decay = kgen::HalvingRows<W, float, kgen::DecayForm::log, Buffers, true, Pairs>;  \
     using name##_loop = kgen::HalvingLoop<T, Returned, kKeys, kValues, Chunk, 1, 1, KeyWarps,      \
                                           Buffers + 2, CopyBytes, name##_decay>;                   \
     CHUNK_KERNEL(name, T, W, KeyWarps, name##_loop, name##_decay)
@@ -79,8 +79,12 @@ CHUNK_LOOP(run_bf16, kgen::bf16, kgen::bf16, kgen::bf16, 16, 1, 2);
 CHUNK_LOOP(run_fp16_state, kgen::fp16, float, kgen::fp16, 16, 2, 8);
 CHUNK_LOOP(run_bf16_state, kgen::bf16, float, float, 32, 1, 4);
 
-HALVING_LOOP(run_halving_fp16, kgen::fp16, false, float, 32, 2, 1, 8);
-HALVING_LOOP(run_halving_bf16, kgen::bf16, false, kgen::bf16, 16, 2, 2, 2);
-HALVING_LOOP(run_halving_bf16_state, kgen::bf16, true, float, 32, 1, 2, 4);
+HALVING_LOOP(run_halving_fp16, kgen::fp16, false, float, 32, 2, 1, 8, false);
+HALVING_LOOP(run_halving_bf16, kgen::bf16, false, kgen::bf16, 16, 2, 2, 2, false);
+HALVING_LOOP(run_halving_bf16_state, kgen::bf16, true, float, 32, 1, 2, 4, false);
+HALVING_LOOP(run_pairs_fp32, float, false, float, 16, 2, 2, 16, true);
+HALVING_LOOP(run_pairs_fp16, kgen::fp16, false, float, 16, 1, 1, 8, true);
+HALVING_LOOP(run_pairs_bf16, kgen::bf16, false, float, 16, 2, 2, 8, true);
+HALVING_LOOP(run_pairs_bf16_state, kgen::bf16, true, kgen::bf16, 16, 1, 2, 4, true);
 
 #endif

@@ -105,6 +105,15 @@ KGEN_TEST_LDMATRIX(ldmatrix_1_trans, 1, true);
 KGEN_TEST_LDMATRIX(ldmatrix_2_trans, 2, true);
 KGEN_TEST_LDMATRIX(ldmatrix_4_trans, 4, true);
 
+// What each lane gets of the transpose of in[8][8].
+extern "C" __global__ void movmatrix(const kgen::u16* in, kgen::u32* out) {
+    const kgen::MmaLane at = kgen::mma_lane();
+    const kgen::u16* pair = in + 8 * at.g + 2 * at.q;
+    out[kgen::lane_id()] = kgen::transpose_matrix(static_cast<kgen::u32>(pair[0]) |
+                                                  static_cast<kgen::u32>(pair[1]) << 16);
+}
+KGEN_EXPORT(movmatrix);
+
 // rounded[i], high[i], low[i] of in[i].
 extern "C" __global__ void split(const float* in, kgen::u32* rounded, kgen::u32* high,
                                  kgen::u32* low) {

@@ -931,7 +931,7 @@ def split_t_1(file: KernelFile, call: Call) -> Run:
     grid_1_x = ceil_div(size_b * size_h * 1, 64)
     launch_2 = file.launcher(
         "linear_attention_forward", "pppppppppqqqqqqqqqqqqqqf", block=(384, 1, 1), smem=107696,
-        pdl=grid_1_x > 0,
+        pdl=grid_1_x > 0, coresident=(16 * (size_b * size_h * 1)),
     )
     grid_2_x = 16 * (size_b * size_h * 1)
     new_sums = file.scratch(32 * (64 * (size_b * size_h * 1) * 64), torch.float32)
@@ -999,7 +999,7 @@ def split_t_2(file: KernelFile, call: Call) -> Run:
     grid_1_x = ceil_div(size_b * size_h * 1, 64)
     launch_2 = file.launcher(
         "linear_attention_forward", "pppppppppqqqqqqqqqqqqqqf", block=(384, 1, 1), smem=230576,
-        pdl=grid_1_x > 0,
+        pdl=grid_1_x > 0, coresident=(8 * (size_b * size_h * 1)),
     )
     grid_2_x = 8 * (size_b * size_h * 1)
     new_sums = file.scratch(16 * (128 * (size_b * size_h * 1) * 128), torch.float32)
@@ -1553,7 +1553,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="f186d5c32598",
+        kernel="db84bb685c40",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1569,7 +1569,7 @@ BACKWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="04e467f87e6f",
+        kernel="36155bd7db8a",
         config=(
             "chunk_parallel("
             "chunk=64, step_tiles=1, block_v=128, min_blocks=1, copy_bytes=16, state_keys=64, "
@@ -1586,7 +1586,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="59c733e98f21",
+        kernel="6151645d7594",
         config=(
             "chunk_loop("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1602,7 +1602,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="85a2c10e2e47",
+        kernel="c22f630e5673",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=2, key_warps=1, stages=4, copy_bytes=16, "
@@ -1618,7 +1618,7 @@ BACKWARD = (
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="722ebaa376e3",
+        kernel="fa6840d5775a",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy_bytes=16, "
@@ -1634,7 +1634,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="31d1dd2364c1",
+        kernel="d39c3943b98d",
         config="wgmma_split_bf16(terms=3, copy_bytes=16)",
         fits=wgmma_split_bf16_1_fits,
         bind=wgmma_split_bf16_1,
@@ -1646,7 +1646,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="a006dbdc18ab",
+        kernel="146e943bbef7",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1662,7 +1662,7 @@ BACKWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="486c3a3a6ccd",
+        kernel="4af2b0eb4142",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=2, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1678,7 +1678,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="fe6602520199",
+        kernel="c461415ee043",
         config=(
             "chunk_loop("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy_bytes=16, "
@@ -1698,7 +1698,7 @@ FORWARD = (
         dims=(4, 16, 512, 64, 64),
         dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "none"),
         constants=("E", "M"),
-        kernel="d436d1b13098",
+        kernel="413ceecf0a78",
         config=(
             "warp_specialized("
             "block_v=32, chunk=32, chunks=4, key_warps=2, value_warps=1, stages=3, "
@@ -1714,7 +1714,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="c8b960f4a093",
+        kernel="e6a1be50da84",
         config=(
             "split_t("
             "head_ctas=16, segment=256, block_v=64, batch=32, copy_bytes=16, score_terms=1, "
@@ -1730,7 +1730,7 @@ FORWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="7f7885deadb9",
+        kernel="9df1d2857990",
         config=(
             "split_t("
             "head_ctas=8, segment=256, block_v=128, batch=32, copy_bytes=16, score_terms=1, "
@@ -1746,7 +1746,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="d456799bf0d1",
+        kernel="c9d76fb91f2c",
         config=(
             "warp_specialized("
             "block_v=64, chunk=32, chunks=4, key_warps=2, value_warps=2, stages=3, "
@@ -1762,7 +1762,7 @@ FORWARD = (
         dims=(64, 16, 1, 64, 64),
         dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "none"),
         constants=("E", "M"),
-        kernel="5195165ea4d7",
+        kernel="a4cf9df719f8",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=4)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -1774,7 +1774,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="7a7b8177befb",
+        kernel="b1ca01206574",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16, "
@@ -1790,7 +1790,7 @@ FORWARD = (
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="a418242b2c31",
+        kernel="7a8ab1149d3b",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, copy_bytes=16, "
@@ -1806,7 +1806,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="00b42f6c80b2",
+        kernel="d0b0c539714a",
         config="wgmma_split_bf16(terms=3, copy_bytes=16)",
         fits=wgmma_split_bf16_2_fits,
         bind=wgmma_split_bf16_2,
@@ -1818,7 +1818,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="b1bac71fca0a",
+        kernel="3bc0b64c2528",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=2, value_warps=2, key_warps=1, stages=3, copy_bytes=16, "
@@ -1834,7 +1834,7 @@ FORWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="8d1040083a3d",
+        kernel="e28f84553e6d",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=8, key_warps=1, stages=3, copy_bytes=16, "
@@ -1850,7 +1850,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="12ff54a57e7f",
+        kernel="9f3e1aedb38e",
         config="wgmma_split_bf16(terms=2, copy_bytes=16)",
         fits=wgmma_split_bf16_3_fits,
         bind=wgmma_split_bf16_3,

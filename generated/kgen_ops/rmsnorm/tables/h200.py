@@ -965,7 +965,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="395814720e21",
+        kernel="2371a63f1553",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=1, stages=3, weight_memory=registers, "
@@ -981,7 +981,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="813ee37b368c",
+        kernel="963053d19d23",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=2, stages=8, weight_memory=registers, "
@@ -997,7 +997,7 @@ BACKWARD = (
         dims=(512, 262144),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="487e369098fe",
+        kernel="d2bb82400196",
         config=(
             "two_pass("
             "row_threads=512, tile_threads=256, vec=8, unroll=1, row_splits=4, "
@@ -1013,7 +1013,7 @@ BACKWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="fe7b7f86f723",
+        kernel="620b0125b23a",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=4, stages=5, weight_memory=shared, "
@@ -1029,7 +1029,7 @@ BACKWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="1f034aa9680f",
+        kernel="e43a3259a1f7",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, vec=8, resident_weight=true, "
@@ -1045,7 +1045,7 @@ BACKWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="127f5a90c7f8",
+        kernel="602b2726f02f",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=2, stages=6, weight_memory=registers, "
@@ -1061,7 +1061,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="c3df00b75ab1",
+        kernel="675e76b09057",
         config=(
             "bulk_rows("
             "threads=128, copies_per_row=4, stages=5, weight_memory=registers, "
@@ -1077,7 +1077,7 @@ BACKWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="a0e39fc4734f",
+        kernel="6844483edf55",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, vec=8, resident_weight=false, "
@@ -1093,7 +1093,7 @@ BACKWARD = (
         dims=(32768, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="b6d2eb6fe0fb",
+        kernel="e1ed11ecfba7",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=1, stages=2, weight_memory=global, "
@@ -1113,7 +1113,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="a583384a92ca",
+        kernel="eb3882279202",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1129,7 +1129,7 @@ FORWARD = (
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="63abbb2e9d4e",
+        kernel="39d096447d40",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1146,7 +1146,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="c5f821e09f41",
+        kernel="78a6a261f471",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, "
@@ -1162,7 +1162,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="7c5e982b5ff2",
+        kernel="cb9370e9ca6c",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1178,7 +1178,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="4e7e5ac58786",
+        kernel="f9598e3c436c",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1195,7 +1195,7 @@ FORWARD = (
         dims=(1, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="969e7ace92bf",
+        kernel="70e7a329b061",
         config=(
             "two_pass("
             "threads=256, vec=8, unroll=1, reverse=false, load_cache=normal, "
@@ -1211,7 +1211,7 @@ FORWARD = (
         dims=(8, 2048),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="016fe885ca78",
+        kernel="bd2a537d7a5b",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1229,7 +1229,7 @@ FORWARD = (
         dims=(64, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(),
-        kernel="7bd2207b1f60",
+        kernel="860a2febfd15",
         config="naive(threads=128)",
         fits=always,
         bind=naive_1,
@@ -1242,7 +1242,7 @@ FORWARD = (
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="9f3a96974977",
+        kernel="de8caa38bcdf",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1259,7 +1259,7 @@ FORWARD = (
         dims=(127, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="3cccd71304dc",
+        kernel="7da30bd5bf08",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=1, "
@@ -1277,7 +1277,7 @@ FORWARD = (
         dims=(128, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="fe98be2d72af",
+        kernel="bfa44964843a",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1295,7 +1295,7 @@ FORWARD = (
         dims=(511, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="1363f1e391ae",
+        kernel="e51ce0c7cead",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, load_cache=normal, "
@@ -1312,7 +1312,7 @@ FORWARD = (
         dims=(512, 5120),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="a2af1db6eae3",
+        kernel="8ef40bf59cb8",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1330,7 +1330,7 @@ FORWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="3382bcb79746",
+        kernel="0a8544d705c5",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=2, reverse=false, load_cache=evict_last, "
@@ -1346,7 +1346,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="725b82fa16ad",
+        kernel="387c846e3754",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=true, "
@@ -1362,7 +1362,7 @@ FORWARD = (
         dims=(8192, 2048),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="dccec651a9c5",
+        kernel="c56f343ef114",
         config=(
             "rows_in_registers("
             "lanes_per_row=64, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1380,7 +1380,7 @@ FORWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="99f62b5f2f81",
+        kernel="95e5b0241b41",
         config=(
             "rows_in_registers("
             "lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1397,7 +1397,7 @@ FORWARD = (
         dims=(16384, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="3c473488b40f",
+        kernel="40b6e9cb1b0c",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=8, rows_per_group=1, vec=8, "
@@ -1415,7 +1415,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="4ccd7095e33c",
+        kernel="0ffa20b51373",
         config=(
             "two_pass("
             "threads=512, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1431,7 +1431,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="e26072d09edd",
+        kernel="ce4c3398fb76",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1448,7 +1448,7 @@ FORWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="ac37a89ce49d",
+        kernel="b4381c0cdff2",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, rows_per_group=2, vec=8, "
@@ -1465,7 +1465,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="e531384cfaf6",
+        kernel="394526cde735",
         config=(
             "two_pass("
             "threads=512, vec=4, unroll=1, reverse=true, load_cache=evict_last, "

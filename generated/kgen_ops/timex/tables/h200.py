@@ -649,7 +649,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="e348d0b9da1f",
+        kernel="e431af8598ca",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -665,7 +665,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="bea6f91443de",
+        kernel="a1156d273d7d",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -681,7 +681,7 @@ BACKWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="7316b8737e05",
+        kernel="0443c1a7619e",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=2, min_blocks=4, "
@@ -697,7 +697,7 @@ BACKWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="2e1b90711d85",
+        kernel="cd1c387698ad",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, min_blocks=1, "
@@ -713,7 +713,7 @@ BACKWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="2e42bd0ee496",
+        kernel="19ebaf5e16e9",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=1, "
@@ -729,7 +729,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="f344b2152780",
+        kernel="1537554ec0e5",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=1, promotions=2, min_blocks=2, "
@@ -745,7 +745,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="0c30ace443cf",
+        kernel="a34bb91f2bc6",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -765,7 +765,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="8274c722871d",
+        kernel="599ac31bf57c",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -780,7 +780,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="6ca5aa99a4d7",
+        kernel="b7a808449a2f",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=4)"
@@ -795,7 +795,7 @@ FORWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="33eeeef4ad46",
+        kernel="a4cd9e79f1ce",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=1, t_blocks=1, min_blocks=4)"
@@ -810,7 +810,7 @@ FORWARD = (
         dims=(2, 226, 1011),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="4e56c2550dca",
+        kernel="1dd8a21aad17",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=4, promotions=1, t_blocks=1, min_blocks=4)"
@@ -826,7 +826,7 @@ FORWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="ab31ad32fd47",
+        kernel="8ce2482d3454",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, t_blocks=1, min_blocks=2)"
@@ -841,7 +841,7 @@ FORWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="b386b1c217d7",
+        kernel="9e52d3b222fd",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=1)"
@@ -856,7 +856,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="0813fc8ef48b",
+        kernel="22cddec5f4f5",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -871,7 +871,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="29670e239d66",
+        kernel="ea56032c2992",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=3, n_tiles=2, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"

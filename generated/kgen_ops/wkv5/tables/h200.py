@@ -44,8 +44,8 @@ def chunk_loop_1(file: KernelFile, call: Call) -> Run:
     """chunk_loop(copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4,
     sequential_chunks=true, pdl=true).
     """
-    size_b = call.B
     size_h = call.H
+    size_n = call.N
     size_t = call.T
     gy_stride_b = call.gy_stride_B
     gy_stride_t = call.gy_stride_T
@@ -68,24 +68,25 @@ def chunk_loop_1(file: KernelFile, call: Call) -> Run:
     gv_stride_b = call.gv_stride_B
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
+    size_b = call.B
     launch_1 = file.launcher(
         "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=44160,
     )
-    grid_1_x = 1 * (size_b * size_h) * 1
+    grid_1_x = 1 * (size_n * size_h) * 1
     launch_2 = file.launcher(
         "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
         smem=115200, pdl=grid_1_x > 0,
     )
-    grid_2_x = size_b * size_h
+    grid_2_x = size_n * size_h
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppppqqq", block=(512, 1, 1), smem=0,
         pdl=grid_1_x > 0 or grid_2_x > 0,
     )
     grid_3_x = 2 * ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
-    new_gradients = file.scratch(size_b * size_h * 1 * 4096, torch.float32)
-    new_gu_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
-    new_gw_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
+    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * 4096, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 64, torch.float32)
+    new_gw_parts = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 64, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -146,8 +147,8 @@ def chunk_loop_2(file: KernelFile, call: Call) -> Run:
     """chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4,
     sequential_chunks=true, stagger_kcycles=20).
     """
-    size_b = call.B
     size_h = call.H
+    size_n = call.N
     size_t = call.T
     gy_stride_b = call.gy_stride_B
     gy_stride_t = call.gy_stride_T
@@ -170,21 +171,22 @@ def chunk_loop_2(file: KernelFile, call: Call) -> Run:
     gv_stride_b = call.gv_stride_B
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
+    size_b = call.B
     launch_1 = file.launcher(
         "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=44160,
     )
-    grid_1_x = 1 * (size_b * size_h) * 1
+    grid_1_x = 1 * (size_n * size_h) * 1
     launch_2 = file.launcher(
         "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
         smem=115200,
     )
-    grid_2_x = size_b * size_h
+    grid_2_x = size_n * size_h
     launch_3 = file.launcher("wkv_backward_reduce", "ppppqqq", block=(512, 1, 1), smem=0)
     grid_3_x = 2 * ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
-    new_gradients = file.scratch(size_b * size_h * 1 * 4096, torch.float32)
-    new_gu_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
-    new_gw_parts = file.scratch(size_b * size_h * ceil_div(size_t, 64) * 64, torch.float32)
+    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * 4096, torch.float32)
+    new_gu_parts = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 64, torch.float32)
+    new_gw_parts = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 64, torch.float32)
 
     def run(
         stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
@@ -411,7 +413,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="291db84622fa",
+        kernel="7cc895120c72",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, "
@@ -427,7 +429,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="e7fd6e26ab80",
+        kernel="a2b8aab9f7d2",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -447,7 +449,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="91258738f9f8",
+        kernel="77199b4d1d8e",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -459,7 +461,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="deecae5bbaae",
+        kernel="8014904f7f12",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=4, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -475,7 +477,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="95e380381528",
+        kernel="20000df1f0bb",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=32, value_tiles=1, value_warps=4, key_warps=1, "

@@ -26,15 +26,19 @@ namespace kgen {
 // `features` rounded up to whole fragments of 16.
 KGEN_DEVICE constexpr int whole_fragments(int features) { return (features + 15) / 16 * 16; }
 
-// Row g (half 0) or g + 8 (half 1) of two neighbouring tiles of accumulators, as T. Neighbouring lanes swap a pair, so
-// that each lane has four columns of one tile, from column_of_quad() on, and stores whole sectors.
-template <class T>
-KGEN_DEVICE Vec<u32, 2> quad_of_row(const float (&left)[4], const float (&right)[4], int half) {
+// Pairs of columns 2q, 2q + 1 of a row, from two neighbouring tiles of 8 columns. Neighbouring lanes swap a pair, so that
+// each lane has four columns of one tile, from column_of_quad() on, and stores whole sectors.
+KGEN_DEVICE Vec<u32, 2> quad_of_pairs(u32 of_left, u32 of_right) {
     const bool odd = mma_lane().q % 2 != 0;
-    const u32 of_left = pack2<T>(left[2 * half], left[2 * half + 1]);
-    const u32 of_right = pack2<T>(right[2 * half], right[2 * half + 1]);
     const u32 got = shfl_xor(odd ? of_left : of_right, 1);
     return {{odd ? got : of_left, odd ? of_right : got}};
+}
+
+// The same of row g (half 0) or g + 8 (half 1) of two tiles of accumulators, as T.
+template <class T>
+KGEN_DEVICE Vec<u32, 2> quad_of_row(const float (&left)[4], const float (&right)[4], int half) {
+    return quad_of_pairs(pack2<T>(left[2 * half], left[2 * half + 1]),
+                         pack2<T>(right[2 * half], right[2 * half + 1]));
 }
 
 KGEN_DEVICE int column_of_quad() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kgen/primitives/math.cuh"
+#include "kgen/primitives/warp.cuh"
 
 namespace kgen {
 
@@ -64,7 +65,23 @@ public:
             value_ *= other.value_;
         }
     }
-    KGEN_DEVICE float value() const { return kLogs ? exp(value_) : value_; }
+    KGEN_DEVICE float value() const { return value_of(value_); }
+
+    // The product from its exponent(), the sum of logarithms where w has them; what lanes exchange.
+    KGEN_DEVICE float exponent() const { return value_; }
+    static KGEN_DEVICE float value_of(float exponent) { return kLogs ? exp(exponent) : exponent; }
+
+    // The product of the lane whose number differs from this one's by `mask` (exclusive or).
+    KGEN_DEVICE DecayProduct of_lane_xor(int mask) const {
+        DecayProduct other;
+        other.value_ = shfl_xor(value_, mask);
+        return other;
+    }
+
+    // The product as accurate as decay_of.
+    KGEN_DEVICE float near_value() const {
+        return kLogs && !Precise ? fast_exp(value_) : value_of(value_);
+    }
 
     // Whether the product is within e^-limit and e^limit.
     KGEN_DEVICE bool can_factor(float limit) const {

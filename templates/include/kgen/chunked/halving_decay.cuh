@@ -24,46 +24,59 @@
 // of a product are eight neighbouring rows. Of eight keys the even ones come first (row_column). b' of the state is
 // stored by keys: row `key % 8` has eight steps of every eighth key, row `8 + key % 8` the other eight (update_step).
 //
-// Shared memory: W ring[Stages][Chunk][Padded], if w has a row per step; float u[Padded]; float w[Padded], if it has one
-// row; then Buffers times: float carried[Chunk][kStride], levels[kLevels][Chunk][kStride], update[Chunk][kStride],
+// With pairs the lanes, and the order of rows and keys, are those of halving_pairs.cuh.
+//
+// Shared memory: W ring[Stages][Chunk][kWStride], if w has a row per step; float u[Padded]; float w[Padded], if it has
+// one row; then Buffers times: float carried[Chunk][kStride], levels[kLevels][Chunk][kStride], update[Chunk][kStride],
 // all[Padded], bonus[groups][Chunk].
 //
 // Synchronisation: none here; see chunk_halving.cuh.
 #pragma once
 
 #include "kgen/chunked/halving_operands.cuh"
+#include "kgen/chunked/halving_pairs.cuh"
 
 namespace kgen {
 
 // Selects ChunkDecay by halving, with 1 or 2 buffers for rows with decays. PerStep: w has a row per step, else one row.
-template <class W, class U, DecayForm Form, int Buffers, bool PerStep>
+// Pairs: a lane decays two keys of 4 steps (halving_pairs.cuh), else one key of 16 steps.
+template <class W, class U, DecayForm Form, int Buffers, bool PerStep, bool Pairs = false>
 struct HalvingRows : DecayRows<W, U, Form> {
     static constexpr int kBuffers = Buffers;
+    static constexpr bool kPairs = Pairs;
 };
 
-template <class W, class U, DecayForm Form, int Buffers, bool PerStep, class T, int Keys, int Padded,
-          int Chunk, int Warps, int Stages, int CopyBytes, bool Precise>
-class ChunkDecay<HalvingRows<W, U, Form, Buffers, PerStep>, T, Keys, Padded, Chunk, Warps, Stages,
-                 CopyBytes, Precise> {
-    using Given = HalvingRows<W, U, Form, Buffers, PerStep>;
+template <class W, class U, DecayForm Form, int Buffers, bool PerStep>
+constexpr bool kRowsInKeyOrder<HalvingRows<W, U, Form, Buffers, PerStep, true>> = true;
+
+template <class W, class U, DecayForm Form, int Buffers, bool PerStep, bool Pairs, class T, int Keys,
+          int Padded, int Chunk, int Warps, int Stages, int CopyBytes, bool Precise>
+class ChunkDecay<HalvingRows<W, U, Form, Buffers, PerStep, Pairs>, T, Keys, Padded, Chunk, Warps,
+                 Stages, CopyBytes, Precise> {
+    using Given = HalvingRows<W, U, Form, Buffers, PerStep, Pairs>;
     static constexpr int kSub = 16;  // steps of a unit
     static constexpr int kSubs = Chunk / kSub;
-    static constexpr int kGroups = (Padded + kWarpSize - 1) / kWarpSize;  // of keys, one per lane
+    static constexpr int kGroupKeys = Pairs ? 16 : kWarpSize;  // that a warp decays at a time
+    static constexpr int kGroups = (Padded + kGroupKeys - 1) / kGroupKeys;
     static constexpr int kThreads = Warps * kWarpSize;
     static constexpr int kRowStride = chunk_row_stride<T>(Padded);  // of the ring's rows a and b
-    static constexpr int kStage = PerStep ? Chunk * Padded : 0;     // w of a chunk
+    // Of the ring's rows w; with pairs four rows are 16 banks more than whole turns around the banks.
+    static constexpr int kWStride = Pairs ? Padded + 16 / static_cast<int>(sizeof(W)) : Padded;
+    static constexpr int kStage = PerStep ? Chunk * kWStride : 0;  // w of a chunk
     static constexpr int kCopy = max(CopyBytes, static_cast<int>(sizeof(W)));
     static constexpr bool kRounded = detail::kIsBf16<T>;  // rows are stored as TF32
     static constexpr float kRound = kRounded ? kNearTf32 : 1.0f;
     static constexpr float kRoundUpdate = Precise ? 1.0f : kNearTf32;
 
-    static_assert(Chunk == 16 || Chunk == 32, "a lane has the decays of 16 steps");
+    static_assert(Chunk == 16 || (Chunk == 32 && !Pairs), "lanes have the decays of 16 steps");
     static_assert(Keys * sizeof(W) % kCopy == 0, "a copy would reach into the next row");
     static_assert(Padded % 16 == 0, "ldmatrix reads 16 keys");
 
 public:
     using Row = float;
     static constexpr int kStride = Padded + 4;  // eight rows of 16 bytes lie in 32 different banks
+    using Lanes = KeyPairs<T, Form, PerStep, kRounded, Precise, kRowStride, kWStride, kStride>;
+    static constexpr int kLaneGroups = (kGroups + Warps - 1) / Warps;  // of keys, per warp
     static constexpr int kUpdateStride = kStride;
 
 private:
@@ -105,9 +118,9 @@ public:
         if constexpr (!PerStep) return;
         constexpr bool kZerosKeep = Form == DecayForm::log;
         W* stage = ring_ + slot * kStage;
-        copy_.template start<Whole, kZerosKeep>(stage, Padded, left);
+        copy_.template start<Whole, kZerosKeep>(stage, kWStride, left);
         if constexpr (!Whole && !kZerosKeep)
-            for (int i = left * Padded + thread_rank(); i < kStage; i += kThreads)
+            for (int i = left * kWStride + thread_rank(); i < kStage; i += kThreads)
                 stage[i] = from_float<W>(w_of_no_decay<Form>());
     }
 
@@ -118,7 +131,9 @@ public:
     KGEN_DEVICE const float* update() const { return selected_ + (1 + kLevels) * kTile; }
 
     // The chunk's product of all decays of a key, and of the next one.
-    KGEN_DEVICE const float* all(int key) const { return update() + kTile + key; }
+    KGEN_DEVICE const float* all(int key) const {
+        return update() + kTile + (Pairs ? Lanes::all_place(key) : key);
+    }
 
     // Compute the rows with decays and the bonus of the chunk in `slot` from its rows a and b, into `buffer`. By the
     // whole block: a unit is 16 steps of one tensor and 32 keys.
@@ -126,21 +141,62 @@ public:
         const W* w = ring_ + slot * kStage;
         const int left = slot == partial_slot_ ? partial_left_ : Chunk;
         float* to = buffers_ + buffer * kBuffer;
+        if constexpr (Pairs) {
+            Lanes rows[kLaneGroups];
+            load_pairs(rows, slot, a, b);
+            store_pairs(rows, slot, buffer);
+        } else {
 #pragma unroll 1
-        for (int unit = thread_rank() / kWarpSize; unit < 2 * kSubs * kGroups; unit += Warps) {
-            const int group = unit / 2 % kGroups, sub = unit / 2 / kGroups;
-            if (unit % 2 == 0) {
-                factor_rows<true>(group, sub, left, w, a, b, to);
-            } else {
-                factor_rows<false>(group, sub, left, w, b, a, to);
+            for (int unit = thread_rank() / kWarpSize; unit < 2 * kSubs * kGroups; unit += Warps) {
+                const int group = unit / 2 % kGroups, sub = unit / 2 / kGroups;
+                if (unit % 2 == 0) {
+                    factor_rows<true>(group, sub, left, w, a, b, to);
+                } else {
+                    factor_rows<false>(group, sub, left, w, b, a, to);
+                }
             }
         }
+    }
+
+    // With pairs, the two halves of factor(): loads of the rows as copied, and all the rest.
+    KGEN_DEVICE void load_pairs(Lanes (&rows)[kLaneGroups], int slot, const T* a, const T* b) const {
+        for_groups([&](int i, int group) {
+            const int key = group * kGroupKeys;
+            if constexpr (PerStep) {
+                rows[i].load(ring_ + slot * kStage + key, a + key, b + key);
+            } else {
+                rows[i].load(u_ + Padded + key, a + key, b + key);
+            }
+        });
+    }
+
+    KGEN_DEVICE void store_pairs(const Lanes (&rows)[kLaneGroups], int slot, int buffer) {
+        const int left = slot == partial_slot_ ? partial_left_ : Chunk;
+        float* carried = buffers_ + buffer * kBuffer;
+        float* update = carried + (1 + kLevels) * kTile;
+        for_groups([&](int i, int group) {
+            const int key = group * kGroupKeys;
+            rows[i].store(u_ + key, left, carried + key, carried + kTile + key, kTile, update + key,
+                          update + kTile + key, update + kTile + Padded + group * Chunk);
+        });
     }
 
     // The scores of the selected chunk, with zeros beyond the diagonal. a, b: its rows as copied.
     template <class Scorer, class Inside>
     KGEN_DEVICE void scores(const T* a, const T* b, typename Inside::Score* out, int out_stride,
                             int plane) const {
+        if constexpr (Pairs) {
+#pragma unroll
+            for (int i = 0; i < (4 + Warps - 1) / Warps; ++i) {
+                const int task = thread_rank() / kWarpSize + i * Warps;
+                if (task < 3) {
+                    paired_scores<Scorer, Inside>(task, out, out_stride, plane);
+                } else if (task == 3) {
+                    neighbour_scores<Scorer, Inside>(a, b, 0, out, out_stride, plane);
+                }
+            }
+            return;
+        }
         constexpr int kWide = kSubs > 1 ? 2 : 0;  // tiles of 16 x 8 of the level of 16 steps
         constexpr int kTasks = kWide + 4 * kSubs;
 #pragma unroll 1
@@ -161,6 +217,16 @@ public:
     }
 
 private:
+    // Calls body(i, group) for each group of keys of this warp.
+    template <class Body>
+    static KGEN_DEVICE void for_groups(Body body) {
+#pragma unroll
+        for (int i = 0; i < kLaneGroups; ++i) {
+            const int group = thread_rank() / kWarpSize + i * Warps;
+            if (kGroups % Warps == 0 || group < kGroups) body(i, group);
+        }
+    }
+
     // One key per lane, 16 steps. Reads: x is a, whose steps are decayed from the beginning on; else x is b, and all of
     // this runs from the last step to the first.
     template <bool Reads>
@@ -363,6 +429,46 @@ private:
         const float two[2] = {sum[0], sum[1]}, none[2] = {};
         Inside::store(corner + (t + half) * out_stride + s, plane, two);
         Inside::store(corner + t * out_stride + s + half, plane, none);
+    }
+
+    // With pairs, the level of 8 >> level steps. Scores of later steps keep the zeros that the loop wrote once.
+    //
+    // Operand A is eight late rows in both halves of its rows, with other keys: k 0 to 3 and 8 to 11 of 16 keys in
+    // rows 0 to 7, the others in rows 8 to 15. So one ldmatrix has 16 keys of A, and each of two products has half of
+    // its sum in one half of its rows.
+    template <class Scorer, class Inside>
+    KGEN_DEVICE void paired_scores(int level, typename Inside::Score* out, int out_stride,
+                                   int plane) const {
+        using Words = WordOperands<Scorer::kPasses == 3, 1>;
+        const int row = lane_id() % 8, matrix = lane_id() / 8;
+        const float* tile = level_rows(level, 0);
+        const float* late = tile + PairedRows::late(level, row) * kStride + 4 * matrix;
+        const float* early = tile + PairedRows::early(level, row) * kStride +
+                             4 * (matrix % 2 * 2 + matrix / 2);
+        float sums[1][2][4] = {};
+#pragma unroll
+        for (int key = 0; key < Padded; key += 16) {
+            typename Words::A a[1][1];
+            typename Words::B b[2];
+            u32 words[4];
+            ldmatrix<4>(words, late + key);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) Words::put(a[0][0], 0, i, words[i]);
+            ldmatrix<4>(words, early + key);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) Words::put(b[i / 2], 0, i % 2, words[i]);
+            multiply_group<Words, 1, 2, 1>(sums, 0, a, [&](int n, int, typename Words::B& to) {
+                to = b[n];
+                return true;
+            });
+        }
+        const MmaLane lane = mma_lane();
+        const int half = 8 >> level;
+        if ((lane.g ^ 2 * lane.q) >= half) return;  // steps of different blocks
+        const int t = PairedRows::early_step(level, lane.g) + half;
+        const int s = PairedRows::early_step(level, 2 * lane.q);
+        const float two[2] = {sums[0][0][0] + sums[0][1][2], sums[0][0][1] + sums[0][1][3]};
+        Inside::store(out + t * out_stride + s, plane, two);
     }
 
     // The scores of neighbours, which have no decay between them, and of the steps themselves.

@@ -12,8 +12,8 @@
 
 namespace kgen {
 
-// Selects the products of a loop with HalvingRows. Returned: the state is returned in fp32.
-template <bool Returned>
+// Selects the products of a loop with HalvingRows. Returned: the state is returned in fp32. Pairs: see HalvingRows.
+template <bool Returned, bool Pairs = false>
 struct HalvingProducts {};
 
 // TF32 operands of 8 * Parts keys: k = q, q + 4 of a part are words q, q + 4 of a row. `of_sums` has the keys 2q and
@@ -119,15 +119,39 @@ struct CopiedRows<float, Scorer> {
     using Type = Scorer;
 };
 
-// S += B^T V with B stored by keys. 16 bits: of 16 steps the even ones are in the first eight rows.
-template <class T, bool Split>
+// Row `row` of eight in an operand whose rows 2q and 2q + 1 are to be q and q + 4. With Pairs that is so for the keys
+// of the state's columns, and for the steps of V.
+template <bool Pairs>
+KGEN_DEVICE int operand_row(int row) {
+    return Pairs ? row / 2 + row % 2 * 4 : row;
+}
+
+// S += B^T V with B stored by keys. 16 bits: of 16 steps the even ones are in the first eight rows; with Pairs those of
+// quarters 0 and 2 are.
+template <class T, bool Split, bool Pairs>
 struct KeyMajorOperands : MixedOperands<T, Split> {
+    using typename MixedOperands<T, Split>::A;
     using typename MixedOperands<T, Split>::B;
+
+    template <bool Scaled>
+    static KGEN_DEVICE A a_columns(const T* tile, int stride, float factor) {
+        static_assert(!Scaled, "values of a loop with decays have no factor");
+        if constexpr (!Pairs) {
+            return MixedOperands<T, Split>::template a_columns<false>(tile, stride, factor);
+        } else {
+            const int lane = lane_id();
+            const T* row = tile + (operand_row<Pairs>(lane % 8) + lane / 16 * 8) * stride;
+            u32 pairs[4];
+            ldmatrix<4, true>(pairs, row + lane / 8 % 2 * 8);
+            return MixedOperands<T, Split>::unpacked(pairs);
+        }
+    }
 
     static KGEN_DEVICE B b_columns(const float* tile, int stride) {
         const int lane = lane_id();
         u32 words[4];
-        ldmatrix<4>(words, tile + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 4);
+        ldmatrix<4>(words, tile + (operand_row<Pairs>(lane % 8) + lane / 16 * 8) * stride +
+                               lane / 8 % 2 * 4);
         B b = {};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -142,12 +166,12 @@ struct KeyMajorOperands : MixedOperands<T, Split> {
         return b;
     }
 };
-template <bool Split>
-struct KeyMajorOperands<float, Split> : Tf32Operands<true> {
+template <bool Split, bool Pairs>
+struct KeyMajorOperands<float, Split, Pairs> : Tf32Operands<true> {
     static KGEN_DEVICE B b_columns(const float* tile, int stride) {
         const int lane = lane_id();
         u32 words[2];
-        ldmatrix<2>(words, tile + lane % 8 * stride + lane / 8 % 2 * 4);
+        ldmatrix<2>(words, tile + operand_row<Pairs>(lane % 8) * stride + lane / 8 % 2 * 4);
         B b;
 #pragma unroll
         for (int i = 0; i < 2; ++i) put(b, i, bit_cast<float>(words[i]));
@@ -155,19 +179,20 @@ struct KeyMajorOperands<float, Split> : Tf32Operands<true> {
     }
 };
 
-template <class T, bool Split, bool SplitUpdate>
+template <class T, bool Split, bool SplitUpdate, bool Pairs>
 struct HalvingOperands : ChunkOperands<T, T> {
     using Carry = WordOperands<Split, Split ? 1 : 2>;  // two terms of two parts would take the registers of the state
     using Scorer = WordOperands<Split, 2>;
-    using Updater = KeyMajorOperands<T, SplitUpdate>;
+    using Updater = KeyMajorOperands<T, SplitUpdate, Pairs>;
 };
-template <bool Returned>
-struct LoopOperands<float, HalvingProducts<Returned>, true> : HalvingOperands<float, true, true> {};
-template <bool Returned>
-struct LoopOperands<fp16, HalvingProducts<Returned>, true>
-    : HalvingOperands<fp16, true, Returned> {};
-template <bool Returned>
-struct LoopOperands<bf16, HalvingProducts<Returned>, true>
-    : HalvingOperands<bf16, false, Returned> {};
+template <bool Returned, bool Pairs>
+struct LoopOperands<float, HalvingProducts<Returned, Pairs>, true>
+    : HalvingOperands<float, true, true, Pairs> {};
+template <bool Returned, bool Pairs>
+struct LoopOperands<fp16, HalvingProducts<Returned, Pairs>, true>
+    : HalvingOperands<fp16, true, Returned, Pairs> {};
+template <bool Returned, bool Pairs>
+struct LoopOperands<bf16, HalvingProducts<Returned, Pairs>, true>
+    : HalvingOperands<bf16, false, Returned, Pairs> {};
 
 }  // namespace kgen

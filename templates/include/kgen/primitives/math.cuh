@@ -111,6 +111,17 @@ KGEN_DEVICE float fast_div(float a, float b) {
 #endif
 }
 
+// Returns 1 / x within 1 ulp for x whose reciprocal is a normal number; subnormal inputs and results are 0.
+KGEN_DEVICE float fast_reciprocal(float x) {
+#if KGEN_HOST
+    return 1.0f / x;
+#else
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#endif
+}
+
 // Returns 1 / (1 + e^-x). The error is about 4 ulp while the result is a normal number.
 KGEN_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
 

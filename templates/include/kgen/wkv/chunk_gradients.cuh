@@ -1,5 +1,5 @@
-// Gradients of one chunk by a block, in wkv5's and wkv6's backward pass: copies and gv. The kernel in
-// templates/wkv/backward_chunk_loop.cu.jinja calls the phases in order, with the block barriers between them:
+// Gradients of one chunk by a block, in wkv5's and wkv6's backward pass: copies, gv, and write_chunk_gradients(), which
+// calls the phases in order, with the block barriers between them:
 //
 //     1. copies       k, r, w, then v and gy                                       chunk_gradients.cuh
 //     2. decays       rows of r and k times products of decays                     state_passing.cuh
@@ -12,6 +12,7 @@
 #pragma once
 
 #include "kgen/primitives/cp_async.cuh"
+#include "kgen/primitives/pdl.cuh"
 #include "kgen/wkv/chunk_scores.cuh"
 #include "kgen/wkv/state_passing.cuh"
 
@@ -21,6 +22,7 @@ namespace kgen::wkv {
 template <class C, class U>
 struct ChunkGradients {
     using Memory = ChunkMemory<C>;
+    using Index = typename Memory::Index;
     using T = typename C::T;
     using W = typename C::W;
     static constexpr int kSubs = Memory::kSubs, kValues = C::kValues;
@@ -28,7 +30,7 @@ struct ChunkGradients {
     static constexpr int kRowStride = Memory::kRowStride;
 
     const ChunkTensors<T, W, U>& tensors;
-    ChunkIndex* shared_index;
+    Index* shared_index;
     float scale;
     Memory memory;
 
@@ -42,7 +44,7 @@ struct ChunkGradients {
     }
 
     // Starts the copies of k, r and w of a chunk, a group of its own.
-    KGEN_DEVICE void copy_keys(const ChunkIndex& index) const {
+    KGEN_DEVICE void copy_keys(const Index& index) const {
         copy<C::kK, C::kCopyBytes>(memory.chunk_k(), Memory::kKeyStride, tensors.k, index);
         copy<C::kK, C::kCopyBytes>(memory.chunk_r(), Memory::kKeyStride, tensors.r, index);
         if constexpr (C::kPerStep)
@@ -51,7 +53,7 @@ struct ChunkGradients {
     }
 
     // Starts the copies of v and gy of a chunk, a group of its own.
-    KGEN_DEVICE void copy_values(const ChunkIndex& index) const {
+    KGEN_DEVICE void copy_values(const Index& index) const {
         copy<C::kV, C::kCopyBytes>(memory.v, kRowStride, tensors.v, index);
         copy<C::kV, C::kCopyBytes>(memory.g, kRowStride, tensors.gy, index);
         cp_async_commit();
@@ -63,7 +65,7 @@ struct ChunkGradients {
         constexpr int kCount = kSubs * ceil_div(kValues, 2 * kWarpSize) >= kWarps ? 2 : 1;
         constexpr int kUnits = ceil_div(kValues, kCount * kWarpSize);
         const int rank = read_thread_rank();
-        const ChunkIndex index = *shared_index;
+        const Index index = *shared_index;
 #pragma unroll 1
         for (int unit = rank / kWarpSize; unit < kSubs * kUnits; unit += kWarps) {
             const int sub = unit / kUnits;
@@ -99,10 +101,63 @@ private:
     // Rows of the chunk to shared memory; steps that do not exist are zeros.
     template <int Width, int CopyBytes, class X>
     static KGEN_DEVICE void copy(X* tile, int tile_stride, const Rows<const X>& rows,
-                                 const ChunkIndex& index) {
+                                 const Index& index) {
         copy_rows<X, C::kChunk, Width, CopyBytes, kThreads>(
             tile, tile_stride, index.steps(rows), index.first(C::kChunk), index.left);
     }
 };
+
+// All gradients of a chunk, by a block. If C::kSequential the chunk's k, r and w are being copied, and at the end
+// those of the chunk before it. state, gradient: this warp's tiles of S before the chunk and of its gradient behind
+// it; if C::kSequential the latter is overwritten by the gradient before the chunk.
+template <class C, class U>
+KGEN_DEVICE void write_chunk_gradients(const ChunkGradients<C, U>& chunk,
+                                       const typename ChunkMemory<C>::Index& index,
+                                       const float* state, float* gradient, float* gu_parts,
+                                       float* gw_parts) {
+    using Gradients = ChunkGradients<C, U>;
+    using Passing = StatePassing<C>;
+
+    // 1. Copies to shared memory; the state before the chunk.
+    if constexpr (!C::kSequential) chunk.copy_keys(index);
+    chunk.copy_values(index);
+    typename Passing::Tile states_16[Gradients::kSubs];  // before each 16 steps
+    if constexpr (C::kPdl && !C::kSequential) griddepcontrol_wait(state, gradient);
+    states_16[0].load_fragments(state);
+    if (thread_rank() == 0) *chunk.shared_index = index;
+    cp_async_wait<1>();
+    sync_block();
+
+    // 2. Rows of r and k times products of decays.
+    const Passing passing{chunk.memory, chunk.scale};
+    passing.apply_decays(index, C::kPerStep ? nullptr : index.steps(chunk.tensors.w).at(0));
+    cp_async_wait_all();
+    sync_block();
+
+    // 3. State passing, 16 steps at a time: S g forward; G v, S . G and G^T k backward.
+    passing.run(states_16, state, gradient);
+    sync_block();
+
+    // 4. Products of values n_sj = v_s . g_j within 16 steps.
+    const ChunkScores<C, U> scores{chunk.memory, chunk.tensors, chunk.shared_index, chunk.scale};
+    scores.value_products();
+    sync_block();
+
+    // 5. gr, gk, gw, parts of gu, and attention scores: a lane per key.
+#pragma unroll 1
+    for (int done = 0; scores.key_gradients(done); done += Gradients::kWarps) {
+    }
+    sync_block();
+    scores.reduce(gu_parts, gw_parts);
+    scores.cross_scores();
+    sync_block();
+
+    // 6. gv: the inter-chunk part, and scores times g. The next chunk's copies run meanwhile.
+    if constexpr (C::kSequential) {
+        const auto next = chunk.shared_index->previous(C::kChunk);
+        if (next.chunk >= 0) chunk.copy_keys(next);
+    }
+    chunk.write_gv();
+}
 
 }  // namespace kgen::wkv

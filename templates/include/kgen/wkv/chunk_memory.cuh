@@ -55,6 +55,50 @@ struct ChunkIndex {
     }
 };
 
+// The same where sequences are packed: rows begin with the sequence.
+struct PackedChunkIndex : ChunkIndex {
+    i64 first_step;  // of the sequence
+
+    KGEN_DEVICE PackedChunkIndex previous(int steps) const {
+        return {ChunkIndex::previous(steps), first_step};
+    }
+
+    template <class X>
+    KGEN_DEVICE StepRows<X> steps(const Rows<X>& rows) const {
+        const StepRows<X> its = ChunkIndex::steps(rows);
+        return {its.at(first_step), its.stride};
+    }
+};
+
+template <bool Packed>
+struct ChunkIndexOf {
+    using Type = ChunkIndex;
+};
+template <>
+struct ChunkIndexOf<true> {
+    using Type = PackedChunkIndex;
+};
+
+// Chunks of packed sequences in a workspace [H, chunk_slots]: sequence n has the slots from first_chunk_slot(n) to
+// first_chunk_slot(n + 1), at least one each and as many as it has chunks, or one more.
+template <int Chunk>
+KGEN_DEVICE i64 first_chunk_slot(i64 first_step, i64 n) {
+    return first_step / Chunk + n;
+}
+
+// The sequence, of N packed ones, that has chunk slot `slot`.
+template <int Chunk, class Offset>
+KGEN_DEVICE i64 sequence_of_slot(const Offset* offsets, i64 N, i64 slot) {
+    i64 n = 0, end = N;
+    while (end - n > 1) {
+        const i64 middle = (n + end) / 2;
+        const bool later = first_chunk_slot<Chunk>(i64{offsets[middle]}, middle) <= slot;
+        n = later ? middle : n;
+        end = later ? end : middle;
+    }
+    return n;
+}
+
 // The thread's rank in a block of one dimension, read from its register again: a copy would occupy another register.
 KGEN_DEVICE int read_thread_rank() {
 #if KGEN_HOST
@@ -71,6 +115,7 @@ template <class C>
 struct ChunkMemory {
     using T = typename C::T;
     using W = typename C::W;
+    using Index = typename ChunkIndexOf<C::kPacked>::Type;
     using Inter = InterChunkGv<T, C::kPrecise, C::kKeys, C::kValues>;
     using Real = typename ScoreReal<C::kPrecise>::Type;  // of n
     using Products = ValueProducts<Real>;

@@ -24,6 +24,7 @@ KGEN_DEVICE float gradient_by_w(const StepRows<const W>& w, i64 step, int key, R
 template <class C, class U>
 class ChunkScores {
     using Memory = ChunkMemory<C>;
+    using Index = typename Memory::Index;
     using T = typename C::T;
     using W = typename C::W;
     using ValueOperands = typename ChunkOperands<T, T>::Steps;  // for n: exact products in fp32
@@ -41,7 +42,7 @@ class ChunkScores {
 public:
     const Memory& at;
     const ChunkTensors<T, W, U>& tensors;
-    const ChunkIndex* shared_index;
+    const Index* shared_index;
     float scale;
 
     // n of each 16 steps, with the scale.
@@ -93,7 +94,7 @@ public:
     KGEN_DEVICE bool key_gradients(int before) const {
         const int rank = read_thread_rank(), unit = rank / kWarpSize + before;
         if (!any(unit < kUnits)) return false;
-        const ChunkIndex index = *shared_index;
+        const Index index = *shared_index;
         const int sub = unit / kGroups, key = unit % kGroups * kWarpSize + rank % kWarpSize;
         float* sums = at.scores + sub * kSubScores + unit % kGroups * kScoresPadded;
         if constexpr (C::kK % kWarpSize == 0) {
@@ -180,7 +181,7 @@ private:
 
     // Whole: all steps and keys exist; no bounds are checked.
     template <bool Whole>
-    KGEN_DEVICE void unit_gradients(const ChunkIndex& index, int sub, int key, float* sums) const {
+    KGEN_DEVICE void unit_gradients(const Index& index, int sub, int key, float* sums) const {
         const bool used = Whole || key < C::kK;
         const int column = Whole ? key : min(key, kKeys - 1);
         const i64 first = index.first(C::kChunk) + sub * kSubSteps;
@@ -212,8 +213,9 @@ private:
             [&](int t, float by_r, float by_k, Real d, Real by_decay) {
                 // Only the stores are conditional.
                 const bool there = Whole || t < left;
+                // The chunk's first step exists, that of these 16 may not.
                 const float by_w = gradient_by_w<C::kForm>(
-                    w, first + (there ? t : 0), key, d, by_decay);
+                    w, there ? first + t : index.first(C::kChunk), used ? key : 0, d, by_decay);
                 const T of_r = from_float<T>(by_r), of_k = from_float<T>(by_k);
                 if (there) {
                     *gr = of_r;

@@ -11,27 +11,34 @@ namespace kgen::wkv4 {
 
 // The gradient by (N, D) after the last step: by the stored num and den, whose unit is e^max. The gradient by max
 // counts as 0; see the operator's doc.
-KGEN_DEVICE Pair final_gradient(const float* gfinal_state, i64 column, float max) {
+KGEN_DEVICE Pair final_gradient(const float* gfinal_state, i64 column, const Pair& state) {
     if (gfinal_state == nullptr) return Pair{};
-    return Pair{-max, gfinal_state[column * 3], gfinal_state[column * 3 + 1]};
+    return Pair{-state.exponent, gfinal_state[column * 3], gfinal_state[column * 3 + 1], -state.low};
+}
+
+// e^(the sum of two exponents), which may be large and of opposite signs.
+KGEN_DEVICE float exp_of_sum(const Pair& one, const Pair& other) {
+    return fast_exp((one.exponent + other.exponent) + (one.low + other.low));
 }
 
 // The gradient by the stored initial state (num, den, max), from the one by (N, D).
 KGEN_DEVICE void store_initial_gradient(float* ginitial_state, i64 column, const Pair& state,
                                         const Pair& gradient) {
-    const float factor = fast_exp(state.exponent + gradient.exponent);
+    // Of large negative arguments fast_exp loses as many bits as they have before the point.
+    const float factor =
+        exp((state.exponent + gradient.exponent) + (state.low + gradient.low));
     const float num = factor * gradient.a, den = factor * gradient.b;
     store_state(ginitial_state, column, Pair{fma(state.a, num, state.b * den), num, den});
 }
 
 // What the gradients of a step need of its output.
 struct OutputGradient {
-    float exponent, y, r;
+    float exponent, low, y, r;
 
     // Goes on to the gradient by the state before the step.
     KGEN_DEVICE void step_back(Pair& gradient, float decay) const {
-        gradient.exponent += decay;
-        gradient.add(-exponent, r, -r * y);
+        gradient.decay_by(LogDecay{decay});
+        gradient.add(-exponent, -low, r, -r * y);
     }
 };
 
@@ -43,8 +50,8 @@ struct StepGradients {
 // From the gradient by the state after the step. Both exponents are at most 0, but for rounding.
 KGEN_DEVICE StepGradients step_gradients(const OutputGradient& output, const Pair& after, float k,
                                          float u, float v) {
-    const float own = fast_exp(u + k - output.exponent) * output.r;
-    const float later = fast_exp(k + after.exponent);
+    const float own = fast_exp((u + k - output.exponent) - output.low) * output.r;
+    const float later = fast_exp((k + after.exponent) + after.low);
     const float gu = own * (v - output.y);
     return StepGradients{fma(later, fma(v, after.a, after.b), gu), fma(later, after.a, own), gu};
 }
@@ -69,7 +76,7 @@ struct DecayDerivative {
     }
     // (N', D') . G at the end of a segment.
     KGEN_DEVICE float by_state(const Pair& state, const Pair& gradient) const {
-        return fast_exp(state.exponent + gradient.exponent) * fma(a, gradient.a, b * gradient.b);
+        return exp_of_sum(state, gradient) * fma(a, gradient.a, b * gradient.b);
     }
 };
 

@@ -42,8 +42,8 @@ KGEN_DEVICE void load_decays(float (&decay)[Width], const W* w, i64 c, bool insi
 }
 
 // sums[j] <- sums[j] and the terms of the first `count` steps.
-template <class T, int Width, int Steps>
-KGEN_DEVICE void add_steps(Pair (&sums)[Width], const float (&decay)[Width],
+template <bool TwoParts, class T, int Width, int Steps>
+KGEN_DEVICE void add_steps(PairOf<TwoParts> (&sums)[Width], const float (&decay)[Width],
                            const Held<T, Width, Steps>& k, const Held<T, Width, Steps>& v,
                            int count) {
 #pragma unroll
@@ -58,8 +58,8 @@ KGEN_DEVICE void add_steps(Pair (&sums)[Width], const float (&decay)[Width],
 }
 
 // Sums the terms of each of the first `runs` runs of `run_steps` steps: run i of batch row b to row b * row_runs + i of
-// sums [B * row_runs, 3, C]. A thread per batch row, run and `Width` channels; a block of `Threads` has one run.
-template <DecayForm Form, int Width, int Steps, int Threads, class T, class W>
+// sums, PairRows. A thread per batch row, run and `Width` channels; a block of `Threads` has one run.
+template <DecayForm Form, bool TwoParts, int Width, int Steps, int Threads, class T, class W>
 KGEN_DEVICE void sum_runs(const T* k, const T* v, const W* w, float* sums, i64 T_, i64 C,
                           i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
                           i64 run_steps, i64 runs, i64 row_runs) {
@@ -73,7 +73,7 @@ KGEN_DEVICE void sum_runs(const T* k, const T* v, const W* w, float* sums, i64 T
     const Channels<const T, Width> v_rows{v + b * v_stride_B + c, v_stride_T};
     float decay[Width];
     load_decays<Form>(decay, w, c, true);
-    Pair total[Width];
+    PairOf<TwoParts> total[Width];
     for (i64 t = run * run_steps; t < end; t += Steps) {
         const int count = steps_before<Steps>(t, end);
         Held<T, Width, Steps> k_held, v_held;
@@ -83,7 +83,7 @@ KGEN_DEVICE void sum_runs(const T* k, const T* v, const W* w, float* sums, i64 T
     }
 #pragma unroll
     for (int j = 0; j < Width; ++j)
-        PairRows{sums, C}.put(b * row_runs + run, c + j, total[j]);
+        PairRows<TwoParts>{sums, C}.put(b * row_runs + run, c + j, total[j]);
 }
 
 }  // namespace kgen::wkv4

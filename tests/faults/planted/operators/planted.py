@@ -1,4 +1,4 @@
-"""An operator whose kernels carry planted faults: rows reversed, plus their sums."""
+"""An operator whose kernels carry planted faults: rows reversed, plus their sums, times a gain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kgen.model.problem import Problem
-from kgen.model.signature import Dim, DTypeField, Pass, Signature, Tensor
+from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
 from kgen.operators.base import Cost, Operator
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def definition(
     pass_name: str, inputs: Tensors, scalars: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """y[m, n] = x[m, N-1-n] + sum_n x[m, n]."""
+    """y[m, n] = gain (x[m, N-1-n] + sum_n x[m, n])."""
     x = inputs["x"]
-    return {"y": x.flip(-1) + x.sum(dim=-1, keepdim=True)}
+    return {"y": scalars["gain"] * (x.flip(-1) + x.sum(dim=-1, keepdim=True))}
 
 
 def make_inputs(
@@ -37,7 +37,7 @@ def scale(
 ) -> dict[str, torch.Tensor]:
     """Errors are relative to what is added up."""
     x = inputs["x"].abs()
-    return {"y": x.flip(-1) + x.sum(dim=-1, keepdim=True)}
+    return {"y": abs(scalars["gain"]) * (x.flip(-1) + x.sum(dim=-1, keepdim=True))}
 
 
 def cost(pass_name: str, problem: Problem) -> Cost:
@@ -55,7 +55,7 @@ OPERATOR = Operator(
     name="planted",
     summary="Rows reversed, plus their sums; with planted faults.",
     source="kgen's own tests.",
-    doc="y[m, n] = x[m, N-1-n] + sum_n x[m, n]",
+    doc="y[m, n] = gain (x[m, N-1-n] + sum_n x[m, n])",
     signature=Signature(
         dims=(Dim("M", "rows"), Dim("N", "columns", smallest=1)),
         dtypes=(DTypeField("dtype", ("fp32",), default="fp32"),),
@@ -64,6 +64,7 @@ OPERATOR = Operator(
                 "forward",
                 inputs=(Tensor("x", ("M", "N"), free_strides=("M",), doc="fp32."),),
                 outputs=(Tensor("y", ("M", "N"), doc="fp32."),),
+                scalars=(Scalar("gain", 1.0, doc="Factor of y."),),
             ),
         ),
     ),

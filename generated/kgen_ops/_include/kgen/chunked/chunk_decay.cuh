@@ -36,17 +36,6 @@
 
 namespace kgen {
 
-// 1 / x within 1 ulp for x whose reciprocal is a normal number; subnormal inputs and results are 0.
-KGEN_DEVICE float fast_reciprocal(float x) {
-#if KGEN_HOST
-    return 1.0f / x;
-#else
-    float result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-#endif
-}
-
 // Operands from fp32 that was multiplied by kNearTf32 when it was stored; of_sums rounds.
 struct RoundedOperands : Tf32Operands<false> {
     static KGEN_DEVICE A a_rows(const float* tile, int stride) {
@@ -86,10 +75,16 @@ struct MixedOperands {
     template <bool Scaled>
     static KGEN_DEVICE A a_columns(const T* tile, int stride, float factor) {
         const auto pairs = HalfOperands<T>::template a_columns<false>(tile, stride, 1.0f);
+        return unpacked<Scaled>(pairs.pair, factor);
+    }
+
+    // The operand of pairs of steps.
+    template <bool Scaled = false>
+    static KGEN_DEVICE A unpacked(const u32 (&pairs)[4], float factor = 1.0f) {
         A a;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const f32x2 two = unpack2<T>(pairs.pair[i]);
+            const f32x2 two = unpack2<T>(pairs[i]);
             a.even[i] = Scaled ? near_tf32(two.x * factor) : bit_cast<u32>(two.x);
             a.odd[i] = Scaled ? near_tf32(two.y * factor) : bit_cast<u32>(two.y);
         }
@@ -164,6 +159,11 @@ KGEN_DEVICE float fold_lanes(float (&values)[Size]) {
     if constexpr (Bit > 1) return fold_lanes<max(Count / 2, 1), Bit / 2>(values);
     return values[0];
 }
+
+// Whether rows with decays have their keys in order: then columns 2q, 2q + 1 of a tile of the state are its keys q and
+// q + 4.
+template <class Decay>
+constexpr bool kRowsInKeyOrder = false;
 
 // The decays of a loop: none, or those of the chunk in use, in shared memory. Precise: exponentials as accurate as
 // fp32; else by the special function unit.

@@ -25,10 +25,11 @@ namespace kgen {
 // HalvingRows, which says how many buffers rows with decays have.
 template <class T, bool Returned, int Keys, int Values, int Chunk, int MTiles, int MWarps,
           int KeyWarps, int Stages, int CopyBytes, class Decay>
-class HalvingLoop : public ChunkLoop<T, HalvingProducts<Returned>, Keys, Values, Chunk, MTiles,
-                                     MWarps, KeyWarps, Stages, CopyBytes, false, false, false, Decay> {
-    using Base = ChunkLoop<T, HalvingProducts<Returned>, Keys, Values, Chunk, MTiles, MWarps,
-                           KeyWarps, Stages, CopyBytes, false, false, false, Decay>;
+class HalvingLoop
+    : public ChunkLoop<T, HalvingProducts<Returned, Decay::kPairs>, Keys, Values, Chunk, MTiles,
+                       MWarps, KeyWarps, Stages, CopyBytes, false, false, false, Decay> {
+    using Base = ChunkLoop<T, HalvingProducts<Returned, Decay::kPairs>, Keys, Values, Chunk, MTiles,
+                           MWarps, KeyWarps, Stages, CopyBytes, false, false, false, Decay>;
     using typename Base::Inside;
     using typename Base::Outputs;
     using typename Base::Score;
@@ -57,32 +58,37 @@ public:
         Outputs sums;
         Own own = {};
         float nonfinite = 0.0f;  // becomes NaN if an output is not finite
-        if (chunks > 0) factor(0);
+        if constexpr (Decay::kPairs) {
+            clear_scores();
+            run_paired_chunks(state, sums, own, nonfinite);
+        } else {
+            if (chunks > 0) factor(0);
 
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-            sync_block();
-            // 1. Decayed rows of `chunk` and scores of chunk - 1 are visible to all. With two buffers so are rows of
-            // chunk + 1, and the slot and the decayed rows of chunk - 2 are free.
-            if (kBuffers == 2 && chunk > 0) this->template stage<true>();
-            if (chunk > 0) finish(sums, own, chunk - 1, nonfinite);
-            this->factors_.select(chunk % kBuffers);
-            const T* tile = tile_of(chunk);
-            this->factors_.template scores<Scorer, Inside>(
-                tile, tile + Base::kKeyTile, scores_of(chunk), Base::kScoreStride, Base::kPlane);
-            clear(sums);
-            this->carry(sums, state, this->factors_.carried());
-            this->decay_state(state);
-            this->template update<false>(sums, state, tile, nullptr);
-            if constexpr (kBuffers == 1) {
-                cp_async_wait<Stages - 3>();
+            for (int chunk = 0; chunk < chunks; ++chunk) {
                 sync_block();
-                // Rows of chunk + 1 are visible to all; the decayed rows and the slot of chunk - 1 are free.
-                this->template stage<true>();
+                // 1. Decayed rows of `chunk` and scores of chunk - 1 are visible to all. With two buffers so are rows
+                // of chunk + 1, and the slot and the decayed rows of chunk - 2 are free.
+                if (kBuffers == 2 && chunk > 0) this->template stage<true>();
+                if (chunk > 0) finish(sums, own, chunk - 1, nonfinite);
+                this->factors_.select(chunk % kBuffers);
+                const T* tile = tile_of(chunk);
+                this->factors_.template scores<Scorer, Inside>(
+                    tile, tile + Base::kKeyTile, scores_of(chunk), Base::kScoreStride, Base::kPlane);
+                clear(sums);
+                this->carry(sums, state, this->factors_.carried());
+                this->decay_state(state);
+                this->template update<false>(sums, state, tile, nullptr);
+                if constexpr (kBuffers == 1) {
+                    cp_async_wait<Stages - 3>();
+                    sync_block();
+                    // Rows of chunk + 1 are visible to all; the decayed rows and the slot of chunk - 1 are free.
+                    this->template stage<true>();
+                }
+                // 2. The rows with decays of the next chunk.
+                if (chunk + 1 < chunks) factor(chunk + 1);
+                if constexpr (kBuffers == 2) cp_async_wait<Stages - 4>();
             }
-            // 2. The rows with decays of the next chunk.
-            if (chunk + 1 < chunks) factor(chunk + 1);
-            if constexpr (kBuffers == 2) cp_async_wait<Stages - 4>();
         }
         cp_async_wait_all();
         sync_block();
@@ -99,6 +105,54 @@ public:
     }
 
 private:
+    // The chunks of run() in another order, with the rows of halving_pairs.cuh. Rows of the next chunk are loaded before
+    // the products of this one, and decayed beside them. The last turn decays rows that no one reads.
+    KGEN_DEVICE void run_paired_chunks(State& state, Outputs& sums, Own& own, float& nonfinite) {
+        using Factors = typename Base::Factors;
+        const int chunks = this->chunks_;
+        if (chunks > 0) factor(0);
+        typename Factors::Lanes rows[Factors::kLaneGroups];
+        int slot = 0;
+
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            const int next = slot == Stages - 1 ? 0 : slot + 1;
+            const T* tile = tile_in(slot);
+            const T* next_tile = tile_in(next);
+            sync_block();
+            // 1. As in run().
+            if (kBuffers == 2 && chunk > 0) this->template stage<true>();
+            if (chunk > 0) finish(sums, own, chunk - 1, nonfinite);
+            this->factors_.select(chunk % kBuffers);
+            this->factors_.template scores<Scorer, Inside>(
+                tile, tile + Base::kKeyTile, scores_of(chunk), Base::kScoreStride, Base::kPlane);
+            if constexpr (kBuffers == 2)
+                this->factors_.load_pairs(rows, next, next_tile, next_tile + Base::kKeyTile);
+            clear(sums);
+            this->carry(sums, state, this->factors_.carried());
+            this->decay_state(state);
+            this->template update<false>(sums, state, tile, nullptr);
+            if constexpr (kBuffers == 1) {
+                cp_async_wait<Stages - 3>();
+                sync_block();
+                this->template stage<true>();
+                this->factors_.load_pairs(rows, next, next_tile, next_tile + Base::kKeyTile);
+            }
+            // 2. The rows with decays of the next chunk.
+            this->factors_.store_pairs(rows, next, (chunk + 1) % kBuffers);
+            if constexpr (kBuffers == 2) cp_async_wait<Stages - 4>();
+            slot = next;
+        }
+    }
+
+    // Scores of steps with later ones are zero in all chunks. The caller's next barrier comes before they are read.
+    KGEN_DEVICE void clear_scores() {
+        for (int i = thread_rank(); i < Base::kScores; i += Base::kThreads)
+            scores_of(0)[i] = scores_of(1)[i] = from_float<Score>(0.0f);
+    }
+
+    KGEN_DEVICE const T* tile_in(int slot) const { return this->ring_ + slot * Base::kStage; }
+
     KGEN_DEVICE const T* tile_of(int chunk) const {
         return this->ring_ + chunk % Stages * Base::kStage;
     }

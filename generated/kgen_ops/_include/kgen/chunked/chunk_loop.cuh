@@ -398,8 +398,13 @@ protected:
         const MmaLane lane = mma_lane();
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-            const Vec<float, 2> two = *reinterpret_cast<const Vec<float, 2>*>(
-                factors_.all(keys0_ + 8 * tile + 2 * lane.q));
+            const float* all;
+            if constexpr (kRowsInKeyOrder<Decay>) {  // one address, eight offsets
+                all = factors_.all(state_key(lane, 0, 0)) + 8 * tile;
+            } else {
+                all = factors_.all(state_key(lane, tile, 0));
+            }
+            const Vec<float, 2> two = *reinterpret_cast<const Vec<float, 2>*>(all);
 #pragma unroll
             for (int m = 0; m < MTiles; ++m)
 #pragma unroll
@@ -738,6 +743,12 @@ protected:
         }
     }
 
+    // The key of column 2 * lane.q + `odd` of a tile of the state.
+    KGEN_DEVICE int state_key(const MmaLane& lane, int tile, int odd) const {
+        return keys0_ + 8 * tile +
+               (kRowsInKeyOrder<Decay> ? lane.q + 4 * odd : 2 * lane.q + odd);
+    }
+
     // Calls body(m, tile, i, key, value) for the accumulators of this lane that are not padding.
     template <class Body>
     KGEN_DEVICE void for_state(Body body) const {
@@ -748,7 +759,7 @@ protected:
             for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const int key = keys0_ + 8 * tile + 2 * lane.q + i % 2;
+                    const int key = state_key(lane, tile, i % 2);
                     const int value = values0_ + 16 * m + lane.g + i / 2 * 8;
                     if (key < Keys && value < rows_.values) body(m, tile, i, key, value);
                 }

@@ -1,4 +1,4 @@
-// Matrix products of one warp on tensor cores (mma.sync), ldmatrix and TF32 conversions.
+// Matrix products of one warp on tensor cores (mma.sync), ldmatrix, movmatrix and TF32 conversions.
 //
 //     D[16 x 8] = A[16 x K] B[K x 8] + C[16 x 8]
 //
@@ -259,6 +259,26 @@ KGEN_DEVICE void ldmatrix(u32 (&r)[Matrices], const void* row) {
                      : "r"(address)
                      : "memory");
     }
+#endif
+}
+
+// Transposes a matrix of 8 x 8 16-bit values that the lanes of a warp hold: `pair` is row g, columns 2q and 2q + 1; the
+// result is rows 2q and 2q + 1, column g.
+template <int Arch = KGEN_ARCH>
+KGEN_DEVICE u32 transpose_matrix(u32 pair) {
+    KGEN_NEEDS_MMA(Arch, 750, "movmatrix needs sm_75");
+#if KGEN_HOST
+    const MmaLane lane = mma_lane();
+    const u32 early = shfl(pair, 8 * lane.q + lane.g / 2);
+    const u32 late = shfl(pair, 8 * lane.q + 4 + lane.g / 2);
+    const int shift = 16 * (lane.g % 2);
+    return (early >> shift & 0xffffu) | (late >> shift & 0xffffu) << 16;
+#elif KGEN_ARCH >= 750
+    u32 result;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
+#else
+    return pair;
 #endif
 }
 

@@ -17,6 +17,7 @@ namespace kgen::wkv {
 template <class C>
 class StatePassing {
     using Memory = ChunkMemory<C>;
+    using Index = typename Memory::Index;
     using T = typename C::T;
     using W = typename C::W;
     using Inter = typename Memory::Inter;
@@ -35,7 +36,7 @@ public:
 
     // Rows of r times the decays since the first of 16 steps, rows of k times the decays up to the last; a lane has
     // one of its warp's keys and 16 steps. w: the head's row, if w has no steps.
-    KGEN_DEVICE void apply_decays(const ChunkIndex& index, const W* w) const {
+    KGEN_DEVICE void apply_decays(const Index& index, const W* w) const {
         const T *rows_r = at.chunk_r(), *rows_k = at.chunk_k();
         const W* rows_w = at.chunk_w();
         const int key = at.key0 + lane_id() % 16;

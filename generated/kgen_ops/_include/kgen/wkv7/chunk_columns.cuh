@@ -43,7 +43,8 @@
 #include "kgen/chunked/chunk_attention.cuh"
 #include "kgen/recurrent/recurrence.cuh"
 #include "kgen/wkv/state_columns.cuh"
-#include "kgen/wkv7/naive.cuh"
+#include "kgen/wkv7/column_tensors.cuh"
+#include "kgen/wkv7/triangular_inverse.cuh"
 
 namespace kgen::wkv7 {
 
@@ -86,7 +87,11 @@ private:
 
 // Second: whether `second` is an output.
 template <class Config, Direction D, bool Second>
-struct ChunkColumns {
+struct ChunkColumns : ColumnTensors<typename Config::Value, typename Config::W> {
+    using Tensors = ColumnTensors<typename Config::Value, typename Config::W>;
+    using Tensors::width, Tensors::steps, Tensors::pitch, Tensors::r, Tensors::w, Tensors::k,
+        Tensors::a, Tensors::b, Tensors::c, Tensors::c_factor, Tensors::second_factor,
+        Tensors::checkpoints, Tensors::first, Tensors::second;
     using Value = typename Config::Value;
     using W = typename Config::W;
     using Ops = Tf32Operands<Config::kSplit>;
@@ -104,15 +109,6 @@ struct ChunkColumns {
         kBytesOfValues + kC * kKeys * static_cast<int>(sizeof(W));
     using State = float[1][kTiles][4];
     using Steps = float[1][2][4];  // of a warp's value features and 16 steps
-
-    int width;         // of the block's columns
-    i64 steps, pitch;  // of a state's rows
-    StepPointer<Value> r, k, a, b, c;
-    StepPointer<W> w;
-    float c_factor, second_factor;
-    float* checkpoints;   // the state at the outset of each chunk, [chunks, K, V], or null
-    Rows<float> first;    // [steps, V], or null
-    Rows<Value> second;
 
     // start, end: states [K, V]. Pointers to states and rows begin with the block's first column. A null start is
     // zero, a null end is not written.
@@ -136,7 +132,8 @@ struct ChunkColumns {
             nonfinite = fma(s, 0.0f, nonfinite);
             if (end != nullptr && used) end[place] = s;
         });
-        if (block_any_nonfinite<kWarps>(nonfinite)) step_by_step(start, end);
+        if (block_any_nonfinite<kWarps>(nonfinite))
+            this->template step_by_step<D, Second, Config::kK, kColumns>(start, end);
     }
 
 private:
@@ -337,20 +334,9 @@ private:
 
     // (I - x p^T)^-1 by substitution, a lane per column; each warp has its own.
     static KGEN_DEVICE void put_inverse() {
-        const float* triangle = scores(0);
         const int column = lane_id() % kC;
         float found[kC];
-#pragma unroll
-        for (int step = 0; step < kC; ++step) {
-            const int i = kBack ? kC - 1 - step : step;
-            float sums[2] = {i == column ? 1.0f : 0.0f, 0.0f};
-#pragma unroll
-            for (int known = 0; known < step; ++known) {
-                const int j = kBack ? kC - 1 - known : known;
-                sums[known % 2] = fma(triangle[i * kScore + j], found[j], sums[known % 2]);
-            }
-            found[i] = sums[0] + sums[1];
-        }
+        inverse_column<kBack>(scores(0), kScore, column, found);
         if (lane_id() < kC)
 #pragma unroll
             for (int i = 0; i < kC; ++i) inverse()[i * kScore + column] = found[i];
@@ -408,43 +394,6 @@ private:
         copy_steps<kForward, kThreads, kC, kColumns, kVec>(target, c, width, begin, steps);
         copy_steps<kForward, kThreads, kC, kKeys, kgen::wkv::kVecOfW<Config>>(
             reinterpret_cast<W*>(buffer + kBytesOfValues), w, Config::kK, begin, steps);
-    }
-
-    // The whole sequence once more, a thread per column, the state in shared memory.
-    KGEN_DEVICE void step_by_step(const float* start, float* end) const {
-        const int column = thread_rank();
-        if (column >= width) return;
-        const ColumnInMemory state{dynamic_smem<float>() + column, kColumns, Config::kK};
-        for (i64 i = 0; i < Config::kK; ++i)
-            state.at(i) = start != nullptr ? start[i * pitch + column] : 0.0f;
-        for (i64 step = 0; step < steps; ++step) {
-            const i64 t = time_of<D>(step, steps);
-            const bool outset = kBack ? (t + 1) % kC == 0 || step == 0 : t % kC == 0;
-            if (checkpoints != nullptr && outset)
-                for (i64 i = 0; i < Config::kK; ++i)
-                    checkpoints[(t / kC * Config::kK + i) * pitch + column] = state.at(i);
-            const Value *r_t = at(r, t), *k_t = at(k, t), *a_t = at(a, t), *b_t = at(b, t);
-            const W* w_t = w.first + t * w.stride;
-            const float c_t = c_factor * to_float(at(c, t)[column]);
-            if constexpr (kBack) state.add(r_t, c_t);
-            const float sum = state.read(kBack ? b_t : a_t);
-            float read = 0.0f;
-            if constexpr (kBack) {
-                read = state.read(k_t);
-                state.template update<DecayForm::clamp>(w_t, a_t, sum);
-            } else {
-                state.template update<DecayForm::clamp>(w_t, b_t, sum, k_t, c_t);
-                if constexpr (Second) read = state.read(r_t);
-            }
-            if (first.first != nullptr) first.at(t)[column] = sum;
-            if constexpr (Second) second.at(t)[column] = from_float<Value>(second_factor * read);
-        }
-        if (end != nullptr)
-            for (i64 i = 0; i < Config::kK; ++i) end[i * pitch + column] = state.at(i);
-    }
-
-    static KGEN_DEVICE const Value* at(const StepPointer<Value>& rows, i64 t) {
-        return rows.first + t * rows.stride;
     }
 };
 

@@ -1,0 +1,65 @@
+// What a loop over chunks of a head's columns reads and writes, and the same recurrence step by step, for inputs whose
+// results are not finite. The names are those of chunk_columns.cuh: c is v, forward, or gy.
+//
+// Shared memory of step_by_step: float state[K][Columns].
+#pragma once
+
+#include "kgen/primitives/block.cuh"
+#include "kgen/recurrent/recurrence.cuh"
+#include "kgen/wkv7/naive.cuh"
+
+namespace kgen::wkv7 {
+
+template <class Value, class W>
+struct ColumnTensors {
+    int width;         // of the block's columns
+    i64 steps, pitch;  // of a state's rows
+    StepPointer<Value> r, k, a, b, c;
+    StepPointer<W> w;
+    float c_factor, second_factor;
+    float* checkpoints;   // the state at the outset of each chunk, [chunks, K, V], or null
+    Rows<float> first;    // [steps, V], or null
+    Rows<Value> second;
+
+    // The whole sequence once more, a thread per column, the state in shared memory.
+    template <Direction D, bool Second, int Keys, int Columns>
+    KGEN_DEVICE void step_by_step(const float* start, float* end) const {
+        constexpr bool kBack = D == Direction::backward;
+        constexpr int kC = 16;  // steps from checkpoint to checkpoint
+        const int column = thread_rank();
+        if (column >= width) return;
+        const ColumnInMemory state{dynamic_smem<float>() + column, Columns, Keys};
+        for (i64 i = 0; i < Keys; ++i)
+            state.at(i) = start != nullptr ? start[i * pitch + column] : 0.0f;
+        for (i64 step = 0; step < steps; ++step) {
+            const i64 t = time_of<D>(step, steps);
+            const bool outset = kBack ? (t + 1) % kC == 0 || step == 0 : t % kC == 0;
+            if (checkpoints != nullptr && outset)
+                for (i64 i = 0; i < Keys; ++i)
+                    checkpoints[(t / kC * Keys + i) * pitch + column] = state.at(i);
+            const Value *r_t = at(r, t), *k_t = at(k, t), *a_t = at(a, t), *b_t = at(b, t);
+            const W* w_t = w.first + t * w.stride;
+            const float c_t = c_factor * to_float(at(c, t)[column]);
+            if constexpr (kBack) state.add(r_t, c_t);
+            const float sum = state.read(kBack ? b_t : a_t);
+            float read = 0.0f;
+            if constexpr (kBack) {
+                read = state.read(k_t);
+                state.template update<DecayForm::clamp>(w_t, a_t, sum);
+            } else {
+                state.template update<DecayForm::clamp>(w_t, b_t, sum, k_t, c_t);
+                if constexpr (Second) read = state.read(r_t);
+            }
+            if (first.first != nullptr) first.at(t)[column] = sum;
+            if constexpr (Second) second.at(t)[column] = from_float<Value>(second_factor * read);
+        }
+        if (end != nullptr)
+            for (i64 i = 0; i < Keys; ++i) end[i * pitch + column] = state.at(i);
+    }
+
+    static KGEN_DEVICE const Value* at(const StepPointer<Value>& rows, i64 t) {
+        return rows.first + t * rows.stride;
+    }
+};
+
+}  // namespace kgen::wkv7

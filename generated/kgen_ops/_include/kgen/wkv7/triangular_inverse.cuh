@@ -1,0 +1,26 @@
+// The inverse of a unit triangular matrix of 16 steps, exactly: by substitution in fp32.
+#pragma once
+
+#include "kgen/primitives/math.cuh"
+#include "kgen/primitives/warp.cuh"
+
+namespace kgen::wkv7 {
+
+// Column `column` of (I - L)^-1 in `found`, by each lane. L lies in shared memory, `stride` floats from row to row; it
+// is strictly lower triangular, with Upper strictly upper. Lanes read the same words.
+template <bool Upper>
+KGEN_DEVICE void inverse_column(const float* triangle, int stride, int column, float (&found)[16]) {
+#pragma unroll
+    for (int step = 0; step < 16; ++step) {
+        const int i = Upper ? 15 - step : step;
+        float sums[2] = {i == column ? 1.0f : 0.0f, 0.0f};
+#pragma unroll
+        for (int known = 0; known < step; ++known) {
+            const int j = Upper ? 15 - known : known;
+            sums[known % 2] = fma(triangle[i * stride + j], found[j], sums[known % 2]);
+        }
+        found[i] = sums[0] + sums[1];
+    }
+}
+
+}  // namespace kgen::wkv7

@@ -1,0 +1,105 @@
+"""A causal linear-attention layer by `kgen_ops.linear_attention`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import elu
+
+from ..compat._library import operator_of
+
+_OPERATOR = operator_of("linear_attention")
+
+
+class LinearAttentionState(NamedTuple):
+    """What decoding goes on from.
+
+    Attributes:
+        state: [B, H, E, E]; fp32; sum of phi(k) v^T.
+        key_sum: [B, H, E]; fp32; sum of phi(k).
+    """
+
+    state: Tensor
+    key_sum: Tensor
+
+
+class LinearAttention(nn.Module):
+    """Causal multi-head linear attention, with its projections.
+
+    q, k, v = heads of q_proj(x), k_proj(x), v_proj(x);  phi(z) = elu(z) + 1
+    out_t = sum over s <= t of a_ts v_s / (eps + sum over s <= t of a_ts)
+    a_ts = phi(q_t) . phi(k_s)
+    y = out_proj(out)
+
+    It stands where a model has a causal `torch.nn.MultiheadAttention(batch_first=True)`; the
+    weights of one do not fit the other, because the softmax is missing.
+
+    Args:
+        embed_dim: Features of x and y; a multiple of num_heads.
+        num_heads: H; a head has E = embed_dim / H features.
+        bias: Whether the projections have a bias.
+        eps: Added to the norm.
+        device, dtype: Of the parameters.
+    Raises:
+        ValueError: If num_heads does not divide embed_dim.
+
+    The projections start as `torch.nn.Linear` starts.
+    Source: Katharopoulos et al. 2020, arXiv:2006.16236.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        bias: bool = True,
+        eps: float = 1e-6,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(
+                f"LinearAttention: num_heads = {num_heads} does not divide embed_dim = "
+                f"{embed_dim}\n  allowed: divisors of embed_dim"
+            )
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.eps = eps
+
+        def projection() -> nn.Linear:
+            return nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
+
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (projection() for _ in range(4))
+
+    def reset_parameters(self) -> None:
+        """Draw the projections anew."""
+        for layer in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            layer.reset_parameters()
+
+    def forward(
+        self, x: Tensor, state: LinearAttentionState | None = None, return_state: bool = False
+    ) -> Tensor | tuple[Tensor, LinearAttentionState]:
+        """Compute y, and the state after the last step if it is asked for.
+
+        Args:
+            x: [B, T, embed_dim]; while decoding T is 1.
+            state: That an earlier call returned; None: the sequence begins.
+            return_state: Whether to return the state as well.
+        """
+        q, k, v = (
+            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        before = (None, None) if state is None else tuple(state)
+        made = _OPERATOR(
+            elu(q) + 1, elu(k) + 1, v, *before, eps=self.eps, return_norm=True,
+            return_final_state=return_state, return_final_key_sum=return_state,
+        )
+        y: Tensor = self.out_proj(made[0].transpose(1, 2).flatten(2))
+        return (y, LinearAttentionState(made[1], made[2])) if return_state else y
+
+    def extra_repr(self) -> str:
+        """The constructor's arguments."""
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, eps={self.eps:g}"

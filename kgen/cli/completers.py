@@ -1,0 +1,158 @@
+"""What the shell completes behind each option: operators, GPUs, populations, dims, files.
+
+`kgen completion` prints a function for the shell. At each TAB that function runs `kgen` with
+`_ARGCOMPLETE` set, so the names are those of today, the user's own folders included. torch is not
+loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import argcomplete
+from argcomplete import io
+from argcomplete.completers import DirectoriesCompleter, FilesCompleter
+
+from kgen.assets import gpu_dir
+from kgen.catalogue import Catalogue, load_profiles, open_catalogue, population_names
+from kgen.errors import KgenError
+from kgen.model.signature import Signature
+from kgen.operators.base import Operator
+
+Completer = Callable[..., Iterable[str]]
+
+_EXTENT = re.compile(r"([A-Za-z]\w*)=(\d+)")
+
+
+def operators(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """All operators, with those of `--path` and KGEN_PATH."""
+    return _catalogue(parsed_args).names
+
+
+def gpus(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """All profiles, and `auto` where a device is chosen."""
+    names = sorted(file.stem for file in gpu_dir().glob("*.yaml"))
+    return names if parsed_args.command == "report" else ["auto", *names]
+
+
+def populations(parsed_args: argparse.Namespace, prefix: str, **_: Any) -> Iterable[str]:
+    """The named populations; files where a path begins."""
+    if "/" in prefix:
+        return _yaml_files(prefix)
+    return population_names(_catalogue(parsed_args))
+
+
+def problem(parsed_args: argparse.Namespace, prefix: str, **_: Any) -> Iterator[str]:
+    """The next name or value of `M=8192,N=4096,dtype=bf16`, of the operator that `--op` names."""
+    if not parsed_args.op:
+        return
+    operator = _catalogue(parsed_args).operator(parsed_args.op)
+    before, comma, part = prefix.rpartition(",")
+    name, equals, _value = part.partition("=")
+    if equals:
+        yield from (f"{before}{comma}{name}={value}" for value in _values(operator, name))
+        return
+    given = {text.partition("=")[0] for text in before.split(",")}
+    yield from (f"{before}{comma}{each}=" for each in operator.signature.field_names
+                if each not in given)
+
+
+def _values(operator: Operator, name: str) -> list[str]:
+    """Of a dtype field or an option all, of a dim those of the operator's own problems."""
+    signature: Signature = operator.signature
+    allowed = {choice.name: choice.allowed for choice in signature.choices}
+    if name in allowed:  # the name of an earlier field stands for that field's dtypes
+        words = [word for one in allowed[name] for word in allowed.get(one, (one,))]
+        return list(dict.fromkeys(words))
+    texts = [text for each in signature.passes for on_host in (False, True)
+             for text in operator.default_problems(each.name, on_host)]
+    pairs = [pair for text in texts for pair in _EXTENT.findall(text)]
+    extents = {int(extent) for dim, extent in pairs if dim == name}
+    return [str(extent) for extent in sorted(extents)]
+
+
+def architectures(**_: Any) -> list[str]:
+    """Those of all profiles."""
+    return sorted({profile.arch for profile in load_profiles().values() if not profile.is_host})
+
+
+def nothing(**_: Any) -> list[str]:
+    """For numbers, durations, and names that only a load of torch would tell."""
+    return []
+
+
+def _listed(of: Completer) -> Completer:
+    """The completer of a list with commas, from that of one of its names."""
+
+    def complete(prefix: str, **given: Any) -> list[str]:
+        before, comma, _ = prefix.rpartition(",")
+        taken = before.split(",")
+        return [f"{before}{comma}{name}" for name in of(prefix=prefix, **given)
+                if name not in taken]
+
+    return complete
+
+
+_yaml_files = FilesCompleter(("yaml", "yml"))
+_files, _folders = FilesCompleter(), DirectoriesCompleter()
+
+# destination of an option -> what completes its value; `command destination` where it differs
+COMPLETERS: Mapping[str, Completer] = {
+    "op": operators, "gpu": gpus, "population": populations, "problem": problem,
+    "populations name": populations, "new-op name": nothing,
+    "add": _listed(operators), "against": nothing, "arch": _listed(architectures),
+    "report against": _yaml_files, "calls": _yaml_files, "coverage": _yaml_files,
+    "path": _folders, "out": _folders, "source": _folders, "wheel": _folders, "t4": _folders,
+    **dict.fromkeys(("files", "html", "markdown", "optuna", "summary", "svg", "trace",
+                     "yaml"), _files),
+    **dict.fromkeys(("array", "compile_memory", "compile_timeout", "compiled", "device",
+                     "device_memory", "devices", "grace", "held_out", "idle", "only", "patience",
+                     "points", "record", "runs", "sample", "search_time", "searches", "seed",
+                     "storage", "time", "trial_timeout", "trials", "tunes"), nothing),
+}  # fmt: skip
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell, and end the process."""
+    attach(parser)
+    argcomplete.autocomplete(parser, always_complete_options="long")
+
+
+def attach(parser: argparse.ArgumentParser) -> None:
+    """Tell argcomplete what completes the values of all options.
+
+    Raises:
+        KeyError: If `COMPLETERS` lacks an option that takes a value.
+    """
+    for command, action in valued(parser):
+        found = COMPLETERS.get(f"{command} {action.dest}") or COMPLETERS[action.dest]
+        action.completer = _safely(found)  # type: ignore[attr-defined]
+
+
+def valued(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    """Yield (command, option) of all that take a value without fixed choices."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command, of_command in action.choices.items():
+                yield from ((command, option) for option in of_command._actions
+                            if option.nargs != 0 and option.choices is None)
+
+
+def _safely(completer: Completer) -> Completer:
+    """A completer that offers nothing where a name or a folder of the user's does not exist."""
+
+    def complete(**given: Any) -> Iterable[str]:
+        try:
+            return list(completer(**given))
+        except (KgenError, OSError) as error:
+            io.warn(str(error))
+            return []
+
+    return complete
+
+
+def _catalogue(parsed_args: argparse.Namespace) -> Catalogue:
+    return open_catalogue(getattr(parsed_args, "path", None) or [])

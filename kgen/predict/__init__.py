@@ -1,0 +1,29 @@
+"""`kgen predict`: choose kernels for a GPU that is not here, by a model of recorded searches."""
+
+from kgen.predict.events import (
+    Compiling,
+    PassStarted,
+    Predicted,
+    PredictEvent,
+    Proving,
+    Skipped,
+)
+from kgen.predict.job import predict
+from kgen.predict.judge import Judgement, judge, print_judgements
+from kgen.predict.request import PredictRequest
+from kgen.predict.training import relatives
+
+__all__ = [
+    "Compiling",
+    "Judgement",
+    "PassStarted",
+    "PredictEvent",
+    "PredictRequest",
+    "Predicted",
+    "Proving",
+    "Skipped",
+    "judge",
+    "predict",
+    "print_judgements",
+    "relatives",
+]

@@ -1,0 +1,208 @@
+"""How good the choices of models have been on recorded searches, each left out in turn.
+
+A model learns from all searched problems of a pass but one, and chooses a config of that one. Where
+several GPUs have records, it also learns without all records of the problem's GPU. The loss of a
+choice is its measured time over the least measured time of the problem, minus 1.
+
+No time of the problem that is left out reaches the model: finals repeat the times of a search, so
+they are not read at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from kgen.catalogue import Entry
+from kgen.predict.models import MODELS
+from kgen.predict.training import Lesson, Predictor, features_of, read_lessons
+from kgen.search.feasible import enumerate_feasible
+
+PROBLEM, GPU = "problem", "GPU"
+LEAST_CONFIGS = 15
+"""Measured configs of a problem to judge on: with fewer, the best of them says little."""
+MEDIAN_BAR, WORST_BAR = 0.10, 0.35
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A choice for one problem that was left out.
+
+    Attributes:
+        problem: The problem.
+        gpu: Where it was measured.
+        measured: Its measured configs.
+        loss: Of the choice among these, whose registers and spills are known.
+        feasible: Its feasible configs.
+        free_loss: Of the choice among all feasible ones, of which nothing is compiled; None if
+            that config was not measured.
+        level: Estimated time of the best config over its measured time.
+    """
+
+    problem: str
+    gpu: str
+    measured: int
+    loss: float
+    feasible: int
+    free_loss: float | None
+    level: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The choices of one model for one pass.
+
+    Attributes:
+        operator: The operator.
+        pass_name: `forward` or `backward`.
+        model: Its name.
+        left_out: `problem`, or `GPU`: all problems of the GPU were left out at once.
+        gpus: Whose records there are.
+        too_small: Problems with fewer than `LEAST_CONFIGS` measured configs, which only teach.
+        choices: One for each problem that was left out.
+    """
+
+    operator: str
+    pass_name: str
+    model: str
+    left_out: str
+    gpus: tuple[str, ...]
+    too_small: int
+    choices: tuple[Choice, ...] = field(default=())
+
+    @property
+    def losses(self) -> list[float]:
+        """Of the choices among measured configs."""
+        return [choice.loss for choice in self.choices]
+
+
+def judge(
+    entry: Entry,
+    passes: Sequence[str],
+    library: Path,
+    relatives: Sequence[Entry] = (),
+    models: Sequence[str] = tuple(MODELS),
+) -> Iterator[Judgement]:
+    """Judge models on the records of an operator; passes with fewer than two problems are left out.
+
+    Args:
+        entry: The operator.
+        passes: Names of passes.
+        library: Folder of the library that has the records.
+        relatives: Operators of its family; their problems teach, and are not judged.
+        models: Names of models.
+    Raises:
+        StorageError, RecordError: If a journal cannot be read.
+    """
+    for pass_name in passes:
+        own = read_lessons((entry,), (library,), pass_name)
+        lessons = [*own, *read_lessons(relatives, (library,), pass_name)]
+        judged = [one for one in own if len(one.times_us) >= LEAST_CONFIGS]
+        if not judged or len(lessons) < 2:
+            continue
+        gpus = tuple(sorted({one.searched.gpu.name for one in lessons}))
+        for model in models:
+            for left_out in (PROBLEM, GPU) if len(gpus) > 1 else (PROBLEM,):
+                yield Judgement(
+                    entry.operator.name, pass_name, model, left_out, gpus, len(own) - len(judged),
+                    tuple(_choice(entry, model, left_out, lessons, one) for one in judged),
+                )
+
+
+def _choice(
+    entry: Entry, model: str, how: str, lessons: Sequence[Lesson], left_out: Lesson
+) -> Choice:
+    searched = left_out.searched
+    if how == GPU:
+        others = [one for one in lessons if one.searched.gpu != searched.gpu]
+    else:
+        others = [one for one in lessons if not _same_problem(one, left_out)]
+    predictor = Predictor(model, entry, searched.problem, others)
+    times = left_out.times_us
+    chosen = predictor.order(left_out.compiled, compiled=True)[0]
+    pass_ = entry.operator.signature.pass_named(searched.pass_name)
+    configs = enumerate_feasible(
+        entry.space.of_pass(searched.pass_name), pass_, searched.problem, searched.gpu
+    ).configs
+    rows, floor_us = features_of(
+        entry, searched.pass_name, searched.problem, searched.gpu, configs
+    )
+    free = configs[predictor.order(rows, compiled=False)[0]]
+    of_config = {o.config: o.median_us for o in searched.observations}
+    best_us = float(times.min())
+    return Choice(
+        str(searched.problem),
+        searched.gpu.name,
+        len(times),
+        float(times[chosen]) / best_us - 1,
+        len(configs),
+        of_config[free] / best_us - 1 if free in of_config else None,
+        predictor.best_us(floor_us) / best_us,
+    )
+
+
+def _same_problem(one: Lesson, other: Lesson) -> bool:
+    """Whether two lessons are of one problem, on whatever GPU."""
+    return (one.searched.operator, one.searched.problem) == (
+        other.searched.operator, other.searched.problem)
+
+
+def print_judgements(found: Sequence[Judgement]) -> str:
+    """Return a table of judgements, the bars that they meet, and what could not be judged."""
+    if not found:
+        return "no pass has two searched problems on a GPU: no model can be judged\n"
+    head = f"{'operator':<17}{'pass':<10}{'model':<13}{'problems':>8}{'median':>9}{'worst':>9}" \
+           f"{'free choice':>16}{'median':>9}{'level':>8}"
+    lines = []
+    for left_out in dict.fromkeys(one.left_out for one in found):
+        some = [one for one in found if one.left_out == left_out]
+        lines += [f"leave one {left_out} out: loss of the choice against the best measured config",
+                  "", head, *(_row(one) for one in some), ""]
+        for model in dict.fromkeys(one.model for one in some):
+            losses = [loss for one in some if one.model == model for loss in one.losses]
+            lines.append(f"{model}, all {len(losses)} problems: {_verdict(losses)}")
+        lines.append("")
+    gpus = sorted({gpu for one in found for gpu in one.gpus})
+    lines += _notes(found, gpus)
+    return "\n".join(lines) + "\n"
+
+
+def _row(one: Judgement) -> str:
+    measured = [c.free_loss for c in one.choices if c.free_loss is not None]
+    free = f"{len(measured)} of {len(one.choices)} seen"
+    return (
+        f"{one.operator:<17}{one.pass_name:<10}{one.model:<13}{len(one.choices):>8}"
+        f"{_percent(median(one.losses)):>9}{_percent(max(one.losses)):>9}"
+        f"{free:>16}{_percent(median(measured)) if measured else '-':>9}"
+        f"{median(c.level for c in one.choices):>8.2f}"
+    )
+
+
+def _verdict(losses: Sequence[float]) -> str:
+    middle, worst = median(losses), max(losses)
+    beyond = sum(loss > WORST_BAR for loss in losses)
+    return (
+        f"median loss {_percent(middle)} (bar {_percent(MEDIAN_BAR)}: "
+        f"{'met' if middle <= MEDIAN_BAR else 'missed'}), worst {_percent(worst)} (bar "
+        f"{_percent(WORST_BAR)}: {'met' if worst <= WORST_BAR else f'missed by {beyond}'})"
+    )
+
+
+def _notes(found: Sequence[Judgement], gpus: Sequence[str]) -> list[str]:
+    small = sum({(o.operator, o.pass_name): o.too_small for o in found}.values())
+    notes = [
+        "median, worst: choice among the measured configs, whose registers and spills are known",
+        "free choice: among all feasible configs; 'seen' counts choices that a search measured",
+        "level: estimated time of the best config over its measured time",
+        f"{small} problems with fewer than {LEAST_CONFIGS} measured configs taught, and were not "
+        "judged",
+    ]
+    if len(gpus) < 2:
+        notes.append(f"leave one GPU out: not judged, because all records are of {gpus[0]}")
+    return notes
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"

@@ -1,0 +1,54 @@
+"""What a prediction is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kgen.build import Compiler
+from kgen.catalogue import Entry
+from kgen.model.gpu import GpuProfile
+from kgen.model.problem import Problem
+from kgen.predict.models import DEFAULT
+
+DEFAULT_COMPILED = 24
+"""Configs that are compiled for each problem: 24 times 0.5 to 2 s of compilation."""
+
+
+@dataclass(frozen=True)
+class PredictRequest:
+    """Predictions of an operator for one GPU.
+
+    Attributes:
+        entry: The operator with its space and templates.
+        problems: By pass.
+        gpu: Profile of the GPU; it need not be in this machine.
+        compiler: Cross-compiles for the GPU.
+        out: Folder of the library.
+        reports: The operator's folder of reports in that library.
+        relatives: Other operators of its family, whose searches count as well.
+        libraries: Folders of libraries whose recorded searches the model learns from.
+        paths: The `--path` folders, for the workers.
+        seed: Of the inputs of host runs.
+        compiled: Most configs to compile for each problem.
+        model: One of `kgen.predict.models.MODELS`.
+    """
+
+    entry: Entry
+    problems: Mapping[str, tuple[Problem, ...]]
+    gpu: GpuProfile
+    compiler: Compiler
+    out: Path
+    reports: Path
+    relatives: tuple[Entry, ...]
+    libraries: tuple[Path, ...]
+    paths: tuple[str, ...]
+    seed: int
+    compiled: int = DEFAULT_COMPILED
+    model: str = DEFAULT
+
+    @property
+    def journal(self) -> Path:
+        """Where the certificates go. The journal of measured trials has none of them."""
+        return self.reports / "predicted" / f"{self.gpu.name}.jsonl"

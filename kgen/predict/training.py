@@ -1,0 +1,186 @@
+"""From searched problems to what a model learns from, and from a model to times of configs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kgen.catalogue import Catalogue, Entry
+from kgen.model.config import Config
+from kgen.model.gpu import GpuProfile
+from kgen.model.problem import Problem
+from kgen.predict.features import Featurizer
+from kgen.predict.models import Features, Fitted, Training
+from kgen.predict.observations import Searched, read_searches
+from kgen.predict.trees import Floats
+from kgen.runtime.distance import problem_distance
+from kgen.runtime.signature import PassSignature
+
+NEIGHBOURS = 3
+"""Searched problems whose share of the floor gives the level of a predicted time."""
+NEARNESS = 4.0
+"""Distance at which a searched problem counts 1/e; 0.7 is a factor of two in one extent."""
+FAR = 1e-3  # what the farthest problem counts
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A searched problem with the features of its configs.
+
+    Attributes:
+        searched: The problem.
+        bare: Features of each config as if it were not compiled.
+        compiled: Features with the compiler's report.
+        times_us: [n] measured times.
+        floor_us: Of the problem on its GPU.
+    """
+
+    searched: Searched
+    bare: tuple[Features, ...]
+    compiled: tuple[Features, ...]
+    times_us: Floats
+    floor_us: float
+
+    @property
+    def excess(self) -> float:
+        """ln(best time / floor)."""
+        return math.log(float(self.times_us.min()) / self.floor_us)
+
+
+def lesson(entry: Entry, searched: Searched) -> Lesson:
+    """Compute the features of a searched problem."""
+    features = Featurizer(entry.operator, searched.pass_name, searched.problem, searched.gpu)
+    bare, compiled = [], []
+    for seen in searched.observations:
+        variant = entry.space.variant(searched.pass_name, seen.config.variant)
+        bare.append(features.of(variant, seen.config, None))
+        # A record of a time before resources were written down counts as not compiled.
+        compiled.append(features.of(variant, seen.config, seen.resources or None))
+    return Lesson(
+        searched,
+        tuple(bare),
+        tuple(compiled),
+        np.array([seen.median_us for seen in searched.observations]),
+        features.floor_us,
+    )
+
+
+def relatives(catalogue: Catalogue, entry: Entry) -> tuple[Entry, ...]:
+    """The other operators of an entry's family whose problems have the same fields.
+
+    They share variants and templates, so their searches tell of the same configs.
+    """
+    if not entry.space.family:
+        return ()
+    names = entry.operator.signature.field_names
+    others = [catalogue.entry(name) for name in catalogue.names if name != entry.operator.name]
+    return tuple(
+        other for other in others
+        if other.space.family == entry.space.family
+        and other.operator.signature.field_names == names
+    )
+
+
+def read_lessons(
+    entries: Sequence[Entry], libraries: Sequence[Path], pass_name: str
+) -> list[Lesson]:
+    """Read what libraries have recorded of a pass of some operators.
+
+    Of a problem that several libraries have, the first one counts.
+    """
+    found: dict[tuple[str, str, str], Lesson] = {}
+    for library in dict.fromkeys(path.resolve() for path in libraries):
+        for entry in entries:
+            for searched in read_searches(entry, library):
+                key = (entry.operator.name, searched.gpu.name, str(searched.problem))
+                if searched.pass_name == pass_name and key not in found:
+                    found[key] = lesson(entry, searched)
+    return list(found.values())
+
+
+def training(lessons: Sequence[Lesson], gaps: Sequence[float], *, compiled: bool) -> Training:
+    """Join lessons.
+
+    Args:
+        lessons: At least one.
+        gaps: How far each is from the problem that a model is for.
+        compiled: Whether to use what only a compiler knows.
+    """
+    times = np.concatenate([one.times_us for one in lessons])
+    counts = [len(one.times_us) for one in lessons]
+    best = np.repeat([one.times_us.min() for one in lessons], counts)
+    floors = np.repeat([one.floor_us for one in lessons], counts)
+    weights = np.repeat([math.exp(-gap / NEARNESS) + FAR for gap in gaps], counts)
+    return Training(
+        [row for one in lessons for row in (one.compiled if compiled else one.bare)],
+        np.log(times / best),
+        np.log(times / floors),
+        weights / weights.mean(),
+    )
+
+
+class Predictor:
+    """A model for one problem of one pass, which has learnt from lessons about others."""
+
+    def __init__(
+        self, name: str, entry: Entry, problem: Problem, lessons: Sequence[Lesson]
+    ) -> None:
+        """Prepare; the first `order` learns.
+
+        Args:
+            name: Of the model, one of `MODELS`.
+            entry: The operator.
+            problem: The problem to predict for.
+            lessons: At least one.
+        """
+        self._name, self._lessons = name, tuple(lessons)
+        self._gaps = [problem_gap(entry, one.searched, problem) for one in lessons]
+        self._fitted: dict[bool, Fitted] = {}
+
+    def order(self, rows: Sequence[Features], *, compiled: bool) -> list[int]:
+        """Return the places of configs of the problem, the most promising first."""
+        if compiled not in self._fitted:
+            self._fitted[compiled] = Fitted(
+                self._name, training(self._lessons, self._gaps, compiled=compiled)
+            )
+        found = self._fitted[compiled].order(rows)
+        return [int(place) for place in np.argsort(found, kind="stable")]
+
+    def best_us(self, floor_us: float) -> float:
+        """Estimate the time of the problem's best config, microseconds.
+
+        It is the problem's floor times what the best of the nearest searched problems take over
+        theirs.
+        """
+        near = sorted(zip(self._gaps, self._lessons, strict=True), key=lambda pair: pair[0])
+        excess = [one.excess for _, one in near[:NEIGHBOURS]]
+        return floor_us * math.exp(float(np.median(excess)))
+
+
+def problem_gap(entry: Entry, searched: Searched, problem: Problem) -> float:
+    """How far a searched problem is from another, as dispatch measures it."""
+    declared = entry.operator.signature
+    signature = PassSignature(
+        "", declared.dims, declared.dtypes, (), (), options=declared.options,
+        packing=declared.packing,
+    )
+    return problem_distance(signature, *_values(problem), *_values(searched.problem))
+
+
+def _values(problem: Problem) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    return tuple(e for _, e in problem.dims), tuple(c for _, c in problem.dtypes)
+
+
+def features_of(
+    entry: Entry, pass_name: str, problem: Problem, gpu: GpuProfile, configs: Sequence[Config]
+) -> tuple[list[Features], float]:
+    """Return the features of configs that are not compiled, and the problem's floor."""
+    features = Featurizer(entry.operator, pass_name, problem, gpu)
+    space = entry.space
+    return [
+        features.of(space.variant(pass_name, c.variant), c, None) for c in configs
+    ], features.floor_us

@@ -1,0 +1,82 @@
+"""What a library does on a population of problems, as the HTML report draws it.
+
+`kgen coverage` measures it; its package is above this one, and fills these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class MappedProblem:
+    """One cell of a map.
+
+    Attributes:
+        pass_name: `forward` or `backward`.
+        name: Short name of the problem.
+        step: Dispatch step that serves it.
+        config: The config that serves it; empty if there is none.
+        us: Median time of the kernel, microseconds; None if it was not timed.
+        floor: Least possible time, microseconds.
+        peer: The fastest peer; empty if none was timed.
+        peer_us: Its median time in the same run.
+        ratio: Its time over the kernel's.
+        loss: Time of the kernel over that of the best config of a search, minus 1.
+        failed: Why there is no time.
+    """
+
+    pass_name: str
+    name: str
+    step: str
+    config: str
+    us: float | None
+    floor: float | None
+    peer: str
+    peer_us: float | None
+    ratio: float | None
+    loss: float | None
+    failed: str
+
+
+@dataclass(frozen=True)
+class PopulationMap:
+    """One operator on one GPU.
+
+    Attributes:
+        operator: Operator name.
+        gpu: Profile name.
+        populations: Names of the populations.
+        problems: In their order.
+        summary: The table of `kgen coverage`, as text.
+    """
+
+    operator: str
+    gpu: str
+    populations: Sequence[str]
+    problems: Sequence[MappedProblem]
+    summary: str
+
+
+def map_data(shown: PopulationMap) -> dict[str, Any]:
+    """A map as plain data; cells have the place that their short names give them."""
+    return {
+        "op": shown.operator,
+        "gpu": shown.gpu,
+        "populations": list(shown.populations),
+        "passes": list(dict.fromkeys(p.pass_name for p in shown.problems)),
+        "summary": shown.summary,
+        "cells": [
+            {**asdict(p), **shape_and_kind(p.name)} for p in shown.problems
+        ],
+    }
+
+
+def shape_and_kind(label: str) -> dict[str, str]:
+    """A short name as shape and dtypes with the rest: rows and columns of a map."""
+    words = label.split()
+    first = next((i for i, w in enumerate(words) if not w[-1:].isdigit() or w[:1].islower()),
+                 len(words))
+    return {"shape": " ".join(words[:first]), "kind": " ".join(words[first:])}

@@ -1,0 +1,72 @@
+"""Find certificates in journals by what they are of: nothing that did not change is proven again.
+
+A certificate is found by the key of its trial, which holds the digest of the machine code, the
+compiler, the problem and the launches. It counts if the definition, the guards and the rules of the
+proof are those of today, and if no later record of the same key says that the kernel is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kgen.journal import Journal
+from kgen.model.record import Fate, Record
+
+
+class KeptCertificates:
+    """The certificates of one pass on one GPU, in the tune's own journal and in others."""
+
+    def __init__(self, others: Sequence[Path], is_todays: Callable[[Record], bool]) -> None:
+        """Prepare; reads nothing yet.
+
+        Args:
+            others: Further journals of the operator and GPU, such as the committed library's.
+            is_todays: Whether a record is of this pass and GPU, and was judged as it would be
+                today.
+        """
+        self._others = tuple(others)
+        self._is_todays = is_todays
+        self._by_key: dict[str, Record] = {}
+        self._offset = 0
+        self._own_ids: set[str] = set()
+        self._others_read = False
+
+    def find(self, journal: Journal, keys: Sequence[str]) -> Record | None:
+        """Return the newest record of the keys if it is a certificate; None if there is none.
+
+        Args:
+            journal: The tune's own. What it got since the last call is read; other processes may
+                write to it.
+            keys: Of one kernel: its trial may have been one of a cold or of a warm L2.
+        Raises:
+            StorageError, RecordError: As of `Journal.read`.
+        """
+        self._read(journal)
+        found = [self._by_key[key] for key in keys if key in self._by_key]
+        if any(record.fate is not Fate.VERIFIED for record in found):
+            return None
+        return max(found, key=lambda record: record.when, default=None)
+
+    def is_own(self, record: Record) -> bool:
+        """Whether a record that was found is in the tune's own journal."""
+        return record.id in self._own_ids
+
+    def _read(self, journal: Journal) -> None:
+        if not self._others_read:  # first: the tune's own records replace them
+            self._others_read = True
+            for path in self._others:
+                if path.resolve() != journal.path.resolve():
+                    self._add(list(Journal(path).read()))
+        records, self._offset = journal.follow(self._offset)
+        self._own_ids.update(record.id for record in records)
+        self._add(records)
+
+    def _add(self, records: Sequence[Record]) -> None:
+        for record in records:
+            # Neither a verified trial of a search is a certificate, nor a predicted row's, which
+            # ran on the CPU alone; and they say nothing against one.
+            is_certificate = record.evidence is not None and record.evidence.launches > 0
+            counts = is_certificate or record.fate is not Fate.VERIFIED
+            if record.key and counts and self._is_todays(record):
+                self._by_key[record.key] = record

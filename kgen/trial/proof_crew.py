@@ -1,0 +1,181 @@
+"""Several worker processes on one device that verify kernels side by side.
+
+Verifying a kernel is mostly its oracle, a loop over time steps of small tensors, which waits for
+one CPU core that launches: the device is nearly idle. Nothing is timed meanwhile, so that workers
+may disturb each other.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from kgen.errors import WorkerError
+from kgen.model.record import Fate
+from kgen.trial.handle import WorkerHandle
+from kgen.worker.messages import Trial, TrialOutcome
+
+# Fates that a helper's neighbours may have caused: such a trial is repeated by the main worker when
+# all others are done.
+_REPEATED = (Fate.TIMED_OUT, Fate.CRASHED, Fate.REJECTED)
+
+
+class ProofCrew:
+    """The session's own worker and its helpers. Use as a context manager."""
+
+    def __init__(
+        self, main: WorkerHandle, open_helper: Callable[[], WorkerHandle], helpers: int
+    ) -> None:
+        """Prepare; starts nothing.
+
+        Args:
+            main: The session's own worker. It stays open.
+            open_helper: Returns a further worker for the same device; the crew closes it.
+            helpers: Number of further workers, at most.
+        """
+        self._main, self._open_helper, self._most = main, open_helper, helpers
+        self._helpers: list[WorkerHandle] = []
+
+    def __enter__(self) -> ProofCrew:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.dismiss()
+
+    def preload(self, trials: int) -> None:
+        """Let the helpers for a number of trials load their modules, while kernels compile, say."""
+        for helper in self._hired(trials):
+            helper.preload()
+
+    def dismiss(self) -> None:
+        """End the helpers until they are asked again: one that waits holds device memory."""
+        for helper in self._helpers:
+            helper.close()
+        self._helpers = []
+
+    def run(self, trials: Sequence[Trial]) -> Generator[tuple[int, TrialOutcome], None, None]:
+        """Run trials; yield (place in `trials`, outcome) as they end.
+
+        A caller that closes the generator early cannot use the main worker any more.
+
+        Raises:
+            VerifyError: If the operator's own module is at fault.
+            WorkerError: If the main worker cannot be started.
+        """
+        work = _Work(list(enumerate(trials)))
+        helpers = self._hired(len(trials))
+        threads = [threading.Thread(target=work.main, args=(self._main,), daemon=True)]
+        threads += [
+            threading.Thread(target=work.help, args=(helper,), daemon=True) for helper in helpers
+        ]
+        work.helping = len(helpers)
+        for thread in threads:
+            thread.start()
+        is_over = False
+        try:
+            for _ in trials:
+                place, outcome = work.ended.get()
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                yield place, outcome
+            is_over = True
+        finally:
+            work.stop()
+            if not is_over:
+                for worker in (self._main, *helpers):
+                    worker.abort()
+            for thread in threads:
+                thread.join()
+
+
+    def _hired(self, trials: int) -> list[WorkerHandle]:
+        """The helpers for a number of trials, of which the main worker takes the first."""
+        wanted = min(self._most, max(0, trials - 1))
+        while len(self._helpers) < wanted:
+            self._helpers.append(self._open_helper())
+        return self._helpers[:wanted]
+
+
+@dataclass
+class _Work:
+    """The trials that are left, and what the threads of a crew do with them.
+
+    Attributes:
+        left: Trials that nobody has begun.
+        helping: Helpers that may still hand a trial back.
+        ended: What the trials came to.
+    """
+
+    left: list[tuple[int, Trial]]
+    helping: int = 0
+    ended: queue.SimpleQueue[tuple[int, TrialOutcome | BaseException]] = field(
+        default_factory=queue.SimpleQueue
+    )
+    _handed_back: list[tuple[int, Trial]] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _stopped: bool = False
+
+    def stop(self) -> None:
+        """Begin no other trial."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def main(self, worker: WorkerHandle) -> None:
+        """What the main worker does: its part, and in the end what helpers handed back."""
+        while (mine := self._next(is_main=True)) is not None:
+            place, trial = mine
+            try:
+                self.ended.put((place, worker.trial(trial)))
+            except BaseException as problem:  # for the thread that waits
+                self.ended.put((place, problem))
+
+    def help(self, worker: WorkerHandle) -> None:
+        """What a helper does. One that cannot start leaves its part to the others: a device in
+        exclusive mode has one process.
+        """
+        try:
+            while (mine := self._next(is_main=False)) is not None:
+                place, trial = mine
+                try:
+                    outcome = worker.trial(trial)
+                except WorkerError:
+                    self._hand_back(mine)
+                    return
+                except BaseException as problem:  # for the thread that waits
+                    self.ended.put((place, problem))
+                    continue
+                if outcome.fate in _REPEATED:
+                    self._hand_back(mine)
+                else:
+                    self.ended.put((place, outcome))
+        finally:
+            with self._changed:
+                self.helping -= 1
+                self._changed.notify_all()
+
+    def _hand_back(self, mine: tuple[int, Trial]) -> None:
+        with self._changed:
+            self._handed_back.append(mine)
+
+    def _next(self, *, is_main: bool) -> tuple[int, Trial] | None:
+        with self._changed:
+            if self._stopped:
+                return None
+            if self.left:
+                return self.left.pop(0)
+            if not is_main:
+                return None
+            while self.helping and not self._stopped:
+                self._changed.wait()
+            if self._stopped or not self._handed_back:
+                return None
+            return self._handed_back.pop(0)

@@ -1,0 +1,68 @@
+"""The digest of how a certificate is made: a proof by other rules says nothing about today's.
+
+It covers the text of the modules that choose the input sets, evaluate the oracle, launch, compare
+and decide, without comments and docstrings. Nobody has to remember to raise a number.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import kgen
+from kgen.model.digest import digest_of
+
+# By their paths: to import `kgen.check` would import torch.
+_MODULES = (
+    "check/*.py",
+    "worker/runner.py",
+    "worker/binding.py",
+    "trial/host_runs.py",
+    "trial/kept_state.py",
+)
+
+
+@cache
+def proof_rules() -> str:
+    """Return the digest of the modules of this kgen that make a proof."""
+    root = Path(kgen.__path__[0])
+    return rules_digest(
+        (str(path.relative_to(root)), path.read_text(encoding="utf-8"))
+        for pattern in _MODULES
+        for path in sorted(root.glob(pattern))
+    )
+
+
+def rules_digest(sources: Iterable[tuple[str, str]]) -> str:
+    """Return the digest of modules' texts without comments, docstrings and blank lines.
+
+    Args:
+        sources: (name, text) of each.
+    """
+    return digest_of([[name, list(_statements(text))] for name, text in sources])
+
+
+def _statements(text: str) -> Iterator[str]:
+    """The lines of a module that are neither empty nor said to a reader alone.
+
+    Lines, not the syntax tree: how Python writes a tree down differs from version to version.
+    """
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(text)):
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            continue
+        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+        stands_alone = not lines[first][: node.col_offset].strip() and not (
+            lines[last].encode()[node.end_col_offset :].strip()
+        )
+        if isinstance(node.value.value, str) and stands_alone:
+            lines[first : last + 1] = [""] * (last + 1 - first)
+    return (line.rstrip() for line in lines if line.strip())

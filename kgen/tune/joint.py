@@ -1,0 +1,133 @@
+"""A tune by several processes: what they share, and how they find each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kgen.journal import RecordLog, SharedJournal
+from kgen.model.digest import digest_of
+from kgen.model.record import Record
+from kgen.search.crew import Crew
+from kgen.search.storage import open_storage
+from kgen.trial import Session
+from kgen.tune.request import SharedStorage, TuneRequest
+
+if TYPE_CHECKING:
+    import optuna
+
+_MOST_AHEAD = 24
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass
+class Joint:
+    """The joint work of this process with others.
+
+    Attributes:
+        shared: Where they meet.
+        storage: Holds the studies, the log of records, the crew, and the tunes that want help.
+        crew: This process among the others.
+        is_tuner: Whether this process makes the finals: a search of a tuner waits until the others
+            have finished their trials, and a worker goes on to the next problem.
+        stop: Whether this process is to leave.
+        device: Digest of the device model, once it is known: times of different models that share
+            a GPU profile are not mixed.
+        foreign: The records that other processes made while this one searched, by id.
+    """
+
+    shared: SharedStorage
+    storage: optuna.storages.BaseStorage
+    crew: Crew
+    is_tuner: bool
+    stop: Callable[[], bool] = _never
+    device: str = field(default="", init=False)
+    foreign: set[str] = field(default_factory=set, init=False)
+
+    def share_journal(self, session: Session, request: TuneRequest) -> None:
+        """Exchange the session's records with the others. Call it after `session.probe`."""
+        facts = session.environment
+        self.device = digest_of([session.gpu.name, facts.get("device"), facts.get("sms")])
+        self.crew.tell("device", facts.get("device", ""))
+        if self.shared.url.scheme == "journal":
+            return  # processes of one host: the journal's file is shared itself
+        problems = {
+            (name, str(problem)) for name in request.passes for problem in request.problems[name]
+        }
+
+        def is_wanted(record: Record) -> bool:
+            return (record.pass_name, record.problem) in problems
+
+        name = f"{session.entry.operator.name}/{session.gpu.name}/{self.device}"
+        log = RecordLog(self.storage, name)
+        session.journal = SharedJournal(session.journal.path, log, is_wanted)
+
+    def seed(self, seed: int) -> int:
+        """The seed of this process's proposals: equal ones would propose the same configs."""
+        return seed if self.is_tuner else seed + 1 + self.crew.number
+
+    def at(self, study: str) -> None:
+        """Let the others know which study this process works on."""
+        self.crew.tell("at", study)
+
+    def ahead(self, study: str, wanted: int) -> int:
+        """How many proposals this process may hold: the last trials must keep all busy."""
+        return min(_MOST_AHEAD, max(2, wanted // (2 * self._busy(study))))
+
+    def spread(self, study: str, wanted: int) -> int:
+        """Of how many proposals this process takes some at random: those of one round of all."""
+        busy = self._busy(study)
+        return 1 if busy == 1 else busy * self.ahead(study, wanted)
+
+    def _busy(self, study: str) -> int:
+        """Number of processes that work on a study."""
+        busy = [member for member in self.crew.members() if member.facts.get("at") == study]
+        return max(1, len(busy))
+
+
+@contextmanager
+def open_joint(
+    request: TuneRequest, *, is_tuner: bool, stop: Callable[[], bool] = _never
+) -> Iterator[Joint | None]:
+    """Join the crew of the request's storage; None for a request without one.
+
+    Raises:
+        StorageError: If the storage cannot be opened.
+    """
+    if request.shared is None:
+        yield None
+        return
+    storage = open_storage(request.shared.url, request.shared.patience_s)
+    with join_crew(storage, request.shared, request.gpu.name, request.ordinal) as crew:
+        yield Joint(request.shared, storage, crew, is_tuner, stop)
+
+
+def join_crew(
+    storage: optuna.storages.BaseStorage, shared: SharedStorage, gpu: str, ordinal: int
+) -> Crew:
+    """The crew of a storage, with what the others may know of this process; enter it to join."""
+    beat_s = min(5.0, shared.grace_s / 4)
+    return Crew(
+        storage, {"gpu": gpu, "ordinal": ordinal}, beat_s=beat_s, grace_s=shared.grace_s
+    )
+
+
+class Every:
+    """Says at most once in a while that it is time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._next = 0.0
+
+    def __bool__(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self._seconds
+        return True

@@ -1,0 +1,145 @@
+"""The proposals of a search that shares its study with other processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from kgen.errors import StorageError
+from kgen.model.config import Config
+from kgen.model.record import Record
+from kgen.search.study import Proposal, Search
+from kgen.tune.joint import Joint
+from kgen.tune.others import Others
+from kgen.tune.search_state import SearchState
+from kgen.tune.warm_start import WarmStart, outclassed, untried_variants
+
+JOINT_QUEUE = 2  # the trial that runs and the next
+
+
+class JointProposals:
+    """Asks a shared study for configs and tells it each result at once.
+
+    It has the methods of `Rounds`. There are no rounds: the results of the others come when they
+    come, so proposals depend on the timing in any case. The study gets each result as soon as
+    there is one, for the sake of the others, and variants are judged by all records so far.
+
+    Attributes:
+        most_queued: Trials in the worker's queue, at most: what is in it counts as begun.
+        passed_over: The variants that get no more trials of the warm start.
+    """
+
+    most_queued = JOINT_QUEUE
+
+    def __init__(
+        self,
+        joint: Joint,
+        name: str,
+        study: Search,
+        others: Others,
+        state: SearchState,
+        first: WarmStart,
+        trials: int,
+    ) -> None:
+        """Create it for a study that knows the records of the search.
+
+        Args:
+            joint: The work with the others.
+            name: By which the others know the study.
+            study: Of the problem.
+            others: What they do on the problem.
+            state: Of the search, which keeps it up to date.
+            first: The warm start.
+            trials: Trials of all processes, at most.
+        """
+        self._joint, self._name, self._study, self._others = joint, name, study, others
+        self._state, self._trials = state, trials
+        self._fallback, self._warm = first.fallback, frozenset(first.configs)
+        self._on_top = untried_variants(first, state.records)
+        self.passed_over: set[str] = set()
+        self._open: dict[Config, Proposal] = {}
+        self._begun: set[Config] = set()
+        self._has_asked = False
+
+    def left(self) -> int:
+        """How many configs are still to be proposed; the others may take some of them."""
+        done = sum(self._state.fates.values())
+        on_top = self._on_top - self._state.records.keys() - self._open.keys()
+        return max(self._trials - done - len(self._open) - self._others.running(), len(on_top))
+
+    def settle(self, ending: bool) -> bool:
+        """Whether a batch may be asked for: not twice in a row, because it may have come back
+        empty. What the others run may become free again, so an empty batch does not end the search.
+
+        Args:
+            ending: Whether nothing is left to propose.
+        """
+        may_ask = not ending and not self._has_asked
+        self._has_asked = False
+        return may_ask
+
+    def ask(self, wanted: int) -> list[Proposal]:
+        """Propose a batch; [] while enough proposals are open."""
+        self._has_asked = True
+        ahead = self._joint.ahead(self._name, wanted)
+        room = min(wanted, ahead - len(self._open))
+        if room < min(wanted, max(1, ahead // 3)):
+            return []  # in batches: each proposal costs less, and the batch stays diverse
+        proposals = self._study.ask(
+            room,
+            at_most=self._trials + len(self._on_top),
+            spread=self._joint.spread(self._name, wanted),
+        )
+        self._open.update((proposal.config, proposal) for proposal in proposals)
+        return proposals
+
+    def begin(self, proposal: Proposal) -> bool:
+        """Note that a proposal's trial begins; return False if it was taken away."""
+        if self._study.begin(proposal.number):
+            self._begun.add(proposal.config)
+            return True
+        self._close(proposal)
+        return False
+
+    def is_deferred(self, proposal: Proposal) -> bool:
+        """Whether the fallback has had a trial, so that the proposal's has to wait for others."""
+        return proposal.config.variant == self._fallback and any(
+            config.variant == self._fallback for config in (*self._state.records, *self._begun)
+        )
+
+    def finish(self, proposal: Proposal, record: Record) -> None:
+        """Tell the study a proposal's record."""
+        self._close(proposal)
+        median_us = record.timing.median_us if record.timing else None
+        self._study.tell(proposal.number, median_us, record.fate)
+
+    def release(self, proposal: Proposal) -> None:
+        """Give a proposal back; the study may propose its config again."""
+        self._study.release(proposal.number)
+        self._close(proposal)
+
+    def pass_over(self, withdraw: Callable[[Proposal], bool]) -> None:
+        """Give back the warm-start proposals of outclassed variants, except those that run: another
+        process would run them again.
+
+        Args:
+            withdraw: Cancels a proposal's trial; returns False if it runs or has ended.
+        """
+        for variant in outclassed(self._state.ranking()) - self.passed_over:
+            self._study.pass_over(variant)
+            self.passed_over.add(variant)
+            self._on_top = {config for config in self._on_top if config.variant != variant}
+            for config, proposal in list(self._open.items()):
+                if config.variant == variant and config in self._warm and withdraw(proposal):
+                    self.release(proposal)
+
+    def close(self) -> None:
+        """Free what was proposed and has no result, when nothing will be proposed any more."""
+        # If the storage is gone: the crew frees them when this process is gone.
+        with contextlib.suppress(StorageError):
+            for proposal in list(self._open.values()):
+                self.release(proposal)
+
+    def _close(self, proposal: Proposal) -> None:
+        self._open.pop(proposal.config, None)
+        self._begun.discard(proposal.config)

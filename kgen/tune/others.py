@@ -1,0 +1,98 @@
+"""What other processes do on the problem that this one searches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from kgen.model.config import Config
+from kgen.model.problem import Problem
+from kgen.model.record import Fate, Record
+from kgen.search.study import Search
+from kgen.trial import Session
+from kgen.tune.joint import Every, Joint
+from kgen.tune.reusable_records import ReusableRecords, Today
+from kgen.tune.search_state import SearchState
+
+LOOK_AROUND_S = 0.5  # how often a search asks what others run
+
+
+@dataclass(frozen=True)
+class SharedSearch:
+    """The part of a search that other processes see.
+
+    Attributes:
+        session: Of the tune.
+        problem: The problem.
+        feasible: Its configs.
+        study: Of the problem.
+        text_key_of: Returns the `text_key` that a record of a config has today.
+        today: What a record must be of.
+    """
+
+    session: Session
+    problem: Problem
+    feasible: set[Config]
+    study: Search
+    text_key_of: Callable[[Config], str]
+    today: Today
+
+
+class Others:
+    """The other processes of a joint search."""
+
+    def __init__(self, joint: Joint, shared: SharedSearch, read_up_to: int) -> None:
+        """Start to follow them.
+
+        Args:
+            joint: The work with them.
+            shared: The search.
+            read_up_to: Offset in the journal up to which the search knows the records.
+        """
+        self._joint, self._shared, self._read_up_to = joint, shared, read_up_to
+        self._running = 0
+        self._look_around = Every(LOOK_AROUND_S)
+
+    def running(self, now: bool = False) -> int:
+        """How many trials of the problem they run; frees the trials of dead ones.
+
+        Args:
+            now: Ask the storage even if it was asked just before.
+        """
+        if now or self._look_around:
+            self._running = self._shared.study.running_elsewhere()
+        return self._running
+
+    def are_awaited(self) -> bool:
+        """Whether a tuner has to go on: their trials may end, or come back when a process dies."""
+        before = self._running
+        waits = self._joint.is_tuner and not self._joint.stop()
+        return waits and self.running(now=True) + before > 0
+
+    def take_over(self, state: SearchState, known: ReusableRecords) -> Iterator[Record]:
+        """Add their new records to the search's, and yield those of configs without a record."""
+        records, self._read_up_to = self._shared.session.journal.follow(self._read_up_to)
+        for record in records:
+            if not self._is_of_use(record):
+                continue
+            if record.key:
+                known.by_code[record.key] = record
+            mine = state.records.get(record.config)
+            if mine is None:
+                state.add(record)
+                state.new_trials += 1
+                self._joint.foreign.add(record.id)
+                yield record
+            elif mine.fate is Fate.VERIFIED and record.fate is not Fate.VERIFIED:
+                state.certify(mine, record)  # refused by another's finals
+
+    def _is_of_use(self, record: Record) -> bool:
+        """Whether a record is a verdict on a trial of this search."""
+        shared = self._shared
+        return (
+            record.problem == str(shared.problem)
+            and record.pass_name == shared.session.pass_name
+            and record.config in shared.feasible
+            and not shared.today.why_useless(record)
+            and record.text_key == shared.text_key_of(record.config)
+        )

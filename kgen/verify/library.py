@@ -1,0 +1,163 @@
+"""Check what a library serves: every row, and families and safe kernels over a covering array."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kgen.build import Compiler
+from kgen.build.host import ARCH as HOST_ARCH
+from kgen.build.render import Renderer
+from kgen.catalogue import Entry
+from kgen.check.cases import tensor_bytes
+from kgen.emit import LoadedLibrary, Served
+from kgen.model.artifact import BuildFailure, BuildRequest, Rendered
+from kgen.model.config import Config
+from kgen.model.gpu import GpuProfile
+from kgen.model.problem import Problem
+from kgen.model.record import Fate
+from kgen.search.declared import as_declared
+from kgen.trial import HostRunner, Session, certified_outcome, failed_build
+from kgen.verify.checker import Checked
+from kgen.verify.covering import covering_rows
+from kgen.verify.drawn import drawn_problems
+from kgen.worker import Candidate, Trial, TrialOutcome
+
+ROOM = 6  # a drawn problem's tensors take at most this part of a GPU's memory
+ORDERS = (0, 1)  # of a block's threads on the CPU: by rank, and shuffled
+DRAWS = 400  # problems per pass of which the covering array is chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One kernel to check.
+
+    Attributes:
+        problem: The problem that a call has.
+        served: What the library answers it with.
+    """
+
+    problem: Problem
+    served: Served
+
+
+def served_subjects(
+    library: LoadedLibrary, entry: Entry, pass_name: str, gpu: GpuProfile,
+    known: Sequence[Problem], count: int, seed: int,
+) -> tuple[list[Subject], list[Problem]]:
+    """Find the rows of a GPU, each with its own problem, then a covering array of other problems.
+
+    The array is chosen of drawn problems: together its problems have every pair of dtypes, options,
+    kinds of extents and variants that any of the drawn ones has, as far as `count` goes.
+
+    Args:
+        library: The library.
+        entry: The operator.
+        pass_name: `forward` or `backward`.
+        gpu: Need not be in this machine.
+        known: Problems whose extents are worth a kernel.
+        count: Problems of the array, at most; 0: the rows alone.
+        seed: Of the draws.
+    Returns:
+        The subjects, and the drawn problems that the library refuses.
+    """
+    name, signature = entry.operator.name, entry.operator.signature
+    rows = library.row_problems(name, pass_name, gpu, signature)
+    pass_ = signature.pass_named(pass_name)
+    drawn = [p for p in drawn_problems(signature, known, DRAWS if count else 0, seed)
+             if p not in rows and tensor_bytes(p.present(pass_), p) <= gpu.memory_bytes // ROOM]
+    answers = [(p, library.served(name, pass_name, p, gpu)) for p in (*rows, *drawn)]
+    subjects = [Subject(p, served) for p, served in answers if served is not None]
+    others = subjects[len(rows):]
+    chosen = covering_rows([_factors(subject) for subject in others], count)
+    refused = [p for p, served in answers if served is None]
+    return [*subjects[:len(rows)], *(others[index] for index in chosen)], refused
+
+
+def _factors(subject: Subject) -> dict[str, Hashable]:
+    """What the array pairs: dtypes and options, the kind of each extent, the variant."""
+    factors: dict[str, Hashable] = dict(subject.problem.dtypes)
+    factors |= {name: _kind(extent) for name, extent in subject.problem.dims}
+    factors["served by"] = (subject.served.step, subject.served.config.variant)
+    return factors
+
+
+def _kind(extent: int) -> tuple[int, bool]:
+    """The size of an extent by powers of 8, and whether 8 divides it."""
+    return (extent.bit_length() - 1) // 3, extent % 8 == 0
+
+
+class Runs(Protocol):
+    """Builds a source and runs it with many input sets."""
+
+    def outcome(self, rendered: Rendered, config: Config, problem: Problem) -> TrialOutcome:
+        """Say how it went."""
+
+
+class OnDevice:
+    """Certificates of the device."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def outcome(self, rendered: Rendered, config: Config, problem: Problem) -> TrialOutcome:
+        """Build for the GPU, and run every input set there."""
+        session = self._session
+        built = session.build(rendered).result()
+        if isinstance(built, BuildFailure):
+            return failed_build(built)
+        return certified_outcome(session, config, problem, rendered, built)
+
+
+class OnHost:
+    """Runs on the CPU, with the small input sets of a host run, for a GPU that is not here."""
+
+    def __init__(
+        self, entry: Entry, pass_name: str, compiler: Compiler, runner: HostRunner
+    ) -> None:
+        self._entry = entry
+        self._pass_name = pass_name
+        self._compiler = compiler
+        self._runner = runner
+
+    def outcome(self, rendered: Rendered, config: Config, problem: Problem) -> TrialOutcome:
+        """Build for the CPU, and run each set with the threads of a block in two orders."""
+        [built] = self._compiler.build([BuildRequest(rendered, HOST_ARCH)])
+        if isinstance(built, BuildFailure):
+            return failed_build(built)
+        variant = self._entry.space.variant(self._pass_name, config.variant)
+        return self._runner.trial(Trial(
+            self._pass_name, problem, Candidate(variant, config, built), level="host",
+            measure=False, orders=ORDERS)).result()
+
+
+@dataclass(frozen=True)
+class LibraryCheck:
+    """Checks the kernels of one pass as they stand in the library.
+
+    Attributes:
+        library: The library.
+        entry: The operator.
+        pass_name: `forward` or `backward`.
+        runs: Where kernels run.
+        renderer: Reads the library's headers, once for all subjects.
+    """
+
+    library: LoadedLibrary
+    entry: Entry
+    pass_name: str
+    runs: Runs
+    renderer: Renderer
+
+    def check(self, subject: Subject) -> Checked:
+        """Check one subject; a config that the search space no longer has is refused."""
+        name, problem, served = self.entry.operator.name, subject.problem, subject.served
+        config = as_declared(self.entry, self.pass_name, served.config)
+        if config is None:
+            return Checked(problem, served.config, TrialOutcome(
+                Fate.REJECTED, "the search space no longer has this config; run kgen emit"))
+        text = self.library.source(name, self.pass_name, problem, served)
+        rendered = self.renderer.of_text(
+            f"{name}/{self.pass_name}_{config.variant}", text, self.library.headers)
+        return Checked(problem, config, self.runs.outcome(rendered, config, problem))

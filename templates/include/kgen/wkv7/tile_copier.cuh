@@ -1,0 +1,72 @@
+// Asynchronous copies of 16 columns of a tensor's rows by one warp, 16 steps after the other, to swizzled tiles.
+//
+// Layout: a tile of 16 x 16 16-bit values (SwizzledTile<T, 16>); of a tensor of fp32 two, with columns 0 to 7 and 8 to
+// 15, whose words are two neighbours in a row. What lies beyond the last step or column is zero.
+//
+// Synchronisation: the caller commits, waits, and calls sync_warp before the warp reads the tile.
+#pragma once
+
+#include "kgen/chunked/swizzled_tile.cuh"
+#include "kgen/primitives/cp_async.cuh"
+#include "kgen/primitives/memory.cuh"
+#include "kgen/recurrent/recurrence.cuh"
+
+namespace kgen::wkv7 {
+
+// Vec: elements per copy, at most 16 bytes.
+template <class T, int Vec>
+class TileCopier {
+    static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
+    static constexpr int kHalves = static_cast<int>(sizeof(T)) / 2;  // 16-bit values of an element
+    static constexpr int kPerRow = 16 / kVec, kCopies = ceil_div(16 * kPerRow, kWarpSize);
+    static constexpr int kUnrolled = kCopies <= 2 ? kCopies : 1;  // addresses of more would spill
+
+public:
+    static constexpr int kElements = 256 * kHalves;  // 16-bit values of all tiles
+
+    // Columns are counted from `column` on.
+    KGEN_DEVICE TileCopier(const StepPointer<T>& rows, int column)
+        : next_(rows.first + own_step(0) * rows.stride + column + own_column(0)),
+          stride_(rows.stride) {}
+
+    // Starts the copies of columns `first` to `first` + 15 of the next 16 steps. `left` steps and `width` columns
+    // exist.
+    KGEN_DEVICE void start(u16* tiles, int left, int width, int first = 0) const {
+#pragma unroll kUnrolled
+        for (int i = 0; i < kCopies; ++i) {
+            const int step = own_step(i), column = own_column(i);
+            const bool there = step < left && column < width;
+            const T* from = next_ + first;
+            if (i > 0 && there)
+                from += (step - own_step(0)) * stride_ + (column - own_column(0));
+            u16* to = tiles + place(step, column);
+            if constexpr (sizeof(T) * kVec >= 4) {
+                cp_async_or_zero<sizeof(T) * kVec>(to, from, there);
+            } else {
+                *to = there ? bit_cast<u16>(*from) : u16{0};
+            }
+        }
+    }
+    KGEN_DEVICE void advance() { next_ += 16 * stride_; }
+
+    // The 16-bit value of the tiles at which an element begins.
+    static KGEN_DEVICE int place(int step, int column) {
+        const int half = column * kHalves;
+        return half / 16 * 256 + SwizzledTile<bf16, 16>::offset(step, half % 16 / 8) + half % 8;
+    }
+
+private:
+    // Of copy i of the lane. Neighbouring lanes take steps 4 apart, which lie side by side.
+    static KGEN_DEVICE int own_step(int i) {
+        const int row = (lane_id() + i * kWarpSize) / kPerRow;
+        return row % 4 * 4 + row / 4;
+    }
+    static KGEN_DEVICE int own_column(int i) {
+        return (lane_id() + i * kWarpSize) % kPerRow * kVec;
+    }
+
+    const T* next_;
+    i64 stride_;
+};
+
+}  // namespace kgen::wkv7
