@@ -90,8 +90,10 @@ def _end_like_interrupted() -> None:
     """Make SIGTERM and SIGHUP end a command like Ctrl-C: with its workers and temporary files."""
 
     def end(number: int, frame: object) -> None:
+        # A second signal must not interrupt the cleanup. SIG_IGN would do that too, but a process
+        # that a thread starts meanwhile inherits it: ninja's commands then outlive their end.
         for each in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
+            signal.signal(each, lambda number, frame: None)
         raise _Ended(number)
 
     if threading.current_thread() is threading.main_thread():

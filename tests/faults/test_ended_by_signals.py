@@ -40,3 +40,21 @@ def test_a_signal_ends_a_tune(tmp_path: Path, number: signal.Signals) -> None:
     assert f"ended by {number.name}; finished trials are in the journal" in said
     assert "Traceback" not in said
     assert not any(scratch.glob("kgen-*"))
+
+
+def test_a_process_that_starts_during_the_cleanup_can_be_ended() -> None:
+    """A compiler's thread may start a process after the signal: SIGTERM must still end that."""
+    script = (
+        "import os, signal, subprocess, sys\n"
+        "from kgen.cli.main import _end_like_interrupted\n"
+        "_end_like_interrupted()\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    signal.pause()\n"
+        "except KeyboardInterrupt:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)  # a second one does not interrupt the cleanup\n"
+        "    child = subprocess.Popen(['sleep', '60'])\n"
+        "    child.terminate()\n"
+        "    sys.exit(child.wait(20.0) + signal.SIGTERM)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60.0).returncode == 0

@@ -418,6 +418,7 @@
   /* Draw what is in view, then the rest one by one, so that the page can be used at once. */
   async function drawAll() {
     const drawing = ++state.drawing;
+    delete document.documentElement.dataset.complete;
     const hosts = $$("main .figure[data-figure]").filter((host) => DRAW[host.dataset.figure]);
     const inView = (host) => { const box = host.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight; };
     const [first, rest] = [hosts.filter(inView), hosts.filter((host) => !inView(host))];
