@@ -63,7 +63,6 @@ def _as_an_older_kgen_wrote_it(report: Report) -> Report:
     return decode("\n".join(line for line in kept if "inputs: " not in line), "it")
 
 
-@pytest.mark.slow  # it compares times of the host, which other processes of the machine disturb
 def test_it_wins_without_them_and_its_old_record_is_timed_again(
     tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
