@@ -81,7 +81,7 @@ def _add(value: Any, home: str, seen: dict[str, str]) -> None:
     if name in seen:
         return
     tree = ast.parse(textwrap.dedent(inspect.getsource(value)))
-    seen[name] = ast.dump(_without_docstrings(tree))
+    seen[name] = canonical(_without_docstrings(tree))
     module = inspect.getmodule(value)
     scope = {} if module is None else vars(module)
     for used in (used for used in _names(tree) if used in scope):
@@ -108,6 +108,21 @@ def _home(value: Any) -> str:
 
 def _names(tree: ast.AST) -> Iterator[str]:
     return iter(sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}))
+
+
+def canonical(node: Any) -> str:
+    """Spell a syntax tree, the same in every Python: fields that are empty or None are left out.
+
+    `ast.dump` has a field more since Python 3.12 (`type_params`) and drops empty ones since 3.13:
+    hosts with different Pythons would not know each other's records.
+    """
+    if isinstance(node, ast.AST):
+        fields = ((name, getattr(node, name, None)) for name in node._fields)
+        spelt = [f"{name}={canonical(v)}" for name, v in fields if v is not None and v != []]
+        return f"{type(node).__name__}({', '.join(spelt)})"
+    if isinstance(node, list):
+        return f"[{', '.join(canonical(item) for item in node)}]"
+    return repr(node)
 
 
 def _without_docstrings(tree: ast.AST) -> ast.AST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from kgen.model.problem import Problem
 from kgen.model.record import Fate, OutputAccuracy, Record, Resources
 from kgen.runtime.code_digest import Code
 from kgen.trial import text_key, trial_key
-from kgen.trial.definition import definition_digest
+from kgen.trial.definition import canonical, definition_digest
 from kgen.tune.finals import MOST_OF_BOUND, share_of_bound
 from kgen.tune.request import TuneRequest, command_options
 from kgen.tune.resources import MAX_SPILL_BYTES, resource_refusal
@@ -202,6 +203,23 @@ def test_a_definition_is_known_by_its_code() -> None:
     assert definition_digest(other) != wanted
     digests = {definition_digest(open_catalogue().entry(n).operator) for n in ("wkv5", "wkv6")}
     assert len(digests) == 2, "they differ in what their inputs are made with"
+
+
+def test_a_definition_is_spelt_alike_by_every_python() -> None:
+    """Python 3.12 gives a function `type_params`; 3.13 leaves fields out that are empty."""
+    (function,) = ast.parse("def f(x, *, y=None):\n    return [x, y, []]").body
+    spelt = (
+        "FunctionDef(name='f', args=arguments(args=[arg(arg='x')], kwonlyargs=[arg(arg='y')], "
+        "kw_defaults=[Constant()]), body=[Return(value=List(elts=[Name(id='x', ctx=Load()), "
+        "Name(id='y', ctx=Load()), List(ctx=Load())], ctx=Load()))])"
+    )
+    assert canonical(function) == spelt
+    later = type("FunctionDef", (ast.FunctionDef,), {
+        "_fields": (*(f for f in function._fields if f != "type_params"), "type_params")
+    })  # fmt: skip
+    fields = {n: getattr(function, n) for n in function._fields if n != "type_params"}
+    assert canonical(later(**fields, type_params=[])) == spelt
+    assert canonical(later(**{**fields, "returns": ast.Name("int", ast.Load())})) != spelt
 
 
 def test_how_much_of_its_bound_a_record_uses() -> None:
