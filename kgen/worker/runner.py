@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kgen.check import LAUNCHES, PROOF_SIZES, Fixture, Sizes, Verdict, verify
-from kgen.check.steady import Extents, steady_extents
+from kgen.check import PROOF_SIZES, Fixture, Sizes, Verdict
 from kgen.errors import LaunchError, VerifyError
 from kgen.launch import Module, open_device
 from kgen.launch.host import HostDevice
@@ -18,16 +17,14 @@ from kgen.measure.clocks import clocks
 from kgen.measure.compare import Comparison, compare
 from kgen.measure.memory import copy_bandwidth
 from kgen.measure.timing import BUDGETS, measure
-from kgen.model.plan import Workspace, make_plan
+from kgen.model.plan import make_plan
 from kgen.model.problem import Problem
-from kgen.model.record import RANDOM, TRAINED, Evidence, Fate, Timing, Tried
+from kgen.model.record import RANDOM, TRAINED, Fate, Timing
 from kgen.operators.base import Operator
 from kgen.runtime.extension import provide_extensions
 from kgen.worker.binding import (
     Call,
     Tensors,
-    admission,
-    bind,
     bind_sets,
     buffer_sets,
     shared_scratch,
@@ -59,6 +56,7 @@ from kgen.worker.messages import (
     TrialOutcome,
 )
 from kgen.worker.peers import peer_accuracy, peer_calls
+from kgen.worker.proof import evidence_of, verdict_of
 from kgen.worker.timed import Timed
 from kgen.worker.tracing import KERNEL, LIBRARY_CALL, traced
 
@@ -150,8 +148,10 @@ class Runner:
         module = self._device.load(trial.candidate.artifact)
         try:
             with _one_thread(self._device.torch_device):
-                verdict = self._verify(fixture, module, trial)
-            evidence = None if trial.level == "trial" else self._evidence(trial, seed, verdict)
+                verdict = self._verified(fixture, module, trial)
+            evidence = None
+            if trial.level != "trial":
+                evidence = evidence_of(trial, seed, verdict, self._on_host)
             if not verdict.ok:
                 return TrialOutcome(
                     Fate.WRONG, verdict.reason, None, verdict.accuracy, evidence=evidence
@@ -284,31 +284,14 @@ class Runner:
             texts["slowed"] = ", ".join(sorted(slowed))
         return result, texts
 
-    def _verify(self, fixture: Fixture, module: Module, trial: Trial) -> Verdict:
-        candidate = trial.candidate
-        pass_ = self._operator.signature.pass_named(trial.pass_name)
+    @property
+    def _on_host(self) -> bool:
+        return isinstance(self._device, HostDevice)
 
-        def workspaces(problem: Problem) -> Sequence[Workspace]:
-            return make_plan(candidate.variant, candidate.config, problem, self._gpu).workspaces
-
-        def bound(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Call:
-            return bind(
-                module, candidate, self._operator, self._gpu, trial.pass_name, trial.problem,
-                tensors, scalars,
-            )
-
+    def _verified(self, fixture: Fixture, module: Module, trial: Trial) -> Verdict:
         try:
-            return verify(
-                fixture,
-                bound,
-                trial.level,
-                workspaces=workspaces,
-                admits=admission(candidate, self._gpu, pass_),
-                constants=candidate.variant.constants,
-                seed=trial.seeds[1] if trial.seeds else None,
-                bitwise=not candidate.variant.nondeterministic,
-                launches=self._launches(trial),
-                steady=self._steady(trial),
+            return verdict_of(
+                fixture, module, trial, self._operator, self._gpu, on_host=self._on_host
             )
         except (RuntimeError, MemoryError) as problem:
             if not is_out_of_memory(problem):
@@ -320,36 +303,6 @@ class Runner:
                 f"  {str(problem).splitlines()[0]}\n"
                 "  choose a smaller problem, or a larger --device-memory"
             ) from None
-
-    def _evidence(self, trial: Trial, seed: int, verdict: Verdict) -> Evidence:
-        return Evidence(
-            seed=seed,
-            tried=tuple(Tried(*each) for each in zip(verdict.cases, verdict.seeds, strict=True)),
-            skipped=verdict.skipped,
-            launches=self._launches(trial),
-            bitwise=not trial.candidate.variant.nondeterministic,
-        )
-
-    def _steady(self, trial: Trial) -> Extents:
-        # One order of threads is AddressSanitizer's or a tool's. What goes wrong in the steady
-        # state alone is a race, which other orders show.
-        if trial.level != "host" or len(trial.orders) < 2:
-            return ()
-        candidate = trial.candidate
-        return steady_extents(
-            self._operator, candidate.variant, candidate.config, trial.problem, self._gpu
-        )
-
-    def _launches(self, trial: Trial) -> int:
-        """On the values of each input set, see `kgen.check.LAUNCHES`."""
-        if trial.orders:
-            # One for a tool or a build that starts a process for each; else three at least, so
-            # that two orders come to launches on the same values.
-            return 1 if len(trial.orders) == 1 else max(3, len(trial.orders))
-        # In the same order of threads a CPU computes the same bits: three launches show what the
-        # others left behind, more would show nothing.
-        on_host = isinstance(self._device, HostDevice)
-        return min(3, LAUNCHES[trial.level]) if on_host else LAUNCHES[trial.level]
 
     def _memory_refusal(self, trial: Trial) -> str:
         """Why the candidate's scratch memory cannot be had; empty if it can."""

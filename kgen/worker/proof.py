@@ -1,0 +1,96 @@
+"""Verifies one candidate on a device, and says by which sets, seeds and launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from kgen.check import LAUNCHES, Fixture, Verdict, verify
+from kgen.check.steady import Extents, steady_extents
+from kgen.launch import Module
+from kgen.model.gpu import GpuProfile
+from kgen.model.plan import Workspace, make_plan
+from kgen.model.problem import Problem
+from kgen.model.record import Evidence, Tried
+from kgen.operators.base import Operator
+from kgen.worker.binding import Call, admission, bind
+from kgen.worker.messages import Trial
+
+
+def verdict_of(
+    fixture: Fixture,
+    module: Module,
+    trial: Trial,
+    operator: Operator,
+    gpu: GpuProfile,
+    *,
+    on_host: bool,
+) -> Verdict:
+    """Launch a trial's candidate on the input sets of its level and compare with the oracle.
+
+    Args:
+        fixture: Of the trial's pass and problem.
+        module: The candidate's, loaded.
+        trial: The candidate, its level, seeds and orders of threads.
+        operator: Of the trial.
+        gpu: Whose plan the candidate has.
+        on_host: Whether the module runs on the host layer.
+    Raises:
+        LaunchError: If a launch fails.
+        RuntimeError, MemoryError: Of PyTorch, if the sets do not fit the device.
+    """
+    candidate = trial.candidate
+    pass_ = operator.signature.pass_named(trial.pass_name)
+
+    def workspaces(problem: Problem) -> Sequence[Workspace]:
+        return make_plan(candidate.variant, candidate.config, problem, gpu).workspaces
+
+    def bound(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Call:
+        return bind(
+            module, candidate, operator, gpu, trial.pass_name, trial.problem, tensors, scalars
+        )
+
+    return verify(
+        fixture,
+        bound,
+        trial.level,
+        workspaces=workspaces,
+        admits=admission(candidate, gpu, pass_),
+        constants=candidate.variant.constants,
+        seed=trial.seeds[1] if trial.seeds else None,
+        bitwise=not candidate.variant.nondeterministic,
+        launches=_launches(trial, on_host),
+        steady=_steady(trial, operator, gpu),
+    )
+
+
+def evidence_of(trial: Trial, seed: int, verdict: Verdict, on_host: bool) -> Evidence:
+    """What a record says of a proof: sets, seeds and launches, so that it can be repeated."""
+    return Evidence(
+        seed=seed,
+        tried=tuple(Tried(*each) for each in zip(verdict.cases, verdict.seeds, strict=True)),
+        skipped=verdict.skipped,
+        launches=_launches(trial, on_host),
+        bitwise=not trial.candidate.variant.nondeterministic,
+    )
+
+
+def _steady(trial: Trial, operator: Operator, gpu: GpuProfile) -> Extents:
+    # One order of threads is AddressSanitizer's or a tool's. What goes wrong in the steady
+    # state alone is a race, which other orders show.
+    if trial.level != "host" or len(trial.orders) < 2:
+        return ()
+    candidate = trial.candidate
+    return steady_extents(operator, candidate.variant, candidate.config, trial.problem, gpu)
+
+
+def _launches(trial: Trial, on_host: bool) -> int:
+    """On the values of each input set, see `kgen.check.LAUNCHES`."""
+    if trial.orders:
+        # One for a tool or a build that starts a process for each; else three at least, so
+        # that two orders come to launches on the same values.
+        return 1 if len(trial.orders) == 1 else max(3, len(trial.orders))
+    # In the same order of threads a CPU computes the same bits: three launches show what the
+    # others left behind, more would show nothing.
+    return min(3, LAUNCHES[trial.level]) if on_host else LAUNCHES[trial.level]
