@@ -23,12 +23,9 @@ CONFIGS = 3
 # steps, which one chunk of a sequence takes. Without it all others take longer (decision 0015).
 # The transforms of `fft` hold all points of a block in registers; more threads would hold fewer
 # each, and exchange them more often (decision 0030).
-# For packed sequences ptxas gives `wkv_backward_kw` 168 registers of the 255 that its launch bounds
-# allow, for a third block per SM, and spills 72 bytes.
 MAY_SPILL = {
     ("chunk_loop", "wkv_backward_chunks"),
     ("chunk_loop_packed", "wkv_backward_chunks"),
-    ("block_per_head", "wkv_backward_kw"),
     ("fft", "timex_forward"),
     ("fft", "timex_backward_k"),
     ("fft", "timex_backward_w"),

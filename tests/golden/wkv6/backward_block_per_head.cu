@@ -169,7 +169,8 @@ wkv_backward_rv(const Value* __restrict__ gy,             // [B, T, H, V]
 
 KGEN_EXPORT(wkv_backward_rv);
 
-extern "C" __global__ void __launch_bounds__(KeyLoop::kThreads)
+// Packed sequences: without a number of blocks ptxas chooses 168 registers for a third block, and spills 72 bytes.
+extern "C" __global__ void __launch_bounds__(KeyLoop::kThreads, kgen::kPresent<Offset> ? 1 : 0)
 wkv_backward_kw(const Value* __restrict__ gy,                 // [B, T, H, V]
                 const Value* __restrict__ r,                  // [B, T, H, K]
                 const Value* __restrict__ k,                  // [B, T, H, K]
