@@ -10,6 +10,9 @@
 //   3. the thread adds the segments before its own to the state before the round;
 //   4. it computes its outputs from registers. The last segment's state is the one before the next round.
 //
+// A segment's sums and outputs take one exponential for each step and channel. Where its keys are too far apart for
+// that (segment.cuh), the thread reads the steps again and takes them one by one.
+//
 // Where there are few channels, T is cut into kSplits parts, each of which has blocks of its own:
 //
 //   wkv4_split_sums  sums the terms of each part, a thread per part and kVec channels
@@ -20,6 +23,7 @@
 // round r + 2 has passed the barrier of round r + 1, which every thread reaches after its reads of round r.
 #include "kgen/primitives/block.cuh"
 #include "kgen/wkv4/exchange.cuh"
+#include "kgen/wkv4/segment.cuh"
 #include "kgen/wkv4/steps.cuh"
 
 namespace {
@@ -46,10 +50,19 @@ constexpr int kRound = kSegments * kSteps;
 constexpr int kSumThreads = 128;
 
 using Rows = kgen::wkv4::Channels<const Value, kVec>;
-using Held = kgen::wkv4::Held<Value, kVec, kSteps>;
+using Loaded = kgen::wkv4::Loaded<Value, kVec, kSteps>;
+using Segment = kgen::wkv4::Segment<kVec, kSteps, kFinalState>;
 using Slots = kgen::wkv4::PairSlots<kLanes, kVec, false>;
 
 static_assert(kThreads <= 1024 && kThreads % kgen::kWarpSize == 0, "whole warps, one block");
+
+// Loads the first `count` steps from step t on.
+KGEN_DEVICE void load(Loaded& steps, const Rows& rows, i64 t, int count) {
+    if (count == kSteps)
+        steps.load(rows.at(t), rows.stride_t, kSteps);
+    else
+        steps.load(rows.at(t), rows.stride_t, count);
+}
 
 }  // namespace
 
@@ -86,18 +99,20 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
     const i64 c = static_cast<i64>(blockIdx.x % tiles) * kColumns + lane * kVec;
     const i64 split = part % parts, b = part / parts;
     const bool inside = c < C;  // C is a multiple of kVec
+    const i64 column = inside ? c : 0;  // a thread outside reads channels that exist
     const i64 begin = split * split_steps, end = kgen::min(T, begin + split_steps);
 
     const Slots slots{kgen::dynamic_smem<float>()};
     constexpr int kStates = 2 * kSegments;  // the first of the slots of states
 
-    float decay[kVec], bonus[kVec];
-    kgen::wkv4::load_decays<kForm>(decay, w, c, inside);
+    kgen::wkv4::ChannelFactors channel[kVec];
+    float decay[kVec];
+    kgen::wkv4::load_decays<kForm>(decay, w, column, true);
 #pragma unroll
-    for (int j = 0; j < kVec; ++j) bonus[j] = inside ? kgen::to_float(u[c + j]) : 0.0f;
-    const Rows k_rows{k + b * k_stride_B + c, k_stride_T};
-    const Rows v_rows{v + b * v_stride_B + c, v_stride_T};
-    const kgen::wkv4::Channels<Value, kVec> y_rows{y + b * y_stride_B + c, y_stride_T};
+    for (int j = 0; j < kVec; ++j) channel[j].set(decay[j], kgen::to_float(u[column + j]), kSteps);
+    const Rows k_rows{k + b * k_stride_B + column, k_stride_T};
+    const Rows v_rows{v + b * v_stride_B + column, v_stride_T};
+    const kgen::wkv4::Channels<Value, kVec> y_rows{y + b * y_stride_B + column, y_stride_T};
 
     // The state before the block's first step.
     if (segment == 0) {
@@ -121,22 +136,26 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
         slots.put(kStates + 1, lane, state);
     }
 
-    Held k_held, v_held, k_next, v_next;
+    Loaded k_held, v_held, k_next, v_next;
     i64 t = begin + segment * kSteps;  // of the thread's first step
-    int count = inside ? kgen::wkv4::steps_before<kSteps>(t, end) : 0;
-    k_held.load(k_rows, t, count);
-    v_held.load(v_rows, t, count);
+    int count = kgen::wkv4::steps_before<kSteps>(t, end);
+    load(k_held, k_rows, t, count);
+    load(v_held, v_rows, t, count);
     int parity = 0;
     for (i64 first = begin; first < end; first += kRound, parity ^= 1) {
-        const int next = inside ? kgen::wkv4::steps_before<kSteps>(t + kRound, end) : 0;
+        const int next = kgen::wkv4::steps_before<kSteps>(t + kRound, end);
         if constexpr (kPrefetch) {
-            k_next.load(k_rows, t + kRound, next);
-            v_next.load(v_rows, t + kRound, next);
+            load(k_next, k_rows, t + kRound, next);
+            load(v_next, v_rows, t + kRound, next);
         }
 
         // 1, 2. The segment's sums.
+        Segment own;
         Pair state[kVec];
-        kgen::wkv4::add_steps(state, decay, k_held, v_held, count);
+        const bool anchored = count == kSteps
+                                  ? own.sum<true>(state, channel, k_held, v_held, kSteps)
+                                  : own.sum<false>(state, channel, k_held, v_held, count);
+        if (!anchored) kgen::wkv4::sum_by_steps(state, channel, k_rows, v_rows, t, count);
         slots.put(parity * kSegments + segment, lane, state);
         kgen::sync_block();
 
@@ -149,25 +168,30 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
                                 slots.get(parity * kSegments + i, lane, j));
         }
 
-        // 4. Outputs.
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-            if (i >= count) break;
-            float keys[kVec], values[kVec], outputs[kVec];
-            kgen::to_floats(k_held.step[i], keys);
-            kgen::to_floats(v_held.step[i], values);
+        // 4. The state behind the last segment that has steps, then outputs.
+        const bool last = count > 0 && t + count == end;
+        if (last || segment == kSegments - 1) {
+            Pair behind[kVec];
 #pragma unroll
             for (int j = 0; j < kVec; ++j) {
-                outputs[j] = kgen::wkv4::output_of(state[j], bonus[j] + keys[j], values[j]).y;
-                kgen::wkv4::step(state[j], decay[j], keys[j], values[j]);
+                behind[j] = state[j];
+                behind[j].append(kgen::wkv4::decay_of_steps(decay[j], count),
+                                 slots.get(parity * kSegments + segment, lane, j));
             }
-            kgen::store_vec(y_rows.at(t + i), kgen::from_floats<Value>(outputs));
-        }
-        if (segment == kSegments - 1) slots.put(kStates + parity, lane, state);
-        if (kFinalState && count > 0 && t + count == T) {
+            if (segment == kSegments - 1) slots.put(kStates + parity, lane, behind);
+            if (kFinalState && inside && last && end == T) {
 #pragma unroll
-            for (int j = 0; j < kVec; ++j)
-                kgen::wkv4::store_state(final_state, b * C + c + j, state[j]);
+                for (int j = 0; j < kVec; ++j)
+                    kgen::wkv4::store_state(final_state, b * C + c + j, behind[j]);
+            }
+        }
+        if (inside) {
+            if (!anchored || !own.outputs_fit(state, channel))
+                kgen::wkv4::outputs_by_steps(state, channel, k_rows, v_rows, y_rows, t, count);
+            else if (count == kSteps)
+                own.outputs<true>(state, channel, v_held, y_rows.at(t), y_stride_T, kSteps);
+            else
+                own.outputs<false>(state, channel, v_held, y_rows.at(t), y_stride_T, count);
         }
 
         t += kRound;
@@ -176,8 +200,8 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
             k_held = k_next;
             v_held = v_next;
         } else {
-            k_held.load(k_rows, t, count);
-            v_held.load(v_rows, t, count);
+            load(k_held, k_rows, t, count);
+            load(v_held, v_rows, t, count);
         }
     }
 }
