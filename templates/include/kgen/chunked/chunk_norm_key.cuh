@@ -18,9 +18,11 @@
 // bf16 two of bf16, or with Exact (the final state is returned in fp32) three; fp16 two of TF32, because w_t v_t may be
 // too small for fp16. Their outputs need no such operand: scores, which have two terms in any case, are weighted.
 //
-// State and scores: out_t is a difference, a_t S_t less gout . out times a sum, and the scale of its bound has neither.
-// So what 16 bits read of the state has two terms, too. Scores of fp32 with values take six products instead of three:
-// keys are positive, a score is a sum of one sign, and outputs of both signs are small beside their terms.
+// Reading the state: in gq and gk a_t S_t and x_t z_t nearly cancel, because gout . out is a mean of gout . v. So the
+// state has two terms for 16 bits: bf16 two of bf16, fp16 two of TF32. One rounded term would exceed the bound.
+//
+// P V in fp32: q and k are positive, so a score is large beside the root of its terms' squares, and 3xTF32 may exceed
+// the bound where its products with values of both signs cancel. Here it has six products.
 //
 // Shared memory: float fields[Stages][kFields][Chunk]; float sums[2][BlockV], z before a chunk of either parity.
 //
@@ -198,7 +200,7 @@ struct SplitFp16Carry {
     }
 };
 
-// P V of fp32 with the products that 3xTF32 leaves out: of the low terms, and of the bit of a low term that mma ignores.
+// P V of fp32 with the products that 3xTF32 leaves out: of two low terms, and of the bit of one that mma ignores.
 struct WholeSplitScoreOperands : SplitScoreOperands {
     template <int Count>
     static KGEN_DEVICE void ignored(u32 (&rest)[Count], const u32 (&lo)[Count]) {
