@@ -383,12 +383,11 @@ def other_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
     """Values beside the defaults, each of which shows in the outputs.
 
     A kernel that takes no notice of eps, an offset of 0 or a scale of 1 is right with the defaults.
-    Powers of two: two kernels of linear_attention round q * scale to fp16 or bf16, which shows in
-    the gradient of an fp32 state (`ROUND_THE_SCALE` in tests/conformance/test_host.py).
+    One that rounds a product with a scalar is right where the scalar is a power of two.
     """
     found = []
     for scalar in pass_.scalars:
-        value = 0.5 if scalar.default != 0.5 else 0.25
+        value = 0.6875 if scalar.default != 0.6875 else 0.8125
         if scalar.above is not None and value <= scalar.above:
             value = 2.0 * scalar.above
         found.append((scalar.name, value))

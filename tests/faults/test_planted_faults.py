@@ -53,7 +53,7 @@ LEFT_TO_CERTIFICATES: dict[str, dict[str, str]] = {
         "wrong_ragged": r"out of bound",
         "wrong_beyond": r"out of bound.*inputs 'normal M=1 N=8193'",
         "wrong_large": r"out of bound.*inputs 'large",
-        "ignores_gain": r"out of bound.*inputs 'normal.* gain=0.5'",
+        "ignores_gain": r"out of bound.*inputs 'normal.* gain=0.6875'",
         "no_pointer_guard": r"misaligned load",
         "reads_past_end": r"host-asan.*heap-buffer-overflow",
         "misaligned": r"host-asan.*misaligned",

@@ -37,7 +37,7 @@ constexpr int kMinBlocks = 1;    // CTAs per SM that __launch_bounds__ reserves 
 static_assert(!kgen::kPresent<kgen::none>, "the kernel has no code for a norm");
 
 // The gradient of the final state is not multiplied by scale, but the sum that starts from it is. If it is given,
-// scale multiplies the rows that enter the sum; otherwise it multiplies the outputs.
+// scale multiplies what each chunk adds to the sum; otherwise it multiplies the outputs.
 constexpr bool kScaled = kgen::kPresent<FinalState>;
 
 // gq and gk have the features of k as values, gv those of v.

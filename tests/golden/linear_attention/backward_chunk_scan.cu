@@ -37,7 +37,7 @@ constexpr int kScanVec = 4;        // elements of a state per thread of the scan
 static_assert(!kgen::kPresent<kgen::none>, "the kernel has no code for a norm");
 
 // The gradient of the final state is not multiplied by scale, but the sum that starts from it is. If it is given,
-// scale multiplies the rows that enter the sum; otherwise it multiplies the outputs.
+// scale multiplies what each chunk adds to the sum; otherwise it multiplies the outputs.
 constexpr bool kScaled = kgen::kPresent<FinalState>;
 constexpr int kSums = kSegments - 1;  // the sum of the last segment is not needed
 constexpr int kScanThreads = 128;
