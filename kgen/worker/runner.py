@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -291,6 +292,10 @@ class Runner:
         def workspaces(problem: Problem) -> Sequence[Workspace]:
             return make_plan(candidate.variant, candidate.config, problem, self._gpu).workspaces
 
+        def threads(problem: Problem) -> int:
+            launches = make_plan(candidate.variant, candidate.config, problem, self._gpu).launches
+            return sum(math.prod(launch.grid) * launch.threads for launch in launches)
+
         def bound(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Call:
             return bind(
                 module, candidate, self._operator, self._gpu, trial.pass_name, trial.problem,
@@ -309,6 +314,7 @@ class Runner:
                 bitwise=not candidate.variant.nondeterministic,
                 launches=self._launches(trial),
                 steady=self._steady(trial),
+                threads=threads,
             )
         except (RuntimeError, MemoryError) as problem:
             if not is_out_of_memory(problem):

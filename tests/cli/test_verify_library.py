@@ -39,7 +39,7 @@ def verify(cwd: Path, *arguments: str, script: str = "") -> subprocess.Completed
 def test_rows_and_problems_that_nobody_tuned_are_checked(tuned: Path) -> None:
     done = verify(tuned, "--gpu", "host", "--pass", "forward", "--array", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("  skipped: ")]
     assert len(lines) == 1 + 3 + 1
     assert lines[0].startswith("forward exact verified")
     assert all(line.split()[1] in ("family", "nearest", "safe") for line in lines[1:4])
