@@ -37,7 +37,7 @@ STEADY_FLOPS = 2**29
 RAGGED = (0, 1, 2, 63, 64, 65)
 """64, too: where the extent is a whole number of tiles, a loop may go round once too often."""
 
-HOST_THREADS = 2**19
+HOST_THREADS = 2**17
 """Of a launch of a set beyond the problem's extents, on the host layer: each thread is a fiber, and
 has work where its tile is padding alone. 8193 channels of timex at T=1 are 1.6 million threads and
 20 s, though the definition takes 16 thousand multiply-adds."""
