@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,6 +37,11 @@ STEADY_FLOPS = 2**29
 RAGGED = (0, 1, 2, 63, 64, 65)
 """64, too: where the extent is a whole number of tiles, a loop may go round once too often."""
 
+HOST_THREADS = 2**17
+"""Of a launch of a set beyond the problem's extents, on the host layer: each thread is a fiber, and
+has work where its tile is padding alone. 8193 channels of timex at T=1 are 1.6 million threads and
+20 s, though the definition takes 16 thousand multiply-adds."""
+
 Layout = Literal["contiguous", "strided", "odd strides", "permuted", "shifted"]
 
 
@@ -55,6 +60,7 @@ class Case:
         fresh: Whether the seed is a trial's own, so that keeping the set is no use.
         scalars: Values of the pass's scalars; none for the fixture's own.
         only: The input that has the layout, all others being contiguous; empty for all inputs.
+        shortened: Extents that the set would have if the host layer were faster.
     """
 
     name: str
@@ -64,6 +70,16 @@ class Case:
     fresh: bool = False
     scalars: tuple[tuple[str, float], ...] = ()
     only: str = ""
+    shortened: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def wanted(self) -> str:
+        """Of a shortened set, as in a verdict: `normal C=1 T=8193 (T=513 instead)`; else empty."""
+        if not self.shortened:
+            return ""
+        instead = [f"{n}={v}" for n, v in self.dims if dict(self.shortened).get(n, v) != v]
+        wanted = replace(self, dims=tuple({**dict(self.dims), **dict(self.shortened)}.items()))
+        return f"{wanted.label} ({' '.join(instead)} instead)"
 
     @property
     def label(self) -> str:
@@ -100,6 +116,7 @@ class Sizes:
         fresh: Fresh draws of the quick set in a certificate.
         beyond: Extent of a set beyond the problem's extents, at least.
         ragged_repeats: Extents of ragged sets, of a dim along which a kernel repeats itself.
+        threads: Of a set beyond the problem's extents, at most; None: any number.
     """
 
     small: int
@@ -111,12 +128,13 @@ class Sizes:
     fresh: int = FRESH_SEEDS
     beyond: int = BEYOND
     ragged_repeats: tuple[int, ...] = RAGGED
+    threads: int | None = None
 
 
 GPU_SIZES = Sizes(small=64 * 2**20, quick=4 * 2**20, pool=4 * 2**20, steps=8193)
 HOST_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19)
 """A kernel on the host layer handles a few million elements per second."""
-PROOF_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19, flops=2**20)
+PROOF_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19, flops=2**20, threads=HOST_THREADS)
 """Of a certificate's host run: dozens of sets, some under AddressSanitizer, of operators whose work
 may grow with the square of a dim (timex: 27 sets of HOST_SIZES took over two minutes). Fewer bytes
 would not do: a persistent block must come round, or what it keeps too long goes unseen."""
@@ -124,6 +142,10 @@ would not do: a persistent block must come round, or what it keeps too long goes
 
 _POOL_WORK = 16
 """Arithmetic of a pool's set, in small sets': nothing but the definition runs on it."""
+
+
+Threads = Callable[[Problem], int]
+"""Threads of all CTAs that a kernel takes for a problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,31 +200,65 @@ class Schedule:
         ]
 
     def host(
-        self, seed: int, constants: Collection[str], steady: Sequence[tuple[str, int]] = ()
+        self,
+        seed: int,
+        constants: Collection[str],
+        steady: Sequence[tuple[str, int]] = (),
+        threads: Threads | None = None,
     ) -> list[Case]:
         """Small sets only: what a CPU that runs every CUDA thread as a fiber gets through.
 
         All dims that the kernel takes at run time are small; those compiled in stay as they are.
         One set more goes as far as `steady` says, with all else as small as can be.
+
+        Args:
+            seed: Of the fresh set.
+            constants: Dims that are compile-time constants of the kernel.
+            steady: How far the set of the steady state goes.
+            threads: Threads that a problem takes, of which `Sizes.threads` are allowed; None: few.
         """
+        cases = self._of_host(seed, constants, steady, threads)
+        return [case for case in cases if self._is_small(case) or case in cases[:1 + bool(steady)]]
+
+    def left_out(
+        self,
+        seed: int,
+        constants: Collection[str],
+        steady: Sequence[tuple[str, int]] = (),
+        threads: Threads | None = None,
+    ) -> list[str]:
+        """Labels of the sets that `host` leaves out or shortens; it takes the same arguments."""
+        kept = self.host(seed, constants, steady, threads)
+        cases = self._of_host(seed, constants, steady, threads)
+        return [
+            *(case.label for case in cases if case not in kept),
+            *(case.wanted for case in kept if case.shortened),
+        ]
+
+    def _of_host(
+        self,
+        seed: int,
+        constants: Collection[str],
+        steady: Sequence[tuple[str, int]],
+        threads: Threads | None,
+    ) -> list[Case]:
+        """All sets of a host run, also those that are too large for it."""
         quick = self._reduced(QUICK, self.sizes.quick, constants)
-        cases = [
+        return [
             Case(NORMAL, quick, "contiguous", seed, fresh=True),
+            *self._steady(steady, constants),
             *self._ragged(constants),
             *self._hard(constants),
-            *self._beyond(constants),
+            *self._beyond(constants, threads),
         ]
-        # A dim compiled in may make even one row of some sets large; the quick one always stays.
-        return [
-            *cases[:1],
-            *self._steady(steady, constants),
-            *(
-                case
-                for case in cases[1:]
-                if self._bytes(dict(case.dims)) <= 4 * self.sizes.small
-                and not self._is_too_much_work(dict(case.dims), 4)
-            ),
-        ]
+
+    def _is_small(self, case: Case) -> bool:
+        """Whether a set is not too large for a host run.
+
+        A dim compiled in may make even one row of some sets large.
+        """
+        dims = dict(case.dims)
+        return self._bytes(dims) <= 4 * self.sizes.small and not self._is_too_much_work(dims, 4)
 
     def steady(
         self, steady: Sequence[tuple[str, int]], constants: Collection[str]
@@ -226,7 +282,9 @@ class Schedule:
         self, steady: Sequence[tuple[str, int]], constants: Collection[str]
     ) -> Iterator[Case]:
         if steady:
-            yield self._case(NORMAL, tuple(self.steady(steady, constants).items()))
+            dims = self.steady(steady, constants)
+            shortened = tuple((name, extent) for name, extent in steady if extent != dims[name])
+            yield replace(self._case(NORMAL, tuple(dims.items())), shortened=shortened)
 
     def _smallest_extents(self, constants: Collection[str]) -> dict[str, int]:
         """Every run-time dim as small as it may be."""
@@ -288,7 +346,9 @@ class Schedule:
                 if self._bytes(dims) <= max(self.sizes.small, self._bytes({})):
                     yield self._case(NORMAL, tuple(dims.items()))
 
-    def _beyond(self, constants: Collection[str]) -> Iterator[Case]:
+    def _beyond(
+        self, constants: Collection[str], threads: Threads | None = None
+    ) -> Iterator[Case]:
         """One run-time dim at a time far beyond the problem's extent, all others small."""
         smallest = self._smallest_extents(constants)
         for name in smallest:
@@ -298,10 +358,16 @@ class Schedule:
             extent = max(beyond, BEYOND_TUNED * self.problem.dim(name) + 1)
             if name in self.operator.serial_dims:
                 extent = min(extent, self.sizes.steps)
+            wanted = extent
             while extent > RAGGED[-1]:
                 dims = {**smallest, name: extent}
-                if self._bytes(dims) <= self.sizes.small and not self._is_too_much_work(dims):
-                    yield self._case(NORMAL, tuple(dims.items()))
+                if (
+                    self._bytes(dims) <= self.sizes.small
+                    and not self._is_too_much_work(dims)
+                    and not self._are_too_many(dims, threads)
+                ):
+                    case = self._case(NORMAL, tuple(dims.items()))
+                    yield case if extent == wanted else replace(case, shortened=((name, wanted),))
                     break
                 extent = extent // 2 + 1
 
@@ -350,6 +416,10 @@ class Schedule:
             return False
         cost = self.operator.cost(self.pass_.name, self._with(dims))
         return cost.flops > times * self.sizes.flops
+
+    def _are_too_many(self, dims: dict[str, int], threads: Threads | None) -> bool:
+        most = self.sizes.threads
+        return most is not None and threads is not None and threads(self._with(dims)) > most
 
     def _bytes(self, dims: dict[str, int]) -> int:
         return tensor_bytes(self.pass_, self._with(dims))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kgen.check.buffers import Fill, Guarded, fingerprint, guarded
-from kgen.check.cases import NORMAL, Case, one_by_one, other_case
+from kgen.check.cases import NORMAL, Case, Threads, one_by_one, other_case
 from kgen.check.errors import (
     explained,
     largest_mean,
@@ -55,6 +55,7 @@ def verify(
     bitwise: bool = True,
     launches: int | None = None,
     steady: Sequence[tuple[str, int]] = (),
+    threads: Threads | None = None,
 ) -> Verdict:
     """Try a kernel on one input set after another until one refuses it.
 
@@ -84,6 +85,7 @@ def verify(
             the bound.
         launches: On the values of each input set; None for the level's own number.
         steady: (dim, extent): how far a host run must go, see `kgen.check.steady`.
+        threads: Of all CTAs for a problem; a host run shortens sets that take too many.
     Returns:
         The verdict.
     Raises:
@@ -94,12 +96,13 @@ def verify(
         constants = names - {fixture.operator.slab_dim}
     seed = fixture.next_seed() if seed is None else seed
     schedule = fixture.schedule
+    skipped: list[str] = []
     if level == "host":
-        cases = schedule.host(seed, constants, steady)
+        cases = schedule.host(seed, constants, steady, threads)
+        skipped += schedule.left_out(seed, constants, steady, threads)
     else:
         cases = (schedule.trial if level == "trial" else schedule.certify)(seed, constants)
     tried: list[Case] = []
-    skipped: list[str] = []
     worst: dict[str, OutputAccuracy] = {}
     reason = ""
     queue = deque(cases)

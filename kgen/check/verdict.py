@@ -19,7 +19,8 @@ class Verdict:
             refused kernel may be inf.
         cases: Labels of the input sets tried, in order; the last is the one that failed.
         seeds: Seed of each of them.
-        skipped: Labels of the input sets that the variant's guards do not admit.
+        skipped: Labels of the input sets that the variant's guards do not admit, or that are too
+            large for the host layer.
     """
 
     ok: bool

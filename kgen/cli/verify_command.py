@@ -78,6 +78,8 @@ def _print(result: Checked) -> None:
         print("  " + outcome.reason.replace("\n", "\n  "))
         return
     evidence = outcome.evidence
+    if evidence is not None and evidence.skipped:
+        print(f"  skipped: {', '.join(evidence.skipped)}")
     if evidence is not None and (evidence.host or evidence.host_missing):
         print(
             f"  device: {len(evidence.tried)} input sets x {evidence.launches} launches, "

@@ -144,7 +144,8 @@ class Evidence:
     Attributes:
         seed: Of the fixture; it determines all input sets except the fresh ones.
         tried: Input sets on the device.
-        skipped: Input sets that the variant's guards do not admit.
+        skipped: Input sets that the variant's guards do not admit; of a run on the host also those
+            that are too large for it, and what shorter ones stand for.
         launches: On the values of each input set; outputs and workspaces are filled before each
             in turn, see `kgen.check.steps`.
         bitwise: Whether all launches had to give the same bits.

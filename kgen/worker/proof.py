@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -46,6 +47,10 @@ def verdict_of(
     def workspaces(problem: Problem) -> Sequence[Workspace]:
         return make_plan(candidate.variant, candidate.config, problem, gpu).workspaces
 
+    def threads(problem: Problem) -> int:
+        launches = make_plan(candidate.variant, candidate.config, problem, gpu).launches
+        return sum(math.prod(launch.grid) * launch.threads for launch in launches)
+
     def bound(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Call:
         return bind(
             module, candidate, operator, gpu, trial.pass_name, trial.problem, tensors, scalars
@@ -62,6 +67,7 @@ def verdict_of(
         bitwise=not candidate.variant.nondeterministic,
         launches=_launches(trial, on_host),
         steady=_steady(trial, operator, gpu),
+        threads=threads,
     )
 
 

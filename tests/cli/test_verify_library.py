@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from kgen.catalogue import open_catalogue
+from kgen.cli.verify_command import _print
+from kgen.model.config import Config
 from kgen.model.problem import parse_problem
-from kgen.verify import drawn_problems
+from kgen.model.record import Evidence, Fate
+from kgen.verify import Checked, drawn_problems
+from kgen.worker import TrialOutcome
 
 # Runs the command with a mistake in each kernel source that the library gives: a factor of 1.5.
 PLANTED = """
@@ -39,7 +43,7 @@ def verify(cwd: Path, *arguments: str, script: str = "") -> subprocess.Completed
 def test_rows_and_problems_that_nobody_tuned_are_checked(tuned: Path) -> None:
     done = verify(tuned, "--gpu", "host", "--pass", "forward", "--array", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("  skipped: ")]
     assert len(lines) == 1 + 3 + 1
     assert lines[0].startswith("forward exact verified")
     assert all(line.split()[1] in ("family", "nearest", "safe") for line in lines[1:4])
@@ -71,6 +75,16 @@ def test_options_that_contradict_it_are_named(tmp_path: Path) -> None:
     done = verify(tmp_path, "--gpu", "host")
     assert done.returncode != 0
     assert "there is no library in generated" in done.stderr
+
+
+@pytest.mark.quick
+def test_what_was_skipped_or_shortened_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = parse_problem("M=4,N=8,dtype=fp32", open_catalogue([]).operator("rmsnorm").signature)
+    shortened = "normal M=8193 N=1 (M=4097 instead)"
+    evidence = Evidence(0, (), ("normal M=64", shortened), launches=3, bitwise=True)
+    _print(Checked(problem, Config("naive", ()), TrialOutcome(
+        Fate.VERIFIED, "", evidence=evidence)))
+    assert f"  skipped: normal M=64, {shortened}\n" in capsys.readouterr().out
 
 
 @pytest.mark.quick

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from kgen.catalogue import open_catalogue
-from kgen.check.cases import FEW, GPU_SIZES, PROOF_SIZES, QUICK, SHORT, Case, Schedule, Sizes
-from kgen.model.problem import parse_problem
+from kgen.check.cases import (
+    FEW,
+    GPU_SIZES,
+    HOST_THREADS,
+    PROOF_SIZES,
+    QUICK,
+    SHORT,
+    Case,
+    Schedule,
+    Sizes,
+)
+from kgen.model.problem import Problem, parse_problem
 
 LONG = "B=8,H=16,T=4096,E=64,M=64,dtype=fp32"
 
@@ -45,3 +55,49 @@ def test_hard_sets_have_fewer_rows_where_a_row_is_a_sequence() -> None:
 def test_the_pool_is_one_draw_where_a_row_is_large() -> None:
     assert len(schedule(GPU_SIZES).pool()) == 1
     assert len(schedule(GPU_SIZES, "B=8,H=2,T=64,E=16,M=16,dtype=fp32").pool()) == 3
+
+
+def timex(sizes: Sizes = PROOF_SIZES) -> Schedule:
+    operator = open_catalogue().entry("timex").operator
+    problem = parse_problem("B=1,C=768,T=1024,dtype=fp32", operator.signature)
+    return Schedule(operator, operator.signature.pass_named("backward"), problem, 0, sizes)
+
+
+def many_threads(problem: Problem) -> int:
+    """Of a kernel with a CTA for each channel."""
+    return 256 * problem.dim("C")
+
+
+def channels(cases: list[Case]) -> int:
+    return max(dict(case.dims).get("C", 1) for case in cases)
+
+
+def test_a_host_run_is_short_where_a_kernel_takes_many_threads() -> None:
+    made = timex()
+    shortened = made.host(1, (), (), many_threads)
+    assert HOST_THREADS // 512 < channels(shortened) <= HOST_THREADS // 256
+    assert channels(made.host(1, ())) == 8193, "no kernel is known, so nothing is too much"
+    gpu = timex(GPU_SIZES)
+    assert channels(gpu.host(1, (), (), many_threads)) == 8193, "a GPU has no fibers"
+
+
+def test_what_a_host_run_leaves_out_or_shortens_is_listed() -> None:
+    made = timex()
+    left_out = made.left_out(1, (), (), many_threads)
+    [given] = [dict(c.dims)["C"] for c in made.host(1, (), (), many_threads)
+               if dict(c.shortened).get("C")]
+    assert f"normal B=1 C=8193 T=1 (C={given} instead)" in left_out
+    assert "normal B=1 C=1 T=8193 (T=513 instead)" in left_out
+    kept = [case.label for case in made.host(1, (), (), many_threads)]
+    assert not set(kept) & set(left_out)
+
+
+def test_a_steady_state_that_is_out_of_reach_is_listed() -> None:
+    made = schedule(PROOF_SIZES)
+    assert not any("instead" in label for label in made.left_out(1, {"E", "M"}, (("T", 641),)))
+    [label] = [label for label in made.left_out(1, {"E", "M"}, (("T", 10**6),))
+               if "T=1000000" in label]
+    [reached] = [dict(case.dims)["T"] for case in made.host(1, {"E", "M"}, (("T", 10**6),))
+                 if dict(case.shortened).get("T") == 10**6]
+    assert label.endswith(f"(T={reached} instead)")
+    assert reached < 10**6
