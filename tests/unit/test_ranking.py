@@ -127,7 +127,8 @@ def test_the_model_goes_before_distance_and_not_before_the_safe_kernel() -> None
 
 def test_distance_decides_where_the_model_sees_no_difference() -> None:
     assert chosen(FEWER_THREADS, table(), m=60)[0].config == FAR.config
-    assert chosen(FEWER_THREADS._replace(trees=()), table())[0].config == NEAR.config
+    slight = Tree(("threads",), (96.0,), (0.0, 0.05))
+    assert chosen(FEWER_THREADS._replace(trees=(slight,)), table())[0].config == NEAR.config
 
 
 def test_rows_of_other_gpus_are_not_ranked_by_a_model() -> None:
