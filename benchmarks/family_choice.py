@@ -1,28 +1,56 @@
 """How good is the config that dispatch gives to a problem that has no row? From records, no GPU.
 
-    python benchmarks/family_choice.py [--gpu h200] [--op wkv6]
+    python benchmarks/family_choice.py [--gpu h200] [--op wkv6] [--library FOLDER] [--each]
 
-Each problem of the committed journals that was searched is taken as if it had no row: the rows of
-that problem are left out of the table, and dispatch chooses among the others. If the chosen config
-was tried on the problem, its recorded time is compared with the best recorded one. Prints a line
-per problem and the geometric mean per pass; `not tried` problems count in neither.
+Each searched problem of the committed journals is taken as if it had no row: its rows are left out
+of the table, its records out of what the ranking model learns from, and dispatch chooses among the
+others, by distance alone and by the model. A config's loss is its recorded time over the problem's
+best, minus 1. Of each pass, the mean (geometric) and worst loss of both ways, over the problems
+
+- `both tried`: where both chosen configs were tried on the problem;
+- `first tried`: of the first config in each order that was tried, where there is one.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
+from typing import Any
 
-from kgen.runtime.spelling import spell
+from kgen.catalogue import Catalogue, Entry, open_catalogue
+from kgen.emit import PACKAGE, LoadedLibrary
+from kgen.predict import ranking_from, samples
+from kgen.predict.observations import Searched, read_searches
+from kgen.runtime.adaptation import named_values
+from kgen.runtime.families import Instance
+from kgen.runtime.problems import contiguous_call
+from kgen.runtime.ranking import Ranking
 
 GENERATED = Path(__file__).resolve().parents[1] / "generated"
-Times = dict[str, float]  # config -> microseconds
+LEAST_CONFIGS = 20  # of a problem that was searched
+Losses = list[float | None]  # of the configs in their order; None: not tried
+
+
+@dataclass(frozen=True)
+class Fallbacks:
+    """What dispatch loads of a pass, with a model that has not seen the problem."""
+
+    tables: Any
+    model: Ranking | None
+
+    def families(self) -> Any:
+        return self.tables.families()
+
+    def safe_rows(self) -> Any:
+        return self.tables.safe_rows()
+
+    def ranking(self, _: object) -> Ranking | None:
+        return self.model
 
 
 def main() -> None:
@@ -30,60 +58,95 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--op", help="one operator; default: all")
+    parser.add_argument("--library", type=Path, default=GENERATED)
+    parser.add_argument("--each", action="store_true", help="a line per problem as well")
     options = parser.parse_args()
-    sys.path.insert(0, str(GENERATED))
-    losses: dict[str, list[float]] = defaultdict(list)
-    for journal in sorted(GENERATED.glob(f"kgen_ops/*/reports/{options.gpu}.trials.jsonl")):
-        operator = journal.parents[1].name
-        if options.op in (None, operator):
-            for pass_name, line, loss in compared(operator, options.gpu, journal):
-                print(line)
-                if loss is not None:
-                    losses[f"{operator} {pass_name}"].append(loss)
-    for name, found in losses.items():
-        mean = exp(sum(log(1 + loss) for loss in found) / len(found)) - 1
-        print(f"{name}: {len(found)} problems, mean loss {mean:.1%}, worst {max(found):.1%}")
+    catalogue = open_catalogue([])
+    with LoadedLibrary.open(options.library, "--library") as library:
+        for folder in sorted(library.folder.glob("*/safe.yaml")):
+            if options.op in (None, folder.parent.name):
+                compared(library, catalogue, catalogue.entry(folder.parent.name), options)
 
 
-def compared(operator: str, gpu: str, journal: Path) -> Iterator[tuple[str, str, float | None]]:
-    """Yield (pass, line, loss) of each searched problem; the loss is None if it is not known."""
-    package = importlib.import_module(f"kgen_ops.{operator}")
-    selection = importlib.import_module("kgen_ops._runtime.selection")
-    problems = importlib.import_module("kgen_ops._runtime.problems")
-    for (pass_name, problem), times in sorted(recorded(journal).items()):
-        if len(times) < 20:
-            continue  # not searched
-        passed = getattr(package, pass_name.upper())
-        signature = passed.signature
-        fields = dict(pair.split("=") for pair in problem.split(","))
-        dims = {d.name: int(fields.get(d.name, 0)) for d in signature.dims}
-        names = tuple(fields.get(f.name, "") for f in signature.choices)
-        (profile,) = [known for known in passed.tables.gpus() if known.name == gpu]
-        table = passed.tables.of_gpu(profile, True, profile.facts)
-        rows = tuple(row for row in table.rows
-                     if (row.dims, row.dtypes) != (tuple(dims.values()), names))
-        found = next(selection.candidates(
-            signature, operator, table._replace(rows=rows, rules=()), passed.tables,
-            tuple(dims.values()), names, problems.contiguous_call(signature, dims)))
-        best = min(times.values())
-        taken = times.get(found.config)
-        loss = None if taken is None else taken / best - 1
-        shown = "not tried" if loss is None else f"{loss:+.1%}"
-        yield pass_name, (f"{operator} {pass_name} {problem}\n  {found.step}: {found.config}\n  "
-                          f"{shown}, best {best:.2f} us of {len(times)} configs"), loss
+def compared(
+    library: LoadedLibrary, catalogue: Catalogue, entry: Entry, options: argparse.Namespace
+) -> None:
+    """Print the losses of an operator."""
+    name = entry.operator.name
+    gpus = [gpu for gpu in library.tuned(name) if gpu.name == options.gpu]
+    found: dict[str, list[tuple[Losses, Losses]]] = defaultdict(list)
+    known: dict[str, Any] = {}
+    for searched in read_searches(entry, options.library) if gpus else ():
+        if searched.gpu.name != options.gpu or len(searched.observations) < LEAST_CONFIGS:
+            continue
+        pass_name = searched.pass_name
+        if pass_name not in known:
+            known[pass_name] = samples(library, catalogue, entry, pass_name, gpus[0])
+        others = [one for one in known[pass_name]
+                  if (one.operator, one.problem) != (name, str(searched.problem))]
+        model = ranking_from(others) if len(others) > 1 else None
+        near, by_model = (list(losses(library, searched, gpus[0], m)) for m in (None, model))
+        found[pass_name].append((near, by_model))
+        if options.each:
+            print(f"{name} {pass_name} {searched.problem}: {shown(near)}, {shown(by_model)}")
+    for pass_name, pairs in found.items():
+        print(f"{name} {pass_name}: {len(pairs)} problems, top tried "
+              f"{sum(a[0] is not None for a, _ in pairs)} by distance, "
+              f"{sum(b[0] is not None for _, b in pairs)} by the model")
+        both = [(a[0], b[0]) for a, b in pairs if a[0] is not None and b[0] is not None]
+        print(f"  both tried   {summary(both)}")
+        firsts = [(first(a), first(b)) for a, b in pairs]
+        print(f"  first tried  {summary([(a, b) for a, b in firsts if None not in (a, b)])}",
+              flush=True)
 
 
-def recorded(journal: Path) -> dict[tuple[str, str], Times]:
-    """Times by config, of each (pass, problem)."""
-    times: dict[tuple[str, str], Times] = defaultdict(dict)
-    for line in journal.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        if record.get("time_us") and record["fate"] == "verified":
-            values = ", ".join(f"{name}={spell(value)}"
-                               for name, value in record["config"].items())
-            config = f"{record['variant']}({values})"
-            times[record["pass"], record["problem"]][config] = record["time_us"][0]
-    return times
+def losses(
+    library: LoadedLibrary, searched: Searched, gpu: Any, model: Ranking | None
+) -> Iterator[float | None]:
+    """Yield the loss of each config that dispatch would take, in its order."""
+    passed = library.passed(searched.operator, searched.pass_name)
+    problem, families = searched.problem, passed.tables.families()
+    times: dict[str, float] = {}
+    for seen in searched.observations:
+        times[spelled(families, seen.config.label)] = seen.median_us
+    dims = tuple(extent for _, extent in problem.dims)
+    names = tuple(choice for _, choice in problem.dtypes)
+    table = passed.tables.of_gpu(gpu, True, gpu.facts)
+    rows = tuple(row for row in table.rows if (row.dims, row.dtypes) != (dims, names))
+    selection = importlib.import_module(f"{PACKAGE}._runtime.selection")
+    for choice in selection.candidates(
+        passed.signature, searched.operator, table._replace(rows=rows, rules=()),
+        Fallbacks(passed.tables, model), dims, names,
+        contiguous_call(passed.signature, dict(problem.dims)),
+    ):
+        taken = times.get(spelled(families, choice.config))
+        yield None if taken is None else taken / searched.best_us - 1
+
+
+def spelled(families: Any, config: str) -> str:
+    """A config as its family spells it today, with parameters that older records do not have."""
+    family = families.get(config.partition("(")[0])
+    values = None if family is None else named_values(family, config)
+    return config if family is None or values is None else Instance(family, values).config
+
+
+def first(found: Losses) -> float | None:
+    """The first loss that is known."""
+    return next((loss for loss in found if loss is not None), None)
+
+
+def shown(found: Losses) -> str:
+    """The loss of the first config."""
+    return "not tried" if not found or found[0] is None else f"{found[0]:+.1%}"
+
+
+def summary(pairs: list[tuple[Any, Any]]) -> str:
+    """Mean and worst loss by distance and by the model."""
+    if not pairs:
+        return "none"
+    told = [f"mean {exp(sum(log(1 + loss) for loss in each) / len(each)) - 1:.1%}, "
+            f"worst {max(each):.1%}" for each in zip(*pairs, strict=True)]
+    return f"{len(pairs)}: {told[0]} by distance; {told[1]} by the model"
 
 
 if __name__ == "__main__":

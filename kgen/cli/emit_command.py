@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+from dataclasses import replace
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
-from kgen.catalogue import open_catalogue
-from kgen.emit import renew
+from kgen.catalogue import Catalogue, open_catalogue
+from kgen.emit import Emitted, LoadedLibrary, renew, write_rankings
+from kgen.predict import rankings
 
 EXIT_STALE = 3
 
@@ -19,6 +22,7 @@ def run(options: argparse.Namespace) -> int:
         0 if all rows are valid, 3 if some are stale.
     Raises:
         CatalogueError: If there is no library, or an operator is unknown.
+        ProblemError: If rankings are asked for of an operator that the library does not have.
         RecordError: If a table is damaged.
         ToolchainError: If a kernel has to be compiled, and there is no NVRTC.
         StorageError: If a file cannot be written.
@@ -31,6 +35,9 @@ def run(options: argparse.Namespace) -> int:
         lambda headers: open_compiler("nvrtc", [headers]),
         [catalogue.entry(name) for name in options.add],
     )
+    if options.learn_rankings:
+        learnt = _learn_rankings(done, catalogue, options.learn_rankings)
+        done = replace(done, changed=tuple(dict.fromkeys((*done.changed, *learnt))))
     for path in done.changed:
         print(f"written  {path}")
     for path in done.removed:
@@ -43,3 +50,15 @@ def run(options: argparse.Namespace) -> int:
         f"{len(done.stale)} stale"
     )
     return EXIT_STALE if done.stale else 0
+
+
+def _learn_rankings(
+    done: Emitted, catalogue: Catalogue, operators: Iterable[str]
+) -> tuple[str, ...]:
+    """Learn the models of operators; return the files that changed."""
+    with LoadedLibrary.open(done.root, "--out") as library:
+        found = {}
+        for name in operators:
+            library.require(name)
+            found[name] = rankings(library, catalogue, catalogue.entry(name))
+    return write_rankings(done.root, found)

@@ -137,6 +137,13 @@ def add_emit(renew: argparse.ArgumentParser) -> None:
         metavar="OP,...",
         help="add operators that were tuned nowhere, with their safe kernels and families",
     )
+    renew.add_argument(
+        "--learn-rankings",
+        type=names,
+        default=(),
+        metavar="OP,...",
+        help="learn from the recorded searches of these how configs rank for calls without a row",
+    )
     add_out(renew, "where the library is")
     add_path(renew)
 

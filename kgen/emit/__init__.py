@@ -15,6 +15,7 @@ from kgen.emit.emit import (
 )
 from kgen.emit.files import write_all
 from kgen.emit.loaded_library import LoadedLibrary, Served
+from kgen.emit.rankings import write_rankings
 from kgen.emit.renewal import StaleRow
 from kgen.emit.state import TUNED, RowState
 from kgen.emit.untuned import untuned_safe_kernels
@@ -24,5 +25,5 @@ __all__ = [
     "LICENCE", "PACKAGE", "TUNED", "Contents", "Emitted", "LoadedLibrary", "RowState",
     "SafeKernel", "Served", "StaleRow", "Winner", "emit", "emit_rules", "no_library",
     "published_rows", "published_table", "read_contents", "renew", "rewrite",
-    "untuned_safe_kernels", "write_all",
+    "untuned_safe_kernels", "write_all", "write_rankings",
 ]

@@ -242,7 +242,7 @@ def _write(
         files = {**_shared_files(include_dir), **kernels, **modules}
         # The list of files is written with the tables, after the kernels: a process that is killed
         # before the end leaves a library that loads.
-        changed = write_all(root, {**files, **_list_file(root, files)})
+        changed = write_all(root, {**files, **list_file(root, files)})
         changed += write_all(root, _package_files(root))
         removed = [path for name in operators for path in orphans(library / name)]
         if renewal:
@@ -255,7 +255,7 @@ def _write(
             unused = old_templates(library)
             remove(unused)
             removed += unused
-        changed += write_all(root, _list_file(root, {}))
+        changed += write_all(root, list_file(root, {}))
         return Emitted(root, tuple(sorted(_tuned(library))), tuple(dict.fromkeys(changed)),
                        tuple(sorted(str(path.relative_to(root)) for path in removed)),
                        tuple(row for found in renewal.values() for row in found.stale),
@@ -352,7 +352,7 @@ def _family_files(library: Path, entries: Iterable[Entry]) -> dict[str, bytes]:
     return files
 
 
-def _list_file(root: Path, coming: Mapping[str, bytes]) -> dict[str, bytes]:
+def list_file(root: Path, coming: Mapping[str, bytes]) -> dict[str, bytes]:
     """The list of the library's files, including those that are about to be written."""
     library = root / PACKAGE
     files = {name: (library / name).read_bytes() for name in listed_files(library)

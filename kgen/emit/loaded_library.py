@@ -123,7 +123,7 @@ class LoadedLibrary:
         self, operator: str, pass_name: str, profile: GpuProfile, signature: Signature
     ) -> list[Problem]:
         """The problems of a GPU's rows, in their order; none if it was not tuned for."""
-        passed = self._passed(operator, pass_name)
+        passed = self.passed(operator, pass_name)
         known = [gpu for gpu in self.tuned(operator) if gpu.name == profile.name]
         return [
             Problem(
@@ -148,6 +148,11 @@ class LoadedLibrary:
         return rest if first.startswith("// digest: ") else text
 
     @property
+    def folder(self) -> Path:
+        """Folder of the package `kgen_ops`."""
+        return self._folder.resolve() / PACKAGE
+
+    @property
     def headers(self) -> Path:
         """Folder of the library's device headers."""
         return self._folder.resolve() / PACKAGE / "_include"
@@ -167,14 +172,18 @@ class LoadedLibrary:
         """
         families = importlib.import_module(f"{PACKAGE}._runtime.families")
         adaptation = importlib.import_module(f"{PACKAGE}._runtime.adaptation")
-        family = self._passed(operator, pass_name).tables.families()[config.variant]
+        family = self.passed(operator, pass_name).tables.families()[config.variant]
         instance = families.Instance(family, adaptation.named_values(family, config.label))
         stem, text = families.source(
             self._folder.resolve() / PACKAGE, instance, dict(problem.dims), dict(problem.dtypes))
         return stem, text.decode()
 
-    def _passed(self, operator: str, pass_name: str) -> Any:
-        """The dispatcher of a pass."""
+    def passed(self, operator: str, pass_name: str) -> Any:
+        """Return the dispatcher of a pass.
+
+        Raises:
+            ProblemError: If the library does not have the operator.
+        """
         self.require(operator)
         return getattr(importlib.import_module(f"{PACKAGE}.{operator}"), pass_name.upper())
 

@@ -10,6 +10,7 @@ from kgen.predict.events import (
 )
 from kgen.predict.job import predict
 from kgen.predict.judge import Judgement, judge, print_judgements
+from kgen.predict.rankings import ranking_from, rankings, samples
 from kgen.predict.request import PredictRequest
 from kgen.predict.training import relatives
 
@@ -25,5 +26,8 @@ __all__ = [
     "judge",
     "predict",
     "print_judgements",
+    "ranking_from",
+    "rankings",
     "relatives",
+    "samples",
 ]

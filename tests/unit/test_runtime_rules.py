@@ -9,7 +9,8 @@ import pytest
 from kgen.runtime.errors import DispatchError
 from kgen.runtime.gpus import Table
 from kgen.runtime.problems import Explanation
-from kgen.runtime.rows import Call, DispatchRule, Family, Row, SafeRow
+from kgen.runtime.ranking import Ranking
+from kgen.runtime.rows import Call, DispatchRule, Family, Gpu, Row, SafeRow
 from kgen.runtime.rules import covering, evidence_text, first_fitting, path_text
 from kgen.runtime.selection import candidates
 from kgen.runtime.signature import Argument, Dim, DTypeField, PassSignature
@@ -50,6 +51,9 @@ class NoFallbacks:
 
     def safe_rows(self) -> tuple[SafeRow, ...]:
         return ()
+
+    def ranking(self, gpu: Gpu) -> Ranking | None:
+        return None
 
 
 ROWS = (row("small", 1, 8, most=4), row("large", 64, 8), row("few", 2, 2))

@@ -1,0 +1,72 @@
+"""Write the models that rank configs into a library, one module per operator and GPU."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from kgen.emit.emit import PACKAGE, list_file
+from kgen.emit.files import locked, write_all
+from kgen.runtime.ranking import Ranking
+from kgen.runtime.rows import FORMAT
+
+_HEAD = '''\
+"""How configs of `{operator}` rank on {gpu}, learnt from recorded searches.
+
+Written by kgen emit --learn-rankings; do not edit.
+"""
+
+from .._runtime.ranking import Ranking, Tree
+
+# Version of the interface between this file and the runtime.
+FORMAT = {format}
+'''
+_COLUMNS = 100
+
+
+def write_rankings(
+    out_dir: str | Path, found: Mapping[str, Mapping[str, Mapping[str, Ranking]]]
+) -> tuple[str, ...]:
+    """Write models into a library.
+
+    Args:
+        out_dir: The library's folder.
+        found: By operator, GPU and pass.
+    Returns:
+        The files that were changed.
+    Raises:
+        StorageError: If a file cannot be written.
+    """
+    root = Path(out_dir)
+    files = {
+        f"{PACKAGE}/{operator}/ranking_{gpu}.py": ranking_module(operator, gpu, passes).encode()
+        for operator, gpus in found.items() for gpu, passes in gpus.items()
+    }
+    with locked(root):
+        changed = write_all(root, files)
+        return tuple(changed + write_all(root, list_file(root, {})))
+
+
+def ranking_module(operator: str, gpu: str, passes: Mapping[str, Ranking]) -> str:
+    """Return the text of a module; equal models give equal text."""
+    text = _HEAD.format(operator=operator, gpu=gpu, format=FORMAT)
+    for name, ranking in passes.items():
+        trees = "".join(
+            "    Tree(\n" + "".join(_tuple(part) for part in tree) + "    ),\n"
+            for tree in ranking.trees
+        )
+        text += f"\n{name.upper()} = Ranking({ranking.problems}, {ranking.base!r}, (\n{trees}))\n"
+    return text
+
+
+def _tuple(values: Iterable[str | float]) -> str:
+    said = "".join(f'"{value}", ' if isinstance(value, str) else f"{_short(value)}, "
+                   for value in values)
+    return textwrap.fill(f"({said.rstrip()}),", _COLUMNS, initial_indent=" " * 8,
+                         subsequent_indent=" " * 9, break_long_words=False,
+                         break_on_hyphens=False) + "\n"
+
+
+def _short(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)

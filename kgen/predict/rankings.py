@@ -1,0 +1,146 @@
+"""Learn from recorded searches to rank configs for a call, as the generated library does.
+
+The features are those that the library computes without a compiler (`kgen/runtime/ranking.py`), so
+the library can evaluate the model at a first call. docs/decisions/0045 has the evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kgen.catalogue import Catalogue, Entry
+from kgen.emit import LoadedLibrary
+from kgen.predict.observations import Searched, read_searches
+from kgen.predict.training import relatives
+from kgen.predict.trees import Ensemble, Floats, Growth, fit_trees
+from kgen.runtime.adaptation import named_values
+from kgen.runtime.families import family_call
+from kgen.runtime.problems import contiguous_call
+from kgen.runtime.ranking import Ranking, Tree, features_of
+
+GROWTH = Growth(trees=150, depth=4, rate=0.1, ridge=10.0)
+LEAST_CONFIGS = 3  # of a problem that teaches
+LEAST_PROBLEMS = 5  # with those of its family; no model was judged that learnt from fewer
+_SLOWEST = math.log(4)  # slower configs are only known to be slow
+_FADE = 0.5  # ln(slowdown) at which a config counts 1/e of the best one
+_LEAST_WEIGHT = 0.1  # of a slow config
+_MOST_WEIGHT = 60.0  # of all configs of a problem together
+_DIGITS = 5  # of each number that is written
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The recorded configs of one problem.
+
+    Attributes:
+        operator: The operator.
+        problem: The problem.
+        features: Of each config.
+        slowdowns: [n] ln(time / least time of the problem).
+    """
+
+    operator: str
+    problem: str
+    features: tuple[Mapping[str, float], ...]
+    slowdowns: Floats
+
+
+def rankings(
+    library: LoadedLibrary, catalogue: Catalogue, entry: Entry
+) -> dict[str, dict[str, Ranking]]:
+    """Learn the models of an operator.
+
+    Args:
+        library: Has the records, and the families that evaluate features.
+        catalogue: Has the operators of its family.
+        entry: The operator.
+    Returns:
+        By GPU and pass; without those that too few problems were searched for.
+    """
+    found: dict[str, dict[str, Ranking]] = {}
+    for gpu in library.tuned(entry.operator.name):
+        if gpu.arch == "host":
+            continue
+        for passed in entry.operator.signature.passes:
+            known = samples(library, catalogue, entry, passed.name, gpu)
+            if len(known) >= LEAST_PROBLEMS:
+                found.setdefault(gpu.name, {})[passed.name] = ranking_from(known)
+    return found
+
+
+def samples(
+    library: LoadedLibrary, catalogue: Catalogue, entry: Entry, pass_name: str, gpu: Any
+) -> list[Sample]:
+    """Read what was recorded on a GPU of a pass of an operator and of the others of its family.
+
+    Args:
+        library: Has the records.
+        catalogue: Has the operators of its family.
+        entry: The operator.
+        pass_name: `forward` or `backward`.
+        gpu: As the library has it.
+    """
+    found: list[Sample] = []
+    for each in (entry, *relatives(catalogue, entry)):
+        if (library.folder / each.operator.name / "families.py").exists():
+            found += (
+                one for searched in read_searches(each, library.folder.parent)
+                if searched.pass_name == pass_name and searched.gpu.name == gpu.name
+                for one in _sample(library, searched, gpu)
+            )
+    return found
+
+
+def _sample(library: LoadedLibrary, searched: Searched, gpu: Any) -> Iterator[Sample]:
+    """The sample of a problem; none if too few of its configs are ones of a family."""
+    passed = library.passed(searched.operator, searched.pass_name)
+    families = passed.tables.families()
+    dims, choices = dict(searched.problem.dims), dict(searched.problem.dtypes)
+    call = family_call(contiguous_call(passed.signature, dims), choices.items(), gpu.facts)
+    rows: list[Mapping[str, float]] = []
+    times: list[float] = []
+    for seen in searched.observations:
+        family = families.get(seen.config.variant)
+        values = None if family is None else named_values(family, seen.config.label)
+        if family is not None and values is not None:
+            rows.append(features_of(family, values, call, dims, choices))
+            times.append(seen.median_us)
+    if len(rows) >= LEAST_CONFIGS:
+        slowdowns = np.log(np.array(times) / searched.best_us)
+        yield Sample(searched.operator, str(searched.problem), tuple(rows), slowdowns)
+
+
+def ranking_from(known: Sequence[Sample], growth: Growth = GROWTH) -> Ranking:
+    """Learn a model; a problem counts by its number of configs, and fast configs count more."""
+    names = sorted({name for one in known for row in one.features for name in row})
+    places = {name: place for place, name in enumerate(names)}
+    rows = np.zeros((sum(len(one.features) for one in known), len(names)))
+    for at, row in enumerate(row for one in known for row in one.features):
+        for name, value in row.items():
+            rows[at, places[name]] = value
+    weights = np.concatenate([_weights(one.slowdowns) for one in known])
+    targets = np.minimum(np.concatenate([one.slowdowns for one in known]), _SLOWEST)
+    fitted = fit_trees(rows, targets, weights / weights.mean(), growth)
+    return _as_ranking(fitted, names, len(known))
+
+
+def _weights(slowdowns: Floats) -> Floats:
+    weights: Floats = np.exp(-slowdowns / _FADE) + _LEAST_WEIGHT
+    weights *= min(len(weights), _MOST_WEIGHT) / float(weights.sum())
+    return weights
+
+
+def _as_ranking(fitted: Ensemble, names: Sequence[str], problems: int) -> Ranking:
+    """Write an ensemble as the library has it. Thresholds keep all digits."""
+    trees = tuple(
+        Tree(tuple(names[place] for place in tree.features.tolist()),
+             tuple(tree.thresholds.tolist()),
+             tuple(float(f"{value:.{_DIGITS}g}") for value in tree.values.tolist()))
+        for tree in fitted.trees
+    )
+    return Ranking(problems, float(f"{fitted.base:.{_DIGITS}g}"), trees)

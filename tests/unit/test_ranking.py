@@ -1,0 +1,181 @@
+"""Configs ranked by a model: its value, what it sees, how dispatch and `explain` use it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kgen.emit.rankings import ranking_module
+from kgen.predict.rankings import Sample, ranking_from
+from kgen.predict.trees import Growth
+from kgen.runtime.gpus import Table
+from kgen.runtime.ranking import Ranking, Tree, features_of
+from kgen.runtime.rows import Call, Family, Gpu, Parameter, Row, SafeRow, always
+from kgen.runtime.selection import RowChoice, candidates, explanation
+from kgen.runtime.signature import Argument, Dim, DTypeField, PassSignature
+
+SIGNATURE = PassSignature(
+    function="op", dims=(Dim("M"), Dim("N")), dtypes=(DTypeField("dtype", ("fp32", "bf16")),),
+    inputs=(Argument("x", ("M", "N")),), outputs=(Argument("y", ("M", "N")),),
+)
+FACTS = {"sm_count": 4, "max_blocks_per_sm": 32, "max_threads_per_sm": 2048, "warp_size": 32,
+         "smem_per_sm": 200_000, "compute_capability": 90}
+GPU = Gpu("h200", "NVIDIA H200", ("NVIDIA H200",), "sm_90a", FACTS)
+# Two comparisons: the leaf's number has bit 0 for `threads` and bit 1 for `wide=yes`.
+RANKING = Ranking(7, 0.25, (Tree(("threads", "wide=yes"), (96.0, 0.5), (0.0, 1.0, 2.0, 4.0)),
+                            Tree(("launch.waves",), (3.0,), (0.0, 8.0))))
+FEWER_THREADS = Ranking(7, 0.0, (Tree(("threads",), (96.0,), (0.0, 1.0)),))
+
+
+def bind(file: Any, call: Call) -> Any:
+    """A small launch, and one with a CTA of `threads` for each row; M = 0 launches nothing."""
+    small = file.launcher("prepare", "p", block=(32, 1, 1), smem=0)
+    main = file.launcher("work", "pp", block=(call.threads, 1, 1), smem=call.bytes)
+    new = file.scratch(5 * call.M, None)
+
+    def run(stream: int, x: int, y: int) -> None:
+        small(stream, min(call.M, 1), 1, 1, new().data_ptr())
+        main(stream, call.M, 1, 1, x, y)
+
+    return run
+
+
+FAMILY = Family(
+    name="rows", template="op/rows.cu.jinja", constants=(), settings={},
+    parameters=(Parameter("threads", (32, 64, 128, 256)), Parameter("wide", ("no", "yes"), "no")),
+    first=((64, "no"),), named={"bytes": lambda call: 2 * call.threads,
+                                "share": lambda call: call.N // (call.threads - 32)},
+    is_safe=False, admits=(), fits=(), suits=(), bind=bind,
+)
+
+
+class Fallbacks:
+    """A library with one family and perhaps a model."""
+
+    def __init__(self, model: Ranking | None) -> None:
+        self.model = model
+
+    def families(self) -> dict[str, Family]:
+        return {"rows": FAMILY}
+
+    def safe_rows(self) -> tuple[SafeRow, ...]:
+        return (SafeRow(("bf16",), "safe", "safe()", bind_safe),)
+
+    def ranking(self, gpu: Gpu) -> Ranking | None:
+        assert gpu is GPU
+        return self.model
+
+
+def bind_safe(file: Any, call: Call, facts: Mapping[str, int]) -> Any:
+    raise AssertionError("nothing is launched here")
+
+
+def row(m: int, config: str) -> Row:
+    """A row that another N was compiled into."""
+    return Row((m, 128), ("bf16",), ("N",), "k", config, always, bind, f"of_{m}", 1.0)
+
+
+NEAR, FAR = row(8, "rows(threads=128)"), row(64, "rows(threads=32)")
+
+
+def chosen(model: Ranking | None, table: Table, m: int = 8) -> list[RowChoice]:
+    call = Call(M=m, N=64)
+    return list(candidates(SIGNATURE, "op", table, Fallbacks(model), (m, 64), ("bf16",), call))
+
+
+def table(**fields: Any) -> Table:
+    return Table(GPU, True, (NEAR, FAR), (), FACTS)._replace(**fields)
+
+
+@pytest.mark.parametrize(("threads", "wide", "waves", "predicted"), [
+    (96, 0, 3.0, 0.25), (97, 0, 0.0, 1.25), (96, 1, 0.0, 2.25), (97, 1, 3.5, 12.25),
+])
+def test_a_tree_is_read_by_the_bits_of_its_comparisons(
+    threads: float, wide: float, waves: float, predicted: float
+) -> None:
+    features = {"threads": threads, "wide=yes": wide, "launch.waves": waves}
+    assert RANKING.predicted(features) == predicted
+    assert RANKING.predicted({}) == 0.25  # what is missing is 0
+
+
+def test_features_are_of_the_config_the_problem_and_the_larger_launch() -> None:
+    call = Call(**FACTS, M=40, N=64)
+    found = features_of(FAMILY, (128, "yes"), call, {"M": 40, "N": 64}, {"dtype": "bf16"})
+    assert found["variant=rows"] == found["dtype=bf16"] == found["wide=yes"] == 1
+    assert (found["M"], found["dims"], found["threads"], found["bytes"]) == (40, 2560, 128, 256)
+    assert (found["launches"], found["workspace"]) == (2, 200)
+    assert (found["launch.ctas"], found["launch.threads"], found["launch.smem"]) == (40, 128, 256)
+    assert found["launch.resident_ctas"] == 2048 // 128
+    assert found["launch.waves"] == found["launch.tail"] == 40 / (16 * 4)
+    assert "share" not in features_of(FAMILY, (32, "no"), call, {}, {})  # it divides by 0
+    empty = features_of(FAMILY, (32, "no"), Call(**{**FACTS, "M": 0, "N": 64}), {"M": 0}, {})
+    assert "launch.waves" not in empty
+    assert empty["launches"] == 0
+
+
+def test_the_model_goes_before_distance_and_not_before_the_safe_kernel() -> None:
+    assert [c.config for c in chosen(None, table())][:2] == [NEAR.config, "rows(threads=64)"]
+    ranked = chosen(FEWER_THREADS, table())
+    assert [c.config for c in ranked] == [
+        "rows(threads=64)", "rows(threads=32)", NEAR.config, "safe()"]
+    assert [c.ranking for c in ranked] == [FEWER_THREADS] * 3 + [None]
+
+
+def test_distance_decides_where_the_model_sees_no_difference() -> None:
+    assert chosen(FEWER_THREADS, table(), m=60)[0].config == FAR.config
+    slight = Tree(("threads",), (96.0,), (0.0, 0.05))
+    assert chosen(FEWER_THREADS._replace(trees=(slight,)), table())[0].config == NEAR.config
+
+
+def test_rows_of_other_gpus_are_not_ranked_by_a_model() -> None:
+    lent = table(rows=(), lent=(NEAR, FAR))
+    assert [c.config for c in chosen(FEWER_THREADS, lent)] == [
+        c.config for c in chosen(None, lent)]
+
+
+def test_explain_names_the_model() -> None:
+    def said(model: Ranking | None) -> str:
+        first = chosen(model, table())[0]
+        return repr(explanation(SIGNATURE, table(), first, {"M": 8, "N": 64}, ("bf16",), "cuda"))
+
+    assert "by a model learnt from 7 recorded problems" in said(FEWER_THREADS)
+    assert "by a model" not in said(None)
+
+
+def sample(problem: str, m: int) -> Sample:
+    """Few threads are fast for few rows, many for many; `noise` says nothing."""
+    rows = [{"M": float(m), "threads": float(t), "noise": float((t * m) % 7)}
+            for t in (32, 64, 128, 256)]
+    best = 32 if m < 100 else 256
+    slow = np.array([abs(math.log2(row["threads"] / best)) / 2 for row in rows])
+    return Sample("op", problem, tuple(rows), slow)
+
+
+def test_a_learnt_model_orders_configs_and_its_text_is_the_model() -> None:
+    known = [sample(str(m), m) for m in (1, 2, 5, 20, 400, 1000, 5000, 20000)]
+    growth = Growth(trees=40, depth=3, rate=0.2, ridge=1.0, columns=1.0)
+    model = ranking_from(known, growth)
+    assert model.problems == 8
+
+    def fastest(m: int) -> float:
+        return min(sample("", m).features, key=model.predicted)["threads"]
+
+    assert (fastest(3), fastest(3000)) == (32, 256)
+    text = ranking_module("op", "h200", {"forward": model})
+    assert max(len(line) for line in text.splitlines()) <= 100
+    names: dict[str, Any] = {"Ranking": Ranking, "Tree": Tree}
+    exec(text.replace("from .._runtime.ranking import Ranking, Tree", ""), names)
+    assert names["FORWARD"] == model
+    assert text == ranking_module("op", "h200", {"forward": ranking_from(known, growth)})
+
+
+def test_a_tuple_of_one_number_is_a_tuple() -> None:
+    one = Ranking(1, 0.0, (Tree(("a",), (0.5,), (1.0, -2.5)),))
+    names: dict[str, Any] = {"Ranking": Ranking, "Tree": Tree}
+    text = ranking_module("op", "h200", {"backward": one})
+    exec(text.replace("from .._runtime.ranking import Ranking, Tree", ""), names)
+    assert names["BACKWARD"] == one
