@@ -46,6 +46,8 @@ def test_no_access_has_bank_conflicts(module: HostModule, columns: int) -> None:
     for pair in range(0, columns // 8, 2):  # words of a producer: two chunks of four rows
         for step in range(4):
             assert len(set(bank[step::4, pair : pair + 2].ravel())) == 8
+        for first in (0, 1, 8, 9):  # four keys of every other step: 16 lanes of a halving producer
+            assert len(set(bank[first : first + 8 : 2, pair : pair + 2].ravel())) == 8
 
 
 @pytest.mark.parametrize("columns", COLUMNS)

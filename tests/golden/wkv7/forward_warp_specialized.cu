@@ -1,7 +1,7 @@
 // Rendered by kgen from templates/wkv7/forward_warp_specialized.cu.jinja
 // config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
-// wkv7 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16, clamped decays.
+// wkv7 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
 //
 // Formulas, shared memory and barriers: kgen/wkv7/specialized_loop.cuh.
 #include "kgen/wkv7/specialized_loop.cuh"
@@ -20,6 +20,7 @@ constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 
 struct Config {
     using W = ::W;
+    static constexpr auto kForm = kgen::wkv7::DecayForm::clamp;
     static constexpr int kK = 64;
     static constexpr int kWarps = 4;         // consumers, 16 value features each
     static constexpr int kRowWarps = 4;  // producers
@@ -30,9 +31,7 @@ struct Config {
 using Loop = kgen::wkv7::SpecializedLoop<Config>;
 
 constexpr int kValueBlocks = kgen::ceil_div(kV, Loop::kColumns);
-constexpr auto kForm = kgen::wkv7::DecayForm::clamp;
 
-static_assert(kForm == kgen::wkv7::DecayForm::clamp, "other decays have no bound");
 static_assert(!kgen::kPresent<kgen::none>, "a returned state is more accurate");
 static_assert(Config::kK % Config::kVec == 0 && kV % Config::kVec == 0,
               "copies must end with a row");
