@@ -21,6 +21,7 @@ HOST = "host"  # the architecture of the CPU
 if TYPE_CHECKING:
     from .device import KernelFile
     from .families import Instance
+    from .ranking import Ranking
 
 
 class PassTables:
@@ -105,6 +106,15 @@ class PassTables:
                     found: tuple[Family, ...] = getattr(module, self.name.upper(), ())
                     self._families = {family.name: family for family in found}
         return self._families
+
+    def ranking(self, gpu: Gpu) -> Ranking | None:
+        """Return the model that ranks configs of this pass on a GPU; None if none was learnt."""
+        name = f"ranking_{gpu.name}"
+        if not (self._folder / f"{name}.py").exists():
+            return None
+        found: Ranking | None = getattr(
+            checked_module(self.package, name), self.name.upper(), None)
+        return found
 
     def of_device(self, device: torch.device) -> Table:
         """Return the table that serves a device: of its own model, or of a similar GPU.

@@ -20,7 +20,8 @@ class Explanation(NamedTuple):
     `step` is the dispatch step (`selection.py`). `path` and `learnt_from` are set for the step
     `learnt`: the comparisons of the rule, and its evidence. `template` is set for the step
     `family`, which renders and compiles its kernel at the first call; `begun` is the config of the
-    row that it began with.
+    row that it began with. `ranked_from` is the number of problems that the model was learnt from
+    which preferred the config to others; 0: there is no model, or the step needs none.
     """
 
     function: str
@@ -38,6 +39,7 @@ class Explanation(NamedTuple):
     learnt_from: str = ""
     template: str = ""
     begun: str = ""
+    ranked_from: int = 0
 
     def __repr__(self) -> str:
         where = self.gpu if self.same_gpu else f"{self.gpu} (same architecture)"
@@ -47,6 +49,9 @@ class Explanation(NamedTuple):
                     else f"kernels/{self.kernel}.cu")]
         if self.path:
             lines += [f"  rule      {self.path}", f"            {self.learnt_from}"]
+        if self.ranked_from:
+            lines.append("  ranking   the first of the configs that may serve, by a model learnt "
+                         f"from {self.ranked_from} recorded problems")
         if self.template:
             lines.append("  evidence  family: this problem was not measured; "
                          + (f"the config {'is' if self.begun == self.config else 'began as'} that "

@@ -5,7 +5,8 @@ The steps of dispatch, in order:
 2. `learnt`: the row that a rule learnt from measurements chooses for these dtypes and compiled-in
    dims (`rules.py`).
 3. The rows by how near their problems are to the call's, those first whose config is worth a trial
-   for the call by the efficiency rules of the search space:
+   for the call by the efficiency rules of the search space. Where a model was learnt from recorded
+   searches, it ranks them, and nearness counts little (`ranking.py`):
    - `nearest`: the row's kernel has the call's dtypes and compiled-in dims and its conditions hold.
      It serves as it is. A kernel that does not round operands serves a call that allows it.
    - `family`: otherwise the row's config, changed where a rule demands it (`adaptation.py`), is
@@ -41,7 +42,8 @@ from .errors import DispatchError
 from .families import Instance, family_call
 from .gpus import Table
 from .problems import Explanation, problem_text
-from .rows import PREDICTED, Call, DispatchRule, Family, Row, SafeRow, Value
+from .ranking import DISTANCE_WEIGHT, Ranking, features_of
+from .rows import PREDICTED, Call, DispatchRule, Family, Gpu, Row, SafeRow, Value
 from .rules import covering, evidence_text, first_fitting, path_text
 from .signature import ROUNDS, PassSignature
 
@@ -57,6 +59,7 @@ class RowChoice(NamedTuple):
     row: Row | SafeRow | None
     rule: DispatchRule | None = None  # only with step "learnt"
     instance: Instance | None = None  # only with step "family"
+    ranking: Ranking | None = None  # with steps "nearest" and "family": the model that ranked it
 
     @property
     def config(self) -> str:
@@ -95,6 +98,10 @@ class Fallbacks(Protocol):
         """Return the safe kernels of the pass."""
         ...
 
+    def ranking(self, gpu: Gpu) -> Ranking | None:
+        """Return the model that ranks configs of the pass on a GPU; None if none was learnt."""
+        ...
+
 
 def candidates(
     signature: PassSignature, operator: str, table: Table, fallbacks: Fallbacks,
@@ -123,7 +130,12 @@ def candidates(
         learnt = None if rule is None else first_fitting(rule, table.rows, call)
         if learnt is not None:
             yield RowChoice("learnt", learnt, rule)
-    yield from _by_distance(signature, table, fallbacks.families(), dims, dtypes, plain, call)
+    families = fallbacks.families()
+    # The rows of other GPUs say nothing of how this one ranks configs.
+    ranking = None
+    if families and table.gpu is not None and not table.lent:
+        ranking = fallbacks.ranking(table.gpu)
+    yield from _promising(signature, table, families, ranking, dims, dtypes, plain, call)
     for candidate in fallbacks.safe_rows():
         if candidate.dtypes == dtypes:
             yield RowChoice("safe", candidate)
@@ -135,12 +147,14 @@ def candidates(
     )
 
 
-def _by_distance(
+def _promising(
     signature: PassSignature, table: Table, families: Mapping[str, Family],
+    ranking: Ranking | None,
     dims: tuple[int, ...], dtypes: tuple[str, ...], plain: tuple[str, ...], call: Call,
 ) -> Iterator[RowChoice]:
     """Yield rows, and families with configs like those of rows, the most promising first."""
     choices = list(zip((field.name for field in signature.choices), dtypes, strict=True))
+    names = [dim.name for dim in signature.dims]
     full_call = family_call(call, choices, table.facts)
     known = (*table.rows, *table.lent)
     far = {id(row): problem_distance(signature, dims, dtypes, row.dims, row.dtypes)
@@ -181,7 +195,31 @@ def _by_distance(
             least = min(least, cost)
         choice = RowChoice("family", begun, instance=found.instance)
         ranked.append(((family.is_safe, not found.suits, cost), choice))
+    if ranking is not None:
+        ranked = [
+            ((is_safe, is_bad, DISTANCE_WEIGHT * cost + ranking.predicted(_features(
+                choice, families, full_call, names, dims, choices))),
+             choice._replace(ranking=ranking))
+            for (is_safe, is_bad, cost), choice in ranked
+        ]
     yield from (choice for _, choice in sorted(ranked, key=lambda entry: entry[0]))
+
+
+def _features(
+    choice: RowChoice, families: Mapping[str, Family], call: Call, names: Iterable[str],
+    dims: tuple[int, ...], choices: Iterable[tuple[str, str]],
+) -> dict[str, float]:
+    """The numbers by which a choice is ranked; none if its config is not one of a family."""
+    if choice.instance is not None:
+        family, values = choice.instance
+    else:
+        assert isinstance(choice.row, Row)
+        known = families.get(_variant(choice.row))
+        read = None if known is None else named_values(known, choice.row.config)
+        if known is None or read is None:
+            return {}
+        family, values = known, read
+    return features_of(family, values, call, dict(zip(names, dims, strict=True)), dict(choices))
 
 
 def _variant(row: Row) -> str:
@@ -221,6 +259,7 @@ def explanation(
         kernel=row.kernel if row is not None and choice.instance is None else "",
         evidence="correct for every problem, tuned for none",
         template=choice.instance.family.template if choice.instance else "",
+        ranked_from=choice.ranking.problems if choice.ranking is not None else 0,
     )
     if isinstance(row, SafeRow):
         return found._replace(gpu=found.gpu if table.same_gpu else where, same_gpu=True)

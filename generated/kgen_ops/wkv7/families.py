@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "69f93b809bc848ac81c1a1a54a242af5"
+HEADERS = "960ccb03350693f08622683999ba4eb4"
 
 
 def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
@@ -408,10 +408,15 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.w_itemsize // 2))
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
-    "smem_bytes": lambda call: (
-        max(528 * call.row + 17408 + call.input_bytes, 64 * call.K * call.warps)
+    "sum_bytes": lambda call: (
+        0 if call.decay_form == 'clamp' else 4096 * min(call.row_warps, ceil_div(call.K, 16))
     ),
-    "needed_registers": lambda call: call.K // 2 + 90,
+    "smem_bytes": lambda call: (
+        max(528 * call.row + 17408 + call.input_bytes + call.sum_bytes, 64 * call.K * call.warps)
+    ),
+    "needed_registers": lambda call: (
+        max(call.K // 2 + 90, 0 if call.decay_form == 'clamp' else 122)
+    ),
     "on_gpu": lambda call: call.compute_capability > 0,
 }
 
@@ -519,12 +524,12 @@ FORWARD = (
         ),
         first=(
             (4, 4, 4, 8, 2),
+            (4, 4, 2, 8, 2),
             (4, 2, 4, 8, 2),
         ),
         named=FORWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
         admits=(
-            lambda call: call.decay_form == 'clamp',
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
             lambda call: call.dtype == 'bf16',
             lambda call: call.final_state_itemsize == 0,

@@ -992,7 +992,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="87462f1857ae",
+        kernel="12fe9c3e8045",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -1008,7 +1008,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="105aeb1284c8",
+        kernel="3250aacadf64",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1024,7 +1024,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="490d4cd4b24f",
+        kernel="54dd8c6a23bd",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1040,7 +1040,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="bbd827b45d1e",
+        kernel="2f668e116ef2",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -1056,7 +1056,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="cc4afabdc296",
+        kernel="e03d051f00bb",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
@@ -1076,7 +1076,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="b6b4f81d708c",
+        kernel="fd674a8acad1",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -1088,7 +1088,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="3535074eb64f",
+        kernel="5a0eb87b878e",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1104,7 +1104,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="d39df94829b5",
+        kernel="9aa65c72da0e",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=4, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1120,7 +1120,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="c0a3e833cb85",
+        kernel="07a748716e64",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1136,7 +1136,7 @@ FORWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="5363aa4ac018",
+        kernel="47d458db0ac1",
         config="block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -1148,7 +1148,7 @@ FORWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="f7a4ffa1ab58",
+        kernel="532cc6a1fb5e",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=2, key_warps=2, "

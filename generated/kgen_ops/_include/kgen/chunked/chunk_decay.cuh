@@ -72,21 +72,18 @@ struct MixedOperands {
         typename Tf32Operands<Split>::B even, odd;
     };
 
-    template <bool Scaled>
-    static KGEN_DEVICE A a_columns(const T* tile, int stride, float factor) {
-        const auto pairs = HalfOperands<T>::template a_columns<false>(tile, stride, 1.0f);
-        return unpacked<Scaled>(pairs.pair, factor);
+    static KGEN_DEVICE A a_columns(const T* tile, int stride) {
+        return unpacked(HalfOperands<T>::a_columns(tile, stride).pair);
     }
 
     // The operand of pairs of steps.
-    template <bool Scaled = false>
-    static KGEN_DEVICE A unpacked(const u32 (&pairs)[4], float factor = 1.0f) {
+    static KGEN_DEVICE A unpacked(const u32 (&pairs)[4]) {
         A a;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const f32x2 two = unpack2<T>(pairs[i]);
-            a.even[i] = Scaled ? near_tf32(two.x * factor) : bit_cast<u32>(two.x);
-            a.odd[i] = Scaled ? near_tf32(two.y * factor) : bit_cast<u32>(two.y);
+            a.even[i] = bit_cast<u32>(two.x);
+            a.odd[i] = bit_cast<u32>(two.y);
         }
         return a;
     }

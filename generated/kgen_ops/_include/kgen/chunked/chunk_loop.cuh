@@ -122,8 +122,9 @@ private:
 // per warp; MWarps: warps along the value features; KeyWarps: warps along the keys, whose partial outputs are added in
 // shared memory. Stages: chunks in shared memory. CopyBytes: bytes of one cp.async; pointers and strides are multiples.
 // KeySums: the loop also computes z_t = z_{t-1} + b_t. Normalised: out is divided by out_factor * a_t z_t + eps.
-// Scaled: v is multiplied by value_factor. Decay: NoDecayRows, or DecayRows: a step then reads the state before it,
-// and itself through the bonus. NormKey: NoNormKey, or NormKeyRows.
+// Scaled: value_factor multiplies sums of b v^T and scores, in fp32; value_factor * v would be rounded to T. Decay:
+// NoDecayRows, or DecayRows: a step then reads the state before it, and itself through the bonus. NormKey: NoNormKey,
+// or NormKeyRows.
 template <class T, class Product, int Keys, int Values, int Chunk, int MTiles, int MWarps,
           int KeyWarps, int Stages, int CopyBytes, bool KeySums = false, bool Normalised = false,
           bool Scaled = false, class Decay = NoDecayRows, class NormKey = NoNormKey>
@@ -178,6 +179,8 @@ protected:
     static_assert(Keys * sizeof(T) % CopyBytes == 0 && Values * sizeof(T) % CopyBytes == 0,
                   "a copy would reach into the next row");
     static_assert(!kDecaying || (!KeySums && !Normalised), "key sums do not decay");
+    static_assert(!Scaled || !(kDecaying || KeySums || Normalised),
+                  "values of other loops have no factor");
     static_assert(!kNormKey || !(kDecaying || KeySums || Normalised || Scaled),
                   "a norm key has sums and factors of its own");
     static_assert(Stages >= 3, "two chunks are in use while others are being copied");
@@ -504,6 +507,10 @@ protected:
                 for (int i = 0; i < 2; ++i)
                     two[i] = s + i <= t ? sums[0][0][2 * half + i] + sums[0][1][2 * half + i]
                                         : 0.0f;
+                if constexpr (Scaled) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) two[i] *= rows_.value_factor;
+                }
                 if constexpr (kNormKey) {
 #pragma unroll
                     for (int i = 0; i < 2; ++i)
@@ -575,21 +582,22 @@ protected:
                             values[m][k] = Updater::a_columns(v + first * kValueStride + 16 * m,
                                                               kValueStride, weights + first);
                         } else {
-                            values[m][k] = Updater::template a_columns<Scaled>(
-                                v + first * kValueStride + 16 * m, kValueStride,
-                                rows_.value_factor);
+                            values[m][k] = Updater::a_columns(v + first * kValueStride + 16 * m,
+                                                              kValueStride);
                         }
                     }
 #pragma unroll
             for (int n = 0; n < kTiles; n += kGroup)
-                multiply_group<Updater, MTiles, kGroup, kDeep>(
-                    state, n, values, [&](int i, int k, typename Updater::B& to) {
+                multiply_group<Updater, MTiles, kGroup, kDeep, Scaled>(
+                    state, n, values,
+                    [&](int i, int k, typename Updater::B& to) {
                         if (step + k >= kSteps || n + i >= kTiles) return false;
                         to = Updater::b_columns(
                             b + (step + k) * Updater::kStep * kUpdateStride + 8 * (n + i),
                             kUpdateStride);
                         return true;
-                    });
+                    },
+                    rows_.value_factor);
             if constexpr (WithOutputs) {
 #pragma unroll
                 for (int k = 0; k < kDeep; ++k)
@@ -612,9 +620,8 @@ protected:
             typename Steps::A values[MTiles][kDeep];
 #pragma unroll
             for (int m = 0; m < MTiles; ++m)
-                values[m][0] = Steps::template a_columns<Scaled>(
-                    v + step * Steps::kStep * kValueStride + 16 * m, kValueStride,
-                    rows_.value_factor);
+                values[m][0] = Steps::a_columns(v + step * Steps::kStep * kValueStride + 16 * m,
+                                                kValueStride);
 #pragma unroll
             for (int half = 0; half < kHalves; ++half)
                 if (multiplies_step(step * kHalves + half))

@@ -24,6 +24,7 @@
 // memory.
 #pragma once
 
+#include "kgen/primitives/math.cuh"
 #include "kgen/primitives/memory.cuh"
 #include "kgen/primitives/mma.cuh"
 
@@ -92,16 +93,12 @@ struct Tf32Operands {
         return b;
     }
 
-    // `factor` multiplies the values if Scaled.
-    template <bool Scaled>
-    static KGEN_DEVICE A a_columns(const float* tile, int stride, float factor) {
+    static KGEN_DEVICE A a_columns(const float* tile, int stride) {
         const MmaLane lane = mma_lane();
         A a;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float x = tile[(lane.q + i / 2 * 4) * stride + lane.g + i % 2 * 8];
-            put(a, i, Scaled ? x * factor : x);
-        }
+        for (int i = 0; i < 4; ++i)
+            put(a, i, tile[(lane.q + i / 2 * 4) * stride + lane.g + i % 2 * 8]);
         return a;
     }
 
@@ -161,18 +158,10 @@ struct HalfOperands {
         return b;
     }
 
-    template <bool Scaled>
-    static KGEN_DEVICE A a_columns(const T* tile, int stride, float factor) {
+    static KGEN_DEVICE A a_columns(const T* tile, int stride) {
         const int lane = lane_id();
         A a;
         ldmatrix<4, true>(a.pair, tile + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8);
-        if constexpr (Scaled) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const f32x2 two = unpack2<T>(a.pair[i]);
-                a.pair[i] = pack2<T>(two.x * factor, two.y * factor);
-            }
-        }
         return a;
     }
 
@@ -393,10 +382,12 @@ KGEN_DEVICE void multiply_pass(float (&targets)[MTiles][Tiles][4], int offset,
 }
 
 // sums[m][first + n] += a[m][k] * b[n][k], summed over the k of `Count` steps, for the (n, k) for which load(n, k, b)
-// returns true. With Operands::kChained (fp32 accuracy) the products form a chain of their own, added at the end.
-template <class Operands, int MTiles, int Group, int Count, int Tiles, class Load>
+// returns true. With Operands::kChained (fp32 accuracy) the products form a chain of their own, added at the end. So do
+// they if Scaled: the chain is multiplied by `factor`.
+template <class Operands, int MTiles, int Group, int Count, bool Scaled = false, int Tiles, class Load>
 KGEN_DEVICE void multiply_group(float (&sums)[MTiles][Tiles][4], int first,
-                                const typename Operands::A (&a)[MTiles][Count], Load load) {
+                                const typename Operands::A (&a)[MTiles][Count], Load load,
+                                [[maybe_unused]] float factor = 1.0f) {
     typename Operands::B b[Group][Count];
     bool there[Group][Count];
 #pragma unroll
@@ -404,21 +395,24 @@ KGEN_DEVICE void multiply_group(float (&sums)[MTiles][Tiles][4], int first,
 #pragma unroll
         for (int k = 0; k < Count; ++k) there[n][k] = first + n < Tiles && load(n, k, b[n][k]);
 
-    if constexpr (!Operands::kChained) {
+    if constexpr (!Operands::kChained && !Scaled) {
         multiply_pass<Operands, 0>(sums, first, a, b, there);
         if constexpr (Operands::kPasses == 2) multiply_pass<Operands, 1>(sums, first, a, b, there);
     } else {
         float chain[MTiles][Group][4] = {};
         multiply_pass<Operands, 0>(chain, 0, a, b, there);
-        multiply_pass<Operands, 1>(chain, 0, a, b, there);
+        if constexpr (Operands::kPasses >= 2) multiply_pass<Operands, 1>(chain, 0, a, b, there);
         if constexpr (Operands::kPasses == 3) multiply_pass<Operands, 2>(chain, 0, a, b, there);
 #pragma unroll
         for (int m = 0; m < MTiles; ++m)
 #pragma unroll
             for (int n = 0; n < Group; ++n)
 #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    if (first + n < Tiles) sums[m][first + n][i] += chain[m][n][i];
+                for (int i = 0; i < 4; ++i) {
+                    if (first + n >= Tiles) continue;
+                    float& sum = sums[m][first + n][i];
+                    sum = Scaled ? fma(chain[m][n][i], factor, sum) : sum + chain[m][n][i];
+                }
     }
 }
 

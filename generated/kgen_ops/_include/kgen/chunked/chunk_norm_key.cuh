@@ -18,6 +18,12 @@
 // bf16 two of bf16, or with Exact (the final state is returned in fp32) three; fp16 two of TF32, because w_t v_t may be
 // too small for fp16. Their outputs need no such operand: scores, which have two terms in any case, are weighted.
 //
+// Reading the state: in gq and gk a_t S_t and x_t z_t nearly cancel, because gout . out is a mean of gout . v. So the
+// state has two terms for 16 bits: bf16 two of bf16, fp16 two of TF32. One rounded term would exceed the bound.
+//
+// P V in fp32: q and k are positive, so a score is large beside the root of its terms' squares, and 3xTF32 may exceed
+// the bound where its products with values of both signs cancel. Here it has six products.
+//
 // Shared memory: float fields[Stages][kFields][Chunk]; float sums[2][BlockV], z before a chunk of either parity.
 //
 // Synchronisation: start() belongs to the cp.async group of the chunk's rows. The threads that copied a chunk's numbers
@@ -76,7 +82,7 @@ struct WeightedBf16Operands {
 
     static KGEN_DEVICE A a_columns(const bf16* tile, int stride, const float* weights) {
         A a;
-        a.values = HalfOperands<bf16>::a_columns<false>(tile, stride, 1.0f);
+        a.values = HalfOperands<bf16>::a_columns(tile, stride);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             f32x2 rest = weighted_pair<bf16>(a.values.pair[i], i, weights);
@@ -117,7 +123,7 @@ struct WeightedFp16Operands {
 
     static KGEN_DEVICE A a_columns(const fp16* tile, int stride, const float* weights) {
         A a;
-        a.values = HalfOperands<fp16>::a_columns<false>(tile, stride, 1.0f);
+        a.values = HalfOperands<fp16>::a_columns(tile, stride);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const f32x2 two = weighted_pair<fp16>(a.values.pair[i], i, weights);
@@ -140,6 +146,83 @@ struct WeightedFp16Operands {
     }
 };
 
+// What a chunk reads of the state, in two terms.
+struct SplitBf16Carry {
+    static constexpr int kStep = 16, kPasses = 2;
+    static constexpr bool kChained = false;
+
+    struct A {
+        HalfOperands<bf16>::A hi, lo;
+    };
+    using B = HalfOperands<bf16>::B;
+
+    template <class Tiles>
+    static KGEN_DEVICE A of_sums(const Tiles& sums, int tile) {
+        A a;
+        a.hi = HalfOperands<bf16>::of_sums(sums, tile);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const f32x2 back = unpack2<bf16>(a.hi.pair[i]);
+            const float(&four)[4] = sums[tile + i / 2];
+            a.lo.pair[i] = pack2<bf16>(four[i % 2 * 2] - back.x, four[i % 2 * 2 + 1] - back.y);
+        }
+        return a;
+    }
+
+    static KGEN_DEVICE B b_rows(const bf16* tile, int stride) {
+        return HalfOperands<bf16>::b_rows(tile, stride);
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
+        HalfOperands<bf16>::multiply<0>(sums, Pass == 0 ? a.lo : a.hi, b);
+    }
+};
+
+struct SplitFp16Carry {
+    static constexpr int kStep = 8, kPasses = 2;
+    static constexpr bool kChained = false;
+    using A = Tf32Operands<true>::A;
+    using B = Fp16AsTf32Operands::B;
+
+    template <class Tiles>
+    static KGEN_DEVICE A of_sums(const Tiles& sums, int tile) {
+        return Tf32Operands<true>::of_sums(sums, tile);
+    }
+
+    static KGEN_DEVICE B b_rows(const fp16* tile, int stride) {
+        return Fp16AsTf32Operands::b_rows(tile, stride);
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
+        mma_tf32_m16n8k8(sums, Pass == 0 ? a.lo : a.hi, b.hi);
+    }
+};
+
+// P V of fp32 with the products that 3xTF32 leaves out: of two low terms, and of the bit of one that mma ignores.
+struct WholeSplitScoreOperands : SplitScoreOperands {
+    template <int Count>
+    static KGEN_DEVICE void ignored(u32 (&rest)[Count], const u32 (&lo)[Count]) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i)
+            rest[i] = bit_cast<u32>(bit_cast<float>(lo[i]) - bit_cast<float>(lo[i] & 0xffffe000u));
+    }
+
+    template <int Pass>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const A& a, const B& b) {
+        if constexpr (Pass == 0) {
+            u32 rest_a[4], rest_b[2];
+            ignored(rest_a, a.lo);
+            ignored(rest_b, b.lo);
+            mma_tf32_m16n8k8(sums, rest_a, b.hi);
+            mma_tf32_m16n8k8(sums, a.hi, rest_b);
+            mma_tf32_m16n8k8(sums, a.lo, b.lo);
+        }
+        SplitScoreOperands::multiply<Pass>(sums, a, b);
+    }
+};
+
 // P V of 16 bits: the values without their weights.
 template <class T, class Updater>
 struct UnweightedScoreOperands : ScoreOperands<T> {
@@ -154,17 +237,25 @@ struct NormKeyOperands : ChunkOperands<T, Product> {
     using Scorer = typename ChunkOperands<T, Product>::Steps;
     using Updater = WeightedOperands<Scorer>;
 };
-template <class T, class Weighted>
+template <bool Exact>
+struct NormKeyOperands<float, float, Exact> : ChunkOperands<float, float> {
+    using Scorer = Tf32Operands<true>;
+    using Updater = WeightedOperands<Scorer>;
+    using Inside = WholeSplitScoreOperands;
+};
+template <class T, class Weighted, class StateTerms>
 struct NormKeyHalfOperands : ChunkOperands<T, T> {
     using Scorer = HalfOperands<T>;
     using Updater = Weighted;
+    using Carry = StateTerms;
     using Inside = UnweightedScoreOperands<T, Weighted>;
 };
 template <bool Exact>
 struct NormKeyOperands<bf16, bf16, Exact>
-    : NormKeyHalfOperands<bf16, WeightedBf16Operands<Exact ? 3 : 2>> {};
+    : NormKeyHalfOperands<bf16, WeightedBf16Operands<Exact ? 3 : 2>, SplitBf16Carry> {};
 template <bool Exact>
-struct NormKeyOperands<fp16, fp16, Exact> : NormKeyHalfOperands<fp16, WeightedFp16Operands> {};
+struct NormKeyOperands<fp16, fp16, Exact>
+    : NormKeyHalfOperands<fp16, WeightedFp16Operands, SplitFp16Carry> {};
 
 // What a loop needs of the norm: nothing, or the numbers of the chunks in use and the sums z.
 template <class NormKey, class T, class Product, int Chunk, int BlockV, int Threads, int Stages>

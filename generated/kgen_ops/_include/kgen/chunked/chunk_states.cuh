@@ -53,8 +53,7 @@ public:
                     Half::two_columns(values[step][n], v + row * v_stride + 16 * n, v_stride);
 #pragma unroll
                 for (int m = 0; m < KeyTiles; ++m)
-                    keys[step][m] = Half::template a_columns<false>(b + row * b_stride + 16 * m,
-                                                                    b_stride, 1.0f);
+                    keys[step][m] = Half::a_columns(b + row * b_stride + 16 * m, b_stride);
             }
 #pragma unroll
             for (int step = 0; step < kDeep; ++step)

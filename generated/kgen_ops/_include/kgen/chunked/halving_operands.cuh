@@ -133,11 +133,9 @@ struct KeyMajorOperands : MixedOperands<T, Split> {
     using typename MixedOperands<T, Split>::A;
     using typename MixedOperands<T, Split>::B;
 
-    template <bool Scaled>
-    static KGEN_DEVICE A a_columns(const T* tile, int stride, float factor) {
-        static_assert(!Scaled, "values of a loop with decays have no factor");
+    static KGEN_DEVICE A a_columns(const T* tile, int stride) {
         if constexpr (!Pairs) {
-            return MixedOperands<T, Split>::template a_columns<false>(tile, stride, factor);
+            return MixedOperands<T, Split>::a_columns(tile, stride);
         } else {
             const int lane = lane_id();
             const T* row = tile + (operand_row<Pairs>(lane % 8) + lane / 16 * 8) * stride;

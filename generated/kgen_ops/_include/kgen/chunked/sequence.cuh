@@ -112,7 +112,7 @@ struct RecurrenceRows {
     i64 first, end;      // steps [first, end)
     int values;          // value features of the CTA, without padding
     float out_factor;    // of out
-    float value_factor;  // of v, in loops that are Scaled
+    float value_factor;  // of b v^T, in loops that are Scaled
 };
 
 // The decays of the state, a row of keys per step in the given form, and the bonus: see chunk_decay.cuh. A stride of 0

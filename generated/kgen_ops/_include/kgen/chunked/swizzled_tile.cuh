@@ -8,7 +8,8 @@
 //     swizzle(i) = 4 * (i / 4 % 2) + 2 * (i / 8 ^ i / 2 % 2) + i % 2
 //
 // Bank conflicts: none where a warp reads one chunk of rows 0-7 or 8-15 (ldmatrix), none where it accesses words
-// (g, 2q) of an accumulator, none where it accesses a pair of chunks (2c, 2c + 1) of rows i, i + 4, i + 8, i + 12.
+// (g, 2q) of an accumulator, none where it accesses a pair of chunks (2c, 2c + 1) of rows i, i + 4, i + 8, i + 12, or
+// of i, i + 2, i + 4, i + 6.
 //
 // Operands of products with k = 16, from a square of 16 x 16 elements; the names are those of HalfOperands:
 //

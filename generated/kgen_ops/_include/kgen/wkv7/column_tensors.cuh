@@ -22,7 +22,7 @@ struct ColumnTensors {
     Rows<Value> second;
 
     // The whole sequence once more, a thread per column, the state in shared memory.
-    template <Direction D, bool Second, int Keys, int Columns>
+    template <Direction D, bool Second, int Keys, int Columns, DecayForm Form = DecayForm::clamp>
     KGEN_DEVICE void step_by_step(const float* start, float* end) const {
         constexpr bool kBack = D == Direction::backward;
         constexpr int kC = 16;  // steps from checkpoint to checkpoint
@@ -45,9 +45,9 @@ struct ColumnTensors {
             float read = 0.0f;
             if constexpr (kBack) {
                 read = state.read(k_t);
-                state.template update<DecayForm::clamp>(w_t, a_t, sum);
+                state.template update<Form>(w_t, a_t, sum);
             } else {
-                state.template update<DecayForm::clamp>(w_t, b_t, sum, k_t, c_t);
+                state.template update<Form>(w_t, b_t, sum, k_t, c_t);
                 if constexpr (Second) read = state.read(r_t);
             }
             if (first.first != nullptr) first.at(t)[column] = sum;

@@ -1,11 +1,13 @@
-// wkv7 forward by warps of two roles, in chunks of 16 steps; bf16 operands (mma, sm_80), clamped decays.
+// wkv7 forward by warps of two roles, in chunks of 16 steps; bf16 operands (mma, sm_80).
 //
-// Producer warps compute what does not depend on the state, once per head and three chunks ahead (row_producer.cuh).
-// A consumer warp has 16 value features of the state in registers. With the rows, scores and the inverse of a chunk:
+// Producer warps compute what does not depend on the state, once per head and three chunks ahead: row_producer.cuh for
+// clamped decays, halving_producer.cuh for others. A consumer warp has 16 value features of the state in registers.
+// With the rows, scores and the inverse of a chunk:
 //
 //     X  = A S + (A K^T) V          sa = (I - A B^T)^-1 X
 //     y  = R S + (R K^T) V + (R B^T) sa
-//     S  = diag(P_16) (S + K^T V + B^T sa)
+//     S  = diag(P_16) (S + K^T V + B^T sa)        clamped decays
+//     S  = diag(P_16) S + K^T V + B^T sa          others: K and B are decayed to the end of the chunk
 //
 // Only these products are serial in time. Scores and the inverse have a high and a low term, as in chunk_mma.cuh; rows,
 // the state, V, X and sa are rounded to bf16 as operands, and the sums are fp32.
@@ -15,28 +17,44 @@
 // Layout: S, X, sa and y are transposed accumulators, whose rows are value features. Those of one product become
 // operand A of the next without moves between registers.
 //
-// Shared memory: that of RowProducer; bf16 v[kWarps][kStages][16][16], a ring of chunks for each consumer warp.
+// Shared memory: that of the producers; bf16 v[kWarps][kStages][16][16], a ring of chunks for each consumer warp.
 //
 // Synchronisation: one block barrier per chunk. Between two barriers consumers read chunk n, and producers write the
 // inverse of n + 1, the scores of n + 2 and the rows of n + 3. The inputs come by cp.async, kStages - 1
 // chunks ahead, to the warps that read them.
 //
-// A Config has W; kK; kWarps, kRowWarps: of consumers and producers; kStages: chunks of inputs in shared memory; kVec:
-// elements per copy.
+// A Config has W; kForm: of the decays; kK; kWarps, kRowWarps: of consumers and producers; kStages: chunks of inputs in
+// shared memory; kVec: elements per copy.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
 #include "kgen/wkv7/column_tensors.cuh"
+#include "kgen/wkv7/halving_producer.cuh"
 #include "kgen/wkv7/row_producer.cuh"
 
 namespace kgen::wkv7 {
+
+namespace detail {
+
+template <class Config, DecayForm Form>
+struct ProducerOf {
+    using Type = HalvingProducer<typename Config::W, Form, Config::kK, Config::kRowWarps,
+                                 Config::kVec, Config::kStages>;
+};
+template <class Config>
+struct ProducerOf<Config, DecayForm::clamp> {
+    using Type = RowProducer<typename Config::W, Config::kK, Config::kRowWarps, Config::kVec,
+                             Config::kStages>;
+};
+
+}  // namespace detail
 
 template <class Config>
 struct SpecializedLoop : ColumnTensors<bf16, typename Config::W> {
     using W = typename Config::W;
     using Tensors = ColumnTensors<bf16, W>;
     using Buffers = ChunkBuffers<Config::kK>;
-    using Producer = RowProducer<W, Config::kK, Config::kRowWarps, Config::kVec, Config::kStages>;
+    using Producer = typename detail::ProducerOf<Config, Config::kForm>::Type;
     using Copier = TileCopier<bf16, Config::kVec>;
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
@@ -60,8 +78,8 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W> {
             produce_all(chunks);
         }
         if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite))
-            this->template step_by_step<Direction::forward, true, Config::kK, kColumns>(start,
-                                                                                        nullptr);
+            this->template step_by_step<Direction::forward, true, Config::kK, kColumns,
+                                        Config::kForm>(start, nullptr);
     }
 
 private:
@@ -191,12 +209,14 @@ private:
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 float(&s)[4] = state[2 * tile + n];
-                Half::multiply<0>(s, v, k[n]);
-                Half::multiply<0>(s, sa, b[n]);
                 const auto d =
                     *reinterpret_cast<const Vec<float, 2>*>(decay + 16 * tile + 8 * n);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) s[i] *= d[i % 2];
+                for (int i = 0; Producer::kToTheEnd && i < 4; ++i) s[i] *= d[i % 2];
+                Half::multiply<0>(s, v, k[n]);
+                Half::multiply<0>(s, sa, b[n]);
+#pragma unroll
+                for (int i = 0; !Producer::kToTheEnd && i < 4; ++i) s[i] *= d[i % 2];
             }
         }
     }

@@ -1,0 +1,188 @@
+// What the producers of a chunk of 16 steps of wkv7 share: tiles in shared memory, copies of the inputs, and the
+// triangular inverse; bf16.
+//
+//     rows         of tensors a, r, k and b with their decays                             [16][K], bf16
+//     decay        P of all steps, per key                                                [K], fp32
+//     scores       A K^T  j < i        R B^T  j <= i      R K^T  j <= i                   [16][16], bf16 high and low
+//     inverse      (I - A B^T)^-1      j < i                                              transposed, likewise
+//
+// chunk_columns.cuh has the formulas; row_producer.cuh and halving_producer.cuh have the rows and the scores.
+//
+// Layout in shared memory (struct ChunkBuffers), each tile swizzled (swizzled_tile.cuh):
+//
+//     bf16 rows[4][4][16][kRow]          slot, tensor A R K B; kRow: 16, or K padded to a multiple of 64
+//     bf16 scores[4][3][2][16][16]       slot, matrix, high and low terms
+//     bf16 inverse[2][2][16][16]         slot, high and low terms
+//     float triangle[2][16][24]          A B^T
+//     float decay[4][kRow]
+//     W w and bf16 r, k, a, b [warps][tiles of a warp][Stages]: copies of the inputs, 16 keys each (tile_copier.cuh)
+//
+// Scores of steps with later steps are zero from the beginning where nothing writes them. Rows beyond the last step
+// are zero. Decays there are not 1, but nothing reads a state behind them.
+//
+// Synchronisation: none here. The three stages of a chunk run in consecutive intervals between block barriers:
+// put_rows, put_scores, put_inverse; its reader follows in the next one. So four slots of rows and two of inverses. A
+// warp copies its inputs itself, Stages - 1 chunks ahead of put_rows.
+#pragma once
+
+#include "kgen/chunked/swizzled_tile.cuh"
+#include "kgen/primitives/split_bf16.cuh"
+#include "kgen/wkv7/decay.cuh"
+#include "kgen/wkv7/tile_copier.cuh"
+#include "kgen/wkv7/triangular_inverse.cuh"
+
+namespace kgen::wkv7 {
+
+enum Row { kRowA, kRowR, kRowK, kRowB };
+enum Score { kScoreAK, kScoreRB, kScoreRK };
+
+// The tiles in shared memory. Keys: of a head.
+template <int Keys>
+struct ChunkBuffers {
+    static constexpr int kSlots = 4, kTriangle = 24;
+    static constexpr int kRow = Keys <= 16 ? 16 : ceil_div(Keys, 64) * 64;
+    using RowTile = SwizzledTile<bf16, kRow>;
+    using ScoreTile = SwizzledTile<bf16, 16>;
+    static constexpr int kTerm = ScoreTile::kElements;  // from the high to the low term
+    static constexpr int kRowElements = kSlots * 4 * RowTile::kElements;
+    static constexpr int kScoreElements = kSlots * 3 * 2 * kTerm;
+    static constexpr int kInverseElements = 2 * 2 * kTerm;
+    static constexpr int kBytes = 2 * (kRowElements + kScoreElements + kInverseElements) +
+                                  4 * (2 * 16 * kTriangle + kSlots * kRow);
+
+    bf16* first;
+
+    static KGEN_DEVICE int slot(int chunk) { return chunk & (kSlots - 1); }
+    KGEN_DEVICE bf16* rows(int chunk, int which) const {
+        return first + (slot(chunk) * 4 + which) * RowTile::kElements;
+    }
+    KGEN_DEVICE bf16* scores(int chunk, int which) const {
+        return first + kRowElements + (slot(chunk) * 3 + which) * 2 * kTerm;
+    }
+    KGEN_DEVICE bf16* inverse(int chunk) const {
+        return first + kRowElements + kScoreElements + (chunk & 1) * 2 * kTerm;
+    }
+    KGEN_DEVICE float* triangle(int chunk) const {
+        return reinterpret_cast<float*>(first + kRowElements + kScoreElements + kInverseElements) +
+               (chunk & 1) * 16 * kTriangle;
+    }
+    KGEN_DEVICE float* decay(int chunk) const {
+        return triangle(0) + 2 * 16 * kTriangle + slot(chunk) * kRow;
+    }
+};
+
+// By Warps warps; `warp` is the caller's number among them. W: dtype of w; CopyVec: elements per copy; Stages: chunks
+// of inputs in shared memory, one of them in use. A derived class has put_rows and put_scores.
+template <class W, int Keys, int Warps, int CopyVec, int Stages>
+class ChunkProducer {
+protected:
+    using Buffers = ChunkBuffers<Keys>;
+    using RowTile = typename Buffers::RowTile;
+    using ScoreTile = typename Buffers::ScoreTile;
+    using Copier = TileCopier<bf16, CopyVec>;
+    using CopierW = TileCopier<W, CopyVec>;
+    // Where k, a, b and w lie behind r.
+    static constexpr int kOfK = Copier::kElements, kOfA = 2 * kOfK, kOfB = 3 * kOfK, kOfW = 4 * kOfK;
+    static_assert(Stages == 2 || Stages == 4, "slots are found by the low bits of a chunk's number");
+
+public:
+    static constexpr int kTiles = ceil_div(Keys, 16), kPerWarp = ceil_div(kTiles, Warps);
+    static constexpr int kInputs = kOfW + CopierW::kElements;  // 16-bit values, a tile of keys
+    static constexpr int kBytes = Buffers::kBytes + 2 * Warps * kPerWarp * Stages * kInputs;
+
+    KGEN_DEVICE ChunkProducer(const Buffers& buffers, int warp, i64 steps, const StepPointer<bf16>& r,
+                              const StepPointer<bf16>& k, const StepPointer<bf16>& a,
+                              const StepPointer<bf16>& b, const StepPointer<W>& w)
+        : buffers_(buffers),
+          warp_(warp),
+          steps_(steps),
+          inputs_(reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 +
+                  warp * kPerWarp * Stages * kInputs),
+          r_(r, 16 * warp),
+          k_(k, 16 * warp),
+          a_(a, 16 * warp),
+          b_(b, 16 * warp),
+          w_(w, 16 * warp) {
+        zero_scores();
+#pragma unroll
+        for (int chunk = 0; chunk < Stages - 1; ++chunk) copy(chunk);
+    }
+
+    // The inverse, by one of the warps; by another one for the next chunk.
+    KGEN_DEVICE void put_inverse(int chunk) const {
+        if (warp_ != (chunk & (Warps - 1))) return;
+        const int column = lane_id() % 16;
+        const bool low = lane_id() >= 16;
+        float found[16];
+        inverse_column<false>(buffers_.triangle(chunk), Buffers::kTriangle, column, found);
+        bf16* tile = buffers_.inverse(chunk) + (low ? Buffers::kTerm : 0);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            Vec<u32, 4> words;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                u32 terms[2];
+                split_bf16(found[8 * half + 2 * i], found[8 * half + 2 * i + 1], terms);
+                words[i] = low ? terms[1] : terms[0];
+            }
+            *reinterpret_cast<Vec<u32, 4>*>(tile + ScoreTile::offset(column, half)) = words;
+        }
+    }
+
+protected:
+    // Waits for the inputs of a chunk, and starts the copies of a later one.
+    KGEN_DEVICE void begin_rows(int chunk) {
+        cp_async_wait<Stages - 2>();
+        sync_warp();  // the inputs of the chunk are there, and all lanes have read those of the one before
+        copy(chunk + Stages - 1);
+    }
+
+    // The inputs of a chunk, of tile n of the warp: r, k, a, b, w.
+    KGEN_DEVICE u16* inputs_of(int chunk, int n) const {
+        return inputs_ + ((chunk & (Stages - 1)) * kPerWarp + n) * kInputs;
+    }
+
+    Buffers buffers_;
+    int warp_;
+
+private:
+    KGEN_DEVICE void zero_scores() const {
+        u32* words = reinterpret_cast<u32*>(buffers_.scores(0, 0));
+        for (int i = kWarpSize * warp_ + lane_id(); i < Buffers::kScoreElements / 2;
+             i += kWarpSize * Warps)
+            words[i] = 0;
+    }
+
+    // How many steps of a chunk exist.
+    KGEN_DEVICE int left_of(int chunk) const {
+        return static_cast<int>(max(min(steps_ - i64{chunk} * 16, i64{16}), i64{0}));
+    }
+
+    // Starts the copies of a chunk's inputs; one group.
+    KGEN_DEVICE void copy(int chunk) {
+        const int left = left_of(chunk);
+#pragma unroll
+        for (int n = 0; n < kPerWarp; ++n) {
+            const int first = 16 * n * Warps, width = Keys - 16 * warp_ - first;
+            u16* to = inputs_of(chunk, n);
+            r_.start(to, left, width, first);
+            k_.start(to + kOfK, left, width, first);
+            a_.start(to + kOfA, left, width, first);
+            b_.start(to + kOfB, left, width, first);
+            w_.start(to + kOfW, left, width, first);
+        }
+        cp_async_commit();
+        r_.advance();
+        k_.advance();
+        a_.advance();
+        b_.advance();
+        w_.advance();
+    }
+
+    i64 steps_;
+    u16* inputs_;
+    Copier r_, k_, a_, b_;
+    CopierW w_;
+};
+
+}  // namespace kgen::wkv7

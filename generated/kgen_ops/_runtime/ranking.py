@@ -1,0 +1,140 @@
+"""Rank configs for a call by a model of recorded times.
+
+`kgen emit --learn-rankings` learns a model per pass and GPU from the committed searches and writes
+it beside the operator's tables (`ranking_h200.py`). It is a sum of oblivious trees: all nodes of
+one depth of such a tree share one comparison. It predicts ln(time of a config / least time of its
+problem) from numbers that are known without a compiler. docs/decisions/0045 has the evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, prod
+from typing import Any, NamedTuple
+
+from .adaptation import with_values
+from .rows import Call, Family, Value
+
+# What a unit of `distance` counts in ln(time): where the model sees little difference, the config
+# of a nearer row serves.
+DISTANCE_WEIGHT = 0.1
+_RESERVED_SMEM = 1024  # of each block, from compute capability 8.0 on
+
+
+class Tree(NamedTuple):
+    """An oblivious tree.
+
+    Attributes:
+        features: Name of the number that each depth compares.
+        thresholds: What it is compared with.
+        values: By the bits of the comparisons: bit d is set if depth d is above its threshold.
+    """
+
+    features: tuple[str, ...]
+    thresholds: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+class Ranking(NamedTuple):
+    """A model of one pass on one GPU.
+
+    Attributes:
+        problems: Number of problems that it was learnt from.
+        base: What it predicts without any tree.
+        trees: They add to `base`.
+    """
+
+    problems: int
+    base: float
+    trees: tuple[Tree, ...]
+
+    def predicted(self, features: Mapping[str, float]) -> float:
+        """Predict ln(time / least time) of a config; a number that it does not have is 0."""
+        total = self.base
+        for names, thresholds, values in self.trees:
+            leaf = 0
+            for depth, name in enumerate(names):
+                if features.get(name, 0.0) > thresholds[depth]:
+                    leaf |= 1 << depth
+            total += values[leaf]
+        return total
+
+
+def features_of(family: Family, values: tuple[Value, ...], call: Call,
+                dims: Mapping[str, int], choices: Mapping[str, str]) -> dict[str, float]:
+    """Return the numbers by which a config is ranked.
+
+    Args:
+        family: The variant.
+        values: Of its parameters; the config is correct for the call.
+        call: As the family's rules take it, without the parameters' values.
+        dims: Every dim of the problem.
+        choices: Every dtype field and option of it.
+    """
+    full = with_values(call, family, values)
+    found = {f"variant={family.name}": 1.0, "dims": float(prod(max(e, 1) for e in dims.values()))}
+    found |= {name: float(extent) for name, extent in dims.items()}
+    found |= {f"{name}={choice}": 1.0 for name, choice in choices.items()}
+    for parameter, value in zip(family.parameters, values, strict=True):
+        found |= _number(parameter.name, value)
+    for name in family.named:
+        try:
+            found |= _number(name, getattr(full, name))
+        except ArithmeticError:
+            continue  # it has no value for this config: a division by 0, say
+    return found | _launched(family, full)
+
+
+def _number(name: str, value: Any) -> dict[str, float]:
+    return {f"{name}={value}": 1.0} if isinstance(value, str) else {name: float(value)}
+
+
+def _launched(family: Family, call: Call) -> dict[str, float]:
+    """Numbers of the launch that does most of the work, and of how it fills the device."""
+    seen = _Launches()
+    run = family.bind(seen, call)  # type: ignore[arg-type]
+    run(*[0] * run.__code__.co_argcount)
+    found = {"launches": float(len(seen.made)), "workspace": float(seen.elements)}
+    if not seen.made:
+        return found
+    ctas, threads, smem = max(seen.made, key=lambda made: made[0] * made[1])
+    warps = ceil(threads / call.warp_size)
+    resident = max(1, min(
+        call.max_blocks_per_sm, call.max_threads_per_sm // (warps * call.warp_size),
+        call.smem_per_sm // (smem + _RESERVED_SMEM)))
+    waves = ctas / (resident * call.sm_count)
+    return found | {
+        "launch.ctas": float(ctas),
+        "launch.threads": float(threads),
+        "launch.smem": float(smem),
+        "launch.all_threads": float(ctas * threads),
+        "launch.resident_ctas": float(resident),
+        "launch.waves": waves,
+        "launch.tail": waves / ceil(waves),
+        "launch.resident_threads": min(1.0, waves) * resident * threads,
+    }
+
+
+class _Launches:
+    """Takes the place of a `KernelFile`, and notes what would be launched."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, int, int]] = []  # CTAs, threads of each, bytes of each
+        self.elements = 0  # of workspaces
+
+    def launcher(self, kernel: str, arguments: str, block: tuple[int, int, int], smem: int,
+                 **_: object) -> Any:
+        def launch(stream: int, x: int, y: int, z: int, *_: object) -> None:
+            if x * y * z > 0:
+                self.made.append((x * y * z, prod(block), smem))
+
+        return launch
+
+    def scratch(self, elements: int, dtype: object) -> Any:
+        self.elements += elements
+        return _Workspace
+
+
+class _Workspace:
+    def data_ptr(self) -> int:
+        return 0
