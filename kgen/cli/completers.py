@@ -103,7 +103,8 @@ _files, _folders = FilesCompleter(), DirectoriesCompleter()
 COMPLETERS: Mapping[str, Completer] = {
     "op": operators, "gpu": gpus, "population": populations, "problem": problem,
     "populations name": populations, "new-op name": nothing,
-    "add": _listed(operators), "against": nothing, "arch": _listed(architectures),
+    "add": _listed(operators), "learn_rankings": _listed(operators), "against": nothing,
+    "arch": _listed(architectures),
     "report against": _yaml_files, "calls": _yaml_files, "coverage": _yaml_files,
     "path": _folders, "out": _folders, "source": _folders, "wheel": _folders, "t4": _folders,
     **dict.fromkeys(("files", "html", "markdown", "optuna", "summary", "svg", "trace",

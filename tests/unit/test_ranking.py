@@ -23,7 +23,8 @@ SIGNATURE = PassSignature(
     inputs=(Argument("x", ("M", "N")),), outputs=(Argument("y", ("M", "N")),),
 )
 FACTS = {"sm_count": 4, "max_blocks_per_sm": 32, "max_threads_per_sm": 2048, "warp_size": 32,
-         "smem_per_sm": 200_000, "compute_capability": 90}
+         "smem_per_sm": 200_000, "smem_per_block": 100_000, "max_threads_per_block": 1024,
+         "compute_capability": 90}
 GPU = Gpu("h200", "NVIDIA H200", ("NVIDIA H200",), "sm_90a", FACTS)
 # Two comparisons: the leaf's number has bit 0 for `threads` and bit 1 for `wide=yes`.
 RANKING = Ranking(7, 0.25, (Tree(("threads", "wide=yes"), (96.0, 0.5), (0.0, 1.0, 2.0, 4.0)),
@@ -129,6 +130,26 @@ def test_distance_decides_where_the_model_sees_no_difference() -> None:
     assert chosen(FEWER_THREADS, table(), m=60)[0].config == FAR.config
     slight = Tree(("threads",), (96.0,), (0.0, 0.05))
     assert chosen(FEWER_THREADS._replace(trees=(slight,)), table())[0].config == NEAR.config
+
+
+def test_what_the_device_cannot_launch_is_neither_near_nor_a_family() -> None:
+    """The launches need 64 bytes of shared memory with 32 threads, 512 with 256."""
+    small = table(facts={**FACTS, "smem_per_block": 128, "sm_count": 4})
+    assert [c.config for c in chosen(None, small)] == [
+        "rows(threads=64)", "rows(threads=32)", "safe()"]
+    few = table(facts={**FACTS, "max_threads_per_block": 32})
+    assert [c.config for c in chosen(None, few)] == ["rows(threads=32)", "safe()"]
+    same = Row((8, 64), ("bf16",), ("N",), "k", "rows(threads=256)", always, bind, "same", 1.0)
+    found = chosen(None, small._replace(rows=(same,)), m=9)
+    assert [(c.step, c.config) for c in found][:1] == [("family", "rows(threads=64)")]
+
+
+def test_of_starts_that_end_at_one_config_the_least_changed_counts() -> None:
+    """A row of the very M has to be changed in three steps to what the other row is."""
+    few = {**FACTS, "max_threads_per_block": 32}
+    same = Row((60, 128), ("bf16",), ("N",), "k", "rows(threads=256)", always, bind, "same", 1.0)
+    first = chosen(None, table(rows=(same, FAR), facts=few), m=60)[0]
+    assert (first.config, first.row) == (FAR.config, FAR)
 
 
 def test_rows_of_other_gpus_are_not_ranked_by_a_model() -> None:

@@ -4,6 +4,7 @@ A config that won a row may break a rule at the call's problem: it splits T wher
 enough, or its tile does not fit the dtype. Then parameters are changed one at a time, each time to
 the choice that leaves the fewest rules broken, and two at a time where one change does not help.
 All rules of legality must hold in the end, and all rules of efficiency if such a config is found.
+Legal is only what the device admits: a CTA's threads and shared memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import combinations, product
 from typing import NamedTuple
 
 from .families import Instance
+from .launches import fits_device
 from .rows import Call, ConfigCall, Family, Rule, Value
 from .spelling import spell
 
@@ -106,6 +108,8 @@ def _judged(
 ) -> _Judged:
     trial = with_values(call, family, values)
     broken = sum(ILLEGAL for rule in family.fits if not _holds(rule, trial))
+    if not broken and not fits_device(family, trial):
+        broken = ILLEGAL
     broken += sum(not _holds(rule, trial) for rule in family.suits)
     steps = sum(abs(parameter.choices.index(a) - parameter.choices.index(b))
                 for parameter, a, b in zip(family.parameters, start, values, strict=True))

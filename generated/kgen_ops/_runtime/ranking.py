@@ -13,6 +13,7 @@ from math import ceil, prod
 from typing import Any, NamedTuple
 
 from .adaptation import with_values
+from .launches import launches_of
 from .rows import Call, Family, Value
 
 # What a unit of `distance` counts in ln(time): where the model sees little difference, the config
@@ -91,9 +92,7 @@ def _number(name: str, value: Any) -> dict[str, float]:
 
 def _launched(family: Family, call: Call) -> dict[str, float]:
     """Numbers of the launch that does most of the work, and of how it fills the device."""
-    seen = _Launches()
-    run = family.bind(seen, call)  # type: ignore[arg-type]
-    run(*[0] * run.__code__.co_argcount)
+    seen = launches_of(family, call)
     found = {"launches": float(len(seen.made)), "workspace": float(seen.elements)}
     if not seen.made:
         return found
@@ -113,28 +112,3 @@ def _launched(family: Family, call: Call) -> dict[str, float]:
         "launch.tail": waves / ceil(waves),
         "launch.resident_threads": min(1.0, waves) * resident * threads,
     }
-
-
-class _Launches:
-    """Takes the place of a `KernelFile`, and notes what would be launched."""
-
-    def __init__(self) -> None:
-        self.made: list[tuple[int, int, int]] = []  # CTAs, threads of each, bytes of each
-        self.elements = 0  # of workspaces
-
-    def launcher(self, kernel: str, arguments: str, block: tuple[int, int, int], smem: int,
-                 **_: object) -> Any:
-        def launch(stream: int, x: int, y: int, z: int, *_: object) -> None:
-            if x * y * z > 0:
-                self.made.append((x * y * z, prod(block), smem))
-
-        return launch
-
-    def scratch(self, elements: int, dtype: object) -> Any:
-        self.elements += elements
-        return _Workspace
-
-
-class _Workspace:
-    def data_ptr(self) -> int:
-        return 0

@@ -36,11 +36,13 @@ from .adaptation import (
     admitted,
     named_values,
     suits,
+    with_values,
 )
 from .distance import problem_distance
 from .errors import DispatchError
 from .families import Instance, family_call
 from .gpus import Table
+from .launches import fits_device
 from .problems import Explanation, problem_text
 from .ranking import DISTANCE_WEIGHT, Ranking, features_of
 from .rows import PREDICTED, Call, DispatchRule, Family, Gpu, Row, SafeRow, Value
@@ -161,6 +163,7 @@ def _promising(
            for row in known}
     ranked: list[tuple[tuple[bool, bool, float], RowChoice]] = []
     seen: set[str] = set()
+    instances: dict[str, tuple[tuple[bool, bool, float], RowChoice]] = {}
     starts: list[tuple[float, Family, tuple[Value, ...], Row | None]] = []
     for row in sorted(known, key=lambda row: far[id(row)]):
         family = families.get(_variant(row))
@@ -168,7 +171,9 @@ def _promising(
         compiled = (not table.lent and row.dtypes in (dtypes, plain)
                     and _same_constants(signature, row, dims))
         is_good = family is None or values is None or suits(family, values, full_call)
-        if compiled and row.fits(call):
+        if compiled and row.fits(call) and (
+                family is None or values is None
+                or fits_device(family, with_values(full_call, family, values))):
             rank = (family is not None and family.is_safe, not is_good, far[id(row)])
             ranked.append((rank, RowChoice("nearest", row)))
             seen.add(row.config)
@@ -189,12 +194,15 @@ def _promising(
         found = adapted(family, values, full_call, MOST_CHANGES if base < least else 0)
         if found is None or found.instance.config in seen:
             continue
-        seen.add(found.instance.config)
         cost = base + STEP * found.steps
         if found.suits and not family.is_safe:
             least = min(least, cost)
-        choice = RowChoice("family", begun, instance=found.instance)
-        ranked.append(((family.is_safe, not found.suits, cost), choice))
+        rank = (family.is_safe, not found.suits, cost)
+        config = found.instance.config
+        # Several starts may end at one config: the nearest of them counts.
+        if config not in instances or rank < instances[config][0]:
+            instances[config] = rank, RowChoice("family", begun, instance=found.instance)
+    ranked += instances.values()
     if ranking is not None:
         ranked = [
             ((is_safe, is_bad, DISTANCE_WEIGHT * cost + ranking.predicted(_features(

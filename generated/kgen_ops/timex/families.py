@@ -109,31 +109,6 @@ def backward_toeplitz_mma(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def backward_column_chunks(file: KernelFile, call: Call) -> Run:
-    """Launch the backward column_chunks."""
-    threads = call.threads
-    smem_bytes = call.smem_bytes
-    size_b = call.B
-    size_c = call.C
-    size_t = call.T
-    batch = call.batch
-    outputs = call.outputs
-    chunk = call.chunk
-    launch_1 = file.launcher("timex_backward_k", "pppqqq", block=(threads, 1, 1), smem=smem_bytes)
-    grid_1_x = size_c * ceil_div(size_b, batch) * ceil_div(size_t, threads * outputs)
-    launch_2 = file.launcher(
-        "timex_backward_w", "pppqqq", block=(threads, 1, 1),
-        smem=4 * (threads * outputs + 2 * chunk),
-    )
-    grid_2_x = size_c * ceil_div(size_t, threads * outputs)
-
-    def run(stream: int, gout: int, w: int, k: int, gw: int, gk: int) -> None:
-        launch_1(stream, grid_1_x, 1, 1, gout, w, gk, size_b, size_c, size_t)
-        launch_2(stream, grid_2_x, 1, 1, gout, k, gw, size_b, size_c, size_t)
-
-    return run
-
-
 def backward_fft(file: KernelFile, call: Call) -> Run:
     """Launch the backward fft."""
     fft_threads = call.fft_threads
@@ -158,6 +133,31 @@ def backward_fft(file: KernelFile, call: Call) -> Run:
         sums = new_sums()
         launch_1(stream, grid_1_x, 1, 1, gout, w, gk, sums.data_ptr(), size_b, size_c, size_t)
         launch_2(stream, size_c, 1, 1, gout, k, gw, sums.data_ptr(), size_b, size_c, size_t)
+
+    return run
+
+
+def backward_column_chunks(file: KernelFile, call: Call) -> Run:
+    """Launch the backward column_chunks."""
+    threads = call.threads
+    smem_bytes = call.smem_bytes
+    size_b = call.B
+    size_c = call.C
+    size_t = call.T
+    batch = call.batch
+    outputs = call.outputs
+    chunk = call.chunk
+    launch_1 = file.launcher("timex_backward_k", "pppqqq", block=(threads, 1, 1), smem=smem_bytes)
+    grid_1_x = size_c * ceil_div(size_b, batch) * ceil_div(size_t, threads * outputs)
+    launch_2 = file.launcher(
+        "timex_backward_w", "pppqqq", block=(threads, 1, 1),
+        smem=4 * (threads * outputs + 2 * chunk),
+    )
+    grid_2_x = size_c * ceil_div(size_t, threads * outputs)
+
+    def run(stream: int, gout: int, w: int, k: int, gw: int, gk: int) -> None:
+        launch_1(stream, grid_1_x, 1, 1, gout, w, gk, size_b, size_c, size_t)
+        launch_2(stream, grid_2_x, 1, 1, gout, k, gw, size_b, size_c, size_t)
 
     return run
 
@@ -379,13 +379,6 @@ BACKWARD_TOEPLITZ_MMA_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
 }
 
-BACKWARD_COLUMN_CHUNKS_NAMED: dict[str, Callable[[Call], Any]] = {
-    "smem_bytes": lambda call: (
-        4 * (call.batch * call.chunk + call.threads * call.outputs + call.chunk)
-    ),
-    "columns": lambda call: call.T,
-}
-
 BACKWARD_FFT_NAMED: dict[str, Callable[[Call], Any]] = {
     "fft_threads": lambda call: call.points // call.per_thread,
     "smem_bytes": lambda call: (
@@ -393,6 +386,13 @@ BACKWARD_FFT_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "columns": lambda call: call.T,
     "fft_registers": lambda call: 64 + (2 if call.parked else 4) * call.per_thread,
+}
+
+BACKWARD_COLUMN_CHUNKS_NAMED: dict[str, Callable[[Call], Any]] = {
+    "smem_bytes": lambda call: (
+        4 * (call.batch * call.chunk + call.threads * call.outputs + call.chunk)
+    ),
+    "columns": lambda call: call.T,
 }
 
 BACKWARD = (
@@ -468,41 +468,6 @@ BACKWARD = (
         bind=backward_toeplitz_mma,
     ),
     Family(
-        name="column_chunks",
-        template="timex/backward_column_chunks.cu.jinja",
-        constants=(),
-        settings={},
-        parameters=(
-            Parameter("threads", (32, 64, 128, 256)),
-            Parameter("outputs", (4, 8)),
-            Parameter("batch", (1, 2, 4, 8)),
-            Parameter("chunk", (64, 128, 256, 512)),
-        ),
-        first=(
-            (128, 8, 1, 256),
-        ),
-        named=BACKWARD_COLUMN_CHUNKS_NAMED,
-        is_safe=False,
-        admits=(
-            lambda call: call.B >= 1,
-            lambda call: call.T >= 1,
-        ),
-        fits=(
-            lambda call: call.batch < 2 * call.B,
-            lambda call: call.threads * call.outputs <= max(call.T, 256),
-            lambda call: call.chunk <= call.threads * call.outputs,
-            lambda call: call.smem_bytes <= call.smem_per_block,
-            lambda call: call.threads >= 64 or call.compute_capability == 0,
-            lambda call: (
-                call.threads == 32 and call.outputs == 4 and (call.chunk == 64) or
-                call.compute_capability > 0
-            ),
-        ),
-        suits=(
-        ),
-        bind=backward_column_chunks,
-    ),
-    Family(
         name="fft",
         template="timex/backward_fft.cu.jinja",
         constants=(),
@@ -542,5 +507,40 @@ BACKWARD = (
             ),
         ),
         bind=backward_fft,
+    ),
+    Family(
+        name="column_chunks",
+        template="timex/backward_column_chunks.cu.jinja",
+        constants=(),
+        settings={},
+        parameters=(
+            Parameter("threads", (32, 64, 128, 256)),
+            Parameter("outputs", (4, 8)),
+            Parameter("batch", (1, 2, 4, 8)),
+            Parameter("chunk", (64, 128, 256, 512)),
+        ),
+        first=(
+            (128, 8, 1, 256),
+        ),
+        named=BACKWARD_COLUMN_CHUNKS_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.B >= 1,
+            lambda call: call.T >= 1,
+        ),
+        fits=(
+            lambda call: call.batch < 2 * call.B,
+            lambda call: call.threads * call.outputs <= max(call.T, 256),
+            lambda call: call.chunk <= call.threads * call.outputs,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.threads >= 64 or call.compute_capability == 0,
+            lambda call: (
+                call.threads == 32 and call.outputs == 4 and (call.chunk == 64) or
+                call.compute_capability > 0
+            ),
+        ),
+        suits=(
+        ),
+        bind=backward_column_chunks,
     ),
 )

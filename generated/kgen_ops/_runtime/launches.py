@@ -1,0 +1,79 @@
+"""Which launches a config makes for a call, found without a kernel: the plan is bound to a list."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+from .rows import Call, Family
+
+
+class Launched(NamedTuple):
+    """A launch that is not empty."""
+
+    ctas: int
+    threads: int  # of a CTA
+    smem_bytes: int  # dynamic shared memory of a CTA
+
+
+class LaunchList:
+    """Takes the place of a `KernelFile`.
+
+    Attributes:
+        prepared: (threads, bytes of dynamic shared memory) of a CTA of each launch of the plan.
+        made: The launches that a run made.
+        elements: Of all workspaces.
+    """
+
+    def __init__(self) -> None:
+        self.prepared: list[tuple[int, int]] = []
+        self.made: list[Launched] = []
+        self.elements = 0
+
+    def launcher(self, kernel: str, arguments: str, block: tuple[int, int, int], smem: int,
+                 **_: object) -> Any:
+        """Note a launch that the plan prepares, and return what notes that it is made."""
+        threads = prod(block)
+        self.prepared.append((threads, smem))
+
+        def launch(stream: int, x: int, y: int, z: int, *_: object) -> None:
+            if x * y * z > 0:
+                self.made.append(Launched(x * y * z, threads, smem))
+
+        return launch
+
+    def scratch(self, elements: int, dtype: object) -> Any:
+        """Count a workspace, and return what allocates none."""
+        self.elements += elements
+        return _Workspace
+
+
+class _Workspace:
+    def data_ptr(self) -> int:
+        return 0
+
+
+def launches_of(family: Family, call: Call) -> LaunchList:
+    """Return what a config launches.
+
+    Args:
+        family: The variant.
+        call: As its functions take it, with the values of the config.
+    """
+    seen = LaunchList()
+    run = family.bind(seen, call)  # type: ignore[arg-type]
+    run(*[0] * run.__code__.co_argcount)
+    return seen
+
+
+def fits_device(family: Family, call: Call) -> bool:
+    """Whether the device admits the launches of a config: threads and shared memory of a CTA."""
+    seen = LaunchList()
+    try:
+        family.bind(seen, call)  # type: ignore[arg-type]
+    except ArithmeticError:
+        return True  # by an extent of 0: nothing is launched
+    return all(
+        threads <= call.max_threads_per_block and smem <= call.smem_per_block
+        for threads, smem in seen.prepared
+    )
