@@ -148,7 +148,7 @@ FORWARD_SCAN_NAMED: dict[str, Callable[[Call], Any]] = {
     "held_registers": lambda call: (
         call.tensors * call.steps * call.vec_registers * (2 if call.prefetch else 1)
     ),
-    "other_registers": lambda call: 28 + 8 * call.vec + call.steps * call.vec,
+    "other_registers": lambda call: 34 + 8 * call.vec + call.steps * call.vec,
     "registers": lambda call: (
         min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
     ),
