@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import NamedTuple
 
-from kgen.model.digest import digest_of
+from kgen.check.case import NORMAL, Case, Layout, seed_of
 from kgen.model.problem import Problem, with_dims
-from kgen.model.signature import Dim, Pass, Signature
+from kgen.model.signature import Dim, Pass
 from kgen.operators.base import Operator
 
-NORMAL = "normal"
 LARGE = "large"
 """Ordinary inputs times a power of two that leaves the dtype's range to sums and squares of them;
 for operators whose own cases have nothing of that kind."""
@@ -41,58 +40,6 @@ HOST_THREADS = 2**17
 """Of a launch of a set beyond the problem's extents, on the host layer: each thread is a fiber, and
 has work where its tile is padding alone. 8193 channels of timex at T=1 are 1.6 million threads and
 20 s, though the definition takes 16 thousand multiply-adds."""
-
-Layout = Literal["contiguous", "strided", "odd strides", "permuted", "shifted"]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One input set to be made.
-
-    Attributes:
-        name: `normal`, or one of the operator's cases.
-        dims: Extents that differ from the problem's.
-        layout: Strides of the inputs that may have them: none, 16 bytes more than contiguous
-            (a vector load stays aligned), one element more, or with the last two of the dims
-            whose strides are free changing places in memory. `shifted`: contiguous, and every
-            input begins one element behind an aligned address, as a view may.
-        seed: Of the generator.
-        fresh: Whether the seed is a trial's own, so that keeping the set is no use.
-        scalars: Values of the pass's scalars; none for the fixture's own.
-        only: The input that has the layout, all others being contiguous; empty for all inputs.
-        shortened: Extents that the set would have if the host layer were faster.
-    """
-
-    name: str
-    dims: tuple[tuple[str, int], ...]
-    layout: Layout
-    seed: int
-    fresh: bool = False
-    scalars: tuple[tuple[str, float], ...] = ()
-    only: str = ""
-    shortened: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def wanted(self) -> str:
-        """Of a shortened set, as in a verdict: `normal C=1 T=8193 (T=513 instead)`; else empty."""
-        if not self.shortened:
-            return ""
-        instead = [f"{n}={v}" for n, v in self.dims if dict(self.shortened).get(n, v) != v]
-        wanted = replace(self, dims=tuple({**dict(self.dims), **dict(self.shortened)}.items()))
-        return f"{wanted.label} ({' '.join(instead)} instead)"
-
-    @property
-    def label(self) -> str:
-        """As in a verdict: `normal M=65 strided`, `normal M=65 shifted x`."""
-        parts = [self.name, *(f"{name}={value}" for name, value in (*self.dims, *self.scalars))]
-        if self.layout != "contiguous":
-            parts.append(f"{self.layout} {self.only}".rstrip())
-        return " ".join(parts)
-
-    def problem(self, whole: Problem, signature: Signature) -> Problem:
-        """The problem that this set is an input of."""
-        return with_dims(whole, dict(self.dims), signature)
-
 
 def tensor_bytes(pass_: Pass, problem: Problem) -> int:
     """Bytes of all inputs and outputs."""
@@ -146,6 +93,18 @@ _POOL_WORK = 16
 
 Threads = Callable[[Problem], int]
 """Threads of all CTAs that a kernel takes for a problem."""
+
+
+class HostSets(NamedTuple):
+    """The sets of a host run.
+
+    Attributes:
+        cases: In the order of their trial.
+        left_out: Labels of the sets that are too large for it, and what the shortened ones were.
+    """
+
+    cases: list[Case]
+    left_out: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +164,7 @@ class Schedule:
         constants: Collection[str],
         steady: Sequence[tuple[str, int]] = (),
         threads: Threads | None = None,
-    ) -> list[Case]:
+    ) -> HostSets:
         """Small sets only: what a CPU that runs every CUDA thread as a fiber gets through.
 
         All dims that the kernel takes at run time are small; those compiled in stay as they are.
@@ -217,40 +176,19 @@ class Schedule:
             steady: How far the set of the steady state goes.
             threads: Threads that a problem takes, of which `Sizes.threads` are allowed; None: few.
         """
-        cases = self._of_host(seed, constants, steady, threads)
-        return [case for case in cases if self._is_small(case) or case in cases[:1 + bool(steady)]]
-
-    def left_out(
-        self,
-        seed: int,
-        constants: Collection[str],
-        steady: Sequence[tuple[str, int]] = (),
-        threads: Threads | None = None,
-    ) -> list[str]:
-        """Labels of the sets that `host` leaves out or shortens; it takes the same arguments."""
-        kept = self.host(seed, constants, steady, threads)
-        cases = self._of_host(seed, constants, steady, threads)
-        return [
-            *(case.label for case in cases if case not in kept),
-            *(case.wanted for case in kept if case.shortened),
-        ]
-
-    def _of_host(
-        self,
-        seed: int,
-        constants: Collection[str],
-        steady: Sequence[tuple[str, int]],
-        threads: Threads | None,
-    ) -> list[Case]:
-        """All sets of a host run, also those that are too large for it."""
         quick = self._reduced(QUICK, self.sizes.quick, constants)
-        return [
+        always = [
             Case(NORMAL, quick, "contiguous", seed, fresh=True),
             *self._steady(steady, constants),
+        ]
+        others = [
             *self._ragged(constants),
             *self._hard(constants),
             *self._beyond(constants, threads),
         ]
+        kept = [*always, *filter(self._is_small, others)]
+        left_out = [case.label for case in others if not self._is_small(case)]
+        return HostSets(kept, [*left_out, *(case.wanted for case in kept if case.shortened)])
 
     def _is_small(self, case: Case) -> bool:
         """Whether a set is not too large for a host run.
@@ -438,17 +376,6 @@ class Schedule:
         return Case(name, dims, layout, seed_of(self.seed, name, list(dims), layout))
 
 
-def one_by_one(case: Case, pass_: Pass) -> list[Case]:
-    """Split a set whose inputs all have a layout into sets where one input has it.
-
-    Guards that refuse the set may do so for one input, and forget another.
-    """
-    if case.layout not in ("strided", "odd strides", "shifted"):
-        return []
-    having = [t.name for t in pass_.inputs if case.layout == "shifted" or t.free_strides]
-    return [replace(case, only=name) for name in having] if len(having) > 1 else []
-
-
 def other_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
     """Values beside the defaults, each of which shows in the outputs.
 
@@ -462,13 +389,3 @@ def other_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
             value = 2.0 * scalar.above
         found.append((scalar.name, value))
     return tuple(found)
-
-
-def seed_of(*parts: object) -> int:
-    """A seed below 2**31 that depends on all parts."""
-    return int(digest_of(list(parts)), 16) % 2**31
-
-
-def other_case(case: Case) -> Case:
-    """The case of ordinary values of another seed, in the same extents and layout."""
-    return replace(case, name=NORMAL, seed=seed_of(case.seed, "other values"))

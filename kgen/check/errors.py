@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kgen.check.cases import other_case
+from kgen.check.case import other_case
 from kgen.check.compare import explain, scaled_error, summed_errors
 from kgen.check.fixture import Fixture
 from kgen.check.input_set import InputSet

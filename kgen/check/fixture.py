@@ -11,16 +11,8 @@ import torch
 from torch import Tensor
 
 from kgen.check.buffers import Guarded, contiguous_strides, fingerprint, guarded
-from kgen.check.cases import (
-    GPU_SIZES,
-    HOST_SIZES,
-    LARGE,
-    NORMAL,
-    Case,
-    Layout,
-    Schedule,
-    Sizes,
-)
+from kgen.check.case import NORMAL, Case, Layout
+from kgen.check.cases import GPU_SIZES, HOST_SIZES, LARGE, Schedule, Sizes
 from kgen.check.input_set import InputSet
 from kgen.check.layouts import output_strides, padded, permuted
 from kgen.check.oracle import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from kgen.check.buffers import Guarded, fingerprint
-from kgen.check.cases import Case
+from kgen.check.case import Case
 from kgen.check.oracle import Bound, Reference, Slab
 from kgen.model.problem import Problem
 

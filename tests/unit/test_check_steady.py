@@ -68,7 +68,7 @@ def test_the_certificate_of_a_first_config_reaches_its_steady_state(
         steady = steady_extents(found, variant, config, problem, ONE_SM)
         pass_ = problem.present(found.signature.pass_named(variant.pass_name))
         schedule = Schedule(found, pass_, problem, 0, PROOF_SIZES)
-        cases = [dict(case.dims) for case in schedule.host(0, variant.constants, steady)]
+        cases = [dict(case.dims) for case in schedule.host(0, variant.constants, steady).cases]
         for dim, extent in steady:
             assert any(case.get(dim, 0) >= extent for case in cases), (config.label, dim, extent)
         for dim in found.serial_dims:

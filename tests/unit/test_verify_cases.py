@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kgen.catalogue import open_catalogue
+from kgen.check.case import Case
 from kgen.check.cases import (
     FEW,
     GPU_SIZES,
@@ -10,7 +11,6 @@ from kgen.check.cases import (
     PROOF_SIZES,
     QUICK,
     SHORT,
-    Case,
     Schedule,
     Sizes,
 )
@@ -31,7 +31,7 @@ def extents(case: Case, made: Schedule) -> dict[str, int]:
 
 def test_a_host_run_has_few_heads_rather_than_few_steps() -> None:
     made = schedule(PROOF_SIZES)
-    hard = [extents(c, made) for c in made.host(1, {"E", "M"}) if c.name == "alternating"]
+    hard = [extents(c, made) for c in made.host(1, {"E", "M"}).cases if c.name == "alternating"]
     assert hard
     for dims in hard:
         assert dims["H"] <= FEW
@@ -74,30 +74,28 @@ def channels(cases: list[Case]) -> int:
 
 def test_a_host_run_is_short_where_a_kernel_takes_many_threads() -> None:
     made = timex()
-    shortened = made.host(1, (), (), many_threads)
+    shortened = made.host(1, (), (), many_threads).cases
     assert HOST_THREADS // 512 < channels(shortened) <= HOST_THREADS // 256
-    assert channels(made.host(1, ())) == 8193, "no kernel is known, so nothing is too much"
+    assert channels(made.host(1, ()).cases) == 8193, "no kernel is known, so nothing is too much"
     gpu = timex(GPU_SIZES)
-    assert channels(gpu.host(1, (), (), many_threads)) == 8193, "a GPU has no fibers"
+    assert channels(gpu.host(1, (), (), many_threads).cases) == 8193, "a GPU has no fibers"
 
 
 def test_what_a_host_run_leaves_out_or_shortens_is_listed() -> None:
     made = timex()
-    left_out = made.left_out(1, (), (), many_threads)
-    [given] = [dict(c.dims)["C"] for c in made.host(1, (), (), many_threads)
-               if dict(c.shortened).get("C")]
+    cases, left_out = made.host(1, (), (), many_threads)
+    [given] = [dict(c.dims)["C"] for c in cases if dict(c.shortened).get("C")]
     assert f"normal B=1 C=8193 T=1 (C={given} instead)" in left_out
     assert "normal B=1 C=1 T=8193 (T=513 instead)" in left_out
-    kept = [case.label for case in made.host(1, (), (), many_threads)]
-    assert not set(kept) & set(left_out)
+    assert not {case.label for case in cases} & set(left_out)
 
 
 def test_a_steady_state_that_is_out_of_reach_is_listed() -> None:
     made = schedule(PROOF_SIZES)
-    assert not any("instead" in label for label in made.left_out(1, {"E", "M"}, (("T", 641),)))
-    [label] = [label for label in made.left_out(1, {"E", "M"}, (("T", 10**6),))
-               if "T=1000000" in label]
-    [reached] = [dict(case.dims)["T"] for case in made.host(1, {"E", "M"}, (("T", 10**6),))
-                 if dict(case.shortened).get("T") == 10**6]
+    near = made.host(1, {"E", "M"}, (("T", 641),))
+    assert not any("instead" in label for label in near.left_out)
+    cases, left_out = made.host(1, {"E", "M"}, (("T", 10**6),))
+    [label] = [label for label in left_out if "T=1000000" in label]
+    [reached] = [dict(c.dims)["T"] for c in cases if dict(c.shortened).get("T") == 10**6]
     assert label.endswith(f"(T={reached} instead)")
     assert reached < 10**6

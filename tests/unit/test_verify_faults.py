@@ -11,7 +11,7 @@ from check_fakes import binding, factors
 from torch import Tensor
 
 from kgen.check import Fixture, Level, Verdict, verify
-from kgen.check.cases import Case
+from kgen.check.case import Case
 from kgen.model.plan import Workspace
 from kgen.model.problem import Problem, parse_problem
 from kgen.operators.rmsnorm import EPS, OPERATOR

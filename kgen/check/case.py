@@ -1,0 +1,84 @@
+"""One input set of a verification: its name, extents, layout and seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kgen.model.digest import digest_of
+from kgen.model.problem import Problem, with_dims
+from kgen.model.signature import Pass, Signature
+
+NORMAL = "normal"
+
+Layout = Literal["contiguous", "strided", "odd strides", "permuted", "shifted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One input set to be made.
+
+    Attributes:
+        name: `normal`, or one of the operator's cases.
+        dims: Extents that differ from the problem's.
+        layout: Strides of the inputs that may have them: none, 16 bytes more than contiguous
+            (a vector load stays aligned), one element more, or with the last two of the dims
+            whose strides are free changing places in memory. `shifted`: contiguous, and every
+            input begins one element behind an aligned address, as a view may.
+        seed: Of the generator.
+        fresh: Whether the seed is a trial's own, so that keeping the set is no use.
+        scalars: Values of the pass's scalars; none for the fixture's own.
+        only: The input that has the layout, all others being contiguous; empty for all inputs.
+        shortened: Extents that the set would have if the host layer were faster.
+    """
+
+    name: str
+    dims: tuple[tuple[str, int], ...]
+    layout: Layout
+    seed: int
+    fresh: bool = False
+    scalars: tuple[tuple[str, float], ...] = ()
+    only: str = ""
+    shortened: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def wanted(self) -> str:
+        """Of a shortened set, as in a verdict: `normal C=1 T=8193 (T=513 instead)`; else empty."""
+        if not self.shortened:
+            return ""
+        instead = [f"{n}={v}" for n, v in self.dims if dict(self.shortened).get(n, v) != v]
+        wanted = replace(self, dims=tuple({**dict(self.dims), **dict(self.shortened)}.items()))
+        return f"{wanted.label} ({' '.join(instead)} instead)"
+
+    @property
+    def label(self) -> str:
+        """As in a verdict: `normal M=65 strided`, `normal M=65 shifted x`."""
+        parts = [self.name, *(f"{name}={value}" for name, value in (*self.dims, *self.scalars))]
+        if self.layout != "contiguous":
+            parts.append(f"{self.layout} {self.only}".rstrip())
+        return " ".join(parts)
+
+    def problem(self, whole: Problem, signature: Signature) -> Problem:
+        """The problem that this set is an input of."""
+        return with_dims(whole, dict(self.dims), signature)
+
+
+def one_by_one(case: Case, pass_: Pass) -> list[Case]:
+    """Split a set whose inputs all have a layout into sets where one input has it.
+
+    Guards that refuse the set may do so for one input, and forget another.
+    """
+    if case.layout not in ("strided", "odd strides", "shifted"):
+        return []
+    having = [t.name for t in pass_.inputs if case.layout == "shifted" or t.free_strides]
+    return [replace(case, only=name) for name in having] if len(having) > 1 else []
+
+
+def seed_of(*parts: object) -> int:
+    """A seed below 2**31 that depends on all parts."""
+    return int(digest_of(list(parts)), 16) % 2**31
+
+
+def other_case(case: Case) -> Case:
+    """The case of ordinary values of another seed, in the same extents and layout."""
+    return replace(case, name=NORMAL, seed=seed_of(case.seed, "other values"))
