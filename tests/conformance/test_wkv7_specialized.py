@@ -1,4 +1,4 @@
-"""wkv7's warp_specialized with several producers and consumers, for decays without a bound.
+"""wkv7's warp_specialized with several producers and consumers, for all forms of the decay.
 
 `test_host.py` has one warp of each role, which have all keys of a head: nothing is summed over
 warps there, and one warp puts all fragments of the scores.
@@ -21,6 +21,8 @@ CASES = (
     (f"B=1,N=4,H=1,T=70,K=48,V=32,dtype=bf16,decay_form=raw,{BEFORE},{PACKED}", (2, 2), 4, 8),
     (f"B=1,H=1,T=33,K=128,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,{BEFORE}", (1, 4), 4, 8),
     ("B=2,H=1,T=19,K=20,V=18,dtype=bf16,decay_form=log", (2, 4), 2, 2),
+    ("B=1,H=2,T=40,K=64,V=16,dtype=bf16,w_dtype=bf16,decay_form=clamp", (1, 4), 2, 8),
+    ("B=1,H=1,T=18,K=24,V=16,dtype=bf16,decay_form=clamp", (1, 2), 4, 4),
     ("B=1,H=1,T=17,K=7,V=5,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 8), 2, 1),
     ("B=2,H=1,T=1,K=16,V=16,dtype=bf16,decay_form=raw", (1, 2), 2, 8),
 )  # fmt: skip

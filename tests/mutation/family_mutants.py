@@ -270,12 +270,11 @@ FAMILIES = (
         "wkv7", "forward", "warp_specialized",
         "B=1,T=45,H=1,K=16,V=16,dtype=bf16,decay_form=clamp",
         (
-            Mistake("mask", r"lane\.q \+ x < lane\.g \+ own", "lane.q + x <= lane.g + own"),
             Mistake("interval", r"if \(chunk \+ kAhead < chunks\)", "if (chunk + 4 < chunks)"),
             Mistake("wait", r"cp_async_wait<Stages - 2>\(\);", ";", "kgen/wkv7/", unseen=True),
             Mistake("last chunk", r"there = left_ > 8 \* half;", "there = true;"),
             Mistake("decay of the state",
-                    r"(!Producer::kToTheEnd && i < 4; \+\+i\)) s\[i\] \*= d\[i % 2\];", r"\1 ;"),
+                    r"(i < 4; \+\+i\)) s\[i\] \*= d\[i % 2\];", r"\1 ;"),
         ),
     ),
     Family(
@@ -292,8 +291,6 @@ FAMILIES = (
             Mistake("place of the diagonal", r"score_place\(g \+ i / 2 \* 8, g \+ i / 2 \* 8\)",
                     "score_place(g, g)"),
             Mistake("to the end", r"behind\[0\]\[x\] \*= all\[1\]\[x\];", ";"),
-            Mistake("decay of the state before the chunk",
-                    r"(Producer::kToTheEnd && i < 4; \+\+i\)) s\[i\] \*= d\[i % 2\];", r"\1 ;"),
         ),
     ),
     Family(

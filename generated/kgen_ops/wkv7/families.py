@@ -18,57 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "960ccb03350693f08622683999ba4eb4"
-
-
-def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
-    """Launch the forward chunk_loop."""
-    warps = call.warps
-    smem_bytes = call.smem_bytes
-    size_v = call.V
-    sequence_heads = call.sequence_heads
-    size_t = call.T
-    size_h = call.H
-    r_stride_b = call.r_stride_B
-    r_stride_t = call.r_stride_T
-    r_stride_h = call.r_stride_H
-    w_stride_b = call.w_stride_B
-    w_stride_t = call.w_stride_T
-    w_stride_h = call.w_stride_H
-    k_stride_b = call.k_stride_B
-    k_stride_t = call.k_stride_T
-    k_stride_h = call.k_stride_H
-    v_stride_b = call.v_stride_B
-    v_stride_t = call.v_stride_T
-    v_stride_h = call.v_stride_H
-    a_stride_b = call.a_stride_B
-    a_stride_t = call.a_stride_T
-    a_stride_h = call.a_stride_H
-    b_stride_b = call.b_stride_B
-    b_stride_t = call.b_stride_T
-    b_stride_h = call.b_stride_H
-    y_stride_b = call.y_stride_B
-    y_stride_t = call.y_stride_T
-    y_stride_h = call.y_stride_H
-    launch = file.launcher(
-        "wkv7_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(32 * warps, 1, 1),
-        smem=smem_bytes,
-    )
-    grid_x = sequence_heads * ceil_div(size_v, 16 * warps)
-
-    def run(
-        stream: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
-        cu_seqlens: int, y: int, final_state: int, scale: float,
-    ) -> None:
-        launch(
-            stream, grid_x, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y, final_state,
-            size_t, size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
-            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t,
-            y_stride_h, scale,
-        )
-
-    return run
+HEADERS = "b529dae5ba0a92ae39a728f672bf1422"
 
 
 def forward_warp_specialized(file: KernelFile, call: Call) -> Run:
@@ -117,6 +67,56 @@ def forward_warp_specialized(file: KernelFile, call: Call) -> Run:
             k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b, a_stride_t,
             a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t, y_stride_h,
             scale,
+        )
+
+    return run
+
+
+def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
+    """Launch the forward chunk_loop."""
+    warps = call.warps
+    smem_bytes = call.smem_bytes
+    size_v = call.V
+    sequence_heads = call.sequence_heads
+    size_t = call.T
+    size_h = call.H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    a_stride_b = call.a_stride_B
+    a_stride_t = call.a_stride_T
+    a_stride_h = call.a_stride_H
+    b_stride_b = call.b_stride_B
+    b_stride_t = call.b_stride_T
+    b_stride_h = call.b_stride_H
+    y_stride_b = call.y_stride_B
+    y_stride_t = call.y_stride_T
+    y_stride_h = call.y_stride_H
+    launch = file.launcher(
+        "wkv7_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(32 * warps, 1, 1),
+        smem=smem_bytes,
+    )
+    grid_x = sequence_heads * ceil_div(size_v, 16 * warps)
+
+    def run(
+        stream: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
+        cu_seqlens: int, y: int, final_state: int, scale: float,
+    ) -> None:
+        launch(
+            stream, grid_x, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y, final_state,
+            size_t, size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h,
+            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
+            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t,
+            y_stride_h, scale,
         )
 
     return run
@@ -382,6 +382,27 @@ def backward_block_per_head(file: KernelFile, call: Call) -> Run:
 
     return run
 
+FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
+    "sequence_heads": lambda call: call.N * call.H,
+    "block_warps": lambda call: call.warps + call.row_warps,
+    "keys_per_producer": lambda call: ceil_div(ceil_div(call.K, 16), call.row_warps),
+    "input_bytes": lambda call: (
+        512 * call.stages * (call.warps + call.row_warps * call.keys_per_producer * (4 +
+        call.w_itemsize // 2))
+    ),
+    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
+    "sum_bytes": lambda call: 4096 * min(call.row_warps, ceil_div(call.K, 16)),
+    "smem_bytes": lambda call: (
+        max(528 * call.row + 17408 + call.input_bytes + call.sum_bytes, 64 * call.K * call.warps)
+    ),
+    "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
+        8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
 FORWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
     "padded_keys": lambda call: round_up(call.K, 8),
@@ -395,27 +416,6 @@ FORWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "split_terms": lambda call: call.dtype == 'fp16' or call.final_state_itemsize > 0,
     "needed_registers": lambda call: (
         10 * call.padded_keys // 8 + 150 if call.split_terms else call.padded_keys // 2 + 112
-    ),
-    "on_gpu": lambda call: call.compute_capability > 0,
-}
-
-FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
-    "sequence_heads": lambda call: call.N * call.H,
-    "block_warps": lambda call: call.warps + call.row_warps,
-    "keys_per_producer": lambda call: ceil_div(ceil_div(call.K, 16), call.row_warps),
-    "input_bytes": lambda call: (
-        512 * call.stages * (call.warps + call.row_warps * call.keys_per_producer * (4 +
-        call.w_itemsize // 2))
-    ),
-    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
-    "sum_bytes": lambda call: (
-        0 if call.decay_form == 'clamp' else 4096 * min(call.row_warps, ceil_div(call.K, 16))
-    ),
-    "smem_bytes": lambda call: (
-        max(528 * call.row + 17408 + call.input_bytes + call.sum_bytes, 64 * call.K * call.warps)
-    ),
-    "needed_registers": lambda call: (
-        max(call.K // 2 + 90, 0 if call.decay_form == 'clamp' else 122)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
 }
@@ -434,6 +434,81 @@ FORWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
 }
 
 FORWARD = (
+    Family(
+        name="warp_specialized",
+        template="wkv7/forward_warp_specialized.cu.jinja",
+        constants=("K", "V"),
+        settings={},
+        parameters=(
+            Parameter("warps", (1, 2, 4, 8)),
+            Parameter("row_warps", (1, 2, 4, 8)),
+            Parameter("stages", (4, 2)),
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("min_blocks", (1, 2, 3)),
+        ),
+        first=(
+            (4, 4, 4, 8, 2),
+            (4, 4, 2, 8, 2),
+            (4, 2, 4, 8, 2),
+        ),
+        named=FORWARD_WARP_SPECIALIZED_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.final_state_itemsize == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+        ),
+        fits=(
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.needed_registers <= call.registers,
+            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.a_stride_B % call.vec == 0,
+            lambda call: call.a_stride_T % call.vec == 0,
+            lambda call: call.a_stride_H % call.vec == 0,
+            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.b_stride_B % call.vec == 0,
+            lambda call: call.b_stride_T % call.vec == 0,
+            lambda call: call.b_stride_H % call.vec == 0,
+            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.y_stride_B % call.vec == 0,
+            lambda call: call.y_stride_T % call.vec == 0,
+            lambda call: call.y_stride_H % call.vec == 0,
+            lambda call: (
+                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
+            ),
+            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
+            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+        ),
+        suits=(
+            lambda call: call.T >= 16,
+            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.K >= 8,
+            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
+            lambda call: call.row_warps <= max(ceil_div(call.K, 16), 4),
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+        ),
+        bind=forward_warp_specialized,
+    ),
     Family(
         name="chunk_loop",
         template="wkv7/forward_chunk_loop.cu.jinja",
@@ -509,84 +584,6 @@ FORWARD = (
             lambda call: call.T >= 16,
         ),
         bind=forward_chunk_loop,
-    ),
-    Family(
-        name="warp_specialized",
-        template="wkv7/forward_warp_specialized.cu.jinja",
-        constants=("K", "V"),
-        settings={},
-        parameters=(
-            Parameter("warps", (1, 2, 4, 8)),
-            Parameter("row_warps", (1, 2, 4, 8)),
-            Parameter("stages", (4, 2)),
-            Parameter("vec", (8, 4, 2, 1)),
-            Parameter("min_blocks", (1, 2, 3)),
-        ),
-        first=(
-            (4, 4, 4, 8, 2),
-            (4, 4, 2, 8, 2),
-            (4, 2, 4, 8, 2),
-        ),
-        named=FORWARD_WARP_SPECIALIZED_NAMED,
-        is_safe=False,
-        admits=(
-            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
-            lambda call: call.dtype == 'bf16',
-            lambda call: call.final_state_itemsize == 0,
-            lambda call: call.sequence_heads >= 1,
-            lambda call: call.T >= 1,
-        ),
-        fits=(
-            lambda call: call.K % call.vec == 0,
-            lambda call: call.V % call.vec == 0,
-            lambda call: call.smem_bytes <= call.smem_per_block,
-            lambda call: (
-                call.needed_registers <= min(255, call.regs_per_sm // (32 * call.block_warps *
-                call.min_blocks) // 8 * 8)
-            ),
-            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
-            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
-            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.r_stride_B % call.vec == 0,
-            lambda call: call.r_stride_T % call.vec == 0,
-            lambda call: call.r_stride_H % call.vec == 0,
-            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.k_stride_B % call.vec == 0,
-            lambda call: call.k_stride_T % call.vec == 0,
-            lambda call: call.k_stride_H % call.vec == 0,
-            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.v_stride_B % call.vec == 0,
-            lambda call: call.v_stride_T % call.vec == 0,
-            lambda call: call.v_stride_H % call.vec == 0,
-            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.a_stride_B % call.vec == 0,
-            lambda call: call.a_stride_T % call.vec == 0,
-            lambda call: call.a_stride_H % call.vec == 0,
-            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.b_stride_B % call.vec == 0,
-            lambda call: call.b_stride_T % call.vec == 0,
-            lambda call: call.b_stride_H % call.vec == 0,
-            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.y_stride_B % call.vec == 0,
-            lambda call: call.y_stride_T % call.vec == 0,
-            lambda call: call.y_stride_H % call.vec == 0,
-            lambda call: (
-                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
-            ),
-            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
-            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
-            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
-            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
-        ),
-        suits=(
-            lambda call: call.T >= 16,
-            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
-            lambda call: call.K >= 8,
-            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
-            lambda call: call.row_warps <= max(ceil_div(call.K, 16), 4),
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
-        ),
-        bind=forward_warp_specialized,
     ),
     Family(
         name="block_per_head",

@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv7/forward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2)
+// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 forward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16.
 //
@@ -24,7 +24,7 @@ struct Config {
     static constexpr int kK = 64;
     static constexpr int kWarps = 4;         // consumers, 16 value features each
     static constexpr int kRowWarps = 4;  // producers
-    static constexpr int kStages = 4;       // chunks of inputs in shared memory
+    static constexpr int kStages = 2;       // chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
 };
 

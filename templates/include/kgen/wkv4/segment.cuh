@@ -10,7 +10,7 @@
 //
 // A weight below 2^-126 is 0. The sums are right if D is at least kLeast, the outputs if all denominators are: `sum`
 // and `outputs_fit` say so. They also refuse infinite keys, sums with a NaN key, log decays above 0 and |u| above 22.
-// The caller then takes the steps one by one (`*_by_steps`). A segment whose keys, with u, are within 44 is anchored.
+// The caller then takes the steps one by one (`*_by_steps`). A segment whose keys, with u, are within 62 is anchored.
 //
 // With `LargestTerm` a sum's exponent is that of its largest term, as a final state needs it. Without, it is near the
 // logarithm of D, which takes four instructions less for each step.
@@ -21,8 +21,8 @@
 namespace kgen::wkv4 {
 
 constexpr float kLn2 = 0.6931471805599453f;
-constexpr float kLeast = 5.421010862427522e-20f;  // 2^-64
-constexpr float kLeastLog2 = -64.0f;
+constexpr float kLeast = 8.077935669463161e-28f;  // 2^-90
+constexpr float kLeastLog2 = -90.0f;
 constexpr float kMostBonus = 32.0f;  // of |u|, times log2e
 
 // The larger and the smaller of two numbers; of a number and a NaN, the number.
@@ -313,6 +313,28 @@ private:
     }
 };
 
+// Calls visit(i, keys, values) for each of the `count` steps from t on. Several steps are loaded at a time: each step
+// waits for the one before it, and would wait for memory as well.
+template <class T, int Width, class Visit>
+KGEN_DEVICE void visit_steps(const Channels<const T, Width>& k, const Channels<const T, Width>& v,
+                             i64 t, int count, const Visit& visit) {
+    constexpr int kGroup = 4;
+#pragma unroll 1
+    for (int first = 0; first < count; first += kGroup) {
+        Loaded<T, Width, kGroup> k_steps, v_steps;
+        k_steps.load(k.at(t + first), k.stride_t, count - first);
+        v_steps.load(v.at(t + first), v.stride_t, count - first);
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) {
+            if (first + i >= count) break;
+            float keys[Width], values[Width];
+            k_steps.step[i].to_floats(keys);
+            v_steps.step[i].to_floats(values);
+            visit(first + i, keys, values);
+        }
+    }
+}
+
 // sums <- those of the `count` steps from t on, one by one: right for all values.
 template <class T, int Width>
 KGEN_DEVICE void sum_by_steps(PairOf<false> (&sums)[Width], const ChannelFactors (&channel)[Width],
@@ -320,14 +342,12 @@ KGEN_DEVICE void sum_by_steps(PairOf<false> (&sums)[Width], const ChannelFactors
                               i64 t, int count) {
 #pragma unroll
     for (int j = 0; j < Width; ++j) sums[j] = {};
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-        float keys[Width], values[Width];
-        to_floats(load_vec<Width>(k.at(t + i)), keys);
-        to_floats(load_vec<Width>(v.at(t + i)), values);
+    visit_steps(k, v, t, count,
+                [&](int, const float(&keys)[Width], const float(&values)[Width]) {
 #pragma unroll
-        for (int j = 0; j < Width; ++j) step(sums[j], channel[j].decay, keys[j], values[j]);
-    }
+                    for (int j = 0; j < Width; ++j)
+                        step(sums[j], channel[j].decay, keys[j], values[j]);
+                });
 }
 
 // As Segment::outputs, one step after the other: right for all values.
@@ -337,18 +357,16 @@ KGEN_DEVICE void outputs_by_steps(PairOf<false> (&states)[Width],
                                   const Channels<const T, Width>& k,
                                   const Channels<const T, Width>& v, const Channels<T, Width>& y,
                                   i64 t, int count) {
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-        float keys[Width], values[Width], found[Width];
-        to_floats(load_vec<Width>(k.at(t + i)), keys);
-        to_floats(load_vec<Width>(v.at(t + i)), values);
+    visit_steps(k, v, t, count,
+                [&](int i, const float(&keys)[Width], const float(&values)[Width]) {
+                    float found[Width];
 #pragma unroll
-        for (int j = 0; j < Width; ++j) {
-            found[j] = output_of(states[j], channel[j].bonus + keys[j], values[j]).y;
-            step(states[j], channel[j].decay, keys[j], values[j]);
-        }
-        store_vec(y.at(t + i), from_floats<T>(found));
-    }
+                    for (int j = 0; j < Width; ++j) {
+                        found[j] = output_of(states[j], channel[j].bonus + keys[j], values[j]).y;
+                        step(states[j], channel[j].decay, keys[j], values[j]);
+                    }
+                    Words<T, Width>::from_floats(found).store(y.at(t + i));
+                });
 }
 
 }  // namespace kgen::wkv4

@@ -39,7 +39,6 @@ class HalvingProducer : public ChunkProducer<W, Keys, Warps, CopyVec, Stages> {
 
 public:
     using Base::kTiles, Base::kPerWarp;
-    static constexpr bool kToTheEnd = true;  // K and B are relative to the end of the chunk
 
 private:
     static constexpr int kWithKeys = min(Warps, kTiles);  // warps
@@ -132,7 +131,7 @@ private:
             }
 #pragma unroll
             for (int x = 0; x < 4; ++x)
-                decay[which][x] = kgen::decay_of<kSharedForm<Form>, false>(w[x]);
+                decay[which][x] = fast_decay_of<Form>(w[x]);
         }
     }
 

@@ -1,16 +1,14 @@
 // wkv7 forward by warps of two roles, in chunks of 16 steps; bf16 operands (mma, sm_80).
 //
-// Producer warps compute what does not depend on the state, once per head and three chunks ahead: row_producer.cuh for
-// clamped decays, halving_producer.cuh for others. A consumer warp has 16 value features of the state in registers.
-// With the rows, scores and the inverse of a chunk:
+// Producer warps (halving_producer.cuh) compute what does not depend on the state, once per head and three chunks ahead.
+// A consumer warp has 16 value features of the state in registers. With the rows, scores and the inverse of a chunk:
 //
 //     X  = A S + (A K^T) V          sa = (I - A B^T)^-1 X
 //     y  = R S + (R K^T) V + (R B^T) sa
-//     S  = diag(P_16) (S + K^T V + B^T sa)        clamped decays
-//     S  = diag(P_16) S + K^T V + B^T sa          others: K and B are decayed to the end of the chunk
+//     S  = diag(P_16) S + K^T V + B^T sa          K and B are decayed to the end of the chunk
 //
-// Only these products are serial in time. Scores and the inverse have a high and a low term, as in chunk_mma.cuh; rows,
-// the state, V, X and sa are rounded to bf16 as operands, and the sums are fp32.
+// Only these products are serial in time. Scores, the inverse and the state that R reads have a high and a low term, as
+// in chunk_mma.cuh; rows, the state that A reads, V, X and sa are rounded to bf16 as operands, and the sums are fp32.
 //
 // NaN and Inf: as in chunk_mma.cuh. Where an output is not finite the block computes its sequence again, step by step.
 //
@@ -30,31 +28,16 @@
 #include "kgen/chunked/chunk_attention.cuh"
 #include "kgen/wkv7/column_tensors.cuh"
 #include "kgen/wkv7/halving_producer.cuh"
-#include "kgen/wkv7/row_producer.cuh"
 
 namespace kgen::wkv7 {
-
-namespace detail {
-
-template <class Config, DecayForm Form>
-struct ProducerOf {
-    using Type = HalvingProducer<typename Config::W, Form, Config::kK, Config::kRowWarps,
-                                 Config::kVec, Config::kStages>;
-};
-template <class Config>
-struct ProducerOf<Config, DecayForm::clamp> {
-    using Type = RowProducer<typename Config::W, Config::kK, Config::kRowWarps, Config::kVec,
-                             Config::kStages>;
-};
-
-}  // namespace detail
 
 template <class Config>
 struct SpecializedLoop : ColumnTensors<bf16, typename Config::W> {
     using W = typename Config::W;
     using Tensors = ColumnTensors<bf16, W>;
     using Buffers = ChunkBuffers<Config::kK>;
-    using Producer = typename detail::ProducerOf<Config, Config::kForm>::Type;
+    using Producer = HalvingProducer<W, Config::kForm, Config::kK, Config::kRowWarps, Config::kVec,
+                                     Config::kStages>;
     using Copier = TileCopier<bf16, Config::kVec>;
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
@@ -167,6 +150,18 @@ private:
         }
     }
 
+    // What Half::of_sums(state, tile) lost by rounding.
+    static KGEN_DEVICE Half::A rest_of(const State& state, const Half::A& rounded, int tile) {
+        Half::A rest;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const f32x2 high = unpack2<bf16>(rounded.pair[i]);
+            const float* exact = state[tile + i / 2] + i % 2 * 2;
+            rest.pair[i] = pack2<bf16>(exact[0] - high.x, exact[1] - high.y);
+        }
+        return rest;
+    }
+
     static KGEN_DEVICE void consume(int chunk, State& state, Sums& y) {
         const Buffers from = buffers();
         // 1. What the chunk reads of v and of the state.
@@ -185,6 +180,9 @@ private:
                 Half::multiply<0>(x[n], s, a[n]);
                 Half::multiply<0>(y[n], s, r[n]);
             }
+            const Half::A rest = rest_of(state, s, 2 * tile);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) Half::multiply<0>(y[n], rest, r[n]);
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n)
@@ -212,11 +210,9 @@ private:
                 const auto d =
                     *reinterpret_cast<const Vec<float, 2>*>(decay + 16 * tile + 8 * n);
 #pragma unroll
-                for (int i = 0; Producer::kToTheEnd && i < 4; ++i) s[i] *= d[i % 2];
+                for (int i = 0; i < 4; ++i) s[i] *= d[i % 2];
                 Half::multiply<0>(s, v, k[n]);
                 Half::multiply<0>(s, sa, b[n]);
-#pragma unroll
-                for (int i = 0; !Producer::kToTheEnd && i < 4; ++i) s[i] *= d[i % 2];
             }
         }
     }

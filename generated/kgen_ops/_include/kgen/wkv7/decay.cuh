@@ -53,6 +53,16 @@ KGEN_DEVICE float fast_clamp_log2(float w) {
     return -kClamp * kLog2e * fast_reciprocal(1.0f + fast_exp(-w));
 }
 
+// As decay_of, by the special function unit.
+template <DecayForm Form>
+KGEN_DEVICE float fast_decay_of(float w) {
+    if constexpr (Form == DecayForm::clamp) {
+        return fast_exp2(fast_clamp_log2(w));
+    } else {
+        return kgen::decay_of<kSharedForm<Form>, false>(w);
+    }
+}
+
 // dd/dw of a w whose d is known.
 template <DecayForm Form>
 KGEN_DEVICE float decay_slope(float w, float d) {
