@@ -38,9 +38,11 @@ def kept_state(rendered: Rendered, artifact: Artifact, variant: Variant) -> str:
     names = names or variables_of(rendered.source)
     if not names:
         return ""
+    # A kernel may name a variable so, too: the compiler's own is refused all the same.
+    printed = " ($str: the text of a printf)" if "$str" in names else ""
     return (
         f"the kernel has global variables, which live from one launch to the next: "
-        f"{', '.join(names)}\n"
+        f"{', '.join(names)}{printed}\n"
         f"  next: use a workspace, or say why it may at {variant.where}: `keeps_state: ...`"
     )
 

@@ -23,7 +23,7 @@ CONFIGS = 3
 # steps, which one chunk of a sequence takes. Without it all others take longer (decision 0015).
 # The transforms of `fft` hold all points of a block in registers; more threads would hold fewer
 # each, and exchange them more often (decision 0030). `warp_specialized` of wkv7 has 128 registers
-# for two blocks per SM, and spills up to 40 bytes (decision 0043).
+# for two blocks per SM, and spills up to 48 bytes (decision 0043).
 MAY_SPILL = {
     ("chunk_loop", "wkv_backward_chunks"),
     ("chunk_loop_packed", "wkv_backward_chunks"),

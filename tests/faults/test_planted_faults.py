@@ -31,7 +31,6 @@ SEEN_BY_ALL: dict[str, tuple[Fate, str]] = {
     "writes_over_nan": (Fate.WRONG, r"differs between launches"),
     "static_counter": (Fate.REJECTED, r"global variables.*launches"),
     "out_of_memory": (Fate.REJECTED, r"GiB of workspace"),
-    "prints": (Fate.REJECTED, r"the kernel prints: \d+ bytes in one trial; it begins: row"),
 }
 ON_HOST: dict[str, tuple[Fate, str]] = {
     "illegal_address": (Fate.CRASHED, r"SIGSEGV"),
@@ -39,10 +38,12 @@ ON_HOST: dict[str, tuple[Fate, str]] = {
     "divergent_barrier": (Fate.CRASHED, r"barrier"),
     "divergent_shuffle": (Fate.CRASHED, r"shfl_xor"),
     "uninitialised": (Fate.WRONG, r"elements of y out of bound"),
+    "prints": (Fate.REJECTED, r"the kernel prints: \d+ bytes in one trial; it begins: row"),
 }
 ON_GPU: dict[str, tuple[Fate, str]] = {
     "illegal_address": (Fate.CRASHED, r"illegal memory access"),
     "misaligned": (Fate.CRASHED, r"misaligned address"),
+    "prints": (Fate.REJECTED, r"global variables.*\$str: the text of a printf"),
     "too_many_registers": (Fate.REJECTED, r"needs \d+ registers per block"),
 }
 # What no trial is needed for.
