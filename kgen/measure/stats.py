@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 INDIFFERENCE = 0.005
 """A relative difference below the resolution of the protocol (its A/A target)."""
+LARGEST_TIE = 0.03
+"""A relative difference above which there is no tie, however wide its interval: over the seven
+rounds that a short budget leaves, the 95 % interval ends at the extreme samples, so that one
+interrupted sample would make a kernel that takes ten times as long tie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,8 @@ def rank(
     """Order contenders, best first; ties are broken by fewer registers.
 
     The contender of least median leads. A contender ties with it unless the lower end of the
-    interval of their paired difference exceeds `indifference`. Among the tied contenders the one
+    interval of their paired difference exceeds `indifference`, or the difference itself exceeds
+    `LARGEST_TIE`. Among the tied contenders the one
     with the fewest registers, then the smallest digest, takes the first place, and the rest is
     ranked in the same way. Small noise therefore changes the order only if it changes the ties.
 
@@ -150,5 +155,11 @@ def ties(
         c
         for c in contenders
         if c is lead
-        or paired_difference(samples[c.name], samples[lead.name], confidence).low <= indifference
+        or _ties(
+            paired_difference(samples[c.name], samples[lead.name], confidence), indifference
+        )
     ]
+
+
+def _ties(difference: Interval, indifference: float) -> bool:
+    return difference.low <= indifference and difference.median <= LARGEST_TIE

@@ -58,11 +58,11 @@ def plant(folder: Path, faults: list[str], threads: tuple[int, ...] = (64,)) -> 
     return mine
 
 
-def compiler_for(device: str) -> Compiler:
+def compiler_for(device: str, limits: CompileLimits = COMPILE_LIMITS) -> Compiler:
     """The device's default compiler, on a short leash."""
     gpu, _ = select_gpu(device)
     name = "host" if gpu.is_host else "nvrtc"
-    return open_compiler(name, [include_dir()], limits=COMPILE_LIMITS)
+    return open_compiler(name, [include_dir()], limits=limits)
 
 
 def request(
@@ -131,6 +131,14 @@ def by_fault(folder: Path) -> dict[str, list[Record]]:
     for record in records(folder):
         found.setdefault(str(record.config.as_dict()["fault"]), []).append(record)
     return found
+
+
+def what_became_of_all(folder: Path) -> str:
+    """A line for each record, for the message of a failed assertion."""
+    return "\n".join(
+        f"{r.config.as_dict()['fault']} {r.problem}: {r.fate} {r.timing} {r.reason}"
+        for r in records(folder)
+    )
 
 
 def fates(folder: Path) -> dict[str, set[Fate]]:

@@ -8,9 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from planting import by_fault, compiler_for, journal_path, plant, request, run_tune
+from planting import (
+    by_fault,
+    compiler_for,
+    journal_path,
+    plant,
+    request,
+    run_tune,
+    what_became_of_all,
+)
 
-from kgen.build import Compiler
+from kgen.build import CompileLimits, Compiler
 from kgen.model.record import RANDOM, TRAINED
 from kgen.report import Report
 from kgen.report.codec import decode, encode
@@ -30,7 +38,8 @@ LARGER = '{"x": inputs["x"] * 100}'
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[Compiler]:
-    made = compiler_for("host")
+    # Nothing here is slow to compile, so that the limit need not be short on a busy machine.
+    made = compiler_for("host", CompileLimits(timeout_s=180.0, memory_bytes=2**31))
     yield made
     made.close()
 
@@ -69,14 +78,14 @@ def test_it_wins_without_them_and_its_old_record_is_timed_again(
     # On a busy CPU one call may wait 25 ms, and would end the timing of a fast kernel.
     monkeypatch.setattr(search_loop, "HOPELESS", math.inf)
     before = tuned(tmp_path, compiler)
-    assert winner(before) == "slow_on_large"
+    assert winner(before) == "slow_on_large", what_became_of_all(tmp_path)
     lines = journal_path(tmp_path).read_text().splitlines()
     keys = {key for line in lines for key in json.loads(line)}
     assert not keys & {"trained", "inputs", "other_us"}, "as an older kgen wrote them"
 
     after = tuned(tmp_path, compiler, LARGER)
     (found,) = after.results
-    assert winner(after) == "always_slow"
+    assert winner(after) == "always_slow", what_became_of_all(tmp_path)
     assert found.new_trials == 0, "the definition is the same: no verdict is lost"
     assert found.timed_again == 2
     timed = [r.timing for r in by_fault(tmp_path)["slow_on_large"] if r.trained]

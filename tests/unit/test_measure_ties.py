@@ -79,6 +79,13 @@ def test_noise_within_the_indifference_never_decides(
         assert rank(contenders, samples)[0] == want
 
 
+def test_one_interrupted_sample_makes_no_tie_of_a_slow_kernel() -> None:
+    fast, slow = Contender("fast", 255, "b"), Contender("slow", 8, "a")
+    samples = {"fast": [10.0] * 6 + [900.0], "slow": [500.0] * 7}
+    assert ties([slow, fast], samples) == [fast]
+    assert rank([slow, fast], samples) == ["fast", "slow"]
+
+
 def simulate(true_us: list[float], noise: float) -> tuple[float, float, float]:
     """Return the share of pairs of runs that disagree, the mean and the largest regret."""
     rng = random.Random(0)
