@@ -30,6 +30,7 @@ from typing import NamedTuple, Protocol
 from .adaptation import (
     FIRST,
     MOST_CHANGES,
+    NEXT_UNPROVEN,
     STEP,
     UNPROVEN,
     adapted,
@@ -182,12 +183,15 @@ def _promising(
         if family is not None and values is not None and admitted(family, full_call):
             starts.append((far[id(row)], family, values, row))
     del starts[MOST_STARTS:]
+    unproven = UNPROVEN
     for family in families.values():
+        if family.is_safe:
+            continue
         # A config that no row holds is as far as the nearest row of its variant, and more.
-        near = min((far[id(row)] for row in known if _variant(row) == family.name),
-                   default=UNPROVEN)
-        if not family.is_safe:
-            starts += [(near + FIRST, family, values, None) for values in family.first]
+        near = min((far[id(row)] for row in known if _variant(row) == family.name), default=inf)
+        if near == inf:
+            near, unproven = unproven, unproven + NEXT_UNPROVEN
+        starts += [(near + FIRST, family, values, None) for values in family.first]
     least = min((far for (_, bad, far), _ in ranked if not bad), default=inf)
     for base, family, values, begun in sorted(starts, key=lambda start: start[0]):
         # A config that is farther than the best so far is of use as it is, if that fails.
