@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
         ProblemError: If operator or problem are not what the library knows.
     """
     signature = _signature(options.op)
-    if signature is not None and "=" not in options.problem:
+    if signature is not None:
         options.problem = str(read_problem(options.problem, signature))
     problem = _parsed(options.problem)
     with LoadedLibrary.open(Path(options.source), "--from") as library:

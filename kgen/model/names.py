@@ -52,9 +52,6 @@ def parse_short_name(text: str, signature: Signature) -> Problem:
             )
         for name, value in pairs:
             take(name, value, word)
-    for dim in signature.dims:
-        if dim.like and dim.like in given:
-            given.setdefault(dim.name, given[dim.like])
     return parse_problem(",".join(f"{name}={value}" for name, value in given.items()), signature)
 
 

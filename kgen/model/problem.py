@@ -88,10 +88,15 @@ def with_dims(problem: Problem, dims: Mapping[str, int], signature: Signature) -
 def parse_problem(text: str, signature: Signature) -> Problem:
     """Parse `M=8192,N=4096,dtype=bf16`; fields may be left to their defaults.
 
+    A dim that is left out has the extent of the one that it is declared to be `like`. The name that
+    a signature declares for both (`D` for K and V) gives both.
+
     Raises:
         ProblemError: If a name is unknown, repeated or missing, or a value is not legal.
     """
     given: dict[str, str] = {}
+    both = {dim.both: (dim.like, dim.name) for dim in signature.dims if dim.both}
+    known = (*signature.field_names, *both)
     for part in (p.strip() for p in text.split(",") if p.strip()):
         name, equals, value = part.partition("=")
         name, value = name.strip(), value.strip()
@@ -99,13 +104,17 @@ def parse_problem(text: str, signature: Signature) -> Problem:
             raise ProblemError(
                 f"problem '{text}': '{part}' is not name=value\n  example: {_example(signature)}"
             )
-        if name not in signature.field_names:
+        if name not in known:
             raise ProblemError(
-                f"problem '{text}': unknown name '{name}'\n  {suggest(name, signature.field_names)}"
+                f"problem '{text}': unknown name '{name}'\n  {suggest(name, known)}"
             )
-        if name in given:
-            raise ProblemError(f"problem '{text}': '{name}' is given twice")
-        given[name] = value
+        for meant in both.get(name, (name,)):
+            if meant in given:
+                raise ProblemError(f"problem '{text}': '{meant}' is given twice")
+            given[meant] = value
+    for dim in signature.dims:
+        if dim.like in given:
+            given.setdefault(dim.name, given[dim.like])
     dims: list[tuple[str, int]] = []
     packing = signature.packing
     for dim in signature.dims:

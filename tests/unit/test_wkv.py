@@ -372,3 +372,13 @@ def test_the_eager_peer_computes_the_same(operator: Operator, steps: int) -> Non
             if case == "mixed" and name == "w":
                 continue  # the peer clamps w
             torch.testing.assert_close(gradient, wanted[f"g{name}"], rtol=1e-3, atol=1e-3)
+
+
+def test_one_name_gives_both_features_and_values_are_as_many_as_keys() -> None:
+    signature = wkv6.OPERATOR.signature
+    wanted = parse_problem("B=2,T=5,H=3,K=64,V=64,dtype=bf16", signature)
+    assert parse_problem("B=2,T=5,H=3,D=64,dtype=bf16", signature) == wanted
+    assert parse_problem("B=2,T=5,H=3,K=64,dtype=bf16", signature) == wanted
+    for twice in ("D=64,K=64", "V=64,D=64", "D=64,D=64"):
+        with pytest.raises(ProblemError, match=r"'[DKV]' is given twice"):
+            parse_problem(f"B=2,T=5,H=3,{twice},dtype=bf16", signature)
