@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.search_replay import Space, load_space
 from kgen.journal import RecordLog
 from kgen.model.config import Config
-from kgen.search.crew import Crew
 from kgen.search.encoding import Encoding
+from kgen.search.membership import Membership
 from kgen.search.storage import open_storage, parse_storage, storage_option
 from kgen.search.study import open_study
 
@@ -94,9 +94,9 @@ def run_workers(job: Job) -> None:
     """Run the workers of one process to the end of the study."""
     space = space_of(job.space)
     storage = open_storage(parse_storage(job.url))
-    with Crew(storage, {}) as crew:
+    with Membership(storage, {}) as membership:
         threads = [
-            threading.Thread(target=_work, args=(job, space, storage, crew, seed))
+            threading.Thread(target=_work, args=(job, space, storage, membership, seed))
             for seed in job.workers
         ]
         for thread in threads:
@@ -105,8 +105,8 @@ def run_workers(job: Job) -> None:
             thread.join()
 
 
-def _work(job: Job, space: Space, storage: object, crew: Crew, seed: int) -> None:
-    # A crew of its own would be a heartbeat a worker; a process has one.
+def _work(job: Job, space: Space, storage: object, membership: Membership, seed: int) -> None:
+    # A membership of its own would be a heartbeat a worker; a process has one.
     search = open_study(storage, job.study, space.encoding.configs, seed=seed)  # type: ignore[arg-type]
     log = RecordLog(storage, job.study)  # type: ignore[arg-type]
     while proposals := search.ask(1, at_most=job.evaluations, spread=2 * job.all_workers):

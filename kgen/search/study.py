@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kgen.model.config import Config
-from kgen.search.crew import Crew, is_running, start_of_process
+from kgen.search.membership import Membership, is_running, start_of_process
 from kgen.search.params import ParamSpace
 from kgen.search.storage import open_journal_file
 
@@ -28,7 +28,7 @@ _SPACE = "space"  # study user attribute: digest of the categorical choices
 _BASE = "base"  # study user attribute: the name asked for, without the digest's suffix
 _OWNER = "owner"  # trial user attribute: the process that runs it
 _BEGUN = "begun"  # trial user attribute: whether it ran, when several processes share the study
-_MEMBER = "member"  # of an owner: its identity in the crew
+_MEMBER = "member"  # of an owner: its identity among the member processes
 _DUPLICATE_ROUNDS = 8
 
 
@@ -49,7 +49,7 @@ def open_study(
     *,
     prior_us: Mapping[Config, float] | None = None,
     abandoned_after_s: float = 3600.0,
-    crew: Crew | None = None,
+    membership: Membership | None = None,
 ) -> Search:
     """Open or resume the study of one problem; `optuna-dashboard <storage_path>` shows it.
 
@@ -66,8 +66,8 @@ def open_study(
         first: Configs to propose before any other (safe ones, winners elsewhere).
         prior_us: Expected times of some configs in microseconds; see `FeasibleSampler`.
         abandoned_after_s: Age at which another host's running trial counts as lost.
-        crew: The processes that share the storage. A running trial of a process that is not among
-            them counts as lost, whatever its age.
+        membership: The processes that share the storage. A running trial of a process that is not
+            among them counts as lost, whatever its age.
     Raises:
         ValueError: If the feasible set is empty.
         StorageError: If the file cannot be written.
@@ -86,7 +86,7 @@ def open_study(
     if optuna.logging.get_verbosity() == optuna.logging.INFO:
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # Optuna logs a line per trial
     study, fresh = _open(storage, name, sampler)
-    search = Search(study, storage, sampler, crew, abandoned_after_s)
+    search = Search(study, storage, sampler, membership, abandoned_after_s)
     search.running_elsewhere()
     if fresh and study.study_name != name:
         search.add_known(_earlier_results(storage, name, sampler.space))
@@ -101,14 +101,14 @@ class Search:
         study: optuna.Study,
         storage: optuna.storages.BaseStorage,
         sampler: FeasibleSampler,
-        crew: Crew | None = None,
+        membership: Membership | None = None,
         abandoned_after_s: float = 3600.0,
     ) -> None:
         self.study = study
         self._storage = storage
         self._study_id = storage.get_study_id_from_name(study.study_name)
         self._sampler = sampler
-        self._crew, self._abandoned_after_s = crew, abandoned_after_s
+        self._membership, self._abandoned_after_s = membership, abandoned_after_s
         self._mine: set[int] = set()  # proposals that are not finished
 
     def ask(self, n: int, at_most: int | None = None, spread: int = 1) -> list[Proposal]:
@@ -174,11 +174,11 @@ class Search:
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.number in self._mine:
                 continue
-            if _is_live(trial, self._abandoned_after_s, self._crew):
+            if _is_live(trial, self._abandoned_after_s, self._membership):
                 count += 1
                 continue
             try:
-                begun = self._crew is None or trial.user_attrs.get(_BEGUN)
+                begun = self._membership is None or trial.user_attrs.get(_BEGUN)
                 fate = INTERRUPTED if begun else PASSED_OVER
                 self._storage.set_trial_user_attr(trial._trial_id, FATE, fate)
                 self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
@@ -295,7 +295,7 @@ class Search:
         pid = os.getpid()
         owner: dict[str, object] = {
             "host": socket.gethostname(), "pid": pid, "started": start_of_process(pid)}
-        return owner if self._crew is None else owner | {_MEMBER: self._crew.id}
+        return owner if self._membership is None else owner | {_MEMBER: self._membership.id}
 
 
 def _is_void(trial: optuna.trial.FrozenTrial) -> bool:
@@ -349,15 +349,17 @@ def _earlier_results(
     return out
 
 
-def _is_live(trial: optuna.trial.FrozenTrial, abandoned_after_s: float, crew: Crew | None) -> bool:
+def _is_live(
+    trial: optuna.trial.FrozenTrial, abandoned_after_s: float, membership: Membership | None
+) -> bool:
     """Whether the process of a running trial that this search does not hold is alive."""
     owner = trial.user_attrs.get(_OWNER)
     if not isinstance(owner, dict):
         return False
-    if crew is not None and _MEMBER in owner:
+    if membership is not None and _MEMBER in owner:
         # What this process runs and this search does not hold belongs to an earlier `Search`, or to
         # a write whose answer was lost.
-        return owner[_MEMBER] != crew.id and not crew.is_dead(str(owner[_MEMBER]))
+        return owner[_MEMBER] != membership.id and not membership.is_dead(str(owner[_MEMBER]))
     if owner.get("host") != socket.gethostname():
         started = trial.datetime_start
         if started is None:

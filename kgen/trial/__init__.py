@@ -3,18 +3,18 @@
 from kgen.trial.certificate import Certificate, certified_outcome, certify, record_host_runs
 from kgen.trial.handle import WorkerHandle
 from kgen.trial.host_runs import HostRunner, HostRunResult, with_host_runs
-from kgen.trial.proof_crew import ProofCrew
 from kgen.trial.sanitizer import ComputeSanitizer
 from kgen.trial.session import Session, failed_build, text_key, trial_key
+from kgen.trial.worker_pool import WorkerPool
 
 __all__ = [
     "Certificate",
     "ComputeSanitizer",
     "HostRunResult",
     "HostRunner",
-    "ProofCrew",
     "Session",
     "WorkerHandle",
+    "WorkerPool",
     "certified_outcome",
     "certify",
     "failed_build",

@@ -54,7 +54,7 @@ class OpenTune:
     Attributes:
         number: Its place in the study of tunes.
         spec: What it wants.
-        tuner: The process that makes its finals, by its identity in the crew.
+        tuner: The process that makes its finals, by its identity among the member processes.
     """
 
     number: int
@@ -99,12 +99,12 @@ class Announcement:
         study_id = _study_id(storage)
         spec = spec_of(self._request)
         for earlier in open_tunes(storage):
-            if earlier.spec == spec and self._joint.crew.is_dead(earlier.tuner):
+            if earlier.spec == spec and self._joint.membership.is_dead(earlier.tuner):
                 self._end(storage.get_trial_id_from_study_id_trial_number(
                     study_id, earlier.number))
         data = {"format": _FORMAT, **asdict(spec)}
         trial = create_trial(state=TrialState.RUNNING, user_attrs={
-            _SPEC: data, _TUNER: self._joint.crew.id})
+            _SPEC: data, _TUNER: self._joint.membership.id})
         self._trial_id = storage.create_new_trial(study_id, trial)
         return self
 

@@ -12,7 +12,7 @@ from kgen.errors import KgenError, TuneError
 from kgen.journal import Journal
 from kgen.model.config import Config
 from kgen.search.feasible import Feasible, enumerate_feasible
-from kgen.trial import HostRunner, ProofCrew, Session
+from kgen.trial import HostRunner, Session, WorkerPool
 from kgen.tune.announcement import Announcement
 from kgen.tune.builds_ahead import BuildsAhead, builds_at_once
 from kgen.tune.confirmation import Confirmations
@@ -31,7 +31,7 @@ from kgen.tune.results import PassResult, ProblemResult
 from kgen.tune.safe import SafeCertificates
 from kgen.tune.search_loop import BUILD_AHEAD
 from kgen.tune.search_state import SearchState
-from kgen.tune.session import open_session, proof_crew
+from kgen.tune.session import open_session, worker_pool
 from kgen.tune.warm_start import WarmStart, warm_start
 
 
@@ -70,11 +70,11 @@ def _tune_pass(request: TuneRequest, pass_name: str, joint: Joint | None) -> Ite
     spaces = checked_spaces(request, pass_name)
     with (
         open_session(request, pass_name) as (session, host_runner),
-        proof_crew(request, session) as crew,
+        worker_pool(request, session) as pool,
         BuildsAhead(session, builds_at_once()) as builds_ahead,
     ):
         yield from _PassTune(
-            request, spaces, session, host_runner, crew, builds_ahead, started, joint
+            request, spaces, session, host_runner, pool, builds_ahead, started, joint
         ).run()
 
 
@@ -101,14 +101,14 @@ class _PassTune:
         spaces: Sequence[Feasible],
         session: Session,
         host_runner: HostRunner,
-        crew: ProofCrew,
+        pool: WorkerPool,
         builds_ahead: BuildsAhead,
         started: float,
         joint: Joint | None = None,
     ) -> None:
         self._joint = joint
         self._request, self._spaces, self._started = request, spaces, started
-        self._session, self._host_runner, self._crew = session, host_runner, crew
+        self._session, self._host_runner, self._pool = session, host_runner, pool
         self._builds_ahead = builds_ahead
         self._problems = request.problems[session.pass_name]
         # Of all GPUs. Those that this tune adds are in `_results`.
@@ -158,12 +158,12 @@ class _PassTune:
         if self._safe is None:
             yield StageStarted("safe")
             safe = SafeCertificates(
-                self._session, self._host_runner, self._crew, self._problems
+                self._session, self._host_runner, self._pool, self._problems
             )
             yield from safe.certify_tuned()
             self._safe = safe
             if place + 1 < len(self._spaces):  # a search needs the device's memory
-                self._crew.dismiss()
+                self._pool.dismiss()
         if self._request.gpu.is_host:  # on the host it would disturb the timings of the next search
             yield StageStarted("host runs")
             yield from self._confirmations.advance(wait=True)
@@ -175,7 +175,7 @@ class _PassTune:
             for event in events:
                 yield event
                 yield from self._advance()
-        self._crew.dismiss()
+        self._pool.dismiss()
 
     def _advance(self) -> Iterator[TuneEvent]:
         """Use what has ended: host runs of winners and of safe kernels."""

@@ -15,7 +15,7 @@ from kgen.tune.announcement import OpenTune, TuneSpec, is_open, open_tunes
 from kgen.tune.builds_ahead import BuildsAhead, builds_at_once
 from kgen.tune.engine import checked_spaces
 from kgen.tune.events import TuneEvent
-from kgen.tune.joint import Every, Joint, join_crew
+from kgen.tune.joint import Every, Joint, join_members
 from kgen.tune.problem import ProblemTask, search_problem
 from kgen.tune.request import SharedStorage, TuneRequest
 from kgen.tune.session import open_session
@@ -71,7 +71,7 @@ def help_tunes(
         WorkerError: If the device cannot be used.
     """
     storage = open_storage(shared.url, shared.patience_s)
-    with join_crew(storage, shared, gpu, ordinal) as crew:
+    with join_members(storage, shared, gpu, ordinal) as membership:
         done: set[int] = set()
         busy_at = time.monotonic()
         while idle_s is None or time.monotonic() - busy_at < idle_s:
@@ -85,7 +85,7 @@ def help_tunes(
                 continue
             tune = waiting[0]
             done.add(tune.number)
-            joint = Joint(shared, storage, crew, is_tuner=False, stop=_Ended(storage, tune))
+            joint = Joint(shared, storage, membership, is_tuner=False, stop=_Ended(storage, tune))
             try:
                 with open_request(tune.spec) as request:
                     yield TuneJoined(request)
@@ -96,7 +96,7 @@ def help_tunes(
                 yield TuneLeft(tune.spec, str(problem))
             else:
                 yield TuneLeft(tune.spec)
-            crew.tell("at", "")
+            membership.tell("at", "")
             busy_at = time.monotonic()
 
 
@@ -133,7 +133,7 @@ def _help(request: TuneRequest, joint: Joint) -> Iterator[TuneEvent | Agreement]
             copy_gbps = session.probe()
             joint.share_journal(session, request)
             for step in range(len(problems)):
-                place = (joint.crew.number + step) % len(problems)
+                place = (joint.membership.number + step) % len(problems)
                 feasible = spaces[place]
                 task = ProblemTask(
                     problems[place],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kgen.journal import RecordLog, SharedJournal
 from kgen.model.digest import digest_of
 from kgen.model.record import Record
-from kgen.search.crew import Crew
+from kgen.search.membership import Membership
 from kgen.search.storage import open_storage
 from kgen.trial import Session
 from kgen.tune.request import SharedStorage, TuneRequest
@@ -32,8 +32,9 @@ class Joint:
 
     Attributes:
         shared: Where they meet.
-        storage: Holds the studies, the log of records, the crew, and the tunes that want help.
-        crew: This process among the others.
+        storage: Holds the studies, the log of records, the member processes, and the tunes that
+            want help.
+        membership: This process among the others.
         is_tuner: Whether this process makes the finals: a search of a tuner waits until the others
             have finished their trials, and a worker goes on to the next problem.
         stop: Whether this process is to leave.
@@ -44,7 +45,7 @@ class Joint:
 
     shared: SharedStorage
     storage: optuna.storages.BaseStorage
-    crew: Crew
+    membership: Membership
     is_tuner: bool
     stop: Callable[[], bool] = _never
     device: str = field(default="", init=False)
@@ -54,7 +55,7 @@ class Joint:
         """Exchange the session's records with the others. Call it after `session.probe`."""
         facts = session.environment
         self.device = digest_of([session.gpu.name, facts.get("device"), facts.get("sms")])
-        self.crew.tell("device", facts.get("device", ""))
+        self.membership.tell("device", facts.get("device", ""))
         if self.shared.url.scheme == "journal":
             return  # processes of one host: the journal's file is shared itself
         problems = {
@@ -70,11 +71,11 @@ class Joint:
 
     def seed(self, seed: int) -> int:
         """The seed of this process's proposals: equal ones would propose the same configs."""
-        return seed if self.is_tuner else seed + 1 + self.crew.number
+        return seed if self.is_tuner else seed + 1 + self.membership.number
 
     def at(self, study: str) -> None:
         """Let the others know which study this process works on."""
-        self.crew.tell("at", study)
+        self.membership.tell("at", study)
 
     def ahead(self, study: str, wanted: int) -> int:
         """How many proposals this process may hold: the last trials must keep all busy."""
@@ -87,7 +88,7 @@ class Joint:
 
     def _busy(self, study: str) -> int:
         """Number of processes that work on a study."""
-        busy = [member for member in self.crew.members() if member.facts.get("at") == study]
+        busy = [member for member in self.membership.members() if member.facts.get("at") == study]
         return max(1, len(busy))
 
 
@@ -95,7 +96,7 @@ class Joint:
 def open_joint(
     request: TuneRequest, *, is_tuner: bool, stop: Callable[[], bool] = _never
 ) -> Iterator[Joint | None]:
-    """Join the crew of the request's storage; None for a request without one.
+    """Join the processes of the request's storage; None for a request without one.
 
     Raises:
         StorageError: If the storage cannot be opened.
@@ -104,16 +105,16 @@ def open_joint(
         yield None
         return
     storage = open_storage(request.shared.url, request.shared.patience_s)
-    with join_crew(storage, request.shared, request.gpu.name, request.ordinal) as crew:
-        yield Joint(request.shared, storage, crew, is_tuner, stop)
+    with join_members(storage, request.shared, request.gpu.name, request.ordinal) as membership:
+        yield Joint(request.shared, storage, membership, is_tuner, stop)
 
 
-def join_crew(
+def join_members(
     storage: optuna.storages.BaseStorage, shared: SharedStorage, gpu: str, ordinal: int
-) -> Crew:
-    """The crew of a storage, with what the others may know of this process; enter it to join."""
+) -> Membership:
+    """This process as a member of a storage, with what others may know of it; enter it to join."""
     beat_s = min(5.0, shared.grace_s / 4)
-    return Crew(
+    return Membership(
         storage, {"gpu": gpu, "ordinal": ordinal}, beat_s=beat_s, grace_s=shared.grace_s
     )
 

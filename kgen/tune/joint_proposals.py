@@ -135,7 +135,7 @@ class JointProposals:
 
     def close(self) -> None:
         """Free what was proposed and has no result, when nothing will be proposed any more."""
-        # If the storage is gone: the crew frees them when this process is gone.
+        # If the storage is gone: other members free them when this process is gone.
         with contextlib.suppress(StorageError):
             for proposal in list(self._open.values()):
                 self.release(proposal)

@@ -12,7 +12,7 @@ from kgen.catalogue import Entry
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.model.record import COLD
-from kgen.search.crew import GRACE_S
+from kgen.search.membership import GRACE_S
 from kgen.search.storage import PATIENCE_S, StorageUrl
 
 # The host searches a small space for its own default; a GPU's trial takes milliseconds.

@@ -20,8 +20,8 @@ from kgen.model.record import Fate, Record
 from kgen.trial import (
     HostRunner,
     HostRunResult,
-    ProofCrew,
     Session,
+    WorkerPool,
     record_host_runs,
     with_host_runs,
 )
@@ -71,7 +71,7 @@ class SafeCertificates:
         self,
         session: Session,
         host_runner: HostRunner,
-        crew: ProofCrew,
+        pool: WorkerPool,
         tuned: Sequence[Problem],
     ) -> None:
         """Start the builds.
@@ -79,10 +79,10 @@ class SafeCertificates:
         Args:
             session: Of the tune.
             host_runner: Makes the host runs; on the host, all runs.
-            crew: Proves on the device.
+            pool: Proves on the device.
             tuned: The problems of the pass.
         """
-        self._session, self._host_runner, self._crew = session, host_runner, crew
+        self._session, self._host_runner, self._pool = session, host_runner, pool
         self._every = combinations(session)
         self._proofs = [
             _Proof(claim, session.build(claim.combination.rendered))
@@ -95,13 +95,13 @@ class SafeCertificates:
         Raises:
             TuneError: If one is wrong: the library would have nothing to fall back on.
         """
-        self._crew.preload(sum(map(self._may_be_left, self._proofs)))
+        self._pool.preload(sum(map(self._may_be_left, self._proofs)))
         yield from self._certify([proof for proof in self._proofs if proof.claim.is_tuned])
         self.demand_all_right()
 
     def certify_rest(self) -> Generator[StageAdvanced, None, None]:
         """Certify the others. `demand_all_right` says what was wrong: the good ones are kept."""
-        self._crew.preload(sum(map(self._may_be_left, self._proofs)))
+        self._pool.preload(sum(map(self._may_be_left, self._proofs)))
         yield from self._certify([proof for proof in self._proofs if not proof.claim.is_tuned])
 
     def advance(self) -> None:
@@ -207,7 +207,7 @@ class SafeCertificates:
     def _outcomes(
         self, proofs: Sequence[_Proof]
     ) -> Generator[tuple[_Proof, TrialOutcome], None, None]:
-        """Prove on the device, by the crew. On the host kernels get what a GPU's have there, small
+        """Prove on the device, by the pool. On the host kernels get what a GPU's have there, small
         inputs and two orders of threads, on all cores: nothing is timed at this point.
         """
         session, on_host = self._session, self._session.gpu.is_host
@@ -233,7 +233,7 @@ class SafeCertificates:
             for ended in as_completed(running):
                 yield running[ended], ended.result()
             return
-        with closing(self._crew.run(trials)) as proven:
+        with closing(self._pool.run(trials)) as proven:
             for place, outcome in proven:
                 yield proofs[place], outcome
 

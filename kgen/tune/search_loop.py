@@ -46,7 +46,7 @@ BUILD_AHEAD = ROUND * IN_FLIGHT
 # The fallback waits this long for builds with a higher priority, while the device is idle.
 PATIENCE_S = 8.0
 HELD_POLL_S = 1.0  # poll interval of a held candidate
-HOPELESS = 4.0  # times the best: early stop after the first samples
+EARLY_STOP_RATIO = 4.0  # times the best: early stop after the first samples
 
 
 class ProblemSearch:
@@ -132,7 +132,7 @@ class ProblemSearch:
             feasible=feasible.configs,
             seed=request.seed if joint is None else joint.seed(request.seed),
             first=first.configs,
-            crew=None if joint is None else joint.crew,
+            membership=None if joint is None else joint.membership,
         )
         study.add_known(
             (r.config, r.timing.median_us if r.fate is Fate.VERIFIED and r.timing else None)
@@ -247,7 +247,7 @@ class ProblemSearch:
                 assert trial.outcome is not None
                 self._finish(trial, trial.outcome.result())
         except StorageError:
-            return  # the crew frees them when this process is gone
+            return  # other members free them when this process is gone
         self._proposals.close()
 
     def _start(self, proposal: Proposal) -> PendingTrial:
@@ -332,7 +332,7 @@ class ProblemSearch:
         outcome = self._session.run(
             candidate,
             self._problem,
-            give_up_above_us=HOPELESS * least_us if math.isfinite(least_us) else None,
+            give_up_above_us=EARLY_STOP_RATIO * least_us if math.isfinite(least_us) else None,
             trained_below_us=self._field_width * least_us,
         )
         if outcome.timing is not None:

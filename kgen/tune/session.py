@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from kgen.assets import include_dir
 from kgen.model.gpu import GpuProfile
-from kgen.trial import HostRunner, ProofCrew, Session, WorkerHandle
+from kgen.trial import HostRunner, Session, WorkerHandle, WorkerPool
 from kgen.tune.request import TuneRequest
 from kgen.worker import Setup
 
@@ -41,7 +41,7 @@ def open_session(
         yield session, host_runner
 
 
-def proof_crew(request: TuneRequest, session: Session) -> ProofCrew:
+def worker_pool(request: TuneRequest, session: Session) -> WorkerPool:
     """The session's worker with its helpers, which certify the safe variant; enter it."""
 
     def open_helper() -> WorkerHandle:
@@ -51,7 +51,7 @@ def proof_crew(request: TuneRequest, session: Session) -> ProofCrew:
     # On the host no device is proven on. A limit on memory is one of each process, not of all.
     if request.gpu.is_host or request.limits.memory_bytes is not None:
         helpers = 0
-    return ProofCrew(session.worker, open_helper, helpers)
+    return WorkerPool(session.worker, open_helper, helpers)
 
 
 def _setup(request: TuneRequest) -> Setup:

@@ -93,7 +93,7 @@ def test_two_processes_tune_by_a_database(tmp_path: Path) -> None:
         assert not any(PASSWORD in line for line in lines)
         members = server.query(
             "SELECT count(*) FROM trials JOIN studies USING (study_id) "
-            "WHERE study_name = 'kgen/crew' AND state = 'COMPLETE'", "joint")
+            "WHERE study_name = 'kgen/members' AND state = 'COMPLETE'", "joint")
         assert members == [(2,)]
     reports = tmp_path / "kgen_ops" / "softmax" / "reports"
     trials = [r for r in Journal(reports / "host.trials.jsonl").read() if r.evidence is None]

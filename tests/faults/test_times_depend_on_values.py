@@ -76,7 +76,7 @@ def test_it_wins_without_them_and_its_old_record_is_timed_again(
     tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy CPU one call may wait 25 ms, and would end the timing of a fast kernel.
-    monkeypatch.setattr(search_loop, "HOPELESS", math.inf)
+    monkeypatch.setattr(search_loop, "EARLY_STOP_RATIO", math.inf)
     before = tuned(tmp_path, compiler)
     assert winner(before) == "slow_on_large", what_became_of_all(tmp_path)
     lines = journal_path(tmp_path).read_text().splitlines()

@@ -70,12 +70,14 @@ class Search:
     """The proposals of a search, with its records."""
 
     def __init__(self, folder: Path, trials: int = 20, fallback: str = "") -> None:
-        self.study, self.crew, self.state = FakeStudy(), FakeCrew(), SearchState()
+        self.study, self.membership, self.state = FakeStudy(), FakeCrew(), SearchState()
         self.session = FakeSession(folder, {})
         study: Any = self.study
-        crew: Any = self.crew
+        membership: Any = self.membership
         first = WarmStart(tuple(POOR), fallback)
-        self.proposals = JointProposals(crew, "p", study, crew, self.state, first, trials)
+        self.proposals = JointProposals(
+            membership, "p", study, membership, self.state, first, trials
+        )
 
     def ask(self) -> list[Proposal]:
         assert self.proposals.settle(ending=False)
@@ -109,7 +111,7 @@ def test_a_result_is_told_at_once_and_batches_follow(search: Search) -> None:
 def test_what_others_run_and_have_recorded_is_not_left(search: Search) -> None:
     asked = search.ask()
     assert search.proposals.left() == 14
-    search.crew.elsewhere = 5
+    search.membership.elsewhere = 5
     assert search.proposals.left() == 9
     search.record(Proposal(99, FAST[19]), 5.0)  # of another process
     assert search.proposals.left() == 8

@@ -21,7 +21,7 @@ from kgen.model.digest import digest_of_text
 from kgen.model.problem import parse_problem
 from kgen.model.record import Evidence, Fate, HostRun, Timing, Tried
 from kgen.runtime.code_digest import Code
-from kgen.trial import HostRunner, HostRunResult, ProofCrew, Session, host_runs, session
+from kgen.trial import HostRunner, HostRunResult, Session, WorkerPool, host_runs, session
 from kgen.tune.safe import SafeCertificates
 from kgen.worker import Setup, Trial, TrialOutcome
 
@@ -89,7 +89,7 @@ class Runner(HostRunner):
         return HostRunResult(runs, fault=self.fault_of.get(dtypes["dtype"], ""))
 
 
-class Crew:
+class Pool:
     """Proves whatever it is asked to, unless the test says that it is wrong; counts."""
 
     def __init__(self) -> None:
@@ -115,18 +115,18 @@ def runner() -> Iterator[Runner]:
         yield made
 
 
-def opened(its: Session, runner: Runner, crew: Crew) -> SafeCertificates:
-    return SafeCertificates(its, runner, cast(ProofCrew, cast(Any, crew)), [TUNED])
+def opened(its: Session, runner: Runner, pool: Pool) -> SafeCertificates:
+    return SafeCertificates(its, runner, cast(WorkerPool, cast(Any, pool)), [TUNED])
 
 
-def certified(its: Session, runner: Runner) -> tuple[SafeCertificates, Crew]:
+def certified(its: Session, runner: Runner) -> tuple[SafeCertificates, Pool]:
     """Certify all, as a tune does."""
-    crew = Crew()
-    safe = opened(its, runner, crew)
+    pool = Pool()
+    safe = opened(its, runner, pool)
     list(safe.certify_tuned())
     list(safe.certify_rest())
     finished(safe)
-    return safe, crew
+    return safe, pool
 
 
 def finished(safe: SafeCertificates) -> None:
@@ -141,16 +141,16 @@ def lines(folder: Path) -> list[str]:
 
 
 def test_a_tune_that_is_run_again_proves_nothing_again(tmp_path: Path, runner: Runner) -> None:
-    first, crew = certified(GpuSession(tmp_path), runner)
-    claims, pairs = len(crew.proven), len(runner.ran)
+    first, pool = certified(GpuSession(tmp_path), runner)
+    claims, pairs = len(pool.proven), len(runner.ran)
     assert claims > pairs > 0
-    assert crew.preloaded[0] == claims
+    assert pool.preloaded[0] == claims
     # A line for each device part, and another one with the host runs.
     assert len(lines(tmp_path)) == claims + pairs
     before = lines(tmp_path)
-    again, crew = certified(GpuSession(tmp_path), runner)
-    assert crew.proven == []
-    assert crew.preloaded == [0, 0]
+    again, pool = certified(GpuSession(tmp_path), runner)
+    assert pool.proven == []
+    assert pool.preloaded == [0, 0]
     assert len(runner.ran) == pairs
     assert lines(tmp_path) == before
     assert again.missing() == first.missing() == ()
@@ -167,29 +167,29 @@ def test_a_killed_tune_keeps_what_it_proved(
     tmp_path: Path, runner: Runner, ended_after: int
 ) -> None:
     """Nothing is written at the end: what is killed leaves what a generator leaves that stops."""
-    crew = Crew()
-    safe = opened(GpuSession(tmp_path), runner, crew)
+    pool = Pool()
+    safe = opened(GpuSession(tmp_path), runner, pool)
     list(safe.certify_tuned())
-    tuned = len(crew.proven)
+    tuned = len(pool.proven)
     with closing(safe.certify_rest()) as events:
         for event in events:
             if (event.what, event.done) == ("verified", ended_after):
                 break
-    assert len(crew.proven) == tuned + ended_after
+    assert len(pool.proven) == tuned + ended_after
     _, rest = certified(GpuSession(tmp_path), runner)
-    assert not [dtypes for dtypes in rest.proven if dtypes in crew.proven]
+    assert not [dtypes for dtypes in rest.proven if dtypes in pool.proven]
     _, whole = certified(GpuSession(tmp_path / "other"), runner)
-    assert len(crew.proven) + len(rest.proven) == len(whole.proven)
+    assert len(pool.proven) + len(rest.proven) == len(whole.proven)
 
 
 def test_device_parts_are_kept_while_host_runs_go_on(tmp_path: Path, runner: Runner) -> None:
-    crew = Crew()
-    safe = opened(GpuSession(tmp_path), runner, crew)
+    pool = Pool()
+    safe = opened(GpuSession(tmp_path), runner, pool)
     list(safe.certify_tuned())
     list(safe.certify_rest())
     its = len(runner.ran)
     records = [r for r in Journal(tmp_path / "h200.trials.jsonl").read() if r.evidence is not None]
-    assert len({r.key for r in records}) == len(crew.proven), "killed here"
+    assert len({r.key for r in records}) == len(pool.proven), "killed here"
     _, again = certified(GpuSession(tmp_path), runner)
     assert again.proven == []
     assert len(runner.ran) <= 2 * its
@@ -223,33 +223,33 @@ def test_a_text_of_the_same_code_needs_its_host_run_alone(tmp_path: Path, runner
     ran = len(runner.ran)
     its = GpuSession(tmp_path)
     its.text = " with another host branch"
-    _, crew = certified(its, runner)
-    assert crew.proven == []
+    _, pool = certified(its, runner)
+    assert pool.proven == []
     assert len(runner.ran) == 2 * ran
-    _, crew = certified(its, runner)
+    _, pool = certified(its, runner)
     assert len(runner.ran) == 2 * ran
 
 
 def test_a_kernel_that_its_host_run_refuses_is_never_kept(tmp_path: Path, runner: Runner) -> None:
     runner.fault_of["fp16"] = "a race"
     for _ in range(2):
-        safe, crew = certified(GpuSession(tmp_path), runner)
+        safe, pool = certified(GpuSession(tmp_path), runner)
         with pytest.raises(TuneError, match="a race"):
             safe.demand_all_right()
-        assert any(dtypes["dtype"] == "fp16" for dtypes in crew.proven)
+        assert any(dtypes["dtype"] == "fp16" for dtypes in pool.proven)
         assert all(dict(one)["dtype"] == "fp16" for one in (c.dtypes for c in safe.missing()))
         assert safe.missing()
     runner.fault_of.clear()
-    safe, crew = certified(GpuSession(tmp_path), runner)
+    safe, pool = certified(GpuSession(tmp_path), runner)
     safe.demand_all_right()
-    assert {dtypes["dtype"] for dtypes in crew.proven} == {"fp16"}, "the others are kept"
+    assert {dtypes["dtype"] for dtypes in pool.proven} == {"fp16"}, "the others are kept"
     assert safe.missing() == ()
 
 
 def test_a_wrong_kernel_costs_itself_alone(tmp_path: Path, runner: Runner) -> None:
-    crew = Crew()
-    crew.wrong = "fp32"
-    safe = opened(GpuSession(tmp_path), runner, crew)
+    pool = Pool()
+    pool.wrong = "fp32"
+    safe = opened(GpuSession(tmp_path), runner, pool)
     list(safe.certify_tuned())
     list(safe.certify_rest())
     finished(safe)
@@ -257,17 +257,17 @@ def test_a_wrong_kernel_costs_itself_alone(tmp_path: Path, runner: Runner) -> No
         safe.demand_all_right()
     assert safe.is_ready, "bf16 was tuned"
     assert {one.dtypes["dtype"] for one in safe.missing()} == {"fp32"}
-    crew.wrong = "bf16"
+    pool.wrong = "bf16"
     with pytest.raises(TuneError, match="off by one"):
-        list(opened(GpuSession(tmp_path / "other"), runner, crew).certify_tuned())
+        list(opened(GpuSession(tmp_path / "other"), runner, pool).certify_tuned())
 
 
 def test_the_tuned_dtypes_come_first(tmp_path: Path, runner: Runner) -> None:
-    crew = Crew()
-    safe = opened(GpuSession(tmp_path), runner, crew)
+    pool = Pool()
+    safe = opened(GpuSession(tmp_path), runner, pool)
     assert not safe.is_ready
     list(safe.certify_tuned())
-    assert 0 < len(crew.proven) < safe_count(safe)
+    assert 0 < len(pool.proven) < safe_count(safe)
     finished(safe)
     assert safe.is_ready
     assert dict(TUNED.dtypes) in [dict(one.dtypes) for one in safe.results()]
@@ -295,28 +295,28 @@ def test_another_journal_answers_too(tmp_path: Path, runner: Runner) -> None:
         journal.append(record)
     ran = len(runner.ran)
     its = GpuSession(tmp_path / "mine", [journal.path, tmp_path / "none.trials.jsonl"])
-    safe, crew = certified(its, runner)
-    assert crew.proven == []
+    safe, pool = certified(its, runner)
+    assert pool.proven == []
     assert len(runner.ran) == ran
     mine = list(Journal(its.journal.path).read())
     assert len(mine) == len(before.proven)
     assert all(record.timing is None for record in mine)
     assert {record.id for record in mine} <= {record.id for record in with_time}
     # From here on the folder's own journal is enough.
-    _, crew = certified(GpuSession(tmp_path / "mine"), runner)
-    assert crew.proven == []
+    _, pool = certified(GpuSession(tmp_path / "mine"), runner)
+    assert pool.proven == []
     assert safe.missing() == ()
 
 
 def test_another_process_may_add_certificates(tmp_path: Path, runner: Runner) -> None:
     its = GpuSession(tmp_path)
-    crew = Crew()
-    safe = opened(its, runner, crew)
+    pool = Pool()
+    safe = opened(its, runner, pool)
     list(safe.certify_tuned())
     certified(GpuSession(tmp_path), runner)
-    proven = len(crew.proven)
+    proven = len(pool.proven)
     list(safe.certify_rest())
-    assert len(crew.proven) == proven
+    assert len(pool.proven) == proven
 
 
 def test_a_predicted_row_and_a_search_certify_nothing(tmp_path: Path, runner: Runner) -> None:
@@ -329,8 +329,8 @@ def test_a_predicted_row_and_a_search_certify_nothing(tmp_path: Path, runner: Ru
             rules = record.evidence.rules if record.evidence else ""
             its = None if evidence is None else replace(evidence, rules=rules)
             journal.append(replace(record, evidence=its))
-        _, crew = certified(GpuSession(tmp_path / name), runner)
-        assert len(crew.proven) == len(before.proven)
+        _, pool = certified(GpuSession(tmp_path / name), runner)
+        assert len(pool.proven) == len(before.proven)
 
 
 def test_certificates_of_older_formats_are_made_again(tmp_path: Path, runner: Runner) -> None:
@@ -340,16 +340,16 @@ def test_certificates_of_older_formats_are_made_again(tmp_path: Path, runner: Ru
     for record in Journal(tmp_path / "whole" / "h200.trials.jsonl").read():
         assert record.evidence is not None
         journal.append(replace(record, evidence=replace(record.evidence, rules="")))
-    _, crew = certified(GpuSession(tmp_path), runner)
-    assert len(crew.proven) == len(before.proven)
+    _, pool = certified(GpuSession(tmp_path), runner)
+    assert len(pool.proven) == len(before.proven)
 
 
 def test_a_certificate_serves_cold_and_warm_tunes(tmp_path: Path, runner: Runner) -> None:
     certified(GpuSession(tmp_path), runner)
     warm = GpuSession(tmp_path)
     warm.l2 = "warm"
-    _, crew = certified(warm, runner)
-    assert crew.proven == []
+    _, pool = certified(warm, runner)
+    assert pool.proven == []
 
 
 def test_finalists_are_not_proven_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from kgen.model.config import Config
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.search.feasible import Feasible
-from kgen.trial import HostRunner, ProofCrew
+from kgen.trial import HostRunner, WorkerPool
 from kgen.tune import engine, search_loop
 from kgen.tune.builds_ahead import BuildsAhead
 from kgen.tune.request import Limits, TuneRequest
@@ -283,7 +283,7 @@ def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
             [feasible, feasible],
             session.as_session(),
             cast("HostRunner", None),
-            cast("ProofCrew", None),
+            cast("WorkerPool", None),
             ahead,
             0.0,
         )

@@ -1,4 +1,4 @@
-"""Storages that processes share: URLs, patience, the crew, claims, and the log of records."""
+"""Storages that processes share: URLs, patience, members, claims, and the log of records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from search_fakes import config
 from kgen.errors import OptionError, StorageError
 from kgen.journal import Journal, RecordLog, SharedJournal
 from kgen.model.record import Fate, Record, Timing
-from kgen.search.crew import Crew, machine_id
+from kgen.search.membership import Membership, machine_id
 from kgen.search.patient import patient_storage
 from kgen.search.storage import open_storage, parse_storage, storage_option
 from kgen.search.study import open_study
@@ -170,12 +170,12 @@ def test_an_answer_that_was_lost_is_no_error() -> None:
         patient(answers, 20.0, []).set_trial_state_values(1, TrialState.COMPLETE, [1.0])
 
 
-# --- the crew
+# --- members
 
 
 def test_a_process_that_left_is_dead(url: str) -> None:
-    with Crew(opened(url), {"gpu": "host"}, beat_s=0.1) as mine:
-        with Crew(opened(url), {"gpu": "host"}, beat_s=0.1) as other:
+    with Membership(opened(url), {"gpu": "host"}, beat_s=0.1) as mine:
+        with Membership(opened(url), {"gpu": "host"}, beat_s=0.1) as other:
             assert [m.id for m in mine.members()] == [mine.id, other.id]
             assert (mine.number, other.number) == (0, 1)
         time.sleep(1.1)  # members are read once a second
@@ -186,12 +186,12 @@ def test_a_process_that_left_is_dead(url: str) -> None:
 def test_a_silent_process_of_another_machine_dies_after_the_grace(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kgen.search.crew.machine_id", lambda: "another machine")
-    other = Crew(opened(url), {}, beat_s=0.05)
+    monkeypatch.setattr("kgen.search.membership.machine_id", lambda: "another machine")
+    other = Membership(opened(url), {}, beat_s=0.05)
     other.__enter__()
-    monkeypatch.setattr("kgen.search.crew.machine_id", machine_id)
-    monkeypatch.setattr("kgen.search.crew._READ_EVERY_S", 0.0)
-    with Crew(opened(url), {}, beat_s=0.05, grace_s=2.0) as mine:
+    monkeypatch.setattr("kgen.search.membership.machine_id", machine_id)
+    monkeypatch.setattr("kgen.search.membership._READ_EVERY_S", 0.0)
+    with Membership(opened(url), {}, beat_s=0.05, grace_s=2.0) as mine:
         until = time.monotonic() + 3.0
         while time.monotonic() < until:
             assert not mine.is_dead(other.id)  # its heart beats
@@ -211,14 +211,14 @@ def test_a_process_of_this_machine_dies_with_its_pid(
     process = multiprocessing.get_context("spawn").Process(target=_join_and_die, args=(url,))
     process.start()
     process.join()
-    with Crew(opened(url), {}, grace_s=3600.0) as mine:
+    with Membership(opened(url), {}, grace_s=3600.0) as mine:
         assert [m.id for m in mine.members()] == [mine.id]
 
 
 def _join_and_die(url: str) -> None:
     import os
 
-    Crew(opened(url), {}).__enter__()
+    Membership(opened(url), {}).__enter__()
     os._exit(9)
 
 
@@ -226,18 +226,18 @@ def _join_and_die(url: str) -> None:
 
 
 def test_no_config_is_claimed_twice(url: str) -> None:
-    with Crew(opened(url), {}) as one, Crew(opened(url), {}) as two:
-        first = open_study(opened(url), "s", CONFIGS, seed=1, crew=one)
-        second = open_study(opened(url), "s", CONFIGS, seed=1, crew=two)
+    with Membership(opened(url), {}) as one, Membership(opened(url), {}) as two:
+        first = open_study(opened(url), "s", CONFIGS, seed=1, membership=one)
+        second = open_study(opened(url), "s", CONFIGS, seed=1, membership=two)
         claimed = [p.config for _ in range(3) for s in (first, second) for p in s.ask(2)]
         assert len(claimed) == len(set(claimed)) == 12
         assert first.running_elsewhere() == 6
 
 
 def test_together_no_more_than_the_limit(url: str) -> None:
-    with Crew(opened(url), {}) as one, Crew(opened(url), {}) as two:
-        first = open_study(opened(url), "s", CONFIGS, seed=1, crew=one)
-        second = open_study(opened(url), "s", CONFIGS, seed=2, crew=two)
+    with Membership(opened(url), {}) as one, Membership(opened(url), {}) as two:
+        first = open_study(opened(url), "s", CONFIGS, seed=1, membership=one)
+        second = open_study(opened(url), "s", CONFIGS, seed=2, membership=two)
         assert len(first.ask(4, at_most=6)) == 4
         assert len(second.ask(4, at_most=6)) == 2
         assert second.ask(4, at_most=6) == []
@@ -245,11 +245,11 @@ def test_together_no_more_than_the_limit(url: str) -> None:
 
 
 def test_claims_of_a_process_that_left_are_free(url: str) -> None:
-    with Crew(opened(url), {}) as one:
-        mine = open_study(opened(url), "s", CONFIGS, crew=one)
+    with Membership(opened(url), {}) as one:
+        mine = open_study(opened(url), "s", CONFIGS, membership=one)
         for _ in range(2):  # a config that was never begun may be claimed by any number of dead
-            with Crew(opened(url), {}) as two:
-                theirs = open_study(opened(url), "s", CONFIGS, crew=two)
+            with Membership(opened(url), {}) as two:
+                theirs = open_study(opened(url), "s", CONFIGS, membership=two)
                 taken = theirs.ask(12)
                 assert len(taken) == 12
                 assert mine.ask(4) == []
@@ -263,8 +263,8 @@ def test_claims_of_a_process_that_left_are_free(url: str) -> None:
 
 
 def test_a_claim_whose_answer_was_lost_is_free(url: str) -> None:
-    with Crew(opened(url), {}) as one:
-        search = open_study(opened(url), "s", CONFIGS, crew=one)
+    with Membership(opened(url), {}) as one:
+        search = open_study(opened(url), "s", CONFIGS, membership=one)
         search.ask(12)
         search._mine.clear()  # as if the answers of the database had been lost
         assert search.running_elsewhere() == 0
@@ -352,9 +352,9 @@ def test_all_of_it_goes_through_optunas_proxy(tmp_path: Path, database: str) -> 
     server.start()
     try:
         proxy = f"grpc://127.0.0.1:{port}"
-        with Crew(opened(proxy), {}) as one, Crew(opened(proxy), {}) as two:
-            first = open_study(opened(proxy), "s", CONFIGS, crew=one)
-            second = open_study(opened(proxy), "s", CONFIGS, crew=two)
+        with Membership(opened(proxy), {}) as one, Membership(opened(proxy), {}) as two:
+            first = open_study(opened(proxy), "s", CONFIGS, membership=one)
+            second = open_study(opened(proxy), "s", CONFIGS, membership=two)
             claimed = [p.config for s in (first, second) for p in s.ask(6)]
             assert len(set(claimed)) == 12
             assert first.running_elsewhere() == 6

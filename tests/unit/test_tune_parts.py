@@ -1,4 +1,4 @@
-"""Small decisions of a tune: hopeless builds, the winner among ties, which device is meant."""
+"""Small decisions of a tune: builds that no SM holds, the winner among ties, the device meant."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ H200 = profile_named("h200")
         (256, 0, Resources(255, MAX_SPILL_BYTES + 4, 64, 0), "spills"),
     ],
 )
-def test_hopeless_builds_are_refused_with_the_reason(
+def test_builds_that_no_sm_holds_are_refused_with_the_reason(
     threads: int, dynamic: int, used: Resources, part: str
 ) -> None:
     plan = Plan((Launch("k", (1, 1, 1), (threads, 1, 1), dynamic, ()),), ())

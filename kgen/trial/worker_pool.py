@@ -23,7 +23,7 @@ from kgen.worker.messages import Trial, TrialOutcome
 _REPEATED = (Fate.TIMED_OUT, Fate.CRASHED, Fate.REJECTED)
 
 
-class ProofCrew:
+class WorkerPool:
     """The session's own worker and its helpers. Use as a context manager."""
 
     def __init__(
@@ -33,13 +33,13 @@ class ProofCrew:
 
         Args:
             main: The session's own worker. It stays open.
-            open_helper: Returns a further worker for the same device; the crew closes it.
+            open_helper: Returns a further worker for the same device; the pool closes it.
             helpers: Number of further workers, at most.
         """
         self._main, self._open_helper, self._most = main, open_helper, helpers
         self._helpers: list[WorkerHandle] = []
 
-    def __enter__(self) -> ProofCrew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(
@@ -106,7 +106,7 @@ class ProofCrew:
 
 @dataclass
 class _Work:
-    """The trials that are left, and what the threads of a crew do with them.
+    """The trials that are left, and what the threads of a pool do with them.
 
     Attributes:
         left: Trials that nobody has begun.

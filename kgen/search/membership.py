@@ -1,6 +1,6 @@
 """The processes that work on the studies of one storage, and which of them are alive.
 
-Each process is a running trial of the study `kgen/crew`. A thread writes the attribute `beat` of
+Each process is a running trial of the study `kgen/members`. A thread writes the attribute `beat` of
 that trial every few seconds. A process is dead if its trial is finished, if it ran on this machine
 and its pid is gone, or if its beat has not changed for `grace_s` seconds of the observer's own
 clock: clocks of different machines are never compared.
@@ -24,7 +24,7 @@ from kgen.errors import StorageError
 if TYPE_CHECKING:
     import optuna
 
-CREW_STUDY = "kgen/crew"
+MEMBERS_STUDY = "kgen/members"
 BEAT_S, GRACE_S = 5.0, 60.0
 _READ_EVERY_S = 1.0
 _ID, _BEAT, _MACHINE = "id", "beat", "machine"
@@ -32,7 +32,7 @@ _ID, _BEAT, _MACHINE = "id", "beat", "machine"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of the crew.
+    """A process that works on the studies of the storage.
 
     Attributes:
         id: Its identity, never used again.
@@ -45,7 +45,7 @@ class Member:
     facts: Mapping[str, Any]
 
 
-class Crew:
+class Membership:
     """This process among the others of a storage. Use as a context manager; leaving frees claims.
 
     Attributes:
@@ -82,12 +82,12 @@ class Crew:
         self._alive: dict[str, Member] = {}
         self._read_at = 0.0
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Membership:
         import optuna
         from optuna.trial import TrialState, create_trial
 
         study = optuna.create_study(
-            storage=self._storage, study_name=CREW_STUDY, load_if_exists=True
+            storage=self._storage, study_name=MEMBERS_STUDY, load_if_exists=True
         )
         self._study_id = self._storage.get_study_id_from_name(study.study_name)
         self._trial_id = self._storage.create_new_trial(

@@ -10,7 +10,7 @@ import pytest
 
 from kgen.errors import VerifyError, WorkerError
 from kgen.model.record import Fate
-from kgen.trial import ProofCrew, WorkerHandle
+from kgen.trial import WorkerHandle, WorkerPool
 from kgen.worker import Trial, TrialOutcome
 
 TRIALS = [cast(Trial, number) for number in range(12)]
@@ -39,9 +39,9 @@ class Worker:
         self.calls.append("close")
 
 
-def crew(main: Worker, helpers: list[Worker]) -> ProofCrew:
+def pool(main: Worker, helpers: list[Worker]) -> WorkerPool:
     left = list(helpers)
-    return ProofCrew(
+    return WorkerPool(
         cast(WorkerHandle, cast(Any, main)),
         lambda: cast(WorkerHandle, cast(Any, left.pop(0))),
         len(helpers),
@@ -68,7 +68,7 @@ def test_each_trial_is_run_once_and_all_work_at_the_same_time() -> None:
         return verified(number)
 
     main, helpers = Worker(first_together), [Worker(first_together) for _ in range(2)]
-    its = crew(main, helpers)
+    its = pool(main, helpers)
     its.preload(len(TRIALS))
     assert [helper.calls for helper in helpers] == [["preload"], ["preload"]]
     ended = dict(its.run(TRIALS))
@@ -84,14 +84,14 @@ def test_each_trial_is_run_once_and_all_work_at_the_same_time() -> None:
 
 def test_few_trials_need_few_helpers() -> None:
     main = Worker(verified)
-    assert dict(crew(main, [Worker(failing(AssertionError()))]).run(TRIALS[:1])).keys() == {0}
-    assert dict(crew(main, []).run([])) == {}
+    assert dict(pool(main, [Worker(failing(AssertionError()))]).run(TRIALS[:1])).keys() == {0}
+    assert dict(pool(main, []).run([])) == {}
 
 
 def test_a_helper_that_cannot_start_leaves_its_part_to_the_others() -> None:
     """The device is in exclusive mode, or its memory is full."""
     main, helper = Worker(verified), Worker(failing(WorkerError("no second context")))
-    ended = dict(crew(main, [helper]).run(TRIALS))
+    ended = dict(pool(main, [helper]).run(TRIALS))
     assert sorted(ended) == list(range(12))
     assert len(helper.asked) <= 1
     assert sorted(main.asked) == list(range(12))
@@ -110,13 +110,13 @@ def test_what_a_neighbour_may_have_caused_is_repeated_alone(fate: Fate) -> None:
         return TrialOutcome(fate)
 
     main, helper = Worker(slow), Worker(doomed)
-    ended = dict(crew(main, [helper]).run(TRIALS))
+    ended = dict(pool(main, [helper]).run(TRIALS))
     assert helper.asked
     assert sorted(main.asked) == list(range(12))
     assert {outcome.fate for outcome in ended.values()} == {Fate.VERIFIED}
     # What is wrong is wrong beside whomever.
     wrong = Worker(lambda number: TrialOutcome(Fate.WRONG))
-    ended = dict(crew(Worker(verified), [wrong]).run(TRIALS))
+    ended = dict(pool(Worker(verified), [wrong]).run(TRIALS))
     assert sum(outcome.fate is Fate.WRONG for outcome in ended.values()) == len(wrong.asked)
 
 
@@ -124,7 +124,7 @@ def test_a_fault_of_the_operator_ends_it() -> None:
     main = Worker(failing(VerifyError("the definition")))
     helper = Worker(verified)
     with pytest.raises(VerifyError, match="the definition"):
-        list(crew(main, [helper]).run(TRIALS))
+        list(pool(main, [helper]).run(TRIALS))
     assert main.calls == ["abort"]
 
 
@@ -142,7 +142,7 @@ def test_who_stops_early_waits_for_nobody() -> None:
         return verified(number)
 
     main, helper = Hanging(hang), Hanging(hang)
-    ended = crew(main, [helper]).run(TRIALS)
+    ended = pool(main, [helper]).run(TRIALS)
     next(ended)
     ended.close()
     assert main.calls == helper.calls == ["abort"]
