@@ -78,7 +78,7 @@ class WorkerHandle:
         self._aborted = False
         self._lock = threading.Lock()  # of what `abort` needs
         self._starts = 0
-        self._burials: list[threading.Thread] = []
+        self._reapers: list[threading.Thread] = []
         self.replacement_s: list[float] = []
 
     def __enter__(self) -> WorkerHandle:
@@ -204,8 +204,8 @@ class WorkerHandle:
             spare.reap()
         if child is not None:
             child.dismiss()
-        for burial in self._burials:
-            burial.join()
+        for reaper in self._reapers:
+            reaper.join()
 
     def _ask_or_fail(
         self, doing: str, request: Request, outcome: type[Outcome], timeout_s: float
@@ -220,7 +220,7 @@ class WorkerHandle:
         try:
             child.pipe.send(request)
             if not child.poll(timeout_s):
-                self._bury(child)
+                self._kill_and_reap(child)
                 raise WorkerTimeoutError(
                     f"no answer within {timeout_s:g} s; the worker was killed"
                 )
@@ -229,7 +229,7 @@ class WorkerHandle:
             raise WorkerDiedError(self._reap(child)) from None
         if isinstance(answer, Failure):
             if answer.fatal:  # the context is corrupt; the worker ends by itself
-                self._bury(child)
+                self._kill_and_reap(child)
             if answer.operator:
                 raise VerifyError(answer.message)
             raise (LaunchRefusedError if answer.refused else LaunchError)(answer.message)
@@ -285,11 +285,11 @@ class WorkerHandle:
         self._child = None
         return child.reap()
 
-    def _bury(self, child: Child) -> None:
+    def _kill_and_reap(self, child: Child) -> None:
         """Kill a worker, and wait for its end in the background: tearing down a context with an
         endless kernel in it can take the driver seconds, which the next worker need not wait."""
         self._child = None
         child.kill()
-        burial = threading.Thread(target=child.reap, daemon=True)
-        burial.start()
-        self._burials.append(burial)
+        reaper = threading.Thread(target=child.reap, daemon=True)
+        reaper.start()
+        self._reapers.append(reaper)
