@@ -75,8 +75,10 @@ def _placed(library: LoadedLibrary, operator: str, name: str) -> tuple[Any, str]
     capability = f"compute capability {gpu.compute_capability / 10:.1f}"
     if lent is not None:
         why = f"{lent.name}'s: {name} has none, and both are of {capability}"
-    else:
+    elif names:
         why = f"none: {operator} was tuned for {', '.join(names)}, none of {capability}"
+    else:
+        why = f"none: {operator} was not tuned for any GPU"
     return gpu, f"\n  table     {why}"
 
 

@@ -248,7 +248,7 @@ def test_the_commands(library: Path, tmp_path: Path) -> None:
         "table     h200's: h100 has none, and both are of compute capability 9.0\n",
     ):
         assert part in done.stdout
-    for part in ("unknown GPU 'h20'\n  did you mean 'h200'?", "dims: M, N; dtypes",
+    for part in ("unknown GPU 'h20'\n  did you mean 'h200'?", "problem 'M=8,K=x': unknown name 'K'",
                  "problem 'M': unknown word 'M'"):
         assert part in done.stderr
 

@@ -44,6 +44,11 @@ def test_it_is_served_by_families_and_renewed(tmp_path: Path) -> None:
         text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert found.stdout.split() == ["family", "family", "True"]
+    asked = ["explain", "--op", "timex", "--from", str(library), "--gpu", "a100",
+             "--problem", "B=2,C=3,T=64,dtype=fp32"]
+    found = subprocess.run([sys.executable, "-m", "kgen", *asked], capture_output=True, text=True,
+                           check=False)
+    assert found.stdout.endswith("table     none: timex was not tuned for any GPU\n"), found.stderr
     readme = (library / "README.md").read_text()
     assert "timex" in readme
     safe = (library / "kgen_ops/timex/safe.yaml").read_text()
