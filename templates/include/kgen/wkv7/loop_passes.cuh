@@ -30,19 +30,19 @@ enum Score { kScoreAK, kScoreRB, kScoreRK };
 template <Direction D>
 struct ChunkOrder {
     static constexpr bool kBack = D == Direction::backward;
-    i64 steps;
     int chunks;
+    int last;  // steps of the chunk that is last in time
 
-    KGEN_DEVICE explicit ChunkOrder(i64 steps_of_sequence)
-        : steps(steps_of_sequence),
-          chunks(static_cast<int>(ceil_div(steps_of_sequence, i64{16}))) {}
+    KGEN_DEVICE explicit ChunkOrder(i64 steps)
+        : chunks(static_cast<int>(ceil_div(steps, i64{16}))),
+          last(static_cast<int>(steps - (i64{chunks} - 1) * 16)) {}
 
     // The first step of a chunk.
     KGEN_DEVICE i64 first(int chunk) const { return i64{kBack ? chunks - 1 - chunk : chunk} * 16; }
     // How many steps of it exist; none beyond the last chunk of the loop.
     KGEN_DEVICE int left(int chunk) const {
-        if (kBack && chunk >= chunks) return 0;
-        return static_cast<int>(max(min(steps - first(chunk), i64{16}), i64{0}));
+        if (chunk >= chunks) return 0;
+        return chunk == (kBack ? 0 : chunks - 1) ? last : 16;
     }
 };
 
