@@ -62,9 +62,9 @@ struct BackwardRoles {
 struct ForwardOutputs : ForwardRoles {
     static constexpr bool kFirst = false, kSecond = true;  // outputs; kFirst: and the states before all chunks
     static constexpr bool kReadsR = true;
-    // Terms of rows, of the operands of scores, of the state that x reads, and of X.
+    // Terms of rows, of the operands of scores, of the state that x reads, of X, and of `first`.
     static constexpr int kTermsA = 1, kTermsR = 1, kTermsK = 1, kTermsB = 1;
-    static constexpr int kLevelTerms = 1, kStateTerms = 1, kReadTerms = 1;
+    static constexpr int kLevelTerms = 1, kStateTerms = 1, kReadTerms = 1, kSumsTerms = 1;
 };
 
 // sa and the states before all chunks.
@@ -72,7 +72,7 @@ struct ForwardSums : ForwardRoles {
     static constexpr bool kFirst = true, kSecond = false;
     static constexpr bool kReadsR = false;
     static constexpr int kTermsA = 2, kTermsR = 0, kTermsK = 2, kTermsB = 2;
-    static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2;
+    static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
 };
 
 // gsa, gv and the gradients of the states behind all chunks.
@@ -80,7 +80,7 @@ struct BackwardSums : BackwardRoles {
     static constexpr bool kFirst = true, kSecond = true;
     static constexpr bool kReadsR = true;
     static constexpr int kTermsA = 2, kTermsR = 2, kTermsK = 1, kTermsB = 2;  // gv alone reads K
-    static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2;
+    static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
 };
 
 // Terms of the rows of a tensor.

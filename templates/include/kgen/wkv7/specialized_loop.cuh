@@ -16,8 +16,8 @@
 //     G  = diag(P_16) G + R^T gy + A^T gsa
 //
 // Only these products are serial in time. Scores, the inverse and the state that R reads have a high and a low term, as
-// in chunk_mma.cuh; V, gy, sa and gsa are rounded to bf16 as operands, and so are rows, the state that A reads and X,
-// where the pass does not give them a low term. Sums are fp32.
+// in chunk_mma.cuh; V and gy are bf16 already. Rows, the state that A (backward, B) reads, X, sa and gsa are rounded to
+// bf16 as operands, or have a low term, as the pass says. Sums are fp32.
 //
 // NaN and Inf: as in chunk_mma.cuh. Where an output is not finite the block computes its sequence again, step by step.
 //
@@ -183,16 +183,19 @@ private:
         for (int n = 0; n < 2; ++n) Half::multiply<0>(sums[n], x, y[n]);
     }
 
-    // state += x^T c for 16 keys, of all terms of the rows x.
-    template <Row Which>
-    static KGEN_DEVICE void update(State& state, const bf16* rows, int tile, const Half::A& c) {
+    // state += x^T c for 16 keys, of all terms of the rows x, and of Terms terms of c.
+    template <Row Which, int Terms>
+    static KGEN_DEVICE void update(State& state, const bf16* rows, int tile,
+                                   const Half::A (&c)[Terms]) {
 #pragma unroll
         for (int term = kTermsOf<Pass, Which> - 1; term >= 0; --term) {
             Half::B b[2];
             RowTile::two_columns(
                 b, rows + Buffers::template kRowsOf<Which> + term * RowTile::kElements, tile);
 #pragma unroll
-            for (int n = 0; n < 2; ++n) Half::multiply<0>(state[2 * tile + n], c, b[n]);
+            for (int of_c = term == 0 ? Terms - 1 : 0; of_c >= 0; --of_c)
+#pragma unroll
+                for (int n = 0; n < 2; ++n) Half::multiply<0>(state[2 * tile + n], c[of_c], b[n]);
         }
     }
 
@@ -200,9 +203,10 @@ private:
         const Buffers from = buffers();
         const bf16* rows = from.rows(chunk);
         // 1. What the chunk reads of c and of the state.
-        const Half::A c = ScoreTile::a_columns(reinterpret_cast<const bf16*>(values(chunk)));
+        const Half::A c[1] = {
+            ScoreTile::a_columns(reinterpret_cast<const bf16*>(values(chunk)))};
         Sums x = {}, of_c = {};
-        multiply_scores(of_c, c, chunk, Pass::kScoreXQ);
+        multiply_scores(of_c, c[0], chunk, Pass::kScoreXQ);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
             const Half::A s = Half::of_sums(state, 2 * tile);
@@ -237,10 +241,14 @@ private:
         if constexpr (Pass::kReadTerms == 2)
             multiply<!kBack>(solved, rest_of(x, high, 0), from.inverse(chunk), 1);
         multiply<!kBack>(solved, high, from.inverse(chunk));
-        const Half::A sums = Half::of_sums(solved, 0);
+        Half::A sums[Pass::kSumsTerms];
+        sums[0] = Half::of_sums(solved, 0);
+        if constexpr (Pass::kSumsTerms == 2) sums[1] = rest_of(solved, sums[0], 0);
         if constexpr (Pass::kSecond) {
-            multiply_scores(read, c, chunk, Pass::kScoreZQ);
-            multiply_scores(read, sums, chunk, Pass::kScoreZP);
+            multiply_scores(read, c[0], chunk, Pass::kScoreZQ);
+            if constexpr (Pass::kSumsTerms == 2)
+                multiply<kBack>(read, sums[1], from.scores(chunk, Pass::kScoreZP), 1);
+            multiply_scores(read, sums[0], chunk, Pass::kScoreZP);
         }
 
         // 3. The state behind the chunk.
