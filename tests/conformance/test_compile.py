@@ -23,12 +23,13 @@ CONFIGS = 3
 # steps, which one chunk of a sequence takes. Without it all others take longer (decision 0015).
 # The transforms of `fft` hold all points of a block in registers; more threads would hold fewer
 # each, and exchange them more often (decision 0030). `warp_specialized` of wkv7 has 128 registers
-# for two blocks per SM, and spills up to 48 bytes (decision 0043).
+# for two blocks per SM, and spills up to 48 bytes (decisions 0043 and 0047).
 MAY_SPILL = {
     ("chunk_loop", "wkv_backward_chunks"),
     ("chunk_loop_packed", "wkv_backward_chunks"),
     ("fft", "timex_forward"),
     ("warp_specialized", "wkv7_forward"),
+    ("warp_specialized", "wkv7_backward_columns"),
     ("fft", "timex_backward_k"),
     ("fft", "timex_backward_w"),
 }

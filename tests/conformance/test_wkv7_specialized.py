@@ -15,6 +15,7 @@ from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
 
 BEFORE, PACKED = "initial_state_dtype=fp32", "cu_seqlens_dtype=int64"
+AFTER, BF16 = "final_state_dtype=fp32", "dtype=bf16,w_dtype=bf16"
 # Consumers and producers; stages; elements per copy.
 CASES = (
     ("B=1,H=2,T=37,K=64,V=40,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 2, 8),
@@ -28,15 +29,38 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "warps", "stages", "vec"), CASES)
-def test_several_warps(text: str, warps: tuple[int, int], stages: int, vec: int) -> None:
+BACKWARD = (
+    (f"B=1,H=2,T=37,K=64,V=40,{BF16},decay_form=log", (1, 4), 2, 8),
+    (f"B=1,N=4,H=1,T=70,K=48,V=32,{BF16},decay_form=raw,{AFTER},{PACKED}", (2, 2), 4, 8),
+    (f"B=1,N=3,H=2,T=50,K=16,V=20,{BF16},decay_form=clamp,{AFTER},{PACKED}", (2, 1), 2, 4),
+    (f"B=1,H=1,T=33,K=128,V=16,{BF16},decay_form=raw,{AFTER}", (1, 4), 4, 8),
+    (f"B=2,H=1,T=19,K=20,V=18,{BF16},decay_form=log", (2, 4), 2, 2),
+    (f"B=1,H=2,T=40,K=64,V=16,{BF16},decay_form=clamp,{AFTER}", (1, 4), 2, 8),
+    (f"B=1,H=1,T=17,K=7,V=5,{BF16},decay_form=log,{AFTER}", (1, 8), 2, 1),
+    (f"B=2,H=1,T=1,K=16,V=16,{BF16},decay_form=raw,{AFTER}", (1, 2), 2, 8),
+)  # fmt: skip
+
+
+def certify(
+    pass_name: str, text: str, warps: tuple[int, int], values: dict[str, int]
+) -> None:
     entry = open_catalogue().entry("wkv7")
-    variant = entry.space.variant("forward", "warp_specialized")
+    variant = entry.space.variant(pass_name, "warp_specialized")
     problem = parse_problem(text, entry.operator.signature)
-    values = {"stages": stages, "vec": vec, "min_blocks": 1}
-    values |= dict(zip(("warps", "row_warps"), warps, strict=True))
+    values |= dict(zip(("warps", "row_warps"), warps, strict=True)) | {"min_blocks": 1}
     config = Config.of(variant.name, values)
     for _, _, outcome in run_configs(
         entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
     ):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+@pytest.mark.parametrize(("text", "warps", "stages", "vec"), CASES)
+def test_several_warps(text: str, warps: tuple[int, int], stages: int, vec: int) -> None:
+    certify("forward", text, warps, {"stages": stages, "vec": vec})
+
+
+@pytest.mark.parametrize(("text", "warps", "stages", "vec"), BACKWARD)
+def test_several_warps_backward(text: str, warps: tuple[int, int], stages: int, vec: int) -> None:
+    second = {"key_split": 8, "keys": 8}
+    certify("backward", text, warps, {"stages": stages, "vec": vec} | second)

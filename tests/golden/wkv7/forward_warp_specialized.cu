@@ -28,7 +28,7 @@ struct Config {
     static constexpr int kVec = 8;             // elements per copy
 };
 
-using Loop = kgen::wkv7::SpecializedLoop<Config>;
+using Loop = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::ForwardOutputs>;
 
 constexpr int kValueBlocks = kgen::ceil_div(kV, Loop::kColumns);
 
