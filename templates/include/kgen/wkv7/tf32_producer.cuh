@@ -269,9 +269,19 @@ private:
             const bool there = kForm == DecayForm::log || step(which) < left;
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
-                const float d = kSplit ? decay_of<kForm>(w[x]) : fast_decay_of<kForm>(w[x]);
+                const float d = kSplit ? near_decay_of(w[x]) : fast_decay_of<kForm>(w[x]);
                 decay[which][x] = there ? d : 1.0f;
             }
+        }
+    }
+
+    // As decay_of, without the division, which is a function call beside the registers of a tile: the sigmoid is within
+    // 2 ulp, or 0 where it is below 2^-126.
+    static KGEN_DEVICE float near_decay_of(float w) {
+        if constexpr (kForm == DecayForm::clamp) {
+            return exp(-kClamp * fast_reciprocal(1.0f + exp(-w)));
+        } else {
+            return decay_of<kForm>(w);
         }
     }
 
@@ -280,18 +290,15 @@ private:
         return x % 2 == 0 ? two.x : two.y;
     }
 
-    // sums += a b^T over 16 keys in two parts, in a chain of its own. Exact: b has no low terms.
+    // sums += a b^T over eight keys. Exact: b has no low terms.
     template <bool Exact>
-    static KGEN_DEVICE void multiply(float (&sums)[4], const typename Ops::A (&a)[2],
-                                     const typename Ops::B (&b)[2]) {
-#pragma unroll
-        for (int pass = 0; pass < Ops::kPasses; ++pass)
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                if (pass == 0) Ops::template multiply<0>(sums, a[part], b[part]);
-                if (pass == 1 && !Exact) Ops::template multiply<1>(sums, a[part], b[part]);
-                if (pass == 2) Ops::template multiply<2>(sums, a[part], b[part]);
-            }
+    static KGEN_DEVICE void multiply(float (&sums)[4], const typename Ops::A& a,
+                                     const typename Ops::B& b) {
+        if constexpr (kSplit) {
+            Ops::template multiply<0>(sums, a, b);
+            if constexpr (!Exact) Ops::template multiply<1>(sums, a, b);
+        }
+        Ops::template multiply<Ops::kPasses - 1>(sums, a, b);
     }
 
     // The products of blocks of 2 * kHalf steps. before: decays from the middle to before a late step; behind: from
@@ -301,25 +308,28 @@ private:
                                            const Factors& decay, const Factors& before,
                                            const Factors& behind, bool flip) {
         constexpr bool kNext = kHalf == 1;  // r has the decay of its own step, the others have none
-        typename Ops::A readers[2];
-        typename Ops::B k[2], b[2];
 #pragma unroll
-        for (int x = 0; x < 4; ++x) {
-            const int part = x / 2, at = x % 2;
-            const float late = flip ? before[0][x] : before[1][x];
-            const float early = flip ? behind[1][x] : behind[0][x];
-            const float own = flip ? decay[0][x] : decay[1][x];
-            const float r = flip ? value(in.r[0], x) : value(in.r[1], x);
-            const float a = flip ? value(in.a[0], x) : value(in.a[1], x);
-            const float of = flip ? value(in.k[1], x) : value(in.k[0], x);
-            const float to = flip ? value(in.b[1], x) : value(in.b[0], x);
-            Ops::put(readers[part], 2 * at, r * (kNext ? own : late * own));
-            Ops::put(readers[part], 2 * at + 1, kNext ? a : a * late);
-            Ops::put(k[part], at, kNext ? of : of * early);
-            Ops::put(b[part], at, kNext ? to : to * early);
+        for (int part = 0; part < 2; ++part) {  // operands of both parts would spill
+            typename Ops::A readers;
+            typename Ops::B k, b;
+#pragma unroll
+            for (int at = 0; at < 2; ++at) {
+                const int x = 2 * part + at;
+                const float late = flip ? before[0][x] : before[1][x];
+                const float early = flip ? behind[1][x] : behind[0][x];
+                const float own = flip ? decay[0][x] : decay[1][x];
+                const float r = flip ? value(in.r[0], x) : value(in.r[1], x);
+                const float a = flip ? value(in.a[0], x) : value(in.a[1], x);
+                const float of = flip ? value(in.k[1], x) : value(in.k[0], x);
+                const float to = flip ? value(in.b[1], x) : value(in.b[0], x);
+                Ops::put(readers, 2 * at, r * (kNext ? own : late * own));
+                Ops::put(readers, 2 * at + 1, kNext ? a : a * late);
+                Ops::put(k, at, kNext ? of : of * early);
+                Ops::put(b, at, kNext ? to : to * early);
+            }
+            multiply<kNext>(of_k, readers, k);
+            multiply<kNext>(of_b, readers, b);
         }
-        multiply<kNext>(of_k, readers, k);
-        multiply<kNext>(of_b, readers, b);
     }
 
     // r_t k_t and r_t b_t of steps g and g + 8, in the places of a lane's diagonal.
@@ -401,7 +411,9 @@ private:
         }
         // 2. Rows for products with the state.
         float* reads = buffers_.reads(slot, Buffers::kReadA) + 16 * tile + key();
-        float* updates = buffers_.updates(slot, Buffers::kUpdateK);
+        // The lane's words of a key's row differ from those of its first key and early step in few bits.
+        const int first = Buffers::kOfUpdates + 2 * slot * Buffers::kUpdates + 256 * tile +
+                          StepTile::place(key(), early());
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             Vec<float, 4> of_a, of_r;
@@ -412,11 +424,12 @@ private:
                 of_r[x] = value(in.r[which], x) * through;
                 if constexpr (!kSplit) of_a[x] = rounded(of_a[x]);
                 if constexpr (!Config::kSplitOutput) of_r[x] = rounded(of_r[x]);
-                const int place = StepTile::place(16 * tile + key() + x, step(which));
+                float* place = buffers_.first + (first ^ (x % 2 * 16 + x / 2 * 4 + which * 15)) +
+                               x / 2 * 32;
                 const float of_k = value(in.k[which], x) * behind[which][x];
                 const float of_b = value(in.b[which], x) * behind[which][x];
-                updates[place] = kSplit ? of_k : rounded(of_k);
-                updates[place + Buffers::kUpdates] = kSplit ? of_b : rounded(of_b);
+                place[0] = kSplit ? of_k : rounded(of_k);
+                place[Buffers::kUpdates] = kSplit ? of_b : rounded(of_b);
             }
             float* row = reads + step(which) * Buffers::kReadStride;
             *reinterpret_cast<Vec<float, 4>*>(row) = of_a;
