@@ -152,7 +152,7 @@ private:
         for (int i = 0; i < 2; ++i) {
             if constexpr (kSplit) {
                 if (!rounded) {
-                    split_tf32_finite(bit_cast<float>(words[word + i]), b.hi[i], b.lo[i]);
+                    Ops::put(b, i, bit_cast<float>(words[word + i]));
                     continue;
                 }
             }

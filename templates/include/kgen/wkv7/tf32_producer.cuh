@@ -424,7 +424,7 @@ private:
                 of_r[x] = value(in.r[which], x) * through;
                 if constexpr (!kSplit) of_a[x] = rounded(of_a[x]);
                 if constexpr (!Config::kSplitOutput) of_r[x] = rounded(of_r[x]);
-                float* place = buffers_.first + (first ^ (x % 2 * 16 + x / 2 * 4 + which * 15)) +
+                float* place = buffers_.first + (first ^ x % 2 * 16 ^ x / 2 * 4 ^ which * 15) +
                                x / 2 * 32;
                 const float of_k = value(in.k[which], x) * behind[which][x];
                 const float of_b = value(in.b[which], x) * behind[which][x];
