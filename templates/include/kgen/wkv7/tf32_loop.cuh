@@ -254,6 +254,9 @@ private:
         }
     }
 
+    // The compiler moves no load of operands over this; with all loads at the beginning of a chunk registers would spill.
+    static KGEN_DEVICE void limit_loads() { sync_warp(); }
+
     static KGEN_DEVICE void consume(int chunk, int slot, State& state, Sums& y) {
         const Buffers from = buffers();
         // 1. What the chunk reads of v and of the state.
@@ -270,6 +273,7 @@ private:
             s[1] = Ops::of_sums(state, 2 * tile + 1);
             read_state<kSplit>(x, s, rows_a, tile);
             read_state<kSplitOutput>(y, s, rows_r, tile);
+            limit_loads();
         }
 
         // 2. sa, y.
@@ -293,6 +297,7 @@ private:
             const auto d = *reinterpret_cast<const Vec<float, 2>*>(decay + 8 * tile);
 #pragma unroll
             for (int i = 0; i < 4; ++i) state[tile][i] = fma(state[tile][i], d[i % 2], sum[i]);
+            if (tile % 2 == 1) limit_loads();
         }
     }
 
