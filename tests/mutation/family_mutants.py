@@ -327,8 +327,9 @@ FAMILIES = (
                     r"place\(g \+ i / 2 \* 8, g \+ i / 2 \* 8\)", "place(g, g)"),
             Mistake("to the end", r"behind\[0\]\[x\] \*= all\[1\]\[x\];", ";"),
             Mistake("key of a column", r"return column / 2 \+ column % 2 \* 4;", "return column;"),
-            Mistake("decays in the order of columns", r"kept\[2 \* x\] = all", "kept[x] = all"),
-            Mistake("words of updates", r"\^ which \* 15\)", "^ which * 3)"),
+            Mistake("decays in the order of columns", r"\(slot\) \+ 2 \* mma_lane\(\)\.q;",
+                    "(slot) + 2 * (3 - mma_lane().q);"),
+            Mistake("rows of b", r"operands, rows_b, tile", "operands, rows_k, tile"),
         ),
     ),
     Family(
