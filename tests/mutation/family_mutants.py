@@ -329,7 +329,7 @@ FAMILIES = (
             Mistake("key of a column", r"return column / 2 \+ column % 2 \* 4;", "return column;"),
             Mistake("decays in the order of columns", r"\(slot\) \+ 2 \* mma_lane\(\)\.q;",
                     "(slot) + 2 * (3 - mma_lane().q);"),
-            Mistake("rows of b", r"operands, rows_b, tile", "operands, rows_k, tile"),
+            Mistake("rows of b", r"operands, rows_b\)", "operands, rows_k)"),
         ),
     ),
     Family(

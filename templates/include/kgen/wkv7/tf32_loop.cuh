@@ -160,17 +160,22 @@ private:
         }
     }
 
-    // The row of a tile of steps, or of keys, whose address a lane passes to ldmatrix.
+    // The row of eight steps, or keys, whose address a lane passes to ldmatrix, and its words in a StepTile that begins at
+    // a word of shared memory.
     static KGEN_DEVICE int matrix_row() { return of_column(lane_id() % 8); }
+    static KGEN_DEVICE int matrix_words(int first) {
+        return first + StepTile::place(matrix_row(), lane_id() / 8 * 4);
+    }
 
-    // sums[n] += x y^T, y a square of [16][16] with nothing above its diagonal. Split: operands have two terms; Exact: x
-    // has no low term.
+    // sums[n] += x y^T, y a square of [16][16] with nothing above its diagonal, which begins at a word. Split: operands
+    // have two terms; Exact: x has no low term.
     template <bool Split, bool Exact>
-    static KGEN_DEVICE void multiply_square(Sums& sums, const A (&x)[2], const float* y) {
+    static KGEN_DEVICE void multiply_square(Sums& sums, const A (&x)[2], int y) {
+        const int first = matrix_words(y);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             u32 words[4];
-            ldmatrix<4>(words, y + StepTile::place(8 * n + matrix_row(), lane_id() / 8 * 4));
+            ldmatrix<4>(words, buffers().first + StepTile::below(first, n));
             B b[2];
 #pragma unroll
             for (int k = 0; k <= n; ++k) put(b[k], words, 2 * k, !Split);
@@ -241,9 +246,9 @@ private:
 
     // What eight keys of a tensor add to their part of the state.
     template <bool Exact>
-    static KGEN_DEVICE void add_steps(float (&sum)[4], const A (&x)[2], const float* rows, int tile) {
+    static KGEN_DEVICE void add_steps(float (&sum)[4], const A (&x)[2], const float* rows) {
         u32 words[4];
-        ldmatrix<4>(words, rows + StepTile::place(8 * tile + matrix_row(), lane_id() / 8 * 4));
+        ldmatrix<4>(words, rows);
         B b[2];
 #pragma unroll
         for (int k = 0; k < 2; ++k) put(b[k], words, 2 * k, false);
@@ -263,7 +268,7 @@ private:
         A v[2];
         read_values(v, values(chunk));
         Sums x = {};
-        multiply_square<kSplit, true>(x, v, from.scores(slot, Buffers::kScoreAK));
+        multiply_square<kSplit, true>(x, v, Buffers::of_scores(slot, Buffers::kScoreAK));
         const float *rows_a = from.reads(slot, Buffers::kReadA),
                     *rows_r = from.reads(slot, Buffers::kReadR);
 #pragma unroll
@@ -280,20 +285,21 @@ private:
         A operands[2];
         operands_of(operands, x);
         Sums solved = {};
-        multiply_square<kSplit, false>(solved, operands, from.inverse(chunk));
+        multiply_square<kSplit, false>(solved, operands, Buffers::of_inverse(chunk));
         operands_of(operands, solved);
-        multiply_square<kSplitOutput, true>(y, v, from.scores(slot, Buffers::kScoreRK));
-        multiply_square<kSplitOutput, false>(y, operands, from.scores(slot, Buffers::kScoreRB));
+        multiply_square<kSplitOutput, true>(y, v, Buffers::of_scores(slot, Buffers::kScoreRK));
+        multiply_square<kSplitOutput, false>(y, operands, Buffers::of_scores(slot, Buffers::kScoreRB));
 
         // 3. The state behind the chunk.
-        const float *rows_k = from.updates(slot, Buffers::kUpdateK),
-                    *rows_b = from.updates(slot, Buffers::kUpdateB);
+        const int first = matrix_words(Buffers::of_updates(slot, Buffers::kUpdateK));
         const float* decay = from.decay(slot) + 2 * mma_lane().q;
 #pragma unroll
         for (int tile = 0; tile < 2 * kTiles; ++tile) {
             float sum[4] = {};
-            add_steps<true>(sum, v, rows_k, tile);
-            add_steps<false>(sum, operands, rows_b, tile);
+            const float* rows_k = from.first + StepTile::below(first, tile);
+            const float* rows_b = rows_k + Buffers::kUpdates;
+            add_steps<true>(sum, v, rows_k);
+            add_steps<false>(sum, operands, rows_b);
             const auto d = *reinterpret_cast<const Vec<float, 2>*>(decay + 8 * tile);
 #pragma unroll
             for (int i = 0; i < 4; ++i) state[tile][i] = fma(state[tile][i], d[i % 2], sum[i]);

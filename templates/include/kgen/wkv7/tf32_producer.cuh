@@ -57,6 +57,8 @@ struct StepTile {
     static KGEN_DEVICE int place(int row, int column) {
         return row / 2 * 32 + ((row % 2 * 4 + column / 4) ^ (row / 2 % 8)) * 4 + column % 4;
     }
+    // The place eight rows below a place in rows 0 to 7, or `tile` times that.
+    static KGEN_DEVICE int below(int place, int tile) { return (place ^ tile % 2 * 16) + 128 * tile; }
     static constexpr int kSquare = 256;  // words of 16 rows
 };
 
@@ -84,15 +86,18 @@ struct Tf32Buffers {
 
     float* first;
 
+    // Where tiles begin, in words.
+    static KGEN_DEVICE int of_updates(int slot, int which) {
+        return kOfUpdates + (2 * slot + which) * kUpdates;
+    }
+    static KGEN_DEVICE int of_scores(int slot, int which) {
+        return kOfScores + (3 * slot + which) * kSquare;
+    }
+    static KGEN_DEVICE int of_inverse(int chunk) { return kOfInverse + (chunk & 1) * kSquare; }
+
     KGEN_DEVICE float* reads(int slot, int which) const { return first + (2 * slot + which) * kReads; }
-    KGEN_DEVICE float* updates(int slot, int which) const {
-        return first + kOfUpdates + (2 * slot + which) * kUpdates;
-    }
-    KGEN_DEVICE float* scores(int slot, int which) const {
-        return first + kOfScores + (3 * slot + which) * kSquare;
-    }
-    // Of every other chunk.
-    KGEN_DEVICE float* inverse(int chunk) const { return first + kOfInverse + (chunk & 1) * kSquare; }
+    KGEN_DEVICE float* scores(int slot, int which) const { return first + of_scores(slot, which); }
+    KGEN_DEVICE float* inverse(int chunk) const { return first + of_inverse(chunk); }
     KGEN_DEVICE float* triangle(int chunk) const { return inverse(chunk) + 2 * kSquare; }
     KGEN_DEVICE float* decay(int slot) const { return first + kOfDecay + slot * kKeys; }
     KGEN_DEVICE Vec<float, 4>* sums(int warp, int fragment) const {
@@ -412,7 +417,7 @@ private:
         // 2. Rows for products with the state.
         float* reads = buffers_.reads(slot, Buffers::kReadA) + 16 * tile + key();
         // The lane's words of a key's row differ from those of its first key and early step in few bits.
-        const int first = Buffers::kOfUpdates + 2 * slot * Buffers::kUpdates + 256 * tile +
+        const int first = Buffers::of_updates(slot, Buffers::kUpdateK) + 256 * tile +
                           StepTile::place(key(), early());
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
