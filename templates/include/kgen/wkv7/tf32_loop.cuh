@@ -9,8 +9,8 @@
 //     S  = diag(P_15) S + K^T V + B^T sa          K and B are decayed to the end of the chunk
 //
 // Only these products are serial in time. With kSplit what leads to the state is 3xTF32, and with kSplitOutput what
-// leads to y alone is, too; else operands are rounded to TF32. V is exact as TF32. With two terms products form chains of
-// their own from zero, and the state is added to in fp32, since tensor cores truncate (primitives/mma.cuh).
+// leads to y alone is, too; else operands are rounded to TF32. V is exact as TF32. With two terms products form chains
+// of their own from zero, and the state is added to in fp32, since tensor cores truncate (primitives/mma.cuh).
 //
 // NaN and Inf: as in chunk_mma.cuh. Where a result is not finite the block computes its sequence again, step by step.
 //
@@ -21,8 +21,8 @@
 // Shared memory: that of the producers; v[kWarps][kStages][16][16], 16 bits, a ring of chunks for each consumer warp.
 //
 // Synchronisation: one block barrier per chunk. Between two barriers consumers read chunk n, and producers write the
-// inverse of n + 1, and the rows and then the scores of n + 2, with a barrier of their own between them. The inputs come
-// by cp.async, kStages - 1 chunks ahead, to the warps that read them.
+// inverse of n + 1, and the rows and then the scores of n + 2, with a barrier of their own between them. The inputs
+// come by cp.async, kStages - 1 chunks ahead, to the warps that read them.
 //
 // A Config has Value and W; kForm: of the decays; kK; kWarps, kRowWarps: of consumers and producers; kStages: chunks of
 // inputs in shared memory; kVec: elements per copy; kSplit; kSplitOutput, which needs kSplit.
@@ -160,8 +160,8 @@ private:
         }
     }
 
-    // The row of eight steps, or keys, whose address a lane passes to ldmatrix, and its words in a StepTile that begins at
-    // a word of shared memory.
+    // The row of eight steps, or keys, whose address a lane passes to ldmatrix, and its words in a StepTile that begins
+    // at a word of shared memory.
     static KGEN_DEVICE int matrix_row() { return of_column(lane_id() % 8); }
     static KGEN_DEVICE int matrix_words(int first) {
         return first + StepTile::place(matrix_row(), lane_id() / 8 * 4);
@@ -259,7 +259,8 @@ private:
         }
     }
 
-    // The compiler moves no load of operands over this; with all loads at the beginning of a chunk registers would spill.
+    // The compiler moves no load of operands over this. With all loads at the beginning of a chunk registers would
+    // spill.
     static KGEN_DEVICE void limit_loads() { sync_warp(); }
 
     static KGEN_DEVICE void consume(int chunk, int slot, State& state, Sums& y) {

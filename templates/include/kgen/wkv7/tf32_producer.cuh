@@ -6,9 +6,9 @@
 //     scores       A K^T  j < i        R K^T  j <= i        R B^T  j <= i
 //     inverse      (I - A B^T)^-1      j < i
 //
-// P_i is the product of the chunk's decays up to step i; those of K and B are of the steps behind j. Scores are computed
-// by halving (kgen/chunked/halving_decay.cuh): blocks of 16, 8, 4 and 2 steps have a late half and an early half, and a
-// late step t reads an early step s by
+// P_i is the product of the chunk's decays up to step i; those of K and B are of the steps behind j. Scores are
+// computed by halving (kgen/chunked/halving_decay.cuh): blocks of 16, 8, 4 and 2 steps have a late half and an early
+// half, and a late step t reads an early step s by
 //
 //     r_t k_s:  (r_t * d from the middle to t) (k_s * d behind s to the middle)          likewise r_t b_s
 //     a_t k_s:  (a_t * d from the middle to before t) (k_s * d behind s to the middle)   likewise a_t b_s
@@ -41,7 +41,8 @@
 // Those that are read as one term are rounded to TF32 before.
 //
 // Synchronisation: put_rows, a barrier of the producers, put_scores; in a later interval between block barriers
-// put_inverse; in a later one than that the reader. A warp copies its inputs itself, Stages - 1 chunks ahead of put_rows.
+// put_inverse; in a later one than that the reader. A warp copies its inputs itself, Stages - 1 chunks ahead of
+// put_rows.
 #pragma once
 
 #include "kgen/chunked/swizzled_tile.cuh"
@@ -51,8 +52,8 @@
 
 namespace kgen::wkv7 {
 
-// Rows of 16 fp32 words in chunks of 4, two rows in 128 bytes. ldmatrix reads a chunk of eight neighbouring rows, rows 8i
-// to 8i + 7, without bank conflicts; so a warp stores words of steps 0 to 7, or 8 to 15, of four rows 4 apart.
+// Rows of 16 fp32 words in chunks of 4, two rows in 128 bytes. ldmatrix reads a chunk of rows 8i to 8i + 7 without bank
+// conflicts; so a warp stores words of steps 0 to 7, or 8 to 15, of four rows 4 apart.
 struct StepTile {
     static KGEN_DEVICE int place(int row, int column) {
         return row / 2 * 32 + ((row % 2 * 4 + column / 4) ^ (row / 2 % 8)) * 4 + column % 4;
@@ -214,8 +215,8 @@ private:
 
     static KGEN_DEVICE float rounded(float x) { return bit_cast<float>(near_tf32(x)); }
 
-    // The early step of the lanes with row g of a fragment. In this order lanes that read four keys, or store four words
-    // of rows, meet no bank conflicts.
+    // The early step of the lanes with row g of a fragment. In this order lanes that read four keys, or store four
+    // words of rows, meet no bank conflicts.
     static KGEN_DEVICE int early_of(int g) { return g % 2 * 4 + g / 2 % 2 * 2 + g / 4; }
     static KGEN_DEVICE int early() { return early_of(mma_lane().g); }
     static KGEN_DEVICE int step(int which) { return which == 0 ? early() : 15 - early(); }
