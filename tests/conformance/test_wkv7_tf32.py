@@ -1,0 +1,85 @@
+"""wkv7's warp_specialized_tf32 with several producers and consumers, for all forms of the decay.
+
+`test_host.py` has one warp of each role, which have all keys of a head: nothing is summed over
+warps there, and one warp puts all fragments of the scores.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from test_host import BY_RANK, SHUFFLED, run_configs
+
+from kgen.assets import include_dir
+from kgen.catalogue import open_catalogue
+from kgen.model.config import Config
+from kgen.model.problem import parse_problem
+from kgen.model.record import Fate
+
+BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
+PACKED = "cu_seqlens_dtype=int64"
+# Consumers and producers; stages; elements per copy.
+CASES = (
+    (f"B=1,H=2,T=37,K=64,V=40,dtype=fp16,w_dtype=fp16,decay_form=log,{BEHIND}", (1, 4), 2, 8),
+    (f"B=1,N=4,H=1,T=70,K=48,V=32,dtype=bf16,decay_form=raw,{BEFORE},{BEHIND},{PACKED}",
+     (2, 2), 4, 8),
+    (f"B=1,H=1,T=33,K=128,V=16,dtype=fp16,w_dtype=fp16,decay_form=raw,{BEFORE}", (1, 4), 2, 8),
+    (f"B=2,H=1,T=19,K=20,V=18,dtype=bf16,decay_form=log,{BEHIND}", (2, 4), 2, 2),
+    (f"B=1,H=2,T=40,K=64,V=16,dtype=fp16,w_dtype=fp16,decay_form=clamp,{BEFORE},{BEHIND}",
+     (1, 4), 2, 8),
+    (f"B=1,N=4,H=1,T=70,K=64,V=64,dtype=fp16,decay_form=clamp,{BEFORE},{BEHIND},{PACKED}",
+     (4, 4), 2, 8),
+    ("B=1,H=1,T=45,K=64,V=32,dtype=bf16,w_dtype=bf16,decay_form=log", (2, 4), 2, 8),
+    (f"B=1,H=1,T=18,K=24,V=16,dtype=bf16,decay_form=clamp,{BEHIND}", (1, 2), 4, 4),
+    (f"B=1,H=1,T=17,K=7,V=5,dtype=fp16,w_dtype=fp16,decay_form=log,{BEHIND}", (1, 8), 2, 1),
+    (f"B=2,H=1,T=1,K=16,V=16,dtype=bf16,decay_form=raw,{BEHIND}", (1, 2), 2, 8),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "warps", "stages", "vec"), CASES)
+def test_several_warps(text: str, warps: tuple[int, int], stages: int, vec: int) -> None:
+    entry = open_catalogue().entry("wkv7")
+    variant = entry.space.variant("forward", "warp_specialized_tf32")
+    problem = parse_problem(text, entry.operator.signature)
+    values = {"stages": stages, "vec": vec, "min_blocks": 1}
+    values |= dict(zip(("warps", "row_warps"), warps, strict=True))
+    config = Config.of(variant.name, values)
+    for _, _, outcome in run_configs(
+        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
+    ):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+def test_finite_results_come_from_tensor_cores(tmp_path: Path) -> None:
+    """Without the repetition step by step, only inputs that are not finite fail.
+
+    A word of shared memory that nobody wrote is NaN on the host. A kernel that read one would
+    repeat every sequence step by step, and be right.
+    """
+    headers = tmp_path / "include"
+    shutil.copytree(include_dir(), headers)
+    loop = headers / "kgen" / "wkv7" / "tf32_loop.cuh"
+    text = loop.read_text(encoding="utf-8")
+    repeats = "if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite))"
+    assert text.count(repeats) == 1
+    never = repeats.replace("(nonfinite))", "(nonfinite) && this->steps < 0)")
+    loop.write_text(text.replace(repeats, never), encoding="utf-8")
+    entry = open_catalogue().entry("wkv7")
+    variant = entry.space.variant("forward", "warp_specialized_tf32")
+    values = {"warps": 2, "row_warps": 4, "stages": 2, "vec": 8, "min_blocks": 1}
+    config = Config.of(variant.name, values)
+    wanted = [
+        (parse_problem(f"B=1,H=1,T=100,K=64,V=32,{more}", entry.operator.signature), config)
+        for more in (
+            f"dtype=bf16,w_dtype=bf16,decay_form=raw,{BEHIND}",
+            f"dtype=fp16,w_dtype=fp16,decay_form=clamp,{BEFORE},{BEHIND}",
+            "dtype=bf16,decay_form=log",
+        )
+    ]
+    for problem, _, outcome in run_configs(
+        entry, variant, "host", wanted, (BY_RANK,), include=headers
+    ):
+        assert outcome.fate is Fate.WRONG, f"{problem}: inputs that are not finite passed"
+        assert "inputs 'nonfinite" in outcome.reason, f"{problem}\n{outcome.reason}"
