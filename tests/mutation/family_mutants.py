@@ -235,7 +235,7 @@ FAMILIES = (
     ),
     Family(
         "wkv4", "backward", "running_max",
-        "B=2,T=90,C=13,dtype=fp32,decay_form=raw,initial_state_dtype=fp32,final_state_dtype=fp32",
+        "B=2,T=90,C=13,dtype=fp32,decay_form=raw,final_state_dtype=fp32",
         (
             Mistake("barrier of the gradients", r"kgen::sync_block\(\);  // B", ";"),
             Mistake("slots of a round", r"const int slot = parity \* kSegments;",
@@ -256,8 +256,6 @@ FAMILIES = (
                     "gradient.m = m"),
             Mistake("gw of a step", r"\(output\.before\.m \+ gradient\.m\) \+ decay",
                     "output.before.m + gradient.m"),
-            Mistake("unit of the initial state", r"exp2\(unit\.whole \+ gradient\.exponent\)",
-                    "exp2(gradient.exponent)"),
             Mistake("parts of gw", r"gw_sum\.add\(part\.a\)", "gw_sum.add(i > 0 ? part.a : 0.0f)"),
         ),
         {"segments": 4, "steps": 4},

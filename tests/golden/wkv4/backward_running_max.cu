@@ -1,12 +1,12 @@
 // Rendered by kgen from templates/wkv4/backward_running_max.cu.jinja
-// config: running_max(lanes=32, vec=2, segments=8, steps=8, prefetch=false, min_blocks=1)
+// config: running_max(lanes=16, vec=2, segments=8, steps=8, prefetch=false, min_blocks=2)
 // problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
 // wkv4 backward by segments of time whose exponents follow their running maximum: the same instructions for all values.
 // Rounds have kSegments * kSteps steps. Gradients by states are pairs that go backward in time.
 //
 //   wkv4_segment_states   the state before each segment, the first round first: a thread sums its segment, barrier A,
 //                         and one thread for each channel goes through the segments' sums
-//   wkv4_backward         gk, gv, the gradient of the initial state, and parts of gw and gu for each batch row
+//   wkv4_backward         gk, gv, and parts of gw and gu for each batch row
 //   wkv4_backward_reduce  gw and gu
 //
 // A block has kColumns channels of a batch row. A block of wkv4_backward takes the last round first. In a round:
@@ -32,14 +32,13 @@ using kgen::i64;
 using kgen::wkv4::WholeDecay;
 
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
-constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 constexpr bool kFinalState = kgen::kPresent<kgen::none>;
-constexpr int kLanes = 32;        // threads side by side along the channels
+constexpr int kLanes = 16;        // threads side by side along the channels
 constexpr int kVec = 2;            // adjacent channels of a thread
 constexpr int kSegments = 8;  // segments of a round, a row of threads each
 constexpr int kSteps = 8;        // of a segment
 constexpr bool kPrefetch = false;  // load the next round's steps before computing this round's
-constexpr int kMinBlocks = 1;
+constexpr int kMinBlocks = 2;
 constexpr int kThreads = kLanes * kSegments;
 constexpr int kColumns = kLanes * kVec;
 constexpr int kRound = kSegments * kSteps;
@@ -57,6 +56,7 @@ using Running = kgen::wkv4::RunningState;
 
 static_assert(kThreads <= 1024 && kThreads % kgen::kWarpSize == 0, "whole warps, one block");
 static_assert(kVec <= kSegments, "a thread for each channel");
+static_assert(!kgen::kPresent<kgen::none>, "exponents of steps are single floats");
 
 // The place of a thread's channels, or of a column of shared memory: channel column / kLanes of lane column % kLanes.
 struct Place {
@@ -102,7 +102,6 @@ wkv4_segment_states(const Value* __restrict__ k,              // [B, T, C]
                     const Value* __restrict__ v,              // [B, T, C]
                     const W* __restrict__ w,                  // [C]
                     const U* __restrict__ u,                  // [C]
-                    const float* __restrict__ initial_state,  // [B, C, 3] or null
                     const float* __restrict__ gfinal_state,   // [B, C, 3] or null
                     float* __restrict__ segment_states,       // [B, rounds * kSegments + 1, 3, C]
                     i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
@@ -128,7 +127,6 @@ wkv4_segment_states(const Value* __restrict__ k,              // [B, T, C]
     if (scans) {
         own_decay = decay_of_channel(w, own_c);
         decay = WholeDecay::of(own_decay, kSteps);
-        before = State::of_state(kInitialState ? initial_state : nullptr, place.b * C + own_c);
     }
 
     Loaded k_held, v_held, k_next, v_next;
@@ -196,11 +194,9 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
               const Value* __restrict__ v,              // [B, T, C]
               const W* __restrict__ w,                  // [C]
               const U* __restrict__ u,                  // [C]
-              const float* __restrict__ initial_state,  // [B, C, 3] or null
               float* __restrict__ segment_states,       // [B, rounds * kSegments + 1, 3, C]
               Value* __restrict__ gk,                   // [B, T, C]
               Value* __restrict__ gv,                   // [B, T, C]
-              float* __restrict__ ginitial_state,       // [B, C, 3] or null
               float* __restrict__ gw_parts,             // [B, C]
               float* __restrict__ gu_parts,             // [B, C]
               i64 T, i64 C, i64 gy_stride_B, i64 gy_stride_T, i64 k_stride_B, i64 k_stride_T,
@@ -280,7 +276,8 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
         if (scans) {
             if ((round + 1) * kRound <= T) {
 #pragma unroll 8
-                for (int i = kSegments - 1; i >= 0; --i) behind_segment(after, decay, slots, i, own);
+                for (int i = kSegments - 1; i >= 0; --i)
+                    behind_segment(after, decay, slots, i, own);
             } else {
 #pragma unroll 1
                 for (int i = kSegments - 1; i >= 0; --i) {
@@ -324,10 +321,6 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
             kgen::wkv4::load_steps<true>(gy_held, gy_rows, gy_rows.at(t), kSteps);
         }
     }
-
-    if (kInitialState && scans)
-        kgen::wkv4::store_initial_gradient(ginitial_state, initial_state, place.b * C + own_c,
-                                           after);
 
     // The parts of gw and gu: the segments' sums, in order.
 #pragma unroll

@@ -1,7 +1,7 @@
 // Gradients of a thread's segment of time, the same instructions for all values. See gradients.cuh for the formulas.
 //
-// The gradient by (N, D) is a running state, too: (m, a, b) that goes backward in time and has the exponents -O_t of the
-// outputs' denominators as terms. A segment's sum of it is a WholeSum, relative to the segment's first step.
+// The gradient by (N, D) is a running state, too: (m, a, b) that goes backward in time. Its terms have the exponents of
+// the outputs' denominators, negated. A segment's sum of it is a WholeSum, relative to the segment's first step.
 #pragma once
 
 #include "kgen/wkv4/gradients.cuh"
@@ -150,18 +150,6 @@ KGEN_DEVICE WholeSum<false> last_gradient(const float* gfinal_state, i64 column,
     // The exponent of an empty state is too large to add to.
     if (abs(state.exponent) < 1e7f) gradient.normalise(larger(abs(gradient.a), abs(gradient.b)));
     return gradient;
-}
-
-// The gradient by the stored initial state (num, den, max), from the one by (N, D).
-KGEN_DEVICE void store_initial_gradient(float* ginitial_state, const float* initial_state,
-                                        i64 column, const WholeSum<false>& gradient) {
-    const WholeDecay unit = WholeDecay::of(initial_state[column * 3 + 2], 1);
-    const float factor = exp2(unit.whole + gradient.exponent) * unit.factor;
-    const float num = factor * gradient.a, den = factor * gradient.b;
-    ginitial_state[column * 3] = num;
-    ginitial_state[column * 3 + 1] = den;
-    ginitial_state[column * 3 + 2] =
-        fma(initial_state[column * 3], num, initial_state[column * 3 + 1] * den);
 }
 
 }  // namespace kgen::wkv4
