@@ -10,6 +10,9 @@
 // Shared memory (chunk_memory.cuh): the factors of 8 steps lie in state_g, those of 4 in decays, those of 2 in
 // decayed_r; float level_scores[subs][16 steps j][kLevelStride], columns are steps s, times the scale.
 //
+// NaN and Inf: of a g_j that is not finite the product of matrices makes NaN also for steps s > j, whose scores with it
+// are zeros. A warp whose results are not all finite sums the steps j >= s alone.
+//
 // Synchronisation: a block barrier before products(), one between products() and write_gv(); none inside.
 #pragma once
 
@@ -81,6 +84,7 @@ public:
             T* gv = rows.at(index.first(C::kChunk) + sub * kSubSteps + lane.g) + first + 2 * lane.q;
             T* late_gv = gv + 8 * rows.stride;
             const int left = index.left - sub * kSubSteps - lane.g;
+            float nonfinite = 0.0f;  // NaN once a sum is not finite
 #pragma unroll
             for (int pair = 0; pair < kPairsOfPart; ++pair) {
                 if (kPairs % kParts != 0 && first + 16 * pair >= C::kValues) break;
@@ -91,6 +95,8 @@ public:
                     float sums[4];
                     Products::multiply(sums, scores, b, n);
                     const int value = 16 * pair + 8 * n;
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) nonfinite = fma(sums[i], 0.0f, nonfinite);
                     const int values_left = C::kV - first - value - 2 * lane.q;
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
@@ -100,6 +106,18 @@ public:
                             store_pair((half == 0 ? gv : late_gv) + value, values_left,
                                        before[0] + sums[2 * half], before[1] + sums[2 * half + 1]);
                     }
+                }
+            }
+            if (any(nonfinite != 0.0f)) {
+#pragma unroll 1
+                for (int i = 0; i < 4 * kPairsOfPart; ++i) {
+                    const int value = i / 2 * 8, half = i % 2;
+                    if (left > 8 * half && first + value < C::kValues)
+                        store_causal(at.level_scores + sub * Memory::kLevelFloats,
+                                     lane.g + 8 * half, g + value + 2 * lane.q,
+                                     inter + 8 * half * Memory::kWideStride + value,
+                                     (half == 0 ? gv : late_gv) + value,
+                                     C::kV - first - value - 2 * lane.q);
                 }
             }
         }
@@ -116,6 +134,19 @@ private:
             if (left > 0) to[0] = first;
             if (left > 1) to[1] = second;
         }
+    }
+
+    // Two neighbouring values of step s, from steps j >= s alone.
+    static KGEN_DEVICE void store_causal(const float* scores, int s, const T* g,
+                                         const float* inter, T* to, int values_left) {
+        float sums[2] = {};
+#pragma unroll 1
+        for (int j = s; j < kSubSteps; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                sums[i] = fma(scores[j * kLevelStride + s],
+                              to_float(g[j * Memory::kRowStride + i]), sums[i]);
+        store_pair(to, values_left, inter[0] + sums[0], inter[1] + sums[1]);
     }
 
     // Scores of late and early halves of Steps steps. A fragment's late rows, and its early ones, are those of all
