@@ -19,6 +19,7 @@ from kgen.search.feasible import is_feasible
 PARALLEL = (
     ("wkv6", f"B=1,T=150,H=2,K=64,V=64,dtype=bf16,w_dtype=fp32,{STATES}", 64, 64),
     ("wkv6", "B=1,T=70,H=2,K=128,V=32,dtype=bf16,decay_form=raw", 32, 32),
+    ("wkv6", "B=1,T=70,H=2,K=32,V=64,dtype=bf16,w_dtype=bf16,decay_form=raw", 64, 64),
     ("wkv6", "B=1,T=70,H=1,K=32,V=16,dtype=fp16,w_dtype=fp32", 64, 16),
     ("wkv5", "B=1,T=100,H=2,K=48,V=33,dtype=bf16,decay_form=decay", 32, 32),
     ("wkv5", "B=1,T=40,H=2,K=16,V=16,dtype=fp32", 32, 16),
