@@ -294,6 +294,21 @@ FAMILIES = (
         {"chunk": 32, "stages": 3},
     ),
     Family(
+        "wkv5", "backward", "chunk_loop", "B=1,T=70,H=1,K=32,V=32,dtype=fp16",
+        (
+            Mistake("barrier", r"(scores\.cross_scores\(\);\s*\}\s*)sync_block\(\);", r"\1"),
+            Mistake("level", r"halves<2>\(at\.decayed_r", "halves<2>(at.decays"),
+            Mistake("mask of a level", r"if \(g / Steps == column / Steps\)",
+                    "if (g / Steps <= column / Steps)"),
+            Mistake("causal mask", r"(Vec<float, 4>\*>\(to \+ i\)) = \{\};", r"\1;"),
+            Mistake("NaN of earlier steps", r"for \(int j = s; j < kSubSteps; \+\+j\)",
+                    "for (int j = 0; j < kSubSteps; ++j)"),
+            Mistake("neighbours", r"x\.k\[t\] \* x\.r\[t \+ 1\]", "x.k[t] * x.r[t]"),
+            Mistake("decay of a row", r"early = i == 0 \? x\.d\[s\] : early \* x\.d\[s\];", ";"),
+        ),
+        {"chunk": 32, "level_scores": True},
+    ),
+    Family(
         "wkv6", "backward", "chunk_loop_packed",
         "B=1,N=4,T=170,H=2,K=16,V=16,dtype=bf16,cu_seqlens_dtype=int32",
         (

@@ -35,6 +35,7 @@ constexpr int kMinBlocks = 1;            // blocks per SM that registers leave r
 constexpr bool kSequential = true;   // one block per head loops over its chunks
 constexpr int kStaggerKcycles = 40;  // delay of an SM's later blocks
 constexpr bool kPdl = false;                        // programmatic dependent launch
+constexpr bool kLevelScores = false;       // scores and gv on tensor cores
 
 constexpr bool kPerStep = true;  // w is [B, T, H, K], not [H, K]
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
@@ -44,7 +45,8 @@ constexpr bool kFinalState = kgen::kPresent<kgen::none>;
 constexpr bool kPrecise = sizeof(W) == 4 || kInitialState;
 
 using Config = kgen::wkv::BackwardConfig<Value, W, kForm, kPerStep, kPrecise, kK, kV, kChunk,
-                                         kBlockV, kStages, kCopyBytes, kSequential, kPdl, false>;
+                                         kBlockV, kStages, kCopyBytes, kSequential, kPdl, false,
+                                         kLevelScores>;
 using Gradients = kgen::wkv::ChunkGradients<Config, U>;
 using StatePassing = kgen::wkv::StatePassing<Config>;
 using Tile = StatePassing::Tile;  // of a state, per warp

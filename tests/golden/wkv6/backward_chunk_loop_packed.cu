@@ -31,6 +31,7 @@ constexpr int kMinBlocks = 1;            // blocks per SM that registers leave r
 constexpr bool kSequential = true;   // one block per head loops over its chunks
 constexpr int kStaggerKcycles = 0;  // delay of an SM's later blocks
 constexpr bool kPdl = false;                        // programmatic dependent launch
+constexpr bool kLevelScores = false;       // scores and gv on tensor cores
 
 constexpr bool kPerStep = true;  // w is [B, T, H, K], not [H, K]
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
@@ -39,7 +40,8 @@ constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 constexpr bool kPrecise = sizeof(W) == 4 || kInitialState;
 
 using Config = kgen::wkv::BackwardConfig<Value, W, kForm, kPerStep, kPrecise, kK, kV, kChunk,
-                                         kBlockV, kStages, kCopyBytes, kSequential, kPdl, true>;
+                                         kBlockV, kStages, kCopyBytes, kSequential, kPdl, true,
+                                         kLevelScores>;
 using Backward = kgen::wkv::ChunkedBackward<Config, U, Offset, kStaggerKcycles>;
 using Tensors = kgen::wkv::ChunkTensors<Value, W, U>;
 constexpr int kThreads = Config::kThreads;

@@ -26,14 +26,14 @@ KGEN_DEVICE void gradients(const float* r, const float* k, const float* d, const
     x.u = u[lane];
     x.inner = inner[lane];
     kgen::sync_warp();
-    gu[lane] = kgen::wkv::step_gradients(
+    gu[lane] = kgen::wkv::step_gradients<false>(
         x, products, sums,
         [&](int t, float of_r, float of_k, Real of_d, Real by_decay) {
             gr[t * 32 + lane] = of_r;
             gk[t * 32 + lane] = of_k;
             gw[t * 32 + lane] = static_cast<float>(of_d * by_decay);
         },
-        [&](int t, float of_key) { crosses[t * 32 + lane] = of_key; },
+        [&](int, int t, float of_key) { crosses[t * 32 + lane] = of_key; },
         [](kgen::wkv::KeySteps&) {});
 }
 
