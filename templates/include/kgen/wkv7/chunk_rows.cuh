@@ -1,21 +1,21 @@
 // gr, gw, gk, ga and gb of one chunk of 16 steps of wkv7 on tensor cores (TF32), any decay from 0 to 1; bf16 tensors.
 //
-// Keys are independent. With P_t the product of a chunk's decays to step t, S the state before it and G the gradient of
-// the state behind it, sums over s < t < u within the chunk, and g = scale * gy:
+// Keys are independent. With P_t the product of the chunk's decays up to step t, S the state before the chunk, G the
+// gradient of the state behind it, g = scale * gy, and sums over steps s < t < u of the chunk:
 //
-//     gr_t = P_t S g_t       + sum_{s <= t} (P_t / P_s) (k_s (v_s . g_t) + b_s (sa_s . g_t))
-//     ga_t = P_{t-1} S gsa_t + sum_{s < t} (P_{t-1} / P_s) (k_s (v_s . gsa_t) + b_s (sa_s . gsa_t))
-//     gk_t = (P_15 / P_t) G v_t  + sum_{u >= t} (P_u / P_t) r_u (g_u . v_t) + sum_{u > t} (P_{u-1} / P_t) a_u (gsa_u . v_t)
-//     gb_t = the same with sa_t
+//     gr_t = P_t S g_t         + sum_{s <= t} P_t / P_s (k_s (v_s . g_t) + b_s (sa_s . g_t))
+//     ga_t = P_{t-1} S gsa_t   + sum_{s < t} P_{t-1} / P_s (k_s (v_s . gsa_t) + b_s (sa_s . gsa_t))
+//     gk_t = (P_15 / P_t) G v_t  + sum_{u >= t} P_u / P_t r_u (g_u . v_t)
+//                                + sum_{u > t} P_{u-1} / P_t a_u (gsa_u . v_t)          gb_t: with sa_t for v_t
 //
-// Sums are by halving (row_scores.cuh): blocks of 16, 8, 4 and 2 steps have a late and an early half; a pair of steps is
-// of the level where they are in different halves. Its factor is the decays from the middle to the late step times those
-// behind the early one to the middle: no quotient is formed, all factors are at most 1.
+// Sums are by halving (row_scores.cuh): blocks of 16, 8, 4 and 2 steps have a late and an early half; a pair of steps
+// is of the level where they are in different halves. Its factor is the decays from the middle to the late step times
+// those from behind the early one to the middle: no quotient is formed, all factors are at most 1.
 //
-// gw is the sum over pairs that a step lies between: of x_s = k_s gk_s + b_s gb_s of a level for the steps behind s of
-// the early half, of r_u gr_u + a_u ga_u for those before u of the late half (and r_u gr_u for u itself). x of S and of
-// G count likewise within the chunk, P_15 sum_v S * G for all steps. Sums of a block's halves go down the levels as
-// `behind` and `before` sums. No difference of sums is formed, so strong decays lose nothing.
+// Sums are by halving (row_scores.cuh): blocks of 16, 8, 4 and 2 steps have a late and an early half; a pair of steps
+// in the early half, a_u ga_u for those before u in the late half, and r_u gr_u for those and u itself. The parts of S
+// and G count likewise within the chunk, and P_15 sum_v S * G counts for all steps. `ahead` and `back` carry these sums
+// down the levels, from half to half. No difference of sums is formed, so strong decays lose nothing.
 //
 // Layout: a warp has 16 keys. A lane has keys g and g + 8 and the steps of slots 2q, 2q + 1 (half 0) and 8 + 2q, 9 + 2q
 // (half 1): [half][2 * key + step], as accumulators are and as operands A of the levels need them.
@@ -247,8 +247,10 @@ private:
         }
 
         // Pairs of steps of different halves of blocks of 2 * kHalf steps.
+        // The barrier keeps operands of later levels out of registers.
         template <int kHalf>
         KGEN_DEVICE void add_level(const Buffers& buffers) {
+            sync_warp();
             const bool flip = kHalf == 4 ? flip_wide : kHalf == 2 && flip_near;
             constexpr int kPart = kHalf == 8 ? 0 : kHalf == 4 ? 2 : kHalf == 2 ? 4 : 6;
             Half r_late, a_late, k_early, b_early, to_late, from_early, own;
@@ -273,6 +275,8 @@ private:
                 of_k[place] = near_tf32(k_early[i] * from_early[i]);
                 of_b[place] = near_tf32(b_early[i] * from_early[i]);
             }
+            // Of what the late steps get, the share of half 1; of half 0 it is the early steps' one.
+            const float share = flip ? 0.0f : 1.0f, other = 1.0f - share;
             Half by_r = {}, by_a = {}, by_k = {}, by_b = {};
             const Vec<float, 4>* parts = buffers.parts(kPart);
             multiply(by_r, of_k, of_b, parts[0]);
@@ -287,14 +291,14 @@ private:
                 by_b[i] *= from_early[i];
                 const float at = r_late[i] * by_r[i], before_it = fma(a_late[i], by_a[i], at);
                 const float behind_it = fma(k_early[i], by_k[i], b_early[i] * by_b[i]);
-                add_late<kHalf>(flip, i, gr, by_r[i]);
-                add_late<kHalf>(flip, i, ga, by_a[i]);
-                add_late<kHalf>(flip, i, gw, at);
-                add_early<kHalf>(flip, i, gk, by_k[i]);
-                add_early<kHalf>(flip, i, gb, by_b[i]);
+                add_late<kHalf>(share, other, i, gr, by_r[i]);
+                add_late<kHalf>(share, other, i, ga, by_a[i]);
+                add_late<kHalf>(share, other, i, gw, at);
+                add_early<kHalf>(share, other, i, gk, by_k[i]);
+                add_early<kHalf>(share, other, i, gb, by_b[i]);
                 if constexpr (kHalf > 1) {
-                    add_late<kHalf>(flip, i, back, before_it);
-                    add_early<kHalf>(flip, i, ahead, behind_it);
+                    add_late<kHalf>(share, other, i, back, before_it);
+                    add_early<kHalf>(share, other, i, ahead, behind_it);
                 }
             }
         }
@@ -361,21 +365,21 @@ private:
             return flip ? at(1, i) : at(0, i);
         }
         template <int kHalf>
-        static KGEN_DEVICE void add_late(bool flip, int i, Steps& to, float x) {
+        static KGEN_DEVICE void add_late(float share, float other, int i, Steps& to, float x) {
             if constexpr (kHalf == 1) {
                 to[i % 2][i / 2 * 2 + 1 - i % 2] += x;
             } else {
-                if (kHalf < 8) to[0][i] += flip ? x : 0.0f;
-                to[1][i] += flip ? 0.0f : x;
+                if (kHalf < 8) to[0][i] = fma(other, x, to[0][i]);
+                to[1][i] = fma(share, x, to[1][i]);
             }
         }
         template <int kHalf>
-        static KGEN_DEVICE void add_early(bool flip, int i, Steps& to, float x) {
+        static KGEN_DEVICE void add_early(float share, float other, int i, Steps& to, float x) {
             if constexpr (kHalf == 1) {
                 to[i % 2][i / 2 * 2 + i % 2] += x;
             } else {
-                to[0][i] += flip ? 0.0f : x;
-                if (kHalf < 8) to[1][i] += flip ? x : 0.0f;
+                to[0][i] = fma(share, x, to[0][i]);
+                if (kHalf < 8) to[1][i] = fma(other, x, to[1][i]);
             }
         }
 
