@@ -22,7 +22,7 @@ CASES = (
     (f"B=1,H=1,T=17,K=7,V=5,{BF16},decay_form=log", 1, 1),
     (f"B=1,H=1,T=20,K=128,V=16,{BF16},decay_form=clamp", 8, 8),
 )  # fmt: skip
-FIRST = {"split": 8, "tile": 1, "columns": 8, "tokens": 4, "stages": 2}
+FIRST = {"split": 8, "tile": 1, "columns": 8, "tokens": 4, "stages": 2, "row_blocks": 1}
 
 
 @pytest.mark.parametrize(("text", "row_warps", "vec"), CASES)

@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv7/backward_chunk_loop.cu.jinja
-// config: chunk_loop(warps=4, stages=2, vec=8, min_blocks=2, row_warps=4)
+// config: chunk_loop(warps=4, stages=2, vec=8, min_blocks=2, row_warps=4, row_blocks=3)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward in chunks of 16 steps, clamped decays. All sums are in a fixed order.
 //
@@ -118,7 +118,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
 
 KGEN_EXPORT(wkv7_backward_columns);
 
-extern "C" __global__ void __launch_bounds__(kgen::wkv7::ChunkRows<Config>::kThreads)
+extern "C" __global__ void __launch_bounds__(kgen::wkv7::ChunkRows<Config>::kThreads, 3)
 wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    const Value* __restrict__ r,            // [B, T, H, K]
                    const W* __restrict__ w,                // [B, T, H, K]

@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv7/backward_chunk_rows.cu.jinja
-// config: chunk_rows(split=4, tile=4, columns=64, tokens=8, stages=2, vec=8, row_warps=4)
+// config: chunk_rows(split=4, tile=4, columns=64, tokens=8, stages=2, vec=8, row_warps=4, row_blocks=3)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward, columns of the states in registers, then tensor cores; bf16. All sums are in a fixed order.
 //
@@ -127,7 +127,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
 
 KGEN_EXPORT(wkv7_backward_columns);
 
-extern "C" __global__ void __launch_bounds__(kgen::wkv7::ChunkRows<Config>::kThreads)
+extern "C" __global__ void __launch_bounds__(kgen::wkv7::ChunkRows<Config>::kThreads, 3)
 wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    const Value* __restrict__ r,            // [B, T, H, K]
                    const W* __restrict__ w,                // [B, T, H, K]

@@ -47,7 +47,8 @@ class ChunkRows {
     using Copier = TileCopier<Value, Config::kVec>;
     using CopierW = TileCopier<W, Config::kVec>;
     static constexpr int kTile = Copier::kElements;
-    static constexpr int kGroup = min(Buffers::kBlocks, 4);  // blocks of 16 value features that are loaded at a time
+    // Blocks of 16 value features that are loaded at a time; four of more would spill on sm_120.
+    static constexpr int kGroup = Buffers::kBlocks <= 4 ? Buffers::kBlocks : 2;
     using Half = float[4];         // of a lane: [2 * key + step]
     using Steps = float[2][4];     // both halves
     using Words = u32[4];          // bf16 of two steps: [2 * half + key]
