@@ -1,4 +1,4 @@
-"""wkv7's backward kernel of rows on tensor cores, for all forms of the decay, by several warps and blocks of keys."""
+"""wkv7's backward kernel of rows on tensor cores: all forms of the decay, several warps."""
 
 from __future__ import annotations
 
