@@ -1,16 +1,16 @@
 // Rendered by kgen from templates/wkv7/backward_chunk_loop.cu.jinja
-// config: chunk_loop(warps=4, stages=2, vec=8, min_blocks=2, key_split=8, keys=16)
+// config: chunk_loop(warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, chunk_blocks=3)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward in chunks of 16 steps, clamped decays. All sums are in a fixed order.
 //
 //     wkv7_backward_columns  tensor cores: sa and the states before all chunks, forward in time; gsa, gv, the gradients
 //                            of the states behind all chunks and that of the initial state, backward in time, by
 //                            other blocks of the same launch
-//     wkv7_backward_rows     CUDA cores: gr, gw, gk, ga and gb, all chunks in parallel
+//     wkv7_backward_rows     tensor cores: gr, gw, gk, ga and gb, all chunks in parallel
 //
-// Shared memory and barriers: kgen/wkv7/chunk_columns.cuh, kgen/wkv7/key_rows.cuh.
+// Shared memory and barriers: kgen/wkv7/chunk_columns.cuh, kgen/wkv7/chunk_rows.cuh.
 #include "kgen/wkv7/chunk_columns.cuh"
-#include "kgen/wkv7/key_rows.cuh"
+#include "kgen/wkv7/chunk_rows.cuh"
 
 namespace {
 
@@ -34,9 +34,8 @@ struct Config {
     static constexpr int kWarps = 4;      // of the first kernel
     static constexpr int kStages = 2;    // its buffers of 16 steps in shared memory
     static constexpr int kVec = 8;          // elements per copy
-    static constexpr int kSteps = 16;            // of a chunk
-    static constexpr int kKeySplit = 8;  // threads that share a key of wkv7_backward_rows
-    static constexpr int kKeys = 16;           // keys of a block of it
+    static constexpr int kSteps = 16;               // of a chunk
+    static constexpr int kRowWarps = 4;  // of wkv7_backward_rows, 16 keys each
     static constexpr bool kSplit = kInitialState;   // 3xTF32: the gradient of the state is fp32
 };
 
@@ -119,7 +118,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
 
 KGEN_EXPORT(wkv7_backward_columns);
 
-extern "C" __global__ void __launch_bounds__(kgen::wkv7::KeyRows<Config>::kThreads)
+extern "C" __global__ void __launch_bounds__(kgen::wkv7::ChunkRows<Config>::kThreads, 3)
 wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    const Value* __restrict__ r,            // [B, T, H, K]
                    const W* __restrict__ w,                // [B, T, H, K]
@@ -146,7 +145,7 @@ wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    i64 gw_stride_H, i64 gk_stride_B, i64 gk_stride_T, i64 gk_stride_H,
                    i64 ga_stride_B, i64 ga_stride_T, i64 ga_stride_H, i64 gb_stride_B,
                    i64 gb_stride_T, i64 gb_stride_H, float scale) {
-    kgen::wkv7::backward_rows<Config>(
+    kgen::wkv7::backward_chunk_rows<Config>(
         cu_seqlens, N, T, H,
         {
          {gy, gy_stride_B, gy_stride_T, gy_stride_H},

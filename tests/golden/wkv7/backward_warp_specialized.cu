@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv7/backward_warp_specialized.cu.jinja
-// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, key_split=16, keys=16)
+// config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, chunk_blocks=3)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
 // wkv7 backward by producer and consumer warps, in chunks of 16 steps on tensor cores; bf16. All sums are in a fixed
 // order.
@@ -7,10 +7,10 @@
 //     wkv7_backward_columns  tensor cores: sa and the states before all chunks, forward in time; gsa, gv and the
 //                            gradients of the states behind all chunks, backward in time, by other blocks of the same
 //                            launch
-//     wkv7_backward_rows     CUDA cores: gr, gw, gk, ga and gb, all chunks in parallel
+//     wkv7_backward_rows     tensor cores: gr, gw, gk, ga and gb, all chunks in parallel
 //
-// Formulas, shared memory and barriers: kgen/wkv7/specialized_loop.cuh, kgen/wkv7/key_rows.cuh.
-#include "kgen/wkv7/key_rows.cuh"
+// Formulas, shared memory and barriers: kgen/wkv7/specialized_loop.cuh, kgen/wkv7/chunk_rows.cuh.
+#include "kgen/wkv7/chunk_rows.cuh"
 #include "kgen/wkv7/specialized_loop.cuh"
 
 namespace {
@@ -36,8 +36,11 @@ struct Config {
     static constexpr int kStages = 2;       // its chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
     static constexpr int kSteps = 16;               // of a chunk
-    static constexpr int kKeySplit = 16;  // threads that share a key of wkv7_backward_rows
-    static constexpr int kKeys = 16;           // keys of a block of it
+};
+
+// Of wkv7_backward_rows.
+struct RowsConfig : Config {
+    static constexpr int kRowWarps = 4;  // of a block, with 16 keys each
 };
 
 static_assert(sizeof(W) == 2, "gradients of steps are bf16");
@@ -116,7 +119,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
 
 KGEN_EXPORT(wkv7_backward_columns);
 
-extern "C" __global__ void __launch_bounds__(kgen::wkv7::KeyRows<Config>::kThreads)
+extern "C" __global__ void __launch_bounds__(kgen::wkv7::ChunkRows<RowsConfig>::kThreads, 3)
 wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    const Value* __restrict__ r,            // [B, T, H, K]
                    const W* __restrict__ w,                // [B, T, H, K]
@@ -143,7 +146,7 @@ wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    i64 gw_stride_H, i64 gk_stride_B, i64 gk_stride_T, i64 gk_stride_H,
                    i64 ga_stride_B, i64 ga_stride_T, i64 ga_stride_H, i64 gb_stride_B,
                    i64 gb_stride_T, i64 gb_stride_H, float scale) {
-    kgen::wkv7::backward_rows<Config>(
+    kgen::wkv7::backward_chunk_rows<RowsConfig>(
         cu_seqlens, N, T, H,
         {
          {gy, gy_stride_B, gy_stride_T, gy_stride_H},

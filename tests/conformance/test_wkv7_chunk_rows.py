@@ -1,0 +1,37 @@
+"""wkv7's backward kernel of rows on tensor cores: all forms of the decay, several warps."""
+
+from __future__ import annotations
+
+import pytest
+from test_host import BY_RANK, SHUFFLED, run_configs
+
+from kgen.catalogue import open_catalogue
+from kgen.model.config import Config
+from kgen.model.problem import parse_problem
+from kgen.model.record import Fate
+
+STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
+PACKED = "cu_seqlens_dtype=int64"
+BF16 = "dtype=bf16,w_dtype=bf16"
+# Warps of the second kernel; elements per copy.
+CASES = (
+    (f"B=1,H=2,T=37,K=64,V=40,{BF16},decay_form=log", 4, 8),
+    (f"B=1,N=4,H=1,T=70,K=48,V=32,{BF16},decay_form=raw,{STATES},{PACKED}", 2, 8),
+    (f"B=1,H=1,T=33,K=20,V=128,{BF16},decay_form=raw,{STATES}", 1, 4),
+    (f"B=2,H=1,T=19,K=20,V=18,{BF16},decay_form=clamp", 2, 2),
+    (f"B=1,H=1,T=17,K=7,V=5,{BF16},decay_form=log", 1, 1),
+    (f"B=1,H=1,T=20,K=128,V=16,{BF16},decay_form=clamp", 8, 8),
+)  # fmt: skip
+FIRST = {"split": 8, "tile": 1, "columns": 8, "tokens": 4, "stages": 2, "chunk_blocks": 1}
+
+
+@pytest.mark.parametrize(("text", "chunk_warps", "vec"), CASES)
+def test_chunk_rows(text: str, chunk_warps: int, vec: int) -> None:
+    entry = open_catalogue().entry("wkv7")
+    variant = entry.space.variant("backward", "chunk_rows")
+    problem = parse_problem(text, entry.operator.signature)
+    config = Config.of(variant.name, FIRST | {"chunk_warps": chunk_warps, "vec": vec})
+    for _, _, outcome in run_configs(
+        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
+    ):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
