@@ -62,5 +62,5 @@ def test_several_warps(text: str, warps: tuple[int, int], stages: int, vec: int)
 
 @pytest.mark.parametrize(("text", "warps", "stages", "vec"), BACKWARD)
 def test_several_warps_backward(text: str, warps: tuple[int, int], stages: int, vec: int) -> None:
-    second = {"key_split": 8, "keys": 8}
+    second = {"chunk_warps": 2, "chunk_blocks": 1}
     certify("backward", text, warps, {"stages": stages, "vec": vec} | second)
