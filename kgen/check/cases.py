@@ -7,15 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kgen.check.case import NORMAL, Case, Layout, seed_of
+from kgen.check.case import NORMAL, SHIFTED, Case, Layout, seed_of
+from kgen.check.hard_values import LARGE, LARGE_CASES, NANS, UNEQUAL
 from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Dim, Pass
 from kgen.operators.base import Operator
 
-LARGE = "large"
-"""Ordinary inputs times a power of two that leaves the dtype's range to sums and squares of them;
-for operators whose own cases have nothing of that kind."""
-LARGE_CASES = (LARGE, "huge")
 REDUCED = 257
 QUICK = 65
 FEW = 2
@@ -30,6 +27,11 @@ BEYOND_TUNED = 4
 BEYOND_HEADS = 513
 """Of the features of a head: twice the largest that models have (256). A plain fp32 sum over
 1025 of them, which is what safe kernels compute, exceeds its bound."""
+WHOLE_TILES = 512
+"""A multiple of every tile: no extent of `RAGGED` is a whole number of tiles of more than 64."""
+SERIAL_WORK = 16
+"""Arithmetic of a set of many steps beyond the problem's, in small sets': a kernel that drops terms
+after some thousand steps is right on a few hundred."""
 STEADY_BYTES = 2**24
 STEADY_FLOPS = 2**29
 """Of the set that reaches a kernel's steady state, on the host layer."""
@@ -79,9 +81,11 @@ class Sizes:
 
 
 GPU_SIZES = Sizes(small=64 * 2**20, quick=4 * 2**20, pool=4 * 2**20, steps=8193)
-HOST_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19)
+HOST_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19, steps=4097)
 """A kernel on the host layer handles a few million elements per second."""
-PROOF_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19, flops=2**20, threads=HOST_THREADS)
+PROOF_SIZES = Sizes(
+    small=2**18, quick=2**16, pool=2**19, flops=2**20, threads=HOST_THREADS, steps=4097
+)
 """Of a certificate's host run: dozens of sets, some under AddressSanitizer, of operators whose work
 may grow with the square of a dim (timex: 27 sets of HOST_SIZES took over two minutes). Fewer bytes
 would not do: a persistent block must come round, or what it keeps too long goes unseen."""
@@ -148,6 +152,7 @@ class Schedule:
         quick = self._reduced(QUICK, self.sizes.quick, constants)
         return [
             *ragged,
+            *self._whole_tiles(constants),
             *self._hard(constants),
             *self._beyond(constants),
             *(
@@ -183,6 +188,7 @@ class Schedule:
         ]
         others = [
             *self._ragged(constants),
+            *self._whole_tiles(constants, threads),
             *self._hard(constants),
             *self._beyond(constants, threads),
         ]
@@ -193,10 +199,13 @@ class Schedule:
     def _is_small(self, case: Case) -> bool:
         """Whether a set is not too large for a host run.
 
-        A dim compiled in may make even one row of some sets large.
+        A dim compiled in may make even one row of some sets large. Sets of many steps may take
+        more, and were chosen by that.
         """
         dims = dict(case.dims)
-        return self._bytes(dims) <= 4 * self.sizes.small and not self._is_too_much_work(dims, 4)
+        serial = any(dims.get(name, 0) > SHORT for name in self.operator.serial_dims)
+        times = SERIAL_WORK if serial else 4
+        return self._bytes(dims) <= 4 * self.sizes.small and not self._is_too_much_work(dims, times)
 
     def steady(
         self, steady: Sequence[tuple[str, int]], constants: Collection[str]
@@ -265,9 +274,12 @@ class Schedule:
             hard += [self._case(NORMAL, dims, "strided"), self._case(NORMAL, dims, "odd strides")]
         if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
             hard.append(self._case(NORMAL, dims, "permuted"))
-        hard.append(self._case(NORMAL, dims, "shifted"))
+        hard += [self._case(NORMAL, dims, shifted) for shifted in SHIFTED]
         if self.pass_.scalars:
-            hard.append(replace(self._case(NORMAL, dims), scalars=other_scalars(self.pass_)))
+            ordinary = self._case(NORMAL, dims)
+            hard.append(replace(ordinary, scalars=other_scalars(self.pass_)))
+            hard.append(replace(ordinary, opposite=True))
+        hard += [self._case(name, dims) for name in (*UNEQUAL, NANS)]
         return hard
 
     def _ragged(self, constants: Collection[str]) -> Iterator[Case]:
@@ -294,20 +306,41 @@ class Schedule:
                 continue  # on the host layer a hundred heads take a minute, and are all the same
             beyond = BEYOND_HEADS if name in self.operator.head_dims else self.sizes.beyond
             extent = max(beyond, BEYOND_TUNED * self.problem.dim(name) + 1)
-            if name in self.operator.serial_dims:
+            is_serial = name in self.operator.serial_dims
+            if is_serial:
                 extent = min(extent, self.sizes.steps)
-            wanted = extent
+            wanted, times = extent, SERIAL_WORK if is_serial else 1
             while extent > RAGGED[-1]:
                 dims = {**smallest, name: extent}
-                if (
-                    self._bytes(dims) <= self.sizes.small
-                    and not self._is_too_much_work(dims)
-                    and not self._are_too_many(dims, threads)
-                ):
+                if self._is_modest(dims, threads, times):
                     case = self._case(NORMAL, tuple(dims.items()))
                     yield case if extent == wanted else replace(case, shortened=((name, wanted),))
                     break
                 extent = extent // 2 + 1
+
+    def _whole_tiles(
+        self, constants: Collection[str], threads: Threads | None = None
+    ) -> Iterator[Case]:
+        """One run-time dim at a time at a whole number of large tiles, and one less."""
+        smallest = self._smallest_extents(constants)
+        for name in smallest:
+            if name in self.operator.repeats and self.sizes.flops is not None:
+                continue
+            extent = WHOLE_TILES
+            while extent > RAGGED[-1]:
+                sets = [{**smallest, name: extent}, {**smallest, name: extent - 1}]
+                if all(self._is_modest(dims, threads, times=4) for dims in sets):
+                    yield from (self._case(NORMAL, tuple(dims.items())) for dims in sets)
+                    break
+                extent //= 2
+
+    def _is_modest(self, dims: dict[str, int], threads: Threads | None, times: int) -> bool:
+        """Whether a set is neither too large nor too much work, `times` a small set's at most."""
+        return (
+            self._bytes(dims) <= self.sizes.small * min(times, 4)
+            and not self._is_too_much_work(dims, times)
+            and not self._are_too_many(dims, threads)
+        )
 
     def _reduced(
         self, rows: int, budget: int, constants: Collection[str], times: int = 1
@@ -373,7 +406,8 @@ class Schedule:
     def _case(
         self, name: str, dims: tuple[tuple[str, int], ...], layout: Layout = "contiguous"
     ) -> Case:
-        return Case(name, dims, layout, seed_of(self.seed, name, list(dims), layout))
+        # Values do not depend on the layout, so that sets which differ in it alone have one oracle.
+        return Case(name, dims, layout, seed_of(self.seed, name, list(dims)))
 
 
 def other_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
@@ -383,8 +417,10 @@ def other_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
     One that rounds a product with a scalar is right where the scalar is a power of two.
     """
     found = []
-    for scalar in pass_.scalars:
-        value = 0.6875 if scalar.default != 0.6875 else 0.8125
+    for place, scalar in enumerate(pass_.scalars):
+        value = 0.6875 + place / 16  # no two the same: one may be used in another's place
+        if value == scalar.default:
+            value += 1 / 32
         if scalar.above is not None and value <= scalar.above:
             value = 2.0 * scalar.above
         found.append((scalar.name, value))
