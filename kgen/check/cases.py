@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kgen.check.case import NORMAL, SHIFTED, Case, Layout, seed_of
-from kgen.check.hard_values import LARGE, LARGE_CASES, NANS, UNEQUAL
+from kgen.check.hard_values import LARGE, LARGE_CASES, NANS, UNEQUAL, weights_of
 from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Dim, Pass
 from kgen.operators.base import Operator
@@ -29,9 +29,14 @@ BEYOND_HEADS = 513
 1025 of them, which is what safe kernels compute, exceeds its bound."""
 WHOLE_TILES = 512
 """A multiple of every tile: no extent of `RAGGED` is a whole number of tiles of more than 64."""
+WHOLE_HEADS = 128
+"""The same of the features of a head. Beyond, a plain fp32 sum may exceed its bound."""
+FURTHER = 545
+"""Steps of a set beyond the problem's extents on the host layer: more than 512, the last tile ragged.
+Where tensor cores add, they cut off: on sums of a thousand steps an honest kernel may leave the bound of
+a definition that rounds. A GPU's certificate has 8193."""
 SERIAL_WORK = 16
-"""Arithmetic of a set of many steps beyond the problem's, in small sets': a kernel that drops terms
-after some thousand steps is right on a few hundred."""
+"""Arithmetic of that set, in small sets'."""
 STEADY_BYTES = 2**24
 STEADY_FLOPS = 2**29
 """Of the set that reaches a kernel's steady state, on the host layer."""
@@ -81,10 +86,10 @@ class Sizes:
 
 
 GPU_SIZES = Sizes(small=64 * 2**20, quick=4 * 2**20, pool=4 * 2**20, steps=8193)
-HOST_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19, steps=4097)
+HOST_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19, steps=FURTHER)
 """A kernel on the host layer handles a few million elements per second."""
 PROOF_SIZES = Sizes(
-    small=2**18, quick=2**16, pool=2**19, flops=2**20, threads=HOST_THREADS, steps=4097
+    small=2**18, quick=2**16, pool=2**19, flops=2**20, threads=HOST_THREADS, steps=FURTHER
 )
 """Of a certificate's host run: dozens of sets, some under AddressSanitizer, of operators whose work
 may grow with the square of a dim (timex: 27 sets of HOST_SIZES took over two minutes). Fewer bytes
@@ -279,7 +284,9 @@ class Schedule:
             ordinary = self._case(NORMAL, dims)
             hard.append(replace(ordinary, scalars=other_scalars(self.pass_)))
             hard.append(replace(ordinary, opposite=True))
-        hard += [self._case(name, dims) for name in (*UNEQUAL, NANS)]
+        hard += [self._case(name, dims) for name in (*UNEQUAL, *NANS[:-1])]
+        if weights_of(self.pass_, self.operator.slab_dim):
+            hard.append(self._case(NANS[-1], dims))
         return hard
 
     def _ragged(self, constants: Collection[str]) -> Iterator[Case]:
@@ -309,7 +316,7 @@ class Schedule:
             is_serial = name in self.operator.serial_dims
             if is_serial:
                 extent = min(extent, self.sizes.steps)
-            wanted, times = extent, SERIAL_WORK if is_serial else 1
+            wanted, times = extent, SERIAL_WORK if is_serial else 4
             while extent > RAGGED[-1]:
                 dims = {**smallest, name: extent}
                 if self._is_modest(dims, threads, times):
@@ -326,7 +333,7 @@ class Schedule:
         for name in smallest:
             if name in self.operator.repeats and self.sizes.flops is not None:
                 continue
-            extent = WHOLE_TILES
+            extent = WHOLE_HEADS if name in self.operator.head_dims else WHOLE_TILES
             while extent > RAGGED[-1]:
                 sets = [{**smallest, name: extent}, {**smallest, name: extent - 1}]
                 if all(self._is_modest(dims, threads, times=4) for dims in sets):

@@ -13,7 +13,15 @@ from torch import Tensor
 from kgen.check.buffers import Guarded, contiguous_strides, fingerprint, guarded
 from kgen.check.case import NORMAL, SHIFTED, Case, Layout
 from kgen.check.cases import GPU_SIZES, HOST_SIZES, Schedule, Sizes
-from kgen.check.hard_values import base_of, linear_in, opposite_of, with_hard_values
+from kgen.check.hard_values import (
+    LARGE_SCALAR,
+    UNEQUAL,
+    base_of,
+    linear_in,
+    opposite_of,
+    scalars_times,
+    with_hard_values,
+)
 from kgen.check.input_set import InputSet
 from kgen.check.layouts import gap, output_strides, padded, permuted
 from kgen.check.oracle import (
@@ -264,7 +272,10 @@ class Fixture:
                 )
         drawn = {t.name: drawn[t.name] for t in self.pass_.inputs}
         if name != case.name:
-            drawn = with_hard_values(case, drawn, self.pass_, problem, self._linear_names)
+            drawn = with_hard_values(
+                case, drawn, self.pass_, problem, self._linear_names, self.operator.slab_dim,
+                self.operator.signature.packing,
+            )
         return drawn
 
     @property
@@ -381,6 +392,8 @@ class Fixture:
         """The scalars that the pass has on the set of a case, by name."""
         if case.opposite:
             return opposite_of(self.pass_, self.scalars, self._linear_names)
+        if case.name in UNEQUAL and case.name not in self.operator.cases:
+            return scalars_times(LARGE_SCALAR, self.pass_, self.scalars, self._linear_names)
         return self.scalars | dict(case.scalars)
 
     def _oracle(self, case: Case) -> Oracle:

@@ -7,40 +7,44 @@ Only for operators whose own cases have nothing of that kind.
 as large and as small (2^7 in fp16), and a quarter of their elements is 0 or -0. A product of them
 stays within the range, so that a kernel which limits one input, or drops small values of it, is
 seen. Which inputs those are is found out with the definition: other inputs, such as decays, have a
-range of their own.
+range of their own. With them scalars are as large, if outputs are linear in them, and packed
+sequences begin at whole numbers of tiles, which random cuts hardly do.
 
-`nan elsewhere`: a NaN in each input in which the operator's own case `nonfinite` has none.
+`nan elsewhere`: a NaN in each input in which the operator's own case `nonfinite` has none. `nan in
+weights` has those in inputs without the slab dim, whose NaN reaches every row and hides all others;
+only in those in which outputs are linear: of a NaN in a decay, definitions differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from kgen.check.case import NORMAL, Case
 from kgen.model.problem import Problem, with_dims
-from kgen.model.signature import Pass
+from kgen.model.signature import Packing, Pass
 from kgen.operators.base import Operator
 
 LARGE = "large"
 LARGE_CASES = (LARGE, "huge")
 UNEQUAL = ("large and small", "small and large")
-NANS = "nan elsewhere"
+NANS = ("nan elsewhere", "nan in weights")
 NONFINITE = "nonfinite"
 
 _EXTENT = 3  # of the dims of a problem that tells whether outputs are linear in an input
 _LINEAR = 1e-9  # of their magnitude that outputs in float64 may differ by
 _ZEROS = 4  # one element of so many
 _OPPOSITE = -1.375  # of a scalar; not -1, which hides a square
+LARGE_SCALAR = 2.75
 
 
 def base_of(operator: Operator, case: Case) -> str:
     """The operator's own case that a set's values are drawn from."""
-    if case.name in operator.cases or case.name not in (LARGE, *UNEQUAL, NANS):
+    if case.name in operator.cases or case.name not in (LARGE, *UNEQUAL, *NANS):
         return case.name
-    if case.name == NANS and NONFINITE in operator.cases:
+    if case.name in NANS and NONFINITE in operator.cases:
         return NONFINITE
     return NORMAL
 
@@ -51,6 +55,8 @@ def with_hard_values(
     pass_: Pass,
     problem: Problem,
     linear: frozenset[str],
+    slab_dim: str | None,
+    packing: Packing | None,
 ) -> dict[str, Tensor]:
     """Turn the values that `base_of` draws into those of a set.
 
@@ -59,17 +65,22 @@ def with_hard_values(
         drawn: The inputs.
         pass_, problem: Of the set.
         linear: From `linear_in`.
+        slab_dim, packing: The operator's.
     """
     if case.name == LARGE:
         return {name: _enlarged(value) for name, value in drawn.items()}
-    if case.name == NANS:
-        return dict(_with_nans(drawn))
+    if case.name in NANS:
+        weights = weights_of(pass_, slab_dim)
+        chosen = linear & weights if case.name == NANS[1] else drawn.keys() - weights
+        return dict(_with_nans(drawn, chosen))
     is_fp16 = any(problem.dtype(t.dtype).torch == "float16" for t in pass_.tensors)
     up = 7 if is_fp16 else 16
     found = dict(drawn)
     for place, name in enumerate(name for name in drawn if name in linear):
         is_up = (place % 2 == 0) == (case.name == UNEQUAL[0])
         found[name] = _with_zeros(drawn[name] * 2.0 ** (up if is_up else -up), case.seed + place)
+    if packing is not None and packing.offsets in found:
+        found[packing.offsets] = _at_tiles(found[packing.offsets])
     return found
 
 
@@ -132,8 +143,29 @@ def opposite_of(
     pass_: Pass, scalars: Mapping[str, float], linear: frozenset[str]
 ) -> dict[str, float]:
     """Scalars of which those that outputs are linear in are negative, with a magnitude above 1."""
+    return scalars_times(_OPPOSITE, pass_, scalars, linear)
+
+
+def scalars_times(
+    value: float, pass_: Pass, scalars: Mapping[str, float], linear: frozenset[str]
+) -> dict[str, float]:
+    """Scalars of which those that outputs are linear in are a value, or somewhat more: no two are
+    the same."""
     changed = [s.name for s in pass_.scalars if s.name in linear]
-    return {**scalars, **{name: _OPPOSITE - place / 8 for place, name in enumerate(changed)}}
+    return {
+        **scalars, **{name: value * (1.0 + place / 16) for place, name in enumerate(changed)}
+    }
+
+
+def _at_tiles(offsets: Tensor) -> Tensor:
+    """Where sequences begin, at multiples of 64 or, where there are few steps, of 16."""
+    if offsets.numel() == 0:
+        return offsets
+    steps = int(offsets[-1])
+    tile = 64 if steps >= 192 else 16
+    cut = offsets // tile * tile
+    cut[-1] = steps
+    return cut
 
 
 def _enlarged(value: Tensor) -> Tensor:
@@ -152,8 +184,15 @@ def _with_zeros(value: Tensor, seed: int) -> Tensor:
     return torch.where(chosen == 0, zero, torch.where(chosen == 1, -zero, value))
 
 
-def _with_nans(drawn: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """NaN at one element of each input without one, ordinary values where there was one.
+def weights_of(pass_: Pass, slab_dim: str | None) -> frozenset[str]:
+    """The inputs without the slab dim."""
+    return frozenset(t.name for t in pass_.inputs if slab_dim and slab_dim not in t.dims)
+
+
+def _with_nans(
+    drawn: Mapping[str, Tensor], chosen: Collection[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """NaN at one element of each chosen input without one, ordinary values where there was one.
 
     No two at the same place of their tensors: one NaN may hide what becomes of another.
     """
@@ -161,6 +200,9 @@ def _with_nans(drawn: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         if not value.is_floating_point() or value.numel() == 0:
             yield name, value
         elif bool(value.isfinite().all()):
+            if name not in chosen:
+                yield name, value
+                continue
             planted = value.clone()
             planted.view(-1)[value.numel() * (2 * place + 1) // (2 * len(drawn))] = torch.nan
             yield name, planted
