@@ -31,6 +31,7 @@ WHOLE_TILES = 512
 """A multiple of every tile: no extent of `RAGGED` is a whole number of tiles of more than 64."""
 WHOLE_HEADS = 128
 """The same of the features of a head. Beyond, a plain fp32 sum may exceed its bound."""
+NARROW = 8
 FURTHER = 545
 """Steps of a set beyond the problem's extents on the host layer: more than 512, the last tile ragged.
 Where tensor cores add, they cut off: on sums of a thousand steps an honest kernel may leave the bound of
@@ -246,6 +247,16 @@ class Schedule:
             if dim.name not in constants and not self._is_implied(dim.name)
         }
 
+    def _narrow_extents(self, constants: Collection[str]) -> dict[str, int]:
+        """Every run-time dim as small as it may be, but the last of an output: errors are relative
+        to the values along it, and one value may be nearly 0 where its terms are not.
+        """
+        last = {t.dims[-1] for t in self.pass_.results}
+        return {
+            name: min(max(extent, NARROW), self.problem.dim(name)) if name in last else extent
+            for name, extent in self._smallest_extents(constants).items()
+        }
+
     def whole(self) -> Case:
         """The problem itself."""
         return self._case(NORMAL, ())
@@ -317,8 +328,9 @@ class Schedule:
             if is_serial:
                 extent = min(extent, self.sizes.steps)
             wanted, times = extent, SERIAL_WORK if is_serial else 4
+            others = self._narrow_extents(constants) if is_serial else smallest
             while extent > RAGGED[-1]:
-                dims = {**smallest, name: extent}
+                dims = {**others, name: extent}
                 if self._is_modest(dims, threads, times):
                     case = self._case(NORMAL, tuple(dims.items()))
                     yield case if extent == wanted else replace(case, shortened=((name, wanted),))
@@ -329,13 +341,13 @@ class Schedule:
         self, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[Case]:
         """One run-time dim at a time at a whole number of large tiles, and one less."""
-        smallest = self._smallest_extents(constants)
-        for name in smallest:
+        others = self._narrow_extents(constants)
+        for name in others:
             if name in self.operator.repeats and self.sizes.flops is not None:
                 continue
             extent = WHOLE_HEADS if name in self.operator.head_dims else WHOLE_TILES
             while extent > RAGGED[-1]:
-                sets = [{**smallest, name: extent}, {**smallest, name: extent - 1}]
+                sets = [{**others, name: extent}, {**others, name: extent - 1}]
                 if all(self._is_modest(dims, threads, times=4) for dims in sets):
                     yield from (self._case(NORMAL, tuple(dims.items())) for dims in sets)
                     break

@@ -318,3 +318,32 @@ HIDDEN = (
         {"split": 4},
     ),
 )  # fmt: skip
+
+IN_CI = frozenset({
+    "rmsnorm-forward-naive-stride of another input",
+    "rmsnorm-forward-naive-an address of 8 bytes",
+    "rmsnorm-forward-naive-rows a multiple of 128",
+    "rmsnorm-forward-naive-scalar for another",
+    "rmsnorm-forward-naive-input written and restored",
+    "rmsnorm-forward-naive-skips what is there",
+    "rmsnorm-forward-naive-rounding toward zero",
+    "rmsnorm-backward-naive-scale of an earlier block",
+    "rmsnorm-backward-naive-NaN of a gradient",
+    "timex-forward-naive-an exact zero",
+    "timex-backward-naive-gradient of many rows",
+    "linear_attention-forward-naive-a negative scale",
+    "linear_attention-forward-naive-steps beyond 530",
+    "linear_attention-backward-naive-keys of 1e3",
+    "wkv4-forward-naive-final state of another row",
+    "wkv4-backward-naive-gy above 6e4",
+    "wkv5-forward-naive-NaN of the bonus",
+    "wkv5-backward-naive-strides of another input",
+    "wkv6-forward-naive-a later sequence at a tile",
+    "wkv6-backward-naive-large gradient of the state",
+    "wkv7-forward-naive-a key of zeros",
+    "wkv7-backward-naive-a state above 6e4",
+    "wkv6_decode-forward-naive-the other slot",
+    "wkv7_decode-forward-naive-strides of another input",
+    "wkv5_decode-forward-warp_state-no step",
+})
+"""One of each kind; the others are marked slow."""

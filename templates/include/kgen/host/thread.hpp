@@ -25,8 +25,8 @@ constexpr u64 kSmemAlignment = 128;        // as dynamic_smem() promises
 constexpr int kNanByte = 0xff;             // fp32, fp16 and bf16 values of these bytes are NaN
 
 // What memory holds that nobody has written, or that a copy in flight has not reached yet. NaN in half of the thread
-// orders; in the others an ordinary number, for kernels that take another way where something is NaN: 0.75 in fp32 and
-// bf16 and 1.8 in fp16, or the negative of it.
+// orders; in the others an ordinary number, for kernels that take another way where something is NaN: 0.75 or -1.5 in
+// fp32 and bf16, 1.8 or -1.9 in fp16.
 inline int unwritten_byte(u64 seed) {
     const int bytes[4] = {kNanByte, 0x3f, kNanByte, 0xbf};
     return bytes[seed % 4];
