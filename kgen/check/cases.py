@@ -72,6 +72,7 @@ class Sizes:
         beyond: Extent of a set beyond the problem's extents, at least.
         ragged_repeats: Extents of ragged sets, of a dim along which a kernel repeats itself.
         threads: Of a set beyond the problem's extents, at most; None: any number.
+        far_flops: Arithmetic of such a set, at most, where `flops` is None; None: any.
     """
 
     small: int
@@ -84,11 +85,15 @@ class Sizes:
     beyond: int = BEYOND
     ragged_repeats: tuple[int, ...] = RAGGED
     threads: int | None = None
+    far_flops: int | None = None
 
 
 GPU_SIZES = Sizes(small=64 * 2**20, quick=4 * 2**20, pool=4 * 2**20, steps=8193)
-HOST_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19, steps=FURTHER)
-"""A kernel on the host layer handles a few million elements per second."""
+HOST_SIZES = Sizes(
+    small=2**18, quick=2**16, pool=2**19, steps=FURTHER, threads=HOST_THREADS, far_flops=2**24
+)
+"""A kernel on the host layer handles a few million elements per second. 8193 steps of timex are 400
+million operations, all of one CTA: four minutes for one set."""
 PROOF_SIZES = Sizes(
     small=2**18, quick=2**16, pool=2**19, flops=2**20, threads=HOST_THREADS, steps=FURTHER
 )
@@ -151,16 +156,18 @@ class Schedule:
         cases.append(self.whole())
         return cases
 
-    def certify(self, seed: int, constants: Collection[str]) -> list[Case]:
+    def certify(
+        self, seed: int, constants: Collection[str], threads: Threads | None = None
+    ) -> list[Case]:
         """Everything, cheap sets first, and a fresh set of full size last."""
         whole = self.whole()
         ragged = list(self._ragged(constants))
         quick = self._reduced(QUICK, self.sizes.quick, constants)
         return [
             *ragged,
-            *self._whole_tiles(constants),
+            *self._whole_tiles(constants, threads),
             *self._hard(constants),
-            *self._beyond(constants),
+            *self._beyond(constants, threads),
             *(
                 Case(NORMAL, quick, "contiguous", seed_of(seed, "fresh", i), fresh=True)
                 for i in range(self.sizes.fresh)
@@ -357,7 +364,7 @@ class Schedule:
         """Whether a set is neither too large nor too much work, `times` a small set's at most."""
         return (
             self._bytes(dims) <= self.sizes.small * min(times, 4)
-            and not self._is_too_much_work(dims, times)
+            and not self._is_too_much_work(dims, times, self.sizes.far_flops)
             and not self._are_too_many(dims, threads)
         )
 
@@ -401,11 +408,13 @@ class Schedule:
     def _row_bytes(self, slab: str) -> int:
         return self._bytes({slab: 1})
 
-    def _is_too_much_work(self, dims: dict[str, int], times: int = 1) -> bool:
-        if self.sizes.flops is None:
+    def _is_too_much_work(
+        self, dims: dict[str, int], times: int = 1, far_flops: int | None = None
+    ) -> bool:
+        most = far_flops if self.sizes.flops is None else times * self.sizes.flops
+        if most is None:
             return False
-        cost = self.operator.cost(self.pass_.name, self._with(dims))
-        return cost.flops > times * self.sizes.flops
+        return self.operator.cost(self.pass_.name, self._with(dims)).flops > most
 
     def _are_too_many(self, dims: dict[str, int], threads: Threads | None) -> bool:
         most = self.sizes.threads
