@@ -33,9 +33,9 @@ WHOLE_HEADS = 128
 """The same of the features of a head. Beyond, a plain fp32 sum may exceed its bound."""
 NARROW = 8
 FURTHER = 545
-"""Steps of a set beyond the problem's extents on the host layer: more than 512, the last tile ragged.
-Where tensor cores add, they cut off: on sums of a thousand steps an honest kernel may leave the bound of
-a definition that rounds. A GPU's certificate has 8193."""
+"""Steps of a set beyond the problem's extents on the host layer: more than 512, and the last tile
+ragged. Where tensor cores add, they cut off: on sums of a thousand steps an honest kernel may leave
+the bound of a definition that rounds. A GPU's certificate has 8193."""
 SERIAL_WORK = 16
 """Arithmetic of that set, in small sets'."""
 STEADY_BYTES = 2**24

@@ -40,8 +40,8 @@ def scaled_errors(
 MEAN_SHARE = 0.1
 """Of the bound of an element that a mean error may use: errors that round cancel, others do not."""
 MEAN_SHARE_16 = 0.03
-"""The same of an output of 16 bits. There the bound is nearly all rounding of the result, whose mean is
-0; rounding toward zero uses 0.06, the kernels of all operators at most 0.006 and sampling noise."""
+"""The same of an output of 16 bits. There the bound is nearly all rounding of the result, whose
+mean is 0. Rounding toward zero uses 0.06; the kernels of all operators use sampling noise alone."""
 _MEAN_NOISE = 2.0  # times the bound over the square root of the elements
 _MEAN_NOISE_16 = 1.5  # at most 0.6 was seen
 _MEAN_ULPS = 2.0  # of fp32: tensor cores cut off where they add

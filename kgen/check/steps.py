@@ -5,9 +5,9 @@ workspace that an earlier launch or another kernel left behind. So a kernel is l
 set's values, on other values in the same buffers, and on the set's values again. Before each
 launch the outputs and the workspaces are filled: with NaN, a large finite number of either sign or
 zero; or they keep what the launch before left. All launches on the set's own values must give the
-same bits. Before one launch they keep what a launch on the same values left, but for a few elements,
-which hold something else: a kernel that looks at some of what is there, finds it right, and leaves
-the rest undone would be fast as long as it is timed, and right in every other launch.
+same bits. Before one launch they keep what a launch on the same values left, but for a few
+elements, which hold something else: a kernel that looks at some of what is there, finds it right,
+and leaves the rest undone would be fast as long as it is timed, and right in every other launch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _AFTER_OTHER = Step(True, Fill.LEFT, Fill.LEFT)
 _OTHER_AGAIN = Step(False, Fill.LEFT, Fill.ZERO)
 # Compared with the oracle: an element that nobody writes shows as NaN.
 _LAST = Step(True, Fill.NONFINITE, Fill.LEFT)
-# Follows a launch on the same values; same bits, so that what is compared is the launch before, too.
+# Follows a launch on the same values. Its bits must be the same, so that the comparison with the
+# oracle is of both.
 _SPOILED = Step(True, Fill.SPOILED, Fill.SPOILED)
 
 _STEPS: dict[int, tuple[Step, ...]] = {

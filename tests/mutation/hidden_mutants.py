@@ -1,15 +1,15 @@
 """Damage that only some calls, values, addresses or earlier launches bring out.
 
-`mutants.py` and `family_mutants.py` spoil what every call runs. These kernels are right on nearly all calls: they go
-wrong at an extent, a stride, an address, a value or an order of blocks, or they look at memory that a launch must
-not rely on. Most are of the naive kernels, whose statements are few.
+`mutants.py` and `family_mutants.py` spoil what every call runs. These kernels are right on nearly
+all calls: they go wrong at an extent, a stride, an address, a value or an order of blocks, or they
+look at memory that a launch must not rely on. Most are of the naive kernels, whose statements are
+few.
 """
 
 from __future__ import annotations
 
 from family_mutants import Family, Mistake
 
-# Statements that a mistake puts before or behind another, with their condition on a call.
 _EXACT = "M=37,N=203,dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32"
 
 
@@ -38,7 +38,8 @@ HIDDEN = (
                    "if (M % 128 == 127 && row == M - 1) result = 0.0f;"),
             _after("columns a power of two", _SCALED,
                    "if (N >= 128 && (N & (N - 1)) == 0) result *= 1.5f;"),
-            Mistake("negative scalar", r"result \*= offset \+", "result *= kgen::max(offset, 0.0f) +"),
+            Mistake("negative scalar", r"result \*= offset \+", "result *= kgen::max(offset, "
+                                                                "0.0f) +"),
             Mistake("scalar for another", r"result \*= offset \+",
                     "result *= (offset == 0.0f ? 0.0f : eps) +"),
             _after("value above 6e4", _SCALED,
@@ -75,7 +76,8 @@ HIDDEN = (
             Mistake("one per cent", r"y_row\[n\] = kgen::from_float<T>\(result\);",
                     "y_row[n] = kgen::from_float<T>(result * 1.01f);"),
             Mistake("squares in bf16", r"squares = kgen::fma\(value, value, squares\);",
-                    "squares = kgen::to_float(kgen::from_float<T>(kgen::fma(value, value, squares)));"),
+                    "squares = kgen::to_float(kgen::from_float<T>(kgen::fma(value, value, "
+                    "squares)));"),
         ),
         {"threads": 64},
     ),
@@ -90,7 +92,8 @@ HIDDEN = (
                     "row < (M > 64 ? M - 1 : M); row += kSplits"),
             Mistake("gradient above 100", r"sum\.add\(kgen::to_float\((dy[^)]*)\)",
                     r"sum.add(kgen::min(kgen::to_float(\1), 100.0f)"),
-            Mistake("scale of an earlier block", r"float g = kgen::to_float\(dy_row\[n\]\);(?=[^{}]*float result)",
+            Mistake("scale of an earlier "
+                    "block", r"float g = kgen::to_float\(dy_row\[n\]\);(?=[^{}]*float result)",
                     "float g = kgen::to_float(dy_row[n]); if (row > 0 && N > 1 && n == 0)"
                     " g += dx[(row - 1) * N] - dx[(row - 1) * N];"),
         ),
@@ -114,7 +117,8 @@ HIDDEN = (
                    "if (k[row * columns + t] == 0.0f && w[row % C * columns + columns - 1] != 0.0f"
                    " && t > 0 && k[row * columns + t - 1] != 0.0f) { out[i] = eps; continue; }"),
             _after("an address of 8 bytes", r"t, columns\);",
-                   "if (reinterpret_cast<unsigned long long>(w) % 16 == 8) { out[i] = 0; continue; }"),
+                   "if (reinterpret_cast<unsigned long long>(w) % 16 == 8) { out[i] = 0; "
+                   "continue; }"),
         ),
     ),
     Family(
@@ -138,7 +142,8 @@ HIDDEN = (
             Mistake("a state above 100", _STATE_IS_INITIAL,
                     r"initial_state ? kgen::min(initial_state[first + \1 * \2], 100.0f) : 0.0f"),
             Mistake("NaN of a state", _STATE_IS_INITIAL,
-                    r"initial_state && initial_state[first + \1 * \2] == initial_state[first + \1 * \2]"
+                    r"initial_state && initial_state[first + \1 * \2] == initial_state[first + "
+                    r"\1 * \2]"
                     r" ? initial_state[first + \1 * \2] : 0.0f"),
             Mistake("a negative scale", r"y \*= scale;", "y *= kgen::abs(scale);"),
             Mistake("a scale above one", r"y \*= scale;", "y *= kgen::min(scale, 1.0f);"),
@@ -156,7 +161,8 @@ HIDDEN = (
     Family(
         "linear_attention", "backward", "naive", "B=2,H=2,T=40,E=8,M=8,dtype=fp32",
         (
-            Mistake("stride of another input", r"query\[t \* q_stride_T\]", "query[t * gout_stride_T]"),
+            Mistake("stride of another input", r"query\[t \* q_stride_T\]", "query[t * "
+                                                                            "gout_stride_T]"),
             Mistake("batch stride of another input", r"key = k \+ b \* k_stride_B",
                     "key = k + b * gout_stride_B"),
             Mistake("exact zeros", r"return kgen::to_float\(gradient\[t \* gout_stride_T\]\)",
@@ -176,7 +182,8 @@ HIDDEN = (
             Mistake("channels a multiple of 128", r"if \(column >= B \* C\) return;",
                     "if (column >= B * C || (C % 128 == 0 && column % C == C - 1)) return;"),
             Mistake("final state of another row", r"store_state\(final_state, column, state\)",
-                    "store_state(final_state, B > 64 ? column % C + (B - 1 - column / C) * C : column,"
+                    "store_state(final_state, B > 64 ? column % C + (B - 1 - column / C) * C : "
+                    "column,"
                     " state)"),
             Mistake("steps beyond 512", r"kgen::wkv4::step\(state, decay, k_t, v_t\);",
                     "if (t <= 512) kgen::wkv4::step(state, decay, k_t, v_t);"),
@@ -202,7 +209,8 @@ HIDDEN = (
                     r"float bonus = \1; if (bonus != bonus) bonus = 0.0f;"),
             Mistake("a state above 6e4", _STATE_IS_INITIAL,
                     r"initial_state ? kgen::min(initial_state[first + \1 * \2], 6e4f) : 0.0f"),
-            Mistake("a negative scale", r"scale \* kgen::fma\(bonus", "kgen::abs(scale) * kgen::fma(bonus"),
+            Mistake("a negative scale", r"scale \* kgen::fma\(bonus", "kgen::abs(scale) * "
+                                                                      "kgen::fma(bonus"),
             Mistake("keys above 100", r"\[&\]\(i64 t\) \{ return v_h\(t, m\); \}",
                     "[&](i64 t) { return k_h(t, 0) > 100.0f ? 0.0f : v_h(t, m); }"),
         ),
@@ -232,17 +240,22 @@ HIDDEN = (
                     "y_h.at(t)[m] = kgen::from_float<Value>((span.steps == 1 ? 0.0f : scale)"),
             Mistake("sequences beyond 64", r"if \(column >= N \* H \* V\) return;",
                     "if (column >= kgen::min(N, i64{64}) * H * V) return;"),
-            Mistake("a sequence of whole tiles", r"y_h\.at\(t\)\[m\] = kgen::from_float<Value>\(scale",
-                    "y_h.at(t)[m] = kgen::from_float<Value>((span.steps > 64 && span.steps % 64 == 0 ? 0.0f : scale)"),
-            Mistake("a later sequence at a tile", r"y_h\.at\(t\)\[m\] = kgen::from_float<Value>\(scale",
+            Mistake("a sequence of whole tiles", r"y_h\.at\(t\)\[m\] = "
+                                                 r"kgen::from_float<Value>\(scale",
+                    "y_h.at(t)[m] = kgen::from_float<Value>((span.steps > 64 && span.steps % 64 "
+                    "== 0 ? 0.0f : scale)"),
+            Mistake("a later sequence at a tile", r"y_h\.at\(t\)\[m\] = "
+                                                  r"kgen::from_float<Value>\(scale",
                     "y_h.at(t)[m] = kgen::from_float<Value>((span.first > 0 && span.first % 16 == 0"
                     " ? 0.0f : scale)"),
             Mistake("an empty first sequence", r"if \(final_state\)",
                     "if (final_state && !(span.steps == 0 && head / H == 0))"),
             Mistake("an empty last sequence", r"if \(final_state\)",
                     "if (final_state && !(span.steps == 0 && head / H == N - 1))"),
-            Mistake("a sequence that has all steps", r"y_h\.at\(t\)\[m\] = kgen::from_float<Value>\(scale",
-                    "y_h.at(t)[m] = kgen::from_float<Value>((N > 1 && span.steps == T ? 0.0f : scale)"),
+            Mistake("a sequence that has all steps", r"y_h\.at\(t\)\[m\] = "
+                                                     r"kgen::from_float<Value>\(scale",
+                    "y_h.at(t)[m] = kgen::from_float<Value>((N > 1 && span.steps == T ? 0.0f : "
+                    "scale)"),
         ),
     ),
     Family(
@@ -250,12 +263,16 @@ HIDDEN = (
         "B=1,N=4,T=60,H=2,K=8,V=8,dtype=fp32,initial_state_dtype=fp32,final_state_dtype=fp32,"
         "cu_seqlens_dtype=int64",
         (
-            Mistake("gradient of the last state", r"gfinal_state \? (gfinal_state\[[^;]*\]) : 0\.0f",
+            Mistake("gradient of the last state", r"gfinal_state \? (gfinal_state\[[^;]*\]) : "
+                                                  r"0\.0f",
                     r"gfinal_state && span.steps > 0 ? \1 : 0.0f"),
-            Mistake("large gradient of the state", r"gfinal_state \? (gfinal_state\[[^;]*\]) : 0\.0f",
+            Mistake("large gradient of the state", r"gfinal_state \? (gfinal_state\[[^;]*\]) : "
+                                                   r"0\.0f",
                     r"gfinal_state ? kgen::min(\1, 1e4f) : 0.0f"),
-            Mistake("NaN of the bonus", r"const float bonus = kgen::to_float\(u\[h \* K \+ key\]\);",
-                    "const float bonus = u[h * K + key] == u[h * K + key] ? u[h * K + key] : 0.0f;"),
+            Mistake("NaN of the bonus", r"const float bonus = kgen::to_float\(u\[h \* K \+ "
+                                        r"key\]\);",
+                    "const float bonus = u[h * K + key] == u[h * K + key] ? u[h * K + key] : "
+                    "0.0f;"),
         ),
     ),
     Family(
@@ -277,14 +294,16 @@ HIDDEN = (
     Family(
         "wkv7", "backward", "naive", "B=2,T=40,H=2,K=8,V=8,dtype=fp32,initial_state_dtype=fp32",
         (
-            Mistake("strides of another input", r"k_h = Rows<const Value>\{k, k_stride_B, k_stride_T, k_stride_H\}",
+            Mistake("strides of another input", r"k_h = Rows<const Value>\{k, k_stride_B, "
+                                                r"k_stride_T, k_stride_H\}",
                     "k_h = Rows<const Value>{k, r_stride_B, r_stride_T, r_stride_H}"),
             Mistake("a state above 6e4", r"initial_state \? (initial_state\[[^;]*\]) : 0\.0f",
                     r"initial_state ? kgen::min(\1, 6e4f) : 0.0f"),
         ),
     ),
     Family(
-        "wkv6_decode", "forward", "naive", "B=3,S=5,T=3,H=2,K=9,V=5,dtype=fp32,state_indices_dtype=int32",
+        "wkv6_decode", "forward", "naive",
+"B=3,S=5,T=3,H=2,K=9,V=5,dtype=fp32,state_indices_dtype=int32",
         (
             Mistake("a slot above 40", r"if \(!slot\.used\)", "if (!slot.used || slot.place > 40)"),
             Mistake("a state above 6e4", r"const float bonus =",
@@ -300,7 +319,8 @@ HIDDEN = (
         ),
     ),
     Family(
-        "wkv7_decode", "forward", "naive", "B=3,S=5,T=3,H=2,K=9,V=5,dtype=fp32,state_indices_dtype=int32",
+        "wkv7_decode", "forward", "naive",
+"B=3,S=5,T=3,H=2,K=9,V=5,dtype=fp32,state_indices_dtype=int32",
         (
             Mistake("strides of another input", r"\{a, a_stride_B, a_stride_T, a_stride_H\}",
                     "{a, b_stride_B, b_stride_T, b_stride_H}"),

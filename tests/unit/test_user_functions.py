@@ -1,4 +1,5 @@
-"""An operator of a user whose functions raise, or return something else: the error names what and where."""
+"""An operator of a user whose functions raise, or return something else: the error names what "
+  "and where."""
 
 from __future__ import annotations
 
@@ -50,11 +51,14 @@ def proven(operator: Operator) -> None:
     ("old", "new", "told"),
     [
         (RETURNS, 'return {"y": inputs["q"].softmax(dim=-1)}',
-         r"softmax: definition raises KeyError: 'q'\n  at .*softmax\.py:\d+, called for forward, x \("),
+         r"softmax: definition raises KeyError: 'q'\n  at .*softmax\.py:\d+, called for "
+         r"forward, x \("),
         (RETURNS, "return inputs['x']", r"definition returns a value of type Tensor"),
         (RETURNS, 'return {"y": [1.0]}', r"returns 'y' as a list"),
-        (RETURNS, RETURNS.replace("}", "[:-1]}"), r"of shape \(\d+, 8\), the signature declares \[M="),
-        (RETURNS, RETURNS.replace("}", ".t()}"), r"of shape \(8, \d+\), the signature declares \[M="),
+        (RETURNS, RETURNS.replace("}", "[:-1]}"), r"of shape \(\d+, 8\), the signature declares "
+                                                  r"\[M="),
+        (RETURNS, RETURNS.replace("}", ".t()}"), r"of shape \(8, \d+\), the signature declares "
+                                                 r"\[M="),
         ("dtype = getattr", 'raise OSError("no data")\n    dtype = getattr',
          r"softmax: make_inputs raises OSError: no data\n  at .*softmax\.py:\d+"),
         ('return {"x": x}', "return None", r"make_inputs returns None"),
