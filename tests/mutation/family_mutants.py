@@ -5,8 +5,8 @@ wkv6 and timex are many times as long, so of these each operation is spoiled onc
 slots of rings, exchange between blocks, masks, decays, the last chunk, the carried state.
 
 Kernels with a fast path repeat a block step by step where an output is not finite. So the host
-layer fills memory that a copy has not reached yet with NaN in two orders of threads and with an ordinary
-number in the others.
+layer fills memory that a copy has not reached yet with NaN in two orders of threads and with an
+ordinary number in the others.
 
 A statement is looked for in the rendered source and in every header that it includes, whatever
 their names. A pattern that finds nothing is an error: the statement was rewritten, so write the
