@@ -25,11 +25,12 @@ def with_clear_errors(operator: Operator) -> Operator:
 
     Peers are not among them: what a peer raises is an outcome, which the report says.
     """
-    return replace(operator, **{
+    wrapped: dict[str, Any] = {
         name: _wrapped(operator.name, name, function)
         for name in _WRAPPED
         if (function := getattr(operator, name)) is not None
-    })
+    }
+    return replace(operator, **wrapped)
 
 
 def _wrapped(operator: str, field: str, function: Callable[..., Any]) -> Callable[..., Any]:
