@@ -301,8 +301,7 @@ class _Check:
         told = []
         for name, mean in means.items():
             bound = self._made.bounds[name].bound
-            written = self._made.results[name].tensor
-            allowed = largest_mean(bound, written.numel(), written.element_size())
+            allowed = largest_mean(bound, self._made.results[name].tensor)
             if not mean <= allowed:
                 told.append(
                     f"{name} is off on average: by {mean:.3g} of its scale, {allowed:.3g} is "
