@@ -102,7 +102,6 @@ def verify(
         cases, skipped = schedule.host(seed, constants, steady, threads)
     elif level == "certify":
         cases = schedule.certify(seed, constants, threads)
-        skipped = [case.wanted for case in cases if case.shortened]
     else:
         cases = schedule.trial(seed, constants)
     tried: list[Case] = []
