@@ -90,7 +90,7 @@ class Sizes:
 
 GPU_SIZES = Sizes(small=64 * 2**20, quick=4 * 2**20, pool=4 * 2**20, steps=8193)
 HOST_SIZES = Sizes(
-    small=2**18, quick=2**16, pool=2**19, steps=FURTHER, threads=HOST_THREADS, far_flops=2**24
+    small=2**18, quick=2**16, pool=2**19, steps=FURTHER, far_flops=2**24
 )
 """A kernel on the host layer handles a few million elements per second. 8193 steps of timex are 400
 million operations, all of one CTA: four minutes for one set."""
@@ -156,18 +156,16 @@ class Schedule:
         cases.append(self.whole())
         return cases
 
-    def certify(
-        self, seed: int, constants: Collection[str], threads: Threads | None = None
-    ) -> list[Case]:
+    def certify(self, seed: int, constants: Collection[str]) -> list[Case]:
         """Everything, cheap sets first, and a fresh set of full size last."""
         whole = self.whole()
         ragged = list(self._ragged(constants))
         quick = self._reduced(QUICK, self.sizes.quick, constants)
         return [
             *ragged,
-            *self._whole_tiles(constants, threads),
+            *self._whole_tiles(constants),
             *self._hard(constants),
-            *self._beyond(constants, threads),
+            *self._beyond(constants),
             *(
                 Case(NORMAL, quick, "contiguous", seed_of(seed, "fresh", i), fresh=True)
                 for i in range(self.sizes.fresh)
@@ -435,7 +433,7 @@ class Schedule:
         self, name: str, dims: tuple[tuple[str, int], ...], layout: Layout = "contiguous"
     ) -> Case:
         # Values do not depend on the layout, so that sets which differ in it alone have one oracle.
-        return Case(name, dims, layout, seed_of(self.seed, name, list(dims)))
+        return Case(name, dims, layout, seed_of(self.seed, name, list(dims), "contiguous"))
 
 
 def other_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:

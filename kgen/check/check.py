@@ -101,7 +101,7 @@ def verify(
     if level == "host":
         cases, skipped = schedule.host(seed, constants, steady, threads)
     elif level == "certify":
-        cases = schedule.certify(seed, constants, threads)
+        cases = schedule.certify(seed, constants)
     else:
         cases = schedule.trial(seed, constants)
     tried: list[Case] = []
