@@ -12,6 +12,7 @@ from pathlib import Path
 from kgen.assets import Root, builtin_root, user_roots
 from kgen.catalogue.gradients import links_of
 from kgen.catalogue.spaces import load_space
+from kgen.catalogue.user_functions import with_clear_errors
 from kgen.errors import CatalogueError, suggest
 from kgen.model.space import Space
 from kgen.operators.base import Operator
@@ -106,7 +107,7 @@ class Catalogue:
         if operator.name != name:
             raise CatalogueError(f"{file}: OPERATOR.name is '{operator.name}', expected '{name}'")
         links_of(operator)  # refuse gradients that autograd cannot use before any tune
-        return operator
+        return operator if root.builtin else with_clear_errors(operator)
 
 
 def open_catalogue(paths: Sequence[str | Path] = ()) -> Catalogue:

@@ -25,7 +25,8 @@ class Fill(Enum):
     """What a buffer holds before a launch: a 16-bit pattern, repeated, or what it held.
 
     The patterns mean the same in fp16, bf16 and fp32: NaN, a large finite number, its negative,
-    zero. In int32 the first is a small negative number.
+    zero. In int32 the first is a small negative number. `SPOILED` is what it held, but for one
+    word of two bytes in 61.
     """
 
     NONFINITE = PATTERN
@@ -33,7 +34,10 @@ class Fill(Enum):
     NEGATIVE = 0xF777 - 0x10000
     ZERO = 0
     LEFT = None
+    SPOILED = "spoiled"
 
+
+_SPOILED_STEP = 61  # odd, so that the words fall on every place of a vector
 # A prime, so that no power-of-two stride of a kernel's bug folds onto one column.
 _COLUMNS = 262_139
 
@@ -65,7 +69,13 @@ class Guarded:
 
     def fill(self, kind: Fill) -> None:
         """Fill the data alone, so that damage to the guards stays to be seen."""
-        if kind.value is not None:
+        if kind is Fill.SPOILED:
+            data = self.arena[self.start : self.stop]
+            # Which words: from one buffer to the next not the same; the first element is not always
+            # among them, nor always left out.
+            first = min(data.numel() * 7 // 16 % _SPOILED_STEP, max(data.numel() - 1, 0))
+            data[first::_SPOILED_STEP] = LARGE
+        elif isinstance(kind.value, int):
             self.arena[self.start : self.stop].fill_(kind.value)
 
     def damage(self) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,11 @@ from kgen.model.signature import Pass, Signature
 
 NORMAL = "normal"
 
-Layout = Literal["contiguous", "strided", "odd strides", "permuted", "shifted"]
+Layout = Literal[
+    "contiguous", "strided", "odd strides", "permuted", "shifted", "shifted 8 bytes",
+    "shifted 16 bytes",
+]
+SHIFTED: tuple[Layout, ...] = ("shifted", "shifted 8 bytes", "shifted 16 bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +25,15 @@ class Case:
     Attributes:
         name: `normal`, or one of the operator's cases.
         dims: Extents that differ from the problem's.
-        layout: Strides of the inputs that may have them: none, 16 bytes more than contiguous
-            (a vector load stays aligned), one element more, or with the last two of the dims
-            whose strides are free changing places in memory. `shifted`: contiguous, and every
-            input begins one element behind an aligned address, as a view may.
+        layout: Strides of the inputs that may have them: none, a multiple of 16 bytes more than
+            contiguous (a vector load stays aligned), an odd number of elements more, or with the
+            last two of the dims whose strides are free changing places in memory. No two inputs
+            have the same gaps. `shifted`: contiguous, and every input begins one element, 8 or 16
+            bytes behind an aligned address, as a view may.
         seed: Of the generator.
         fresh: Whether the seed is a trial's own, so that keeping the set is no use.
         scalars: Values of the pass's scalars; none for the fixture's own.
+        opposite: Whether the scalars that outputs are linear in are negative and above 1.
         only: The input that has the layout, all others being contiguous; empty for all inputs.
         shortened: Extents that the set would have if the host layer were faster.
     """
@@ -39,6 +45,7 @@ class Case:
     fresh: bool = False
     scalars: tuple[tuple[str, float], ...] = ()
     only: str = ""
+    opposite: bool = False
     shortened: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -54,6 +61,8 @@ class Case:
     def label(self) -> str:
         """As in a verdict: `normal M=65 strided`, `normal M=65 shifted x`."""
         parts = [self.name, *(f"{name}={value}" for name, value in (*self.dims, *self.scalars))]
+        if self.opposite:
+            parts.append("negative scalars")
         if self.layout != "contiguous":
             parts.append(f"{self.layout} {self.only}".rstrip())
         return " ".join(parts)
@@ -68,9 +77,9 @@ def one_by_one(case: Case, pass_: Pass) -> list[Case]:
 
     Guards that refuse the set may do so for one input, and forget another.
     """
-    if case.layout not in ("strided", "odd strides", "shifted"):
+    if case.layout not in ("strided", "odd strides", *SHIFTED):
         return []
-    having = [t.name for t in pass_.inputs if case.layout == "shifted" or t.free_strides]
+    having = [t.name for t in pass_.inputs if case.layout in SHIFTED or t.free_strides]
     return [replace(case, only=name) for name in having] if len(having) > 1 else []
 
 

@@ -7,15 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kgen.check.case import NORMAL, Case, Layout, seed_of
+from kgen.check.case import NORMAL, SHIFTED, Case, Layout, seed_of
+from kgen.check.hard_values import LARGE, LARGE_CASES, NANS, UNEQUAL, weights_of
 from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Dim, Pass
 from kgen.operators.base import Operator
 
-LARGE = "large"
-"""Ordinary inputs times a power of two that leaves the dtype's range to sums and squares of them;
-for operators whose own cases have nothing of that kind."""
-LARGE_CASES = (LARGE, "huge")
 REDUCED = 257
 QUICK = 65
 FEW = 2
@@ -30,6 +27,17 @@ BEYOND_TUNED = 4
 BEYOND_HEADS = 513
 """Of the features of a head: twice the largest that models have (256). A plain fp32 sum over
 1025 of them, which is what safe kernels compute, exceeds its bound."""
+WHOLE_TILES = 512
+"""A multiple of every tile: no extent of `RAGGED` is a whole number of tiles of more than 64."""
+WHOLE_HEADS = 128
+"""The same of the features of a head. Beyond, a plain fp32 sum may exceed its bound."""
+NARROW = 8
+FURTHER = 545
+"""Steps of a set beyond the problem's extents on the host layer: more than 512, and the last tile
+ragged. Where tensor cores add, they cut off: on sums of a thousand steps an honest kernel may leave
+the bound of a definition that rounds. A GPU's certificate has 8193."""
+SERIAL_WORK = 16
+"""Arithmetic of that set, in small sets'."""
 STEADY_BYTES = 2**24
 STEADY_FLOPS = 2**29
 """Of the set that reaches a kernel's steady state, on the host layer."""
@@ -64,6 +72,7 @@ class Sizes:
         beyond: Extent of a set beyond the problem's extents, at least.
         ragged_repeats: Extents of ragged sets, of a dim along which a kernel repeats itself.
         threads: Of a set beyond the problem's extents, at most; None: any number.
+        far_flops: Arithmetic of such a set, at most, where `flops` is None; None: any.
     """
 
     small: int
@@ -76,12 +85,18 @@ class Sizes:
     beyond: int = BEYOND
     ragged_repeats: tuple[int, ...] = RAGGED
     threads: int | None = None
+    far_flops: int | None = None
 
 
 GPU_SIZES = Sizes(small=64 * 2**20, quick=4 * 2**20, pool=4 * 2**20, steps=8193)
-HOST_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19)
-"""A kernel on the host layer handles a few million elements per second."""
-PROOF_SIZES = Sizes(small=2**18, quick=2**16, pool=2**19, flops=2**20, threads=HOST_THREADS)
+HOST_SIZES = Sizes(
+    small=2**18, quick=2**16, pool=2**19, steps=FURTHER, far_flops=2**24
+)
+"""A kernel on the host layer handles a few million elements per second. 8193 steps of timex are 400
+million operations, all of one CTA: four minutes for one set."""
+PROOF_SIZES = Sizes(
+    small=2**18, quick=2**16, pool=2**19, flops=2**20, threads=HOST_THREADS, steps=FURTHER
+)
 """Of a certificate's host run: dozens of sets, some under AddressSanitizer, of operators whose work
 may grow with the square of a dim (timex: 27 sets of HOST_SIZES took over two minutes). Fewer bytes
 would not do: a persistent block must come round, or what it keeps too long goes unseen."""
@@ -148,6 +163,7 @@ class Schedule:
         quick = self._reduced(QUICK, self.sizes.quick, constants)
         return [
             *ragged,
+            *self._whole_tiles(constants),
             *self._hard(constants),
             *self._beyond(constants),
             *(
@@ -183,6 +199,7 @@ class Schedule:
         ]
         others = [
             *self._ragged(constants),
+            *self._whole_tiles(constants, threads),
             *self._hard(constants),
             *self._beyond(constants, threads),
         ]
@@ -193,10 +210,13 @@ class Schedule:
     def _is_small(self, case: Case) -> bool:
         """Whether a set is not too large for a host run.
 
-        A dim compiled in may make even one row of some sets large.
+        A dim compiled in may make even one row of some sets large. Sets of many steps may take
+        more, and were chosen by that.
         """
         dims = dict(case.dims)
-        return self._bytes(dims) <= 4 * self.sizes.small and not self._is_too_much_work(dims, 4)
+        serial = any(dims.get(name, 0) > SHORT for name in self.operator.serial_dims)
+        times = SERIAL_WORK if serial else 4
+        return self._bytes(dims) <= 4 * self.sizes.small and not self._is_too_much_work(dims, times)
 
     def steady(
         self, steady: Sequence[tuple[str, int]], constants: Collection[str]
@@ -232,6 +252,16 @@ class Schedule:
             if dim.name not in constants and not self._is_implied(dim.name)
         }
 
+    def _narrow_extents(self, constants: Collection[str]) -> dict[str, int]:
+        """Every run-time dim as small as it may be, but the last of an output: errors are relative
+        to the values along it, and one value may be nearly 0 where its terms are not.
+        """
+        last = {t.dims[-1] for t in self.pass_.results}
+        return {
+            name: min(max(extent, NARROW), self.problem.dim(name)) if name in last else extent
+            for name, extent in self._smallest_extents(constants).items()
+        }
+
     def whole(self) -> Case:
         """The problem itself."""
         return self._case(NORMAL, ())
@@ -265,9 +295,14 @@ class Schedule:
             hard += [self._case(NORMAL, dims, "strided"), self._case(NORMAL, dims, "odd strides")]
         if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
             hard.append(self._case(NORMAL, dims, "permuted"))
-        hard.append(self._case(NORMAL, dims, "shifted"))
+        hard += [self._case(NORMAL, dims, shifted) for shifted in SHIFTED]
         if self.pass_.scalars:
-            hard.append(replace(self._case(NORMAL, dims), scalars=other_scalars(self.pass_)))
+            ordinary = self._case(NORMAL, dims)
+            hard.append(replace(ordinary, scalars=other_scalars(self.pass_)))
+            hard.append(replace(ordinary, opposite=True))
+        hard += [self._case(name, dims) for name in (*UNEQUAL, *NANS[:-1])]
+        if weights_of(self.pass_, self.operator.slab_dim):
+            hard.append(self._case(NANS[-1], dims))
         return hard
 
     def _ragged(self, constants: Collection[str]) -> Iterator[Case]:
@@ -294,20 +329,42 @@ class Schedule:
                 continue  # on the host layer a hundred heads take a minute, and are all the same
             beyond = BEYOND_HEADS if name in self.operator.head_dims else self.sizes.beyond
             extent = max(beyond, BEYOND_TUNED * self.problem.dim(name) + 1)
-            if name in self.operator.serial_dims:
+            is_serial = name in self.operator.serial_dims
+            if is_serial:
                 extent = min(extent, self.sizes.steps)
-            wanted = extent
+            wanted, times = extent, SERIAL_WORK if is_serial else 4
+            others = self._narrow_extents(constants) if is_serial else smallest
             while extent > RAGGED[-1]:
-                dims = {**smallest, name: extent}
-                if (
-                    self._bytes(dims) <= self.sizes.small
-                    and not self._is_too_much_work(dims)
-                    and not self._are_too_many(dims, threads)
-                ):
+                dims = {**others, name: extent}
+                if self._is_modest(dims, threads, times):
                     case = self._case(NORMAL, tuple(dims.items()))
                     yield case if extent == wanted else replace(case, shortened=((name, wanted),))
                     break
                 extent = extent // 2 + 1
+
+    def _whole_tiles(
+        self, constants: Collection[str], threads: Threads | None = None
+    ) -> Iterator[Case]:
+        """One run-time dim at a time at a whole number of large tiles, and one less."""
+        others = self._narrow_extents(constants)
+        for name in others:
+            if name in self.operator.repeats and self.sizes.flops is not None:
+                continue
+            extent = WHOLE_HEADS if name in self.operator.head_dims else WHOLE_TILES
+            while extent > RAGGED[-1]:
+                sets = [{**others, name: extent}, {**others, name: extent - 1}]
+                if all(self._is_modest(dims, threads, times=4) for dims in sets):
+                    yield from (self._case(NORMAL, tuple(dims.items())) for dims in sets)
+                    break
+                extent //= 2
+
+    def _is_modest(self, dims: dict[str, int], threads: Threads | None, times: int) -> bool:
+        """Whether a set is neither too large nor too much work, `times` a small set's at most."""
+        return (
+            self._bytes(dims) <= self.sizes.small * min(times, 4)
+            and not self._is_too_much_work(dims, times, self.sizes.far_flops)
+            and not self._are_too_many(dims, threads)
+        )
 
     def _reduced(
         self, rows: int, budget: int, constants: Collection[str], times: int = 1
@@ -349,11 +406,13 @@ class Schedule:
     def _row_bytes(self, slab: str) -> int:
         return self._bytes({slab: 1})
 
-    def _is_too_much_work(self, dims: dict[str, int], times: int = 1) -> bool:
-        if self.sizes.flops is None:
+    def _is_too_much_work(
+        self, dims: dict[str, int], times: int = 1, far_flops: int | None = None
+    ) -> bool:
+        most = far_flops if self.sizes.flops is None else times * self.sizes.flops
+        if most is None:
             return False
-        cost = self.operator.cost(self.pass_.name, self._with(dims))
-        return cost.flops > times * self.sizes.flops
+        return self.operator.cost(self.pass_.name, self._with(dims)).flops > most
 
     def _are_too_many(self, dims: dict[str, int], threads: Threads | None) -> bool:
         most = self.sizes.threads
@@ -373,7 +432,8 @@ class Schedule:
     def _case(
         self, name: str, dims: tuple[tuple[str, int], ...], layout: Layout = "contiguous"
     ) -> Case:
-        return Case(name, dims, layout, seed_of(self.seed, name, list(dims), layout))
+        # Values do not depend on the layout, so that sets which differ in it alone have one oracle.
+        return Case(name, dims, layout, seed_of(self.seed, name, list(dims), "contiguous"))
 
 
 def other_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
@@ -383,8 +443,10 @@ def other_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
     One that rounds a product with a scalar is right where the scalar is a power of two.
     """
     found = []
-    for scalar in pass_.scalars:
-        value = 0.6875 if scalar.default != 0.6875 else 0.8125
+    for place, scalar in enumerate(pass_.scalars):
+        value = 0.6875 + place / 16  # no two the same: one may be used in another's place
+        if value == scalar.default:
+            value += 1 / 32
         if scalar.above is not None and value <= scalar.above:
             value = 2.0 * scalar.above
         found.append((scalar.name, value))

@@ -11,10 +11,19 @@ import torch
 from torch import Tensor
 
 from kgen.check.buffers import Guarded, contiguous_strides, fingerprint, guarded
-from kgen.check.case import NORMAL, Case, Layout
-from kgen.check.cases import GPU_SIZES, HOST_SIZES, LARGE, Schedule, Sizes
+from kgen.check.case import NORMAL, SHIFTED, Case, Layout
+from kgen.check.cases import GPU_SIZES, HOST_SIZES, Schedule, Sizes
+from kgen.check.hard_values import (
+    LARGE_SCALAR,
+    UNEQUAL,
+    base_of,
+    linear_in,
+    opposite_of,
+    scalars_times,
+    with_hard_values,
+)
 from kgen.check.input_set import InputSet
-from kgen.check.layouts import output_strides, padded, permuted
+from kgen.check.layouts import gap, output_strides, padded, permuted
 from kgen.check.oracle import (
     WHOLE,
     Bound,
@@ -110,6 +119,9 @@ class Fixture:
         self._kept: OrderedDict[Case, InputSet] = OrderedDict()
         # Of the last set that is not kept: its errors and their means ask for the same values.
         self._recent: tuple[InputSet, References] | None = None
+        # Of the last set that is kept: sets that differ in their layout alone have one oracle.
+        self._last: tuple[Case, Evaluated] | None = None
+        self._linear: frozenset[str] | None = None
         self._trials = 0
 
     def next_seed(self) -> int:
@@ -150,11 +162,11 @@ class Fixture:
     def spoiled(self, made: InputSet) -> None:
         """Forget a set whose inputs were written."""
         self._kept.pop(made.case, None)
-        self._recent = None
+        self._recent = self._last = None
 
     def release(self, keep: Case | None = None) -> None:
         """Forget all sets but the one of `keep`, to free their memory."""
-        self._recent = None
+        self._recent = self._last = None
         for case in [case for case in self._kept if case != keep]:
             del self._kept[case]
 
@@ -211,8 +223,9 @@ class Fixture:
         self._demand_values(case, drawn)
         inputs = {
             name: self._guard(
-                t, value, case.layout if case.only in ("", name) else "contiguous")
-            for t, (name, value) in zip(self.pass_.inputs, drawn.items(), strict=True)
+                t, value, case.layout if case.only in ("", name) else "contiguous", place)
+            for place, (t, (name, value)) in enumerate(
+                zip(self.pass_.inputs, drawn.items(), strict=True))
         }
         del drawn
         prints = {name: fingerprint(buffer) for name, buffer in inputs.items()}
@@ -244,12 +257,10 @@ class Fixture:
 
     def _draw(self, case: Case, problem: Problem) -> dict[str, Tensor]:
         generator = torch.Generator(device=self.device).manual_seed(case.seed)
-        is_large = case.name == LARGE and LARGE not in self.operator.cases
+        name = base_of(self.operator, case)
         drawn = self.operator.make_inputs(
-            self.pass_.name, problem, NORMAL if is_large else case.name, generator, self.device
+            self.pass_.name, problem, name, generator, self.device
         )
-        if is_large:
-            drawn = {name: _enlarged(value) for name, value in drawn.items()}
         for t in self.pass_.inputs:
             value = drawn.get(t.name)
             shape, dtype = problem.shape(t.dims), torch_dtype(problem.dtype(t.dtype).torch)
@@ -259,7 +270,22 @@ class Fixture:
                     f"{self.operator.name}: make_inputs gives {got} for "
                     f"'{t.name}', the signature declares {dtype} {shape}"
                 )
-        return {t.name: drawn[t.name] for t in self.pass_.inputs}
+        drawn = {t.name: drawn[t.name] for t in self.pass_.inputs}
+        if name != case.name:
+            drawn = with_hard_values(
+                case, drawn, self.pass_, problem, self._linear_names, self.operator.slab_dim,
+                self.operator.signature.packing,
+            )
+        return drawn
+
+    @property
+    def _linear_names(self) -> frozenset[str]:
+        """The inputs and scalars in which all outputs are linear, found when first asked for."""
+        if self._linear is None:
+            self._linear = linear_in(
+                self.operator, self.pass_, self.problem, self._asked | self.scalars, self.device
+            )
+        return self._linear
 
     def _demand_values(self, case: Case, drawn: Mapping[str, Tensor]) -> None:
         """Ordinary inputs that are all zero or all NaN cannot tell right from wrong."""
@@ -275,35 +301,46 @@ class Fixture:
                     "  next: draw random values there"
                 )
 
-    def _guard(self, declared: Declared, value: Tensor, layout: Layout) -> Guarded:
+    def _guard(
+        self, declared: Declared, value: Tensor, layout: Layout, place: int
+    ) -> Guarded:
         shape = tuple(value.shape)
         strides = contiguous_strides(shape)
         if layout == "permuted":
             strides = permuted(declared, shape)
-        elif layout != "contiguous" and declared.free_strides:
-            pad = 1 if layout == "odd strides" else max(1, 16 // value.element_size())
+        elif layout in ("strided", "odd strides") and declared.free_strides:
+            pad = gap(value.element_size(), place, layout == "odd strides")
             strides = padded(declared, shape, pad, layout == "strided")
-        shift = 1 if layout == "shifted" else 0
+        shift = 0
+        if layout in SHIFTED:
+            shift = {"shifted": 1, "shifted 8 bytes": max(1, 8 // value.element_size()),
+                     "shifted 16 bytes": max(1, 16 // value.element_size())}[layout]
         buffer = guarded(shape, value.dtype, self.device, strides, shift)
         buffer.tensor.copy_(value)
         return buffer
 
     def _evaluate(
         self, case: Case, problem: Problem, inputs: Mapping[str, Guarded], keep: bool
-    ) -> tuple[dict[str, Bound], tuple[tuple[Slab, Mapping[str, Reference]], ...] | None]:
+    ) -> Evaluated:
         # Of a trial's own sets the first of its kind tells what the definition loses: running that
         # in the problem's dtypes would be most of a trial.
         kind = (case.name, problem)
         if case.fresh and kind in self._bounds_of_kind:
             return self._bounds_of_kind[kind], None
+        values_of = replace(case, layout="contiguous", only="")
+        if keep and self._last is not None and self._last[0] == values_of:
+            return self._last[1]
         pool = self._pool_bounds()
-        tensors = {name: b.tensor for name, b in inputs.items()}
+        # What the definition loses must not depend on the layout, which its reductions look at.
+        tensors = {name: b.tensor.contiguous() for name, b in inputs.items()}
         losses, kept = self._losses(case, problem, tensors, keep)
         bounds = combine(
             losses, pool, self.pass_, problem, self._name(case, problem), self._rounding
         )
         if case.fresh:
             self._bounds_of_kind[kind] = bounds
+        if keep:
+            self._last = (values_of, (bounds, tuple(kept)))
         return bounds, tuple(kept) if keep else None
 
     def _losses(
@@ -354,6 +391,10 @@ class Fixture:
 
     def scalars_of(self, case: Case) -> dict[str, float]:
         """The scalars that the pass has on the set of a case, by name."""
+        if case.opposite:
+            return opposite_of(self.pass_, self.scalars, self._linear_names)
+        if case.name in UNEQUAL and case.name not in self.operator.cases:
+            return scalars_times(LARGE_SCALAR, self.pass_, self.scalars, self._linear_names)
         return self.scalars | dict(case.scalars)
 
     def _oracle(self, case: Case) -> Oracle:
@@ -366,6 +407,9 @@ class Fixture:
         while self._kept and self.kept_bytes + wanted > self.cache_bytes:
             self._kept.popitem(last=False)
 
+
+Evaluated = tuple[dict[str, Bound], "References | None"]
+"""Of a set: its bounds, and the oracle's values where they are kept."""
 
 References = tuple[tuple[Slab, Mapping[str, Reference]], ...]
 
@@ -385,13 +429,6 @@ def guard_numbers(fixture: Fixture, made: InputSet) -> dict[str, int | str]:
                 tensors[t.name].stride(t.dims.index(dim)) if t.name in tensors else 0
             )
     return numbers
-
-
-def _enlarged(value: Tensor) -> Tensor:
-    """Times a power of two: 2^14, or 2^6 in fp16."""
-    if not value.is_floating_point():
-        return value
-    return value * (2.0**6 if value.dtype == torch.float16 else 2.0**14)
 
 
 def _is_zero(value: Tensor) -> Tensor:

@@ -9,6 +9,19 @@ from kgen.model.signature import Tensor as Declared
 from kgen.runtime.layout import dense_strides
 
 
+def gap(itemsize: int, place: int, odd: bool) -> int:
+    """Elements that each free stride of an input is larger than it need be.
+
+    No two inputs have the same, or a kernel could take a stride of one for that of another.
+
+    Args:
+        itemsize: Bytes of an element.
+        place: Of the input among the inputs.
+        odd: An odd number; else a multiple of 16 bytes.
+    """
+    return 1 + 2 * place if odd else max(1, 16 // itemsize) * (1 + place)
+
+
 def padded(
     declared: Declared, shape: tuple[int, ...], pad: int, whole_rows: bool
 ) -> tuple[int, ...]:

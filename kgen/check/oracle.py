@@ -319,7 +319,32 @@ class Oracle:
                 f"{self.operator.name}: the definition returns "
                 f"{sorted(outputs)}, the signature declares {sorted(declared)}"
             )
+        self._demand_shapes(inputs, outputs)
         return {name: outputs[name] for name in declared}
+
+    def _demand_shapes(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, object]) -> None:
+        extents = {dim: int(dim) for t in self.pass_.results for dim in t.dims if dim.isdigit()}
+        for t in self.pass_.inputs:
+            extents |= dict(zip(t.dims, inputs[t.name].shape, strict=True))
+        for t in self.pass_.results:
+            found = outputs[t.name]
+            if not isinstance(found, Tensor):
+                raise VerifyError(
+                    f"{self.operator.name}: the definition returns '{t.name}' as a "
+                    f"{type(found).__name__}, and the signature declares a tensor"
+                )
+            shape = tuple(found.shape)
+            is_right = len(shape) == len(t.dims) and all(
+                extents.get(dim, extent) == extent
+                for dim, extent in zip(t.dims, shape, strict=True)
+            )
+            if not is_right:
+                wanted = ", ".join(f"{dim}={extents.get(dim, '?')}" for dim in t.dims)
+                raise VerifyError(
+                    f"{self.operator.name}: the definition returns '{t.name}' of shape {shape}, "
+                    f"the signature declares [{wanted}]\n"
+                    "  next: mend the definition, or the output's dims in the signature"
+                )
 
     def _slice(self, inputs: Mapping[str, Tensor], slab: Slab) -> dict[str, Tensor]:
         return {t.name: slab.of(inputs[t.name], t.dims) for t in self.pass_.inputs}

@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 
 
 class Module(ABC):
-    """A module loaded on a device."""
+    """A module loaded on a device.
+
+    Attributes:
+        artifact: What was loaded.
+        constant: Names of the tensors that launches must not write. A sanitized build refuses
+            writes to them when they happen; other devices take no notice. Read by `bind`.
+    """
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
+        self.constant: frozenset[str] = frozenset()
 
     @property
     def resources(self) -> tuple[tuple[str, Resources], ...]:

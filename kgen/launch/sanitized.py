@@ -59,14 +59,19 @@ class SanitizedModule(Module):
                           self._seed)
             )
 
+        kept = {t.data_ptr() for name, t in tensors.items() if name in self.constant and
+                t is not None}
+
         def run() -> None:
             if not jobs:
                 return
             with tempfile.TemporaryDirectory(prefix="kgen-asan-") as folder:
                 contents = [ctypes.string_at(p, _span_bytes(t)) for p, t in used.items()]
+                constant = [i for i, pointer in enumerate(used) if pointer in kept]
                 try:
                     outputs = run_job(
-                        self.artifact.path, write_job(folder, contents, jobs), RUN_TIMEOUT_S
+                        self.artifact.path, write_job(folder, contents, jobs, constant),
+                        RUN_TIMEOUT_S,
                     )
                 except HostFault as fault:
                     raise LaunchError(str(fault)) from None

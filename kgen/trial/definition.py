@@ -33,7 +33,8 @@ def definition_digest(operator: Operator) -> str:
             operator.definition, operator.make_inputs, operator.scale, operator.untouched
         ):
             if called is not None:
-                _add(called, _home(called), seen)
+                own = inspect.unwrap(called)  # the catalogue wraps a user's functions
+                _add(own, _home(own), seen)
     except (OSError, TypeError, SyntaxError):
         return ""
     choices = [operator.cases, operator.slab_dim, operator.widens]
@@ -50,7 +51,8 @@ def trained_digest(operator: Operator) -> str:
         return ""
     seen: dict[str, str] = {}
     try:
-        _add(operator.trained, _home(operator.trained), seen)
+        own = inspect.unwrap(operator.trained)
+        _add(own, _home(own), seen)
     except (OSError, TypeError, SyntaxError):
         return "unknown"
     return digest_of(sorted(seen.items()))

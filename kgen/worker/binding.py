@@ -53,6 +53,8 @@ def bind(
     dims = tuple((name, int(numbers[name])) for name, _ in problem.dims)
     its_own = Problem(dims, problem.dtypes)
     plan = make_plan(candidate.variant, candidate.config, its_own, gpu)
+    pass_ = operator.signature.pass_named(pass_name)
+    module.constant = frozenset(t.name for t in pass_.inputs if not t.in_out)
     return module.bind(plan, {**_absent(operator, pass_name, problem), **tensors}, numbers)
 
 

@@ -102,9 +102,6 @@ EXCUSES = (
     Excuse("back_bulk_warps", "wrong divisor", "=> 1.0f / (kN - 1)", _COARSE, Fate.UNSEEN),
     Excuse("back_bulk_warps", "wrong divisor", "sums[0] * scale * ([1.0f / kN =>", _COARSE,
            Fate.UNSEEN),
-    Excuse("two_pass", "wrong divisor", "=> 1.0f / (kN - 1)", _COARSE, Fate.UNSEEN),
-    Excuse("back_bulk_warps", "wrong conversion", "(pair & 0xffff0000u) => bit_cast<float>(pair)]",
-           _COARSE, Fate.UNSEEN),
     Excuse("back_bulk_warps", "wrong conversion", "[if ((bits & 0x7fffffffu) > 0x7f800000u)",
            "the NaN that fp32 arithmetic makes is still NaN when it is rounded like a number"),
     # what the host layer cannot tell

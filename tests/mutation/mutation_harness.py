@@ -206,6 +206,7 @@ class _SpoilingModule(Module):
         tensors: Mapping[str, torch.Tensor | None],
         numbers: Mapping[str, int | float],
     ) -> Callable[[], None]:
+        self._module.constant = self.constant
         return self._module.bind(spoiled_plan(plan, self._plan), tensors, numbers)
 
     def occupancy(self, kernel: str, threads: int, smem_bytes: int) -> int:

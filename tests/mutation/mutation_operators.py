@@ -388,11 +388,16 @@ OPERATORS = (
             Edit(r"\(sum\[0\] \+ sum\[1\]\) \+ \(sum\[2\] \+ sum\[3\]\)",
                  "((sum[0] + sum[1]) + sum[2]) + sum[3]"),
             Edit(r"\* \(1\.0f / kN\)", "/ kN"),
+        ),
+        fate=Fate.EQUIVALENT,
+        why="another order of operations, whose rounding the bound grants any kernel",
+    ),
+    MutationOperator(
+        "round toward zero",
+        (
             Edit(r"\(bits \+ 0x7fffu \+ \(bits >> 16 & 1u\)\) >> 16", "bits >> 16"),
             Edit(r" \+ 0xfffu \+ odd\b", " + 0u * odd"),
         ),
-        fate=Fate.EQUIVALENT,
-        why="another order, or a rounding within the ulp that the bound grants any kernel",
     ),
 )  # fmt: skip
 

@@ -297,7 +297,8 @@ def fault_of(builds: Builds, name: str, args: Sequence[Any], **launch: Any) -> s
 @pytest.mark.parametrize("seed", [0, 1])
 def test_divergent_shuffle(builds: Builds, seed: int) -> None:
     text = fault_of(builds, "divergent_shuffle", [pointer(nans(64))], grid=(3,), seed=seed)
-    assert "divergent_shuffle: block (0, 0, 0): divergent warp exchange: 32 of 64 threads" in text
+    first = {0: 0, 1: 2}[seed]  # the order of blocks is reversed, too
+    assert f"block ({first}, 0, 0): divergent warp exchange: 32 of 64 threads" in text
     assert "threads 0-15 wait in shfl_xor with mask 0xffffffff for lanes 16-31 of warp 0" in text
     assert "threads 16-31 returned from the kernel" in text
 
@@ -352,9 +353,20 @@ def test_a_module_works_after_a_fault(builds: Builds) -> None:
 
 @pytest.mark.parametrize("fault", ["no_wait", "no_barrier", "overwrite"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_broken_pipelines_give_nan(builds: Builds, fault: str, seed: int) -> None:
-    out, _ = sum_rows(builds, fault, 1024, seed)
-    assert np.isnan(out).all()
+def test_broken_pipelines_show(builds: Builds, fault: str, seed: int) -> None:
+    """NaN in some orders, other numbers in others: a kernel may do its work again for a NaN."""
+    out, want = sum_rows(builds, fault, 1024, seed)
+    assert np.isnan(out).all() if seed == 0 else (np.isfinite(out) & (out != want)).all()
+
+
+@pytest.mark.parametrize(("seed", "value"), [(0, np.nan), (1, 0.747), (2, np.nan), (3, -1.498)])
+def test_shared_memory_begins_with_what_no_kernel_wrote(
+    builds: Builds, seed: int, value: float
+) -> None:
+    values, out = small_integers(64), nans(64)
+    args = [pointer(values), pointer(out), c_int(0)]
+    builds.kernel("faults", "reverse").launch((1,), (64,), 0, args, seed=seed)
+    assert np.isclose(out, np.float32(value), atol=1e-3, equal_nan=True).any()
 
 
 def test_missing_barrier_gives_nan(builds: Builds) -> None:

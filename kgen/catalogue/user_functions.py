@@ -1,0 +1,111 @@
+"""A user's functions, whose errors name the function and the call instead of ending in a traceback.
+
+What an operator's module does at a call is the user's code: it may raise anything, and return
+anything. So each function is wrapped when the module is loaded. An error of it becomes a
+`VerifyError` with the function's place, the error and the call; so does a `cost` that is no `Cost`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kgen.errors import KgenError, VerifyError
+from kgen.operators.base import Cost, Operator
+
+_WRAPPED = ("definition", "make_inputs", "cost", "scale", "untouched", "trained")
+
+
+def with_clear_errors(operator: Operator) -> Operator:
+    """Wrap the functions that an operator declares.
+
+    Peers are not among them: what a peer raises is an outcome, which the report says.
+    """
+    wrapped: dict[str, Any] = {
+        name: _wrapped(operator.name, name, function)
+        for name in _WRAPPED
+        if (function := getattr(operator, name)) is not None
+    }
+    return replace(operator, **wrapped)
+
+
+def _wrapped(operator: str, field: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            found = function(*arguments, **named)
+        except (KgenError, MemoryError):
+            raise
+        except Exception as problem:
+            if _is_of_memory(problem):  # too large a problem, not a fault of the function
+                raise
+            raise VerifyError(
+                f"{operator}: {field} raises {type(problem).__name__}: {problem}\n"
+                f"  at {_place(problem, function)}, called for {_call_text(arguments)}\n"
+                f"  next: mend the function; it must take every problem that the signature allows"
+            ) from problem
+        if field == "cost":
+            _check_cost(operator, found, arguments)
+        elif not isinstance(found, dict):
+            raise VerifyError(
+                f"{operator}: {field} returns {_kind(found)}, for {_call_text(arguments)}\n"
+                "  allowed: a dict of tensors by name"
+            )
+        return found
+
+    return call
+
+
+def _check_cost(operator: str, found: object, arguments: tuple[Any, ...]) -> None:
+    if not isinstance(found, Cost):
+        raise VerifyError(
+            f"{operator}: cost returns {_kind(found)}, for {_call_text(arguments)}\n"
+            "  allowed: Cost(bytes=..., flops=...) of kgen.operators.base"
+        )
+    for name, value in (("bytes", found.bytes), ("flops", found.flops)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < float("inf"):
+            raise VerifyError(
+                f"{operator}: cost returns {name}={value!r}, for {_call_text(arguments)}\n"
+                "  allowed: a number from 0 on"
+            )
+
+
+def _is_of_memory(problem: Exception) -> bool:
+    return type(problem).__name__ == "OutOfMemoryError" or "allocate memory" in str(problem)
+
+
+def _place(problem: Exception, function: Callable[..., Any]) -> str:
+    """The line of the function's file where the error came from."""
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function)) or ""
+    except TypeError:  # an object that is called
+        file = ""
+    frames = traceback.extract_tb(problem.__traceback__)
+    own = [frame for frame in frames if frame.filename == file] or frames[1:] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}"
+
+
+def _call_text(arguments: tuple[Any, ...]) -> str:
+    """The pass and the problem of a call, or the shapes of its tensors."""
+    said = []
+    for argument in arguments:
+        if isinstance(argument, str):
+            said.append(argument)
+        elif type(argument).__name__ == "Problem":
+            said.append(str(argument))
+        elif isinstance(argument, dict):
+            said += [
+                f"{name} {tuple(value.shape)}"
+                for name, value in argument.items()
+                if hasattr(value, "shape")
+            ]
+    return ", ".join(said)
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -1,0 +1,210 @@
+"""Values that kernels of every operator are tried on, beside the cases that the operator declares.
+
+`large`: ordinary inputs times a power of two that leaves the dtype's range to sums and squares.
+Only for operators whose own cases have nothing of that kind.
+
+`large and small`, `small and large`: inputs in which all outputs are linear are by turns 2^16 times
+as large and as small (2^7 in fp16), and a quarter of their elements is 0 or -0. A product of them
+stays within the range, so that a kernel which limits one input, or drops small values of it, is
+seen. Which inputs those are is found out with the definition: other inputs, such as decays, have a
+range of their own. With them scalars are as large, if outputs are linear in them, and packed
+sequences begin at whole numbers of tiles, which random cuts hardly do.
+
+`nan elsewhere`: a NaN in each input in which the operator's own case `nonfinite` has none. `nan in
+weights` has those in inputs without the slab dim, whose NaN reaches every row and hides all others;
+only in those in which outputs are linear: of a NaN in a decay, definitions differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from kgen.check.case import NORMAL, Case
+from kgen.model.problem import Problem, with_dims
+from kgen.model.signature import Packing, Pass
+from kgen.operators.base import Operator
+
+LARGE = "large"
+LARGE_CASES = (LARGE, "huge")
+UNEQUAL = ("large and small", "small and large")
+NANS = ("nan elsewhere", "nan in weights")
+NONFINITE = "nonfinite"
+
+_EXTENT = 3  # of the dims of a problem that tells whether outputs are linear in an input
+_LINEAR = 1e-9  # of their magnitude that outputs in float64 may differ by
+_ZEROS = 4  # one element of so many
+_OPPOSITE = -1.375  # of a scalar; not -1, which hides a square
+LARGE_SCALAR = 2.75
+
+
+def base_of(operator: Operator, case: Case) -> str:
+    """The operator's own case that a set's values are drawn from."""
+    if case.name in operator.cases or case.name not in (LARGE, *UNEQUAL, *NANS):
+        return case.name
+    if case.name in NANS and NONFINITE in operator.cases:
+        return NONFINITE
+    return NORMAL
+
+
+def with_hard_values(
+    case: Case,
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    problem: Problem,
+    linear: frozenset[str],
+    slab_dim: str | None,
+    packing: Packing | None,
+) -> dict[str, Tensor]:
+    """Turn the values that `base_of` draws into those of a set.
+
+    Args:
+        case: Of the set, its name is `large`, one of `UNEQUAL` or `NANS`.
+        drawn: The inputs.
+        pass_, problem: Of the set.
+        linear: From `linear_in`.
+        slab_dim, packing: The operator's.
+    """
+    if case.name == LARGE:
+        return {name: _enlarged(value) for name, value in drawn.items()}
+    if case.name in NANS:
+        weights = weights_of(pass_, slab_dim)
+        chosen = linear & weights if case.name == NANS[1] else drawn.keys() - weights
+        return dict(_with_nans(drawn, chosen))
+    is_fp16 = any(problem.dtype(t.dtype).torch == "float16" for t in pass_.tensors)
+    up = 7 if is_fp16 else 16
+    found = dict(drawn)
+    for place, name in enumerate(name for name in drawn if name in linear):
+        is_up = (place % 2 == 0) == (case.name == UNEQUAL[0])
+        found[name] = _with_zeros(drawn[name] * 2.0 ** (up if is_up else -up), case.seed + place)
+    if packing is not None and packing.offsets in found:
+        found[packing.offsets] = _at_tiles(found[packing.offsets])
+    return found
+
+
+def linear_in(
+    operator: Operator,
+    pass_: Pass,
+    problem: Problem,
+    arguments: Mapping[str, float],
+    device: torch.device,
+) -> frozenset[str]:
+    """Return the inputs and scalars in which all outputs of a pass are linear.
+
+    Linear together with a constant: f(3 x) - 2 f(2 x) + f(x) is 0 for outputs f of an input x with
+    all others as they are, here by the definition in float64 on a problem of a few elements.
+
+    Args:
+        operator, pass_, problem: What is asked about.
+        arguments: Scalars and options of the definition.
+        device: Where to evaluate.
+    """
+    signature = operator.signature
+    implied = signature.implied(dict(problem.dtypes))
+    few = {
+        dim.name: max(dim.smallest, _EXTENT)
+        for dim in signature.dims
+        if implied is None or dim.name != implied[0]
+    }
+    small = with_dims(problem, few, signature)
+    generator = torch.Generator(device=device).manual_seed(0)
+    drawn = operator.make_inputs(pass_.name, small, NORMAL, generator, device)
+    inputs = {
+        t.name: drawn[t.name].double() if drawn[t.name].is_floating_point() else drawn[t.name]
+        for t in pass_.inputs
+        if t.name in drawn
+    }
+    results = [t.name for t in pass_.results]
+
+    def outputs(times: float, name: str) -> list[Tensor]:
+        given = {n: t.clone() * times if n == name else t.clone() for n, t in inputs.items()}
+        scalars = {n: v * times if n == name else v for n, v in arguments.items()}
+        found = operator.definition(pass_.name, given, scalars)
+        return [found[result].double() for result in results]
+
+    def is_linear(name: str) -> bool:
+        return all(
+            bool(((three - 2 * two + one).abs() <= _LINEAR * (one.abs() + three.abs())).all())
+            for one, two, three in zip(
+                outputs(1.0, name), outputs(2.0, name), outputs(3.0, name), strict=True)
+        )
+
+    scalars = [s.name for s in pass_.scalars if s.above is None]
+    floating = [name for name, value in inputs.items() if value.is_floating_point()]
+    # A scalar of 0 is the same whatever it is multiplied with.
+    arguments = dict(arguments) | {s: 0.6875 for s in scalars if not arguments[s]}
+    with torch.no_grad():
+        return frozenset(name for name in (*floating, *scalars) if is_linear(name))
+
+
+def opposite_of(
+    pass_: Pass, scalars: Mapping[str, float], linear: frozenset[str]
+) -> dict[str, float]:
+    """Scalars of which those that outputs are linear in are negative, with a magnitude above 1."""
+    return scalars_times(_OPPOSITE, pass_, scalars, linear)
+
+
+def scalars_times(
+    value: float, pass_: Pass, scalars: Mapping[str, float], linear: frozenset[str]
+) -> dict[str, float]:
+    """Scalars of which those that outputs are linear in are a value, or somewhat more: no two are
+    the same."""
+    changed = [s.name for s in pass_.scalars if s.name in linear]
+    return {
+        **scalars, **{name: value * (1.0 + place / 16) for place, name in enumerate(changed)}
+    }
+
+
+def _at_tiles(offsets: Tensor) -> Tensor:
+    """Where sequences begin, at multiples of 64 or, where there are few steps, of 16."""
+    if offsets.numel() == 0:
+        return offsets
+    steps = int(offsets[-1])
+    tile = 64 if steps >= 192 else 16
+    cut = offsets // tile * tile
+    cut[-1] = steps
+    return cut
+
+
+def _enlarged(value: Tensor) -> Tensor:
+    """Times a power of two: 2^14, or 2^6 in fp16."""
+    if not value.is_floating_point():
+        return value
+    return value * (2.0**6 if value.dtype == torch.float16 else 2.0**14)
+
+
+def _with_zeros(value: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator(device=value.device).manual_seed(seed)
+    chosen = torch.randint(
+        0, 2 * _ZEROS, value.shape, generator=generator, device=value.device
+    )
+    zero = torch.zeros((), dtype=value.dtype, device=value.device)
+    return torch.where(chosen == 0, zero, torch.where(chosen == 1, -zero, value))
+
+
+def weights_of(pass_: Pass, slab_dim: str | None) -> frozenset[str]:
+    """The inputs without the slab dim."""
+    return frozenset(t.name for t in pass_.inputs if slab_dim and slab_dim not in t.dims)
+
+
+def _with_nans(
+    drawn: Mapping[str, Tensor], chosen: Collection[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """NaN at one element of each chosen input without one, ordinary values where there was one.
+
+    No two at the same place of their tensors: one NaN may hide what becomes of another.
+    """
+    for place, (name, value) in enumerate(drawn.items()):
+        if not value.is_floating_point() or value.numel() == 0:
+            yield name, value
+        elif bool(value.isfinite().all()):
+            if name not in chosen:
+                yield name, value
+                continue
+            planted = value.clone()
+            planted.view(-1)[value.numel() * (2 * place + 1) // (2 * len(drawn))] = torch.nan
+            yield name, planted
+        else:
+            yield name, torch.where(value.isfinite(), value, torch.ones_like(value))
