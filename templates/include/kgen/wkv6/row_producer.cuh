@@ -16,7 +16,8 @@
 //
 // A lane has four keys of two steps, `early` (0 to 7) and 15 - early: at each level one of them is of a late half and
 // one of an early half. So the eight lanes of a fragment's rows have all late steps, operand A, and all early steps,
-// operand B: a product for 16 keys and a level, from registers. Rows 8 to 15 of A are zero. Products of decays over
+// operand B: a product for 16 keys and a level, from registers. Late rows are rows 0 to 7 of A at blocks of 2 and 8
+// steps, else rows 8 to 15, and the others zero, so that two levels share the sums of a product. Products of decays over
 // blocks of 1, 2, 4 and 8 steps come by shuffles; with one decay per head (!PerStep) they are powers of the lane's own.
 //
 // Layout in shared memory (struct ChunkBuffers), each tile swizzled (swizzled_tile.cuh):
@@ -26,7 +27,7 @@
 //     float decay[Warps + 1, or 1][kRow]  P
 //     float bonus[kRow]                   u
 //     float step_decay[kRow, or 0]        d of all steps, with one decay per head
-//     bf16 r, k and W w [Warps][Stages][kPerPart]: copies of the inputs of a part (kgen/wkv7/tile_copier.cuh)
+//     bf16 r, k and W w [Warps][Stages][kPerPart]: copies of the inputs of a part (part_copier.cuh)
 //
 // Rows beyond the last step are zero. Decays there are not 1, but nothing reads a state behind them.
 //
@@ -41,7 +42,7 @@
 #include "kgen/chunked/swizzled_tile.cuh"
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/split_bf16.cuh"
-#include "kgen/wkv7/tile_copier.cuh"
+#include "kgen/wkv6/part_copier.cuh"
 
 namespace kgen::wkv6 {
 
@@ -88,8 +89,10 @@ class RowProducer {
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
     using Half = HalfOperands<bf16>;
-    using Copier = wkv7::TileCopier<bf16, CopyVec>;
-    using CopierW = wkv7::TileCopier<W, CopyVec>;
+    using Copier = PartCopier<bf16, CopyVec>;
+    using CopierW = PartCopier<W, CopyVec>;
+    using Tile = wkv7::TileCopier<bf16, CopyVec>;
+    using TileW = wkv7::TileCopier<W, CopyVec>;
     // Where k and w lie behind r.
     static constexpr int kOfK = Copier::kElements, kOfW = 2 * kOfK;
     static_assert(Stages == 2 || Stages == 4, "stages are found by the low bits of a part's number");
@@ -107,10 +110,16 @@ public:
           steps_(steps),
           inputs_(reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 +
                   warp * Stages * kPerPart * kInputs),
-          r_(from_chunk(r, warp), 0),
-          k_(from_chunk(k, warp), 0),
-          w_(from_chunk(w, warp), 0) {
+          r_(from_chunk(r, warp)),
+          k_(from_chunk(k, warp)),
+          w_(from_chunk(w, warp)) {
         begin_copies(warp);
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            places_[which] = opaque(Tile::place(step(which), key()));
+            if constexpr (PerStep) places_w_[which] = opaque(TileW::place(step(which), key()));
+            places_of_rows_[which] = opaque(RowTile::offset(step(which), key() / 8) + key() % 8);
+        }
 #pragma unroll
         for (int part = 0; part < Stages - 1; ++part) copy();
         fill(warp, w.first, u);
@@ -198,30 +207,33 @@ private:
         u16* to = inputs_of(copied_);
 #pragma unroll
         for (int n = 0; n < kPerPart; ++n, to += kInputs) {
-            const int tile = copied_part_ * kPerPart + n, first = 16 * tile;
+            const int tile = copied_part_ * kPerPart + n;
             if (kTiles % (Warps * kPerPart) != 0 && tile >= kTiles) break;
-            const int width = Keys % 16 == 0 ? 16 : Keys - first;
-            r_.start(to, left_, width, first);
-            k_.start(to + kOfK, left_, width, first);
-            if constexpr (PerStep) w_.start(to + kOfW, left_, width, first);
+            const int width = Keys % 16 == 0 ? 16 : Keys - 16 * tile;
+            r_.start(to, left_, width, 16 * n);
+            k_.start(to + kOfK, left_, width, 16 * n);
+            if constexpr (PerStep) w_.start(to + kOfW, left_, width, 16 * n);
         }
         cp_async_commit();
         ++copied_;
+        constexpr int kColumns = 16 * kPerPart;
+        advance(kColumns, 0);
         if (++copied_part_ < Warps) return;
         begin_copies(copied_chunk_ + Warps);
-#pragma unroll
-        for (int i = 0; i < Warps; ++i) {
-            r_.advance();
-            k_.advance();
-            if constexpr (PerStep) w_.advance();
-        }
+        advance(-kColumns * Warps, 16 * Warps);
+    }
+
+    KGEN_DEVICE void advance(int columns, int steps) {
+        r_.advance(columns, steps);
+        k_.advance(columns, steps);
+        if constexpr (PerStep) w_.advance(columns, steps);
     }
 
     // Four keys of the lane's two steps.
-    static KGEN_DEVICE void read(Quad (&quads)[2], const u16* tile) {
+    KGEN_DEVICE void read(Quad (&quads)[2], const u16* tile) const {
 #pragma unroll
         for (int which = 0; which < 2; ++which)
-            quads[which] = *reinterpret_cast<const Quad*>(tile + Copier::place(step(which), key()));
+            quads[which] = *reinterpret_cast<const Quad*>(tile + places_[which]);
     }
     static KGEN_DEVICE Vec<float, 4> unpack(const Quad& words) {
         const f32x2 low = unpack2<bf16>(words[0]), high = unpack2<bf16>(words[1]);
@@ -239,12 +251,11 @@ private:
             if constexpr (!PerStep) {
                 d = *reinterpret_cast<const Vec<float, 4>*>(buffers_.step_decay() + 16 * tile + key());
             } else if constexpr (sizeof(W) == 2) {
-                const Quad words =
-                    *reinterpret_cast<const Quad*>(tiles + CopierW::place(step(which), key()));
+                const Quad words = *reinterpret_cast<const Quad*>(tiles + places_w_[which]);
                 const f32x2 low = unpack2<W>(words[0]), high = unpack2<W>(words[1]);
                 d = {{low.x, low.y, high.x, high.y}};
             } else {
-                d = *reinterpret_cast<const Vec<float, 4>*>(tiles + CopierW::place(step(which), key()));
+                d = *reinterpret_cast<const Vec<float, 4>*>(tiles + places_w_[which]);
             }
 #pragma unroll
             for (int x = 0; x < 4; ++x)
@@ -252,22 +263,26 @@ private:
         }
     }
 
-    // sums += late rows of r times early rows of k.
-    static KGEN_DEVICE void multiply(float (&sums)[4], const Quad& r, const Quad& k) {
-        Half::multiply<0>(sums, typename Half::A{{r[0], 0, r[1], 0}}, typename Half::B{{k[0], k[1]}});
+    // Adds late rows of r times early rows of k to the sums of a level, 0 to 3.
+    template <int kLevel>
+    KGEN_DEVICE void multiply(const Quad& r, const Quad& k) {
+        typename Half::A late = {};
+        late.pair[kLevel % 2] = r[0];
+        late.pair[kLevel % 2 + 2] = r[1];
+        Half::template multiply<0>(sums_[kLevel / 2], late, typename Half::B{{k[0], k[1]}});
     }
 
-    // The products of blocks of 2 * kHalf steps; r and k are multiplied by the decays to the middle.
-    template <int kHalf>
-    KGEN_DEVICE void add_level(float (&sums)[4], const Floats& r, const Floats& k) const {
-        const bool flip = early() & kHalf;  // whether step(0), not step(1), is of a late half
+    // The products of blocks of 2 << kLevel steps; r and k are multiplied by the decays to the middle.
+    template <int kLevel>
+    KGEN_DEVICE void add_level(const Floats& r, const Floats& k) {
+        const bool flip = early() & 1 << kLevel;  // whether step(0), not step(1), is of a late half
         float late[4], soon[4];
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
             late[x] = flip ? r[0][x] : r[1][x];
             soon[x] = flip ? k[1][x] : k[0][x];
         }
-        multiply(sums, pack(late), pack(soon));
+        multiply<kLevel>(pack(late), pack(soon));
     }
 
     // From blocks of kHalf steps to blocks of twice as many. all: the products of decays over the blocks of both steps.
@@ -311,13 +326,19 @@ private:
         }
         // 1. Scores: levels from neighbours, whose rows have no decays, to the halves of the chunk.
         const bool odd = early() & 1;
-        multiply(sums_[0], odd ? copied_r[0] : copied_r[1], odd ? copied_k[1] : copied_k[0]);
+        Quad late, soon;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            late[i] = odd ? copied_r[0][i] : copied_r[1][i];
+            soon[i] = odd ? copied_k[1][i] : copied_k[0][i];
+        }
+        multiply<0>(late, soon);
         widen<1>(r, k, all);
-        add_level<2>(sums_[1], r, k);
+        add_level<1>(r, k);
         widen<2>(r, k, all);
-        add_level<4>(sums_[2], r, k);
+        add_level<2>(r, k);
         widen<4>(r, k, all);
-        multiply(sums_[3], pack(r[1]), pack(k[0]));
+        multiply<3>(pack(r[1]), pack(k[0]));
         // 2. Rows for products with the state.
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
@@ -327,7 +348,7 @@ private:
         bf16* rows = buffers_.rows(slot_, 0);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            bf16* place = rows + RowTile::offset(step(which), 2 * tile + key() / 8) + key() % 8;
+            bf16* place = rows + (places_of_rows_[which] ^ 16 * tile);
             *reinterpret_cast<Quad*>(place + kRowR * RowTile::kElements) = pack(r[which]);
             *reinterpret_cast<Quad*>(place + kRowK * RowTile::kElements) = pack(k[which]);
         }
@@ -348,12 +369,12 @@ private:
 #pragma unroll
         for (int x = 0; x < 2; ++x) {
             const int other = early() ^ early_of(2 * mma_lane().q + x);
-            const float near = other & 4   ? sums_[2][x]
-                               : other & 2 ? sums_[1][x]
+            const float near = other & 4   ? sums_[1][x]
+                               : other & 2 ? sums_[0][2 + x]
                                : other & 1 ? sums_[0][x]
                                            : own_[0];
             u32 terms[2];
-            split_bf16(sums_[3][x], near, terms);
+            split_bf16(sums_[1][2 + x], near, terms);
             put_score(scores + far_[x], terms[0], terms[1]);
             put_score(scores + near_[x], terms[0] >> 16, terms[1] >> 16);
         }
@@ -362,7 +383,7 @@ private:
         if (mma_lane().q == 0)
             put_score(scores + score_place(15 - early(), 15 - early()), terms[0], terms[1]);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) sums_[i / 4][i % 4] = 0.0f;
+        for (int i = 0; i < 8; ++i) sums_[i / 4][i % 4] = 0.0f;
         own_[0] = own_[1] = 0.0f;
     }
 
@@ -375,8 +396,9 @@ private:
     Buffers buffers_;
     int slot_, chunk_, part_ = 0;
     int copied_ = 0, copied_chunk_, copied_part_, left_;  // the next part to copy; how many of its steps exist
-    int far_[2], near_[2];                                // places of the lane's scores
-    float sums_[4][4] = {};                               // scores by level, of blocks of 2, 4, 8 and 16 steps
+    int places_[2], places_w_[2], places_of_rows_[2];     // of the lane's steps in tiles of r and k, of w, and of rows
+    int far_[2], near_[2];                                // of the lane's scores
+    float sums_[2][4] = {};                               // scores, two of each level
     float own_[2] = {};                                   // sums of r u k of the lane's steps
     i64 steps_;
     u16* inputs_;
