@@ -274,7 +274,7 @@ FAMILIES = (
             Mistake("bonus of late steps", r"if \(mma_lane\(\)\.q == 0\)", "if (false)"),
             Mistake("from the start", r"r\[1\]\[x\] \*= all\[0\]\[x\];", ";"),
             Mistake("to the end", r"k\[0\]\[x\] \*= all\[1\]\[x\];", ";"),
-            Mistake("slot", r"slot_ = slot_ == 0 \? Warps : slot_ - 1;", ";"),
+            Mistake("slot", r"slot = slot == kRowWarps \? 0 : slot \+ 1;", ";"),
             Mistake("last chunk", r"there = left_ > 8 \* half;", "there = true;"),
             Mistake("decay of the state",
                     r"(i < 4; \+\+i\)) s\[i\] \*= d\[i % 2\];", r"\1 ;"),
