@@ -1,4 +1,4 @@
-"""warp_specialized of wkv5 and wkv6 with several producers and consumers, for all forms of the decay.
+"""warp_specialized of wkv5 and wkv6 with several producers and consumers, all forms of the decay.
 
 `test_host.py` has one warp of each role: there every chunk is the same producer's, in one part.
 """
@@ -14,17 +14,19 @@ from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
 
 BEFORE, PACKED = "initial_state_dtype=fp32", "cu_seqlens_dtype=int64"
+BOTH = f"{BEFORE},{PACKED}"
 # Consumers and producers; stages; elements per copy.
 CASES = (
     ("wkv6", "B=1,H=2,T=69,K=64,V=40,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 4, 8),
-    ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BEFORE},{PACKED}", (2, 2), 4, 8),
-    ("wkv6", f"B=1,H=1,T=37,K=128,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,{BEFORE}", (1, 4), 2, 8),
+    ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), 4, 8),
+    ("wkv6", f"B=1,H=1,T=37,K=128,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,{BEFORE}", (1, 4),
+     2, 8),
     ("wkv6", "B=2,H=1,T=35,K=20,V=18,dtype=bf16,u_dtype=bf16,decay_form=log", (2, 4), 2, 2),
     ("wkv6", "B=1,H=1,T=33,K=24,V=16,dtype=bf16,decay_form=decay", (1, 2), 4, 4),
     ("wkv6", "B=1,H=1,T=33,K=7,V=5,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 8), 2, 1),
     ("wkv6", "B=2,H=1,T=1,K=16,V=16,dtype=bf16,decay_form=raw", (1, 2), 2, 8),
     ("wkv5", "B=1,H=2,T=69,K=64,V=32,dtype=bf16,decay_form=log", (2, 4), 4, 8),
-    ("wkv5", f"B=1,N=3,H=2,T=90,K=80,V=16,dtype=bf16,decay_form=raw,{BEFORE},{PACKED}", (1, 2), 2, 8),
+    ("wkv5", f"B=1,N=3,H=2,T=90,K=80,V=16,dtype=bf16,decay_form=raw,{BOTH}", (1, 2), 2, 8),
     ("wkv5", "B=1,H=2,T=40,K=20,V=18,dtype=bf16,u_dtype=bf16,decay_form=raw", (2, 2), 2, 2),
 )  # fmt: skip
 

@@ -35,7 +35,8 @@
 // that of its first part, so there are Warps + 1 slots. The constructor has a barrier of the producers (2). A warp
 // copies its inputs itself, Stages - 1 parts ahead.
 //
-// Precision: rows are rounded to bf16 once. Scores are summed in fp32 and stored in two terms; the bonus is fp32.
+// Precision: rows are rounded to bf16 once, but late rows of blocks of 8 and 16 steps have two terms for scores. Scores
+// are summed in fp32 and stored in two terms; the bonus is fp32.
 #pragma once
 
 #include "kgen/chunked/decay_form.cuh"
@@ -272,6 +273,18 @@ private:
         Half::template multiply<0>(sums_[kLevel / 2], late, typename Half::B{{k[0], k[1]}});
     }
 
+    // The same of rows in fp32; r in two terms, the small one first.
+    template <int kLevel>
+    KGEN_DEVICE void multiply(const float (&r)[4], const float (&k)[4]) {
+        const Quad high = pack(r), early = pack(k);
+        const Vec<float, 4> rounded = unpack(high);
+        float lost[4];
+#pragma unroll
+        for (int x = 0; x < 4; ++x) lost[x] = r[x] - rounded[x];
+        multiply<kLevel>(pack(lost), early);
+        multiply<kLevel>(high, early);
+    }
+
     // The products of blocks of 2 << kLevel steps; r and k are multiplied by the decays to the middle.
     template <int kLevel>
     KGEN_DEVICE void add_level(const Floats& r, const Floats& k) {
@@ -282,7 +295,11 @@ private:
             late[x] = flip ? r[0][x] : r[1][x];
             soon[x] = flip ? k[1][x] : k[0][x];
         }
-        multiply<kLevel>(pack(late), pack(soon));
+        if constexpr (kLevel == 1) {
+            multiply<kLevel>(pack(late), pack(soon));
+        } else {
+            multiply<kLevel>(late, soon);
+        }
     }
 
     // From blocks of kHalf steps to blocks of twice as many. all: the products of decays over the blocks of both steps.
@@ -338,7 +355,7 @@ private:
         widen<2>(r, k, all);
         add_level<2>(r, k);
         widen<4>(r, k, all);
-        multiply<3>(pack(r[1]), pack(k[0]));
+        multiply<3>(r[1], k[0]);
         // 2. Rows for products with the state.
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
