@@ -17,8 +17,9 @@
 // A lane has four keys of two steps, `early` (0 to 7) and 15 - early: at each level one of them is of a late half and
 // one of an early half. So the eight lanes of a fragment's rows have all late steps, operand A, and all early steps,
 // operand B: a product for 16 keys and a level, from registers. Late rows are rows 0 to 7 of A at blocks of 2 and 8
-// steps, else rows 8 to 15, and the others zero, so that two levels share the sums of a product. Products of decays over
-// blocks of 1, 2, 4 and 8 steps come by shuffles; with one decay per head (!PerStep) they are powers of the lane's own.
+// steps, else rows 8 to 15, and the others zero, so that two levels share the sums of a product. Products of decays
+// over blocks of 1, 2, 4 and 8 steps come by shuffles; with one decay per head (!PerStep) they are powers of the lane's
+// own.
 //
 // Layout in shared memory (struct ChunkBuffers), each tile swizzled (swizzled_tile.cuh):
 //
