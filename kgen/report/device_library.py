@@ -16,8 +16,8 @@ from kgen.errors import CatalogueError
 
 # Lower folders first; the host layer is the implementation of the other folders on the CPU.
 ROOMS = (
-    "primitives", "rows", "recurrent", "chunked", "linear_attention", "wkv", "wkv4", "wkv7", "fft",
-    "toeplitz",
+    "primitives", "rows", "recurrent", "chunked", "linear_attention", "wkv", "wkv4", "wkv7", "wkv6",
+    "fft", "toeplitz",
 )  # fmt: skip
 
 _HEAD = """\

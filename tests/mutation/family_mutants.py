@@ -326,6 +326,35 @@ FAMILIES = (
             Mistake("barrier", r"(products\[i\] = product \* scale;\s*\}\s*)sync_block\(\);",
                     r"\1")), {"stages": 3}),
     Family(
+        "wkv6", "forward", "warp_specialized", "B=1,T=45,H=1,K=16,V=16,dtype=bf16,decay_form=log",
+        (
+            Mistake("level", r"add_level<1>\(r, k\);", "add_level<2>(r, k);"),
+            Mistake("late half", r"late\[x\] = flip \?", "late[x] = !flip ?"),
+            Mistake("neighbours", r"soon\[i\] = odd \? copied_k\[1\]",
+                    "soon[i] = odd ? copied_k[0]"),
+            Mistake("partner", r"kHalf == 2 \? 4 : 8", "kHalf == 2 ? 8 : 4", "kgen/wkv6/"),
+            Mistake("level of a score", r"other & 4   \? sums_\[1\]\[x\]",
+                    "other & 4 ? sums_[1][2 + x]"),
+            Mistake("sums of a chunk", r"sums_\[i / 4\]\[i % 4\] = 0\.0f;", ";"),
+            Mistake("bonus", r"own_r\[x\] \* bonus\[x\]", "own_r[x]"),
+            Mistake("bonus of late steps", r"if \(mma_lane\(\)\.q == 0\)", "if (false)"),
+            Mistake("from the start", r"r\[1\]\[x\] \*= all\[0\]\[x\];", ";"),
+            Mistake("to the end", r"k\[0\]\[x\] \*= all\[1\]\[x\];", ";"),
+            Mistake("slot", r"slot = slot == kRowWarps \? 0 : slot \+ 1;", ";"),
+            Mistake("last chunk", r"there = left_ > 8 \* half;", "there = true;"),
+            Mistake("decay of the state",
+                    r"(i < 4; \+\+i\)) s\[i\] \*= d\[i % 2\];", r"\1 ;"),
+        ),
+    ),
+    Family(
+        "wkv5", "forward", "warp_specialized", "B=1,T=45,H=2,K=16,V=16,dtype=bf16",
+        (
+            Mistake("power", r"n < 4; \+\+n\) power \*= power", "n < 3; ++n) power *= power"),
+            Mistake("decay of a step", r"buffers_\.step_decay\(\)\[i\] = power;",
+                    "buffers_.step_decay()[i] = 1.0f;"),
+        ),
+    ),
+    Family(
         "wkv7", "forward", "chunk_loop", "B=1,T=45,H=1,K=16,V=16,dtype=bf16,decay_form=clamp",
         (
             Mistake("mask", r"kBack \? i < j \+ own : j < i \+ own", "kBack ? i < j + own : true"),

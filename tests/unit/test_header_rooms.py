@@ -24,6 +24,7 @@ MAY_INCLUDE = {
     "wkv": {"primitives", "recurrent", "chunked"},
     "wkv4": {"primitives", "chunked"},
     "wkv7": {"primitives", "recurrent", "chunked", "wkv"},
+    "wkv6": {"primitives", "recurrent", "chunked", "wkv", "wkv7"},
 }
 _INCLUDED = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 

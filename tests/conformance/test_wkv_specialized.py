@@ -1,0 +1,47 @@
+"""warp_specialized of wkv5 and wkv6 with several producers and consumers, all forms of the decay.
+
+`test_host.py` has one warp of each role: there every chunk is the same producer's, in one part.
+"""
+
+from __future__ import annotations
+
+import pytest
+from test_host import BY_RANK, SHUFFLED, run_configs
+
+from kgen.catalogue import open_catalogue
+from kgen.model.config import Config
+from kgen.model.problem import parse_problem
+from kgen.model.record import Fate
+
+BEFORE, PACKED = "initial_state_dtype=fp32", "cu_seqlens_dtype=int64"
+BOTH = f"{BEFORE},{PACKED}"
+# Consumers and producers; stages; elements per copy.
+CASES = (
+    ("wkv6", "B=1,H=2,T=69,K=64,V=40,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 4, 8),
+    ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), 4, 8),
+    ("wkv6", f"B=1,H=1,T=37,K=128,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,{BEFORE}", (1, 4),
+     2, 8),
+    ("wkv6", "B=2,H=1,T=35,K=20,V=18,dtype=bf16,u_dtype=bf16,decay_form=log", (2, 4), 2, 2),
+    ("wkv6", "B=1,H=1,T=33,K=24,V=16,dtype=bf16,decay_form=decay", (1, 2), 4, 4),
+    ("wkv6", "B=1,H=1,T=33,K=7,V=5,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 8), 2, 1),
+    ("wkv6", "B=2,H=1,T=1,K=16,V=16,dtype=bf16,decay_form=raw", (1, 2), 2, 8),
+    ("wkv5", "B=1,H=2,T=69,K=64,V=32,dtype=bf16,decay_form=log", (2, 4), 4, 8),
+    ("wkv5", f"B=1,N=3,H=2,T=90,K=80,V=16,dtype=bf16,decay_form=raw,{BOTH}", (1, 2), 2, 8),
+    ("wkv5", "B=1,H=2,T=40,K=20,V=18,dtype=bf16,u_dtype=bf16,decay_form=raw", (2, 2), 2, 2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("operator", "text", "warps", "stages", "vec"), CASES)
+def test_several_warps(
+    operator: str, text: str, warps: tuple[int, int], stages: int, vec: int
+) -> None:
+    entry = open_catalogue().entry(operator)
+    variant = entry.space.variant("forward", "warp_specialized")
+    problem = parse_problem(text, entry.operator.signature)
+    values = {"stages": stages, "vec": vec, "min_blocks": 1}
+    values |= dict(zip(("warps", "row_warps"), warps, strict=True))
+    config = Config.of(variant.name, values)
+    for _, _, outcome in run_configs(
+        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
+    ):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
