@@ -420,7 +420,7 @@ FAMILIES = (
         (
             Mistake("interval", r"if \(chunk \+ kAhead < chunks\)", "if (chunk + 3 < chunks)"),
             Mistake("slot", r"slot == Buffers::kSlots - 1 \? 0", "slot == 1 ? 0"),
-            Mistake("wait", r"cp_async_wait<kStages - 2>\(\);", ";", "kgen/wkv7/", unseen=True),
+            Mistake("wait", r"cp_async_wait<kStages - 2>\(\);", ";", "kgen/wkv7/"),
             Mistake("last chunk", r"there = left_ > 8 \* half;", "there = true;"),
             Mistake("decay of the state",
                     r"fma\(state\[tile\]\[i\], d\[i % 2\], sum\[i\]\)",
@@ -466,7 +466,7 @@ FAMILIES = (
         "B=1,T=45,H=1,K=16,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,final_state_dtype=fp32",
         (
             Mistake("wait and barrier", r"cp_async_wait<0>\(\);\s*sync_block\(\);", "",
-                    "kgen/wkv7/chunk_rows", unseen=True),
+                    "kgen/wkv7/chunk_rows"),
             Mistake("level", r"kHalf == 4 \? 2 : kHalf == 2 \? 4 : 6", "kHalf == 4 ? 4 : 6"),
             Mistake("mask of a level", r"~\(2 \* kHalf - 1\)", "~15"),
             Mistake("before a late step", r"flip_near == \(half == 0\) \? near\[half\]\[key\]",

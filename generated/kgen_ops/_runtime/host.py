@@ -18,7 +18,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -302,7 +302,10 @@ class JobLaunch:
 
 
 def write_job(
-    directory: StrPath, buffers: Sequence[bytes | int], launches: Sequence[JobLaunch]
+    directory: StrPath,
+    buffers: Sequence[bytes | int],
+    launches: Sequence[JobLaunch],
+    constant: Collection[int] = (),
 ) -> Path:
     """Write a job for a sanitized executable, and return the path for `run_job`.
 
@@ -312,6 +315,8 @@ def write_job(
             Any object with the buffer protocol will do for bytes. The executable allocates exactly
             this size, so that one byte too far is seen.
         launches: Run in order.
+        constant: Indices of buffers that no launch may write; a write ends the executable, also
+            one that is undone later.
 
     Raises:
         ValueError: If an argument refers to a buffer that does not exist.
@@ -326,7 +331,8 @@ def write_job(
             content = bytes(buffer)
             path = directory / f"buffer_{index}.in"
             path.write_bytes(content)
-            lines.append(f"buffer {len(content)} {path}")
+            word = "constant" if index in constant else "buffer"
+            lines.append(f"{word} {len(content)} {path}")
     for launch in launches:
         grid, block = _extents("grid", launch.grid), _extents("block", launch.block)
         numbers = (*grid, *block, launch.smem_bytes, launch.seed, len(launch.args))

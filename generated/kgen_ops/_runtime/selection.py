@@ -30,6 +30,7 @@ from typing import NamedTuple, Protocol
 from .adaptation import (
     FIRST,
     MOST_CHANGES,
+    NEXT_UNPROVEN,
     STEP,
     UNPROVEN,
     adapted,
@@ -182,18 +183,24 @@ def _promising(
         if family is not None and values is not None and admitted(family, full_call):
             starts.append((far[id(row)], family, values, row))
     del starts[MOST_STARTS:]
+    unproven = UNPROVEN
     for family in families.values():
+        if family.is_safe:
+            continue
         # A config that no row holds is as far as the nearest row of its variant, and more.
-        near = min((far[id(row)] for row in known if _variant(row) == family.name),
-                   default=UNPROVEN)
-        if not family.is_safe:
-            starts += [(near + FIRST, family, values, None) for values in family.first]
+        near = min((far[id(row)] for row in known if _variant(row) == family.name), default=inf)
+        if near == inf:
+            near, unproven = unproven, unproven + NEXT_UNPROVEN
+        starts += [(near + FIRST, family, values, None) for values in family.first]
     least = min((far for (_, bad, far), _ in ranked if not bad), default=inf)
+    offered: set[str] = set()  # variants with a legal config
     for base, family, values, begun in sorted(starts, key=lambda start: start[0]):
-        # A config that is farther than the best so far is of use as it is, if that fails.
-        found = adapted(family, values, full_call, MOST_CHANGES if base < least else 0)
+        # What is farther than the best so far serves only if that fails: one config of a variant.
+        changes = MOST_CHANGES if base < least or family.name not in offered else 0
+        found = adapted(family, values, full_call, changes)
         if found is None or found.instance.config in seen:
             continue
+        offered.add(family.name)
         cost = base + STEP * found.steps
         if found.suits and not family.is_safe:
             least = min(least, cost)

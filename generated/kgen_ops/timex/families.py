@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from .._runtime.arith import ceil_div, round_up
+from .._runtime.arith import ceil_div, next_pow2, round_up
 from .._runtime.device import KernelFile
 from .._runtime.rows import Call, Family, Parameter, Run
 
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "b529dae5ba0a92ae39a728f672bf1422"
+HEADERS = "d01c77a6f2e6c8ca7fe4932b89d1fc4f"
 
 
 def forward_toeplitz_mma(file: KernelFile, call: Call) -> Run:
@@ -190,6 +190,7 @@ FORWARD_COLUMN_CHUNKS_NAMED: dict[str, Callable[[Call], Any]] = {
         4 * (call.batch * call.chunk + call.threads * call.outputs + call.chunk)
     ),
     "columns": lambda call: call.T,
+    "fft_bytes": lambda call: 14 * next_pow2(call.T) + next_pow2(call.T) // 8 + 512,
 }
 
 FORWARD_FFT_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -296,6 +297,10 @@ FORWARD = (
             ),
         ),
         suits=(
+            lambda call: (
+                call.T <= 1024 or call.fft_bytes > call.smem_per_block or call.T > 16384 or
+                (call.compute_capability == 0)
+            ),
         ),
         bind=forward_column_chunks,
     ),
@@ -393,6 +398,7 @@ BACKWARD_COLUMN_CHUNKS_NAMED: dict[str, Callable[[Call], Any]] = {
         4 * (call.batch * call.chunk + call.threads * call.outputs + call.chunk)
     ),
     "columns": lambda call: call.T,
+    "fft_bytes": lambda call: 14 * next_pow2(call.T) + next_pow2(call.T) // 8 + 512,
 }
 
 BACKWARD = (
@@ -448,8 +454,8 @@ BACKWARD = (
             lambda call: call.warps <= ceil_div(ceil_div(call.T, call.warp_outputs), 2),
             lambda call: call.tap_warps <= max(2, ceil_div(call.tap_groups, 2)),
             lambda call: (
-                call.warps * call.min_blocks >= 4 and call.tap_warps >= 3 or call.compute_capability
-                == 0
+                call.warps * call.min_blocks >= 4 and call.tap_warps >= min(3, max(2,
+                ceil_div(call.tap_groups, 2))) or call.compute_capability == 0
             ),
             lambda call: call.tap_k == 16 or call.tap_k < 2 * call.B * call.tap_fold,
             lambda call: call.tap_fold == 1 or call.B * call.tap_fold < 2 * call.tap_k,
@@ -540,6 +546,10 @@ BACKWARD = (
             ),
         ),
         suits=(
+            lambda call: (
+                call.T <= 1024 or call.fft_bytes > call.smem_per_block or call.T > 16384 or
+                (call.compute_capability == 0)
+            ),
         ),
         bind=backward_column_chunks,
     ),

@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "b529dae5ba0a92ae39a728f672bf1422"
+HEADERS = "d01c77a6f2e6c8ca7fe4932b89d1fc4f"
 
 
 def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
@@ -135,6 +135,50 @@ def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
         launch_2(
             stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens,
             segment_states.data_ptr(), segment_decays.data_ptr(), y, final_state, size_h, size_t,
+            r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h, y_stride_b, y_stride_t,
+            y_stride_h, scale,
+        )
+
+    return run
+
+
+def forward_warp_specialized(file: KernelFile, call: Call) -> Run:
+    """Launch the forward warp_specialized."""
+    block_warps = call.block_warps
+    smem_bytes = call.smem_bytes
+    size_v = call.V
+    sequence_heads = call.sequence_heads
+    warps = call.warps
+    size_t = call.T
+    size_h = call.H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    y_stride_b = call.y_stride_B
+    y_stride_t = call.y_stride_T
+    y_stride_h = call.y_stride_H
+    launch = file.launcher(
+        "wkv_forward", "ppppppppqqqqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1),
+        smem=smem_bytes,
+    )
+    grid_x = sequence_heads * ceil_div(size_v, 16 * warps)
+
+    def run(
+        stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
+        y: int, final_state: int, scale: float,
+    ) -> None:
+        launch(
+            stream, grid_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens, y, size_t, size_h,
             r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
             v_stride_t, v_stride_h, w_stride_b, w_stride_t, w_stride_h, y_stride_b, y_stride_t,
             y_stride_h, scale,
@@ -546,6 +590,33 @@ FORWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
     "on_gpu": lambda call: call.compute_capability > 0,
 }
 
+FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
+    "sequence_heads": lambda call: call.N * call.H,
+    "block_warps": lambda call: call.warps + call.row_warps,
+    "keys_per_part": lambda call: ceil_div(ceil_div(call.K, 16), call.row_warps),
+    "per_step": lambda call: True,
+    "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
+    "input_bytes": lambda call: (
+        512 * call.stages * (call.warps + call.row_warps * call.keys_per_part * (2 +
+        call.w_step_bytes // 2))
+    ),
+    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
+    "row_bytes": lambda call: (
+        call.row * (64 * (call.row_warps + 1) + 4 * (call.row_warps + 2 if call.per_step else 3))
+    ),
+    "smem_bytes": lambda call: (
+        max(call.row_bytes + 2048 + call.input_bytes, 4 * (16 * call.K * call.warps + call.K + 4))
+    ),
+    "needed_registers": lambda call: (
+        max(call.K, 148 if call.vec < 8 else 122 if call.compute_capability < 120 else 136)
+    ),
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
+        8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
 FORWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
     "threads": lambda call: call.columns // call.tile * call.split,
@@ -795,6 +866,74 @@ FORWARD = (
         bind=forward_chunk_halving,
     ),
     Family(
+        name="warp_specialized",
+        template="wkv/forward_warp_specialized.cu.jinja",
+        constants=("K", "V"),
+        settings={"per_step": "true"},
+        parameters=(
+            Parameter("warps", (1, 2, 4, 8)),
+            Parameter("row_warps", (1, 2, 4, 8)),
+            Parameter("stages", (4, 2)),
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("min_blocks", (1, 2, 3)),
+        ),
+        first=(
+            (4, 4, 4, 8, 2),
+            (4, 4, 2, 8, 2),
+            (4, 2, 4, 8, 2),
+            (8, 4, 4, 8, 1),
+        ),
+        named=FORWARD_WARP_SPECIALIZED_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.final_state_itemsize == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+        ),
+        fits=(
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.needed_registers <= call.registers,
+            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.y_stride_B % call.vec == 0,
+            lambda call: call.y_stride_T % call.vec == 0,
+            lambda call: call.y_stride_H % call.vec == 0,
+            lambda call: (
+                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
+            ),
+            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
+            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+        ),
+        suits=(
+            lambda call: call.T >= 16,
+            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.K >= 8,
+            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
+            lambda call: call.row_warps <= ceil_div(call.K, 16),
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+        ),
+        bind=forward_warp_specialized,
+    ),
+    Family(
         name="block_per_head",
         template="wkv/forward_block_per_head.cu.jinja",
         constants=("K", "V"),
@@ -882,10 +1021,12 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "key_row_floats": lambda call: 16 * (call.padded_keys + 4) + 16,
     "per_key_sums": lambda call: 2 if call.per_step else 3,
     "raw_floats": lambda call: call.chunk * (call.padded_keys + 8) * call.itemsize // 2,
+    "level_scores_in_v": lambda call: call.V % 16 == 0 and (call.V + 8) * call.itemsize >= 80,
     "subchunks": lambda call: call.chunk // 16,
     "score_floats": lambda call: (
         max(call.raw_floats if call.sequential_chunks else 0, call.subchunks * 896) + call.subchunks
-        * (64 + 80 * ceil_div(call.padded_keys, 32))
+        * (24 * ceil_div(call.padded_keys, 32) + (0 if call.level_scores_in_v else 320) if
+        call.level_scores else 64 + 80 * ceil_div(call.padded_keys, 32))
     ),
     "wide_row_floats": lambda call: 16 * (max(call.padded_keys, call.padded_values) + 4) + 16,
     "chunk_smem_bytes": lambda call: (
@@ -919,10 +1060,12 @@ BACKWARD_CHUNK_LOOP_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
     "key_row_floats": lambda call: 16 * (call.padded_keys + 4) + 16,
     "per_key_sums": lambda call: 2 if call.per_step else 3,
     "raw_floats": lambda call: call.chunk * (call.padded_keys + 8) * call.itemsize // 2,
+    "level_scores_in_v": lambda call: call.V % 16 == 0 and (call.V + 8) * call.itemsize >= 80,
     "subchunks": lambda call: call.chunk // 16,
     "score_floats": lambda call: (
         max(call.raw_floats if call.sequential_chunks else 0, call.subchunks * 896) + call.subchunks
-        * (64 + 80 * ceil_div(call.padded_keys, 32))
+        * (24 * ceil_div(call.padded_keys, 32) + (0 if call.level_scores_in_v else 320) if
+        call.level_scores else 64 + 80 * ceil_div(call.padded_keys, 32))
     ),
     "wide_row_floats": lambda call: 16 * (max(call.padded_keys, call.padded_values) + 4) + 16,
     "chunk_smem_bytes": lambda call: (
@@ -982,15 +1125,18 @@ BACKWARD = (
             Parameter("sequential_chunks", (False, True)),
             Parameter("stagger_kcycles", (0, 20, 40, 80), default=0),
             Parameter("pdl", (False, True), default=False),
+            Parameter("level_scores", (False, True), default=False),
         ),
         first=(
-            (16, 1, 64, 64, 4, True, 40, False),
-            (16, 1, 64, 64, 4, True, 20, False),
-            (16, 1, 64, 64, 4, True, 0, False),
-            (16, 2, 64, 64, 4, True, 0, True),
-            (16, 1, 64, 32, 4, False, 0, False),
-            (16, 1, 32, 32, 2, False, 0, True),
-            (16, 1, 32, 16, 4, False, 0, False),
+            (16, 1, 64, 64, 4, True, 40, False, False),
+            (16, 1, 64, 64, 4, True, 20, False, False),
+            (16, 1, 64, 64, 4, True, 0, False, False),
+            (16, 2, 64, 64, 4, True, 0, True, False),
+            (16, 1, 64, 32, 4, False, 0, False, False),
+            (16, 1, 64, 64, 4, True, 40, False, True),
+            (16, 1, 64, 32, 4, False, 0, False, True),
+            (16, 1, 32, 32, 2, False, 0, True, False),
+            (16, 1, 32, 16, 4, False, 0, False, False),
         ),
         named=BACKWARD_CHUNK_LOOP_NAMED,
         is_safe=False,
@@ -1114,11 +1260,13 @@ BACKWARD = (
             Parameter("sequential_chunks", (False, True)),
             Parameter("stagger_kcycles", (0, 20, 40, 80), default=0),
             Parameter("pdl", (False, True), default=False),
+            Parameter("level_scores", (False, True), default=False),
         ),
         first=(
-            (16, 1, 64, 64, 4, True, 0, False),
-            (16, 1, 64, 32, 4, False, 0, False),
-            (16, 1, 32, 32, 2, False, 0, False),
+            (16, 1, 64, 64, 4, True, 0, False, False),
+            (16, 1, 64, 64, 4, True, 0, False, True),
+            (16, 1, 64, 32, 4, False, 0, False, False),
+            (16, 1, 32, 32, 2, False, 0, False, False),
         ),
         named=BACKWARD_CHUNK_LOOP_PACKED_NAMED,
         is_safe=False,
@@ -1249,6 +1397,7 @@ BACKWARD = (
         first=(
             (4, 4, 64, 16, 2, 8, 16, 16, 16),
             (4, 4, 32, 8, 3, 4, 16, 16, 16),
+            (8, 1, 32, 8, 2, 4, 8, 32, 8),
         ),
         named=BACKWARD_BLOCK_PER_HEAD_NAMED,
         is_safe=False,

@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "b529dae5ba0a92ae39a728f672bf1422"
+HEADERS = "d01c77a6f2e6c8ca7fe4932b89d1fc4f"
 
 
 def forward_warp_specialized(file: KernelFile, call: Call) -> Run:
@@ -67,6 +67,57 @@ def forward_warp_specialized(file: KernelFile, call: Call) -> Run:
             k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b, a_stride_t,
             a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t, y_stride_h,
             scale,
+        )
+
+    return run
+
+
+def forward_warp_specialized_tf32(file: KernelFile, call: Call) -> Run:
+    """Launch the forward warp_specialized_tf32."""
+    block_warps = call.block_warps
+    smem_bytes = call.smem_bytes
+    size_v = call.V
+    sequence_heads = call.sequence_heads
+    warps = call.warps
+    size_t = call.T
+    size_h = call.H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    a_stride_b = call.a_stride_B
+    a_stride_t = call.a_stride_T
+    a_stride_h = call.a_stride_H
+    b_stride_b = call.b_stride_B
+    b_stride_t = call.b_stride_T
+    b_stride_h = call.b_stride_H
+    y_stride_b = call.y_stride_B
+    y_stride_t = call.y_stride_T
+    y_stride_h = call.y_stride_H
+    launch = file.launcher(
+        "wkv7_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1),
+        smem=smem_bytes,
+    )
+    grid_x = sequence_heads * ceil_div(size_v, 16 * warps)
+
+    def run(
+        stream: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
+        cu_seqlens: int, y: int, final_state: int, scale: float,
+    ) -> None:
+        launch(
+            stream, grid_x, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y, final_state,
+            size_t, size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h,
+            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
+            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t,
+            y_stride_h, scale,
         )
 
     return run
@@ -173,6 +224,106 @@ def forward_block_per_head(file: KernelFile, call: Call) -> Run:
     return run
 
 
+def backward_warp_specialized(file: KernelFile, call: Call) -> Run:
+    """Launch the backward warp_specialized."""
+    block_warps = call.block_warps
+    smem_bytes = call.smem_bytes
+    size_v = call.V
+    sequence_heads = call.sequence_heads
+    warps = call.warps
+    size_n = call.N
+    size_t = call.T
+    size_h = call.H
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    a_stride_b = call.a_stride_B
+    a_stride_t = call.a_stride_T
+    a_stride_h = call.a_stride_H
+    b_stride_b = call.b_stride_B
+    b_stride_t = call.b_stride_T
+    b_stride_h = call.b_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    chunk_warps = call.chunk_warps
+    chunk_row_bytes = call.chunk_row_bytes
+    size_k = call.K
+    chunks = call.chunks
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gw_stride_b = call.gw_stride_B
+    gw_stride_t = call.gw_stride_T
+    gw_stride_h = call.gw_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    ga_stride_b = call.ga_stride_B
+    ga_stride_t = call.ga_stride_T
+    ga_stride_h = call.ga_stride_H
+    gb_stride_b = call.gb_stride_B
+    gb_stride_t = call.gb_stride_T
+    gb_stride_h = call.gb_stride_H
+    size_b = call.B
+    launch_1 = file.launcher(
+        "wkv7_backward_columns", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(32 * block_warps, 1, 1), smem=smem_bytes,
+    )
+    grid_1_x = 2 * sequence_heads * ceil_div(size_v, 16 * warps)
+    launch_2 = file.launcher(
+        "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(32 * chunk_warps, 1, 1), smem=chunk_row_bytes,
+    )
+    grid_2_x = size_h * chunks * ceil_div(size_k, 16 * chunk_warps)
+    new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
+    new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
+    new_states = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
+    new_gradients = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gw: int, gk: int, gv: int, ga: int, gb: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        sa = new_sa()
+        gsa = new_gsa()
+        states = new_states()
+        gradients = new_gradients()
+        launch_1(
+            stream, grid_1_x, 1, 1, gy, r, w, k, v, a, b, gfinal_state, cu_seqlens, gv,
+            sa.data_ptr(), gsa.data_ptr(), states.data_ptr(), gradients.data_ptr(), size_n, size_t,
+            size_h, gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h,
+            w_stride_b, w_stride_t, w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t,
+            b_stride_h, gv_stride_b, gv_stride_t, gv_stride_h, scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, gy, r, w, k, v, a, b, cu_seqlens, gr, gw, gk, ga, gb,
+            sa.data_ptr(), gsa.data_ptr(), states.data_ptr(), gradients.data_ptr(), size_n, size_t,
+            size_h, gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h,
+            w_stride_b, w_stride_t, w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t,
+            b_stride_h, gr_stride_b, gr_stride_t, gr_stride_h, gw_stride_b, gw_stride_t,
+            gw_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, ga_stride_b, ga_stride_t,
+            ga_stride_h, gb_stride_b, gb_stride_t, gb_stride_h, scale,
+        )
+
+    return run
+
+
 def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
     """Launch the backward chunk_loop."""
     warps = call.warps
@@ -206,11 +357,8 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
     gv_stride_b = call.gv_stride_B
     gv_stride_t = call.gv_stride_T
     gv_stride_h = call.gv_stride_H
-    key_threads = call.key_threads
-    itemsize = call.itemsize
-    keys = call.keys
-    value_pitch = call.value_pitch
-    w_itemsize = call.w_itemsize
+    chunk_warps = call.chunk_warps
+    chunk_row_bytes = call.chunk_row_bytes
     size_k = call.K
     chunks = call.chunks
     gr_stride_b = call.gr_stride_B
@@ -236,10 +384,110 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
     grid_1_x = 2 * sequence_heads * ceil_div(size_v, 16 * warps)
     launch_2 = file.launcher(
         "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
-        block=(key_threads, 1, 1),
-        smem=16 * (value_pitch * (8 + 2 * itemsize) + keys * (4 * itemsize + w_itemsize)),
+        block=(32 * chunk_warps, 1, 1), smem=chunk_row_bytes,
     )
-    grid_2_x = size_h * chunks * ceil_div(size_k, keys)
+    grid_2_x = size_h * chunks * ceil_div(size_k, 16 * chunk_warps)
+    new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
+    new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
+    new_states = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
+    new_gradients = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gw: int, gk: int, gv: int, ga: int, gb: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        sa = new_sa()
+        gsa = new_gsa()
+        states = new_states()
+        gradients = new_gradients()
+        launch_1(
+            stream, grid_1_x, 1, 1, gy, r, w, k, v, a, b, initial_state, gfinal_state, cu_seqlens,
+            gv, ginitial_state, sa.data_ptr(), gsa.data_ptr(), states.data_ptr(),
+            gradients.data_ptr(), size_n, size_t, size_h, gy_stride_b, gy_stride_t, gy_stride_h,
+            r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h, k_stride_b,
+            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b, a_stride_t,
+            a_stride_h, b_stride_b, b_stride_t, b_stride_h, gv_stride_b, gv_stride_t, gv_stride_h,
+            scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, gy, r, w, k, v, a, b, cu_seqlens, gr, gw, gk, ga, gb,
+            sa.data_ptr(), gsa.data_ptr(), states.data_ptr(), gradients.data_ptr(), size_n, size_t,
+            size_h, gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h,
+            w_stride_b, w_stride_t, w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t,
+            b_stride_h, gr_stride_b, gr_stride_t, gr_stride_h, gw_stride_b, gw_stride_t,
+            gw_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, ga_stride_b, ga_stride_t,
+            ga_stride_h, gb_stride_b, gb_stride_t, gb_stride_h, scale,
+        )
+
+    return run
+
+
+def backward_chunk_rows(file: KernelFile, call: Call) -> Run:
+    """Launch the backward chunk_rows."""
+    threads = call.threads
+    smem_bytes = call.smem_bytes
+    size_v = call.V
+    columns = call.columns
+    sequence_heads = call.sequence_heads
+    size_n = call.N
+    size_t = call.T
+    size_h = call.H
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    a_stride_b = call.a_stride_B
+    a_stride_t = call.a_stride_T
+    a_stride_h = call.a_stride_H
+    b_stride_b = call.b_stride_B
+    b_stride_t = call.b_stride_T
+    b_stride_h = call.b_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    chunk_warps = call.chunk_warps
+    chunk_row_bytes = call.chunk_row_bytes
+    size_k = call.K
+    chunks = call.chunks
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gw_stride_b = call.gw_stride_B
+    gw_stride_t = call.gw_stride_T
+    gw_stride_h = call.gw_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    ga_stride_b = call.ga_stride_B
+    ga_stride_t = call.ga_stride_T
+    ga_stride_h = call.ga_stride_H
+    gb_stride_b = call.gb_stride_B
+    gb_stride_t = call.gb_stride_T
+    gb_stride_h = call.gb_stride_H
+    size_b = call.B
+    launch_1 = file.launcher(
+        "wkv7_backward_columns", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(threads, 1, 1), smem=smem_bytes,
+    )
+    grid_1_x = 2 * sequence_heads * ceil_div(size_v, columns)
+    launch_2 = file.launcher(
+        "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(32 * chunk_warps, 1, 1), smem=chunk_row_bytes,
+    )
+    grid_2_x = size_h * chunks * ceil_div(size_k, 16 * chunk_warps)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_states = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
@@ -385,17 +633,37 @@ def backward_block_per_head(file: KernelFile, call: Call) -> Run:
 FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
     "block_warps": lambda call: call.warps + call.row_warps,
-    "keys_per_producer": lambda call: ceil_div(ceil_div(call.K, 16), call.row_warps),
+    "key_tiles": lambda call: ceil_div(call.K, 16),
+    "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
     "input_bytes": lambda call: (
-        512 * call.stages * (call.warps + call.row_warps * call.keys_per_producer * (4 +
+        512 * call.stages * (call.warps + call.row_warps * call.tiles_per_producer * (4 +
         call.w_itemsize // 2))
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
-    "sum_bytes": lambda call: 4096 * min(call.row_warps, ceil_div(call.K, 16)),
-    "smem_bytes": lambda call: (
-        max(528 * call.row + 17408 + call.input_bytes + call.sum_bytes, 64 * call.K * call.warps)
-    ),
+    "tile_bytes": lambda call: 528 * call.row + 17408 + 4096 * min(call.row_warps, call.key_tiles),
+    "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
     "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
+        8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
+FORWARD_WARP_SPECIALIZED_TF32_NAMED: dict[str, Callable[[Call], Any]] = {
+    "sequence_heads": lambda call: call.N * call.H,
+    "block_warps": lambda call: call.warps + call.row_warps,
+    "key_tiles": lambda call: ceil_div(call.K, 16),
+    "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "input_bytes": lambda call: (
+        512 * call.stages * (call.warps + call.row_warps * call.tiles_per_producer * (4 +
+        call.w_itemsize // 2))
+    ),
+    "tile_bytes": lambda call: (
+        12480 * call.key_tiles + 14848 + 2048 * min(call.row_warps, call.key_tiles)
+    ),
+    "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
+    "needed_registers": lambda call: max(4 * call.K // 3 + 43, 128 if call.vec == 8 else 176),
     "registers": lambda call: (
         min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
         8)
@@ -450,15 +718,16 @@ FORWARD = (
             (4, 4, 4, 8, 2),
             (4, 4, 2, 8, 2),
             (4, 2, 4, 8, 2),
+            (4, 4, 2, 8, 1),
         ),
         named=FORWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
         admits=(
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
-            lambda call: call.dtype == 'bf16',
-            lambda call: call.final_state_itemsize == 0,
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.final_state_itemsize == 0,
         ),
         fits=(
             lambda call: call.K % call.vec == 0,
@@ -487,10 +756,6 @@ FORWARD = (
             lambda call: call.b_stride_B % call.vec == 0,
             lambda call: call.b_stride_T % call.vec == 0,
             lambda call: call.b_stride_H % call.vec == 0,
-            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.y_stride_B % call.vec == 0,
-            lambda call: call.y_stride_T % call.vec == 0,
-            lambda call: call.y_stride_H % call.vec == 0,
             lambda call: (
                 min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
             ),
@@ -498,16 +763,100 @@ FORWARD = (
             lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
             lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
             lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.y_stride_B % call.vec == 0,
+            lambda call: call.y_stride_T % call.vec == 0,
+            lambda call: call.y_stride_H % call.vec == 0,
         ),
         suits=(
             lambda call: call.T >= 16,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
-            lambda call: call.row_warps <= max(ceil_div(call.K, 16), 4),
+            lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
         ),
         bind=forward_warp_specialized,
+    ),
+    Family(
+        name="warp_specialized_tf32",
+        template="wkv7/forward_warp_specialized_tf32.cu.jinja",
+        constants=("K", "V"),
+        settings={},
+        parameters=(
+            Parameter("warps", (1, 2, 4, 8)),
+            Parameter("row_warps", (1, 2, 4, 8)),
+            Parameter("stages", (4, 2)),
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("min_blocks", (1, 2, 3)),
+        ),
+        first=(
+            (4, 4, 2, 8, 2),
+            (4, 4, 4, 8, 1),
+            (4, 4, 2, 8, 1),
+            (4, 2, 2, 8, 1),
+        ),
+        named=FORWARD_WARP_SPECIALIZED_TF32_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.itemsize == 2,
+            lambda call: call.K >= 8 or call.final_state_itemsize == 0,
+        ),
+        fits=(
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.needed_registers <= call.registers,
+            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.a_stride_B % call.vec == 0,
+            lambda call: call.a_stride_T % call.vec == 0,
+            lambda call: call.a_stride_H % call.vec == 0,
+            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.b_stride_B % call.vec == 0,
+            lambda call: call.b_stride_T % call.vec == 0,
+            lambda call: call.b_stride_H % call.vec == 0,
+            lambda call: (
+                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
+            ),
+            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
+            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.y_stride_B % call.vec == 0,
+            lambda call: call.y_stride_T % call.vec == 0,
+            lambda call: call.y_stride_H % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.T >= 16,
+            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.K >= 8,
+            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
+            lambda call: call.row_warps <= max(call.key_tiles, 4),
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: (
+                call.sequence_heads * ceil_div(call.V, 16 * call.warps) > call.sm_count or
+                call.min_blocks == 1
+            ),
+        ),
+        bind=forward_warp_specialized_tf32,
     ),
     Family(
         name="chunk_loop",
@@ -660,6 +1009,32 @@ FORWARD = (
     ),
 )
 
+BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
+    "chunks": lambda call: (
+        call.T // 16 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 16)
+    ),
+    "sequence_heads": lambda call: call.N * call.H,
+    "block_warps": lambda call: call.warps + call.row_warps,
+    "key_tiles": lambda call: ceil_div(call.K, 16),
+    "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "input_bytes": lambda call: (
+        512 * call.stages * (call.warps + call.row_warps * call.tiles_per_producer * (4 +
+        call.w_itemsize // 2))
+    ),
+    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
+    "tile_bytes": lambda call: 912 * call.row + 14336 + 4096 * min(call.row_warps, call.key_tiles),
+    "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
+    "value_blocks": lambda call: ceil_div(call.V, 16),
+    "value_floats": lambda call: 16 * call.value_blocks + (16 if call.value_blocks % 2 == 0 else 0),
+    "chunk_row_bytes": lambda call: 256 * call.value_floats + 13312 + 2560 * call.chunk_warps,
+    "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
+        8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
 BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunks": lambda call: (
         call.T // 16 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 16)
@@ -673,12 +1048,32 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         (4 + call.warps))
     ),
     "smem_bytes": lambda call: max(call.chunk_bytes, 64 * call.K * call.warps),
-    "key_threads": lambda call: call.keys * call.key_split,
-    "value_pitch": lambda call: round_up(round_up(call.V, 4 * call.key_split), 8),
+    "value_blocks": lambda call: ceil_div(call.V, 16),
+    "value_floats": lambda call: 16 * call.value_blocks + (16 if call.value_blocks % 2 == 0 else 0),
+    "chunk_row_bytes": lambda call: 256 * call.value_floats + 13312 + 2560 * call.chunk_warps,
     "needed_registers": lambda call: (
         10 * call.padded_keys // 8 + 170 if call.initial_state_itemsize > 0 else call.padded_keys //
         2 + 150
     ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
+BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
+    "chunks": lambda call: (
+        call.T // 16 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 16)
+    ),
+    "sequence_heads": lambda call: call.N * call.H,
+    "threads": lambda call: call.columns // call.tile * call.split,
+    "row_pitch": lambda call: round_up(round_up(call.K, 4 * call.split), 8),
+    "smem_bytes": lambda call: (
+        call.stages * call.tokens * ((4 * call.row_pitch + call.columns) * call.itemsize +
+        call.row_pitch * call.w_itemsize) + 4 * call.tokens * call.row_pitch
+    ),
+    "value_blocks": lambda call: ceil_div(call.V, 16),
+    "value_floats": lambda call: 16 * call.value_blocks + (16 if call.value_blocks % 2 == 0 else 0),
+    "chunk_row_bytes": lambda call: 256 * call.value_floats + 13312 + 2560 * call.chunk_warps,
+    "column_registers": lambda call: 4 * ceil_div(call.K, 4 * call.split) * call.tile,
+    "other_registers": lambda call: 64,
     "on_gpu": lambda call: call.compute_capability > 0,
 }
 
@@ -704,47 +1099,46 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
 
 BACKWARD = (
     Family(
-        name="chunk_loop",
-        template="wkv7/backward_chunk_loop.cu.jinja",
+        name="warp_specialized",
+        template="wkv7/backward_warp_specialized.cu.jinja",
         constants=("K", "V"),
         settings={},
         parameters=(
             Parameter("warps", (1, 2, 4, 8)),
-            Parameter("stages", (2, 3)),
+            Parameter("row_warps", (1, 2, 4, 8)),
+            Parameter("stages", (4, 2)),
             Parameter("vec", (8, 4, 2, 1)),
-            Parameter("min_blocks", (1, 2, 3, 4)),
-            Parameter("key_split", (8, 16, 32)),
-            Parameter("keys", (8, 16, 32)),
+            Parameter("min_blocks", (1, 2, 3)),
+            Parameter("chunk_warps", (4, 8, 2, 1)),
+            Parameter("chunk_blocks", (1, 2, 3)),
         ),
         first=(
-            (4, 2, 8, 2, 8, 16),
-            (2, 2, 8, 4, 16, 16),
+            (4, 4, 2, 8, 2, 4, 3),
+            (4, 2, 2, 8, 2, 4, 3),
+            (4, 4, 4, 8, 1, 4, 3),
         ),
-        named=BACKWARD_CHUNK_LOOP_NAMED,
+        named=BACKWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
         admits=(
-            lambda call: call.decay_form == 'clamp',
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
-            lambda call: call.itemsize == 2,
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
             lambda call: call.dtype == 'bf16',
             lambda call: call.w_itemsize == 2,
+            lambda call: call.initial_state_itemsize == 0,
         ),
         fits=(
-            lambda call: call.vec * call.itemsize <= 16,
             lambda call: call.K % call.vec == 0,
             lambda call: call.V % call.vec == 0,
             lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.needed_registers <= call.registers,
+            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
             lambda call: (
-                call.needed_registers <= min(255, call.regs_per_sm // (32 * call.warps *
-                call.min_blocks) // 8 * 8)
+                call.chunk_warps * call.chunk_blocks <= (12 if call.V <= 64 and
+                call.compute_capability < 120 else 8)
             ),
-            lambda call: call.warps <= 2 and call.min_blocks == 1 or call.on_gpu,
-            lambda call: (
-                72 * ceil_div(call.V, 4 * call.key_split) + 64 <= min(255, call.regs_per_sm //
-                call.key_threads)
-            ),
+            lambda call: call.chunk_row_bytes <= call.smem_per_block,
+            lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
             lambda call: call.r_stride_B % call.vec == 0,
@@ -781,17 +1175,265 @@ BACKWARD = (
             lambda call: call.gv_stride_B % call.vec == 0,
             lambda call: call.gv_stride_T % call.vec == 0,
             lambda call: call.gv_stride_H % call.vec == 0,
+            lambda call: call.gr_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gr_stride_B % call.vec == 0,
+            lambda call: call.gr_stride_T % call.vec == 0,
+            lambda call: call.gr_stride_H % call.vec == 0,
+            lambda call: call.vec * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gw_ptr % (call.vec * call.w_itemsize) == 0,
+            lambda call: call.gw_stride_B % call.vec == 0,
+            lambda call: call.gw_stride_T % call.vec == 0,
+            lambda call: call.gw_stride_H % call.vec == 0,
+            lambda call: call.gk_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gk_stride_B % call.vec == 0,
+            lambda call: call.gk_stride_T % call.vec == 0,
+            lambda call: call.gk_stride_H % call.vec == 0,
+            lambda call: call.ga_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.ga_stride_B % call.vec == 0,
+            lambda call: call.ga_stride_T % call.vec == 0,
+            lambda call: call.ga_stride_H % call.vec == 0,
+            lambda call: call.gb_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gb_stride_B % call.vec == 0,
+            lambda call: call.gb_stride_T % call.vec == 0,
+            lambda call: call.gb_stride_H % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.T >= 16,
+            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.K >= 8,
+            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
+            lambda call: call.row_warps <= max(call.key_tiles, 4),
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
+        ),
+        bind=backward_warp_specialized,
+    ),
+    Family(
+        name="chunk_loop",
+        template="wkv7/backward_chunk_loop.cu.jinja",
+        constants=("K", "V"),
+        settings={},
+        parameters=(
+            Parameter("warps", (1, 2, 4, 8)),
+            Parameter("stages", (2, 3)),
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("min_blocks", (1, 2, 3, 4)),
+            Parameter("chunk_warps", (4, 8, 2, 1)),
+            Parameter("chunk_blocks", (1, 2, 3)),
+        ),
+        first=(
+            (4, 2, 8, 2, 4, 3),
+            (2, 2, 8, 4, 4, 2),
+        ),
+        named=BACKWARD_CHUNK_LOOP_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.decay_form == 'clamp',
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.itemsize == 2,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.w_itemsize == 2,
+        ),
+        fits=(
+            lambda call: call.vec * call.itemsize <= 16,
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: (
+                call.needed_registers <= min(255, call.regs_per_sm // (32 * call.warps *
+                call.min_blocks) // 8 * 8)
+            ),
+            lambda call: call.warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: (
+                call.chunk_warps * call.chunk_blocks <= (12 if call.V <= 64 and
+                call.compute_capability < 120 else 8)
+            ),
+            lambda call: call.chunk_row_bytes <= call.smem_per_block,
+            lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.a_stride_B % call.vec == 0,
+            lambda call: call.a_stride_T % call.vec == 0,
+            lambda call: call.a_stride_H % call.vec == 0,
+            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.b_stride_B % call.vec == 0,
+            lambda call: call.b_stride_T % call.vec == 0,
+            lambda call: call.b_stride_H % call.vec == 0,
+            lambda call: (
+                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
+            ),
+            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
+            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.gy_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gy_stride_B % call.vec == 0,
+            lambda call: call.gy_stride_T % call.vec == 0,
+            lambda call: call.gy_stride_H % call.vec == 0,
+            lambda call: call.gv_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gv_stride_B % call.vec == 0,
+            lambda call: call.gv_stride_T % call.vec == 0,
+            lambda call: call.gv_stride_H % call.vec == 0,
+            lambda call: call.gr_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gr_stride_B % call.vec == 0,
+            lambda call: call.gr_stride_T % call.vec == 0,
+            lambda call: call.gr_stride_H % call.vec == 0,
+            lambda call: call.vec * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gw_ptr % (call.vec * call.w_itemsize) == 0,
+            lambda call: call.gw_stride_B % call.vec == 0,
+            lambda call: call.gw_stride_T % call.vec == 0,
+            lambda call: call.gw_stride_H % call.vec == 0,
+            lambda call: call.gk_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gk_stride_B % call.vec == 0,
+            lambda call: call.gk_stride_T % call.vec == 0,
+            lambda call: call.gk_stride_H % call.vec == 0,
+            lambda call: call.ga_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.ga_stride_B % call.vec == 0,
+            lambda call: call.ga_stride_T % call.vec == 0,
+            lambda call: call.ga_stride_H % call.vec == 0,
+            lambda call: call.gb_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gb_stride_B % call.vec == 0,
+            lambda call: call.gb_stride_T % call.vec == 0,
+            lambda call: call.gb_stride_H % call.vec == 0,
         ),
         suits=(
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
-            lambda call: 4 * call.key_split <= max(round_up(call.V, 4), 32),
-            lambda call: call.keys < 2 * call.K or call.keys == 8,
-            lambda call: call.key_threads <= 64 or call.on_gpu,
+            lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
+            lambda call: call.T >= 16,
         ),
         bind=backward_chunk_loop,
+    ),
+    Family(
+        name="chunk_rows",
+        template="wkv7/backward_chunk_rows.cu.jinja",
+        constants=("K", "V"),
+        settings={},
+        parameters=(
+            Parameter("split", (1, 2, 4, 8, 16)),
+            Parameter("tile", (1, 2, 4)),
+            Parameter("columns", (8, 16, 32, 64, 128, 256)),
+            Parameter("tokens", (1, 4, 8, 16)),
+            Parameter("stages", (1, 2, 3)),
+            Parameter("vec", (1, 2, 4, 8)),
+            Parameter("chunk_warps", (4, 8, 2, 1)),
+            Parameter("chunk_blocks", (1, 2, 3)),
+        ),
+        first=(
+            (4, 4, 64, 8, 2, 8, 4, 3),
+            (4, 4, 32, 8, 2, 8, 4, 2),
+        ),
+        named=BACKWARD_CHUNK_ROWS_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.w_itemsize == 2,
+        ),
+        fits=(
+            lambda call: call.threads % 32 == 0,
+            lambda call: 32 <= call.threads <= 1024,
+            lambda call: call.vec * call.itemsize <= 16,
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: (
+                call.column_registers + call.other_registers <= min(255, call.regs_per_sm //
+                call.threads)
+            ),
+            lambda call: (
+                call.chunk_warps * call.chunk_blocks <= (12 if call.V <= 64 and
+                call.compute_capability < 120 else 8)
+            ),
+            lambda call: call.chunk_row_bytes <= call.smem_per_block,
+            lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
+            lambda call: ceil_div(call.K, 4 * call.split) <= 8,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.a_stride_B % call.vec == 0,
+            lambda call: call.a_stride_T % call.vec == 0,
+            lambda call: call.a_stride_H % call.vec == 0,
+            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.b_stride_B % call.vec == 0,
+            lambda call: call.b_stride_T % call.vec == 0,
+            lambda call: call.b_stride_H % call.vec == 0,
+            lambda call: (
+                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
+            ),
+            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
+            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.gy_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gy_stride_B % call.vec == 0,
+            lambda call: call.gy_stride_T % call.vec == 0,
+            lambda call: call.gy_stride_H % call.vec == 0,
+            lambda call: call.gv_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gv_stride_B % call.vec == 0,
+            lambda call: call.gv_stride_T % call.vec == 0,
+            lambda call: call.gv_stride_H % call.vec == 0,
+            lambda call: call.gr_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gr_stride_B % call.vec == 0,
+            lambda call: call.gr_stride_T % call.vec == 0,
+            lambda call: call.gr_stride_H % call.vec == 0,
+            lambda call: call.vec * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gw_ptr % (call.vec * call.w_itemsize) == 0,
+            lambda call: call.gw_stride_B % call.vec == 0,
+            lambda call: call.gw_stride_T % call.vec == 0,
+            lambda call: call.gw_stride_H % call.vec == 0,
+            lambda call: call.gk_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gk_stride_B % call.vec == 0,
+            lambda call: call.gk_stride_T % call.vec == 0,
+            lambda call: call.gk_stride_H % call.vec == 0,
+            lambda call: call.ga_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.ga_stride_B % call.vec == 0,
+            lambda call: call.ga_stride_T % call.vec == 0,
+            lambda call: call.ga_stride_H % call.vec == 0,
+            lambda call: call.gb_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gb_stride_B % call.vec == 0,
+            lambda call: call.gb_stride_T % call.vec == 0,
+            lambda call: call.gb_stride_H % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.columns < 2 * call.V or call.columns <= 32,
+            lambda call: 4 * call.split <= round_up(call.K, 4),
+            lambda call: call.tokens <= next_pow2(max(call.T, 1)),
+            lambda call: call.stages == 1 or (call.stages - 1) * call.tokens < call.T,
+            lambda call: call.tokens * call.stages <= 32,
+            lambda call: call.tokens * call.stages >= 4 or call.T < 4,
+            lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.threads <= 64 or call.on_gpu,
+            lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
+            lambda call: call.T >= 16,
+        ),
+        bind=backward_chunk_rows,
     ),
     Family(
         name="block_per_head",

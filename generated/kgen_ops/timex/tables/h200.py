@@ -30,6 +30,7 @@ def toeplitz_mma_1_fits(call: Call) -> bool:
         )
         and 2 <= ceil_div(ceil_div(call.T, 128), 2)
         and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
+        and 4 >= min(3, max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2)))
         and call.B * 2 < 32
         and 2 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
@@ -76,6 +77,7 @@ def toeplitz_mma_2_fits(call: Call) -> bool:
         )
         and 3 <= ceil_div(ceil_div(call.T, 128), 2)
         and 8 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 6), 2))
+        and 8 >= min(3, max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 6), 2)))
         and 32 < 2 * call.B * 1
         and 1 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
@@ -124,6 +126,7 @@ def toeplitz_mma_3_fits(call: Call) -> bool:
         )
         and 1 <= ceil_div(ceil_div(call.T, 512), 2)
         and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 6), 2))
+        and 4 >= min(3, max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 6), 2)))
         and call.B * 16 < 32
         and 16 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
@@ -172,6 +175,7 @@ def toeplitz_mma_4_fits(call: Call) -> bool:
         )
         and 4 <= ceil_div(ceil_div(call.T, 512), 2)
         and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
+        and 4 >= min(3, max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2)))
         and 32 < 2 * call.B * 16
         and call.B * 16 < 64
         and 16 <= ceil_div(call.T, 16)
@@ -219,6 +223,7 @@ def toeplitz_mma_5_fits(call: Call) -> bool:
         )
         and 8 <= ceil_div(ceil_div(call.T, 64), 2)
         and 8 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
+        and 8 >= min(3, max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2)))
         and call.B * 2 < 32
         and 2 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
@@ -265,6 +270,7 @@ def toeplitz_mma_6_fits(call: Call) -> bool:
         )
         and 4 <= ceil_div(ceil_div(call.T, 64), 2)
         and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 4), 2))
+        and 4 >= min(3, max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 4), 2)))
         and 32 < 2 * call.B * 4
         and call.B * 4 < 64
         and 4 <= ceil_div(call.T, 16)
@@ -312,6 +318,7 @@ def toeplitz_mma_7_fits(call: Call) -> bool:
         )
         and 2 <= ceil_div(ceil_div(call.T, 64), 2)
         and 6 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
+        and 6 >= min(3, max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2)))
         and 1 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
         and call.k_ptr % 16 == 0
@@ -649,7 +656,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="e431af8598ca",
+        kernel="d8ff077b2f27",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -665,7 +672,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="a1156d273d7d",
+        kernel="3936f6d4a431",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -681,7 +688,7 @@ BACKWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="0443c1a7619e",
+        kernel="6e654c406b23",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=2, min_blocks=4, "
@@ -697,7 +704,7 @@ BACKWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="cd1c387698ad",
+        kernel="7ea7b4f52575",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, min_blocks=1, "
@@ -713,7 +720,7 @@ BACKWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="19ebaf5e16e9",
+        kernel="1c5483167a1f",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=1, "
@@ -729,7 +736,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="1537554ec0e5",
+        kernel="e99cc85016cf",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=1, promotions=2, min_blocks=2, "
@@ -745,7 +752,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="a34bb91f2bc6",
+        kernel="586eed5615d2",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -765,7 +772,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="599ac31bf57c",
+        kernel="b5820422ce51",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -780,7 +787,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="b7a808449a2f",
+        kernel="ddfa9cdc8eed",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=4)"
@@ -795,7 +802,7 @@ FORWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="a4cd9e79f1ce",
+        kernel="eab7372d1b17",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=1, t_blocks=1, min_blocks=4)"
@@ -810,7 +817,7 @@ FORWARD = (
         dims=(2, 226, 1011),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="1dd8a21aad17",
+        kernel="57360d67ff74",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=4, promotions=1, t_blocks=1, min_blocks=4)"
@@ -826,7 +833,7 @@ FORWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="8ce2482d3454",
+        kernel="cb0ec63737df",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, t_blocks=1, min_blocks=2)"
@@ -841,7 +848,7 @@ FORWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="9e52d3b222fd",
+        kernel="9b16f8919f2f",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=1)"
@@ -856,7 +863,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="22cddec5f4f5",
+        kernel="55f57488e260",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -871,7 +878,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="ea56032c2992",
+        kernel="4d3400618f57",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=3, n_tiles=2, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"

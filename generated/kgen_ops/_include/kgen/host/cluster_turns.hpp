@@ -33,10 +33,10 @@ public:
             if (!peers_[rank]->join(job, peers_.data(), rank)) return;
         tls_ = ModuleTls::of_this_os_thread();
         while (!job.stop.load(std::memory_order_relaxed)) {
-            const u64 first =
+            const u64 turn =
                 job.next_block.fetch_add(peers_.size(), std::memory_order_relaxed);
-            if (first >= job.blocks) break;
-            run(job, first);
+            if (turn >= job.blocks) break;
+            run(job, job.block_of_turn(turn, peers_.size()));
             if (job.stop.load(std::memory_order_relaxed))
                 for (Worker* worker : peers_) worker->abandon();
         }
@@ -58,7 +58,7 @@ private:
             u32 waiting = 0;
             for (const u32 rank : order) {
                 if (round == 0) {
-                    tls_.fill_with_nan();
+                    tls_.fill_unwritten(seed);
                 } else {
                     tls_.restore(statics_[rank]);
                 }

@@ -7,6 +7,7 @@
 //
 //     kgen-job 1
 //     buffer BYTES PATH                     initial content; "-": filled with 0xFF
+//     constant BYTES PATH                   the same, of a buffer that no launch may write
 //     launch KERNEL GX GY GZ BX BY BZ SMEM SEED ARGS
 //     pointer BUFFER OFFSET                 an argument: address in a buffer
 //     value HEX                             an argument: its bytes in memory order
@@ -20,6 +21,8 @@
 #include "runtime.hpp"
 
 #include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +33,10 @@
 #include <sstream>
 #include <string>
 #include <vector>
+
+#if defined(KGEN_ASAN)
+extern "C" void __asan_poison_memory_region(void const volatile*, size_t);
+#endif
 
 namespace {
 
@@ -75,7 +82,9 @@ public:
             std::string word;
             line >> word;
             if (word == "buffer")
-                read_buffer(line);
+                read_buffer(line, false);
+            else if (word == "constant")
+                read_buffer(line, true);
             else if (word == "launch")
                 launch(line);
             else if (word == "output")
@@ -86,14 +95,17 @@ public:
     }
 
 private:
-    void read_buffer(std::istringstream& line) {
+    void read_buffer(std::istringstream& line, bool constant) {
         Buffer buffer;
         line >> buffer.bytes;
         const std::string path = rest_of(line);
         void* data = nullptr;
-        // 256 bytes is the alignment cudaMalloc promises; an empty buffer has an address too.
-        if (posix_memalign(&data, 256, buffer.bytes) != 0)
-            die("no memory for %zu bytes", buffer.bytes);
+        // 256 bytes is the alignment cudaMalloc promises; an empty buffer has an address too. Memory is protected by
+        // the page: a constant buffer has pages of its own, of which the sanitizer watches the rest.
+        const size_t page = constant ? static_cast<size_t>(sysconf(_SC_PAGESIZE)) : 0;
+        const size_t there = constant ? (buffer.bytes + page - 1) / page * page : buffer.bytes;
+        if (posix_memalign(&data, constant ? page : 256, there) != 0)
+            die("no memory for %zu bytes", there);
         buffer.data = static_cast<unsigned char*>(data);
         if (path == "-") {
             memset(buffer.data, 0xff, buffer.bytes);
@@ -102,6 +114,13 @@ private:
             file.read(reinterpret_cast<char*>(buffer.data),
                       static_cast<std::streamsize>(buffer.bytes));
             if (!file) die("cannot read %zu bytes from %s", buffer.bytes, path.c_str());
+        }
+        if (constant && there > 0) {
+#if defined(KGEN_ASAN)
+            if (there > buffer.bytes)
+                __asan_poison_memory_region(buffer.data + buffer.bytes, there - buffer.bytes);
+#endif
+            if (mprotect(data, there, PROT_READ) != 0) die("cannot protect %zu bytes", there);
         }
         buffers_.push_back(buffer);
     }

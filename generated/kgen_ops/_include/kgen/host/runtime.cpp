@@ -149,7 +149,7 @@ void copy_async(void* target, const void* source, u32 bytes, u32 source_bytes) {
     memset(copy.content, 0, sizeof(copy.content));
     // Read here, so that AddressSanitizer reports the line that issued the copy.
     if (source_bytes) memcpy(copy.content, source, source_bytes);
-    memset(target, kNanByte, bytes);
+    memset(target, me.worker->unwritten(), bytes);
 }
 
 u32 cluster_rank() { return running_thread().worker->cluster_rank(); }

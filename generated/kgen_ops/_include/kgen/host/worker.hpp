@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,6 +45,17 @@ struct Job {
     std::mutex fault_lock;
     u64 fault_block = ~0ull;  // the lowest block that failed, so that reports are reproducible
     std::string fault_message;
+
+    // The block, or the first of a cluster of `cluster` blocks, that runs after so many. In order for seed 0, in reverse
+    // for seed 1; in another order for each other seed: a GPU promises none.
+    u64 block_of_turn(u64 turn, u64 cluster) const {
+        const u64 count = blocks / cluster, index = turn / cluster, seed = launch->seed;
+        if (seed == 0 || index >= count) return turn;
+        if (seed == 1) return (count - 1 - index) * cluster;
+        u64 step = count / 3 * 2 + seed;  // as far apart as may be, and coprime to the count
+        while (std::gcd(step, count) != 1) ++step;
+        return (index * step + seed) % count * cluster;
+    }
 
     void fail(u64 block, std::string message) {
         std::lock_guard<std::mutex> hold(fault_lock);
@@ -91,11 +103,11 @@ struct ModuleTls {
         return found;
     }
 
-    // Fills static shared memory with NaN.
-    void fill_with_nan() const {
+    // Fills static shared memory with what nobody has written.
+    void fill_unwritten(u64 seed) const {
         if (!begin) return;
         ThreadView* const kept = current_thread;
-        memset(begin, kNanByte, bytes);
+        memset(begin, unwritten_byte(seed), bytes);
         current_thread = kept;
     }
 
@@ -123,9 +135,10 @@ public:
         }
         const ModuleTls tls = ModuleTls::of_this_os_thread();
         while (!job.stop.load(std::memory_order_relaxed)) {
-            const u64 block = job.next_block.fetch_add(1, std::memory_order_relaxed);
-            if (block >= job.blocks) break;
-            tls.fill_with_nan();
+            const u64 turn = job.next_block.fetch_add(1, std::memory_order_relaxed);
+            if (turn >= job.blocks) break;
+            const u64 block = job.block_of_turn(turn, 1);
+            tls.fill_unwritten(job.launch->seed);
             std::string problem = run_block(block);
             if (!problem.empty()) job.fail(block, std::move(problem));
         }
@@ -160,7 +173,7 @@ public:
         in_cluster_ = 0;
         passed_cluster_barrier_ = true;
         for (u32 rank = 0; rank < count; ++rank) order_[rank] = &threads_[rank];
-        if (job_->launch->seed) random_.shuffle(order_, count);
+        if (job_->launch->seed) random_.order(job_->launch->seed, order_, count);
         for (u32 i = 0; i < count; ++i) {
             order_[i]->state = State::ready;
             ready_.push_back(order_[i]);
@@ -184,6 +197,8 @@ public:
     }
 
     const Launch* launch() const { return job_->launch; }
+
+    int unwritten() const { return unwritten_byte(job_->launch->seed); }
 
     u32 cluster_rank() const { return peers_ ? cluster_rank_ : 0; }
 
@@ -234,7 +249,7 @@ public:
             u32 n = 0;
             for (Thread* t = barrier.first; t; t = t->next_waiter) order_[n++] = t;
             barrier.arrived = 0;
-            if (job_->launch->seed) random_.shuffle(order_, n);
+            if (job_->launch->seed) random_.order(job_->launch->seed, order_, n);
             for (u32 i = 0; i < n; ++i) {
                 order_[i]->state = State::ready;
                 ready_.push_back(order_[i]);
@@ -275,7 +290,12 @@ public:
         u32 n = 0;
         for (u32 i = 0; i < kWarpSize; ++i)
             if (wanted >> i & 1) released[n++] = &lanes[i];
-        random_.shuffle(released, n);
+        random_.order(job_->launch->seed, released, n);
+        if (job_->launch->seed == 1) {  // this warp first, as in the order by rank
+            for (u32 i = n; i-- > 0;) ready_.push_front(released[i]);
+            suspend();
+            return me->result;
+        }
         const bool first = random_.next() >> 63;
         for (u32 i = 0; i < n; ++i) {
             if (first)
@@ -334,7 +354,7 @@ public:
         // Read here, so that AddressSanitizer reports the line that issued the copy.
         const char* from = static_cast<const char*>(source);
         barrier.loads.push_back(BulkLoad{target, std::vector<char>(from, from + bytes)});
-        memset(target, kNanByte, bytes);
+        memset(target, unwritten(), bytes);
         show_to_async_proxy(target, bytes);
         if (barrier.complete() && !barrier.waiting.empty()) end_phase(barrier);
     }
@@ -425,7 +445,7 @@ private:
         barrier.arrived = 0;
         barrier.expected = barrier.issued = 0;
         const auto n = static_cast<u32>(barrier.waiting.size());
-        if (job_->launch->seed && n > 1) random_.shuffle(barrier.waiting.data(), n);
+        if (job_->launch->seed && n > 1) random_.order(job_->launch->seed, barrier.waiting.data(), n);
         for (Thread* thread : barrier.waiting) {
             thread->state = State::ready;
             ready_.push_back(thread);
@@ -441,7 +461,7 @@ private:
     }
 
     char* async_proxy_view(const void* address) {
-        if (async_view_.empty()) async_view_.assign(job_->launch->smem_bytes, char(kNanByte));
+        if (async_view_.empty()) async_view_.assign(job_->launch->smem_bytes, char(unwritten()));
         return async_view_.data() + (static_cast<const char*>(address) - smem_now_);
     }
 
@@ -519,7 +539,7 @@ private:
         if (launch.seed) {
             // Depends on the block, not on the worker, so that a seed gives the same order every time.
             random_.seed(launch.seed * 0xd1342543de82ef95ull + block);
-            random_.shuffle(order_, count);
+            random_.order(launch.seed, order_, count);
         }
         memset(barriers_, 0, sizeof(barriers_));
         memset(waiting_, 0, sizeof(waiting_));
@@ -547,7 +567,7 @@ private:
     std::string after_turn() {
         if (problem_.empty() && waits_for_cluster()) return "";
         std::string problem = end_block();
-        memset(smem_now_, kNanByte, job_->launch->smem_bytes);
+        memset(smem_now_, unwritten(), job_->launch->smem_bytes);
         return problem;
     }
 
@@ -560,7 +580,7 @@ private:
         heap_smem_ = nullptr;
         const u64 bytes = job_->launch->smem_bytes;
         if (posix_memalign(&heap_smem_, kSmemAlignment, bytes ? bytes : 1) != 0) return nullptr;
-        memset(heap_smem_, kNanByte, bytes ? bytes : 1);
+        memset(heap_smem_, unwritten(), bytes ? bytes : 1);
         return static_cast<char*>(heap_smem_);
     }
 
@@ -579,7 +599,7 @@ private:
         smem_.resize(bytes + kSmemAlignment + kCanaryBytes);
         const auto address = reinterpret_cast<__UINTPTR_TYPE__>(smem_.data());
         char* smem = smem_.data() + (kSmemAlignment - address % kSmemAlignment) % kSmemAlignment;
-        memset(smem, kNanByte, bytes);
+        memset(smem, unwritten(), bytes);
         memset(smem + bytes, kCanary, kCanaryBytes);
         return smem;
     }

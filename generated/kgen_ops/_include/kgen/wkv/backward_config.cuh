@@ -57,15 +57,17 @@ KGEN_DEVICE void copy_rows(T* tile, int tile_stride, const StepRows<const T>& ro
 //     Sequential   a block loops backward over its head's chunks and passes the gradient of the state on
 //     Pdl          kernels use programmatic dependent launch (pdl.cuh)
 //     Packed       sequences are packed: offsets say where each begins
+//     LevelScores  scores of halves of 4 and 2 steps, and gv from all scores, on tensor cores (level_scores.cuh)
 template <class T_, class W_, DecayForm Form, bool PerStep, bool Precise, int K, int V, int Chunk,
           int BlockV, int Stages, int CopyBytes, bool Sequential, bool Pdl,
-          bool Packed>
+          bool Packed, bool LevelScores = false>
 struct BackwardConfig {
     using T = T_;
     using W = W_;
     static constexpr DecayForm kForm = Form;
     static constexpr bool kPerStep = PerStep, kPrecise = Precise;
     static constexpr bool kSequential = Sequential, kPdl = Pdl, kPacked = Packed;
+    static constexpr bool kLevelScores = LevelScores;
     static constexpr int kK = K, kV = V, kChunk = Chunk, kBlockV = BlockV, kStages = Stages;
     static constexpr int kCopyBytes = CopyBytes;
     static constexpr int kCopyBytesW = max(CopyBytes, static_cast<int>(sizeof(W)));

@@ -6,7 +6,7 @@
 //     3. states       S g, G v and the inter-chunk part of gv, every 16 steps      state_passing.cuh
 //     4. products     n_sj = v_s . g_j of 16 steps                                 chunk_scores.cuh
 //     5. keys         gr, gk, gw, parts of gu, scores                              chunk_scores.cuh, scores.cuh
-//     6. gv           inter-chunk part + scores * g                                chunk_gradients.cuh
+//     6. gv           inter-chunk part + scores * g            chunk_gradients.cuh, or level_scores.cuh if kLevelScores
 //
 // Shared memory: chunk_memory.cuh.
 #pragma once
@@ -14,6 +14,7 @@
 #include "kgen/primitives/cp_async.cuh"
 #include "kgen/primitives/pdl.cuh"
 #include "kgen/wkv/chunk_scores.cuh"
+#include "kgen/wkv/level_scores.cuh"
 #include "kgen/wkv/state_passing.cuh"
 
 namespace kgen::wkv {
@@ -149,7 +150,12 @@ KGEN_DEVICE void write_chunk_gradients(const ChunkGradients<C, U>& chunk,
     }
     sync_block();
     scores.reduce(gu_parts, gw_parts);
-    scores.cross_scores();
+    const LevelScores<C> levels{chunk.memory, chunk.scale};
+    if constexpr (C::kLevelScores) {
+        levels.products();
+    } else {
+        scores.cross_scores();
+    }
     sync_block();
 
     // 6. gv: the inter-chunk part, and scores times g. The next chunk's copies run meanwhile.
@@ -157,7 +163,11 @@ KGEN_DEVICE void write_chunk_gradients(const ChunkGradients<C, U>& chunk,
         const auto next = chunk.shared_index->previous(C::kChunk);
         if (next.chunk >= 0) chunk.copy_keys(next);
     }
-    chunk.write_gv();
+    if constexpr (C::kLevelScores) {
+        levels.write_gv(*chunk.shared_index, chunk.tensors.gv);
+    } else {
+        chunk.write_gv();
+    }
 }
 
 }  // namespace kgen::wkv

@@ -13,7 +13,9 @@
 //     one of, one after the other:
 //         T chunk_k[C][kKeyStride], chunk_r[C][kKeyStride]    as they are copied
 //         G and f of InterChunkGv
-//         ValueProducts products[subs], then float scores[subs][kScores] at kScoresAt
+//         ValueProducts products[subs], then float scores[subs][kSubScores] at kScoresAt
+//     if C::kLevelScores, in place of v if it has room, else behind the scores:
+//         float level_scores[subs][16][kLevelStride]
 //
 // With C::kSequential the next chunk's k, r and w are copied while scores are still read: scores lie behind both.
 #pragma once
@@ -129,7 +131,17 @@ struct ChunkMemory {
     static constexpr int kKeyStride = chunk_row_stride<T>(kKeys);
     static constexpr int kKeyRows = C::kChunk * kKeyStride;  // elements of chunk_r, and of chunk_k
     static constexpr int kChunkRowFloats = 2 * kKeyRows * static_cast<int>(sizeof(T)) / 4;
-    static constexpr int kSubScores = kGroups * kScoresPadded + kCrossScores;
+    // Scores of a group of keys, and of all groups.
+    static constexpr int kGroupScores = C::kLevelScores ? kNearScores : kScoresPadded;
+    static constexpr int kSubScores =
+        kGroups * kGroupScores + (C::kLevelScores ? 0 : kCrossScores);
+    static constexpr int kLevelStride = key_row_stride(kSubSteps);
+    static constexpr int kLevelFloats = kSubSteps * kLevelStride;
+    // Padding of v must stay zero.
+    static constexpr bool kLevelsInV =
+        kValues == C::kV && kRowStride * static_cast<int>(sizeof(T)) >= kLevelStride * 4;
+    static constexpr int kLevelsBehind =
+        C::kLevelScores && !kLevelsInV ? kSubs * kLevelFloats : 0;
     // Floats from the overlaid part to the scores.
     static constexpr int kScoresAt =
         max(kSubs * (Products::kBytes / 4), C::kSequential ? kChunkRowFloats : 0);
@@ -137,11 +149,12 @@ struct ChunkMemory {
     static constexpr int kSmemBytes =
         2 * C::kChunk * kRowStride * static_cast<int>(sizeof(T)) +
         4 * (kSubs * (3 * kSub + kWideSub + (C::kPerStep ? 2 : 3) * kKeys) +
-             max(max(Inter::kBytes / 4, kChunkRowFloats), kScoresAt + kSubs * kSubScores));
+             max(max(Inter::kBytes / 4, kChunkRowFloats), kScoresAt + kSubs * kSubScores + kLevelsBehind));
 
     T *v, *g;
     float *decays, *decayed_r, *state_g, *decayed_k, *decay_product, *state_dot, *gu, *gw;
     float *gradient, *scores;
+    float* level_scores;
     char* products;
     int key0;  // the first of this warp's keys
 
@@ -159,6 +172,7 @@ struct ChunkMemory {
         gradient = C::kPerStep ? gw : gw + kSubs * kKeys;
         products = reinterpret_cast<char*>(gradient);
         scores = gradient + kScoresAt;
+        level_scores = kLevelsInV ? reinterpret_cast<float*>(v) : scores + kSubs * kSubScores;
         key0 = (C::kSequential ? read_thread_rank() : thread_rank()) / kWarpSize * 16;
     }
 

@@ -1,7 +1,8 @@
 // Within each 16 steps of a chunk, in wkv5's and wkv6's backward pass: products of values, gradients per key, scores.
 //
 //     value_products    n_sj = v_s . g_j, tensor cores
-//     key_gradients     gr, gk, gw, parts of gu, and scores of each half: a lane per key (scores.cuh)
+//     key_gradients     gr, gk, gw, parts of gu, and scores of each half: a lane per key (scores.cuh); with
+//                       C::kLevelScores factors of the scores of halves of 8, 4 and 2 steps (level_scores.cuh)
 //     reduce            sums of scores over warps of keys, of gu and gw over sets of 16 steps
 //     cross_scores      scores across the halves of 16 steps, tensor cores
 //
@@ -96,7 +97,7 @@ public:
         if (!any(unit < kUnits)) return false;
         const Index index = *shared_index;
         const int sub = unit / kGroups, key = unit % kGroups * kWarpSize + rank % kWarpSize;
-        float* sums = at.scores + sub * kSubScores + unit % kGroups * kScoresPadded;
+        float* sums = at.scores + sub * kSubScores + unit % kGroups * Memory::kGroupScores;
         if constexpr (C::kK % kWarpSize == 0) {
             if (any(index.left - sub * kSubSteps >= kSubSteps)) {
                 unit_gradients<true>(index, sub, key, sums);
@@ -144,7 +145,7 @@ public:
     // Sums over groups of keys, and over sets of 16 steps.
     KGEN_DEVICE void reduce(float* gu_parts, float* gw_parts) const {
         const int rank = read_thread_rank();
-        if constexpr (kGroups > 1)
+        if constexpr (kGroups > 1 && !C::kLevelScores)
             for (int i = rank; i < kSubs * kScores; i += kThreads) {
                 float* sums = at.scores + i / kScores * kSubScores + i % kScores;
                 float sum = sums[0];
@@ -208,7 +209,7 @@ private:
         W* gw = C::kPerStep ? index.steps(tensors.gw).at(first) + key : nullptr;
         const StepRows<const W> w = index.steps(tensors.w);
         float gw_sum = 0.0f;
-        const float gu = step_gradients(
+        const float gu = step_gradients<C::kLevelScores>(
             x, at.products_of(sub), sums,
             [&](int t, float by_r, float by_k, Real d, Real by_decay) {
                 // Only the stores are conditional.
@@ -227,8 +228,11 @@ private:
                 gk += tensors.gk.stride_t;
                 if constexpr (C::kPerStep) gw += tensors.gw.stride_t;
             },
-            [&](int t, float of_key) {
-                if (Whole || key < kKeys) rows[t * kStride] = of_key;
+            [&](int steps, int t, float factor) {
+                float* to = steps == kHalfSteps       ? rows
+                            : steps == kHalfSteps / 2 ? at.decays + sub * kSub + column
+                                                      : at.decayed_r + sub * kSub + column;
+                if (Whole || key < kKeys) to[t * kStride] = factor;
             },
             [&](KeySteps& late) {
                 load_steps<kHalfSteps>(of_r, first, left, key, late.r);
@@ -238,6 +242,8 @@ private:
                     late.d[i] = at.decays[sub * kSub + i * kStride + column];
                     late.gradient_v[i] = at.decayed_r[sub * kSub + i * kStride + column];
                 }
+                // Lanes without a key have read what other lanes now write.
+                if constexpr (C::kLevelScores && !Whole) sync_warp();
             });
         if (!used) return;
         at.gu[sub * kKeys + key] = gu;

@@ -31,8 +31,12 @@ constexpr int kHalfSteps = kSubSteps / 2;
 constexpr int kScores = kHalfSteps * (kHalfSteps + 1);
 constexpr int kScoresPadded = ceil_div(kScores, 16) * 16;
 constexpr int kCrossScores = kHalfSteps * kHalfSteps;
+// Where tensor cores have the scores of halves of 4 and 2 steps too (level_scores.cuh), by pairs of steps 2p, 2p + 1:
+// a of step 2p by itself, a of both, a of step 2p + 1 by itself.
+constexpr int kNearScores = kSubSteps + kSubSteps / 2;
 
-// Sums of scores over a warp's keys, folded 16 at a time in the order in which they are computed.
+// Sums of Count scores over a warp's keys, folded 16 at a time in the order in which they are computed.
+template <int Count>
 class ScoreSums {
 public:
     KGEN_DEVICE explicit ScoreSums(float* sums) : sums_(sums), terms_{} {}
@@ -44,7 +48,11 @@ public:
     }
 
     KGEN_DEVICE void finish() {
-        if constexpr (kScores % 16 != 0) fold(kScores / 16);  // the padding is never read
+        if constexpr (Count == kNearScores) {
+            fold_half(Count / 16);
+        } else if constexpr (Count % 16 != 0) {
+            fold(Count / 16);  // the padding is never read
+        }
     }
 
 private:
@@ -54,6 +62,15 @@ private:
         for (int i = 0; i < 16; ++i) terms[i] = terms_[i];
         const float sum = fold_lanes<16>(terms);
         if (lane_id() % 2 == 0) sums_[16 * set + lane_id() / 2] = sum;
+    }
+
+    // The last 8.
+    KGEN_DEVICE void fold_half(int set) {
+        float terms[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) terms[i] = terms_[i];
+        const float sum = fold_lanes<8>(terms);
+        if (lane_id() % 4 == 0) sums_[16 * set + lane_id() / 4] = sum;
     }
 
     float* sums_;
@@ -113,15 +130,36 @@ KGEN_DEVICE void load_products(const Real* row, int from, int to, Real (&n)[kSub
     }
 }
 
+// Rows of the factors of scores for halves of 4 and of 2 steps, of the half from First on: put_row(steps, t, x).
+template <int First, class PutRow>
+KGEN_DEVICE void put_level_rows(const KeySteps& x, PutRow put_row) {
+#pragma unroll
+    for (int steps = kHalfSteps / 2; steps > 1; steps /= 2)
+#pragma unroll
+        for (int first = First; first < First + kHalfSteps; first += 2 * steps) {
+            const int middle = first + steps;
+            float early = 1.0f, late = 1.0f;
+#pragma unroll
+            for (int i = 0; i < steps; ++i) {
+                const int s = middle - 1 - i, j = middle + i;
+                put_row(steps, s, i == 0 ? x.k[s] : early * x.k[s]);
+                put_row(steps, j, i == 0 ? x.r[j] : late * x.r[j]);
+                early = i == 0 ? x.d[s] : early * x.d[s];
+                late = i == 0 ? x.d[j] : late * x.d[j];
+            }
+        }
+}
+
 // One half, the steps from First on. `read`, `back` and `inner` are S g, G v and S . G for the states at its ends.
-template <int First, class Real, class PutStep>
+// Levels: of its scores only those of kNearScores are computed here.
+template <int First, bool Levels, class Real, class Scores, class PutStep>
 KGEN_DEVICE float half_gradients(const KeySteps& x, Real (&read)[kHalfSteps],
                              const Real (&back)[kHalfSteps], Real inner,
-                             const ValueProducts<Real>& products, ScoreSums& scores,
+                             const ValueProducts<Real>& products, Scores& scores,
                              PutStep put_step) {
     constexpr int kHalf = kHalfSteps;
     float gu = 0.0f;
-    int index = First / kHalf * (kScores / 2);
+    int index = First / kHalf * ((Levels ? kNearScores : kScores) / 2);
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
         const int t = First + i;
@@ -148,24 +186,30 @@ KGEN_DEVICE float half_gradients(const KeySteps& x, Real (&read)[kHalfSteps],
         // 2. x and z on to step t + 1, and the scores of step t.
         inner = d * inner + k * Real(back[i]);
         scores.add(index++, x.r[t] * x.u * x.k[t]);
+        if constexpr (Levels) {
+            if (i % 2 == 0) scores.add(index++, x.k[t] * x.r[t + 1]);
+        }
         float decayed = x.k[t];
 #pragma unroll
         for (int j = i + 1; j < kHalf; ++j) {
             read[j] = d * read[j] + k * n[First + j];
-            scores.add(index++, decayed * x.r[First + j]);
-            decayed *= x.d[First + j];
+            if constexpr (!Levels) {
+                scores.add(index++, decayed * x.r[First + j]);
+                decayed *= x.d[First + j];
+            }
         }
     }
     return gu;
 }
 
-// All 16 steps. sums: kScoresPadded. put_step(t, gr, gk, d, gd) gets the gradients of one step, gd by its decay d;
-// put_cross(t, x) gets the factors of the scores across the halves: k of an early step times the decays up to the
-// middle, r of a late step times the decays from there. load_late reads r, k, d and gradient_v of the late steps again,
-// which need no registers in between. Returns sum_t n_tt r_t k_t. A lane without a key has zeros.
-template <class Real, class PutStep, class PutCross, class LoadLate>
+// All 16 steps. sums: kScoresPadded, or kNearScores if Levels. put_step(t, gr, gk, d, gd) gets the gradients of one
+// step, gd by its decay d; put_row(steps, t, x) gets the factors of the scores across halves of `steps` steps: k of an
+// early step times the decays up to the middle, r of a late step times the decays from there. The halves have 8 steps,
+// if Levels also 4 and 2. load_late reads r, k, d and gradient_v of the late steps again, which need no registers in
+// between. Returns sum_t n_tt r_t k_t. A lane without a key has zeros.
+template <bool Levels, class Real, class PutStep, class PutRow, class LoadLate>
 KGEN_DEVICE float step_gradients(KeySteps& x, const ValueProducts<Real>& products, float* sums,
-                             PutStep put_step, PutCross put_cross, LoadLate load_late) {
+                             PutStep put_step, PutRow put_row, LoadLate load_late) {
     constexpr int kHalf = kHalfSteps;
     // 1. The state and its gradient between the halves, in Real: a decayed key multiplies sums over all values, so its
     // rounding would weigh more than that of any one sum.
@@ -177,8 +221,8 @@ KGEN_DEVICE float step_gradients(KeySteps& x, const ValueProducts<Real>& product
         queries[i] = all_late * Real(x.r[j]);
         all_early = all_early * Real(x.d[s]);
         all_late = all_late * Real(x.d[j]);
-        put_cross(s, static_cast<float>(keys[s]));
-        put_cross(j, static_cast<float>(queries[i]));
+        put_row(kHalf, s, static_cast<float>(keys[s]));
+        put_row(kHalf, j, static_cast<float>(queries[i]));
     }
     Real read[kHalf];
     Real back_early[kHalf];
@@ -204,16 +248,19 @@ KGEN_DEVICE float step_gradients(KeySteps& x, const ValueProducts<Real>& product
     }
 
     // 2. Each half.
-    ScoreSums scores(sums);
+    ScoreSums<Levels ? kNearScores : kScores> scores(sums);
     Real read_early[kHalf], back_late[kHalf];
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) read_early[i] = x.state_g[i];
-    float gu = half_gradients<0>(x, read_early, back_early, inner_early, products,
-                                    scores, put_step);
+    if constexpr (Levels) put_level_rows<0>(x, put_row);
+    float gu = half_gradients<0, Levels>(x, read_early, back_early, inner_early, products,
+                                         scores, put_step);
     load_late(x);
+    if constexpr (Levels) put_level_rows<kHalf>(x, put_row);
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) back_late[i] = x.gradient_v[kHalf + i];
-    gu += half_gradients<kHalf>(x, read, back_late, inner_late, products, scores, put_step);
+    gu += half_gradients<kHalf, Levels>(x, read, back_late, inner_late, products, scores,
+                                        put_step);
     scores.finish();
     return gu;
 }

@@ -63,4 +63,14 @@ KGEN_DEVICE Rows<T> dense_rows(T* first, i64 steps, i64 heads, i64 features) {
     return {first, steps * heads * features, heads * features, features};
 }
 
+// What wkv7_backward_rows reads and writes; sa, gsa [B, T, H, V], states and gradients [H, chunks, K, V].
+template <class Value, class W>
+struct KeyRowsTensors {
+    Rows<const Value> gy, r, k, v, a, b;
+    Rows<const W> w;
+    const float *sa, *gsa, *states, *gradients;
+    Rows<Value> gr, gk, ga, gb;
+    Rows<W> gw;
+};
+
 }  // namespace kgen::wkv7

@@ -10,15 +10,17 @@
 //
 // Layout in shared memory (struct ChunkBuffers), each tile swizzled (swizzled_tile.cuh):
 //
-//     bf16 rows[4][4][16][kRow]          slot, tensor A R K B; kRow: 16, or K padded to a multiple of 64
-//     bf16 scores[4][3][2][16][16]       slot, matrix, high and low terms
+//     bf16 rows[4][kRowTiles][16][kRow]  slot, terms of A, R, K and B; kRow: 16, or K padded to a multiple of 64
+//     bf16 scores[kScoreSlots][3][2][16][16]    slot, matrix, high and low terms
 //     bf16 inverse[2][2][16][16]         slot, high and low terms
 //     float triangle[2][16][24]          A B^T
 //     float decay[4][kRow]
 //     W w and bf16 r, k, a, b [warps][tiles of a warp][Stages]: copies of the inputs, 16 keys each (tile_copier.cuh)
 //
 // Scores of steps with later steps are zero from the beginning where nothing writes them. Rows beyond the last step
-// are zero. Decays there are not 1, but nothing reads a state behind them.
+// are zero. Decays there are 1 in loops that begin with the last chunk; in the others nothing reads a state behind.
+//
+// A Pass is one of loop_passes.cuh.
 //
 // Synchronisation: none here. The three stages of a chunk run in consecutive intervals between block barriers:
 // put_rows, put_scores, put_inverse; its reader follows in the next one. So four slots of rows and two of inverses. A
@@ -28,24 +30,25 @@
 #include "kgen/chunked/swizzled_tile.cuh"
 #include "kgen/primitives/split_bf16.cuh"
 #include "kgen/wkv7/decay.cuh"
+#include "kgen/wkv7/loop_passes.cuh"
 #include "kgen/wkv7/tile_copier.cuh"
 #include "kgen/wkv7/triangular_inverse.cuh"
 
 namespace kgen::wkv7 {
 
-enum Row { kRowA, kRowR, kRowK, kRowB };
-enum Score { kScoreAK, kScoreRB, kScoreRK };
-
 // The tiles in shared memory. Keys: of a head.
-template <int Keys>
+template <int Keys, class Pass>
 struct ChunkBuffers {
     static constexpr int kSlots = 4, kTriangle = 24;
     static constexpr int kRow = Keys <= 16 ? 16 : ceil_div(Keys, 64) * 64;
     using RowTile = SwizzledTile<bf16, kRow>;
     using ScoreTile = SwizzledTile<bf16, 16>;
     static constexpr int kTerm = ScoreTile::kElements;  // from the high to the low term
-    static constexpr int kRowElements = kSlots * 4 * RowTile::kElements;
-    static constexpr int kScoreElements = kSlots * 3 * 2 * kTerm;
+    static constexpr int kRowTiles = Pass::kTermsA + Pass::kTermsR + Pass::kTermsK + Pass::kTermsB;
+    // Scores are needed for three chunks at a time. Where low terms leave little room there is no fourth slot.
+    static constexpr int kScoreSlots = kRowTiles > 4 ? 3 : 4;
+    static constexpr int kRowElements = kSlots * kRowTiles * RowTile::kElements;
+    static constexpr int kScoreElements = kScoreSlots * 3 * 2 * kTerm;
     static constexpr int kInverseElements = 2 * 2 * kTerm;
     static constexpr int kBytes = 2 * (kRowElements + kScoreElements + kInverseElements) +
                                   4 * (2 * 16 * kTriangle + kSlots * kRow);
@@ -53,11 +56,19 @@ struct ChunkBuffers {
     bf16* first;
 
     static KGEN_DEVICE int slot(int chunk) { return chunk & (kSlots - 1); }
-    KGEN_DEVICE bf16* rows(int chunk, int which) const {
-        return first + (slot(chunk) * 4 + which) * RowTile::kElements;
+    // All rows of a chunk; from there on, those of a tensor, term after term.
+    KGEN_DEVICE bf16* rows(int chunk) const {
+        return first + slot(chunk) * kRowTiles * RowTile::kElements;
     }
+    template <Row Which>
+    static constexpr int kRowsOf = RowTile::kElements * ((Which > kRowA ? Pass::kTermsA : 0) +
+                                                         (Which > kRowR ? Pass::kTermsR : 0) +
+                                                         (Which > kRowK ? Pass::kTermsK : 0));
     KGEN_DEVICE bf16* scores(int chunk, int which) const {
-        return first + kRowElements + (slot(chunk) * 3 + which) * 2 * kTerm;
+        const int of_chunk = kScoreSlots == kSlots
+                                 ? slot(chunk)
+                                 : static_cast<int>(static_cast<u32>(chunk) % kScoreSlots);
+        return first + kRowElements + (of_chunk * 3 + which) * 2 * kTerm;
     }
     KGEN_DEVICE bf16* inverse(int chunk) const {
         return first + kRowElements + kScoreElements + (chunk & 1) * 2 * kTerm;
@@ -73,20 +84,22 @@ struct ChunkBuffers {
 
 // By Warps warps; `warp` is the caller's number among them. W: dtype of w; CopyVec: elements per copy; Stages: chunks
 // of inputs in shared memory, one of them in use. A derived class has put_rows and put_scores.
-template <class W, int Keys, int Warps, int CopyVec, int Stages>
+template <class Pass, class W, int Keys, int Warps, int CopyVec, int Stages>
 class ChunkProducer {
 protected:
-    using Buffers = ChunkBuffers<Keys>;
+    static constexpr auto kDirection = Pass::kDirection;
+    using Buffers = ChunkBuffers<Keys, Pass>;
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
-    using Copier = TileCopier<bf16, CopyVec>;
-    using CopierW = TileCopier<W, CopyVec>;
+    using Copier = TileCopier<bf16, CopyVec, kDirection>;
+    using CopierW = TileCopier<W, CopyVec, kDirection>;
     // Where k, a, b and w lie behind r.
     static constexpr int kOfK = Copier::kElements, kOfA = 2 * kOfK, kOfB = 3 * kOfK, kOfW = 4 * kOfK;
     static_assert(Stages == 2 || Stages == 4, "slots are found by the low bits of a chunk's number");
 
 public:
     static constexpr int kTiles = ceil_div(Keys, 16), kPerWarp = ceil_div(kTiles, Warps);
+    static constexpr int kUnrolledTiles = Pass::kLevelTerms == 1 ? kPerWarp : 1;  // else addresses would spill
     static constexpr int kInputs = kOfW + CopierW::kElements;  // 16-bit values, a tile of keys
     static constexpr int kBytes = Buffers::kBytes + 2 * Warps * kPerWarp * Stages * kInputs;
 
@@ -95,14 +108,14 @@ public:
                               const StepPointer<bf16>& b, const StepPointer<W>& w)
         : buffers_(buffers),
           warp_(warp),
-          steps_(steps),
+          order_(steps),
           inputs_(reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 +
                   warp * kPerWarp * Stages * kInputs),
-          r_(r, 16 * warp),
-          k_(k, 16 * warp),
-          a_(a, 16 * warp),
-          b_(b, 16 * warp),
-          w_(w, 16 * warp) {
+          r_(r, 16 * warp, begin_of(steps)),
+          k_(k, 16 * warp, begin_of(steps)),
+          a_(a, 16 * warp, begin_of(steps)),
+          b_(b, 16 * warp, begin_of(steps)),
+          w_(w, 16 * warp, begin_of(steps)) {
         zero_scores();
 #pragma unroll
         for (int chunk = 0; chunk < Stages - 1; ++chunk) copy(chunk);
@@ -144,8 +157,11 @@ protected:
 
     Buffers buffers_;
     int warp_;
+    ChunkOrder<kDirection> order_;
 
 private:
+    static KGEN_DEVICE i64 begin_of(i64 steps) { return ChunkOrder<kDirection>(steps).first(0); }
+
     KGEN_DEVICE void zero_scores() const {
         u32* words = reinterpret_cast<u32*>(buffers_.scores(0, 0));
         for (int i = kWarpSize * warp_ + lane_id(); i < Buffers::kScoreElements / 2;
@@ -153,33 +169,27 @@ private:
             words[i] = 0;
     }
 
-    // How many steps of a chunk exist.
-    KGEN_DEVICE int left_of(int chunk) const {
-        return static_cast<int>(max(min(steps_ - i64{chunk} * 16, i64{16}), i64{0}));
-    }
-
     // Starts the copies of a chunk's inputs; one group.
     KGEN_DEVICE void copy(int chunk) {
-        const int left = left_of(chunk);
-#pragma unroll
+        const int left = order_.left(chunk);
+#pragma unroll kUnrolledTiles
         for (int n = 0; n < kPerWarp; ++n) {
             const int first = 16 * n * Warps, width = Keys - 16 * warp_ - first;
             u16* to = inputs_of(chunk, n);
-            r_.start(to, left, width, first);
+            if constexpr (Pass::kReadsR) r_.start(to, left, width, first);
             k_.start(to + kOfK, left, width, first);
             a_.start(to + kOfA, left, width, first);
             b_.start(to + kOfB, left, width, first);
             w_.start(to + kOfW, left, width, first);
         }
         cp_async_commit();
-        r_.advance();
+        if constexpr (Pass::kReadsR) r_.advance();
         k_.advance();
         a_.advance();
         b_.advance();
         w_.advance();
     }
 
-    i64 steps_;
     u16* inputs_;
     Copier r_, k_, a_, b_;
     CopierW w_;

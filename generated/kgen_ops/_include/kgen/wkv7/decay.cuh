@@ -74,4 +74,17 @@ KGEN_DEVICE float decay_slope(float w, float d) {
     }
 }
 
+// d log(d)/dw of a w, by the special function unit; a finite number where w is one, so that 0 of a decay of 0 stays 0.
+template <DecayForm Form>
+KGEN_DEVICE float log_decay_slope(float w) {
+    if constexpr (Form == DecayForm::clamp) {
+        const float e = fast_exp(-abs(w)), sigmoid_of = fast_reciprocal(1.0f + e);
+        return -kClamp * e * sigmoid_of * sigmoid_of;
+    } else if constexpr (Form == DecayForm::raw) {
+        return -fast_exp(min(w, 80.0f));
+    } else {
+        return 1.0f;
+    }
+}
+
 }  // namespace kgen::wkv7

@@ -23,16 +23,19 @@
 //
 // Shared memory: that of ChunkProducer; float sums[2][warps with keys][4][32][4]: slot, fragment, lane.
 //
-// Precision: rows are rounded to bf16 once. Sums over a warp's keys are fp32, and so are sums over warps.
+// Loops backward read r times a factor (rows R, scores with r), and so need no factor of gy.
+//
+// Precision: rows and operands of levels have the bf16 terms that the pass says, one or two. Sums over a warp's keys
+// are fp32, and so are sums over warps.
 #pragma once
 
 #include "kgen/wkv7/chunk_producer.cuh"
 
 namespace kgen::wkv7 {
 
-template <class W, DecayForm Form, int Keys, int Warps, int CopyVec, int Stages>
-class HalvingProducer : public ChunkProducer<W, Keys, Warps, CopyVec, Stages> {
-    using Base = ChunkProducer<W, Keys, Warps, CopyVec, Stages>;
+template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec, int Stages>
+class HalvingProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages> {
+    using Base = ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages>;
     using typename Base::Buffers, typename Base::RowTile, typename Base::ScoreTile;
     using Half = HalfOperands<bf16>;
     using Base::buffers_, Base::warp_, Base::kOfK, Base::kOfA, Base::kOfB, Base::kOfW;
@@ -48,9 +51,11 @@ private:
 public:
     static constexpr int kBytes = Base::kBytes + 4 * 2 * kWithKeys * kSums;
 
+    // r_factor: of r in loops backward.
     template <class... Rows>
-    KGEN_DEVICE HalvingProducer(const Buffers& buffers, int warp, i64 steps, const Rows&... rows)
-        : Base(buffers, warp, steps, rows...) {
+    KGEN_DEVICE HalvingProducer(const Buffers& buffers, int warp, float r_factor, i64 steps,
+                                const Rows&... rows)
+        : Base(buffers, warp, steps, rows...), r_factor_(r_factor) {
 #pragma unroll
         for (int n = 0; n < kFragments; ++n)
 #pragma unroll
@@ -62,6 +67,7 @@ public:
     KGEN_DEVICE void put_rows(int chunk) {
         this->begin_rows(chunk);
         if (kTiles < Warps && warp_ >= kTiles) return;
+        if constexpr (kBack && Form != DecayForm::log) keep_state_behind(chunk);
         Scores sums = {};
 #pragma unroll 1  // two tiles at a time would spill
         for (int n = 0; n < kPerWarp; ++n) {
@@ -87,6 +93,8 @@ public:
     }
 
 private:
+    static constexpr bool kBack = Pass::kDirection == Direction::backward;
+    static constexpr int kTerms = Pass::kLevelTerms;
     using Quad = Vec<u32, 2>;  // bf16 of four keys
     using Factors = float[2][4];  // of the two steps, by key
     // Products with k and with b.
@@ -135,6 +143,21 @@ private:
         }
     }
 
+    // Lets the decays of steps beyond the last one be 1. The zeros that were copied are 1 in the form `log` alone.
+    KGEN_DEVICE void keep_state_behind(int chunk) const {
+        const int left = this->order_.left(chunk);
+        if (left == 16) return;
+#pragma unroll 1
+        for (int i = lane_id(); i < 256 * kPerWarp; i += kWarpSize) {
+            u16* tiles = this->inputs_of(chunk, i / 256) + kOfW;
+            const int row = i / 16 % 16;
+            if (row >= left)
+                *reinterpret_cast<W*>(tiles + TileCopier<W, CopyVec>::place(row, i % 16)) =
+                    from_float<W>(-infinity());
+        }
+        sync_warp();
+    }
+
     static KGEN_DEVICE float value(const Quad& quad, int x) {
         const f32x2 two = unpack2<bf16>(quad[x / 2]);
         return x % 2 == 0 ? two.x : two.y;
@@ -146,8 +169,8 @@ private:
     static KGEN_DEVICE void multiply_level(float (&of_k)[4], float (&of_b)[4], const Inputs& in,
                                            const Factors& decay, const Factors& before,
                                            const Factors& behind, bool flip) {
-        Half::A readers;
-        Half::B k, b;
+        Half::A readers[kTerms];
+        Half::B k[kTerms], b[kTerms];
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
             float r[2], a[2], of[2], to[2];
@@ -162,19 +185,42 @@ private:
                 of[x] = (flip ? value(in.k[1], i) : value(in.k[0], i)) * early;
                 to[x] = (flip ? value(in.b[1], i) : value(in.b[0], i)) * early;
             }
-            readers.pair[2 * pair] = pack2<bf16>(r[0], r[1]);
-            if constexpr (kHalf == 1) {  // the decay of r's own step alone
-                readers.pair[2 * pair + 1] = flip ? in.a[0][pair] : in.a[1][pair];
-                k.pair[pair] = flip ? in.k[1][pair] : in.k[0][pair];
-                b.pair[pair] = flip ? in.b[1][pair] : in.b[0][pair];
+            if constexpr (Pass::kReadsR) {
+                put_terms(readers, 2 * pair, r);
             } else {
-                readers.pair[2 * pair + 1] = pack2<bf16>(a[0], a[1]);
-                k.pair[pair] = pack2<bf16>(of[0], of[1]);
-                b.pair[pair] = pack2<bf16>(to[0], to[1]);
+#pragma unroll
+                for (int term = 0; term < kTerms; ++term) readers[term].pair[2 * pair] = 0;
+            }
+            if constexpr (kHalf == 1) {  // the decay of r's own step alone
+                put_exact(readers, 2 * pair + 1, flip ? in.a[0][pair] : in.a[1][pair]);
+                put_exact(k, pair, flip ? in.k[1][pair] : in.k[0][pair]);
+                put_exact(b, pair, flip ? in.b[1][pair] : in.b[0][pair]);
+            } else {
+                put_terms(readers, 2 * pair + 1, a);
+                put_terms(k, pair, of);
+                put_terms(b, pair, to);
             }
         }
-        Half::multiply<0>(of_k, readers, k);
-        Half::multiply<0>(of_b, readers, b);
+        for_term_products<kTerms>([&](int i, int j) {
+            if (kHalf == 1 && (j > 0 || (i > 0 && !Pass::kReadsR))) return;  // a product with zeros
+            Half::multiply<0>(of_k, readers[i], k[j]);
+            Half::multiply<0>(of_b, readers[i], b[j]);
+        });
+    }
+
+    // Pair i of operands: two values by terms, or two that are bf16 already.
+    template <class Operand>
+    static KGEN_DEVICE void put_terms(Operand (&operands)[kTerms], int i, const float (&two)[2]) {
+        u32 terms[kTerms];
+        split_bf16(two[0], two[1], terms);
+#pragma unroll
+        for (int term = 0; term < kTerms; ++term) operands[term].pair[i] = terms[term];
+    }
+    template <class Operand>
+    static KGEN_DEVICE void put_exact(Operand (&operands)[kTerms], int i, u32 pair) {
+        operands[0].pair[i] = pair;
+#pragma unroll
+        for (int term = 1; term < kTerms; ++term) operands[term].pair[i] = 0;
     }
 
     // r_t k_t and r_t b_t of steps g and g + 8, in the places of a lane's diagonal.
@@ -226,7 +272,7 @@ private:
         Inputs in;
         Factors decay, all, before, behind;
         read_decays(decay, inputs + kOfW);
-        read(in.r, inputs);
+        if constexpr (Pass::kReadsR) read(in.r, inputs);
         read(in.k, inputs + kOfK);
         read(in.a, inputs + kOfA);
         read(in.b, inputs + kOfB);
@@ -236,8 +282,8 @@ private:
             before[i / 4][i % 4] = behind[i / 4][i % 4] = 1.0f;
         }
         // 1. Scores: the diagonal, from the rows as copied; then levels, from neighbours to the halves of the chunk.
-        float near[2][4];
-        put_diagonal(near, inputs);
+        float near[2][4] = {};
+        if constexpr (Pass::kReadsR) put_diagonal(near, inputs);
         add_level<1>(near, in, decay, before, behind, all);
         add_level<2>(near, in, decay, before, behind, all);
         add_level<4>(near, in, decay, before, behind, all);
@@ -251,31 +297,45 @@ private:
             all[0][x] *= all[1][x];
         }
         // 2. Rows for products with the state.
-        bf16* rows = buffers_.rows(chunk, 0);
+        bf16* rows = buffers_.rows(chunk);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            float through[4];
-#pragma unroll
-            for (int x = 0; x < 4; ++x) through[x] = before[which][x] * decay[which][x];
             bf16* place = rows + RowTile::offset(step(which), 2 * tile + key() / 8) + key() % 8;
-            put_quad(place, kRowA, in.a[which], before[which]);
-            put_quad(place, kRowR, in.r[which], through);
-            put_quad(place, kRowK, in.k[which], behind[which]);
-            put_quad(place, kRowB, in.b[which], behind[which]);
+            put_quad<kRowA>(place, in.a[which], before[which]);
+            if constexpr (Pass::kReadsR) {
+                float through[4];
+#pragma unroll
+                for (int x = 0; x < 4; ++x) {
+                    through[x] = before[which][x] * decay[which][x];
+                    if constexpr (kBack) through[x] *= r_factor_;
+                }
+                put_quad<kRowR>(place, in.r[which], through);
+            }
+            put_quad<kRowK>(place, in.k[which], behind[which]);
+            put_quad<kRowB>(place, in.b[which], behind[which]);
         }
         if (mma_lane().g == 0)
             *reinterpret_cast<Vec<float, 4>*>(buffers_.decay(chunk) + 16 * tile + key()) = {
                 {all[0][0], all[0][1], all[0][2], all[0][3]}};
     }
 
-    static KGEN_DEVICE void put_quad(bf16* place, Row which, const Quad& quad,
-                                     const float (&factors)[4]) {
-        Quad words;
+    // Four keys of a step's row, term by term.
+    template <Row Which>
+    static KGEN_DEVICE void put_quad(bf16* place, const Quad& quad, const float (&factors)[4]) {
+        constexpr int kRowTerms = kTermsOf<Pass, Which>;
+        Quad words[kRowTerms];
 #pragma unroll
-        for (int pair = 0; pair < 2; ++pair)
-            words[pair] = pack2<bf16>(value(quad, 2 * pair) * factors[2 * pair],
-                                      value(quad, 2 * pair + 1) * factors[2 * pair + 1]);
-        *reinterpret_cast<Quad*>(place + which * RowTile::kElements) = words;
+        for (int pair = 0; pair < 2; ++pair) {
+            u32 terms[kRowTerms];
+            split_bf16(value(quad, 2 * pair) * factors[2 * pair],
+                       value(quad, 2 * pair + 1) * factors[2 * pair + 1], terms);
+#pragma unroll
+            for (int term = 0; term < kRowTerms; ++term) words[term][pair] = terms[term];
+        }
+#pragma unroll
+        for (int term = 0; term < kRowTerms; ++term)
+            *reinterpret_cast<Quad*>(place + Buffers::template kRowsOf<Which> +
+                                     term * RowTile::kElements) = words[term];
     }
 
     // Where element i of the lane's four of a fragment belongs: in the tile of a score, or in the triangle. The first
@@ -312,11 +372,15 @@ private:
         bf16* of_a = buffers_.scores(chunk, kScoreAK);
 #pragma unroll
         for (int x = 0; x < 2; ++x) {
+            const u32 of_row = places[x] & 0xffff, place = places[x] >> 16;
+            const bool diagonal = is_diagonal(fragment, x);
+            if constexpr (kBack) {
+                sums[x] *= r_factor_;
+                if (diagonal) sums[2 + x] *= r_factor_;
+            }
             u32 terms[2];
             split_bf16(sums[x], sums[2 + x], terms);
-            const u32 of_row = places[x] & 0xffff, place = places[x] >> 16;
-            put_score(of_r + of_row, terms[0], terms[1]);
-            const bool diagonal = is_diagonal(fragment, x);
+            if constexpr (Pass::kReadsR) put_score(of_r + of_row, terms[0], terms[1]);
             if (of_k || diagonal) {
                 put_score((diagonal ? of_r : of_a) + place, terms[0] >> 16, terms[1] >> 16);
             } else {
@@ -331,6 +395,7 @@ private:
         target[Buffers::kTerm] = static_cast<u16>(low);
     }
 
+    float r_factor_;
     u32 places_[kFragments][2];  // place_of an element of r, and << 16 of the same one of a
 };
 

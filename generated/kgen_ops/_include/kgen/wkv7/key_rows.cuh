@@ -171,16 +171,6 @@ private:
     }
 };
 
-// What wkv7_backward_rows reads and writes; sa, gsa [B, T, H, V], states and gradients [H, chunks, K, V].
-template <class Value, class W>
-struct KeyRowsTensors {
-    Rows<const Value> gy, r, k, v, a, b;
-    Rows<const W> w;
-    const float *sa, *gsa, *states, *gradients;
-    Rows<Value> gr, gk, ga, gb;
-    Rows<W> gw;
-};
-
 // By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist.
 template <class Config, class Offset>
 KGEN_DEVICE void backward_rows(const Offset* cu_seqlens, i64 N, i64 T, i64 H,

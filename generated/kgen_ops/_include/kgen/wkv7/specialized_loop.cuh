@@ -1,4 +1,5 @@
-// wkv7 forward by warps of two roles, in chunks of 16 steps; bf16 operands (mma, sm_80).
+// wkv7 by warps of two roles, in chunks of 16 steps; bf16 operands (mma, sm_80). A Pass (loop_passes.cuh) is the loop of
+// the forward pass, or one of the two of the backward pass.
 //
 // Producer warps (halving_producer.cuh) compute what does not depend on the state, once per head and three chunks ahead.
 // A consumer warp has 16 value features of the state in registers. With the rows, scores and the inverse of a chunk:
@@ -7,15 +8,24 @@
 //     y  = R S + (R K^T) V + (R B^T) sa
 //     S  = diag(P_16) S + K^T V + B^T sa          K and B are decayed to the end of the chunk
 //
+// and backward, chunks from the last to the first, G the gradient of the state, g = scale * gy, R and the scores with r
+// times the scale:
+//
+//     X  = B G + (R B^T)^T gy       gsa = ((I - A B^T)^-1)^T X
+//     gv = K G + (R K^T)^T gy + (A K^T)^T gsa
+//     G  = diag(P_16) G + R^T gy + A^T gsa
+//
 // Only these products are serial in time. Scores, the inverse and the state that R reads have a high and a low term, as
-// in chunk_mma.cuh; rows, the state that A reads, V, X and sa are rounded to bf16 as operands, and the sums are fp32.
+// in chunk_mma.cuh; V and gy are bf16 already. Rows, the state that A (backward, B) reads, X, sa and gsa are rounded to
+// bf16 as operands, or have a low term, as the pass says. Sums are fp32.
 //
 // NaN and Inf: as in chunk_mma.cuh. Where an output is not finite the block computes its sequence again, step by step.
 //
 // Layout: S, X, sa and y are transposed accumulators, whose rows are value features. Those of one product become
 // operand A of the next without moves between registers.
 //
-// Shared memory: that of the producers; bf16 v[kWarps][kStages][16][16], a ring of chunks for each consumer warp.
+// Shared memory: that of the producers; bf16 c[kWarps][kStages][16][16], a ring of chunks of v or gy for each consumer
+// warp.
 //
 // Synchronisation: one block barrier per chunk. Between two barriers consumers read chunk n, and producers write the
 // inverse of n + 1, the scores of n + 2 and the rows of n + 3. The inputs come by cp.async, kStages - 1
@@ -26,19 +36,21 @@
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
-#include "kgen/wkv7/column_tensors.cuh"
+#include "kgen/wkv7/column_outputs.cuh"
 #include "kgen/wkv7/halving_producer.cuh"
 
 namespace kgen::wkv7 {
 
-template <class Config>
+template <class Config, class Pass>
 struct SpecializedLoop : ColumnTensors<bf16, typename Config::W> {
     using W = typename Config::W;
     using Tensors = ColumnTensors<bf16, W>;
-    using Buffers = ChunkBuffers<Config::kK>;
-    using Producer = HalvingProducer<W, Config::kForm, Config::kK, Config::kRowWarps, Config::kVec,
-                                     Config::kStages>;
-    using Copier = TileCopier<bf16, Config::kVec>;
+    using Buffers = ChunkBuffers<Config::kK, Pass>;
+    using Producer = HalvingProducer<Pass, W, Config::kForm, Config::kK, Config::kRowWarps,
+                                     Config::kVec, Config::kStages>;
+    using Copier = TileCopier<bf16, Config::kVec, Pass::kDirection>;
+    using Order = ChunkOrder<Pass::kDirection>;
+    static constexpr bool kBack = Pass::kDirection == Direction::backward;
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
     using Half = HalfOperands<bf16>;
@@ -53,22 +65,22 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W> {
 
     // start: a state [K, V] whose first column is the block's, or null: zeros.
     KGEN_DEVICE void operator()(const float* start) const {
-        const int chunks = static_cast<int>(ceil_div(this->steps, i64{16}));
+        const Order order(this->steps);
         float nonfinite = 0.0f;  // becomes NaN if an output is not finite
         if (warp() < kWarps) {
-            consume_all(start, chunks, nonfinite);
+            consume_all(start, order, nonfinite);
         } else {
-            produce_all(chunks);
+            produce_all(order.chunks);
         }
         if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite))
-            this->template step_by_step<Direction::forward, true, Config::kK, kColumns,
+            this->template step_by_step<Pass::kDirection, Pass::kSecond, Config::kK, kColumns,
                                         Config::kForm>(start, nullptr);
     }
 
 private:
     static KGEN_DEVICE int warp() { return thread_rank() / kWarpSize; }
     static KGEN_DEVICE Buffers buffers() { return {dynamic_smem<bf16>()}; }
-    // The warp's value features of a chunk.
+    // The warp's value features of a chunk, of v or gy.
     static KGEN_DEVICE u16* values(int chunk) {
         return dynamic_smem<u16>() + Producer::kBytes / 2 +
                (warp() * kStages + (chunk & (kStages - 1))) * Copier::kElements;
@@ -77,8 +89,8 @@ private:
     static KGEN_DEVICE void end_interval() { named_barrier_sync(1, kThreads); }
 
     KGEN_DEVICE void produce_all(int chunks) const {
-        Producer producer(buffers(), warp() - kWarps, this->steps, this->r, this->k, this->a,
-                          this->b, this->w);
+        Producer producer(buffers(), warp() - kWarps, this->c_factor, this->steps, this->r, this->k,
+                          this->a, this->b, this->w);
 #pragma unroll 1
         for (int chunk = -kAhead; chunk < chunks; ++chunk) {
             if (chunk + 2 >= 0 && chunk + 2 < chunks) producer.put_scores(chunk + 2);
@@ -88,13 +100,12 @@ private:
         }
     }
 
-    KGEN_DEVICE void consume_all(const float* start, int chunks, float& nonfinite) const {
+    KGEN_DEVICE void consume_all(const float* start, const Order& order, float& nonfinite) const {
         State state;
         load_state(start, state);
-        Copier copier(this->c, 16 * warp());
+        Copier copier(this->c, 16 * warp(), order.first(0));
         const auto copy = [&](int chunk) {
-            const i64 left = max(min(this->steps - i64{chunk} * 16, i64{16}), i64{0});
-            copier.start(values(chunk), static_cast<int>(left), this->width - 16 * warp());
+            copier.start(values(chunk), order.left(chunk), this->width - 16 * warp());
             cp_async_commit();
             copier.advance();
         };
@@ -102,15 +113,18 @@ private:
         for (int chunk = 0; chunk < kStages - 1; ++chunk) copy(chunk);
 #pragma unroll
         for (int chunk = 0; chunk < kAhead; ++chunk) end_interval();
-        Output output(*this, warp());
+        ColumnOutput<Config::kVec, Pass::kDirection> second(*this, 16 * warp(), order.first(0));
+        SumsOutput<Config::kK, Pass::kDirection> first(*this, 16 * warp(), order.first(0));
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
+        for (int chunk = 0; chunk < order.chunks; ++chunk) {
             cp_async_wait<kStages - 2>();
             sync_warp();  // all lanes' copies are there, and all lanes have read the slot that is filled next
             copy(chunk + kStages - 1);
-            Sums y = {};
-            consume(chunk, state, y);
-            output.write(y, nonfinite);
+            if constexpr (Pass::kFirst) first.write_state(state);
+            Sums solved, read = {};
+            consume(chunk, state, solved, read);
+            if constexpr (Pass::kFirst) first.write(solved, nonfinite);
+            if constexpr (Pass::kSecond) second.write(read, nonfinite);
             end_interval();
         }
     }
@@ -128,153 +142,130 @@ private:
             }
     }
 
-    // sums += x y^T, x operand A, y [16][16] of a high and a low term.
-    static KGEN_DEVICE void multiply_rows(Sums& sums, const Half::A& x, const bf16* y) {
+    // sums += x y^T, x operand A, y [16][16] of a high and a low term, or of the high one alone; sums += x y if Columns.
+    template <bool Columns>
+    static KGEN_DEVICE void multiply(Sums& sums, const Half::A& x, const bf16* y, int terms = 2) {
 #pragma unroll
-        for (int term = 1; term >= 0; --term) {
+        for (int term = terms - 1; term >= 0; --term) {
             Half::B b[2];
-            ScoreTile::two_rows(b, y + term * Buffers::kTerm);
+            if constexpr (Columns) {
+                ScoreTile::two_columns(b, y + term * Buffers::kTerm);
+            } else {
+                ScoreTile::two_rows(b, y + term * Buffers::kTerm);
+            }
 #pragma unroll
             for (int n = 0; n < 2; ++n) Half::multiply<0>(sums[n], x, b[n]);
         }
     }
 
-    // sums += x y.
-    static KGEN_DEVICE void multiply_columns(Sums& sums, const Half::A& x, const bf16* y) {
-#pragma unroll
-        for (int term = 1; term >= 0; --term) {
-            Half::B b[2];
-            ScoreTile::two_columns(b, y + term * Buffers::kTerm);
-#pragma unroll
-            for (int n = 0; n < 2; ++n) Half::multiply<0>(sums[n], x, b[n]);
-        }
+    // What steps read of x by scores: backward, late steps are read by early ones.
+    static KGEN_DEVICE void multiply_scores(Sums& sums, const Half::A& x, int chunk, Score which) {
+        multiply<kBack>(sums, x, buffers().scores(chunk, which));
     }
 
-    // What Half::of_sums(state, tile) lost by rounding.
-    static KGEN_DEVICE Half::A rest_of(const State& state, const Half::A& rounded, int tile) {
+    // What Half::of_sums(sums, tile) lost by rounding.
+    template <int Tiles>
+    static KGEN_DEVICE Half::A rest_of(const float (&sums)[Tiles][4], const Half::A& rounded,
+                                       int tile) {
         Half::A rest;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const f32x2 high = unpack2<bf16>(rounded.pair[i]);
-            const float* exact = state[tile + i / 2] + i % 2 * 2;
+            const float* exact = sums[tile + i / 2] + i % 2 * 2;
             rest.pair[i] = pack2<bf16>(exact[0] - high.x, exact[1] - high.y);
         }
         return rest;
     }
 
-    static KGEN_DEVICE void consume(int chunk, State& state, Sums& y) {
+    // sums += x y^T for a tile of rows' first or second term.
+    static KGEN_DEVICE void multiply_rows(Sums& sums, const Half::A& x, const Half::B (&y)[2]) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) Half::multiply<0>(sums[n], x, y[n]);
+    }
+
+    // state += x^T c for 16 keys, of all terms of the rows x, and of Terms terms of c.
+    template <Row Which, int Terms>
+    static KGEN_DEVICE void update(State& state, const bf16* rows, int tile,
+                                   const Half::A (&c)[Terms]) {
+#pragma unroll
+        for (int term = kTermsOf<Pass, Which> - 1; term >= 0; --term) {
+            Half::B b[2];
+            RowTile::two_columns(
+                b, rows + Buffers::template kRowsOf<Which> + term * RowTile::kElements, tile);
+#pragma unroll
+            for (int of_c = term == 0 ? Terms - 1 : 0; of_c >= 0; --of_c)
+#pragma unroll
+                for (int n = 0; n < 2; ++n) Half::multiply<0>(state[2 * tile + n], c[of_c], b[n]);
+        }
+    }
+
+    static KGEN_DEVICE void consume(int chunk, State& state, Sums& solved, Sums& read) {
         const Buffers from = buffers();
-        // 1. What the chunk reads of v and of the state.
-        const Half::A v = ScoreTile::a_columns(reinterpret_cast<const bf16*>(values(chunk)));
-        Sums x = {}, of_v = {};
-        multiply_rows(of_v, v, from.scores(chunk, kScoreAK));
-        const bf16 *rows_a = from.rows(chunk, kRowA), *rows_r = from.rows(chunk, kRowR);
+        const bf16* rows = from.rows(chunk);
+        // 1. What the chunk reads of c and of the state.
+        const Half::A c[1] = {
+            ScoreTile::a_columns(reinterpret_cast<const bf16*>(values(chunk)))};
+        Sums x = {}, of_c = {};
+        multiply_scores(of_c, c[0], chunk, Pass::kScoreXQ);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
             const Half::A s = Half::of_sums(state, 2 * tile);
-            Half::B a[2], r[2];
-            RowTile::two_rows(a, rows_a, tile);
-            RowTile::two_rows(r, rows_r, tile);
+            Half::B of_x[2], of_z[2], low[2];
+            RowTile::two_rows(of_x, rows + Buffers::template kRowsOf<Pass::kX>, tile);
+            if constexpr (Pass::kSecond)
+                RowTile::two_rows(of_z, rows + Buffers::template kRowsOf<Pass::kZ>, tile);
+            if constexpr (kTermsOf<Pass, Pass::kX> == 2) {
+                RowTile::two_rows(
+                    low, rows + Buffers::template kRowsOf<Pass::kX> + RowTile::kElements, tile);
+                multiply_rows(x, s, low);
+            }
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                Half::multiply<0>(x[n], s, a[n]);
-                Half::multiply<0>(y[n], s, r[n]);
+                Half::multiply<0>(x[n], s, of_x[n]);
+                if constexpr (Pass::kSecond) Half::multiply<0>(read[n], s, of_z[n]);
             }
             const Half::A rest = rest_of(state, s, 2 * tile);
-#pragma unroll
-            for (int n = 0; n < 2; ++n) Half::multiply<0>(y[n], rest, r[n]);
+            if constexpr (Pass::kStateTerms == 2) multiply_rows(x, rest, of_x);
+            if constexpr (Pass::kSecond) multiply_rows(read, rest, of_z);
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) x[n][i] += of_v[n][i];
+            for (int i = 0; i < 4; ++i) {
+                x[n][i] += of_c[n][i];
+                solved[n][i] = 0.0f;
+            }
 
-        // 2. sa, y.
-        Sums solved = {};
-        multiply_columns(solved, Half::of_sums(x, 0), from.inverse(chunk));
-        const Half::A sa = Half::of_sums(solved, 0);
-        multiply_rows(y, v, from.scores(chunk, kScoreRK));
-        multiply_rows(y, sa, from.scores(chunk, kScoreRB));
+        // 2. first, second.
+        const Half::A high = Half::of_sums(x, 0);
+        if constexpr (Pass::kReadTerms == 2)
+            multiply<!kBack>(solved, rest_of(x, high, 0), from.inverse(chunk), 1);
+        multiply<!kBack>(solved, high, from.inverse(chunk));
+        Half::A sums[Pass::kSumsTerms];
+        sums[0] = Half::of_sums(solved, 0);
+        if constexpr (Pass::kSumsTerms == 2) sums[1] = rest_of(solved, sums[0], 0);
+        if constexpr (Pass::kSecond) {
+            multiply_scores(read, c[0], chunk, Pass::kScoreZQ);
+            if constexpr (Pass::kSumsTerms == 2)
+                multiply<kBack>(read, sums[1], from.scores(chunk, Pass::kScoreZP), 1);
+            multiply_scores(read, sums[0], chunk, Pass::kScoreZP);
+        }
 
         // 3. The state behind the chunk.
-        const bf16 *rows_k = from.rows(chunk, kRowK), *rows_b = from.rows(chunk, kRowB);
         const float* decay = from.decay(chunk) + 2 * mma_lane().q;
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-            Half::B k[2], b[2];
-            RowTile::two_columns(k, rows_k, tile);
-            RowTile::two_columns(b, rows_b, tile);
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                float(&s)[4] = state[2 * tile + n];
                 const auto d =
                     *reinterpret_cast<const Vec<float, 2>*>(decay + 16 * tile + 8 * n);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) s[i] *= d[i % 2];
-                Half::multiply<0>(s, v, k[n]);
-                Half::multiply<0>(s, sa, b[n]);
+                for (int i = 0; i < 4; ++i) state[2 * tile + n][i] *= d[i % 2];
             }
+            update<Pass::kQ>(state, rows, tile, c);
+            update<Pass::kP>(state, rows, tile, sums);
         }
     }
-
-    // Writes a warp's outputs, chunk after chunk.
-    class Output {
-        static constexpr bool kQuads = Config::kVec % 4 == 0;
-
-    public:
-        KGEN_DEVICE Output(const SpecializedLoop& loop, int warp)
-            : column_(16 * warp + (kQuads ? column_of_quad() : 2 * mma_lane().q)),
-              width_(loop.width),
-              next_(loop.second.at(mma_lane().g) + column_),
-              eighth_(8 * loop.second.stride_t),
-              left_(loop.steps - mma_lane().g),
-              factor_(loop.second_factor) {}
-
-        // sums: transposed accumulators.
-        KGEN_DEVICE void write(Sums& sums, float& nonfinite) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                sums[i / 4][i % 4] *= factor_;
-                nonfinite = fma(sums[i / 4][i % 4], 0.0f, nonfinite);
-            }
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                u32 pair[2];  // of step g + 8 * half, value features 2q + 8 n
-#pragma unroll
-                for (int n = 0; n < 2; ++n)
-                    pair[n] = transpose_matrix(pack2<bf16>(sums[half][2 * n], sums[half][2 * n + 1]));
-                bf16* row = next_ + half * eighth_;
-                const bool there = left_ > 8 * half;
-                if constexpr (kQuads) {
-                    const Vec<u32, 2> quad = quad_of_pairs(pair[0], pair[1]);
-                    if (there && column_ < width_) *reinterpret_cast<Vec<u32, 2>*>(row) = quad;
-                } else {
-#pragma unroll
-                    for (int n = 0; n < 2; ++n)
-                        if (there) store_pair(row + 8 * n, 8 * n, pair[n]);
-                }
-            }
-            next_ += 2 * eighth_;
-            left_ -= 16;
-        }
-
-    private:
-        KGEN_DEVICE void store_pair(bf16* target, int columns, u32 pair) const {
-            if constexpr (Config::kVec == 2) {
-                if (column_ + columns < width_) *reinterpret_cast<u32*>(target) = pair;
-            } else {
-                const Vec<bf16, 2> two = bit_cast<Vec<bf16, 2>>(pair);
-#pragma unroll
-                for (int x = 0; x < 2; ++x)
-                    if (column_ + columns + x < width_) target[x] = two[x];
-            }
-        }
-
-        int column_, width_;
-        bf16* next_;
-        i64 eighth_, left_;
-        float factor_;
-    };
 };
 
 }  // namespace kgen::wkv7

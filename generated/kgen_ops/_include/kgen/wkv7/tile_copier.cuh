@@ -13,8 +13,8 @@
 
 namespace kgen::wkv7 {
 
-// Vec: elements per copy, at most 16 bytes.
-template <class T, int Vec>
+// Vec: elements per copy, at most 16 bytes. D: whether chunks of 16 steps come in time or from the last to the first.
+template <class T, int Vec, Direction D = Direction::forward>
 class TileCopier {
     static constexpr int kVec = min(Vec, 16 / static_cast<int>(sizeof(T)));
     static constexpr int kHalves = static_cast<int>(sizeof(T)) / 2;  // 16-bit values of an element
@@ -24,9 +24,9 @@ class TileCopier {
 public:
     static constexpr int kElements = 256 * kHalves;  // 16-bit values of all tiles
 
-    // Columns are counted from `column` on.
-    KGEN_DEVICE TileCopier(const StepPointer<T>& rows, int column)
-        : next_(rows.first + own_step(0) * rows.stride + column + own_column(0)),
+    // Columns are counted from `column` on, steps from `begin` on.
+    KGEN_DEVICE TileCopier(const StepPointer<T>& rows, int column, i64 begin = 0)
+        : next_(rows.first + (begin + own_step(0)) * rows.stride + column + own_column(0)),
           stride_(rows.stride) {}
 
     // Starts the copies of columns `first` to `first` + 15 of the next 16 steps. `left` steps and `width` columns
@@ -47,7 +47,7 @@ public:
             }
         }
     }
-    KGEN_DEVICE void advance() { next_ += 16 * stride_; }
+    KGEN_DEVICE void advance() { next_ += (D == Direction::forward ? 16 : -16) * stride_; }
 
     // The 16-bit value of the tiles at which an element begins.
     static KGEN_DEVICE int place(int step, int column) {

@@ -1,0 +1,427 @@
+// Rows with decays and scores of chunks of 16 steps of wkv5 and wkv6, for all value features of a head; bf16 operands
+// (mma, sm_80), any decay from 0 to 1: no exponent is above 0, and nothing branches on values.
+//
+//     R_t = r_t d_0 ... d_{t-1}     K_s = k_s d_{s+1} ... d_15     P = d_0 ... d_15
+//     scores[t][s] = sum_k r_t d_{s+1} ... d_{t-1} k_s, s < t      scores[t][t] = sum_k r_t u k_t
+//
+// all by running products of decays. Scores are computed by halving (kgen/chunked/halving_decay.cuh): blocks of 16, 8,
+// 4 and 2 steps have a late half and an early half, and a late step t reads an early step s by
+//
+//     (r_t * d from the middle to before t) (k_s * d behind s to the middle)
+//
+// where every factor is at most 1. Every pair s < t is of the level of the highest bit in which s and t differ.
+//
+// A warp takes every Warps-th chunk, and has Warps intervals between block barriers for it: in each interval a part of
+// its keys, kPerPart tiles of 16. So no sum is over warps, and warps finish a chunk in turn, one per interval.
+//
+// A lane has four keys of two steps, `early` (0 to 7) and 15 - early: at each level one of them is of a late half and
+// one of an early half. So the eight lanes of a fragment's rows have all late steps, operand A, and all early steps,
+// operand B: a product for 16 keys and a level, from registers. Late rows are rows 0 to 7 of A at blocks of 2 and 8
+// steps, else rows 8 to 15, and the others zero, so that two levels share the sums of a product. Products of decays
+// over blocks of 1, 2, 4 and 8 steps come by shuffles; with one decay per head (!PerStep) they are powers of the lane's
+// own.
+//
+// Layout in shared memory (struct ChunkBuffers), each tile swizzled (swizzled_tile.cuh):
+//
+//     bf16 rows[Warps + 1][2][16][kRow]   slot, tensor R K; kRow: 16, or K padded to a multiple of 64
+//     bf16 scores[2][2][16][16]           chunk % 2, high and low terms; scores of steps with later steps stay zero
+//     float decay[Warps + 1, or 1][kRow]  P
+//     float bonus[kRow]                   u
+//     float step_decay[kRow, or 0]        d of all steps, with one decay per head
+//     bf16 r, k and W w [Warps][Stages][kPerPart]: copies of the inputs of a part (part_copier.cuh)
+//
+// Rows beyond the last step are zero. Decays there are not 1, but nothing reads a state behind them.
+//
+// Synchronisation: the caller ends each interval by a block barrier. Chunk n is read in the Warps-th interval behind
+// that of its first part, so there are Warps + 1 slots. The constructor has a barrier of the producers (2). A warp
+// copies its inputs itself, Stages - 1 parts ahead.
+//
+// Precision: rows are rounded to bf16 once, but late rows of blocks of 8 and 16 steps have two terms for scores. Scores
+// are summed in fp32 and stored in two terms; the bonus is fp32.
+#pragma once
+
+#include "kgen/chunked/decay_form.cuh"
+#include "kgen/chunked/swizzled_tile.cuh"
+#include "kgen/primitives/block.cuh"
+#include "kgen/primitives/split_bf16.cuh"
+#include "kgen/wkv6/part_copier.cuh"
+
+namespace kgen::wkv6 {
+
+enum Row { kRowR, kRowK };
+
+// The tiles in shared memory. Keys: of a head; Warps: producers.
+template <int Keys, int Warps, bool PerStep>
+struct ChunkBuffers {
+    static constexpr int kSlots = Warps + 1, kDecaySlots = PerStep ? kSlots : 1;
+    static constexpr int kRow = Keys <= 16 ? 16 : ceil_div(Keys, 64) * 64;
+    using RowTile = SwizzledTile<bf16, kRow>;
+    using ScoreTile = SwizzledTile<bf16, 16>;
+    static constexpr int kTerm = ScoreTile::kElements;  // from the high to the low term
+    static constexpr int kRowElements = kSlots * 2 * RowTile::kElements;
+    static constexpr int kScoreElements = 2 * 2 * kTerm;
+    static constexpr int kFloats = (kDecaySlots + (PerStep ? 1 : 2)) * kRow;
+    static constexpr int kBytes = 2 * (kRowElements + kScoreElements) + 4 * kFloats;
+
+    bf16* first;
+
+    KGEN_DEVICE bf16* rows(int slot, int which) const {
+        return first + (slot * 2 + which) * RowTile::kElements;
+    }
+    KGEN_DEVICE bf16* scores(int chunk) const {
+        return first + kRowElements + (chunk & 1) * 2 * kTerm;
+    }
+    KGEN_DEVICE float* decay(int slot) const {
+        return floats() + (PerStep ? slot * kRow : 0);
+    }
+    KGEN_DEVICE float* bonus() const { return floats() + kDecaySlots * kRow; }
+    KGEN_DEVICE float* step_decay() const { return bonus() + kRow; }
+
+private:
+    KGEN_DEVICE float* floats() const {
+        return reinterpret_cast<float*>(first + kRowElements + kScoreElements);
+    }
+};
+
+// `warp` is the caller's number among Warps. W, U: dtypes of w and u; PerStep: whether w has a row per step, else one
+// per head; CopyVec: elements per copy; Stages: parts of inputs in shared memory, one of them in use.
+template <class W, class U, DecayForm Form, bool PerStep, int Keys, int Warps, int CopyVec, int Stages>
+class RowProducer {
+    using Buffers = ChunkBuffers<Keys, Warps, PerStep>;
+    using RowTile = typename Buffers::RowTile;
+    using ScoreTile = typename Buffers::ScoreTile;
+    using Half = HalfOperands<bf16>;
+    using Copier = PartCopier<bf16, CopyVec>;
+    using CopierW = PartCopier<W, CopyVec>;
+    using Tile = wkv7::TileCopier<bf16, CopyVec>;
+    using TileW = wkv7::TileCopier<W, CopyVec>;
+    // Where k and w lie behind r.
+    static constexpr int kOfK = Copier::kElements, kOfW = 2 * kOfK;
+    static_assert(Stages == 2 || Stages == 4, "stages are found by the low bits of a part's number");
+
+public:
+    static constexpr int kTiles = ceil_div(Keys, 16), kPerPart = ceil_div(kTiles, Warps);
+    static constexpr int kInputs = kOfW + (PerStep ? CopierW::kElements : 0);  // 16-bit values, a tile of keys
+    static constexpr int kBytes = Buffers::kBytes + 2 * Warps * Stages * kPerPart * kInputs;
+
+    KGEN_DEVICE RowProducer(const Buffers& buffers, int warp, i64 steps, const StepPointer<bf16>& r,
+                            const StepPointer<bf16>& k, const StepPointer<W>& w, const U* u)
+        : buffers_(buffers),
+          slot_(warp),
+          chunk_(warp),
+          steps_(steps),
+          inputs_(reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 +
+                  warp * Stages * kPerPart * kInputs),
+          r_(from_chunk(r, warp)),
+          k_(from_chunk(k, warp)),
+          w_(from_chunk(w, warp)) {
+        begin_copies(warp);
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            places_[which] = opaque(Tile::place(step(which), key()));
+            if constexpr (PerStep) places_w_[which] = opaque(TileW::place(step(which), key()));
+            places_of_rows_[which] = opaque(RowTile::offset(step(which), key() / 8) + key() % 8);
+        }
+#pragma unroll
+        for (int part = 0; part < Stages - 1; ++part) copy();
+        fill(warp, w.first, u);
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+            const int row = early(), column = early_of(2 * mma_lane().q + x), other = row ^ column;
+            const int half = other & 4 ? 4 : other & 2 ? 2 : 1;
+            far_[x] = score_place(15 - row, column);
+            near_[x] = other == 0   ? score_place(row, row)
+                       : row & half ? score_place(row, column)
+                                    : score_place(15 - row, 15 - column);
+        }
+        named_barrier_sync(2, kWarpSize * Warps);
+    }
+
+    // Part 0 to Warps - 1 of the warp's chunk, in consecutive intervals. Behind the last one the warp has its next
+    // chunk, Warps chunks later.
+    KGEN_DEVICE void put_part(int part) {
+        cp_async_wait<Stages - 2>();
+        sync_warp();  // the inputs of the part are there, and all lanes have read those of the one before
+        copy();
+#pragma unroll 1
+        for (int n = 0; n < kPerPart; ++n) {
+            const int tile = part * kPerPart + n;
+            if (kTiles % (Warps * kPerPart) != 0 && tile >= kTiles) break;
+            put_tile(tile, inputs_of(part_) + n * kInputs);
+        }
+        ++part_;
+        if (part == Warps - 1) {
+            put_scores();
+            chunk_ += Warps;
+            slot_ = slot_ == 0 ? Warps : slot_ - 1;  // (slot + Warps) % (Warps + 1)
+        }
+    }
+
+private:
+    using Quad = Vec<u32, 2>;     // bf16 of four keys
+    using Floats = float[2][4];  // of the two steps, by key
+
+    // The early step of the lanes with row g of a fragment. In this order 16 lanes that read or write four keys of one
+    // of their steps meet no bank conflicts.
+    static KGEN_DEVICE int early_of(int g) { return g % 4 * 2 + g / 4; }
+    static KGEN_DEVICE int early() { return early_of(mma_lane().g); }
+    static KGEN_DEVICE int step(int which) { return which == 0 ? early() : 15 - early(); }
+    static KGEN_DEVICE int key() { return 4 * mma_lane().q; }
+    static KGEN_DEVICE int score_place(int row, int column) {
+        return ScoreTile::offset(row, column / 8) + column % 8;
+    }
+
+    template <class T>
+    static KGEN_DEVICE StepPointer<T> from_chunk(const StepPointer<T>& rows, int chunk) {
+        return {rows.first + 16 * chunk * rows.stride, rows.stride};
+    }
+
+    // The scores that stay zero, the bonus, and the decays of a head.
+    KGEN_DEVICE void fill(int warp, const W* w, const U* u) const {
+        const int rank = kWarpSize * warp + lane_id();
+        u32* words = reinterpret_cast<u32*>(buffers_.scores(0));
+        for (int i = rank; i < Buffers::kScoreElements / 2; i += kWarpSize * Warps) words[i] = 0;
+        for (int i = rank; i < Buffers::kRow; i += kWarpSize * Warps) {
+            buffers_.bonus()[i] = i < Keys ? to_float(u[i]) : 0.0f;
+            if constexpr (!PerStep) {
+                float power = i < Keys ? decay_of<Form>(to_float(w[i])) : 1.0f;
+                buffers_.step_decay()[i] = power;
+#pragma unroll
+                for (int n = 0; n < 4; ++n) power *= power;
+                buffers_.decay(0)[i] = power;
+            }
+        }
+    }
+
+    // The inputs of a part.
+    KGEN_DEVICE u16* inputs_of(int part) const {
+        return inputs_ + (part & (Stages - 1)) * kPerPart * kInputs;
+    }
+
+    KGEN_DEVICE void begin_copies(int chunk) {
+        copied_chunk_ = chunk;
+        copied_part_ = 0;
+        left_ = static_cast<int>(max(min(steps_ - i64{chunk} * 16, i64{16}), i64{0}));
+    }
+
+    // Starts the copies of the inputs of the next part; one group.
+    KGEN_DEVICE void copy() {
+        u16* to = inputs_of(copied_);
+#pragma unroll
+        for (int n = 0; n < kPerPart; ++n, to += kInputs) {
+            const int tile = copied_part_ * kPerPart + n;
+            if (kTiles % (Warps * kPerPart) != 0 && tile >= kTiles) break;
+            const int width = Keys % 16 == 0 ? 16 : Keys - 16 * tile;
+            r_.start(to, left_, width, 16 * n);
+            k_.start(to + kOfK, left_, width, 16 * n);
+            if constexpr (PerStep) w_.start(to + kOfW, left_, width, 16 * n);
+        }
+        cp_async_commit();
+        ++copied_;
+        constexpr int kColumns = 16 * kPerPart;
+        advance(kColumns, 0);
+        if (++copied_part_ < Warps) return;
+        begin_copies(copied_chunk_ + Warps);
+        advance(-kColumns * Warps, 16 * Warps);
+    }
+
+    KGEN_DEVICE void advance(int columns, int steps) {
+        r_.advance(columns, steps);
+        k_.advance(columns, steps);
+        if constexpr (PerStep) w_.advance(columns, steps);
+    }
+
+    // Four keys of the lane's two steps.
+    KGEN_DEVICE void read(Quad (&quads)[2], const u16* tile) const {
+#pragma unroll
+        for (int which = 0; which < 2; ++which)
+            quads[which] = *reinterpret_cast<const Quad*>(tile + places_[which]);
+    }
+    static KGEN_DEVICE Vec<float, 4> unpack(const Quad& words) {
+        const f32x2 low = unpack2<bf16>(words[0]), high = unpack2<bf16>(words[1]);
+        return {{low.x, low.y, high.x, high.y}};
+    }
+    static KGEN_DEVICE Quad pack(const float (&x)[4]) {
+        return {{pack2<bf16>(x[0], x[1]), pack2<bf16>(x[2], x[3])}};
+    }
+
+    // The decays of the lane's steps and keys.
+    KGEN_DEVICE void read_decays(Floats& decay, const u16* tiles, int tile) const {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            Vec<float, 4> d;
+            if constexpr (!PerStep) {
+                d = *reinterpret_cast<const Vec<float, 4>*>(buffers_.step_decay() + 16 * tile + key());
+            } else if constexpr (sizeof(W) == 2) {
+                const Quad words = *reinterpret_cast<const Quad*>(tiles + places_w_[which]);
+                const f32x2 low = unpack2<W>(words[0]), high = unpack2<W>(words[1]);
+                d = {{low.x, low.y, high.x, high.y}};
+            } else {
+                d = *reinterpret_cast<const Vec<float, 4>*>(tiles + places_w_[which]);
+            }
+#pragma unroll
+            for (int x = 0; x < 4; ++x)
+                decay[which][x] = PerStep ? decay_of<Form, false>(d[x]) : d[x];
+        }
+    }
+
+    // Adds late rows of r times early rows of k to the sums of a level, 0 to 3.
+    template <int kLevel>
+    KGEN_DEVICE void multiply(const Quad& r, const Quad& k) {
+        typename Half::A late = {};
+        late.pair[kLevel % 2] = r[0];
+        late.pair[kLevel % 2 + 2] = r[1];
+        Half::template multiply<0>(sums_[kLevel / 2], late, typename Half::B{{k[0], k[1]}});
+    }
+
+    // The same of rows in fp32; r in two terms, the small one first.
+    template <int kLevel>
+    KGEN_DEVICE void multiply(const float (&r)[4], const float (&k)[4]) {
+        const Quad high = pack(r), early = pack(k);
+        const Vec<float, 4> rounded = unpack(high);
+        float lost[4];
+#pragma unroll
+        for (int x = 0; x < 4; ++x) lost[x] = r[x] - rounded[x];
+        multiply<kLevel>(pack(lost), early);
+        multiply<kLevel>(high, early);
+    }
+
+    // The products of blocks of 2 << kLevel steps; r and k are multiplied by the decays to the middle.
+    template <int kLevel>
+    KGEN_DEVICE void add_level(const Floats& r, const Floats& k) {
+        const bool flip = early() & 1 << kLevel;  // whether step(0), not step(1), is of a late half
+        float late[4], soon[4];
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+            late[x] = flip ? r[0][x] : r[1][x];
+            soon[x] = flip ? k[1][x] : k[0][x];
+        }
+        if constexpr (kLevel == 1) {
+            multiply<kLevel>(pack(late), pack(soon));
+        } else {
+            multiply<kLevel>(late, soon);
+        }
+    }
+
+    // From blocks of kHalf steps to blocks of twice as many. all: the products of decays over the blocks of both steps.
+    template <int kHalf>
+    static KGEN_DEVICE void widen(Floats& r, Floats& k, Floats& all) {
+        constexpr int kDistance = kHalf == 1 ? 16 : kHalf == 2 ? 4 : 8;  // of lanes, see early_of
+        const bool flip = early() & kHalf;
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+            const float others[2] = {PerStep ? shfl_xor(all[0][x], kDistance) : all[0][x],
+                                     PerStep ? shfl_xor(all[1][x], kDistance) : all[1][x]};
+            if (flip) {
+                r[0][x] *= others[0];
+                k[1][x] *= others[1];
+            } else {
+                k[0][x] *= others[0];
+                r[1][x] *= others[1];
+            }
+            all[0][x] *= others[0];
+            all[1][x] *= others[1];
+        }
+    }
+
+    KGEN_DEVICE void put_tile(int tile, const u16* inputs) {
+        Quad copied_r[2], copied_k[2];
+        Floats r, k, all;
+        read(copied_r, inputs);
+        read(copied_k, inputs + kOfK);
+        read_decays(all, inputs + kOfW, tile);
+        const auto bonus =
+            *reinterpret_cast<const Vec<float, 4>*>(buffers_.bonus() + 16 * tile + key());
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const Vec<float, 4> own_r = unpack(copied_r[which]), own_k = unpack(copied_k[which]);
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                r[which][x] = own_r[x];
+                k[which][x] = own_k[x];
+                own_[which] = fma(own_r[x] * bonus[x], own_k[x], own_[which]);
+            }
+        }
+        // 1. Scores: levels from neighbours, whose rows have no decays, to the halves of the chunk.
+        const bool odd = early() & 1;
+        Quad late, soon;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            late[i] = odd ? copied_r[0][i] : copied_r[1][i];
+            soon[i] = odd ? copied_k[1][i] : copied_k[0][i];
+        }
+        multiply<0>(late, soon);
+        widen<1>(r, k, all);
+        add_level<1>(r, k);
+        widen<2>(r, k, all);
+        add_level<2>(r, k);
+        widen<4>(r, k, all);
+        multiply<3>(r[1], k[0]);
+        // 2. Rows for products with the state.
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+            r[1][x] *= all[0][x];
+            k[0][x] *= all[1][x];
+        }
+        bf16* rows = buffers_.rows(slot_, 0);
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            bf16* place = rows + (places_of_rows_[which] ^ 16 * tile);
+            *reinterpret_cast<Quad*>(place + kRowR * RowTile::kElements) = pack(r[which]);
+            *reinterpret_cast<Quad*>(place + kRowK * RowTile::kElements) = pack(k[which]);
+        }
+        if (PerStep && mma_lane().g == 0)
+            *reinterpret_cast<Vec<float, 4>*>(buffers_.decay(slot_) + 16 * tile + key()) = {
+                {all[0][0] * all[1][0], all[0][1] * all[1][1], all[0][2] * all[1][2],
+                 all[0][3] * all[1][3]}};
+    }
+
+    // The chunk's scores, summed over all its keys, each to its place.
+    KGEN_DEVICE void put_scores() {
+        bf16* scores = buffers_.scores(chunk_);
+#pragma unroll
+        for (int which = 0; which < 2; ++which)
+#pragma unroll
+            for (int bits = 1; bits < 4; bits *= 2)
+                own_[which] += shfl_xor(own_[which], bits);
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+            const int other = early() ^ early_of(2 * mma_lane().q + x);
+            const float near = other & 4   ? sums_[1][x]
+                               : other & 2 ? sums_[0][2 + x]
+                               : other & 1 ? sums_[0][x]
+                                           : own_[0];
+            u32 terms[2];
+            split_bf16(sums_[1][2 + x], near, terms);
+            put_score(scores + far_[x], terms[0], terms[1]);
+            put_score(scores + near_[x], terms[0] >> 16, terms[1] >> 16);
+        }
+        u32 terms[2];
+        split_bf16(own_[1], 0.0f, terms);
+        if (mma_lane().q == 0)
+            put_score(scores + score_place(15 - early(), 15 - early()), terms[0], terms[1]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums_[i / 4][i % 4] = 0.0f;
+        own_[0] = own_[1] = 0.0f;
+    }
+
+    static KGEN_DEVICE void put_score(bf16* place, u32 high, u32 low) {
+        u16* target = reinterpret_cast<u16*>(place);
+        target[0] = static_cast<u16>(high);
+        target[Buffers::kTerm] = static_cast<u16>(low);
+    }
+
+    Buffers buffers_;
+    int slot_, chunk_, part_ = 0;
+    int copied_ = 0, copied_chunk_, copied_part_, left_;  // the next part to copy; how many of its steps exist
+    int places_[2], places_w_[2], places_of_rows_[2];     // of the lane's steps in tiles of r and k, of w, and of rows
+    int far_[2], near_[2];                                // of the lane's scores
+    float sums_[2][4] = {};                               // scores, two of each level
+    float own_[2] = {};                                   // sums of r u k of the lane's steps
+    i64 steps_;
+    u16* inputs_;
+    Copier r_, k_;
+    CopierW w_;
+};
+
+}  // namespace kgen::wkv6

@@ -1,0 +1,554 @@
+// gr, gw, gk, ga and gb of one chunk of 16 steps of wkv7 on tensor cores (TF32), any decay from 0 to 1; bf16 tensors.
+//
+// Keys are independent. With P_t the product of the chunk's decays up to step t, S the state before the chunk, G the
+// gradient of the state behind it, g = scale * gy, and sums over steps s < t < u of the chunk:
+//
+//     gr_t = P_t S g_t         + sum_{s <= t} P_t / P_s (k_s (v_s . g_t) + b_s (sa_s . g_t))
+//     ga_t = P_{t-1} S gsa_t   + sum_{s < t} P_{t-1} / P_s (k_s (v_s . gsa_t) + b_s (sa_s . gsa_t))
+//     gk_t = (P_15 / P_t) G v_t  + sum_{u >= t} P_u / P_t r_u (g_u . v_t)
+//                                + sum_{u > t} P_{u-1} / P_t a_u (gsa_u . v_t)          gb_t: with sa_t for v_t
+//
+// Sums are by halving (row_scores.cuh): blocks of 16, 8, 4 and 2 steps have a late and an early half; a pair of steps
+// is of the level where they are in different halves. Its factor is the decays from the middle to the late step times
+// those from behind the early one to the middle: no quotient is formed, all factors are at most 1.
+//
+// Sums are by halving (row_scores.cuh): blocks of 16, 8, 4 and 2 steps have a late and an early half; a pair of steps
+// in the early half, a_u ga_u for those before u in the late half, and r_u gr_u for those and u itself. The parts of S
+// and G count likewise within the chunk, and P_15 sum_v S * G counts for all steps. `ahead` and `back` carry these sums
+// down the levels, from half to half. No difference of sums is formed, so strong decays lose nothing.
+//
+// Layout: a warp has 16 keys. A lane has keys g and g + 8 and the steps of slots 2q, 2q + 1 (half 0) and 8 + 2q, 9 + 2q
+// (half 1): [half][2 * key + step], as accumulators are and as operands A of the levels need them.
+//
+// Shared memory: RowScoreBuffers; bf16 inputs[warps][5][16][16]: r, k, a, b, w of a warp, then its results.
+//
+// Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
+// finite, the block computes its gradients again, step by step.
+//
+// A Config has Value and W (bf16), kK, kV, kForm, kRowWarps, and kVec, elements per copy.
+#pragma once
+
+#include "kgen/chunked/chunk_attention.cuh"
+#include "kgen/wkv7/checkpoints.cuh"
+#include "kgen/wkv7/row_scores.cuh"
+#include "kgen/wkv7/tile_copier.cuh"
+
+namespace kgen::wkv7 {
+
+template <class Config>
+class ChunkRows {
+    using Value = typename Config::Value;
+    using W = typename Config::W;
+    static_assert(sizeof(Value) == 2 && sizeof(W) == 2, "gradients of steps are bf16");
+    static constexpr auto kForm = Config::kForm;
+    static constexpr int kK = Config::kK, kV = Config::kV, kWarps = Config::kRowWarps;
+    using Scores = RowScores<Value, kV, kWarps, Config::kVec>;
+    using Buffers = typename Scores::Buffers;
+    using Copier = TileCopier<Value, Config::kVec>;
+    using CopierW = TileCopier<W, Config::kVec>;
+    static constexpr int kTile = Copier::kElements;
+    // Blocks of 16 value features that are loaded at a time; four of more would spill on sm_120.
+    static constexpr int kGroup = Buffers::kBlocks <= 4 ? Buffers::kBlocks : 2;
+    using Half = float[4];         // of a lane: [2 * key + step]
+    using Steps = float[2][4];     // both halves
+    using Words = u32[4];          // bf16 of two steps: [2 * half + key]
+
+public:
+    static constexpr int kThreads = kWarps * kWarpSize, kKeys = 16 * kWarps;
+    static constexpr int kBytes = Buffers::kBytes + kWarps * 5 * 2 * kTile;
+
+    // The block's first key; steps of the chunk; its first step in all tensors; the states.
+    int first_key, steps;
+    StepPointer<Value> gy, r, k, v, a, b;
+    StepPointer<W> w;
+    StepPointer<float> sa, gsa;
+    const float *state, *gradient;  // [K, V]
+    Rows<Value> gr, gk, ga, gb;
+    Rows<W> gw;
+    float scale;
+
+    KGEN_DEVICE void operator()() const {
+        const int warp = thread_rank() / kWarpSize, key = first_key + 16 * warp;
+        const Buffers buffers{dynamic_smem<float>()};
+        u16* inputs = reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 + warp * 5 * kTile;
+        const Scores scores{buffers, warp};
+
+        // 1. Copies of the keys' inputs, the first rows of the states, and the values' rows.
+        Copier(r, key).start(inputs, steps, kK - key);
+        Copier(k, key).start(inputs + kTile, steps, kK - key);
+        Copier(a, key).start(inputs + 2 * kTile, steps, kK - key);
+        Copier(b, key).start(inputs + 3 * kTile, steps, kK - key);
+        CopierW(w, key).start(inputs + 4 * kTile, steps, kK - key);
+        cp_async_commit();
+        Vec<float, 4> rows_s[kGroup][2], rows_g[kGroup][2];
+        load_group(rows_s, state, key, 0);
+        load_group(rows_g, gradient, key, 0);
+        scores.put_values(gy, gsa, v, sa, steps);
+        cp_async_wait<0>();
+        sync_block();
+
+        // 2. Scores; products with the states.
+        scores.put_scores(scale);
+        Steps by_r = {}, by_a = {}, by_k = {}, by_b = {};
+        float both[2] = {};  // sum_v S * G
+#pragma unroll 1
+        for (int group = 0; group < Buffers::kBlocks; group += kGroup) {
+            multiply_states(scores, rows_s, rows_g, group, by_r, by_a, by_k, by_b, both);
+            if (group + kGroup >= Buffers::kBlocks) break;
+            load_group(rows_s, state, key, group + kGroup);
+            load_group(rows_g, gradient, key, group + kGroup);
+        }
+        sync_block();
+        scores.put_parts();
+        sync_block();
+
+        // 3. Decays over blocks, levels, results.
+        Lane lane;
+        lane.read(inputs, steps);
+        lane.add_states(by_r, by_a, by_k, by_b, both, scale);
+        lane.add_diagonal(buffers.scores());
+        lane.template add_level<8>(buffers);
+        lane.template descend<4>();
+        lane.template add_level<4>(buffers);
+        lane.template descend<2>();
+        lane.template add_level<2>(buffers);
+        lane.template descend<1>();
+        lane.template add_level<1>(buffers);
+        lane.finish(inputs + 4 * kTile);
+        sync_warp();  // all lanes have read the inputs
+        float nonfinite = 0.0f;
+        put(inputs, lane.gr, nonfinite);
+        put(inputs + kTile, lane.gk, nonfinite);
+        put(inputs + 2 * kTile, lane.ga, nonfinite);
+        put(inputs + 3 * kTile, lane.gb, nonfinite);
+        put(inputs + 4 * kTile, lane.gw, nonfinite);
+        sync_warp();
+        write(gr, inputs, key);
+        write(gk, inputs + kTile, key);
+        write(ga, inputs + 2 * kTile, key);
+        write(gb, inputs + 3 * kTile, key);
+        write(gw, inputs + 4 * kTile, key);
+        if (block_any_nonfinite<kWarps>(nonfinite)) step_by_step();
+    }
+
+private:
+    // What a lane has of a chunk.
+    struct Lane {
+        Words r, k, a, b;
+        Steps d;                          // decays; 1 behind the last step
+        float near[2][2], wide[2][2];     // [half][key]: decays of the neighbouring block of 2, and of 4 steps
+        Steps gr, gk, ga, gb, gw;
+        Steps ahead, back;                // sums for later steps, and for earlier ones, of the block
+        bool flip_near, flip_wide;        // whether half 0 is late in blocks of 4, and of 8 steps
+
+        KGEN_DEVICE void read(const u16* inputs, int steps) {
+            const int q = mma_lane().q;
+            flip_near = (q & 1) != 0;
+            flip_wide = (q & 2) != 0;
+            load(r, inputs);
+            load(k, inputs + kTile);
+            load(a, inputs + 2 * kTile);
+            load(b, inputs + 3 * kTile);
+            Words words;
+            load(words, inputs + 4 * kTile);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int step = slot_step(8 * half + 2 * q + i % 2);
+                    const float decay = fast_decay_of<kForm>(value<W>(words, half, i));
+                    d[half][i] = step < steps ? decay : 1.0f;
+                }
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int key = 0; key < 2; ++key) {
+                    const float two = d[half][2 * key] * d[half][2 * key + 1];
+                    near[half][key] = shfl_xor(two, 1);
+                    wide[half][key] = shfl_xor(two * near[half][key], 2);
+                }
+        }
+
+        // The decays from the beginning of a half of kHalf steps to before a step, and from behind it to the end.
+        template <int kHalf>
+        KGEN_DEVICE float before(int half, int i) const {
+            const int key = i / 2;
+            float x = i % 2 != half ? d[half][2 * key + half] : 1.0f;  // of the pair's first step
+            if constexpr (kHalf >= 4) x *= flip_near == (half == 0) ? near[half][key] : 1.0f;
+            if constexpr (kHalf >= 8) x *= flip_wide == (half == 0) ? wide[half][key] : 1.0f;
+            if constexpr (kHalf >= 16) x *= half == 1 ? all(0, key) : 1.0f;
+            return x;
+        }
+        template <int kHalf>
+        KGEN_DEVICE float behind(int half, int i) const {
+            const int key = i / 2;
+            float x = i % 2 == half ? d[half][2 * key + 1 - half] : 1.0f;  // of the pair's second step
+            if constexpr (kHalf >= 4) x *= flip_near == (half == 0) ? 1.0f : near[half][key];
+            if constexpr (kHalf >= 8) x *= flip_wide == (half == 0) ? 1.0f : wide[half][key];
+            if constexpr (kHalf >= 16) x *= half == 0 ? all(1, key) : 1.0f;
+            return x;
+        }
+        // Of all eight steps of a half of the chunk.
+        KGEN_DEVICE float all(int half, int key) const {
+            return d[half][2 * key] * d[half][2 * key + 1] * near[half][key] * wide[half][key];
+        }
+
+        // The parts that read the states, and the first sums of gw: within the chunk, then across its middle.
+        KGEN_DEVICE void add_states(const Steps& by_r, const Steps& by_a, const Steps& by_k,
+                                    const Steps& by_b, const float (&both)[2], float scale) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float early = before<16>(half, i), late = behind<16>(half, i);
+                    gr[half][i] = by_r[half][i] * (early * d[half][i] * scale);
+                    ga[half][i] = by_a[half][i] * early;
+                    gk[half][i] = by_k[half][i] * late;
+                    gb[half][i] = by_b[half][i] * late;
+                    const float own = value(r, half, i) * gr[half][i];
+                    ahead[half][i] = fma(value(k, half, i), gk[half][i],
+                                         value(b, half, i) * gb[half][i]);
+                    back[half][i] = fma(value(a, half, i), ga[half][i], own);
+                    gw[half][i] = fma(both[i / 2], all(0, i / 2) * all(1, i / 2), own);
+                }
+#pragma unroll
+            for (int key = 0; key < 2; ++key) {
+                float early = ahead[0][2 * key] + ahead[0][2 * key + 1];
+                float late = back[1][2 * key] + back[1][2 * key + 1];
+#pragma unroll
+                for (int lanes = 1; lanes <= 2; lanes *= 2) {
+                    early += shfl_xor(early, lanes);
+                    late += shfl_xor(late, lanes);
+                }
+#pragma unroll
+                for (int step = 0; step < 2; ++step) {
+                    gw[0][2 * key + step] += late;
+                    gw[1][2 * key + step] += early;
+                }
+            }
+        }
+
+        // r_t with k_t and b_t of the same step: no decays.
+        KGEN_DEVICE void add_diagonal(const float* scores) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int step = 0; step < 2; ++step) {
+                    const int slot = 8 * half + 2 * mma_lane().q + step;
+                    const float of_k = scores[slot * Buffers::kScores + slot];
+                    const float of_b = scores[slot * Buffers::kScores + 16 + slot];
+#pragma unroll
+                    for (int key = 0; key < 2; ++key) {
+                        const int i = 2 * key + step;
+                        gr[half][i] += fma(value(k, half, i), of_k, value(b, half, i) * of_b);
+                        gk[half][i] = fma(value(r, half, i), of_k, gk[half][i]);
+                        gb[half][i] = fma(value(r, half, i), of_b, gb[half][i]);
+                    }
+                }
+        }
+
+        // Pairs of steps of different halves of blocks of 2 * kHalf steps.
+        // The barrier keeps operands of later levels out of registers.
+        template <int kHalf>
+        KGEN_DEVICE void add_level(const Buffers& buffers) {
+            sync_warp();
+            const bool flip = kHalf == 4 ? flip_wide : kHalf == 2 && flip_near;
+            constexpr int kPart = kHalf == 8 ? 0 : kHalf == 4 ? 2 : kHalf == 2 ? 4 : 6;
+            Half r_late, a_late, k_early, b_early, to_late, from_early, own;
+            u32 of_r[4], of_a[4], of_k[4], of_b[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                r_late[i] = late<kHalf>(flip, i, [&](int h, int j) { return value(r, h, j); });
+                a_late[i] = late<kHalf>(flip, i, [&](int h, int j) { return value(a, h, j); });
+                own[i] = late<kHalf>(flip, i, [&](int h, int j) { return d[h][j]; });
+                k_early[i] = early<kHalf>(flip, i, [&](int h, int j) { return value(k, h, j); });
+                b_early[i] = early<kHalf>(flip, i, [&](int h, int j) { return value(b, h, j); });
+                to_late[i] = late<kHalf>(flip, i, [&](int h, int j) {
+                    return kHalf == 1 ? 1.0f : before<kHalf>(h, j);
+                });
+                from_early[i] = early<kHalf>(flip, i, [&](int h, int j) {
+                    return kHalf == 1 ? 1.0f : behind<kHalf>(h, j);
+                });
+                own[i] *= to_late[i];
+                const int place = i / 2 + i % 2 * 2;  // of operand A: key, then step
+                of_r[place] = near_tf32(r_late[i] * own[i]);
+                of_a[place] = near_tf32(a_late[i] * to_late[i]);
+                of_k[place] = near_tf32(k_early[i] * from_early[i]);
+                of_b[place] = near_tf32(b_early[i] * from_early[i]);
+            }
+            // Of what the late steps get, the share of half 1; of half 0 it is the early steps' one.
+            const float share = flip ? 0.0f : 1.0f, other = 1.0f - share;
+            Half by_r = {}, by_a = {}, by_k = {}, by_b = {};
+            const Vec<float, 4>* parts = buffers.parts(kPart);
+            multiply(by_r, of_k, of_b, parts[0]);
+            multiply(by_a, of_k, of_b, parts[32]);
+            multiply(by_k, of_r, of_a, parts[64]);
+            multiply(by_b, of_r, of_a, parts[96]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                by_r[i] *= own[i];
+                by_a[i] *= to_late[i];
+                by_k[i] *= from_early[i];
+                by_b[i] *= from_early[i];
+                const float at = r_late[i] * by_r[i], before_it = fma(a_late[i], by_a[i], at);
+                const float behind_it = fma(k_early[i], by_k[i], b_early[i] * by_b[i]);
+                add_late<kHalf>(share, other, i, gr, by_r[i]);
+                add_late<kHalf>(share, other, i, ga, by_a[i]);
+                add_late<kHalf>(share, other, i, gw, at);
+                add_early<kHalf>(share, other, i, gk, by_k[i]);
+                add_early<kHalf>(share, other, i, gb, by_b[i]);
+                if constexpr (kHalf > 1) {
+                    add_late<kHalf>(share, other, i, back, before_it);
+                    add_early<kHalf>(share, other, i, ahead, behind_it);
+                }
+            }
+        }
+
+        // Sums of gw from half to half of blocks of 2 * kHalf steps.
+        template <int kHalf>
+        KGEN_DEVICE void descend() {
+#pragma unroll
+            for (int key = 0; key < 2; ++key)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int i = 2 * key;
+                    if constexpr (kHalf == 1) {
+                        gw[half][i + 1 - half] += ahead[half][i + half];
+                        gw[half][i + half] += back[half][i + 1 - half];
+                    } else {
+                        const bool is_late = (kHalf == 4 ? flip_wide : flip_near) == (half == 0);
+                        float sum = is_late ? back[half][i] + back[half][i + 1]
+                                            : ahead[half][i] + ahead[half][i + 1];
+                        if constexpr (kHalf == 4) sum += shfl_xor(sum, 1);
+                        sum = shfl_xor(sum, kHalf / 2);
+                        gw[half][i] += sum;
+                        gw[half][i + 1] += sum;
+                    }
+                }
+        }
+
+        // gw by the logarithm of the decay, times the slope of that.
+        KGEN_DEVICE void finish(const u16* inputs) {
+            if constexpr (kForm != DecayForm::log) {
+                Words words;
+                load(words, inputs);
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        gw[half][i] *= log_decay_slope<kForm>(value<W>(words, half, i));
+            }
+        }
+
+        template <class T = Value>
+        static KGEN_DEVICE float value(const Words& words, int half, int i) {
+            const f32x2 two = unpack2<T>(words[2 * half + i / 2]);
+            return i % 2 == 0 ? two.x : two.y;
+        }
+
+        // Two neighbouring slots of a key, for both keys and halves.
+        static KGEN_DEVICE void load(Words& words, const u16* tile) {
+            const int lane = lane_id(), row = slot_step(lane % 8 + lane / 16 * 8);
+            ldmatrix<4, true>(words, tile + SwizzledTile<bf16, 16>::offset(row, lane / 8 % 2));
+        }
+
+        // Element i of the late or early steps of a level: [2 * key + which].
+        template <int kHalf, class At>
+        static KGEN_DEVICE float late(bool flip, int i, At at) {
+            if constexpr (kHalf == 1) return at(i % 2, i / 2 * 2 + 1 - i % 2);
+            if constexpr (kHalf == 8) return at(1, i);
+            return flip ? at(0, i) : at(1, i);
+        }
+        template <int kHalf, class At>
+        static KGEN_DEVICE float early(bool flip, int i, At at) {
+            if constexpr (kHalf == 1) return at(i % 2, i / 2 * 2 + i % 2);
+            if constexpr (kHalf == 8) return at(0, i);
+            return flip ? at(1, i) : at(0, i);
+        }
+        template <int kHalf>
+        static KGEN_DEVICE void add_late(float share, float other, int i, Steps& to, float x) {
+            if constexpr (kHalf == 1) {
+                to[i % 2][i / 2 * 2 + 1 - i % 2] += x;
+            } else {
+                if (kHalf < 8) to[0][i] = fma(other, x, to[0][i]);
+                to[1][i] = fma(share, x, to[1][i]);
+            }
+        }
+        template <int kHalf>
+        static KGEN_DEVICE void add_early(float share, float other, int i, Steps& to, float x) {
+            if constexpr (kHalf == 1) {
+                to[i % 2][i / 2 * 2 + i % 2] += x;
+            } else {
+                to[0][i] = fma(share, x, to[0][i]);
+                if (kHalf < 8) to[1][i] = fma(other, x, to[1][i]);
+            }
+        }
+
+        static KGEN_DEVICE void multiply(Half& sums, const u32 (&first)[4], const u32 (&second)[4],
+                                         const Vec<float, 4>& part) {
+            mma_tf32_m16n8k8(sums, first, {bit_cast<u32>(part[0]), bit_cast<u32>(part[1])});
+            mma_tf32_m16n8k8(sums, second, {bit_cast<u32>(part[2]), bit_cast<u32>(part[3])});
+        }
+    };
+
+    // Four value features of keys g and g + 8, of kGroup blocks of 16 from block `group` on.
+    static KGEN_DEVICE void load_group(Vec<float, 4> (&rows)[kGroup][2], const float* of, int key,
+                                       int group) {
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int n = 0; n < kGroup; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = key + lane.g + 8 * half, column = 16 * (group + n) + 4 * lane.q;
+                rows[n][half] = load_four<Config::kVec>(of + i64{row} * kV + column,
+                                                        row < kK ? kV - column : 0);
+            }
+    }
+
+    static KGEN_DEVICE void multiply_states(const Scores& scores,
+                                            const Vec<float, 4> (&rows_s)[kGroup][2],
+                                            const Vec<float, 4> (&rows_g)[kGroup][2], int group,
+                                            Steps& by_r, Steps& by_a, Steps& by_k, Steps& by_b,
+                                            float (&both)[2]) {
+#pragma unroll
+        for (int n = 0; n < kGroup; ++n) {
+            if (group + n >= Buffers::kBlocks) break;
+            Vec<float, 4> s[2], g[2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int x = 0; x < 4; ++x) {
+                    both[half] = fma(rows_s[n][half][x], rows_g[n][half][x], both[half]);
+                    s[half][x] = bit_cast<float>(near_tf32(rows_s[n][half][x]));
+                    g[half][x] = bit_cast<float>(near_tf32(rows_g[n][half][x]));
+                }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                multiply_rows(by_r[half], s, Scores::four(scores.rows(kRowGy, half), group + n));
+                multiply_rows(by_a[half], s, Scores::four(scores.rows(kRowGsa, half), group + n));
+                multiply_rows(by_k[half], g, Scores::four(scores.rows(kRowV, half), group + n));
+                multiply_rows(by_b[half], g, Scores::four(scores.rows(kRowSa, half), group + n));
+            }
+        }
+        if (group + kGroup >= Buffers::kBlocks) {
+            both[0] = lanes_sum<4>(both[0]);
+            both[1] = lanes_sum<4>(both[1]);
+        }
+    }
+    static KGEN_DEVICE void multiply_rows(Half& sums, const Vec<float, 4> (&a)[2],
+                                          const Vec<float, 4>& b) {
+        Scores::template multiply<0>(sums, a[0], a[1], b);
+        Scores::template multiply<1>(sums, a[0], a[1], b);
+    }
+
+    // A result of 16 keys and steps, to a tile of the warp.
+    template <class T>
+    static KGEN_DEVICE void put_words(u16* tile, const T (&x)[2][4]) {
+        const MmaLane lane = mma_lane();
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int key = 0; key < 2; ++key) {
+                const u32 pair = transpose_matrix(pack2<bf16>(x[half][2 * key], x[half][2 * key + 1]));
+                const int row = slot_step(8 * half + lane.g);
+                *reinterpret_cast<u32*>(tile + SwizzledTile<bf16, 16>::offset(row, key) +
+                                        2 * lane.q) = pair;
+            }
+    }
+    static KGEN_DEVICE void put(u16* tile, const Steps& x, float& nonfinite) {
+        put_words(tile, x);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) nonfinite = fma(x[i / 4][i % 4], 0.0f, nonfinite);
+    }
+    template <class T>
+    KGEN_DEVICE void write(const Rows<T>& to, const u16* tile, int key) const {
+        constexpr int kPerRow = 16 / Config::kVec;
+#pragma unroll
+        for (int n = 0; n < ceil_div(16 * kPerRow, kWarpSize); ++n) {
+            const int i = lane_id() + n * kWarpSize, step = i / kPerRow, column = i % kPerRow * Config::kVec;
+            if (step >= steps || key + column >= kK) continue;
+            store_vec(to.at(step) + key + column,
+                      *reinterpret_cast<const Vec<T, Config::kVec>*>(tile + Copier::place(step, column)));
+        }
+    }
+
+    // The definition, a thread per key and every other step: products with zeros of a NaN or Inf of another step do not
+    // occur. It takes hundreds of times as long.
+    KGEN_DEVICE void step_by_step() const {
+        const int key = first_key + thread_rank() % kKeys;
+        if (key >= kK) return;
+#pragma unroll 1
+        for (int t = thread_rank() / kKeys; t < steps; t += kThreads / kKeys) {
+            float by_r = 0.0f, by_w = 0.0f, by_k = 0.0f, by_a = 0.0f, by_b = 0.0f;
+#pragma unroll 1
+            for (int x = 0; x < kV; ++x) {
+                float s = state[i64{key} * kV + x], g = gradient[i64{key} * kV + x];
+#pragma unroll 1
+                for (int i = 0; i < t; ++i) s = after(s, i, key, x);
+#pragma unroll 1
+                for (int i = steps - 1; i > t; --i)
+                    g = fma(decay(i, key), with_y(g, i, key, x), at(a, i, key) * at(gsa, i, x));
+                g = with_y(g, t, key, x);
+                by_r = fma(after(s, t, key, x), scale * at(gy, t, x), by_r);
+                by_w = fma(s, g, by_w);
+                by_k = fma(g, at(v, t, x), by_k);
+                by_a = fma(s, at(gsa, t, x), by_a);
+                by_b = fma(g, at(sa, t, x), by_b);
+            }
+            gr.at(t)[key] = from_float<Value>(by_r);
+            gw.at(t)[key] = from_float<W>(by_w * decay_slope<kForm>(at(w, t, key), decay(t, key)));
+            gk.at(t)[key] = from_float<Value>(by_k);
+            ga.at(t)[key] = from_float<Value>(by_a);
+            gb.at(t)[key] = from_float<Value>(by_b);
+        }
+    }
+    KGEN_DEVICE float after(float s, int t, int key, int x) const {
+        return fma(decay(t, key), s, fma(at(b, t, key), at(sa, t, x), at(k, t, key) * at(v, t, x)));
+    }
+    KGEN_DEVICE float with_y(float g, int t, int key, int x) const {
+        return fma(scale * at(r, t, key), at(gy, t, x), g);
+    }
+    KGEN_DEVICE float decay(int t, int key) const { return decay_of<kForm>(at(w, t, key)); }
+    template <class T>
+    static KGEN_DEVICE float at(const StepPointer<T>& rows, int t, int feature) {
+        return to_float(rows.first[t * rows.stride + feature]);
+    }
+};
+
+// By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist.
+template <class Config, class Offset>
+KGEN_DEVICE void backward_chunk_rows(
+    const Offset* cu_seqlens, i64 N, i64 T, i64 H,
+    const KeyRowsTensors<typename Config::Value, typename Config::W>& x, float scale) {
+    using Block = ChunkRows<Config>;
+    constexpr int kKeyBlocks = ceil_div(Config::kK, Block::kKeys), kSize = Config::kK * Config::kV;
+
+    const int block = static_cast<int>(blockIdx.x % kKeyBlocks);
+    const i64 h = blockIdx.x / kKeyBlocks % H, index = blockIdx.x / kKeyBlocks / H;
+    const Chunk chunk = chunk_at<16>(cu_seqlens, index, N, T);
+    if (chunk.steps == 0) return;
+    const i64 number = h * head_chunks<16, kPresent<Offset>>(N, T) + index;
+    const Span span{chunk.span.b, chunk.span.first + chunk.first, chunk.steps};
+    const Block rows{block * Block::kKeys,
+                     chunk.steps,
+                     step_pointer(x.gy, span, h),
+                     step_pointer(x.r, span, h),
+                     step_pointer(x.k, span, h),
+                     step_pointer(x.v, span, h),
+                     step_pointer(x.a, span, h),
+                     step_pointer(x.b, span, h),
+                     step_pointer(x.w, span, h),
+                     step_pointer(dense_rows(x.sa, T, H, Config::kV), span, h),
+                     step_pointer(dense_rows(x.gsa, T, H, Config::kV), span, h),
+                     x.states + number * kSize,
+                     x.gradients + number * kSize,
+                     x.gr.head(span, h),
+                     x.gk.head(span, h),
+                     x.ga.head(span, h),
+                     x.gb.head(span, h),
+                     x.gw.head(span, h),
+                     scale};
+    rows();
+}
+
+}  // namespace kgen::wkv7

@@ -1,0 +1,93 @@
+// The loops over chunks of 16 steps that specialized_loop.cuh and its producers compute: their direction, which rows
+// and scores they read, and which operands have a low bf16 term.
+//
+//                       x    z    p    q    c    first    second    chunks
+//     ForwardOutputs    A    R    B    K    v             y         in time
+//     ForwardSums       A         B    K    v    sa                 in time
+//     BackwardSums      B    K    A    R    gy   gsa      gv        from the last to the first
+//
+// With S the state, or its gradient (formulas: chunk_columns.cuh), and all rows as halving_producer.cuh has them:
+//
+//     X = x S + (x q^T) c     first = inverse X     second = z S + (z q^T) c + (z p^T) first
+//     S = diag(P) S + q^T c + p^T first
+//
+// Backward, P_15 / P_j and P_j change sides, so that rows are the same; scores are those of forward transposed, and so
+// is the inverse.
+//
+// Low terms: gradients are sums over value features of what is rounded once per key. With inputs of one sign such
+// errors add up, so that there all rows that a state reads or is read by, and the operands of scores, have two terms.
+#pragma once
+
+#include "kgen/primitives/math.cuh"
+#include "kgen/recurrent/recurrence.cuh"
+
+namespace kgen::wkv7 {
+
+enum Row { kRowA, kRowR, kRowK, kRowB };
+enum Score { kScoreAK, kScoreRB, kScoreRK };
+
+// Chunks in the order of a loop.
+template <Direction D>
+struct ChunkOrder {
+    static constexpr bool kBack = D == Direction::backward;
+    int chunks;
+    int last;  // steps of the chunk that is last in time
+
+    KGEN_DEVICE explicit ChunkOrder(i64 steps)
+        : chunks(static_cast<int>(ceil_div(steps, i64{16}))),
+          last(static_cast<int>(steps - (i64{chunks} - 1) * 16)) {}
+
+    // The first step of a chunk.
+    KGEN_DEVICE i64 first(int chunk) const { return i64{kBack ? chunks - 1 - chunk : chunk} * 16; }
+    // How many steps of it exist; none beyond the last chunk of the loop.
+    KGEN_DEVICE int left(int chunk) const {
+        if (chunk >= chunks) return 0;
+        return chunk == (kBack ? 0 : chunks - 1) ? last : 16;
+    }
+};
+
+struct ForwardRoles {
+    static constexpr auto kDirection = Direction::forward;
+    static constexpr Row kX = kRowA, kZ = kRowR, kP = kRowB, kQ = kRowK;
+    static constexpr Score kScoreXQ = kScoreAK, kScoreZP = kScoreRB, kScoreZQ = kScoreRK;
+};
+
+struct BackwardRoles {
+    static constexpr auto kDirection = Direction::backward;
+    static constexpr Row kX = kRowB, kZ = kRowK, kP = kRowA, kQ = kRowR;
+    static constexpr Score kScoreXQ = kScoreRB, kScoreZP = kScoreAK, kScoreZQ = kScoreRK;
+};
+
+// y.
+struct ForwardOutputs : ForwardRoles {
+    static constexpr bool kFirst = false, kSecond = true;  // outputs; kFirst: and the states before all chunks
+    static constexpr bool kReadsR = true;
+    // Terms of rows, of the operands of scores, of the state that x reads, of X, and of `first`.
+    static constexpr int kTermsA = 1, kTermsR = 1, kTermsK = 1, kTermsB = 1;
+    static constexpr int kLevelTerms = 1, kStateTerms = 1, kReadTerms = 1, kSumsTerms = 1;
+};
+
+// sa and the states before all chunks.
+struct ForwardSums : ForwardRoles {
+    static constexpr bool kFirst = true, kSecond = false;
+    static constexpr bool kReadsR = false;
+    static constexpr int kTermsA = 2, kTermsR = 0, kTermsK = 2, kTermsB = 2;
+    static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
+};
+
+// gsa, gv and the gradients of the states behind all chunks.
+struct BackwardSums : BackwardRoles {
+    static constexpr bool kFirst = true, kSecond = true;
+    static constexpr bool kReadsR = true;
+    static constexpr int kTermsA = 2, kTermsR = 2, kTermsK = 1, kTermsB = 2;  // gv alone reads K
+    static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
+};
+
+// Terms of the rows of a tensor.
+template <class Pass, Row Which>
+constexpr int kTermsOf = Which == kRowA   ? Pass::kTermsA
+                         : Which == kRowR ? Pass::kTermsR
+                         : Which == kRowK ? Pass::kTermsK
+                                          : Pass::kTermsB;
+
+}  // namespace kgen::wkv7

@@ -1,0 +1,208 @@
+// What the gradients of one chunk of 16 steps of wkv7 need of its value features: the rows of gy, gsa, v and sa, and
+// their products of two steps each, in the order in which halving reads them. TF32 operands, bf16 tensors.
+//
+//     r_t k_s: scale * gy_t . v_s     r_t b_s: scale * gy_t . sa_s     a_t k_s: gsa_t . v_s     a_t b_s: gsa_t . sa_s
+//
+// The chunk is halved down to neighbours (kgen/wkv7/chunk_rows.cuh). Step t lies in slot t or, from 8 on, 23 - t: a
+// lane has the slots 2q, 2q + 1 and 8 + 2q, 9 + 2q of a fragment, whose steps are two and their complements, so that
+// at every level two of a lane's steps are of early halves, E0 and E1, and two of late ones, L0 and L1.
+//
+// Layout in shared memory (struct RowScoreBuffers):
+//
+//     float values[4][16][kPitch]    gy, gsa, v, sa by slots, rounded to TF32 when they are written
+//     float scores[32][kScores]      row: r, a by slot; column: k, b by slot
+//     float parts[8][2][32][4]       2 * level + direction, half, lane: operands B of products with
+//                                    direction 0: k E0, E1, b E0, E1 of a lane, for late steps of r, then of a
+//                                    direction 1: r L0, L1, a L0, L1 of a lane, for early steps of k, then of b
+//
+// Bank conflicts: none in loads of 16 bytes from `values` and `parts`, none in stores to `scores`.
+//
+// Synchronisation: none here. put_values, put_scores, put_parts, each by all warps, with a block barrier between.
+#pragma once
+
+#include "kgen/chunked/chunk_mma.cuh"
+#include "kgen/primitives/memory.cuh"
+#include "kgen/recurrent/recurrence.cuh"
+
+namespace kgen::wkv7 {
+
+// The step in a slot, and the slot of a step.
+KGEN_DEVICE int slot_step(int slot) { return slot < 8 ? slot : 23 - slot; }
+
+// The steps of lane group q at the level of halves of kHalf steps; which: 0 or 1.
+template <int kHalf>
+KGEN_DEVICE int early_step(int q, int which) {
+    if constexpr (kHalf == 1) return which == 0 ? 2 * q : 14 - 2 * q;
+    const bool flip = kHalf < 8 && (2 * q & kHalf) != 0;
+    return flip ? 15 - 2 * q - which : 2 * q + which;
+}
+template <int kHalf>
+KGEN_DEVICE int late_step(int q, int which) {
+    if constexpr (kHalf == 1) return which == 0 ? 2 * q + 1 : 15 - 2 * q;
+    return 15 - early_step<kHalf>(q, which);
+}
+
+enum ValueRow { kRowGy, kRowGsa, kRowV, kRowSa };
+
+template <int Values>
+struct RowScoreBuffers {
+    static constexpr int kBlocks = ceil_div(Values, 16);  // of 16 value features
+    static constexpr int kPitch = 16 * kBlocks + (kBlocks % 2 == 0 ? 16 : 0);
+    static constexpr int kScores = 40, kTile = 16 * kPitch;
+    static constexpr int kBytes = 4 * (4 * kTile + 32 * kScores + 8 * 2 * 128);
+
+    float* first;
+
+    KGEN_DEVICE float* values(int which) const { return first + which * kTile; }
+    KGEN_DEVICE float* scores() const { return first + 4 * kTile; }
+    // Of a level and direction, of the calling lane; the second half is 32 vectors behind.
+    KGEN_DEVICE Vec<float, 4>* parts(int part) const {
+        return reinterpret_cast<Vec<float, 4>*>(scores() + 32 * kScores) + part * 64 + lane_id();
+    }
+};
+
+// Four neighbours of a row by loads of at most kVec elements; zero where `width`, counted from the first, ends.
+template <int kVec, class T>
+KGEN_DEVICE Vec<float, 4> load_four(const T* from, int width) {
+    constexpr int kEach = min(kVec, 4);
+    float found[4] = {};
+#pragma unroll
+    for (int x = 0; x < 4; x += kEach) {
+        if (x >= width) break;
+        float some[kEach];
+        to_floats(load_vec<kEach>(from + x), some);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) found[x + i] = some[i];
+    }
+    return {{found[0], found[1], found[2], found[3]}};
+}
+
+// By Warps warps. Vec: elements per load.
+template <class Value, int Values, int Warps, int CopyVec>
+class RowScores {
+public:
+    using Buffers = RowScoreBuffers<Values>;
+
+    KGEN_DEVICE RowScores(const Buffers& buffers, int warp) : buffers_(buffers), warp_(warp) {}
+
+    // Rows of `steps` steps; the others are zero.
+    KGEN_DEVICE void put_values(const StepPointer<Value>& gy, const StepPointer<float>& gsa,
+                                const StepPointer<Value>& v, const StepPointer<float>& sa,
+                                int steps) const {
+        constexpr int kQuads = 4 * Buffers::kBlocks, kThreads = Warps * kWarpSize;
+#pragma unroll 2
+        for (int i = thread_rank(); i < 16 * kQuads; i += kThreads) {
+            const int slot = i / kQuads, column = i % kQuads * 4, step = slot_step(slot);
+            const int width = step < steps ? Values - column : 0;
+            const int place = slot * Buffers::kPitch + column;
+            put(kRowGy, place, load_four<CopyVec>(gy.first + step * gy.stride + column, width));
+            put(kRowGsa, place, load_four<CopyVec>(gsa.first + step * gsa.stride + column, width));
+            put(kRowV, place, load_four<CopyVec>(v.first + step * v.stride + column, width));
+            put(kRowSa, place, load_four<CopyVec>(sa.first + step * sa.stride + column, width));
+        }
+    }
+
+    // The products of 16 steps of gy or gsa and eight of v or sa, eight such parts.
+    KGEN_DEVICE void put_scores(float scale) const {
+#pragma unroll 1
+        for (int part = warp_; part < 8; part += Warps) {
+            const int row = part / 4, column = part % 4;
+            const float* a = rows(row == 0 ? kRowGy : kRowGsa);
+            const float* b = rows(column < 2 ? kRowV : kRowSa, column % 2);
+            float sums[2][4] = {};
+#pragma unroll
+            for (int block = 0; block < Buffers::kBlocks; ++block) {
+                const auto low = four(a, block), high = four(a + 8 * Buffers::kPitch, block);
+                const auto of = four(b, block);
+                multiply<0>(sums[0], low, high, of);
+                multiply<1>(sums[1], low, high, of);
+            }
+            const float factor = row == 0 ? scale : 1.0f;
+            const MmaLane lane = mma_lane();
+            float* to = buffers_.scores() + (16 * row + lane.g) * Buffers::kScores + 8 * column +
+                        2 * lane.q;
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                *reinterpret_cast<Vec<float, 2>*>(to + 8 * half * Buffers::kScores) = {
+                    {factor * (sums[0][2 * half] + sums[1][2 * half]),
+                     factor * (sums[0][2 * half + 1] + sums[1][2 * half + 1])}};
+        }
+    }
+
+    // The scores of all levels, as operands.
+    KGEN_DEVICE void put_parts() const {
+#pragma unroll 1
+        for (int part = warp_; part < 8; part += Warps) {
+            if (part < 2) {
+                put_part<8>(part);
+            } else if (part < 4) {
+                put_part<4>(part);
+            } else if (part < 6) {
+                put_part<2>(part);
+            } else {
+                put_part<1>(part);
+            }
+        }
+    }
+
+    // Columns 16 * block + 4q .. of row g of a tile.
+    static KGEN_DEVICE Vec<float, 4> four(const float* row, int block) {
+        return *reinterpret_cast<const Vec<float, 4>*>(row + 16 * block);
+    }
+    // Row g of slots 8 * half .. of a tensor, from column 4q on.
+    KGEN_DEVICE const float* rows(int which, int half = 0) const {
+        const MmaLane lane = mma_lane();
+        return buffers_.values(which) + (8 * half + lane.g) * Buffers::kPitch + 4 * lane.q;
+    }
+
+    // The products of eight of 16 columns, k = q, q + 4 of a fragment being columns 4q + 2 * kPart, 4q + 2 * kPart + 1.
+    template <int kPart>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const Vec<float, 4>& a_low,
+                                     const Vec<float, 4>& a_high, const Vec<float, 4>& b) {
+        constexpr int x = 2 * kPart;
+        const u32 a[4] = {bit_cast<u32>(a_low[x]), bit_cast<u32>(a_high[x]),
+                          bit_cast<u32>(a_low[x + 1]), bit_cast<u32>(a_high[x + 1])};
+        const u32 of[2] = {bit_cast<u32>(b[x]), bit_cast<u32>(b[x + 1])};
+        mma_tf32_m16n8k8(sums, a, of);
+    }
+
+private:
+    KGEN_DEVICE void put(int which, int place, const Vec<float, 4>& x) const {
+        Vec<float, 4> rounded;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rounded[i] = bit_cast<float>(near_tf32(x[i]));
+        *reinterpret_cast<Vec<float, 4>*>(buffers_.values(which) + place) = rounded;
+    }
+
+    template <int kHalf>
+    KGEN_DEVICE void put_part(int part) const {
+        const MmaLane lane = mma_lane();
+        const bool reverse = part % 2 == 1;
+        // The fragment's column: a late step, or (reverse) an early one.
+        const int column = reverse ? early_step<kHalf>(lane.g / 2, lane.g % 2)
+                                   : late_step<kHalf>(lane.g / 2, lane.g % 2);
+        Vec<float, 4> found[2];
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const int row = reverse ? late_step<kHalf>(lane.q, which) : early_step<kHalf>(lane.q, which);
+            const bool same = ((row ^ column) & ~(2 * kHalf - 1)) == 0;  // block
+            const float* at = buffers_.scores() +
+                              slot_step(reverse ? row : column) * Buffers::kScores +
+                              slot_step(reverse ? column : row);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const bool of_a = reverse ? i % 2 == 1 : i / 2 == 1;
+                const bool of_b = reverse ? i / 2 == 1 : i % 2 == 1;
+                const float x = at[(of_a ? 16 * Buffers::kScores : 0) + (of_b ? 16 : 0)];
+                found[i / 2][i % 2 * 2 + which] = same ? bit_cast<float>(near_tf32(x)) : 0.0f;
+            }
+        }
+        buffers_.parts(part)[0] = found[0];
+        buffers_.parts(part)[32] = found[1];
+    }
+
+    Buffers buffers_;
+    int warp_;
+};
+
+}  // namespace kgen::wkv7

@@ -1,0 +1,510 @@
+// Rows with decays, scores and the triangular inverse of a chunk of 16 steps of wkv7 in fp32, for all value features of
+// a head; TF32 operands (mma, sm_80), any decay from 0 to 1: no exponent is above 0, and nothing branches on values.
+//
+//     rows         A_i = a_i P_{i-1}     R_i = r_i P_i     K_j = k_j P_15 / P_j     B_j = b_j P_15 / P_j
+//     decay        P_15, per key
+//     scores       A K^T  j < i        R K^T  j <= i        R B^T  j <= i
+//     inverse      (I - A B^T)^-1      j < i
+//
+// P_i is the product of the chunk's decays up to step i; those of K and B are of the steps behind j. Scores are
+// computed by halving (kgen/chunked/halving_decay.cuh): blocks of 16, 8, 4 and 2 steps have a late half and an early
+// half, and a late step t reads an early step s by
+//
+//     r_t k_s:  (r_t * d from the middle to t) (k_s * d behind s to the middle)          likewise r_t b_s
+//     a_t k_s:  (a_t * d from the middle to before t) (k_s * d behind s to the middle)   likewise a_t b_s
+//
+// Every pair s < t is of the level of the highest bit in which s and t differ. The diagonal of R K^T and R B^T has no
+// decays: products of the 16-bit inputs. At the level of neighbours a, k and b have none, and are exact as TF32.
+//
+// A lane has four keys of two steps, `early` (0 to 7) and 15 - early: at each level one of them is of a late half and
+// one of an early half. So the eight lanes of a fragment's rows have all late steps, r above a, as operand A, and all
+// early steps of k, and of b, as operand B, from registers. Products of decays over blocks come by shuffles. Of the
+// 8 x 8 products of a level, for each tensor and each of r and a, those of equal blocks count: 64, 32, 16 and 8. The
+// last three levels and 8 of the diagonal fill one fragment, `near`; those of blocks of 16 fill the other, `far`. The
+// diagonal of r has 16 steps: the first eight lie in r's rows of `near`, the others in those of a, which has none.
+//
+// Layout in shared memory (struct Tf32Buffers), Keys padded to a multiple of 16:
+//
+//     float reads[3][2][16][Keys + 4]    slot, tensor A R; rows are steps
+//     float updates[3][2][Keys][16]      slot, tensor K B; rows are keys (StepTile)
+//     float scores[3][3][16][16]         slot, matrix (StepTile)
+//     float inverse[2][16][16]           (StepTile)
+//     float triangle[2][16][16]          A B^T
+//     float decay[3][Keys]               of eight keys 0 4 1 5 2 6 3 7: the columns of the state's accumulators
+//     float sums[warps with keys][4][32][4]                    fragment, lane: what a warp's keys add to the scores
+//     W w and r, k, a, b [warps][tiles of a warp][Stages]      copies of the inputs, 16 keys each (tile_copier.cuh)
+//
+// Scores of steps with later steps are zero from the beginning where nothing writes them. Rows beyond the last step are
+// zero, and decays there are 1.
+//
+// Precision: with kSplit operands have two terms (3xTF32), and decays are within 2 to 4 ulp. Rows are stored in fp32.
+// Those that are read as one term are rounded to TF32 before.
+//
+// Synchronisation: put_rows, a barrier of the producers, put_scores; in a later interval between block barriers
+// put_inverse; in a later one than that the reader. A warp copies its inputs itself, Stages - 1 chunks ahead of
+// put_rows.
+#pragma once
+
+#include "kgen/chunked/swizzled_tile.cuh"
+#include "kgen/wkv7/decay.cuh"
+#include "kgen/wkv7/tile_copier.cuh"
+#include "kgen/wkv7/triangular_inverse.cuh"
+
+namespace kgen::wkv7 {
+
+// Rows of 16 fp32 words in chunks of 4, two rows in 128 bytes. ldmatrix reads a chunk of rows 8i to 8i + 7 without bank
+// conflicts; so a warp stores words of steps 0 to 7, or 8 to 15, of four rows 4 apart.
+struct StepTile {
+    static KGEN_DEVICE int place(int row, int column) {
+        return row / 2 * 32 + ((row % 2 * 4 + column / 4) ^ (row / 2 % 8)) * 4 + column % 4;
+    }
+    // The place eight rows below a place in rows 0 to 7, or `tile` times that.
+    static KGEN_DEVICE int below(int place, int tile) { return (place ^ tile % 2 * 16) + 128 * tile; }
+    static constexpr int kSquare = 256;  // words of 16 rows
+};
+
+// The step of eight, or the key of eight, in column `column` of an accumulator: columns 2q and 2q + 1, which become
+// k = q and q + 4 of an operand A, are q and q + 4.
+KGEN_DEVICE int of_column(int column) { return column / 2 + column % 2 * 4; }
+
+// The tiles in shared memory. Keys: of a head; Warps: producers.
+template <int Keys, int Warps>
+struct Tf32Buffers {
+    enum { kReadA, kReadR };
+    enum { kUpdateK, kUpdateB };
+    enum { kScoreAK, kScoreRK, kScoreRB };
+    static constexpr int kSlots = 3, kTiles = ceil_div(Keys, 16), kKeys = 16 * kTiles;
+    static constexpr int kReadStride = kKeys + 4;  // ldmatrix of eight rows meets no bank conflicts
+    static constexpr int kReads = 16 * kReadStride, kUpdates = 16 * kKeys;
+    static constexpr int kSquare = StepTile::kSquare;
+    static constexpr int kWithKeys = min(Warps, kTiles);  // producers
+    static constexpr int kOfUpdates = kSlots * 2 * kReads;
+    static constexpr int kOfScores = kOfUpdates + kSlots * 2 * kUpdates;
+    static constexpr int kOfInverse = kOfScores + kSlots * 3 * kSquare;
+    static constexpr int kOfDecay = kOfInverse + 4 * kSquare;
+    static constexpr int kOfSums = kOfDecay + kSlots * kKeys;
+    static constexpr int kBytes = 4 * (kOfSums + kWithKeys * 4 * 128);
+
+    float* first;
+
+    // Where tiles begin, in words.
+    static KGEN_DEVICE int of_updates(int slot, int which) {
+        return kOfUpdates + (2 * slot + which) * kUpdates;
+    }
+    static KGEN_DEVICE int of_scores(int slot, int which) {
+        return kOfScores + (3 * slot + which) * kSquare;
+    }
+    static KGEN_DEVICE int of_inverse(int chunk) { return kOfInverse + (chunk & 1) * kSquare; }
+
+    KGEN_DEVICE float* reads(int slot, int which) const { return first + (2 * slot + which) * kReads; }
+    KGEN_DEVICE float* scores(int slot, int which) const { return first + of_scores(slot, which); }
+    KGEN_DEVICE float* inverse(int chunk) const { return first + of_inverse(chunk); }
+    KGEN_DEVICE float* triangle(int chunk) const { return inverse(chunk) + 2 * kSquare; }
+    KGEN_DEVICE float* decay(int slot) const { return first + kOfDecay + slot * kKeys; }
+    KGEN_DEVICE Vec<float, 4>* sums(int warp, int fragment) const {
+        return reinterpret_cast<Vec<float, 4>*>(first + kOfSums + (4 * warp + fragment) * 128) +
+               lane_id();
+    }
+};
+
+// By kRowWarps warps; `warp` is the caller's number among them. A Config as of Tf32Loop (tf32_loop.cuh).
+template <class Config>
+class Tf32Producer {
+    using T = typename Config::Value;
+    using W = typename Config::W;
+    static constexpr DecayForm kForm = Config::kForm;
+    static constexpr bool kSplit = Config::kSplit;
+    static constexpr int kWarps = Config::kRowWarps, kStages = Config::kStages;
+    using Copier = TileCopier<T, Config::kVec>;
+    using CopierW = TileCopier<W, Config::kVec>;
+    using InputTile = SwizzledTile<T, 16>;
+    using Half = HalfOperands<T>;
+    using Ops = Tf32Operands<kSplit>;
+    // Where k, a, b and w lie behind r.
+    static constexpr int kOfK = Copier::kElements, kOfA = 2 * kOfK, kOfB = 3 * kOfK, kOfW = 4 * kOfK;
+    static constexpr int kInputs = kOfW + CopierW::kElements;  // 16-bit values, a tile of keys
+    static constexpr int kFragments = ceil_div(4, kWarps);     // of a warp
+    static_assert(kStages == 2 || kStages == 4, "slots are found by the low bits of a chunk's number");
+    static_assert((kWarps & (kWarps - 1)) == 0, "the inverses of chunks go around the warps");
+
+public:
+    using Buffers = Tf32Buffers<Config::kK, kWarps>;
+    static constexpr int kTiles = Buffers::kTiles, kPerWarp = ceil_div(kTiles, kWarps);
+    static constexpr int kBytes = Buffers::kBytes + 2 * kWarps * kPerWarp * kStages * kInputs;
+
+    KGEN_DEVICE Tf32Producer(const Buffers& buffers, int warp, i64 steps, const StepPointer<T>& r,
+                             const StepPointer<T>& k, const StepPointer<T>& a,
+                             const StepPointer<T>& b, const StepPointer<W>& w)
+        : buffers_(buffers),
+          warp_(warp),
+          steps_(steps),
+          inputs_(reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 +
+                  warp * kPerWarp * kStages * kInputs),
+          r_(r, 16 * warp),
+          k_(k, 16 * warp),
+          a_(a, 16 * warp),
+          b_(b, 16 * warp),
+          w_(w, 16 * warp) {
+        for (int i = kWarpSize * warp + lane_id(); i < Buffers::kSlots * 3 * Buffers::kSquare;
+             i += kWarpSize * kWarps)
+            buffers_.scores(0, 0)[i] = 0.0f;
+#pragma unroll
+        for (int n = 0; n < kFragments; ++n)
+#pragma unroll
+            for (int x = 0; x < 2; ++x)
+                places_[n][x] =
+                    place_of(warp + n * kWarps, x) | place_of(warp + n * kWarps, 2 + x) << 16;
+#pragma unroll
+        for (int chunk = 0; chunk < kStages - 1; ++chunk) copy(chunk);
+    }
+
+    // Rows and decays of a chunk, and what the warp's keys add to its scores. Chunks from 0 on, each once.
+    KGEN_DEVICE void put_rows(int chunk, int slot) {
+        cp_async_wait<kStages - 2>();
+        sync_warp();  // the inputs of the chunk are there, and all lanes have read those of the one before
+        copy(chunk + kStages - 1);
+        if (kTiles < kWarps && warp_ >= kTiles) return;
+        Scores sums = {};
+#pragma unroll 1  // two tiles at a time would spill
+        for (int n = 0; n < kPerWarp; ++n) {
+            const int tile = warp_ + n * kWarps;
+            if (kTiles % kWarps != 0 && tile >= kTiles) break;
+            const u16* inputs = inputs_of(chunk, n);
+            put_tile(slot, tile, inputs, left_of(chunk), sums);
+        }
+#pragma unroll
+        for (int fragment = 0; fragment < 4; ++fragment) {
+            const auto& found = fragment < 2 ? sums.far[fragment] : sums.near[fragment - 2];
+            *buffers_.sums(warp_, fragment) = {{found[0], found[1], found[2], found[3]}};
+        }
+    }
+
+    // Scores of a chunk, a fragment per warp.
+    KGEN_DEVICE void put_scores(int chunk, int slot) const {
+#pragma unroll
+        for (int n = 0; n < kFragments; ++n) {
+            const int fragment = warp_ + n * kWarps;
+            if (kWarps > 4 && fragment >= 4) break;
+            put_fragment(chunk, slot, fragment, places_[n]);
+        }
+    }
+
+    // The inverse, by one of the warps; by another one for the next chunk.
+    KGEN_DEVICE void put_inverse(int chunk) const {
+        if (warp_ != (chunk & (kWarps - 1))) return;
+        const int column = lane_id() % 16;
+        float found[16];
+        inverse_column<false>(buffers_.triangle(chunk), 16, column, found);
+        float* inverse = buffers_.inverse(chunk);
+        if (lane_id() < 16)
+#pragma unroll
+            for (int i = 0; i < 16; ++i)
+                inverse[StepTile::place(i, column)] = kSplit ? found[i] : rounded(found[i]);
+    }
+
+private:
+    using Quad = Vec<u32, 2>;     // 16-bit values of four keys
+    using Factors = float[2][4];  // of the two steps, by key
+    // Products with k and with b.
+    struct Scores {
+        float far[2][4], near[2][4];
+    };
+    struct Inputs {
+        Quad r[2], k[2], a[2], b[2];
+    };
+
+    static KGEN_DEVICE float rounded(float x) { return bit_cast<float>(near_tf32(x)); }
+
+    // The early step of the lanes with row g of a fragment. In this order lanes that read four keys, or store four
+    // words of rows, meet no bank conflicts.
+    static KGEN_DEVICE int early_of(int g) { return g % 2 * 4 + g / 2 % 2 * 2 + g / 4; }
+    static KGEN_DEVICE int early() { return early_of(mma_lane().g); }
+    static KGEN_DEVICE int step(int which) { return which == 0 ? early() : 15 - early(); }
+    static KGEN_DEVICE int key() { return 4 * mma_lane().q; }
+
+    // The inputs of a chunk, of tile n of the warp: r, k, a, b, w.
+    KGEN_DEVICE u16* inputs_of(int chunk, int n) const {
+        return inputs_ + ((chunk & (kStages - 1)) * kPerWarp + n) * kInputs;
+    }
+
+    // How many steps of a chunk exist.
+    KGEN_DEVICE int left_of(int chunk) const {
+        return static_cast<int>(max(min(steps_ - i64{chunk} * 16, i64{16}), i64{0}));
+    }
+
+    // Starts the copies of a chunk's inputs; one group.
+    KGEN_DEVICE void copy(int chunk) {
+        const int left = left_of(chunk);
+#pragma unroll
+        for (int n = 0; n < kPerWarp; ++n) {
+            const int first = 16 * n * kWarps, width = Config::kK - 16 * warp_ - first;
+            u16* to = inputs_of(chunk, n);
+            r_.start(to, left, width, first);
+            k_.start(to + kOfK, left, width, first);
+            a_.start(to + kOfA, left, width, first);
+            b_.start(to + kOfB, left, width, first);
+            w_.start(to + kOfW, left, width, first);
+        }
+        cp_async_commit();
+        r_.advance();
+        k_.advance();
+        a_.advance();
+        b_.advance();
+        w_.advance();
+    }
+
+    // Four keys of the lane's two steps.
+    static KGEN_DEVICE void read(Quad (&quads)[2], const u16* tile) {
+#pragma unroll
+        for (int which = 0; which < 2; ++which)
+            quads[which] = *reinterpret_cast<const Quad*>(tile + Copier::place(step(which), key()));
+    }
+    static KGEN_DEVICE void read_decays(Factors& decay, const u16* tiles, int left) {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const u16* from = tiles + CopierW::place(step(which), key());
+            Vec<float, 4> w;
+            if constexpr (sizeof(W) == 2) {
+                const Quad words = *reinterpret_cast<const Quad*>(from);
+                const f32x2 low = unpack2<W>(words[0]), high = unpack2<W>(words[1]);
+                w = {{low.x, low.y, high.x, high.y}};
+            } else {
+                w = *reinterpret_cast<const Vec<float, 4>*>(from);
+            }
+            // A copied zero beyond the last step is a decay of 1 in the form log alone.
+            const bool there = kForm == DecayForm::log || step(which) < left;
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                const float d = kSplit ? near_decay_of(w[x]) : fast_decay_of<kForm>(w[x]);
+                decay[which][x] = there ? d : 1.0f;
+            }
+        }
+    }
+
+    // As decay_of, without the division, which is a function call beside the registers of a tile: the sigmoid is within
+    // 2 ulp, or 0 where it is below 2^-126.
+    static KGEN_DEVICE float near_decay_of(float w) {
+        if constexpr (kForm == DecayForm::clamp) {
+            return exp(-kClamp * fast_reciprocal(1.0f + exp(-w)));
+        } else {
+            return decay_of<kForm>(w);
+        }
+    }
+
+    static KGEN_DEVICE float value(const Quad& quad, int x) {
+        const f32x2 two = unpack2<T>(quad[x / 2]);
+        return x % 2 == 0 ? two.x : two.y;
+    }
+
+    // sums += a b^T over eight keys. Exact: b has no low terms.
+    template <bool Exact>
+    static KGEN_DEVICE void multiply(float (&sums)[4], const typename Ops::A& a,
+                                     const typename Ops::B& b) {
+        if constexpr (kSplit) {
+            Ops::template multiply<0>(sums, a, b);
+            if constexpr (!Exact) Ops::template multiply<1>(sums, a, b);
+        }
+        Ops::template multiply<Ops::kPasses - 1>(sums, a, b);
+    }
+
+    // The products of blocks of 2 * kHalf steps. before: decays from the middle to before a late step; behind: from
+    // behind an early step to the middle. flip: whether step(0), not step(1), is of a late half.
+    template <int kHalf>
+    static KGEN_DEVICE void multiply_level(float (&of_k)[4], float (&of_b)[4], const Inputs& in,
+                                           const Factors& decay, const Factors& before,
+                                           const Factors& behind, bool flip) {
+        constexpr bool kNext = kHalf == 1;  // r has the decay of its own step, the others have none
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {  // operands of both parts would spill
+            typename Ops::A readers;
+            typename Ops::B k, b;
+#pragma unroll
+            for (int at = 0; at < 2; ++at) {
+                const int x = 2 * part + at;
+                const float late = flip ? before[0][x] : before[1][x];
+                const float early = flip ? behind[1][x] : behind[0][x];
+                const float own = flip ? decay[0][x] : decay[1][x];
+                const float r = flip ? value(in.r[0], x) : value(in.r[1], x);
+                const float a = flip ? value(in.a[0], x) : value(in.a[1], x);
+                const float of = flip ? value(in.k[1], x) : value(in.k[0], x);
+                const float to = flip ? value(in.b[1], x) : value(in.b[0], x);
+                Ops::put(readers, 2 * at, r * (kNext ? own : late * own));
+                Ops::put(readers, 2 * at + 1, kNext ? a : a * late);
+                Ops::put(k, at, kNext ? of : of * early);
+                Ops::put(b, at, kNext ? to : to * early);
+            }
+            multiply<kNext>(of_k, readers, k);
+            multiply<kNext>(of_b, readers, b);
+        }
+    }
+
+    // r_t k_t and r_t b_t of steps g and g + 8, in the places of a lane's diagonal.
+    static KGEN_DEVICE void put_diagonal(float (&near)[2][4], const u16* inputs) {
+        const auto tile_at = [&](int i) { return reinterpret_cast<const T*>(inputs + i); };
+        const typename Half::A r = InputTile::a_rows(tile_at(0));
+#pragma unroll
+        for (int tensor = 0; tensor < 2; ++tensor) {
+            typename Half::B y[2];
+            InputTile::two_rows(y, tile_at(tensor == 0 ? kOfK : kOfB));
+            float own[2][4] = {};
+#pragma unroll
+            for (int n = 0; n < 2; ++n) Half::template multiply<0>(own[n], r, y[n]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) near[tensor][i] = own[i / 2][i];
+        }
+    }
+
+    // Puts the products of a level below 8 into `near`; then goes from blocks of kHalf steps to blocks of twice as
+    // many. all: the products of decays over the blocks of both steps.
+    template <int kHalf>
+    static KGEN_DEVICE void add_level(float (&near)[2][4], const Inputs& in, const Factors& decay,
+                                      Factors& before, Factors& behind, Factors& all) {
+        constexpr int kDistance = 16 / kHalf;  // of lanes, see early_of
+        const bool flip = early() & kHalf;
+        float found[2][4] = {};
+        multiply_level<kHalf>(found[0], found[1], in, decay, before, behind, flip);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {  // a later, wider level replaces what does not count
+            const int other = early() ^ early_of(2 * mma_lane().q + i % 2);
+            if (other & kHalf) near[i / 4][i % 4] = found[i / 4][i % 4];
+        }
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+            const float others[2] = {shfl_xor(all[0][x], kDistance), shfl_xor(all[1][x], kDistance)};
+            if (flip) {
+                before[0][x] *= others[0];
+                behind[1][x] *= others[1];
+            } else {
+                behind[0][x] *= others[0];
+                before[1][x] *= others[1];
+            }
+            all[0][x] *= others[0];
+            all[1][x] *= others[1];
+        }
+    }
+
+    KGEN_DEVICE void put_tile(int slot, int tile, const u16* inputs, int left, Scores& sums) const {
+        Inputs in;
+        Factors decay, all, before, behind;
+        read_decays(decay, inputs + kOfW, left);
+        read(in.r, inputs);
+        read(in.k, inputs + kOfK);
+        read(in.a, inputs + kOfA);
+        read(in.b, inputs + kOfB);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            all[i / 4][i % 4] = decay[i / 4][i % 4];
+            before[i / 4][i % 4] = behind[i / 4][i % 4] = 1.0f;
+        }
+        // 1. Scores: the diagonal, from the rows as copied; then levels, from neighbours to the halves of the chunk.
+        float near[2][4];
+        put_diagonal(near, inputs);
+        add_level<1>(near, in, decay, before, behind, all);
+        add_level<2>(near, in, decay, before, behind, all);
+        add_level<4>(near, in, decay, before, behind, all);
+        float far[2][4] = {};
+        multiply_level<8>(far[0], far[1], in, decay, before, behind, false);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            sums.near[i / 4][i % 4] += near[i / 4][i % 4];
+            sums.far[i / 4][i % 4] += far[i / 4][i % 4];
+        }
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+            before[1][x] *= all[0][x];
+            behind[0][x] *= all[1][x];
+            all[0][x] *= all[1][x];
+        }
+        // 2. Rows for products with the state.
+        float* reads = buffers_.reads(slot, Buffers::kReadA) + 16 * tile + key();
+        // The lane's words of a key's row differ from those of its first key and early step in few bits.
+        const int first = Buffers::of_updates(slot, Buffers::kUpdateK) + 256 * tile +
+                          StepTile::place(key(), early());
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            Vec<float, 4> of_a, of_r;
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                const float through = before[which][x] * decay[which][x];
+                of_a[x] = value(in.a[which], x) * before[which][x];
+                of_r[x] = value(in.r[which], x) * through;
+                if constexpr (!kSplit) of_a[x] = rounded(of_a[x]);
+                if constexpr (!Config::kSplitOutput) of_r[x] = rounded(of_r[x]);
+                float* place = buffers_.first + (first ^ x % 2 * 16 ^ x / 2 * 4 ^ which * 15) +
+                               x / 2 * 32;
+                const float of_k = value(in.k[which], x) * behind[which][x];
+                const float of_b = value(in.b[which], x) * behind[which][x];
+                place[0] = kSplit ? of_k : rounded(of_k);
+                place[Buffers::kUpdates] = kSplit ? of_b : rounded(of_b);
+            }
+            float* row = reads + step(which) * Buffers::kReadStride;
+            *reinterpret_cast<Vec<float, 4>*>(row) = of_a;
+            *reinterpret_cast<Vec<float, 4>*>(row + Buffers::kReads) = of_r;
+        }
+        if (mma_lane().g == 0) {
+            const int q = mma_lane().q;
+            float* kept = buffers_.decay(slot) + 16 * tile + q / 2 * 8 + q % 2;
+#pragma unroll
+            for (int x = 0; x < 4; ++x) kept[2 * x] = all[0][x];
+        }
+    }
+
+    // Where element i of the lane's four of a fragment belongs: in the tile of a score, or in the triangle. The first
+    // two are r's.
+    static KGEN_DEVICE int place_of(int fragment, int i) {
+        const int g = mma_lane().g, n = 2 * mma_lane().q + i % 2;
+        if (is_diagonal(fragment, i)) return StepTile::place(g + i / 2 * 8, g + i / 2 * 8);
+        const int row = early_of(g), column = early_of(n), other = row ^ column;
+        const int half = fragment < 2 ? 8 : other & 4 ? 4 : other & 2 ? 2 : 1;
+        const int late = row & half ? row : 15 - row;
+        const int early = column & half ? 15 - column : column;
+        return i >= 2 && fragment % 2 == 1 ? late * 16 + early : StepTile::place(late, early);
+    }
+    // Steps g, of r's elements, and g + 8, of a's.
+    static KGEN_DEVICE bool is_diagonal(int fragment, int i) {
+        return fragment >= 2 && mma_lane().g == 2 * mma_lane().q + i % 2;
+    }
+
+    // The sums of a fragment over all keys, each to its place: far of k, far of b, near of k, near of b.
+    KGEN_DEVICE void put_fragment(int chunk, int slot, int fragment, const u32 (&places)[2]) const {
+        Vec<float, 4> sums = *buffers_.sums(0, fragment);
+#pragma unroll
+        for (int warp = 1; warp < Buffers::kWithKeys; ++warp) {
+            const Vec<float, 4> some = *buffers_.sums(warp, fragment);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[i] += some[i];
+        }
+        const bool of_k = fragment % 2 == 0;
+        float* of_r = buffers_.scores(slot, of_k ? Buffers::kScoreRK : Buffers::kScoreRB);
+        float* of_a = of_k ? buffers_.scores(slot, Buffers::kScoreAK) : buffers_.triangle(chunk);
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+            of_r[places[x] & 0xffff] = rounded_score<Config::kSplitOutput>(sums[x]);
+            const bool diagonal = is_diagonal(fragment, x);
+            const float late = sums[2 + x];
+            float* place = (diagonal ? of_r : of_a) + (places[x] >> 16);
+            if constexpr (kSplit && Config::kSplitOutput) {
+                *place = late;
+            } else {
+                *place = diagonal ? rounded_score<Config::kSplitOutput>(late)
+                         : of_k   ? rounded_score<kSplit>(late)
+                                  : late;
+            }
+        }
+    }
+
+    template <bool Exact>
+    static KGEN_DEVICE float rounded_score(float x) {
+        return Exact ? x : rounded(x);
+    }
+
+    Buffers buffers_;
+    int warp_;
+    i64 steps_;
+    u16* inputs_;
+    Copier r_, k_, a_, b_;
+    CopierW w_;
+    u32 places_[kFragments][2];  // place_of an element of r, and << 16 of the same one of a
+};
+
+}  // namespace kgen::wkv7
