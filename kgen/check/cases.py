@@ -72,6 +72,7 @@ class Sizes:
         beyond: Extent of a set beyond the problem's extents, at least.
         ragged_repeats: Extents of ragged sets, of a dim along which a kernel repeats itself.
         threads: Of a set beyond the problem's extents, at most; None: any number.
+        whole_tiles: Whether there are sets of a whole number of large tiles.
         far_flops: Arithmetic of such a set, at most, where `flops` is None; None: any.
     """
 
@@ -85,6 +86,7 @@ class Sizes:
     beyond: int = BEYOND
     ragged_repeats: tuple[int, ...] = RAGGED
     threads: int | None = None
+    whole_tiles: bool = True
     far_flops: int | None = None
 
 
@@ -346,10 +348,10 @@ class Schedule:
         self, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[Case]:
         """One run-time dim at a time at a whole number of large tiles, and one less."""
-        others = self._narrow_extents(constants)
+        others = self._narrow_extents(constants) if self.sizes.whole_tiles else {}
         for name in others:
-            if name in self.operator.repeats and self.sizes.flops is not None:
-                continue
+            if name in self.operator.repeats and self._has_limited_work:
+                continue  # one CTA has all rows there: a plain fp32 sum over 256 may leave its bound
             extent = WHOLE_HEADS if name in self.operator.head_dims else WHOLE_TILES
             while extent > RAGGED[-1]:
                 sets = [{**others, name: extent}, {**others, name: extent - 1}]
@@ -405,6 +407,11 @@ class Schedule:
 
     def _row_bytes(self, slab: str) -> int:
         return self._bytes({slab: 1})
+
+    @property
+    def _has_limited_work(self) -> bool:
+        """Whether sets are of the host layer."""
+        return self.sizes.flops is not None or self.sizes.far_flops is not None
 
     def _is_too_much_work(
         self, dims: dict[str, int], times: int = 1, far_flops: int | None = None

@@ -207,9 +207,10 @@ def run_configs(
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     """Certify each on the host, with the headers in `include` (default: kgen's own).
 
-    `whole_range`: with a set of thousands of rows, one of thousands of sequences, and so on, and
-    with as many fresh sets as a certificate has. A variant needs that for one config: all those
-    blocks do the same, and they are most of the time of a kernel that takes several dims.
+    `whole_range`: with a set of thousands of rows, one of thousands of sequences, and so on, with
+    hundreds of steps, and with as many fresh sets as a certificate has. A variant needs that for
+    one config: all those blocks do the same, and they are most of the time of a kernel that takes
+    several dims.
     """
     operator, pass_name = entry.operator.name, variant.pass_name
     headers = include or include_dir()
@@ -219,7 +220,7 @@ def run_configs(
         if not whole_range:
             sizes = replace(sizes, beyond=BEYOND, ragged_repeats=RAGGED_REPEATS)
     if not whole_range:
-        sizes = replace(sizes, fresh=FRESH)
+        sizes = replace(sizes, fresh=FRESH, steps=0, whole_tiles=False)
     runner = Runner(changed(entry.operator), Setup(operator, (), HOST, 0, seed=1), sizes)
     renderer = Renderer(headers)
     requests = [

@@ -27,7 +27,8 @@ GENERATED = Path(__file__).resolve().parents[2] / "generated"
 
 @pytest.mark.parametrize("module", ["kgen.cli.parser", "kgen.cli.explain_command", "torch"])
 def test_ctrl_c_while_a_module_loads(module: str) -> None:
-    command = ["explain", "--op", "rmsnorm", "--problem", "M=8,N=16", "--from", str(GENERATED)]
+    asked = "M=8,N=16,dtype=bf16"
+    command = ["explain", "--op", "rmsnorm", "--problem", asked, "--from", str(GENERATED)]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, module, *command],
         capture_output=True, text=True, timeout=120, check=False,
