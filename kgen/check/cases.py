@@ -334,7 +334,7 @@ class Schedule:
             is_serial = name in self.operator.serial_dims
             if is_serial:
                 extent = min(extent, self.sizes.steps)
-            wanted, times = extent, SERIAL_WORK if is_serial else 4
+            wanted, times = extent, SERIAL_WORK if is_serial else 1
             others = self._narrow_extents(constants) if is_serial else smallest
             while extent > RAGGED[-1]:
                 dims = {**others, name: extent}
@@ -350,8 +350,10 @@ class Schedule:
         """One run-time dim at a time at a whole number of large tiles, and one less."""
         others = self._narrow_extents(constants) if self.sizes.whole_tiles else {}
         for name in others:
-            if name in self.operator.repeats and self._has_limited_work:
-                continue  # one CTA has all rows there: a plain fp32 sum over 256 may leave its bound
+            # On the host layer one CTA has all rows; a plain fp32 sum of 256 may miss its bound.
+            rows = (*self.operator.repeats, self.operator.slab_dim)
+            if name in rows and self._has_limited_work:
+                continue
             extent = WHOLE_HEADS if name in self.operator.head_dims else WHOLE_TILES
             while extent > RAGGED[-1]:
                 sets = [{**others, name: extent}, {**others, name: extent - 1}]

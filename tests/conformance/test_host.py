@@ -204,13 +204,14 @@ def run_configs(
     sizes: Sizes = HOST_SIZES,
     include: Path | None = None,
     whole_range: bool = False,
+    many_steps: bool = False,
 ) -> list[tuple[Problem, Config, TrialOutcome]]:
     """Certify each on the host, with the headers in `include` (default: kgen's own).
 
-    `whole_range`: with a set of thousands of rows, one of thousands of sequences, and so on, with
-    hundreds of steps, and with as many fresh sets as a certificate has. A variant needs that for
-    one config: all those blocks do the same, and they are most of the time of a kernel that takes
-    several dims.
+    `whole_range`: with a set of thousands of rows, one of thousands of sequences, and so on, and
+    with as many fresh sets as a certificate has. A variant needs that for one config: all those
+    blocks do the same, and they are most of the time of a kernel that takes several dims.
+    `many_steps`: with sets of hundreds of steps, and of whole numbers of large tiles.
     """
     operator, pass_name = entry.operator.name, variant.pass_name
     headers = include or include_dir()
@@ -220,7 +221,9 @@ def run_configs(
         if not whole_range:
             sizes = replace(sizes, beyond=BEYOND, ragged_repeats=RAGGED_REPEATS)
     if not whole_range:
-        sizes = replace(sizes, fresh=FRESH, steps=0, whole_tiles=False)
+        sizes = replace(sizes, fresh=FRESH)
+    if not many_steps:
+        sizes = replace(sizes, steps=0, whole_tiles=False)
     runner = Runner(changed(entry.operator), Setup(operator, (), HOST, 0, seed=1), sizes)
     renderer = Renderer(headers)
     requests = [
@@ -257,11 +260,12 @@ def check(
     compiler: str = "host",
     changed: Callable[[Operator], Operator] = lambda operator: operator,
     whole_range: bool = False,
+    many_steps: bool = False,
 ) -> None:
     """Certify each; its input sets must be many."""
     sizes = sizes_of(variant, entry.operator.signature)
     for problem, config, outcome in run_configs(
-        entry, variant, compiler, wanted, orders, changed, sizes, whole_range=whole_range
+        entry, variant, compiler, wanted, orders, changed, sizes, None, whole_range, many_steps
     ):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
         assert outcome.evidence is not None
@@ -277,6 +281,14 @@ def test_one_config_agrees_with_the_oracle(operator: str, pass_name: str, name: 
     found = candidates(variant, entry.operator.signature)
     wanted, both = [found[len(found) // 2]], (BY_RANK, SHUFFLED)
     check(entry, variant, wanted, both, changed=with_other_scalars, whole_range=True)
+
+
+@each_variant
+def test_one_config_agrees_over_many_steps(operator: str, pass_name: str, name: str) -> None:
+    entry = open_catalogue().entry(operator)
+    variant = entry.space.variant(pass_name, name)
+    found = candidates(variant, entry.operator.signature)
+    check(entry, variant, [found[len(found) // 2]], (SHUFFLED,), many_steps=True)
 
 
 @each_variant
