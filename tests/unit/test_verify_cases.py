@@ -86,7 +86,7 @@ def test_what_a_host_run_leaves_out_or_shortens_is_listed() -> None:
     cases, left_out = made.host(1, (), (), many_threads)
     [given] = [dict(c.dims)["C"] for c in cases if dict(c.shortened).get("C")]
     assert f"normal B=1 C=8193 T=1 (C={given} instead)" in left_out
-    assert "normal B=1 C=1 T=8193 (T=1025 instead)" in left_out
+    assert "normal B=1 C=1 T=8193 (T=513 instead)" in left_out
     assert not {case.label for case in cases} & set(left_out)
 
 
