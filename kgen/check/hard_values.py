@@ -33,7 +33,9 @@ UNEQUAL = ("large and small", "small and large")
 NANS = ("nan elsewhere", "nan in weights")
 NONFINITE = "nonfinite"
 
-_EXTENT = 3  # of the dims of a problem that tells whether outputs are linear in an input
+# Extents of a problem that tells whether outputs are linear in an input: of three steps, in packed
+# sequences of one or two, an output has a product with one decay at most, and is linear in it.
+_EXTENT, _STEPS = 3, 16
 _LINEAR = 1e-9  # of their magnitude that outputs in float64 may differ by
 _ZEROS = 4  # one element of so many
 _OPPOSITE = -1.375  # of a scalar; not -1, which hides a square
@@ -104,7 +106,7 @@ def linear_in(
     signature = operator.signature
     implied = signature.implied(dict(problem.dtypes))
     few = {
-        dim.name: max(dim.smallest, _EXTENT)
+        dim.name: max(dim.smallest, _STEPS if dim.name in operator.serial_dims else _EXTENT)
         for dim in signature.dims
         if implied is None or dim.name != implied[0]
     }
