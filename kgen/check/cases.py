@@ -350,9 +350,10 @@ class Schedule:
         """One run-time dim at a time at a whole number of large tiles, and one less."""
         others = self._narrow_extents(constants) if self.sizes.whole_tiles else {}
         for name in others:
+            if name in self.operator.repeats and self.sizes.flops is not None:
+                continue
             # On the host layer one CTA has all rows; a plain fp32 sum of 256 may miss its bound.
-            rows = (*self.operator.repeats, self.operator.slab_dim)
-            if name in rows and self._has_limited_work:
+            if name == self.operator.slab_dim and self._is_summed(name) and self._is_on_host:
                 continue
             extent = WHOLE_HEADS if name in self.operator.head_dims else WHOLE_TILES
             while extent > RAGGED[-1]:
@@ -410,9 +411,12 @@ class Schedule:
     def _row_bytes(self, slab: str) -> int:
         return self._bytes({slab: 1})
 
+    def _is_summed(self, dim: str) -> bool:
+        """Whether an output is a sum over a dim."""
+        return any(dim not in t.dims for t in self.pass_.results)
+
     @property
-    def _has_limited_work(self) -> bool:
-        """Whether sets are of the host layer."""
+    def _is_on_host(self) -> bool:
         return self.sizes.flops is not None or self.sizes.far_flops is not None
 
     def _is_too_much_work(
