@@ -182,7 +182,7 @@ FAMILIES = (
     ),
     Family(
         "wkv4", "forward", "running_max",
-        "B=1,T=90,C=13,dtype=fp32,initial_state_dtype=fp32,final_state_dtype=fp32",
+        "B=1,T=90,C=13,dtype=fp32,initial_state_dtype=fp32",
         (
             Mistake("barrier of the sums", r"kgen::sync_block\(\);  // A", ";"),
             Mistake("barrier of the states", r"kgen::sync_block\(\);  // B", ";"),
@@ -190,7 +190,6 @@ FAMILIES = (
                     "slots.put(i, own, sum);"),
             Mistake("sums of earlier parts", r"i64 i = 0; i < place\.part;",
                     "i64 i = 1; i < place.part;"),
-            Mistake("steps of the last round", r"!kFinalState \|\| first \+ kRound <= end", "true"),
             Mistake("decay of a segment", r"decay = WholeDecay::of\(own_decay, kSteps\)",
                     "decay = WholeDecay::of(own_decay, 1)"),
             Mistake("fraction of a decay", r"(abs\(exponent\) < 1e7f \? )exp2\(rest\)",
@@ -202,9 +201,6 @@ FAMILIES = (
             Mistake("most ratio", r"smaller_or_nan\(ratio, kMostRatio\)", "ratio"),
             Mistake("unknown key", r"return x > bound \? bound : x;",
                     "return x < bound ? x : bound;"),
-            Mistake("largest term", r"larger\(old \* most, now \* later\.most\)",
-                    "larger(most, later.most)"),
-            Mistake("largest exponent", r"larger\(largest \+ decay\.natural,", "larger(largest,"),
         ),
         {"splits": 2, "segments": 4, "steps": 8},
     ),

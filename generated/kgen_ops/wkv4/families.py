@@ -311,6 +311,7 @@ FORWARD = (
         named=FORWARD_RUNNING_MAX_NAMED,
         is_safe=False,
         admits=(
+            lambda call: call.final_state_dtype == 'none',
             lambda call: max(call.k_stride_T, call.v_stride_T, call.y_stride_T) < 2147483648,
         ),
         fits=(
@@ -323,7 +324,6 @@ FORWARD = (
             lambda call: call.held_registers + call.other_registers <= call.registers,
             lambda call: call.splits == 1 or call.splits <= call.T,
             lambda call: call.segments == 1 or call.vec <= call.segments,
-            lambda call: call.segments > 1 or call.final_state_dtype == 'none',
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
             lambda call: call.k_stride_B % call.vec == 0,
