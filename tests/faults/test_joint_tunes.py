@@ -102,6 +102,9 @@ def test_kills_of_worker_database_and_tuner(tmp_path: Path, server: Postgres) ->
     server.start()
     counted = len(tuner.tried())
     tuner.wait_for_trials(counted + 2)  # it goes on
+    deadline = time.monotonic() + 60
+    while "answers again" not in tuner.log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.1)  # a thread may still wait for its next attempt
     tuner.end()
     again = Process("tuner", url, tmp_path / "tuner")
     again.must_end_well()
