@@ -65,7 +65,7 @@ _SHADOW_TAKEN = b"Shadow memory range interleaves"
 _ERROR_BYTES = 4096
 _RUNTIME_FILES = (
     "runtime.hpp", "fiber.hpp", "thread.hpp", "worker.hpp", "runtime.cpp", "main.cpp",
-    "cluster.hpp", "cluster_turns.hpp", "deferred.hpp",
+    "cluster.hpp", "cluster_turns.hpp", "deferred.hpp", "sanitizer.hpp",
 )  # fmt: skip
 
 
@@ -325,13 +325,13 @@ def write_job(
     directory.mkdir(parents=True, exist_ok=True)
     lines = ["kgen-job 1"]
     for index, buffer in enumerate(buffers):
+        word = "constant" if index in constant else "buffer"
         if isinstance(buffer, int):
-            lines.append(f"buffer {buffer} -")
+            lines.append(f"{word} {buffer} -")
         else:
             content = bytes(buffer)
             path = directory / f"buffer_{index}.in"
             path.write_bytes(content)
-            word = "constant" if index in constant else "buffer"
             lines.append(f"{word} {len(content)} {path}")
     for launch in launches:
         grid, block = _extents("grid", launch.grid), _extents("block", launch.block)

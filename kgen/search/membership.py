@@ -3,7 +3,9 @@
 Each process is a running trial of the study `kgen/members`. A thread writes the attribute `beat` of
 that trial every few seconds. A process is dead if its trial is finished, if it ran on this machine
 and its pid is gone, or if its beat has not changed for `grace_s` seconds of the observer's own
-clock: clocks of different machines are never compared.
+clock: clocks of different machines are never compared. An observer that has not read the beats for
+long, because the server was down or it ran something else, counts half of `grace_s` at most for
+that: the others could not beat either, or beat again right now.
 """
 
 from __future__ import annotations
@@ -77,8 +79,7 @@ class Membership:
         self._trial_id = 0
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="kgen-heartbeat")
-        self._seen: dict[str, tuple[object, float]] = {}  # beat, and when it was first seen
-        self._dead: set[str] = set()
+        self._seen: dict[str, tuple[object, float]] = {}  # beat, and seconds of silence since
         self._alive: dict[str, Member] = {}
         self._read_at = 0.0
 
@@ -138,31 +139,37 @@ class Membership:
 
     def _read(self) -> None:
         """Read the heartbeats, at most once a second."""
-        now = time.monotonic()
-        if self._alive and now - self._read_at < _READ_EVERY_S:
+        if self._alive and time.monotonic() - self._read_at < _READ_EVERY_S:
             return
         alive: dict[str, Member] = {}
-        for trial in self._storage.get_all_trials(self._study_id, deepcopy=False):
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)  # may wait for long
+        now = time.monotonic()
+        passed_s = min(now - self._read_at, self._grace_s / 2)
+        for trial in trials:
             facts = trial.user_attrs
             member = str(facts.get(_ID, ""))
             if trial.state.is_finished() or not member:
                 continue
-            if member != self.id and self._is_silent(member, facts):
+            if member != self.id and self._is_silent(member, facts, passed_s):
                 continue
             alive[member] = Member(member, trial.number, facts)
-        self._alive, self._read_at = alive, time.monotonic()
+        self._alive, self._read_at = alive, now
 
-    def _is_silent(self, member: str, facts: Mapping[str, Any]) -> bool:
-        """Whether a process that has not left is dead."""
+    def _is_silent(self, member: str, facts: Mapping[str, Any], passed_s: float) -> bool:
+        """Whether a process that has not left is dead.
+
+        Args:
+            member: Its identity.
+            facts: What it says of itself.
+            passed_s: Seconds that count since the beats were last read.
+        """
         if facts.get(_MACHINE) == machine_id() and not is_running(facts):
             return True
-        now = time.monotonic()
         beat = facts.get(_BEAT)
-        last = self._seen.get(member)
-        if last is None or last[0] != beat:
-            self._seen[member] = (beat, now)
-            return False
-        return now - last[1] > self._grace_s
+        before, silent_s = self._seen.get(member, (None, 0.0))
+        silent_s = silent_s + passed_s if before == beat else 0.0
+        self._seen[member] = (beat, silent_s)
+        return silent_s > self._grace_s
 
     def _beat(self) -> None:
         count = 0

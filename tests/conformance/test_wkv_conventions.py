@@ -23,6 +23,7 @@ PACKED = {
 SEPARATE = (
     f"B=2,T=67,H=2,K=12,V=20,dtype=bf16,w_dtype=fp32,{STATES},decay_form=raw",
     "B=2,T=67,H=2,K=12,V=20,dtype=fp16,decay_form=decay",
+    "B=2,T=67,H=2,K=64,V=64,dtype=bf16,w_dtype=fp32,decay_form=raw",  # of warp_specialized
 )
 
 

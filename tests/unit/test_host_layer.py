@@ -523,6 +523,25 @@ def test_out_of_bounds(
     assert len(text.splitlines()) <= 14
 
 
+@pytest.mark.parametrize(
+    ("launch", "constant", "message"),
+    [
+        # Memory behind a buffer of 64 bytes, within its page.
+        (out_of_bounds("read_at", BufferRef(0), BufferRef(1), c_int(16)), 0, "use-after-poison"),
+        (out_of_bounds("copy_past_end", BufferRef(0), BufferRef(1), c_int(16)), 0, "READ"),
+        (out_of_bounds("write_at", BufferRef(0), c_int(3)), 0, "WRITE"),
+    ],
+    ids=lambda value: value.kernel if isinstance(value, JobLaunch) else "",
+)
+def test_buffers_that_no_launch_may_write(
+    builds: Builds, launch: JobLaunch, constant: int, message: str, tmp_path: Path
+) -> None:
+    """One element behind them is seen all the same, and every write to them."""
+    job = host.write_job(tmp_path, [64, 64], [launch], [constant])
+    with pytest.raises(HostFault, match=message):
+        host.run_job(builds.executable("faults"), job, RUN_TIMEOUT_S)
+
+
 def test_sanitized_misaligned_dereference(builds: Builds, tmp_path: Path) -> None:
     launch = out_of_bounds("misaligned_dereference", BufferRef(0), BufferRef(1))
     with pytest.raises(HostFault, match="misaligned address"):

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -202,6 +203,27 @@ def test_a_silent_process_of_another_machine_dies_after_the_grace(
         until = time.monotonic() + 20.0
         while not mine.is_dead(other.id) and time.monotonic() < until:
             time.sleep(0.05)
+        assert mine.is_dead(other.id)
+
+
+def test_silence_that_the_observer_slept_through_does_not_count_as_death(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a server was down for longer than the grace: nobody could beat."""
+    clock = [1000.0]
+    monkeypatch.setattr("kgen.search.membership.machine_id", lambda: "another machine")
+    other = Membership(opened(url), {}, beat_s=3600.0)
+    other.__enter__()
+    monkeypatch.setattr("kgen.search.membership.machine_id", machine_id)
+    with Membership(opened(url), {}, beat_s=3600.0, grace_s=60.0) as mine:
+        monkeypatch.setattr("kgen.search.membership.time", SimpleNamespace(
+            monotonic=lambda: clock[0]))
+        assert not mine.is_dead(other.id)
+        clock[0] += 500.0
+        assert not mine.is_dead(other.id)
+        clock[0] += 20.0
+        assert not mine.is_dead(other.id)
+        clock[0] += 20.0
         assert mine.is_dead(other.id)
 
 

@@ -12,15 +12,9 @@
 
 #include <vector>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define KGEN_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define KGEN_ASAN 1
-#endif
-#endif
+#include "sanitizer.hpp"
+
 #if defined(KGEN_ASAN)
-#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 // For functions from which a fiber never returns. With instrumentation they would leave red zones on a stack that is
 // used again, and clear the shadow of the whole stack before every call that does not return.

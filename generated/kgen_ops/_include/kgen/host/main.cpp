@@ -19,24 +19,21 @@
 // Exit status: 0 done; 1 bad job; 2 the launch was refused or a thread did something undefined,
 // with the message on stderr; whatever ASAN_OPTIONS says after a sanitizer report.
 #include "runtime.hpp"
+#include "sanitizer.hpp"
 
 #include <dlfcn.h>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
-
-#if defined(KGEN_ASAN)
-extern "C" void __asan_poison_memory_region(void const volatile*, size_t);
-#endif
 
 namespace {
 
@@ -100,8 +97,9 @@ private:
         line >> buffer.bytes;
         const std::string path = rest_of(line);
         void* data = nullptr;
-        // 256 bytes is the alignment cudaMalloc promises; an empty buffer has an address too. Memory is protected by
-        // the page: a constant buffer has pages of its own, of which the sanitizer watches the rest.
+        // 256 bytes is the alignment cudaMalloc promises; an empty buffer has an address too.
+        // Memory is protected by the page: a constant buffer has pages of its own, of which the
+        // sanitizer watches the rest.
         const size_t page = constant ? static_cast<size_t>(sysconf(_SC_PAGESIZE)) : 0;
         const size_t there = constant ? (buffer.bytes + page - 1) / page * page : buffer.bytes;
         if (posix_memalign(&data, constant ? page : 256, there) != 0)
