@@ -1,11 +1,11 @@
 """No timing without a verdict: prove a kernel right against its operator's float64 oracle."""
 
 from kgen.check.case import Case
-from kgen.check.cases import HOST_SIZES, PROOF_SIZES, Sizes
 from kgen.check.check import LAUNCHES, Bind, Level, Workspaces, no_workspaces, verify
 from kgen.check.errors import fault_of, other_values
 from kgen.check.fixture import Admits, Fixture, guard_numbers
 from kgen.check.input_set import InputSet
+from kgen.check.sizes import HOST_SIZES, PROOF_SIZES, Sizes
 from kgen.check.verdict import Verdict
 
 __all__ = [

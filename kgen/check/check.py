@@ -13,7 +13,6 @@ from torch import Tensor
 
 from kgen.check.buffers import Fill, Guarded, fingerprint, guarded
 from kgen.check.case import NORMAL, Case, one_by_one, other_case
-from kgen.check.cases import Threads
 from kgen.check.errors import (
     explained,
     largest_mean,
@@ -22,6 +21,7 @@ from kgen.check.errors import (
     touched_elements,
     touched_text,
 )
+from kgen.check.extents import Threads
 from kgen.check.fixture import Admits, Fixture, guard_numbers
 from kgen.check.input_set import InputSet
 from kgen.check.oracle import torch_dtype

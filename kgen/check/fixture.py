@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kgen.check.buffers import Guarded, contiguous_strides, fingerprint, guarded
 from kgen.check.case import NORMAL, SHIFTED, Case, Layout
-from kgen.check.cases import GPU_SIZES, HOST_SIZES, Schedule, Sizes
 from kgen.check.hard_values import (
     LARGE_SCALAR,
     UNEQUAL,
@@ -35,6 +34,8 @@ from kgen.check.oracle import (
     slabs,
     torch_dtype,
 )
+from kgen.check.schedule import Schedule
+from kgen.check.sizes import GPU_SIZES, HOST_SIZES, Sizes
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
 from kgen.model.signature import Tensor as Declared

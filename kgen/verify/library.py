@@ -10,7 +10,7 @@ from kgen.build import Compiler
 from kgen.build.host import ARCH as HOST_ARCH
 from kgen.build.render import Renderer
 from kgen.catalogue import Entry
-from kgen.check.cases import tensor_bytes
+from kgen.check.extents import tensor_bytes
 from kgen.emit import LoadedLibrary, Served
 from kgen.model.artifact import BuildFailure, BuildRequest, Rendered
 from kgen.model.config import Config

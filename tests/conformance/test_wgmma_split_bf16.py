@@ -28,7 +28,7 @@ from test_host import (
 from kgen.assets import include_dir
 from kgen.catalogue import open_catalogue
 from kgen.check.case import NORMAL, Case
-from kgen.check.cases import Schedule
+from kgen.check.schedule import Schedule
 from kgen.model.config import Config
 from kgen.model.problem import Problem, parse_problem
 from kgen.model.record import Fate

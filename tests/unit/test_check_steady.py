@@ -16,7 +16,7 @@ from kgen.build import open_compiler
 from kgen.build.render import Renderer
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.check import PROOF_SIZES
-from kgen.check.cases import Schedule
+from kgen.check.schedule import Schedule
 from kgen.check.steady import steady_extents
 from kgen.model.artifact import BuildFailure, BuildRequest
 from kgen.model.config import Config, Value

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from kgen.catalogue import open_catalogue
 from kgen.check.case import Case
-from kgen.check.cases import (
-    FEW,
-    GPU_SIZES,
-    HOST_THREADS,
-    PROOF_SIZES,
-    QUICK,
-    SHORT,
-    Schedule,
-    Sizes,
-)
+from kgen.check.schedule import Schedule
+from kgen.check.sizes import FEW, GPU_SIZES, HOST_THREADS, PROOF_SIZES, QUICK, SHORT, Sizes
 from kgen.model.problem import Problem, parse_problem
 
 LONG = "B=8,H=16,T=4096,E=64,M=64,dtype=fp32"

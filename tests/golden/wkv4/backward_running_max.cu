@@ -51,7 +51,7 @@ using State = kgen::wkv4::WholeSum<kFinalState>;
 using Sum = kgen::wkv4::WholeSum<false>;
 using StateSlots = kgen::wkv4::WholeSlots<kColumns, kFinalState>;
 using Slots = kgen::wkv4::WholeSlots<kColumns, false>;
-using SumRows = kgen::wkv4::WholeRows<false>;
+using SumRows = kgen::wkv4::WholeRows;
 using Running = kgen::wkv4::RunningState;
 
 static_assert(kThreads <= 1024 && kThreads % kgen::kWarpSize == 0, "whole warps, one block");

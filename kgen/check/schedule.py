@@ -1,0 +1,196 @@
+"""Which input sets a kernel is tried on, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from kgen.check.case import NORMAL, SHIFTED, Case, Layout, seed_of
+from kgen.check.extents import Dims, Extents, Threads
+from kgen.check.hard_values import LARGE, LARGE_CASES, NANS, UNEQUAL, weights_of
+from kgen.check.sizes import GPU_SIZES, QUICK, Sizes
+from kgen.model.problem import Problem
+from kgen.model.signature import Pass
+from kgen.operators.base import Operator
+
+
+class HostSets(NamedTuple):
+    """The sets of a host run.
+
+    Attributes:
+        cases: In the order of their trial.
+        left_out: Labels of the sets that are too large for it, and what the shortened ones were.
+    """
+
+    cases: list[Case]
+    left_out: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Chooses cases for one problem.
+
+    Attributes:
+        operator: Declares cases, dims and the slab dim.
+        pass_: One of its passes.
+        problem: At full size.
+        seed: Seeds every set that is not fresh.
+        sizes: How large the other sets may be.
+    """
+
+    operator: Operator
+    pass_: Pass
+    problem: Problem
+    seed: int
+    sizes: Sizes = GPU_SIZES
+
+    @property
+    def extents(self) -> Extents:
+        """Chooses the extents of the sets."""
+        return Extents(self.operator, self.pass_, self.problem, self.sizes)
+
+    def trial(self, seed: int, constants: Collection[str]) -> list[Case]:
+        """A fresh small set, one of the hard ones in turn, then the problem itself."""
+        cases = []
+        extents = self.extents
+        quick = extents.reduced(QUICK, self.sizes.quick, constants)
+        if quick or extents.bytes({}) <= self.sizes.small:
+            cases.append(_fresh(quick, seed))
+        hard = [
+            case
+            for case in self._hard(constants)
+            if extents.bytes(dict(case.dims)) <= max(self.sizes.small, extents.bytes({}))
+        ]
+        if hard:
+            cases.append(hard[seed % len(hard)])
+        cases.append(self.whole())
+        return cases
+
+    def certify(self, seed: int, constants: Collection[str]) -> list[Case]:
+        """Everything, cheap sets first, and a fresh set of full size last."""
+        extents = self.extents
+        quick = extents.reduced(QUICK, self.sizes.quick, constants)
+        return [
+            *map(self._ordinary, extents.ragged(constants)),
+            *map(self._ordinary, extents.whole_tiles(constants)),
+            *self._hard(constants),
+            *self._beyond(constants),
+            *(_fresh(quick, seed_of(seed, "fresh", i)) for i in range(self.sizes.fresh)),
+            self.whole(),
+            _fresh({}, seed),
+        ]
+
+    def host(
+        self,
+        seed: int,
+        constants: Collection[str],
+        steady: Sequence[tuple[str, int]] = (),
+        threads: Threads | None = None,
+    ) -> HostSets:
+        """Small sets only: what a CPU that runs every CUDA thread as a fiber gets through.
+
+        All dims that the kernel takes at run time are small; those compiled in stay as they are.
+        One set more goes as far as `steady` says, with all else as small as can be.
+
+        Args:
+            seed: Of the fresh set.
+            constants: Dims that are compile-time constants of the kernel.
+            steady: How far the set of the steady state goes.
+            threads: Threads that a problem takes, of which `Sizes.threads` are allowed; None: few.
+        """
+        extents = self.extents
+        always = [
+            _fresh(extents.reduced(QUICK, self.sizes.quick, constants), seed),
+            *self._steady(steady, constants),
+        ]
+        others = [
+            *map(self._ordinary, extents.ragged(constants)),
+            *map(self._ordinary, extents.whole_tiles(constants, threads)),
+            *self._hard(constants),
+            *self._beyond(constants, threads),
+        ]
+        small = [extents.is_small(dict(case.dims)) for case in others]
+        kept = [*always, *(case for case, fits in zip(others, small, strict=True) if fits)]
+        left_out = [case.label for case, fits in zip(others, small, strict=True) if not fits]
+        return HostSets(kept, [*left_out, *(case.wanted for case in kept if case.shortened)])
+
+    def whole(self) -> Case:
+        """The problem itself."""
+        return self._ordinary({})
+
+    def pool(self) -> list[Case]:
+        """Ordinary inputs of enough elements that their largest error is a stable number: three
+        sets, or one where a row of the slab dim is as many.
+        """
+        extents = self.extents
+        dims = extents.pool()
+        draws = 1 if extents.bytes(dims) > 3 * self.sizes.pool else 3
+        return [
+            Case(NORMAL, tuple(dims.items()), "contiguous", seed_of(self.seed, "pool", i))
+            for i in range(draws)
+        ]
+
+    def _steady(
+        self, steady: Sequence[tuple[str, int]], constants: Collection[str]
+    ) -> Iterator[Case]:
+        if steady:
+            dims = self.extents.steady(steady, constants)
+            shortened = tuple((name, extent) for name, extent in steady if extent != dims[name])
+            yield replace(self._ordinary(dims), shortened=shortened)
+
+    def _hard(self, constants: Collection[str]) -> list[Case]:
+        """The operator's own cases and strided inputs, with few rows if they may be few."""
+        dims = self.extents.reduced(self.sizes.rows, self.sizes.small, constants)
+        hard = [self._case(name, dims) for name in self.operator.cases]
+        if not set(LARGE_CASES) & set(self.operator.cases):
+            hard.append(self._case(LARGE, dims))
+        if any(t.free_strides for t in self.pass_.inputs):
+            hard += [self._ordinary(dims, "strided"), self._ordinary(dims, "odd strides")]
+        if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
+            hard.append(self._ordinary(dims, "permuted"))
+        hard += [self._ordinary(dims, shifted) for shifted in SHIFTED]
+        if self.pass_.scalars:
+            ordinary = self._ordinary(dims)
+            hard.append(replace(ordinary, scalars=other_scalars(self.pass_)))
+            hard.append(replace(ordinary, opposite=True))
+        hard += [self._case(name, dims) for name in (*UNEQUAL, *NANS[:-1])]
+        if weights_of(self.pass_, self.operator.slab_dim):
+            hard.append(self._case(NANS[-1], dims))
+        return hard
+
+    def _beyond(
+        self, constants: Collection[str], threads: Threads | None = None
+    ) -> Iterator[Case]:
+        for dims, shortened in self.extents.beyond(constants, threads):
+            yield replace(self._ordinary(dims), shortened=shortened)
+
+    def _ordinary(self, dims: Dims, layout: Layout = "contiguous") -> Case:
+        return self._case(NORMAL, dims, layout)
+
+    def _case(self, name: str, dims: Dims, layout: Layout = "contiguous") -> Case:
+        # Values do not depend on the layout, so that sets which differ in it alone have one oracle.
+        extents = tuple(dims.items())
+        seed = seed_of(self.seed, name, list(extents), "contiguous")
+        return Case(name, extents, layout, seed)
+
+
+def _fresh(dims: Dims, seed: int) -> Case:
+    return Case(NORMAL, tuple(dims.items()), "contiguous", seed, fresh=True)
+
+
+def other_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
+    """Values beside the defaults, each of which shows in the outputs.
+
+    A kernel that takes no notice of eps, an offset of 0 or a scale of 1 is right with the defaults.
+    One that rounds a product with a scalar is right where the scalar is a power of two.
+    """
+    found = []
+    for place, scalar in enumerate(pass_.scalars):
+        value = 0.6875 + place / 16  # no two the same: one may be used in another's place
+        if value == scalar.default:
+            value += 1 / 32
+        if scalar.above is not None and value <= scalar.above:
+            value = 2.0 * scalar.above
+        found.append((scalar.name, value))
+    return tuple(found)
