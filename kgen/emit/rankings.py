@@ -1,4 +1,8 @@
-"""Write the models that rank configs into a library, one module per operator and GPU."""
+"""Write the models that rank configs into a library, one module per operator and GPU.
+
+Operators of a family learn from the same searches. Where their models are equal, the first operator
+has the model, and the modules of the others name it.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,17 @@ from .._runtime.ranking import Ranking, Tree
 # Version of the interface between this file and the runtime.
 FORMAT = {format}
 '''
+_SAME = '''\
+"""How configs of `{operator}` rank on {gpu}: by the same model as those of `{other}`.
+
+Written by kgen emit --learn-rankings; do not edit.
+"""
+
+# Version of the interface between this file and the runtime.
+FORMAT = {format}
+
+SAME_AS = "{other}"
+'''
 _COLUMNS = 100
 
 
@@ -39,10 +54,14 @@ def write_rankings(
         StorageError: If a file cannot be written.
     """
     root = Path(out_dir)
-    files = {
-        f"{PACKAGE}/{operator}/ranking_{gpu}.py": ranking_module(operator, gpu, passes).encode()
-        for operator, gpus in found.items() for gpu, passes in gpus.items()
-    }
+    files: dict[str, bytes] = {}
+    owners: dict[tuple[str, tuple[tuple[str, Ranking], ...]], str] = {}
+    for operator, gpus in sorted(found.items()):
+        for gpu, passes in gpus.items():
+            owner = owners.setdefault((gpu, tuple(passes.items())), operator)
+            text = (ranking_module(operator, gpu, passes) if owner == operator
+                    else _SAME.format(operator=operator, gpu=gpu, other=owner, format=FORMAT))
+            files[f"{PACKAGE}/{operator}/ranking_{gpu}.py"] = text.encode()
     with locked(root):
         changed = write_all(root, files)
         return tuple(changed + write_all(root, list_file(root, {})))

@@ -86,7 +86,8 @@ def samples(
         gpu: As the library has it.
     """
     found: list[Sample] = []
-    for each in (entry, *relatives(catalogue, entry)):
+    # In one order for all operators of a family, so that they learn the same model.
+    for each in sorted((entry, *relatives(catalogue, entry)), key=lambda e: e.operator.name):
         if (library.folder / each.operator.name / "families.py").exists():
             found += (
                 one for searched in read_searches(each, library.folder.parent)

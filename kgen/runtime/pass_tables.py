@@ -112,8 +112,10 @@ class PassTables:
         name = f"ranking_{gpu.name}"
         if not (self._folder / f"{name}.py").exists():
             return None
-        found: Ranking | None = getattr(
-            checked_module(self.package, name), self.name.upper(), None)
+        module = checked_module(self.package, name)
+        if owner := getattr(module, "SAME_AS", ""):  # another operator of the family has the model
+            module = checked_module(f"{self.library}.{owner}", name)
+        found: Ranking | None = getattr(module, self.name.upper(), None)
         return found
 
     def of_device(self, device: torch.device) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from types import TracebackType
 from typing import TypeVar
 
 from kgen.errors import LaunchError, LaunchRefusedError, VerifyError, WorkerError
@@ -84,12 +83,7 @@ class WorkerHandle:
     def __enter__(self) -> WorkerHandle:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

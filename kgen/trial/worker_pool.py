@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from kgen.errors import WorkerError
 from kgen.model.record import Fate
@@ -42,12 +41,7 @@ class WorkerPool:
     def __enter__(self) -> WorkerPool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.dismiss()
 
     def preload(self, trials: int) -> None:

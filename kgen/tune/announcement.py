@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kgen.errors import StorageError
@@ -108,12 +107,7 @@ class Announcement:
         self._trial_id = storage.create_new_trial(study_id, trial)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Take the call back. What the workers found is in the log of records."""
         if self._joint is None:
             return

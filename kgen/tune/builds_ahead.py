@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import TypeAlias
 
 from kgen.errors import KgenError
@@ -54,12 +53,7 @@ class BuildsAhead:
     def __enter__(self) -> BuildsAhead:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cancel()
 
     def start(self, problem: Problem, configs: Sequence[Config]) -> None:

@@ -6,7 +6,6 @@ import heapq
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import TypeAlias
 
 from kgen.worker import Candidate, TrialOutcome
@@ -33,12 +32,7 @@ class TrialQueue:
     def __enter__(self) -> TrialQueue:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True)
 
     def add(self, place: Place, candidate: Candidate) -> Future[TrialOutcome]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kgen.emit.rankings import ranking_module
+from kgen.emit.rankings import ranking_module, write_rankings
 from kgen.predict.rankings import Sample, ranking_from
 from kgen.predict.trees import Growth
+from kgen.runtime import pass_tables
 from kgen.runtime.gpus import Table
+from kgen.runtime.pass_tables import PassTables
 from kgen.runtime.ranking import Ranking, Tree, features_of
 from kgen.runtime.rows import Call, Family, Gpu, Parameter, Row, SafeRow, always
 from kgen.runtime.selection import RowChoice, candidates, explanation
@@ -200,3 +204,26 @@ def test_a_tuple_of_one_number_is_a_tuple() -> None:
     text = ranking_module("op", "h200", {"backward": one})
     exec(text.replace("from .._runtime.ranking import Ranking, Tree", ""), names)
     assert names["BACKWARD"] == one
+
+
+def test_operators_with_equal_models_have_one_file_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first operator has the model; the library finds that of the other through its name."""
+    own = {"h200": {"forward": RANKING}}
+    other = {"h200": {"forward": RANKING._replace(problems=8)}}
+    write_rankings(tmp_path, {"wkv6": own, "wkv5": own, "rmsnorm": other})
+    modules: dict[tuple[str, str], SimpleNamespace] = {}
+    for path in tmp_path.glob("*/*/ranking_h200.py"):
+        names: dict[str, Any] = {"Ranking": Ranking, "Tree": Tree}
+        text = path.read_text(encoding="utf-8")
+        exec(text.replace("from .._runtime.ranking import Ranking, Tree", ""), names)
+        modules[f"lib.{path.parent.name}", path.stem] = SimpleNamespace(**names)
+    assert not hasattr(modules["lib.wkv6", "ranking_h200"], "FORWARD")
+    monkeypatch.setattr(pass_tables, "checked_module", lambda *name: modules[name])
+    monkeypatch.setattr(
+        PassTables, "_folder", property(lambda self: tmp_path / "kgen_ops" / self.operator))
+    found = {name: PassTables(f"lib.{name}", "forward", name).ranking(GPU)
+             for name in ("wkv5", "wkv6", "rmsnorm")}
+    assert found["wkv5"] == found["wkv6"] == RANKING
+    assert found["rmsnorm"] == other["h200"]["forward"]

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from collections.abc import Sequence
 from ctypes import c_void_p
-from pathlib import Path
 
 import pytest
 import torch
+from host_builds import host_builds, needs_cxx
 from torch import Tensor
 
-from kgen.assets import include_dir
-from kgen.runtime import host
 from kgen.runtime.host import HostModule
 
-SOURCE = Path(__file__).resolve().parent / "host_kernels" / "wkv_scores.cu"
-CXX = os.environ.get("CXX", "g++")
 STEPS, KEYS, HALF = 16, 32, 8
 NAMES = ("r", "k", "d", "read", "back", "u", "inner", "n")
 
-pytestmark = pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no C++ compiler {CXX}")
+pytestmark = needs_cxx
 each_type = pytest.mark.parametrize("kernel", ["scores_fp32", "scores_fp64"])
 
 
-def run_command(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
-    assert "warning" not in done.stderr, done.stderr
-
-
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> HostModule:
-    directory = tmp_path_factory.mktemp("wkv_scores")
-    runtime, out = directory / "runtime.o", directory / "wkv_scores.so"
-    run_command(host.compile_runtime_command(CXX, include_dir(), runtime))
-    run_command(host.compile_module_command(CXX, SOURCE, include_dir(), runtime, out))
-    return HostModule(out)
+def module() -> HostModule:
+    return host_builds().module("wkv_scores")
 
 
 def drawn(weakest: float) -> dict[str, Tensor]:
