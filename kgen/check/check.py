@@ -24,7 +24,7 @@ from kgen.check.errors import (
 from kgen.check.extents import Threads
 from kgen.check.fixture import Admits, Fixture, guard_numbers
 from kgen.check.input_set import InputSet
-from kgen.check.oracle import torch_dtype
+from kgen.check.precision import torch_dtype
 from kgen.check.steps import Step, steps_of
 from kgen.check.verdict import Verdict
 from kgen.model.plan import Workspace

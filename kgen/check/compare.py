@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kgen.check.bounds import Bound
 from kgen.check.buffers import PATTERN
-from kgen.check.oracle import Bound, Reference, Slab, overflow_threshold
+from kgen.check.oracle import Reference, Slab
+from kgen.check.precision import overflow_threshold
 
 
 def scaled_error(y: Tensor, reference: Reference, bound: float) -> Tensor:

@@ -10,35 +10,25 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kgen.check.buffers import Guarded, contiguous_strides, fingerprint, guarded
-from kgen.check.case import NORMAL, SHIFTED, Case, Layout
+from kgen.check.bounds import Bound, combine
+from kgen.check.buffers import Guarded, fingerprint, guarded
+from kgen.check.case import Case
+from kgen.check.drawing import demand_values, drawn_inputs, laid_out
 from kgen.check.hard_values import (
     LARGE_SCALAR,
     UNEQUAL,
-    base_of,
     linear_in,
     opposite_of,
     scalars_times,
-    with_hard_values,
 )
 from kgen.check.input_set import InputSet
-from kgen.check.layouts import gap, output_strides, padded, permuted
-from kgen.check.oracle import (
-    WHOLE,
-    Bound,
-    Oracle,
-    Reference,
-    Slab,
-    combine,
-    rounding_of,
-    slabs,
-    torch_dtype,
-)
+from kgen.check.layouts import output_strides
+from kgen.check.oracle import WHOLE, Oracle, Reference, Slab, slabs
+from kgen.check.precision import rounding_of, torch_dtype
 from kgen.check.schedule import Schedule
 from kgen.check.sizes import GPU_SIZES, HOST_SIZES, Sizes
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
-from kgen.model.signature import Tensor as Declared
 from kgen.operators.base import Operator
 
 _HOST_CACHE_BYTES = 2 * 2**30
@@ -158,7 +148,9 @@ class Fixture:
         Raises:
             VerifyError: If `make_inputs` contradicts the signature.
         """
-        return self._draw(case, problem)
+        return drawn_inputs(
+            self.operator, self.pass_, case, problem, lambda: self._linear_names, self.device
+        )
 
     def spoiled(self, made: InputSet) -> None:
         """Forget a set whose inputs were written."""
@@ -220,11 +212,12 @@ class Fixture:
         base = input_bytes + outputs_bytes
         keep = base + reference_bytes <= self.cache_bytes
         self._make_room(base + (reference_bytes if keep else 0))
-        drawn = self._draw(case, problem)
-        self._demand_values(case, drawn)
+        drawn = self.values(case, problem)
+        demand_values(self.operator, self.pass_, case, drawn)
         inputs = {
-            name: self._guard(
-                t, value, case.layout if case.only in ("", name) else "contiguous", place)
+            name: laid_out(
+                t, value, case.layout if case.only in ("", name) else "contiguous", place,
+                self.device)
             for place, (t, (name, value)) in enumerate(
                 zip(self.pass_.inputs, drawn.items(), strict=True))
         }
@@ -256,29 +249,6 @@ class Fixture:
             case, problem, inputs, outputs, prints, bounds, cached, held, initial, untouched
         )
 
-    def _draw(self, case: Case, problem: Problem) -> dict[str, Tensor]:
-        generator = torch.Generator(device=self.device).manual_seed(case.seed)
-        name = base_of(self.operator, case)
-        drawn = self.operator.make_inputs(
-            self.pass_.name, problem, name, generator, self.device
-        )
-        for t in self.pass_.inputs:
-            value = drawn.get(t.name)
-            shape, dtype = problem.shape(t.dims), torch_dtype(problem.dtype(t.dtype).torch)
-            if value is None or tuple(value.shape) != shape or value.dtype != dtype:
-                got = "nothing" if value is None else f"{value.dtype} {tuple(value.shape)}"
-                raise VerifyError(
-                    f"{self.operator.name}: make_inputs gives {got} for "
-                    f"'{t.name}', the signature declares {dtype} {shape}"
-                )
-        drawn = {t.name: drawn[t.name] for t in self.pass_.inputs}
-        if name != case.name:
-            drawn = with_hard_values(
-                case, drawn, self.pass_, problem, self._linear_names, self.operator.slab_dim,
-                self.operator.signature.packing,
-            )
-        return drawn
-
     @property
     def _linear_names(self) -> frozenset[str]:
         """The inputs and scalars in which all outputs are linear, found when first asked for."""
@@ -287,38 +257,6 @@ class Fixture:
                 self.operator, self.pass_, self.problem, self._asked | self.scalars, self.device
             )
         return self._linear
-
-    def _demand_values(self, case: Case, drawn: Mapping[str, Tensor]) -> None:
-        """Ordinary inputs that are all zero or all NaN cannot tell right from wrong."""
-        if case.name != NORMAL or case.fresh:  # of a trial: as the others, and it would be waited
-            return
-        values = [drawn[t.name] for t in self.pass_.inputs if drawn[t.name].is_floating_point()]
-        values = [value for value in values if value.numel() > 0]
-        for what, is_vacuous in (("NaN", torch.isnan), ("zero", _is_zero)):
-            if values and all(bool(is_vacuous(value).all()) for value in values):
-                raise VerifyError(
-                    f"{self.operator.name}: make_inputs gives nothing but {what} for the case "
-                    f"'{NORMAL}', which every kernel passes or none\n"
-                    "  next: draw random values there"
-                )
-
-    def _guard(
-        self, declared: Declared, value: Tensor, layout: Layout, place: int
-    ) -> Guarded:
-        shape = tuple(value.shape)
-        strides = contiguous_strides(shape)
-        if layout == "permuted":
-            strides = permuted(declared, shape)
-        elif layout in ("strided", "odd strides") and declared.free_strides:
-            pad = gap(value.element_size(), place, layout == "odd strides")
-            strides = padded(declared, shape, pad, layout == "strided")
-        shift = 0
-        if layout in SHIFTED:
-            shift = {"shifted": 1, "shifted 8 bytes": max(1, 8 // value.element_size()),
-                     "shifted 16 bytes": max(1, 16 // value.element_size())}[layout]
-        buffer = guarded(shape, value.dtype, self.device, strides, shift)
-        buffer.tensor.copy_(value)
-        return buffer
 
     def _evaluate(
         self, case: Case, problem: Problem, inputs: Mapping[str, Guarded], keep: bool
@@ -384,7 +322,7 @@ class Fixture:
             pool: dict[str, Bound] = {}
             for case in self.schedule.pool():
                 problem = case.problem(self.problem, self.operator.signature)
-                losses, _ = self._losses(case, problem, self._draw(case, problem), keep=False)
+                losses, _ = self._losses(case, problem, self.values(case, problem), keep=False)
                 what = self._name(case, problem)
                 pool = combine(losses, pool, self.pass_, problem, what, self._rounding)
             self._pool = pool
@@ -430,10 +368,6 @@ def guard_numbers(fixture: Fixture, made: InputSet) -> dict[str, int | str]:
                 tensors[t.name].stride(t.dims.index(dim)) if t.name in tensors else 0
             )
     return numbers
-
-
-def _is_zero(value: Tensor) -> Tensor:
-    return value == 0
 
 
 def _limits(

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from kgen.check.bounds import Bound
 from kgen.check.buffers import Guarded, fingerprint
 from kgen.check.case import Case
-from kgen.check.oracle import Bound, Reference, Slab
+from kgen.check.oracle import Reference, Slab
 from kgen.model.problem import Problem
 
 

@@ -1,4 +1,4 @@
-"""The definition in float64, the magnitude errors are relative to, and the bound on them.
+"""The definition in float64, and the magnitude errors are relative to.
 
 docs/verification.md derives what is computed here.
 """
@@ -12,14 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kgen.check.precision import (
+    overflow_threshold,
+    round_mantissa,
+    rounding_of,
+    smallest_scale,
+    torch_dtype,
+)
 from kgen.errors import VerifyError
 from kgen.model.dtypes import DType
 from kgen.model.problem import Problem
 from kgen.model.signature import Pass
 from kgen.operators.base import Operator
-
-LARGEST_BOUND = 0.5
-"""A bound beyond this lets wrong outputs pass, so that a case with it is a mistake."""
 
 _TEMPORARIES = 10  # float64 tensors alive while a definition and the comparison run, about
 
@@ -40,22 +44,6 @@ class Slab:
 
 
 WHOLE = Slab(None, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """What is allowed of |y - y64| / scale.
-
-    Attributes:
-        bound: Twice `loss`, plus the floor of the output's dtype.
-        loss: What the definition itself loses.
-        eager_error: The error of the definition run in the problem's dtypes; differs from
-            `loss` where that run leaves its dtype's range.
-    """
-
-    bound: float
-    loss: float
-    eager_error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,35 +81,6 @@ def slabs(operator: Operator, pass_: Pass, problem: Problem, budget_bytes: int) 
         yield Slab(dim, start, min(step, extent - start))
 
 
-def floor_of(dtype: torch.dtype) -> float:
-    """Return the part of a bound that any implementation may use up, whatever its inputs.
-
-    One ulp of the output's dtype (the rounding of the result, twice its half ulp), and four ulp
-    of fp32 for the arithmetic before it (hardware's rsqrt, exp and division err by up to two).
-    """
-    return torch.finfo(dtype).eps + 4 * torch.finfo(torch.float32).eps
-
-
-def rounding_of(operator: Operator, problem: Problem) -> DType | None:
-    """Return the dtype that a problem lets its products' operands be rounded to, if any.
-
-    That is a field that no tensor has, with a dtype that only rounds another one.
-    """
-    chosen = [problem.dtype(f.name) for f in operator.signature.rounding_fields()]
-    return max((d for d in chosen if d.rounds), key=lambda d: d.eps, default=None)
-
-
-def round_mantissa(x: Tensor, bits: int) -> Tensor:
-    """Round fp32 to `bits` stored fraction bits, ties away from zero, as tensor cores' TF32 is.
-
-    NaN and Inf are kept; a magnitude near the end of the range may become Inf.
-    """
-    dropped = 23 - bits
-    words = x.view(torch.int32)
-    rounded = (words + (1 << (dropped - 1))) & -(1 << dropped)
-    return torch.where(x.isfinite(), rounded.view(torch.float32), x)
-
-
 def _rounded(inputs: Mapping[str, Tensor], to: DType | None) -> Mapping[str, Tensor]:
     """Round the inputs of the dtype that `to` rounds; None: as they are."""
     if to is None:
@@ -136,24 +95,6 @@ def _rounded(inputs: Mapping[str, Tensor], to: DType | None) -> Mapping[str, Ten
 def _in(dtype: torch.dtype, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert; whole numbers stay as they are."""
     return {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
-
-
-def smallest_scale(dtype: torch.dtype) -> float:
-    """Return the magnitude below which an output's error stops shrinking with the output.
-
-    fp16: the smallest normal number; below it, neighbours are equally far apart. fp32 and bf16:
-    so much that fp32 subnormals may be flushed to zero, as CUDA's fast arithmetic does.
-    """
-    if dtype == torch.float16:
-        return torch.finfo(dtype).tiny
-    return torch.finfo(torch.float32).tiny / floor_of(dtype)
-
-
-def overflow_threshold(dtype: torch.dtype) -> float:
-    """Return the least magnitude that rounds to Inf in a dtype."""
-    info = torch.finfo(dtype)
-    ulp_of_largest = info.eps * 2.0 ** math.floor(math.log2(info.max))
-    return info.max + ulp_of_largest / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,13 +298,6 @@ class Oracle:
         return torch_dtype(problem.dtype(field).torch)
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """Look up `bfloat16` and the like."""
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
 def default_scale(y: Tensor) -> Tensor:
     """Return max(|y|, rms of y over its last dim); NaN and Inf count as 0 in the rms."""
     magnitude = torch.where(y.isfinite(), y, 0.0).abs()
@@ -399,42 +333,3 @@ def reference_of(y64: Tensor, scale: Tensor, dtype: torch.dtype) -> Reference:
     near_end = ~(y64.abs() < torch.finfo(dtype).max / 2)  # true for NaN, too
     special = near_end if bool(near_end.any()) else None
     return Reference(high, low, inverse64.float(), special)
-
-
-def combine(
-    losses: Mapping[str, tuple[float, float]],
-    pool: Mapping[str, Bound],
-    pass_: Pass,
-    problem: Problem,
-    what: str,
-    rounding: DType | None = None,
-) -> dict[str, Bound]:
-    """Turn the losses of an input set, with those of the pool, into bounds.
-
-    Args:
-        losses: Per output (eager, ranged) as in `Evaluation`, largest over the slabs.
-        pool: Bounds of the problem's ordinary inputs; empty while they are being made.
-        pass_: Declares the results.
-        problem: Gives their dtypes.
-        what: Names the inputs in an error.
-        rounding: What operands of products may be rounded to; its ulp is added to the floor.
-    Raises:
-        VerifyError: If the bound would be so wide that it says nothing.
-    """
-    bounds: dict[str, Bound] = {}
-    for t in pass_.results:
-        eager, ranged = losses[t.name]
-        loss = min(eager, ranged)
-        if t.name in pool:
-            loss = max(loss, pool[t.name].loss)
-        bound = 2 * loss + floor_of(torch_dtype(problem.dtype(t.dtype).torch))
-        bound += rounding.eps if rounding is not None else 0.0
-        if not bound <= LARGEST_BOUND:
-            raise VerifyError(
-                f"{what}: the definition itself loses {loss:.3g} of the scale of '{t.name}'\n"
-                f"  eager in the problem's dtypes {eager:.3g}, with fp32's range {ranged:.3g}; "
-                f"a bound above {LARGEST_BOUND} would tell nothing\n"
-                "  give the operator a `scale` that knows its cancellation, or milder inputs"
-            )
-        bounds[t.name] = Bound(bound, loss, eager if math.isfinite(eager) else loss)
-    return bounds

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kgen.check.fixture import Fixture
-from kgen.check.oracle import floor_of, round_mantissa, rounding_of
+from kgen.check.precision import floor_of, round_mantissa, rounding_of
 from kgen.errors import ProblemError
 from kgen.model.dtypes import DTYPES
 from kgen.model.problem import parse_problem

@@ -14,21 +14,12 @@ from torch import Tensor
 
 from kgen.catalogue import open_catalogue
 from kgen.check import Case, Fixture, verify
+from kgen.check.bounds import Bound
 from kgen.check.buffers import GUARD_BYTES, contiguous_strides, fingerprint, guarded
 from kgen.check.compare import explain, scaled_error
 from kgen.check.errors import mean_errors, scaled_errors
-from kgen.check.oracle import (
-    Bound,
-    Reference,
-    Slab,
-    default_scale,
-    floor_of,
-    overflow_threshold,
-    reference_of,
-    slabs,
-    smallest_scale,
-    torch_dtype,
-)
+from kgen.check.oracle import Reference, Slab, default_scale, reference_of, slabs
+from kgen.check.precision import floor_of, overflow_threshold, smallest_scale, torch_dtype
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem, parse_problem, with_dims
 from kgen.model.signature import Dim, DTypeField, Pass, Signature

@@ -1,0 +1,71 @@
+"""The bound on the errors of each output, from what the definition itself loses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kgen.check.precision import floor_of, torch_dtype
+from kgen.errors import VerifyError
+from kgen.model.dtypes import DType
+from kgen.model.problem import Problem
+from kgen.model.signature import Pass
+
+LARGEST_BOUND = 0.5
+"""A bound beyond this lets wrong outputs pass, so that a case with it is a mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What is allowed of |y - y64| / scale.
+
+    Attributes:
+        bound: Twice `loss`, plus the floor of the output's dtype.
+        loss: What the definition itself loses.
+        eager_error: The error of the definition run in the problem's dtypes; differs from
+            `loss` where that run leaves its dtype's range.
+    """
+
+    bound: float
+    loss: float
+    eager_error: float
+
+
+def combine(
+    losses: Mapping[str, tuple[float, float]],
+    pool: Mapping[str, Bound],
+    pass_: Pass,
+    problem: Problem,
+    what: str,
+    rounding: DType | None = None,
+) -> dict[str, Bound]:
+    """Turn the losses of an input set, with those of the pool, into bounds.
+
+    Args:
+        losses: Per output (eager, ranged) as in `Evaluation`, largest over the slabs.
+        pool: Bounds of the problem's ordinary inputs; empty while they are being made.
+        pass_: Declares the results.
+        problem: Gives their dtypes.
+        what: Names the inputs in an error.
+        rounding: What operands of products may be rounded to; its ulp is added to the floor.
+    Raises:
+        VerifyError: If the bound would be so wide that it says nothing.
+    """
+    bounds: dict[str, Bound] = {}
+    for t in pass_.results:
+        eager, ranged = losses[t.name]
+        loss = min(eager, ranged)
+        if t.name in pool:
+            loss = max(loss, pool[t.name].loss)
+        bound = 2 * loss + floor_of(torch_dtype(problem.dtype(t.dtype).torch))
+        bound += rounding.eps if rounding is not None else 0.0
+        if not bound <= LARGEST_BOUND:
+            raise VerifyError(
+                f"{what}: the definition itself loses {loss:.3g} of the scale of '{t.name}'\n"
+                f"  eager in the problem's dtypes {eager:.3g}, with fp32's range {ranged:.3g}; "
+                f"a bound above {LARGEST_BOUND} would tell nothing\n"
+                "  give the operator a `scale` that knows its cancellation, or milder inputs"
+            )
+        bounds[t.name] = Bound(bound, loss, eager if math.isfinite(eager) else loss)
+    return bounds

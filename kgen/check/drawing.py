@@ -1,0 +1,114 @@
+"""The inputs of a case: drawn, and laid out in guarded buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from kgen.check.buffers import Guarded, contiguous_strides, guarded
+from kgen.check.case import NORMAL, SHIFTED, Case, Layout
+from kgen.check.hard_values import base_of, with_hard_values
+from kgen.check.layouts import gap, padded, permuted
+from kgen.check.precision import torch_dtype
+from kgen.errors import VerifyError
+from kgen.model.problem import Problem
+from kgen.model.signature import Pass
+from kgen.model.signature import Tensor as Declared
+from kgen.operators.base import Operator
+
+
+def drawn_inputs(
+    operator: Operator,
+    pass_: Pass,
+    case: Case,
+    problem: Problem,
+    linear_names: Callable[[], frozenset[str]],
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Draw the inputs of a case, by name.
+
+    Args:
+        operator: Draws them.
+        pass_: One of its passes.
+        case: Says which values they have.
+        problem: Of the set.
+        linear_names: The inputs and scalars in which all outputs are linear; asked if the case
+            needs them.
+        device: Where kernels run.
+    Raises:
+        VerifyError: If `make_inputs` contradicts the signature.
+    """
+    generator = torch.Generator(device=device).manual_seed(case.seed)
+    name = base_of(operator, case)
+    drawn = operator.make_inputs(pass_.name, problem, name, generator, device)
+    for t in pass_.inputs:
+        value = drawn.get(t.name)
+        shape, dtype = problem.shape(t.dims), torch_dtype(problem.dtype(t.dtype).torch)
+        if value is None or tuple(value.shape) != shape or value.dtype != dtype:
+            got = "nothing" if value is None else f"{value.dtype} {tuple(value.shape)}"
+            raise VerifyError(
+                f"{operator.name}: make_inputs gives {got} for "
+                f"'{t.name}', the signature declares {dtype} {shape}"
+            )
+    drawn = {t.name: drawn[t.name] for t in pass_.inputs}
+    if name != case.name:
+        drawn = with_hard_values(
+            case, drawn, pass_, problem, linear_names(), operator.slab_dim,
+            operator.signature.packing,
+        )
+    return drawn
+
+
+def demand_values(
+    operator: Operator, pass_: Pass, case: Case, drawn: Mapping[str, Tensor]
+) -> None:
+    """Ordinary inputs that are all zero or all NaN cannot tell right from wrong.
+
+    Raises:
+        VerifyError: If they are.
+    """
+    if case.name != NORMAL or case.fresh:  # of a trial: as the others, and it would be waited
+        return
+    values = [drawn[t.name] for t in pass_.inputs if drawn[t.name].is_floating_point()]
+    values = [value for value in values if value.numel() > 0]
+    for what, is_vacuous in (("NaN", torch.isnan), ("zero", _is_zero)):
+        if values and all(bool(is_vacuous(value).all()) for value in values):
+            raise VerifyError(
+                f"{operator.name}: make_inputs gives nothing but {what} for the case "
+                f"'{NORMAL}', which every kernel passes or none\n"
+                "  next: draw random values there"
+            )
+
+
+def laid_out(
+    declared: Declared, value: Tensor, layout: Layout, place: int, device: torch.device
+) -> Guarded:
+    """Copy an input into a guarded buffer.
+
+    Args:
+        declared: The input.
+        value: Its value.
+        layout: Of the buffer.
+        place: Among the inputs; those of different places have different gaps between rows.
+        device: Where kernels run.
+    """
+    shape = tuple(value.shape)
+    strides = contiguous_strides(shape)
+    if layout == "permuted":
+        strides = permuted(declared, shape)
+    elif layout in ("strided", "odd strides") and declared.free_strides:
+        pad = gap(value.element_size(), place, layout == "odd strides")
+        strides = padded(declared, shape, pad, layout == "strided")
+    shift = 0
+    if layout in SHIFTED:
+        shift = {"shifted": 1, "shifted 8 bytes": max(1, 8 // value.element_size()),
+                 "shifted 16 bytes": max(1, 16 // value.element_size())}[layout]
+    buffer = guarded(shape, value.dtype, device, strides, shift)
+    buffer.tensor.copy_(value)
+    return buffer
+
+
+def _is_zero(value: Tensor) -> Tensor:
+    return value == 0
