@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kgen.model.problem import Problem
 from kgen.model.signature import Dim, DTypeField, Pass, Scalar, Signature, Tensor
+from kgen.operators._rmsnorm_peers import peers
 from kgen.operators._shared import case_factor, moved_bytes
 from kgen.operators.base import Cost, Gradients, Operator
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import torch
 
     Tensors = Mapping[str, torch.Tensor]
-    Peer = Callable[[Tensors, Mapping[str, float]], object]
 
 EPS = 1e-6
 
@@ -257,109 +256,6 @@ def cost(pass_name: str, problem: Problem) -> Cost:
         flops = (0 if saved else 2) + 7 + 3 * weighted + added
     moved = moved_bytes(SIGNATURE.pass_named(pass_name), problem)
     return Cost(bytes=moved, flops=flops * m * n)
-
-
-def peers(pass_name: str) -> dict[str, Peer]:
-    """F.rms_norm, torch.compile of a model's code, and Liger's kernels if they are installed.
-
-    A residual is added as in a model without a fused kernel. Backward: the gradients of the same
-    functions by autograd. The forward pass runs once per input set, outside of the timed calls.
-    """
-    import torch
-    import torch.nn.functional as F  # noqa: N812 - torch's own custom
-
-    def eager(
-        x: torch.Tensor,
-        w: torch.Tensor | None,
-        added: torch.Tensor | None,
-        eps: float,
-        offset: float,
-    ) -> object:
-        h = x if added is None else x + added
-        if w is not None:
-            w = (w + offset if offset else w).to(x.dtype)
-        y = F.rms_norm(h, (h.shape[-1],), w, eps)
-        return y if added is None else (y, h)
-
-    def model_code(
-        x: torch.Tensor,
-        w: torch.Tensor | None,
-        added: torch.Tensor | None,
-        eps: float,
-        offset: float,
-    ) -> object:
-        h = x if added is None else x + added
-        wide = h.float()
-        y = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
-        if w is not None:
-            y = y * (offset + w.float())
-        return y.to(x.dtype) if added is None else (y.to(x.dtype), h)
-
-    # After a number of recompilations Dynamo silently runs a function eagerly. With many problems
-    # in one process, the "compiled" peer would be timed as eager.
-    torch._dynamo.reset()
-    functions: dict[str, Callable[..., object]] = {
-        "eager": eager,
-        "torch.compile": torch.compile(model_code, dynamic=False),
-    }
-    if torch.cuda.is_available() and importlib.util.find_spec("liger_kernel"):
-        functions["liger"] = _liger
-    wrap = _differentiated if pass_name == "backward" else _applied
-    return {name: wrap(function) for name, function in functions.items()}
-
-
-def _liger(
-    x: torch.Tensor, w: torch.Tensor, added: torch.Tensor | None, eps: float, offset: float
-) -> object:
-    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
-    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-
-    # Not in place: that would overwrite dy, which is timed again.
-    if added is None:
-        return LigerRMSNormFunction.apply(x, w, eps, offset, "llama", False)
-    return LigerFusedAddRMSNormFunction.apply(x, added, w, eps, offset, "llama", False)
-
-
-def _applied(function: Callable[..., object]) -> Peer:
-    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
-        return function(
-            inputs["x"], inputs.get("w"), inputs.get("residual"), scalars["eps"], scalars["offset"]
-        )
-
-    return peer
-
-
-def _differentiated(function: Callable[..., object]) -> Peer:
-    """A peer that computes the gradients of a function of x, w and a residual.
-
-    If h has a gradient, the function gets x as h and zeros as the residual.
-    """
-    import torch
-
-    # A compiled backward pass may otherwise reuse the saved tensors' memory, and run only once.
-    torch._functorch.config.donated_buffer = False
-    graphs: dict[int, tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]] = {}
-
-    def graph_of(
-        inputs: Tensors, scalars: Mapping[str, float]
-    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
-        key = inputs["x"].data_ptr()
-        if key not in graphs:
-            x = inputs["x"].detach().requires_grad_()
-            w = inputs["w"].detach().requires_grad_() if "w" in inputs else None
-            added = torch.zeros_like(x) if "dh" in inputs else None
-            with torch.enable_grad():
-                y = function(x, w, added, scalars["eps"], scalars["offset"])
-            outputs = y if isinstance(y, tuple) else (y,)
-            graphs[key] = (outputs, [x] if w is None else [x, w])
-        return graphs[key]
-
-    def peer(inputs: Tensors, scalars: Mapping[str, float]) -> object:
-        outputs, wanted = graph_of(inputs, scalars)
-        given = [inputs[name] for name in ("dy", "dh") if name in inputs]
-        return torch.autograd.grad(outputs, wanted, given, retain_graph=True)
-
-    return peer
 
 
 DOC = """\
