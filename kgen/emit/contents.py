@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kgen.emit.emit import PACKAGE, no_library
 from kgen.emit.files import locked
+from kgen.emit.published import PACKAGE, no_library
 from kgen.emit.state import read_safe, read_tables
 from kgen.errors import RecordError
 from kgen.runtime.integrity import MANIFEST, IntegrityError, damages, listed_files

@@ -6,21 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import kgen
-from kgen.assets import builtin_root, licence_file
 from kgen.build import Compiler
 from kgen.catalogue import Entry
 from kgen.emit import python
+from kgen.emit.common_files import list_file, package_files, shared_files
 from kgen.emit.families import family_states, template_files
 from kgen.emit.files import locked, remove, write_all
-from kgen.emit.functions import function_name
+from kgen.emit.published import PACKAGE, no_library, operator_names, tuned
 from kgen.emit.renewal import Renewal, StaleRow, renewed
 from kgen.emit.row_states import gpu_state, row_state, safe_state
 from kgen.emit.state import (
-    RowState,
     TableState,
     read_safe,
-    read_table,
     read_tables,
     safe_text,
     table_text,
@@ -28,24 +25,17 @@ from kgen.emit.state import (
 from kgen.emit.stubs import stub_module
 from kgen.emit.untuned import untuned_safe_kernels
 from kgen.emit.unused_files import (
-    COPIED,
-    RUNTIME_SUFFIXES,
     old_headers,
     old_modules,
     old_templates,
     orphans,
 )
 from kgen.emit.values import SafeKernel, Winner
-from kgen.errors import CatalogueError
 from kgen.model.gpu import GpuProfile
 from kgen.model.rule_tree import LearntRule
 from kgen.operators.base import Operator
 from kgen.runtime.families import TEMPLATES
-from kgen.runtime.integrity import MANIFEST, digest_of_files, listed_files, manifest_text
-
-PACKAGE = "kgen_ops"
-LICENCE = "LICENSE"
-_HEADER_SUFFIXES = (".cuh", ".hpp", ".cpp", ".h")
+from kgen.runtime.integrity import digest_of_files, listed_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +132,7 @@ def rewrite(
         StorageError, RecordError: As `emit`.
     """
     root = Path(out_dir)
-    operators = {name: operator_named(name) for name in _names(root)}
+    operators = {name: operator_named(name) for name in operator_names(root)}
     return _write(root, operators, (), (), Path(include_dir))
 
 
@@ -169,7 +159,7 @@ def renew(
     new = [entry for entry in added
            if not read_tables(root / PACKAGE / entry.operator.name / "tables")]
     names = {entry.operator.name for entry in new}
-    known = {name: entry_named(name) for name in _names(root) if name not in names}
+    known = {name: entry_named(name) for name in operator_names(root) if name not in names}
     safe = [kernel for entry in new for kernel in untuned_safe_kernels(entry, Path(include_dir))]
     entries = [*known.values(), *new]
 
@@ -179,43 +169,6 @@ def renew(
 
     return _write(root, {entry.operator.name: entry.operator for entry in entries}, (), safe,
                   Path(include_dir), renewals=renewals, entries=entries)
-
-
-def _names(root: Path) -> list[str]:
-    names = [path.parent.name for path in sorted((root / PACKAGE).glob("*/safe.yaml"))]
-    if not names:
-        raise no_library(root, "--out")
-    return names
-
-
-def published_table(out_dir: str | Path, operator: str, gpu: str) -> TableState:
-    """Read the rows and rules of an operator on a GPU.
-
-    Raises:
-        CatalogueError: If the operator was not tuned on the GPU.
-        RecordError: If the file is not what kgen wrote.
-    """
-    path = Path(out_dir) / PACKAGE / operator / "tables" / f"{gpu}.yaml"
-    if not path.exists():
-        raise CatalogueError(f"{operator} was not tuned for {gpu}: there is no {path}\n"
-                             f"  run: kgen tune --op {operator} --gpu {gpu}")
-    return read_table(path)
-
-
-def published_rows(out_dir: str | Path, operator: str, gpu: str) -> tuple[RowState, ...]:
-    """Read the rows of an operator on a GPU; none if it has no table for the GPU.
-
-    Raises:
-        RecordError: If the file is not what kgen wrote.
-    """
-    path = Path(out_dir) / PACKAGE / operator / "tables" / f"{gpu}.yaml"
-    return read_table(path).rows if path.exists() else ()
-
-
-def no_library(root: Path, option: str) -> CatalogueError:
-    """Return the error for a folder without a library; `option` is the option that named it."""
-    return CatalogueError(f"there is no library in {root}: it has no {PACKAGE}/\n"
-                          f"  kgen tune --out writes one; pass its folder with {option}")
 
 
 def _write(
@@ -239,11 +192,11 @@ def _write(
                         for file, content in (renewed_here.files if renewed_here else {}).items()}
             modules |= _operator_files(library / name, operator, mine, fallbacks, rules or {},
                                        renewed_here, is_whole)
-        files = {**_shared_files(include_dir), **kernels, **modules}
+        files = {**shared_files(include_dir), **kernels, **modules}
         # The list of files is written with the tables, after the kernels: a process that is killed
         # before the end leaves a library that loads.
         changed = write_all(root, {**files, **list_file(root, files)})
-        changed += write_all(root, _package_files(root))
+        changed += write_all(root, package_files(root))
         removed = [path for name in operators for path in orphans(library / name)]
         if renewal:
             removed += old_headers(library, include_dir)
@@ -256,7 +209,7 @@ def _write(
             remove(unused)
             removed += unused
         changed += write_all(root, list_file(root, {}))
-        return Emitted(root, tuple(sorted(_tuned(library))), tuple(dict.fromkeys(changed)),
+        return Emitted(root, tuple(sorted(tuned(library))), tuple(dict.fromkeys(changed)),
                        tuple(sorted(str(path.relative_to(root)) for path in removed)),
                        tuple(row for found in renewal.values() for row in found.stale),
                        sum(found.kept for found in renewal.values()),
@@ -321,21 +274,6 @@ def _operator_files(
     return {f"{PACKAGE}/{operator.name}/{path}": text.encode() for path, text in texts.items()}
 
 
-def _shared_files(include_dir: Path) -> dict[str, bytes]:
-    files: dict[str, bytes] = {f"{PACKAGE}/py.typed": b"",
-                               f"{PACKAGE}/{LICENCE}": licence_file().read_bytes()}
-    # By their paths, because importing adapters and modules would import torch.
-    kgen_folder = Path(kgen.__path__[0])
-    for name, folder in COPIED.items():
-        for path in sorted((kgen_folder / folder).iterdir()):
-            if path.suffix in RUNTIME_SUFFIXES:
-                files[f"{PACKAGE}/{name}/{path.name}"] = path.read_bytes()
-    for path in sorted(include_dir.rglob("*")):
-        if path.suffix in _HEADER_SUFFIXES:
-            files[f"{PACKAGE}/_include/{path.relative_to(include_dir)}"] = path.read_bytes()
-    return files
-
-
 def _family_files(library: Path, entries: Iterable[Entry]) -> dict[str, bytes]:
     """The families of operators, of the rows that the library has, and their templates."""
     include = library / "_include"
@@ -350,53 +288,3 @@ def _family_files(library: Path, entries: Iterable[Entry]) -> dict[str, bytes]:
         files |= {f"{PACKAGE}/{TEMPLATES}/{name}": content
                   for name, content in template_files(entry, families).items()}
     return files
-
-
-def list_file(root: Path, coming: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The list of the library's files, including those that are about to be written."""
-    library = root / PACKAGE
-    files = {name: (library / name).read_bytes() for name in listed_files(library)
-             if f"{PACKAGE}/{name}" not in coming}
-    files |= {name.removeprefix(f"{PACKAGE}/"): data for name, data in coming.items()}
-    return {f"{PACKAGE}/{MANIFEST}": manifest_text(files).encode()}
-
-
-def _package_files(root: Path) -> dict[str, bytes]:
-    tuned = _tuned(root / PACKAGE)
-    functions = {
-        name: [function_name(name, pass_name) for pass_name in passes]
-        for name, (passes, _) in tuned.items()
-    }
-    gpus = {name: tables for name, (_, tables) in tuned.items()}
-    own = {path.stem for path in builtin_root().operators.glob("*.py")}
-    files = python.project_files(gpus, _example(root / PACKAGE, sorted(tuned)),
-                                 only_own=own.issuperset(tuned))
-    files[f"{PACKAGE}/__init__.py"] = python.package_module(functions)
-    files[f"{PACKAGE}/selftest.py"] = python.selftest_module()
-    return {path: text.encode() for path, text in files.items()}
-
-
-def _tuned(library: Path) -> dict[str, tuple[list[str], list[str]]]:
-    """Operators in a library by name -> (passes, GPUs), from their state files."""
-    found: dict[str, tuple[list[str], list[str]]] = {}
-    for path in sorted(library.glob("*/safe.yaml")):
-        tables = read_tables(path.parent / "tables")
-        passes = dict.fromkeys(s.pass_name for s in read_safe(path))
-        passes |= dict.fromkeys(row.pass_name for t in tables.values() for row in t.rows)
-        found[path.parent.name] = (
-            sorted(passes, key=lambda name: (name != "forward", name)),
-            [gpu if not table.rows or any(row.is_measured for row in table.rows)
-             else f"{gpu} (predicted)" for gpu, table in tables.items()],
-        )
-    return found
-
-
-def _example(library: Path, operators: Sequence[str]) -> str:
-    """Arguments for `explain` in the README: the first measured row."""
-    for name in operators:
-        for table in read_tables(library / name / "tables").values():
-            for row in table.rows:
-                dims = ", ".join(f"{dim}={extent}" for dim, extent in row.dims)
-                dtypes = ", ".join(f'{field}="{dtype}"' for field, dtype in row.dtypes)
-                return f'"{name}", {dims}, {dtypes}'
-    return '"<operator>", ...'

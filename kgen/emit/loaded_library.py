@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kgen.emit.emit import PACKAGE, no_library
+from kgen.emit.published import PACKAGE, no_library
 from kgen.errors import CatalogueError, ProblemError, suggest
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile

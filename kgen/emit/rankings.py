@@ -10,8 +10,9 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kgen.emit.emit import PACKAGE, list_file
+from kgen.emit.common_files import list_file
 from kgen.emit.files import locked, write_all
+from kgen.emit.published import PACKAGE
 from kgen.runtime.ranking import Ranking
 from kgen.runtime.rows import FORMAT
 

@@ -106,7 +106,7 @@ def test_an_interrupted_emission_leaves_what_loads(
     def interrupted(root: Path) -> dict[str, bytes]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("kgen.emit.emit"), "_package_files", interrupted)
+    monkeypatch.setattr(importlib.import_module("kgen.emit.emit"), "package_files", interrupted)
     table = library / "rmsnorm" / "tables" / "host.py"
     before = table.read_bytes()
     with pytest.raises(KeyboardInterrupt):
