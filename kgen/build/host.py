@@ -48,7 +48,7 @@ class HostCompiler(CachingCompiler):
             cache: Where results are stored.
             jobs: Concurrent compilations.
             limits: Of each compilation.
-            sanitize: Build executables for `kgen.runtime.host.run_job` (kind `exe`) instead of
+            sanitize: Build executables for `kgen.launch.host_jobs.run_job` (kind `exe`) instead of
                 modules (kind `so`).
         Raises:
             ToolchainError: If a tool or the host layer is missing.

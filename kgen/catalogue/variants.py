@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from kgen.catalogue.bodies import Alignment, Body, LaunchText, RuleText
-from kgen.catalogue.kernels import FLOAT, INT64, KIND_TEXT, POINTER, Kernel, kernels_of
+from kgen.catalogue.bodies import Alignment, Body, RuleText
+from kgen.catalogue.launch_reader import LaunchReader, PassNames
 from kgen.catalogue.lets import Scope, value_of
 from kgen.catalogue.yaml_tree import Tree
-from kgen.errors import CatalogueError, suggest
+from kgen.errors import suggest
 from kgen.model.config import Config, Value
 from kgen.model.dtypes import DTYPES
-from kgen.model.expr import Expr, base_names, inlined, parse_expr
+from kgen.model.expr import Expr, parse_expr
 from kgen.model.gpu import GPU_EXPR_NAMES
 from kgen.model.signature import Pass, Signature, Tensor
-from kgen.model.space import LaunchSpec, Param, Rule, Variant, WorkspaceSpec
+from kgen.model.space import Param, Rule, Variant, WorkspaceSpec
 from kgen.runtime.spelling import spell
 
 
@@ -31,19 +31,9 @@ class PassReader:
         shown_as: str = "",
     ) -> None:
         self.pass_name = pass_.name
-        self.dims = [d.name for d in signature.dims]
-        self.tensors = {t.name: t for t in pass_.tensors}
-        self.scalars = [s.name for s in pass_.scalars]
-        self.strides = [f"{t.name}_stride_{d}" for t in pass_.tensors for d in t.free_strides]
-        self.itemsizes = {f.name: f.itemsize_name for f in signature.dtypes}
-        self.problem_names = [
-            *self.dims,
-            *(f.name for f in signature.choices),
-            *self.itemsizes.values(),
-        ]
+        self.names = PassNames.of(signature, pass_)
         self.settings = settings
-        self.templates = templates
-        self.shown_as = shown_as
+        self.launches = LaunchReader(pass_.name, self.names, settings, templates, shown_as)
 
     def variant(
         self, name: str, body: Body, outer: Mapping[str, Tree], used: set[tuple[str, int]]
@@ -65,11 +55,12 @@ class PassReader:
                 raise body.tree.fail(f"'{key}' is missing\n  required: doc, params, launch")
         lets = {**outer, **body.lets}
         params = self._params(body.params, lets)
-        static = [*self.problem_names, *(p.name for p in params), *GPU_EXPR_NAMES]
-        at_call = [*static, *self.strides, *(f"{t}_ptr" for t in self.tensors)]
+        static = [*self.names.of_problem, *(p.name for p in params), *GPU_EXPR_NAMES]
+        at_call = [*static, *self.names.strides, *(f"{t}_ptr" for t in self.names.tensors)]
         scope = Scope(lets, self.settings, static, at_call)
         workspaces = self._workspaces(body.workspaces, scope)
-        self._check_lets(lets, [*at_call, *self.tensors, *self.scalars, *body.workspaces])
+        taken = [*at_call, *self.names.tensors, *self.names.scalars, *body.workspaces]
+        self._check_lets(lets, taken)
         constants = self._constants(body.single.get("constants"))
         config = config_reader(name, params)
         safe = config(body.single["safe"]) if "safe" in body.single else None
@@ -82,7 +73,9 @@ class PassReader:
                 "a variant with 'safe' must be correct for every problem and call, so it can have "
                 "neither 'constants' nor 'guard' or 'aligned'"
             )
-        launches = self._launches(name, body, scope, [w.name for w in workspaces], params)
+        launches = self.launches.read(
+            name, body, scope, [w.name for w in workspaces], [p.name for p in params]
+        )
         if safe is not None and any(launch.pdl for launch in launches):
             raise body.single["safe"].fail(
                 "a variant with 'safe' must run on every GPU, so no launch of it can have 'pdl'\n"
@@ -120,13 +113,13 @@ class PassReader:
         """Read `steady: {T: stages * chunk}`: how far a proof must go."""
         extents = tree.mapping() if tree is not None else {}
         for name, extent in extents.items():
-            if name not in self.dims:
-                raise extent.fail_at_key(f"'{name}' is no dim\n  {suggest(name, self.dims)}")
+            if name not in self.names.dims:
+                raise extent.fail_at_key(f"'{name}' is no dim\n  {suggest(name, self.names.dims)}")
         return tuple((name, scope.expr(extent)) for name, extent in extents.items())
 
     def _params(self, trees: Mapping[str, Tree], lets: Mapping[str, Tree]) -> tuple[Param, ...]:
         params = []
-        taken = {*self.problem_names, *GPU_EXPR_NAMES, *self.settings}
+        taken = {*self.names.of_problem, *GPU_EXPR_NAMES, *self.settings}
         for name, tree in trees.items():
             if not name.isidentifier() or name in taken:
                 raise tree.fail(
@@ -153,8 +146,9 @@ class PassReader:
     def _constants(self, tree: Tree | None) -> tuple[str, ...]:
         items = tree.sequence() if tree is not None else []
         for item in items:
-            if item.text() not in self.dims:
-                raise item.fail(f"'{item.text()}' is no dim\n  {suggest(item.text(), self.dims)}")
+            if item.text() not in self.names.dims:
+                hint = suggest(item.text(), self.names.dims)
+                raise item.fail(f"'{item.text()}' is no dim\n  {hint}")
         return tuple(item.text() for item in items)
 
     def _workspaces(self, trees: Mapping[str, Tree], scope: Scope) -> tuple[WorkspaceSpec, ...]:
@@ -165,17 +159,17 @@ class PassReader:
             stored = [known for known, d in DTYPES.items() if not d.rounds]
             if dtype not in stored:
                 raise entries["dtype"].fail(f"unknown dtype '{dtype}'\n  {suggest(dtype, stored)}")
-            if name in (*self.tensors, *self.dims, *self.scalars):
+            if name in (*self.names.tensors, *self.names.dims, *self.names.scalars):
                 raise entries["name"].fail(f"'{name}' already names an argument")
             found.append(WorkspaceSpec(name, dtype, scope.expr(entries["elements"])))
         return tuple(found)
 
     def _aligned(self, name: str, given: Alignment, scope: Scope) -> Rule:
         """The guard of an alignment."""
-        if name not in self.tensors:
-            hint = suggest(name, self.tensors)
+        if name not in self.names.tensors:
+            hint = suggest(name, self.names.tensors)
             raise given.tree.fail_at_key(f"'{name}' is no tensor of this pass\n  {hint}")
-        tensor = self.tensors[name]
+        tensor = self.names.tensors[name]
         least = scope.expr(given.tree).text
         itemsize = self._itemsize(tensor)
         if given.in_elements:
@@ -192,136 +186,7 @@ class PassReader:
         return Rule(parse_expr(" and ".join(parts)), why, given.tree.where)
 
     def _itemsize(self, tensor: Tensor) -> str:
-        return self.itemsizes.get(tensor.dtype) or str(DTYPES[tensor.dtype].itemsize)
-
-    def _launches(
-        self,
-        name: str,
-        body: Body,
-        scope: Scope,
-        workspaces: Sequence[str],
-        params: Sequence[Param],
-    ) -> tuple[LaunchSpec, ...]:
-        kernels: Mapping[str, Kernel] | None = None
-        file = f"{self.pass_name}_{name}.cu.jinja"
-        if self.templates is not None:
-            path = self.templates / file
-            if not path.is_file():
-                raise CatalogueError(
-                    f"{body.tree.where}: variant '{name}' has no template\n  expected: {path}"
-                )
-            kernels = kernels_of(path, self.settings, self.shown_as and f"{self.shown_as}/{file}")
-        launches = tuple(
-            self._launch(launch, scope, workspaces, [p.name for p in params], kernels)
-            for launch in body.plan
-        )
-        for kernel in (kernels or {}).values():
-            if kernel.name not in [launch.kernel for launch in launches]:
-                raise body.tree.fail(
-                    f"variant '{name}' does not launch kernel '{kernel.name}' of its template\n"
-                    f"  declared at {kernel.where}; launch it, or take it out"
-                )
-        return launches
-
-    def _launch(
-        self,
-        launch: LaunchText,
-        scope: Scope,
-        workspaces: Sequence[str],
-        params: Sequence[str],
-        kernels: Mapping[str, Kernel] | None,
-    ) -> LaunchSpec:
-        kernel, entries = launch.kernel.text(), launch.entries
-        for key in ("grid", "block"):
-            if key not in entries:
-                raise launch.kernel.fail(
-                    f"launch '{kernel}' has no '{key}'\n  required: kernel, grid, block"
-                )
-        declared = None
-        if kernels is not None:
-            if kernel not in kernels:
-                raise launch.kernel.fail(
-                    f"the template has no kernel '{kernel}'\n  {suggest(kernel, kernels)}"
-                )
-            declared = kernels[kernel]
-        return LaunchSpec(
-            kernel=kernel,
-            grid=_extents(entries["grid"], scope),
-            block=_extents(entries["block"], scope),
-            smem=scope.expr(entries["smem"]) if "smem" in entries else parse_expr(0),
-            args=self._args(launch, scope, workspaces, params, declared),
-            pdl=_of_params(entries.get("pdl"), params, scope, kernel),
-            coresident=declared is not None and declared.has_grid_barriers,
-        )
-
-    def _args(
-        self,
-        launch: LaunchText,
-        scope: Scope,
-        workspaces: Sequence[str],
-        params: Sequence[str],
-        kernel: Kernel | None,
-    ) -> tuple[str | Expr, ...]:
-        given = launch.entries.get("args")
-        pointers = [*self.tensors, *workspaces]
-        kinds = dict.fromkeys(pointers, POINTER) | dict.fromkeys(self.scalars, FLOAT)
-        kinds |= dict.fromkeys([*self.dims, *self.strides], INT64)
-        if given is not None and not given.is_mapping:
-            return self._listed(given.sequence(), scope, [*kinds])
-        if kernel is None:
-            raise launch.kernel.fail("'args' is missing, and there is no template to read it from")
-        own = given.mapping() if given is not None else {}
-        for name, tree in own.items():
-            if name not in (names := [p.name for p in kernel.params]):
-                raise tree.fail_at_key(
-                    f"kernel '{kernel.name}' has no parameter '{name}'\n  {suggest(name, names)}"
-                )
-        numbers = [*scope.let_names, *params, *self.itemsizes.values()]
-        args: list[str | Expr] = []
-        unknown: list[str] = []
-        for param in kernel.params:
-            if param.name in own:
-                bound = scope.expr(own[param.name], allow=kinds)
-            elif param.name in kinds:
-                bound = parse_expr(param.name)
-            elif param.name in numbers:
-                bound = scope.named(param.name, launch.kernel)
-            else:
-                unknown.append(param.name)
-                continue
-            whole = inlined(bound, dict(scope.lets)).text
-            kind = kinds.get(whole, INT64)
-            if kind != param.kind:
-                raise launch.kernel.fail(
-                    f"parameter '{param.name}' of kernel '{kernel.name}' ({kernel.where}) is "
-                    f"{KIND_TEXT[param.kind]}, but '{whole}' is {KIND_TEXT[kind]}"
-                )
-            args.append(whole if whole in kinds else bound)
-        if unknown:
-            allowed = ", ".join([*kinds, *numbers])
-            raise launch.kernel.fail(
-                f"kernel '{kernel.name}' has parameters that mean nothing here: "
-                f"{', '.join(unknown)}\n"
-                f"  {suggest(unknown[0], [*kinds, *numbers]).partition('known:')[0].strip()}\n"
-                f"  its parameters ({kernel.where}): {', '.join(p.name for p in kernel.params)}\n"
-                f"  allowed: {allowed}\n"
-                f"  next: rename one, say `args: {{{unknown[0]}: ...}}`, or define a let"
-                .replace("\n  \n", "\n")
-            )
-        return tuple(args)
-
-    def _listed(
-        self, items: Sequence[Tree], scope: Scope, allowed: Sequence[str]
-    ) -> tuple[str | Expr, ...]:
-        """`args` as a list: all of them, in the kernel's order."""
-        known = [*allowed, *self.itemsizes.values(), *scope.let_names]
-        for arg in items:
-            if arg.text().isidentifier() and arg.text() not in known:
-                raise arg.fail(
-                    f"unknown kernel argument '{arg.text()}'\n  {suggest(arg.text(), known)}"
-                )
-        return tuple(a.text() if a.text() in allowed else scope.expr(a) for a in items)
-
+        return self.names.itemsizes.get(tensor.dtype) or str(DTYPES[tensor.dtype].itemsize)
 
 def config_reader(variant: str, params: Sequence[Param]) -> Callable[[Tree], Config]:
     """Return a function that reads configs of a variant."""
@@ -357,40 +222,6 @@ def _choice(name: str, choices: Sequence[Value], tree: Tree) -> Value:
         f"{name}={spell(value)} is not among its choices\n"
         f"  allowed: {', '.join(spell(c) for c in choices)}"
     )
-
-
-def _of_params(
-    tree: Tree | None, params: Sequence[str], scope: Scope, kernel: str
-) -> Expr | None:
-    """Read `pdl`: a condition over parameters only, so that it is known when code is emitted."""
-    if tree is None:
-        return None
-    expr = scope.expr(tree, only=params, what=f"launch '{kernel}' has 'pdl: {tree.text()}', but")
-    names = base_names(expr, dict(scope.lets))
-    if not names:
-        raise tree.fail(
-            f"launch '{kernel}' has 'pdl: {expr.text}', which is the same for every config\n"
-            f"  allowed: a condition over {', '.join(params)}"
-        )
-    return expr
-
-
-def _extents(tree: Tree, scope: Scope) -> tuple[Expr, ...]:
-    """Read `ceil_div(M, rows)`, or `[ceil_div(M, rows), 2]`.
-
-    To YAML the comma inside a call in a list ends an item.
-    """
-    if tree.is_scalar:
-        return (scope.expr(tree),)
-    texts: list[str] = []
-    for item in tree.sequence():
-        if texts and texts[-1].count("(") > texts[-1].count(")"):
-            texts[-1] += ", " + item.text()
-        else:
-            texts.append(item.text())
-    if not 1 <= len(texts) <= 3:
-        raise tree.fail(f"one to three extents are expected here, not {len(texts)}")
-    return tuple(scope.parsed(text, tree) for text in texts)
 
 
 def _rule(rule: RuleText, scope: Scope, *, at_call: bool = False) -> Rule:

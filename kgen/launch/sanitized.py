@@ -17,9 +17,10 @@ import torch
 
 from kgen.errors import LaunchError
 from kgen.launch.base import Module, resolve
+from kgen.launch.host_jobs import BufferRef, JobLaunch, run_job, write_job
 from kgen.model.artifact import Artifact
 from kgen.model.plan import Plan
-from kgen.runtime.host import BufferRef, HostFault, JobLaunch, run_job, write_job
+from kgen.runtime.host import HostFault
 
 if TYPE_CHECKING:
     from kgen.launch.base import Tensors

@@ -13,10 +13,10 @@ from host_builds import KERNELS, host_builds, needs_cxx
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
+from kgen.launch.host_jobs import BufferRef, JobLaunch, run_job, write_job
 from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered
 from kgen.model.digest import digest_of
-from kgen.runtime import host
-from kgen.runtime.host import BufferRef, HostFault, HostModule, JobLaunch
+from kgen.runtime.host import HostFault, HostModule
 
 COLUMNS = 256
 SMEM_BYTES = 3 * COLUMNS * 4
@@ -140,8 +140,8 @@ def test_under_address_sanitizer(sanitized: Path, tmp_path: Path) -> None:
     values = rows_of(7)
     args = [BufferRef(0), BufferRef(1), c_int(7)]
     launch = JobLaunch("double_rows_none", (2,), (64,), SMEM_BYTES, args, seed=3)
-    job = host.write_job(tmp_path / "right", [values.tobytes(), values.nbytes], [launch])
-    _, out = host.run_job(sanitized, job, RUN_TIMEOUT_S)
+    job = write_job(tmp_path / "right", [values.tobytes(), values.nbytes], [launch])
+    _, out = run_job(sanitized, job, RUN_TIMEOUT_S)
     assert out == (2 * values).tobytes()
 
 
@@ -156,9 +156,9 @@ def test_overruns_are_found(
 ) -> None:
     args = [BufferRef(0), BufferRef(1), c_int(0), c_int(64)]
     launch = JobLaunch("load_some", (1,), (1,), smem_bytes, args)
-    job = host.write_job(tmp_path / "overrun", list(sizes), [launch])
+    job = write_job(tmp_path / "overrun", list(sizes), [launch])
     with pytest.raises(HostFault) as caught:
-        host.run_job(sanitized, job, RUN_TIMEOUT_S)
+        run_job(sanitized, job, RUN_TIMEOUT_S)
     text = str(caught.value)
     assert all(word in text for word in ("heap-buffer-overflow", access, "bulk_load")), text
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
+from kgen.launch.host_jobs import BufferRef, JobLaunch, run_job, write_job
 from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.model.digest import digest_of
-from kgen.runtime import host
-from kgen.runtime.host import BufferRef, HostFault, HostModule, HostRefusal, JobLaunch
+from kgen.runtime.host import HostFault, HostModule, HostRefusal
 
 THREADS = 64
 BYTES = 16384  # of dynamic shared memory: more than any kernel here needs
@@ -97,12 +97,12 @@ def test_a_grid_is_whole_clusters(module: HostModule) -> None:
 def test_clusters_under_address_sanitizer() -> None:
     builds = host_builds()
     out = 16 * THREADS * 4
-    job = host.write_job(
+    job = write_job(
         builds.directory / "cluster-job",
         [out],
         [JobLaunch("pass_on_8", (16,), (THREADS,), 4 * THREADS, [BufferRef(0)], seed=1)],
     )
-    (content,) = host.run_job(builds.executable("cluster"), job, RUN_TIMEOUT_S)
+    (content,) = run_job(builds.executable("cluster"), job, RUN_TIMEOUT_S)
     found = torch.frombuffer(bytearray(content), dtype=torch.float32)
     assert torch.equal(found, torch.arange(16 * THREADS) + 4.0)
 

@@ -19,8 +19,9 @@ import pytest
 import torch
 from host_builds import CXX, KERNELS, Builds, host_builds, needs_cxx, run_command
 
+from kgen.launch.host_jobs import BufferRef, HostTimeout, JobLaunch, run_job, write_job
 from kgen.runtime import host
-from kgen.runtime.host import BufferRef, HostFault, JobLaunch
+from kgen.runtime.host import HostFault
 
 HERE = Path(__file__).resolve().parent
 INCLUDE = HERE.parents[1] / "templates" / "include"
@@ -458,8 +459,8 @@ def test_bad_extents_and_unknown_kernels(builds: Builds) -> None:
 def run_sanitized(
     builds: Builds, stem: str, buffers: Sequence[bytes | int], launch: JobLaunch, path: Path
 ) -> list[bytes]:
-    job = host.write_job(path / "a job", buffers, [launch])
-    return host.run_job(builds.executable(stem), job, RUN_TIMEOUT_S)
+    job = write_job(path / "a job", buffers, [launch])
+    return run_job(builds.executable(stem), job, RUN_TIMEOUT_S)
 
 
 def test_sanitized_run_of_a_right_kernel(builds: Builds, tmp_path: Path) -> None:
@@ -476,8 +477,8 @@ def test_sanitized_job_of_several_launches(builds: Builds, tmp_path: Path) -> No
     values = small_integers(64)
     first = JobLaunch("reverse", (1,), (64,), 0, [BufferRef(0), BufferRef(1), c_int(1)])
     second = JobLaunch("reverse", (1,), (64,), 0, [BufferRef(1), BufferRef(2), c_int(1)], seed=9)
-    job = host.write_job(tmp_path, [values.tobytes(), 256, 256], [first, second])
-    outputs = host.run_job(builds.executable("faults"), job, RUN_TIMEOUT_S)
+    job = write_job(tmp_path, [values.tobytes(), 256, 256], [first, second])
+    outputs = run_job(builds.executable("faults"), job, RUN_TIMEOUT_S)
     assert outputs == [values.tobytes(), values[::-1].tobytes(), values.tobytes()]
 
 
@@ -537,9 +538,9 @@ def test_buffers_that_no_launch_may_write(
     builds: Builds, launch: JobLaunch, constant: int, message: str, tmp_path: Path
 ) -> None:
     """One element behind them is seen all the same, and every write to them."""
-    job = host.write_job(tmp_path, [64, 64], [launch], [constant])
+    job = write_job(tmp_path, [64, 64], [launch], [constant])
     with pytest.raises(HostFault, match=message):
-        host.run_job(builds.executable("faults"), job, RUN_TIMEOUT_S)
+        run_job(builds.executable("faults"), job, RUN_TIMEOUT_S)
 
 
 def test_sanitized_misaligned_dereference(builds: Builds, tmp_path: Path) -> None:
@@ -555,14 +556,14 @@ def test_sanitized_divergence(builds: Builds, tmp_path: Path) -> None:
 
 
 def test_sanitized_endless_loop_is_killed(builds: Builds, tmp_path: Path) -> None:
-    job = host.write_job(tmp_path, [], [JobLaunch("never_ends", (1,), (32,))])
-    with pytest.raises(host.HostTimeout, match=r"did not end within 0\.5 s"):
-        host.run_job(builds.executable("faults"), job, 0.5)
+    job = write_job(tmp_path, [], [JobLaunch("never_ends", (1,), (32,))])
+    with pytest.raises(HostTimeout, match=r"did not end within 0\.5 s"):
+        run_job(builds.executable("faults"), job, 0.5)
 
 
 def test_job_with_unknown_buffer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there are 1 buffers"):
-        host.write_job(tmp_path, [4], [JobLaunch("k", (1,), (1,), 0, [BufferRef(1)])])
+        write_job(tmp_path, [4], [JobLaunch("k", (1,), (1,), 0, [BufferRef(1)])])
 
 
 # --- the sources also compile for GPUs ------------------------------------------------------------
