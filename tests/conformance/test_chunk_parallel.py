@@ -7,13 +7,11 @@ several chunks, the last one partial, and CTAs have fewer features than the head
 from __future__ import annotations
 
 import pytest
-from test_host import BY_RANK, HOST, SHUFFLED, run_configs
+from test_host import HOST, demand_verified
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
 from kgen.model.problem import parse_problem
-from kgen.model.record import Fate
-from kgen.search.feasible import is_feasible
 
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
 KEY_SUMS = "initial_key_sum_dtype=fp32,final_key_sum_dtype=fp32"
@@ -45,8 +43,4 @@ def test_states_before_and_behind(
     values |= dict(zip(("state_key_warps", "state_value_warps"), warps, strict=True))
     values |= {"min_blocks": 1, "copy_bytes": 16, "batch": batch, "stages": 3}
     config = Config.of(variant.name, values)
-    pass_ = signature.pass_named("backward")
-    assert is_feasible(variant, config, pass_, problem, HOST, legality_only=True)
-    wanted = [(problem, config)]
-    for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    demand_verified(entry, variant, problem, config, HOST)

@@ -272,6 +272,27 @@ def check(
         assert len(outcome.evidence.tried) > 3, outcome.evidence
 
 
+def demand_verified(
+    entry: Entry, variant: Variant, problem: Problem, config: Config, gpu: GpuProfile | None = None
+) -> None:
+    """Certify one config, its threads by rank and shuffled.
+
+    Args:
+        entry: The operator.
+        variant: One of its variants.
+        problem: The problem.
+        config: The config.
+        gpu: A profile that the config must be legal on; None: not asked.
+    """
+    if gpu is not None:
+        pass_ = entry.operator.signature.pass_named(variant.pass_name)
+        assert is_feasible(variant, config, pass_, problem, gpu, legality_only=True)
+    for _, _, outcome in run_configs(
+        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
+    ):
+        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
 @each_variant
 @pytest.mark.quick
 def test_one_config_agrees_with_the_oracle(operator: str, pass_name: str, name: str) -> None:

@@ -7,13 +7,11 @@ states, segments and a last chunk that is not whole have this one.
 from __future__ import annotations
 
 import pytest
-from test_host import BY_RANK, ROOMY, SHUFFLED, run_configs
+from test_host import ROOMY, demand_verified
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Value
 from kgen.model.problem import parse_problem
-from kgen.model.record import Fate
-from kgen.search.feasible import is_feasible
 
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 CONFIG: dict[str, Value] = {
@@ -41,8 +39,4 @@ def test_two_keys_per_lane(operator: str, text: str, changed: dict[str, Value]) 
     entry = open_catalogue().entry(operator)
     variant, signature = entry.space.variant("forward", "chunk_halving"), entry.operator.signature
     problem, config = parse_problem(text, signature), variant.config({**CONFIG, **changed})
-    pass_ = signature.pass_named("forward")
-    assert is_feasible(variant, config, pass_, problem, ROOMY, legality_only=True)
-    wanted = [(problem, config)]
-    for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    demand_verified(entry, variant, problem, config, ROOMY)

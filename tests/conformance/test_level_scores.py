@@ -7,13 +7,11 @@ states, padding of keys and values, and a last chunk that is not whole have `lev
 from __future__ import annotations
 
 import pytest
-from test_host import BY_RANK, SHUFFLED, run_configs
+from test_host import demand_verified
 from test_sequential_chunks import CASES, LARGE, PACKED, STATES
 
 from kgen.catalogue import open_catalogue
 from kgen.model.problem import parse_problem
-from kgen.model.record import Fate
-from kgen.search.feasible import is_feasible
 
 # A block per chunk. With 16 value features scores do not fit in place of v.
 PARALLEL = (
@@ -45,8 +43,4 @@ def test_scores_by_halves(
         choices | {"copy_bytes": 2 if odd else 16, "sequential_chunks": sequential,
                    "level_scores": True}
     )  # fmt: skip
-    pass_ = signature.pass_named("backward")
-    assert is_feasible(variant, config, pass_, problem, LARGE, legality_only=True)
-    wanted = [(problem, config)]
-    for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    demand_verified(entry, variant, problem, config, LARGE)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 import pytest
-from test_host import BY_RANK, H200, HOST, ROOMY, SHUFFLED, run_configs
+from test_host import H200, HOST, ROOMY, demand_verified
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
@@ -21,7 +21,6 @@ from kgen.model.artifact import Artifact, BuildRequest
 from kgen.model.config import Config, Value
 from kgen.model.plan import make_plan
 from kgen.model.problem import Problem, parse_problem
-from kgen.model.record import Fate
 from kgen.model.space import Variant
 from kgen.search.feasible import is_feasible
 from kgen.tune.resources import MAX_SPILL_BYTES
@@ -84,9 +83,7 @@ def test_is_right_on_the_host(
     assert [launch.pdl for launch in plan.launches] == [
         name == "split_t", *(True for _ in plan.launches[1:])
     ]  # fmt: skip
-    wanted = [(problem, config)]
-    for _, _, outcome in run_configs(ENTRY, variant, "host", wanted, (BY_RANK, SHUFFLED)):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    demand_verified(ENTRY, variant, problem, config)
 
 
 @each_case

@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_host import BY_RANK, H200, HOST, SHUFFLED, run_configs
+from test_host import H200, HOST, demand_verified
 
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.model.config import Config
 from kgen.model.plan import make_plan
 from kgen.model.problem import parse_problem
-from kgen.model.record import Fate
 from kgen.search.feasible import is_feasible
 
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
@@ -45,11 +44,7 @@ def test_a_block_loops_backward_over_all_chunks(
     problem = parse_problem(text, signature)
     choices = {"chunk": chunk, "block_v": values, "stages": 2, "min_blocks": 1}
     config = Config.of(variant.name, choices | {"copy_bytes": 16, "sequential_chunks": True})
-    pass_ = signature.pass_named("backward")
-    assert is_feasible(variant, config, pass_, problem, LARGE, legality_only=True)
-    wanted = [(problem, config)]
-    for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    demand_verified(entry, variant, problem, config, LARGE)
 
 
 # The same, and whether a block loops over the chunks of a sequence.
@@ -73,11 +68,7 @@ def test_chunks_of_packed_sequences(
         {"chunk": chunk, "block_v": values, "stages": 2, "min_blocks": 1, "copy_bytes": 16,
          "sequential_chunks": sequential}
     )  # fmt: skip
-    pass_ = entry.operator.signature.pass_named("backward")
-    assert is_feasible(variant, config, pass_, problem, LARGE, legality_only=True)
-    wanted = [(problem, config)]
-    for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    demand_verified(entry, variant, problem, config, LARGE)
 
 
 @pytest.mark.parametrize("operator", ["wkv5", "wkv6"])
@@ -99,6 +90,4 @@ def test_dependent_launch_and_staggered_blocks(operator: str, sequential: bool) 
         assert legal is allowed
     plan = make_plan(variant, config, problem, H200)
     assert [launch.pdl for launch in plan.launches] == [False, True, True]
-    wanted = [(problem, config)]
-    for _, _, outcome in run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED)):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    demand_verified(entry, variant, problem, config)

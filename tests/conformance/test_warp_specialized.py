@@ -7,13 +7,11 @@ several producer and consumer warps, the last batch is partial, and a head has s
 from __future__ import annotations
 
 import pytest
-from test_host import BY_RANK, HOST, SHUFFLED, run_configs
+from test_host import HOST, demand_verified
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
 from kgen.model.problem import parse_problem
-from kgen.model.record import Fate
-from kgen.search.feasible import is_feasible
 
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
 # block_v; chunk and chunks of a batch; producer warps; stages.
@@ -39,9 +37,4 @@ def test_batches_and_states(
     values |= dict(zip(("key_warps", "value_warps"), warps, strict=True))
     values |= {"block_v": block_v, "stages": stages, "copy_bytes": 16, "min_blocks": 1}
     config = Config.of(variant.name, values)
-    pass_ = signature.pass_named("forward")
-    assert is_feasible(variant, config, pass_, problem, HOST, legality_only=True)
-    for _, _, outcome in run_configs(
-        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
-    ):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    demand_verified(entry, variant, problem, config, HOST)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from test_host import BY_RANK, SHUFFLED, run_configs
+from test_host import demand_verified
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
 from kgen.model.problem import parse_problem
-from kgen.model.record import Fate
 
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 PACKED = "cu_seqlens_dtype=int64"
@@ -31,7 +30,4 @@ def test_chunk_rows(text: str, chunk_warps: int, vec: int) -> None:
     variant = entry.space.variant("backward", "chunk_rows")
     problem = parse_problem(text, entry.operator.signature)
     config = Config.of(variant.name, FIRST | {"chunk_warps": chunk_warps, "vec": vec})
-    for _, _, outcome in run_configs(
-        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
-    ):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    demand_verified(entry, variant, problem, config)

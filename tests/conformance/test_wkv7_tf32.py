@@ -7,12 +7,11 @@ warps there, and one warp puts all fragments of the scores.
 from __future__ import annotations
 
 import pytest
-from test_host import BY_RANK, SHUFFLED, run_configs
+from test_host import demand_verified
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
 from kgen.model.problem import parse_problem
-from kgen.model.record import Fate
 
 BEFORE, BEHIND = "initial_state_dtype=fp32", "final_state_dtype=fp32"
 PACKED = "cu_seqlens_dtype=int64"
@@ -42,7 +41,4 @@ def test_several_warps(text: str, warps: tuple[int, int], stages: int, vec: int)
     values = {"stages": stages, "vec": vec, "min_blocks": 1}
     values |= dict(zip(("warps", "row_warps"), warps, strict=True))
     config = Config.of(variant.name, values)
-    for _, _, outcome in run_configs(
-        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
-    ):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    demand_verified(entry, variant, problem, config)

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import pytest
-from test_host import BY_RANK, SHUFFLED, run_configs
+from test_host import demand_verified
 
 from kgen.catalogue import open_catalogue
 from kgen.model.config import Config
 from kgen.model.problem import parse_problem
-from kgen.model.record import Fate
 
 BEFORE, PACKED = "initial_state_dtype=fp32", "cu_seqlens_dtype=int64"
 BOTH = f"{BEFORE},{PACKED}"
@@ -41,7 +40,4 @@ def test_several_warps(
     values = {"stages": stages, "vec": vec, "min_blocks": 1}
     values |= dict(zip(("warps", "row_warps"), warps, strict=True))
     config = Config.of(variant.name, values)
-    for _, _, outcome in run_configs(
-        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
-    ):
-        assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+    demand_verified(entry, variant, problem, config)
