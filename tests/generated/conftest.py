@@ -294,6 +294,12 @@ def kgen_ops(
 
 
 @pytest.fixture(scope="module")
+def compat(kgen_ops: ModuleType) -> ModuleType:
+    """Its adapters of published functions."""
+    return importlib.import_module(f"{kgen_ops.__name__}.compat")
+
+
+@pytest.fixture(scope="module")
 def extensions(kgen_ops: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The library's extensions in C, for the tests of one file alone."""
     module = sys.modules["kgen_ops._runtime.extension"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from operator_cases import agree_with, close, randn
 from references import attention, recurrence
 from torch import Tensor
 
@@ -22,40 +22,8 @@ B, T, H, K, V = 2, 11, 3, 6, 5
 EmitInto = Callable[[Path, list[Winner]], Any]
 
 
-@pytest.fixture(scope="session")
-def compat(kgen_ops: ModuleType) -> ModuleType:
-    return importlib.import_module(f"{kgen_ops.__name__}.compat")
-
-
 def raw_decay(raw: Tensor) -> Tensor:
     return torch.exp(-torch.exp(raw))
-
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(shape).requires_grad_()
-
-
-def close(got: Tensor, want: Tensor) -> None:
-    torch.testing.assert_close(got.double(), want.double(), rtol=2e-4, atol=2e-4)
-
-
-def agree(
-    function: Callable[..., tuple[Tensor, ...]],
-    reference: Callable[..., tuple[Tensor, ...]],
-    inputs: dict[str, Tensor],
-) -> None:
-    """Outputs agree, and the gradients of a function of all of them, for every input."""
-    wide = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    got, want = function(**inputs), reference(**wide)
-    assert [tuple(y.shape) for y in got] == [tuple(y.shape) for y in want]
-    seeds = [torch.randn(y.shape) for y in want]
-    for y, y64 in zip(got, want, strict=True):
-        close(y, y64)
-    gradients = torch.autograd.grad(got, list(inputs.values()), seeds)
-    wanted = torch.autograd.grad(want, list(wide.values()), [x.double() for x in seeds])
-    for x, gradient, gradient64 in zip(inputs.values(), gradients, wanted, strict=True):
-        assert gradient.dtype == x.dtype
-        close(gradient, gradient64)
 
 
 def rwkv6_inputs() -> dict[str, Tensor]:
@@ -79,7 +47,7 @@ def test_fla_rwkv6(compat: ModuleType, name: str, scale: float | None) -> None:
         factor = K**-0.5 if scale is None else scale
         return recurrence(r * factor, k, v, w.exp(), u, initial_state)
 
-    agree(function, reference, rwkv6_inputs())
+    agree_with(reference, function, rwkv6_inputs())
 
 
 def test_fla_rwkv6_without_states(compat: ModuleType) -> None:
@@ -162,7 +130,7 @@ def test_flash_rwkv(compat: ModuleType, operator: str, flat: bool) -> None:
         out, final = rwkv_reference(operator)(**given, state=state.mT)  # the state is [B, H, V, K]
         return (out.flatten(2) if operator == "rwkv5" else out), final.mT
 
-    agree(function, reference, rwkv_inputs(operator, flat))
+    agree_with(reference, function, rwkv_inputs(operator, flat))
 
 
 def test_flash_rwkv_goes_on_from_its_own_state_without_a_copy(compat: ModuleType) -> None:
@@ -184,7 +152,7 @@ def test_flash_rwkv_goes_on_from_its_own_state_without_a_copy(compat: ModuleType
 def test_hugging_face(compat: ModuleType, operator: str) -> None:
     function = getattr(compat, f"{operator}_linear_attention")
     given = rwkv_inputs(operator, flat=False)
-    agree(lambda **x: function(True, **x), rwkv_reference(operator), given)
+    agree_with(rwkv_reference(operator), lambda **x: function(True, **x), given)
     # A layer's slice of the models' state has no contiguous dim.
     state = torch.randn(B, H, K, K, 2)
     plain = {name: x.detach() for name, x in given.items()}
@@ -208,7 +176,7 @@ def test_rwkv_cuda(compat: ModuleType, operator: str, flat: bool) -> None:
         zeros = torch.zeros(B, H, K, K, dtype=torch.float64)
         return (rwkv_reference(operator)(**x, state=zeros)[0].flatten(2),)
 
-    agree(function, reference, given)
+    agree_with(reference, function, given)
 
 
 def test_rwkv_cuda_checks_the_extents_that_it_is_told(compat: ModuleType) -> None:
@@ -249,7 +217,7 @@ def test_fla_linear_attention(compat: ModuleType, name: str, normalize: bool) ->
     ) -> tuple[Tensor, ...]:
         return attention(q, k, v, state, key_sum, K**-0.5)
 
-    agree(function, reference, given)
+    agree_with(reference, function, given)
 
 
 def test_fla_linear_attention_without_states(compat: ModuleType) -> None:

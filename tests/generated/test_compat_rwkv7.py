@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 from collections.abc import Callable
@@ -16,11 +15,6 @@ from references import recurrence7
 from torch import Tensor
 
 B, T, H, K, V = 2, 7, 2, 6, 5
-
-
-@pytest.fixture(scope="module")
-def compat(kgen_ops: ModuleType) -> ModuleType:
-    return importlib.import_module(f"{kgen_ops.__name__}.compat")
 
 
 def agree(

@@ -162,3 +162,22 @@ def agree(case: Case, function: Callable[..., Outputs], inputs: dict[str, Tensor
     for x, gradient, gradient64 in zip(inputs.values(), gradients, wanted, strict=True):
         assert gradient.dtype == x.dtype
         close(gradient, gradient64)
+
+
+def agree_with(
+    reference: Callable[..., Outputs],
+    function: Callable[..., Outputs],
+    inputs: dict[str, Tensor],
+) -> None:
+    """Outputs and their shapes agree, and the gradients of all of them, for every input."""
+    given = wide(inputs)
+    got, want = function(**inputs), reference(**given)
+    assert [tuple(y.shape) for y in got] == [tuple(y.shape) for y in want]
+    seeds = [torch.randn(y.shape) for y in want]
+    for y, y64 in zip(got, want, strict=True):
+        close(y, y64)
+    gradients = torch.autograd.grad(got, list(inputs.values()), seeds)
+    wanted = torch.autograd.grad(want, list(given.values()), [x.double() for x in seeds])
+    for x, gradient, gradient64 in zip(inputs.values(), gradients, wanted, strict=True):
+        assert gradient.dtype == x.dtype
+        close(gradient, gradient64)
