@@ -17,7 +17,8 @@ from kgen.model.space import Variant
 from kgen.predict.features import residency
 from kgen.predict.request import PredictRequest
 from kgen.predict.training import Lesson
-from kgen.report.model import HostProof, KernelReport
+from kgen.report.kernels import kernel_reports
+from kgen.report.model import HostProof
 from kgen.report.predictions import (
     ModelReport,
     Prediction,
@@ -115,7 +116,12 @@ def _prediction(
         feasible=choice.feasible,
         compiled=choice.compiled,
         refused=choice.refused,
-        kernels=_kernels(request, choice),
+        kernels=kernel_reports(
+            make_plan(choice.variant, choice.config, choice.problem, request.gpu),
+            dict(choice.artifact.resources),
+            lambda launch, used: None if launch.is_empty else residency(
+                launch, used, request.gpu).occupancy,
+        ),
         host=tuple(
             HostProof(run.compiler, run.orders, tuple(f"{t.case} @ {t.seed}" for t in run.tried))
             for run in choice.run.runs
@@ -126,24 +132,3 @@ def _prediction(
             len(lessons),
         ),
     )
-
-
-def _kernels(request: PredictRequest, choice: Choice) -> tuple[KernelReport, ...]:
-    plan = make_plan(choice.variant, choice.config, choice.problem, request.gpu)
-    resources = dict(choice.artifact.resources)
-    kernels = []
-    for launch in plan.launches:
-        used = resources.get(launch.kernel)
-        kernels.append(
-            KernelReport(
-                name=launch.kernel,
-                threads=launch.threads,
-                registers=used.registers if used else None,
-                spill_bytes=used.spill_bytes if used else None,
-                smem_static_bytes=used.smem_bytes if used else None,
-                smem_dynamic_bytes=launch.smem_bytes,
-                occupancy=None if launch.is_empty else residency(
-                    launch, used, request.gpu).occupancy,
-            )
-        )
-    return tuple(kernels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,13 +10,11 @@ from kgen.assets import include_dir
 from kgen.catalogue import Entry
 from kgen.emit import Emitted, SafeKernel, Winner, emit
 from kgen.model.gpu import GpuProfile
-from kgen.model.plan import Plan
 from kgen.model.problem import Problem
-from kgen.model.record import Evidence, Resources, Tried
+from kgen.model.record import Evidence, Tried
 from kgen.report import (
     Chosen,
     HostProof,
-    KernelReport,
     Peer,
     ProblemReport,
     Proof,
@@ -28,6 +26,7 @@ from kgen.report import (
     update_report,
 )
 from kgen.report.environment import environment_of
+from kgen.report.kernels import kernel_reports
 from kgen.runtime.cache import read_file
 from kgen.tune.results import Finalist, PassResult, ProblemResult
 
@@ -151,7 +150,11 @@ def _problem(r: ProblemResult, pass_name: str, l2: str, environment: str) -> Pro
             source=winner.rendered.digest,
             code=winner.record.code,
             timing=winner.timing,
-            kernels=_kernels(winner),
+            kernels=kernel_reports(
+                winner.plan,
+                dict(winner.artifact.resources),
+                lambda launch, _: winner.occupancy if launch is winner.plan.launches[0] else None,
+            ),
             remarks=winner.artifact.remarks,
         ),
         floor_us=r.floor_us,
@@ -192,23 +195,3 @@ def _proof(evidence: Evidence | None) -> Proof | None:
 
 def _inputs(tried: Sequence[Tried]) -> tuple[str, ...]:
     return tuple(f"{t.case} @ {t.seed}" for t in tried)
-
-
-def _kernels(finalist: Finalist) -> tuple[KernelReport, ...]:
-    plan: Plan = finalist.plan
-    resources: Mapping[str, Resources] = dict(finalist.artifact.resources)
-    kernels = []
-    for i, launch in enumerate(plan.launches):
-        used = resources.get(launch.kernel)
-        kernels.append(
-            KernelReport(
-                name=launch.kernel,
-                threads=launch.threads,
-                registers=used.registers if used else None,
-                spill_bytes=used.spill_bytes if used else None,
-                smem_static_bytes=used.smem_bytes if used else None,
-                smem_dynamic_bytes=launch.smem_bytes,
-                occupancy=finalist.occupancy if i == 0 else None,
-            )
-        )
-    return tuple(kernels)

@@ -195,8 +195,7 @@ def test_occupancy_and_resources(module: LoadedCubin) -> None:
     resources = dict(module.resources)
     assert resources["swap"].smem_bytes >= 1024
     loaded = cuda.CudaModule(read_file(module.artifact.path), 0)
-    attributes = loaded.function("gather").attributes()
-    assert attributes.registers == resources["gather"].registers
+    assert loaded.function("gather").registers() == resources["gather"].registers
     assert loaded.function("gather").parameter_bytes() in (None, (8, 8, 8, 8, 4))
     loaded.unload()
 
