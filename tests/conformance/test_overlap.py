@@ -7,6 +7,7 @@ a GPU can show that a kernel waits where it must: `tests/gpu/test_overlap_gpu.py
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Mapping
 
@@ -22,6 +23,7 @@ from kgen.model.config import Config, Value
 from kgen.model.plan import make_plan
 from kgen.model.problem import Problem, parse_problem
 from kgen.model.space import Variant
+from kgen.runtime import nvrtc
 from kgen.search.feasible import is_feasible
 from kgen.tune.resources import MAX_SPILL_BYTES
 
@@ -172,6 +174,105 @@ def test_a_kernel_without_pdl_keeps_its_text(pass_name: str, text: str) -> None:
     assert calls.count("kgen::griddepcontrol_wait") == 2
     kept = [line for line in after.source.splitlines()[3:] if line not in added]
     assert kept == before.source.splitlines()[3:]
+
+
+# Kernels with PDL: operator, pass, variant, problem, and what the config has instead of the values of
+# the variant's first one. Not listed: chunk_parallel and split_t, which wait in one of two places by
+# one condition, which a look at single branches does not understand.
+WKV = {"pdl": True, "chunk": 32, "block_v": 32, "stages": 2}
+WAITING: tuple[tuple[str, str, str, str, dict[str, Value]], ...] = (
+    ("linear_attention", "forward", "chunk_scan", "B=1,H=2,T=2048,E=64,M=64,dtype=bf16",
+     {"overlap": 1}),
+    ("linear_attention", "backward", "chunk_scan", "B=1,H=2,T=2048,E=64,M=64,dtype=bf16",
+     {"overlap": 1}),
+    ("wkv6", "backward", "chunk_loop", "B=1,T=256,H=2,K=64,V=64,dtype=bf16",
+     {**WKV, "sequential_chunks": False}),
+    ("wkv6", "backward", "chunk_loop", "B=1,T=256,H=2,K=64,V=64,dtype=bf16",
+     {**WKV, "sequential_chunks": True}),
+    ("wkv6", "backward", "chunk_loop_packed",
+     "B=1,N=3,T=256,H=2,K=64,V=64,dtype=bf16,cu_seqlens_dtype=int64",
+     {**WKV, "sequential_chunks": False}),
+    ("wkv6", "backward", "chunk_loop_packed",
+     "B=1,N=3,T=256,H=2,K=64,V=64,dtype=bf16,cu_seqlens_dtype=int64",
+     {**WKV, "sequential_chunks": True}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("operator", "pass_name", "name", "text", "values"), WAITING)
+def test_every_thread_of_a_kernel_with_pdl_waits(
+    operator: str, pass_name: str, name: str, text: str, values: dict[str, Value]
+) -> None:
+    """On all ways to its end, also where it has nothing to do: see pdl.cuh."""
+    entry = open_catalogue().entry(operator)
+    variant = entry.space.variant(pass_name, name)
+    problem = parse_problem(text, entry.operator.signature)
+    config = variant.config({**variant.first[0].as_dict(), **values})
+    plan = make_plan(variant, config, problem, H200)
+    renderer = Renderer(include_dir())
+    rendered = renderer.render(operator, entry.templates, variant, config, problem)
+    kernels = ptx_kernels(rendered.source)
+    waiting = [launch.kernel for launch in plan.launches if launch.pdl]
+    assert waiting
+    for kernel in waiting:
+        assert way_around(kernels[kernel], "griddepcontrol.wait") is None, kernel
+
+
+def ptx_kernels(source: str) -> dict[str, list[str]]:
+    """The instructions and labels of each kernel."""
+    compiler = nvrtc.nvrtc()
+    with nvrtc._Program(compiler, source, "kernel.cu") as program:
+        program.compile([
+            "--std=c++17", "--gpu-architecture=compute_90a", f"--include-path={include_dir()}"
+        ])
+        size = ctypes.c_size_t()
+        compiler._call("nvrtcGetPTXSize", program.handle, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        compiler._call("nvrtcGetPTX", program.handle, text)
+    found = re.findall(
+        r"\.visible \.entry (\w+)\(.*?\n\{\n(.*?)\n\}\n", text.value.decode(), re.DOTALL
+    )
+    return {
+        name: [s.strip() for s in re.findall(r"[^;\n]+(?:;|$)", body, re.MULTILINE) if s.strip()]
+        for name, body in found
+    }
+
+
+def way_around(body: list[str], needed: str) -> str | None:
+    """The last instructions of a way to the kernel's end without an instruction, or None."""
+    places = {line[:-1]: i for i, line in enumerate(body) if re.fullmatch(r"\$\w+:", line)}
+    assert not any(line.startswith("brx") for line in body)
+    waiting, been = [0], set()
+    while waiting:
+        i = waiting.pop()
+        while i < len(body) and i not in been:
+            been.add(i)
+            line = body[i]
+            if line.startswith(needed):
+                break
+            jump = re.fullmatch(r"(@!?%p\d+ +)?bra(?:\.uni)?[ \t]+(\$\w+);", line)
+            if jump:
+                waiting.append(places[jump[2]])
+                if jump[1] is None:
+                    break
+            if re.fullmatch(r"(@!?%p\d+ +)?(ret|exit);", line):
+                return " ".join(body[max(0, i - 4) : i + 1])
+            i += 1
+    return None
+
+
+def test_a_way_around_is_found() -> None:
+    """The test above would see a kernel that ends early."""
+    early = """
+extern "C" __global__ void kernel(int* out, int n) {
+    if (blockIdx.x >= n) return;
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    out[blockIdx.x] = 1;
+}
+"""
+    late = early.replace("    if (blockIdx.x >= n) return;\n", "")
+    for source, waits in ((early, False), (late, True)):
+        way = way_around(ptx_kernels(source)["kernel"], "griddepcontrol.wait")
+        assert (way is None) is waits, way
 
 
 def test_cross_compiles_for_gpus_with_and_without_pdl() -> None:

@@ -27,6 +27,8 @@ CASES = (
     ("wkv5", "B=1,H=2,T=69,K=64,V=32,dtype=bf16,decay_form=log", (2, 4), 4, 8),
     ("wkv5", f"B=1,N=3,H=2,T=90,K=80,V=16,dtype=bf16,decay_form=raw,{BOTH}", (1, 2), 2, 8),
     ("wkv5", "B=1,H=2,T=40,K=20,V=18,dtype=bf16,u_dtype=bf16,decay_form=raw", (2, 2), 2, 2),
+    # The state of the steps one by one reaches the copies, zeros of which are in flight at the end.
+    ("wkv6", "B=1,H=1,T=37,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=log", (4, 1), 4, 8),
 )  # fmt: skip
 
 

@@ -360,6 +360,24 @@ def test_broken_pipelines_show(builds: Builds, fault: str, seed: int) -> None:
     assert np.isnan(out).all() if seed == 0 else (np.isfinite(out) & (out != want)).all()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_write_to_where_a_copy_will_land(builds: Builds, seed: int) -> None:
+    """A GPU may land the copy behind the write, also where nobody waits for it."""
+    values, out = small_integers(1), nans(1)
+
+    def launch(when: int) -> None:
+        builds.kernel("faults", "write_over_copy").launch(
+            (1,), (64,), 4, [pointer(values), pointer(out), c_int(when)], seed=seed
+        )
+
+    launch(0)
+    assert out[0] == 2
+    with pytest.raises(HostFault, match="was written while an asynchronous copy to it was in"):
+        launch(1)
+    with pytest.raises(HostFault, match="byte 0 of dynamic shared memory was written while an"):
+        launch(2)
+
+
 @pytest.mark.parametrize(("seed", "value"), [(0, np.nan), (1, 0.747), (2, np.nan), (3, -1.498)])
 def test_shared_memory_begins_with_what_no_kernel_wrote(
     builds: Builds, seed: int, value: float

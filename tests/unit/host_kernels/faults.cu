@@ -126,6 +126,22 @@ extern "C" __global__ void copy_past_end(const float* in, float* out, int index)
 }
 KGEN_EXPORT(copy_past_end);
 
+// A copy that is waited for before another thread writes to its target (0), behind that (1), or never (2).
+extern "C" __global__ void write_over_copy(const float* in, float* out, int when) {
+    float* value = kgen::dynamic_smem<float>();
+    if (threadIdx.x == 0) {
+        kgen::cp_async<4>(value, in);
+        kgen::cp_async_commit();
+        if (when == 0) kgen::cp_async_wait_all();
+    }
+    kgen::sync_block();
+    if (threadIdx.x == 1) *value = 2.0f;
+    kgen::sync_block();
+    if (threadIdx.x == 0 && when == 1) kgen::cp_async_wait_all();
+    if (threadIdx.x == 1) *out = *value;
+}
+KGEN_EXPORT(write_over_copy);
+
 extern "C" __global__ void write_past_local(float* out, int index) {
     volatile float values[4] = {1.0f, 2.0f, 3.0f, 4.0f};
     kgen::sync_block();
