@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kgen.check.case import NORMAL, SHIFTED, Case, Layout, seed_of
-from kgen.check.hard_values import LARGE, LARGE_CASES, NANS, UNEQUAL, weights_of
+from kgen.check.case import EXPANDED, FAR, NORMAL, SHARED, SHIFTED, VIEWS, Case, Layout, seed_of
+from kgen.check.hard_values import LARGE, LARGE_CASES, NANS, UNEQUAL, ZEROS, weights_of
 from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Dim, Pass
 from kgen.operators.base import Operator
@@ -161,7 +161,7 @@ class Schedule:
     def certify(self, seed: int, constants: Collection[str]) -> list[Case]:
         """Everything, cheap sets first, and a fresh set of full size last."""
         whole = self.whole()
-        ragged = list(self._ragged(constants))
+        ragged = [*self._ragged(constants), *self._unequal(constants)]
         quick = self._reduced(QUICK, self.sizes.quick, constants)
         return [
             *ragged,
@@ -182,6 +182,7 @@ class Schedule:
         constants: Collection[str],
         steady: Sequence[tuple[str, int]] = (),
         threads: Threads | None = None,
+        far: bool = False,
     ) -> HostSets:
         """Small sets only: what a CPU that runs every CUDA thread as a fiber gets through.
 
@@ -193,6 +194,7 @@ class Schedule:
             constants: Dims that are compile-time constants of the kernel.
             steady: How far the set of the steady state goes.
             threads: Threads that a problem takes, of which `Sizes.threads` are allowed; None: few.
+            far: Whether a set may have rows that are gigabytes apart.
         """
         quick = self._reduced(QUICK, self.sizes.quick, constants)
         always = [
@@ -201,9 +203,11 @@ class Schedule:
         ]
         others = [
             *self._ragged(constants),
+            *self._unequal(constants),
             *self._whole_tiles(constants, threads),
             *self._hard(constants),
             *self._beyond(constants, threads),
+            *(self._far(constants) if far else ()),
         ]
         kept = [*always, *filter(self._is_small, others)]
         left_out = [case.label for case in others if not self._is_small(case)]
@@ -293,19 +297,47 @@ class Schedule:
         hard = [self._case(name, dims) for name in self.operator.cases]
         if not set(LARGE_CASES) & set(self.operator.cases):
             hard.append(self._case(LARGE, dims))
-        if any(t.free_strides for t in self.pass_.inputs):
-            hard += [self._case(NORMAL, dims, "strided"), self._case(NORMAL, dims, "odd strides")]
-        if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
-            hard.append(self._case(NORMAL, dims, "permuted"))
-        hard += [self._case(NORMAL, dims, shifted) for shifted in SHIFTED]
+        hard += self._layouts(constants)
         if self.pass_.scalars:
             ordinary = self._case(NORMAL, dims)
             hard.append(replace(ordinary, scalars=other_scalars(self.pass_)))
             hard.append(replace(ordinary, opposite=True))
-        hard += [self._case(name, dims) for name in (*UNEQUAL, *NANS[:-1])]
+        hard += [self._case(name, dims) for name in (*UNEQUAL, *ZEROS, *NANS[:-1])]
         if weights_of(self.pass_, self.operator.slab_dim):
             hard.append(self._case(NANS[-1], dims))
         return hard
+
+    def _layouts(self, constants: Collection[str]) -> list[Case]:
+        """Ordinary values at other strides and addresses."""
+        # Two rows at least, or the stride between them is never used.
+        dims = self._reduced(self.sizes.rows, self.sizes.small, constants, times=2, least=FEW)
+        layouts: list[Layout] = []
+        if any(t.free_strides for t in self.pass_.inputs):
+            layouts += ["strided", "odd strides"]
+            if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
+                layouts.append("permuted")
+            layouts += [VIEWS, EXPANDED]
+        layouts += [SHARED, *SHIFTED]
+        return [self._case(NORMAL, dims, layout) for layout in layouts]
+
+    def _far(self, constants: Collection[str]) -> Iterator[Case]:
+        """Rows that are gigabytes apart, where the memory between them costs nothing."""
+        if any(t.free_strides for t in self.pass_.inputs):
+            dims = self._reduced(FEW, self.sizes.small, constants, times=2, least=FEW)
+            yield self._case(NORMAL, dims, FAR)
+
+    def _unequal(self, constants: Collection[str]) -> Iterator[Case]:
+        """Several of every dim that repeats the work, no two the same, not all powers of two."""
+        repeats = [
+            name
+            for name in self.operator.repeats
+            if name not in constants and not self._is_implied(name)
+        ]
+        if len(repeats) > 1:
+            dims = dict(self._reduced(FEW, self.sizes.small, constants, times=2, least=FEW))
+            middle = {name: 5 + 2 * place for place, name in enumerate(repeats[1:-1])}
+            dims |= {repeats[0]: 2, **middle, repeats[-1]: 3}
+            yield self._case(NORMAL, tuple(dims.items()))
 
     def _ragged(self, constants: Collection[str]) -> Iterator[Case]:
         """One run-time dim at a time at awkward extents."""
@@ -372,10 +404,10 @@ class Schedule:
         )
 
     def _reduced(
-        self, rows: int, budget: int, constants: Collection[str], times: int = 1
+        self, rows: int, budget: int, constants: Collection[str], times: int = 1, least: int = 1
     ) -> tuple[tuple[str, int], ...]:
         """Few rows of the slab dim, few steps; where that is not enough, less of the other run-time
-        dims.
+        dims. At least `least` rows, if one fits.
         """
         slab = self.operator.slab_dim
         dims = {
@@ -384,7 +416,7 @@ class Schedule:
             if name not in constants and self.problem.dim(name) > SHORT
         }
         if slab is not None and slab not in constants:
-            fits = max(1, budget // max(self._row_bytes(slab), 1))
+            fits = max(least, budget // max(self._bytes({**dims, slab: 1}), 1))
             if slab in self.operator.repeats:  # a row is a whole sequence there, not a line
                 rows = min(rows, QUICK)
             dims[slab] = min(rows, fits)

@@ -10,20 +10,33 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kgen.check.buffers import Guarded, contiguous_strides, fingerprint, guarded
-from kgen.check.case import NORMAL, SHIFTED, Case, Layout
+from kgen.check.buffers import Guarded, contiguous_strides, far, fingerprint, guarded
+from kgen.check.case import EXPANDED, FAR, NORMAL, SHARED, SHIFTED, VIEWS, Case, Layout
 from kgen.check.cases import GPU_SIZES, HOST_SIZES, Schedule, Sizes
 from kgen.check.hard_values import (
     LARGE_SCALAR,
+    NONFINITE,
     UNEQUAL,
     base_of,
     linear_in,
     opposite_of,
     scalars_times,
     with_hard_values,
+    with_nearby_values,
+    with_shared_values,
 )
 from kgen.check.input_set import InputSet
-from kgen.check.layouts import gap, output_strides, padded, permuted
+from kgen.check.layouts import (
+    expanded_strides,
+    far_strides,
+    gap,
+    output_strides,
+    padded,
+    permuted,
+    shared_dim,
+    side_by_side,
+    write,
+)
 from kgen.check.oracle import (
     WHOLE,
     Bound,
@@ -140,14 +153,14 @@ class Fixture:
             self._kept.move_to_end(case)
             return self._kept[case]
         made = self._make(case)
-        if not case.fresh:
+        if not case.fresh and case.layout != FAR:
             self._kept[case] = made
         return made
 
     def put_values(self, made: InputSet, case: Case) -> None:
         """Overwrite a set's inputs, in their buffers, with the values of another case."""
         for name, value in self.values(case, made.problem).items():
-            made.inputs[name].tensor.copy_(value)
+            write(made.inputs[name].tensor, value)
             if name in made.initial:
                 made.initial[name].copy_(value)
 
@@ -221,12 +234,7 @@ class Fixture:
         self._make_room(base + (reference_bytes if keep else 0))
         drawn = self._draw(case, problem)
         self._demand_values(case, drawn)
-        inputs = {
-            name: self._guard(
-                t, value, case.layout if case.only in ("", name) else "contiguous", place)
-            for place, (t, (name, value)) in enumerate(
-                zip(self.pass_.inputs, drawn.items(), strict=True))
-        }
+        inputs = self._buffers(case, drawn)
         del drawn
         prints = {name: fingerprint(buffer) for name, buffer in inputs.items()}
         bounds, cached = self._evaluate(case, problem, inputs, keep)
@@ -276,7 +284,21 @@ class Fixture:
                 case, drawn, self.pass_, problem, self._linear_names, self.operator.slab_dim,
                 self.operator.signature.packing,
             )
+        elif name not in (NORMAL, NONFINITE):
+            drawn = with_nearby_values(drawn, self._linear_names)
+        if case.layout == SHARED:
+            drawn, _ = self._shared(drawn)
+        if case.layout == EXPANDED:
+            drawn = {
+                t.name: _repeated(t, drawn[t.name]) if case.only in ("", t.name) else drawn[t.name]
+                for t in self.pass_.inputs
+            }
         return drawn
+
+    def _shared(self, drawn: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+        return with_shared_values(
+            drawn, self.pass_, self._linear_names, bool(self.operator.serial_dims)
+        )
 
     @property
     def _linear_names(self) -> frozenset[str]:
@@ -301,6 +323,27 @@ class Fixture:
                     "  next: draw random values there"
                 )
 
+    def _buffers(self, case: Case, drawn: Mapping[str, Tensor]) -> dict[str, Guarded]:
+        """The inputs in guarded memory, in the case's layout."""
+        together: dict[str, Guarded] = {}
+        of: dict[str, str] = {}
+        if case.layout == VIEWS:
+            together = side_by_side(self.pass_.inputs, drawn, self.device)
+            for name, buffer in together.items():
+                write(buffer.tensor, drawn[name])
+        elif case.layout == SHARED:
+            _, of = self._shared(drawn)
+        inputs: dict[str, Guarded] = {}
+        for place, t in enumerate(self.pass_.inputs):
+            layout = case.layout if case.only in ("", t.name) else "contiguous"
+            if t.name in together:
+                inputs[t.name] = together[t.name]
+            elif t.name in of:
+                inputs[t.name] = inputs[of[t.name]]
+            else:
+                inputs[t.name] = self._guard(t, drawn[t.name], layout, place)
+        return inputs
+
     def _guard(
         self, declared: Declared, value: Tensor, layout: Layout, place: int
     ) -> Guarded:
@@ -308,6 +351,12 @@ class Fixture:
         strides = contiguous_strides(shape)
         if layout == "permuted":
             strides = permuted(declared, shape)
+        elif layout == EXPANDED:
+            strides = expanded_strides(declared, shape)
+        elif layout == FAR and shared_dim(declared, shape) is not None:
+            buffer: Guarded = far(shape, value.dtype, far_strides(declared, shape))
+            buffer.tensor.copy_(value)
+            return buffer
         elif layout in ("strided", "odd strides") and declared.free_strides:
             pad = gap(value.element_size(), place, layout == "odd strides")
             strides = padded(declared, shape, pad, layout == "strided")
@@ -316,7 +365,7 @@ class Fixture:
             shift = {"shifted": 1, "shifted 8 bytes": max(1, 8 // value.element_size()),
                      "shifted 16 bytes": max(1, 16 // value.element_size())}[layout]
         buffer = guarded(shape, value.dtype, self.device, strides, shift)
-        buffer.tensor.copy_(value)
+        write(buffer.tensor, value)
         return buffer
 
     def _evaluate(
@@ -327,7 +376,7 @@ class Fixture:
         kind = (case.name, problem)
         if case.fresh and kind in self._bounds_of_kind:
             return self._bounds_of_kind[kind], None
-        values_of = replace(case, layout="contiguous", only="")
+        values_of = case.values
         if keep and self._last is not None and self._last[0] == values_of:
             return self._last[1]
         pool = self._pool_bounds()
@@ -429,6 +478,12 @@ def guard_numbers(fixture: Fixture, made: InputSet) -> dict[str, int | str]:
                 tensors[t.name].stride(t.dims.index(dim)) if t.name in tensors else 0
             )
     return numbers
+
+
+def _repeated(declared: Declared, value: Tensor) -> Tensor:
+    """Values that are the same along the dim that an expanded tensor repeats."""
+    dim = shared_dim(declared, tuple(value.shape))
+    return value if dim is None else value.narrow(dim, 0, 1).expand_as(value).contiguous()
 
 
 def _is_zero(value: Tensor) -> Tensor:
