@@ -30,10 +30,10 @@ from kgen.check.layouts import (
     expanded_strides,
     far_strides,
     gap,
+    long_dim,
     output_strides,
     padded,
     permuted,
-    shared_dim,
     side_by_side,
     write,
 )
@@ -48,6 +48,7 @@ from kgen.check.oracle import (
     slabs,
     torch_dtype,
 )
+from kgen.check.sound import demand_sound
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
 from kgen.model.signature import Tensor as Declared
@@ -290,8 +291,10 @@ class Fixture:
             drawn, _ = self._shared(drawn)
         if case.layout == EXPANDED:
             drawn = {
-                t.name: _repeated(t, drawn[t.name]) if case.only in ("", t.name) else drawn[t.name]
-                for t in self.pass_.inputs
+                t.name: _repeated(drawn[t.name], long_dim(t, tuple(drawn[t.name].shape), place))
+                if case.only in ("", t.name)
+                else drawn[t.name]
+                for place, t in enumerate(self.pass_.inputs)
             }
         return drawn
 
@@ -352,8 +355,8 @@ class Fixture:
         if layout == "permuted":
             strides = permuted(declared, shape)
         elif layout == EXPANDED:
-            strides = expanded_strides(declared, shape)
-        elif layout == FAR and shared_dim(declared, shape) is not None:
+            strides = expanded_strides(shape, long_dim(declared, shape, place))
+        elif layout == FAR and long_dim(declared, shape) is not None:
             buffer: Guarded = far(shape, value.dtype, far_strides(declared, shape))
             buffer.tensor.copy_(value)
             return buffer
@@ -436,6 +439,8 @@ class Fixture:
                 what = self._name(case, problem)
                 pool = combine(losses, pool, self.pass_, problem, what, self._rounding)
             self._pool = pool
+            oracle = Oracle(self.operator, self.pass_, self._asked | self.scalars)
+            demand_sound(self.operator, self.pass_, self.problem, oracle, pool, self.device)
         return self._pool
 
     def scalars_of(self, case: Case) -> dict[str, float]:
@@ -480,9 +485,8 @@ def guard_numbers(fixture: Fixture, made: InputSet) -> dict[str, int | str]:
     return numbers
 
 
-def _repeated(declared: Declared, value: Tensor) -> Tensor:
+def _repeated(value: Tensor, dim: int | None) -> Tensor:
     """Values that are the same along the dim that an expanded tensor repeats."""
-    dim = shared_dim(declared, tuple(value.shape))
     return value if dim is None else value.narrow(dim, 0, 1).expand_as(value).contiguous()
 
 

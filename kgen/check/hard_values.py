@@ -97,6 +97,18 @@ def with_hard_values(
     return found
 
 
+def few_elements(operator: Operator, problem: Problem) -> Problem:
+    """The problem with a few elements of each dim: enough to say of what kind a definition is."""
+    signature = operator.signature
+    implied = signature.implied(dict(problem.dtypes))
+    few = {
+        dim.name: max(dim.smallest, _STEPS if dim.name in operator.serial_dims else _EXTENT)
+        for dim in signature.dims
+        if implied is None or dim.name != implied[0]
+    }
+    return with_dims(problem, few, signature)
+
+
 def with_nearby_values(
     drawn: Mapping[str, Tensor], linear: frozenset[str]
 ) -> dict[str, Tensor]:
@@ -173,14 +185,7 @@ def linear_in(
         arguments: Scalars and options of the definition.
         device: Where to evaluate.
     """
-    signature = operator.signature
-    implied = signature.implied(dict(problem.dtypes))
-    few = {
-        dim.name: max(dim.smallest, _STEPS if dim.name in operator.serial_dims else _EXTENT)
-        for dim in signature.dims
-        if implied is None or dim.name != implied[0]
-    }
-    small = with_dims(problem, few, signature)
+    small = few_elements(operator, problem)
     generator = torch.Generator(device=device).manual_seed(0)
     drawn = operator.make_inputs(pass_.name, small, NORMAL, generator, device)
     inputs = {

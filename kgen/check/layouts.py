@@ -63,19 +63,22 @@ def output_strides(
     return dense_strides(like.shape, like.stride())
 
 
-def shared_dim(declared: Declared, shape: tuple[int, ...]) -> int | None:
-    """The first dim of free strides with several elements; None if there is none."""
+def long_dim(declared: Declared, shape: tuple[int, ...], place: int = 0) -> int | None:
+    """One of the dims of free strides with several elements; None if there is none.
+
+    Args:
+        declared, shape: Of an input.
+        place: Of the input among the inputs: not all have the same dim.
+    """
     if declared.in_out:
         return None
-    return next(
-        (i for i, dim in enumerate(declared.dims) if dim in declared.free_strides and shape[i] > 1),
-        None,
-    )
+    free = [i for i, dim in enumerate(declared.dims) if dim in declared.free_strides]
+    long = [i for i in free if shape[i] > 1]
+    return long[place % len(long)] if long else None
 
 
-def expanded_strides(declared: Declared, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Contiguous strides of what `shared_dim` repeats, which itself has a stride of 0."""
-    dim = shared_dim(declared, shape)
+def expanded_strides(shape: tuple[int, ...], dim: int | None) -> tuple[int, ...]:
+    """Contiguous strides of one element of a dim, which itself has a stride of 0."""
     if dim is None:
         return contiguous_strides(shape)
     strides = list(contiguous_strides((*shape[:dim], 1, *shape[dim + 1 :])))
@@ -87,8 +90,8 @@ _FAR = 2**32 + 64
 
 
 def far_strides(declared: Declared, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Contiguous strides, but that of `shared_dim` is beyond 32 bits."""
-    dim = shared_dim(declared, shape)
+    """Contiguous strides, but that of `long_dim` is beyond 32 bits."""
+    dim = long_dim(declared, shape)
     strides = list(contiguous_strides(shape))
     if dim is not None:
         strides[dim] += _FAR
