@@ -48,7 +48,7 @@ from kgen.check.oracle import (
     slabs,
     torch_dtype,
 )
-from kgen.check.sound import demand_sound
+from kgen.check.sound import demand_narrow, demand_sound
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
 from kgen.model.signature import Tensor as Declared
@@ -136,6 +136,7 @@ class Fixture:
         # Of the last set that is kept: sets that differ in their layout alone have one oracle.
         self._last: tuple[Case, Evaluated] | None = None
         self._linear: frozenset[str] | None = None
+        self._nearest: Mapping[str, float] | None = None
         self._trials = 0
 
     def next_seed(self) -> int:
@@ -218,7 +219,17 @@ class Fixture:
             for t in self.pass_.results
         )
 
+    def _demand_sound(self) -> Mapping[str, float]:
+        """Ask once, before anything else of the operator is called; see `demand_sound`."""
+        if self._nearest is None:
+            oracle = Oracle(self.operator, self.pass_, self._asked | self.scalars)
+            self._nearest = demand_sound(
+                self.operator, self.pass_, self.problem, oracle, self.device
+            )
+        return self._nearest
+
     def _make(self, case: Case) -> InputSet:
+        self._demand_sound()
         problem = case.problem(self.problem, self.operator.signature)
         self._recent = None
         outputs_bytes = sum(
@@ -439,8 +450,7 @@ class Fixture:
                 what = self._name(case, problem)
                 pool = combine(losses, pool, self.pass_, problem, what, self._rounding)
             self._pool = pool
-            oracle = Oracle(self.operator, self.pass_, self._asked | self.scalars)
-            demand_sound(self.operator, self.pass_, self.problem, oracle, pool, self.device)
+            demand_narrow(self.operator, self._demand_sound(), pool)
         return self._pool
 
     def scalars_of(self, case: Case) -> dict[str, float]:

@@ -84,8 +84,8 @@ def with_hard_values(
         return dict(_with_nans(drawn, chosen))
     if case.name in ZEROS:
         place = -ZEROS.index(case.name)
-        chosen = [name for name in drawn if name in linear][place : place + 1 or None]
-        return {n: torch.zeros_like(v) if n in chosen else v for n, v in drawn.items()}
+        silent = [name for name in drawn if name in linear][place : place + 1 or None]
+        return {n: torch.zeros_like(v) if n in silent else v for n, v in drawn.items()}
     is_fp16 = any(problem.dtype(t.dtype).torch == "float16" for t in pass_.tensors)
     up = 7 if is_fp16 else 16
     found = dict(drawn)

@@ -7,6 +7,8 @@ Asked of a problem of a few elements, in float64, so that the answer costs a few
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -26,16 +28,17 @@ def demand_sound(
     pass_: Pass,
     problem: Problem,
     oracle: Oracle,
-    bounds: dict[str, Bound],
     device: torch.device,
-) -> None:
-    """Refuse an operator whose definition, inputs or scale would let a wrong kernel pass.
+) -> dict[str, float]:
+    """Refuse an operator whose definition or inputs would let a wrong kernel pass.
 
     Args:
         operator, pass_, problem: What is verified.
         oracle: Evaluates the definition.
-        bounds: Of ordinary inputs, by output.
         device: Where to evaluate.
+    Returns:
+        Per output, how far zeros and the outputs of other inputs are from it, the nearer of both,
+        as a share of its scale: what `demand_narrow` compares with the bounds.
     Raises:
         VerifyError: If they would, with what to do about it.
     """
@@ -66,8 +69,9 @@ def demand_sound(
     repeated, _ = oracle.exact(one)
     others, _ = oracle.exact(other)
     _demand_state(operator, "the definition", before, device)
+    nearest: dict[str, float] = {}
     for t in pass_.results:
-        y, bound = values[t.name], bounds[t.name].bound
+        y = values[t.name]
         if y.numel() == 0:
             continue
         if not bool(y.isfinite().any()):
@@ -89,10 +93,27 @@ def demand_sound(
                 "that a kernel need not compute it\n"
                 "  next: mend the definition, or leave this output out"
             )
-        if min(apart, _difference(y, torch.zeros_like(y), scale)) <= bound:
+        nearest[t.name] = min(apart, _difference(y, torch.zeros_like(y), scale))
+    return nearest
+
+
+def demand_narrow(
+    operator: Operator, nearest: Mapping[str, float], bounds: Mapping[str, Bound]
+) -> None:
+    """Refuse a scale beside which every error is small.
+
+    Args:
+        operator: What is verified.
+        nearest: From `demand_sound`.
+        bounds: Of ordinary inputs, by output.
+    Raises:
+        VerifyError: If one is so wide.
+    """
+    for name, distance in nearest.items():
+        if distance <= bounds[name].bound:
             raise VerifyError(
-                f"{operator.name}: a kernel that returned zeros, or '{t.name}' of other inputs, "
-                f"would be within the bound of {bound:.3g}\n"
+                f"{operator.name}: a kernel that returned zeros, or '{name}' of other inputs, "
+                f"would be within the bound of {bounds[name].bound:.3g}\n"
                 "  next: give the operator a smaller `scale`, or none"
             )
 

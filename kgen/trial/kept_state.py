@@ -27,7 +27,9 @@ _POINTER_TO = re.compile(r"\*(?!\s*const\b)[^*]*$")
 _RECORD = re.compile(r"\b(struct|class|union|enum)\b")
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'')
 _NAMESPACE = re.compile(r"^(inline\s+)?namespace\b|^extern\s*\"\"$")
-_NO_VARIABLE = re.compile(r"^(namespace|using|typedef|static_assert|friend|template|asm|goto)\b|^extern\s(?!\"\")")
+_NO_VARIABLE = re.compile(
+    r"^(namespace|using|typedef|static_assert|friend|template|asm)\b|^extern\s(?!\"\")"
+)
 _NUMBER_IN_BRACKETS = re.compile(r"^[\w:<>\s,*&]+\s[\w]+\s*\(\s*[-+.\d]")
 
 
