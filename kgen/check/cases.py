@@ -374,7 +374,7 @@ class Schedule:
                     case = self._case(NORMAL, tuple(dims.items()))
                     yield case if extent == wanted else replace(case, shortened=((name, wanted),))
                     break
-                extent = extent // 2 + 1
+                extent -= extent // 4
 
     def _whole_tiles(
         self, constants: Collection[str], threads: Threads | None = None
