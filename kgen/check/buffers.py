@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from enum import Enum
 
@@ -117,6 +118,40 @@ def guarded(
     return buffer
 
 
+class NoRoomError(Exception):
+    """There are no addresses for a tensor of far rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Far(Guarded):
+    """A tensor on the CPU whose rows are gigabytes apart; memory is taken where they are.
+
+    Nothing watches what lies between them.
+    """
+
+    def damage(self) -> tuple[Tensor, Tensor]:
+        """See `Guarded`; never any."""
+        return torch.tensor(False), torch.tensor(False)
+
+
+def far(shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...]) -> Far:
+    """Allocate a tensor of zeros with a stride beyond 32 bits.
+
+    Raises:
+        NoRoomError: If the system does not give that many addresses.
+    """
+    span = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)
+    try:
+        memory = mmap.mmap(
+            -1, span * dtype.itemsize, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | no_reserve
+        )
+    except (OSError, ValueError, OverflowError) as problem:
+        raise NoRoomError(str(problem)) from None
+    whole = torch.frombuffer(memory, dtype=dtype, count=span)
+    return Far(whole.as_strided(shape, strides), whole[:0], 0, 0)
+
+
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides, in elements, of a contiguous tensor."""
     strides: list[int] = []
@@ -135,6 +170,8 @@ def fingerprint(buffer: Guarded) -> Tensor:
     no second buffer of the size of the data. Any single change shows; several changes hide only
     if they cancel exactly within one such sum.
     """
+    if isinstance(buffer, Far):
+        return buffer.tensor.contiguous().view(torch.int16)
     words = buffer.arena.view(torch.int64)
     rows = words.numel() // _COLUMNS
     if rows < 2:

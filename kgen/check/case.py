@@ -13,9 +13,13 @@ NORMAL = "normal"
 
 Layout = Literal[
     "contiguous", "strided", "odd strides", "permuted", "shifted", "shifted 8 bytes",
-    "shifted 16 bytes",
+    "shifted 16 bytes", "views", "shared", "expanded", "far",
 ]
 SHIFTED: tuple[Layout, ...] = ("shifted", "shifted 8 bytes", "shifted 16 bytes")
+VIEWS: Layout = "views"
+SHARED: Layout = "shared"
+EXPANDED: Layout = "expanded"
+FAR: Layout = "far"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,10 @@ class Case:
             contiguous (a vector load stays aligned), an odd number of elements more, or with the
             last two of the dims whose strides are free changing places in memory. No two inputs
             have the same gaps. `shifted`: contiguous, and every input begins one element, 8 or 16
-            bytes behind an aligned address, as a view may.
+            bytes behind an aligned address, as a view may. `views`: inputs of one dtype lie side by
+            side in the rows of one tensor. `shared`: inputs of one shape and dtype are the same
+            memory. `expanded`: a stride is 0. `far`: a stride does not fit into 32 bits. The values
+            of `shared` and `expanded` are equal where the memory is.
         seed: Of the generator.
         fresh: Whether the seed is a trial's own, so that keeping the set is no use.
         scalars: Values of the pass's scalars; none for the fixture's own.
@@ -58,6 +65,13 @@ class Case:
         return f"{wanted.label} ({' '.join(instead)} instead)"
 
     @property
+    def values(self) -> Case:
+        """The case without what its values do not depend on."""
+        if self.layout in (SHARED, EXPANDED):
+            return self
+        return replace(self, layout="contiguous", only="")
+
+    @property
     def label(self) -> str:
         """As in a verdict: `normal M=65 strided`, `normal M=65 shifted x`."""
         parts = [self.name, *(f"{name}={value}" for name, value in (*self.dims, *self.scalars))]
@@ -77,7 +91,7 @@ def one_by_one(case: Case, pass_: Pass) -> list[Case]:
 
     Guards that refuse the set may do so for one input, and forget another.
     """
-    if case.layout not in ("strided", "odd strides", *SHIFTED):
+    if case.layout not in ("strided", "odd strides", EXPANDED, *SHIFTED):
         return []
     having = [t.name for t in pass_.inputs if case.layout in SHIFTED or t.free_strides]
     return [replace(case, only=name) for name in having] if len(having) > 1 else []

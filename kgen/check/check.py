@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kgen.check.buffers import Fill, Guarded, fingerprint, guarded
+from kgen.check.buffers import Fill, Guarded, NoRoomError, fingerprint, guarded
 from kgen.check.case import NORMAL, Case, one_by_one, other_case
 from kgen.check.errors import (
     explained,
@@ -57,6 +57,7 @@ def verify(
     launches: int | None = None,
     steady: Sequence[tuple[str, int]] = (),
     threads: Threads | None = None,
+    far: bool = False,
 ) -> Verdict:
     """Try a kernel on one input set after another until one refuses it.
 
@@ -87,6 +88,7 @@ def verify(
         launches: On the values of each input set; None for the level's own number.
         steady: (dim, extent): how far a host run must go, see `kgen.check.steady`.
         threads: Of all CTAs for a problem; a host run shortens sets that take too many.
+        far: Whether a host run may have rows that are gigabytes apart: addresses, not memory.
     Returns:
         The verdict.
     Raises:
@@ -99,7 +101,7 @@ def verify(
     schedule = fixture.schedule
     skipped: list[str] = []
     if level == "host":
-        cases, skipped = schedule.host(seed, constants, steady, threads)
+        cases, skipped = schedule.host(seed, constants, steady, threads, far)
     elif level == "certify":
         cases = schedule.certify(seed, constants)
     else:
@@ -111,7 +113,11 @@ def verify(
     with torch.no_grad():
         while queue:
             case = queue.popleft()
-            made = fixture.input_set(case)
+            try:
+                made = fixture.input_set(case)
+            except NoRoomError:
+                skipped.append(case.label)
+                continue
             if admits is not None and not admits(guard_numbers(fixture, made), made.tensors):
                 skipped.append(case.label)
                 if level != "trial" and not case.only:

@@ -7,10 +7,25 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from kgen.check.buffers import Guarded, contiguous_strides, guarded
-from kgen.check.case import NORMAL, SHIFTED, Case, Layout
-from kgen.check.hard_values import base_of, with_hard_values
-from kgen.check.layouts import gap, padded, permuted
+from kgen.check.buffers import Guarded, contiguous_strides, far, guarded
+from kgen.check.case import EXPANDED, FAR, NORMAL, SHARED, SHIFTED, VIEWS, Case, Layout
+from kgen.check.hard_values import (
+    NONFINITE,
+    base_of,
+    with_hard_values,
+    with_nearby_values,
+    with_shared_values,
+)
+from kgen.check.layouts import (
+    expanded_strides,
+    far_strides,
+    gap,
+    long_dim,
+    padded,
+    permuted,
+    side_by_side,
+    write,
+)
 from kgen.check.precision import torch_dtype
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
@@ -58,7 +73,32 @@ def drawn_inputs(
             case, drawn, pass_, problem, linear_names(), operator.slab_dim,
             operator.signature.packing,
         )
+    elif name not in (NORMAL, NONFINITE):
+        drawn = with_nearby_values(drawn, linear_names())
+    if case.layout == SHARED:
+        drawn, _ = _shared(operator, pass_, drawn, linear_names)
+    if case.layout == EXPANDED:
+        drawn = {
+            t.name: _repeated(drawn[t.name], long_dim(t, tuple(drawn[t.name].shape), place))
+            if case.only in ("", t.name)
+            else drawn[t.name]
+            for place, t in enumerate(pass_.inputs)
+        }
     return drawn
+
+
+def _shared(
+    operator: Operator,
+    pass_: Pass,
+    drawn: Mapping[str, Tensor],
+    linear_names: Callable[[], frozenset[str]],
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    return with_shared_values(drawn, pass_, linear_names(), bool(operator.serial_dims))
+
+
+def _repeated(value: Tensor, dim: int | None) -> Tensor:
+    """Values that are the same along the dim that an expanded tensor repeats."""
+    return value if dim is None else value.narrow(dim, 0, 1).expand_as(value).contiguous()
 
 
 def demand_values(
@@ -83,6 +123,44 @@ def demand_values(
 
 
 def laid_out(
+    operator: Operator,
+    pass_: Pass,
+    case: Case,
+    drawn: Mapping[str, Tensor],
+    linear_names: Callable[[], frozenset[str]],
+    device: torch.device,
+) -> dict[str, Guarded]:
+    """Copy the inputs of a case into guarded memory, in its layout.
+
+    Args:
+        operator: Drew them.
+        pass_: One of its passes.
+        case: Says how they lie.
+        drawn: By name, in the order of the pass.
+        linear_names: As in `drawn_inputs`.
+        device: Where kernels run.
+    """
+    together: dict[str, Guarded] = {}
+    of: dict[str, str] = {}
+    if case.layout == VIEWS:
+        together = side_by_side(pass_.inputs, drawn, device)
+        for name, buffer in together.items():
+            write(buffer.tensor, drawn[name])
+    elif case.layout == SHARED:
+        _, of = _shared(operator, pass_, drawn, linear_names)
+    inputs: dict[str, Guarded] = {}
+    for place, t in enumerate(pass_.inputs):
+        layout = case.layout if case.only in ("", t.name) else "contiguous"
+        if t.name in together:
+            inputs[t.name] = together[t.name]
+        elif t.name in of:
+            inputs[t.name] = inputs[of[t.name]]
+        else:
+            inputs[t.name] = _laid_out(t, drawn[t.name], layout, place, device)
+    return inputs
+
+
+def _laid_out(
     declared: Declared, value: Tensor, layout: Layout, place: int, device: torch.device
 ) -> Guarded:
     """Copy an input into a guarded buffer.
@@ -98,6 +176,12 @@ def laid_out(
     strides = contiguous_strides(shape)
     if layout == "permuted":
         strides = permuted(declared, shape)
+    elif layout == EXPANDED:
+        strides = expanded_strides(shape, long_dim(declared, shape, place))
+    elif layout == FAR and long_dim(declared, shape) is not None:
+        buffer: Guarded = far(shape, value.dtype, far_strides(declared, shape))
+        buffer.tensor.copy_(value)
+        return buffer
     elif layout in ("strided", "odd strides") and declared.free_strides:
         pad = gap(value.element_size(), place, layout == "odd strides")
         strides = padded(declared, shape, pad, layout == "strided")
@@ -106,7 +190,7 @@ def laid_out(
         shift = {"shifted": 1, "shifted 8 bytes": max(1, 8 // value.element_size()),
                  "shifted 16 bytes": max(1, 16 // value.element_size())}[layout]
     buffer = guarded(shape, value.dtype, device, strides, shift)
-    buffer.tensor.copy_(value)
+    write(buffer.tensor, value)
     return buffer
 
 

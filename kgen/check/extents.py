@@ -61,10 +61,10 @@ class Extents:
         return tensor_bytes(self.pass_, self._with(dims))
 
     def reduced(
-        self, rows: int, budget: int, constants: Collection[str], times: int = 1
+        self, rows: int, budget: int, constants: Collection[str], times: int = 1, least: int = 1
     ) -> Dims:
         """Few rows of the slab dim, few steps; where that is not enough, less of the other run-time
-        dims.
+        dims. At least `least` rows, if one fits.
         """
         slab = self.operator.slab_dim
         dims = {
@@ -73,7 +73,7 @@ class Extents:
             if name not in constants and self.problem.dim(name) > SHORT
         }
         if slab is not None and slab not in constants:
-            fits = max(1, budget // max(self._row_bytes(slab), 1))
+            fits = max(least, budget // max(self.bytes({**dims, slab: 1}), 1))
             if slab in self.operator.repeats:  # a row is a whole sequence there, not a line
                 rows = min(rows, QUICK)
             dims[slab] = min(rows, fits)
@@ -120,6 +120,18 @@ class Extents:
                 if self.bytes(dims) <= max(self.sizes.small, self.bytes({})):
                     yield dims
 
+    def unequal(self, constants: Collection[str]) -> Iterator[Dims]:
+        """Several of every dim that repeats the work, no two the same, not all powers of two."""
+        repeats = [
+            name
+            for name in self.operator.repeats
+            if name not in constants and not self._is_implied(name)
+        ]
+        if len(repeats) > 1:
+            dims = self.reduced(FEW, self.sizes.small, constants, times=2, least=FEW)
+            middle = {name: 5 + 2 * place for place, name in enumerate(repeats[1:-1])}
+            yield dims | {repeats[0]: 2, **middle, repeats[-1]: 3}
+
     def beyond(
         self, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[tuple[Dims, tuple[tuple[str, int], ...]]]:
@@ -144,7 +156,7 @@ class Extents:
                 if self._is_modest(dims, threads, times):
                     yield dims, () if extent == wanted else ((name, wanted),)
                     break
-                extent = extent // 2 + 1
+                extent -= extent // 4
 
     def whole_tiles(
         self, constants: Collection[str], threads: Threads | None = None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kgen.check.bounds import Bound, combine
 from kgen.check.buffers import Guarded, fingerprint, guarded
-from kgen.check.case import Case
+from kgen.check.case import FAR, Case
 from kgen.check.drawing import demand_values, drawn_inputs, laid_out
 from kgen.check.hard_values import (
     LARGE_SCALAR,
@@ -22,11 +22,12 @@ from kgen.check.hard_values import (
     scalars_times,
 )
 from kgen.check.input_set import InputSet
-from kgen.check.layouts import output_strides
+from kgen.check.layouts import output_strides, write
 from kgen.check.oracle import WHOLE, Oracle, Reference, Slab, slabs
 from kgen.check.precision import rounding_of, torch_dtype
 from kgen.check.schedule import Schedule
 from kgen.check.sizes import GPU_SIZES, HOST_SIZES, Sizes
+from kgen.check.sound import demand_narrow, demand_sound
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
 from kgen.operators.base import Operator
@@ -113,6 +114,7 @@ class Fixture:
         # Of the last set that is kept: sets that differ in their layout alone have one oracle.
         self._last: tuple[Case, Evaluated] | None = None
         self._linear: frozenset[str] | None = None
+        self._nearest: Mapping[str, float] | None = None
         self._trials = 0
 
     def next_seed(self) -> int:
@@ -131,14 +133,14 @@ class Fixture:
             self._kept.move_to_end(case)
             return self._kept[case]
         made = self._make(case)
-        if not case.fresh:
+        if not case.fresh and case.layout != FAR:
             self._kept[case] = made
         return made
 
     def put_values(self, made: InputSet, case: Case) -> None:
         """Overwrite a set's inputs, in their buffers, with the values of another case."""
         for name, value in self.values(case, made.problem).items():
-            made.inputs[name].tensor.copy_(value)
+            write(made.inputs[name].tensor, value)
             if name in made.initial:
                 made.initial[name].copy_(value)
 
@@ -197,7 +199,17 @@ class Fixture:
             for t in self.pass_.results
         )
 
+    def _demand_sound(self) -> Mapping[str, float]:
+        """Ask once, before anything else of the operator is called; see `demand_sound`."""
+        if self._nearest is None:
+            oracle = Oracle(self.operator, self.pass_, self._asked | self.scalars)
+            self._nearest = demand_sound(
+                self.operator, self.pass_, self.problem, oracle, self.device
+            )
+        return self._nearest
+
     def _make(self, case: Case) -> InputSet:
+        self._demand_sound()
         problem = case.problem(self.problem, self.operator.signature)
         self._recent = None
         outputs_bytes = sum(
@@ -214,13 +226,9 @@ class Fixture:
         self._make_room(base + (reference_bytes if keep else 0))
         drawn = self.values(case, problem)
         demand_values(self.operator, self.pass_, case, drawn)
-        inputs = {
-            name: laid_out(
-                t, value, case.layout if case.only in ("", name) else "contiguous", place,
-                self.device)
-            for place, (t, (name, value)) in enumerate(
-                zip(self.pass_.inputs, drawn.items(), strict=True))
-        }
+        inputs = laid_out(
+            self.operator, self.pass_, case, drawn, lambda: self._linear_names, self.device
+        )
         del drawn
         prints = {name: fingerprint(buffer) for name, buffer in inputs.items()}
         bounds, cached = self._evaluate(case, problem, inputs, keep)
@@ -266,7 +274,7 @@ class Fixture:
         kind = (case.name, problem)
         if case.fresh and kind in self._bounds_of_kind:
             return self._bounds_of_kind[kind], None
-        values_of = replace(case, layout="contiguous", only="")
+        values_of = case.values
         if keep and self._last is not None and self._last[0] == values_of:
             return self._last[1]
         pool = self._pool_bounds()
@@ -326,6 +334,7 @@ class Fixture:
                 what = self._name(case, problem)
                 pool = combine(losses, pool, self.pass_, problem, what, self._rounding)
             self._pool = pool
+            demand_narrow(self.operator, self._demand_sound(), pool)
         return self._pool
 
     def scalars_of(self, case: Case) -> dict[str, float]:

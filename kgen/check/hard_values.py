@@ -10,6 +10,12 @@ seen. Which inputs those are is found out with the definition: other inputs, suc
 range of their own. With them scalars are as large, if outputs are linear in them, and packed
 sequences begin at whole numbers of tiles, which random cuts hardly do.
 
+`first zero`, `last zero`: the first, or the last, of the inputs in which all outputs are linear is
+0: the gradient of an output that the loss does not use, and that of a state.
+
+In an operator's own cases every second exact zero of the other inputs is -0, and every second
+infinite one 100 or -100: where an exponential overflows, a kernel may go wrong before infinity.
+
 `nan elsewhere`: a NaN in each input in which the operator's own case `nonfinite` has none. `nan in
 weights` has those in inputs without the slab dim, whose NaN reaches every row and hides all others;
 only in those in which outputs are linear: of a NaN in a decay, definitions differ.
@@ -30,6 +36,7 @@ from kgen.operators.base import Operator
 LARGE = "large"
 LARGE_CASES = (LARGE, "huge")
 UNEQUAL = ("large and small", "small and large")
+ZEROS = ("first zero", "last zero")
 NANS = ("nan elsewhere", "nan in weights")
 NONFINITE = "nonfinite"
 
@@ -44,7 +51,7 @@ LARGE_SCALAR = 2.75
 
 def base_of(operator: Operator, case: Case) -> str:
     """The operator's own case that a set's values are drawn from."""
-    if case.name in operator.cases or case.name not in (LARGE, *UNEQUAL, *NANS):
+    if case.name in operator.cases or case.name not in (LARGE, *UNEQUAL, *ZEROS, *NANS):
         return case.name
     if case.name in NANS and NONFINITE in operator.cases:
         return NONFINITE
@@ -63,7 +70,7 @@ def with_hard_values(
     """Turn the values that `base_of` draws into those of a set.
 
     Args:
-        case: Of the set, its name is `large`, one of `UNEQUAL` or `NANS`.
+        case: Of the set, its name is `large`, one of `UNEQUAL`, `ZEROS` or `NANS`.
         drawn: The inputs.
         pass_, problem: Of the set.
         linear: From `linear_in`.
@@ -75,6 +82,10 @@ def with_hard_values(
         weights = weights_of(pass_, slab_dim)
         chosen = linear & weights if case.name == NANS[1] else drawn.keys() - weights
         return dict(_with_nans(drawn, chosen))
+    if case.name in ZEROS:
+        place = -ZEROS.index(case.name)
+        silent = [name for name in drawn if name in linear][place : place + 1 or None]
+        return {n: torch.zeros_like(v) if n in silent else v for n, v in drawn.items()}
     is_fp16 = any(problem.dtype(t.dtype).torch == "float16" for t in pass_.tensors)
     up = 7 if is_fp16 else 16
     found = dict(drawn)
@@ -84,6 +95,77 @@ def with_hard_values(
     if packing is not None and packing.offsets in found:
         found[packing.offsets] = _at_tiles(found[packing.offsets])
     return found
+
+
+def few_elements(operator: Operator, problem: Problem) -> Problem:
+    """The problem with a few elements of each dim: enough to say of what kind a definition is."""
+    signature = operator.signature
+    implied = signature.implied(dict(problem.dtypes))
+    few = {
+        dim.name: max(dim.smallest, _STEPS if dim.name in operator.serial_dims else _EXTENT)
+        for dim in signature.dims
+        if implied is None or dim.name != implied[0]
+    }
+    return with_dims(problem, few, signature)
+
+
+def with_nearby_values(
+    drawn: Mapping[str, Tensor], linear: frozenset[str]
+) -> dict[str, Tensor]:
+    """Turn every second 0 of an operator's own case into -0, every second Inf into 100, but not in
+    inputs in which outputs are linear.
+    """
+    found = dict(drawn)
+    for name, value in drawn.items():
+        if name not in linear and value.is_floating_point():
+            zeros, infinite = value == 0, value.isinf()
+            changed = torch.where(_every_second(zeros), -torch.zeros_like(value), value)
+            found[name] = torch.where(
+                _every_second(infinite), value.sign() * torch.full_like(value, 100.0), changed
+            )
+    return found
+
+
+def _every_second(chosen: Tensor) -> Tensor:
+    """Of the true elements, in memory's order, the second, the fourth and so on."""
+    return chosen & (chosen.reshape(-1).cumsum(0).view(chosen.shape) % 2 == 0)
+
+
+def with_shared_values(
+    drawn: Mapping[str, Tensor], pass_: Pass, linear: frozenset[str], is_serial: bool
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Give inputs of one shape and dtype the values of the first of them.
+
+    An input in which outputs are linear takes any values. Others may need those of their own kind,
+    a decay below 0 or a rotation's vector, so they share only if no recurrence could grow by it,
+    and their signs and magnitudes are alike.
+
+    Returns:
+        The values, and by name of an input the one that it shares memory with.
+    """
+    found, of = dict(drawn), dict[str, str]()
+    for place, t in enumerate(pass_.inputs):
+        value = drawn[t.name]
+        if t.in_out or not value.is_floating_point() or value.numel() == 0:
+            continue
+        for other in pass_.inputs[:place]:
+            if other.name in of or other.in_out or drawn[other.name].dtype != value.dtype:
+                continue
+            if drawn[other.name].shape != value.shape:
+                continue
+            if t.name in linear or (not is_serial and _are_alike(drawn[other.name], value)):
+                found[t.name], of[t.name] = drawn[other.name], other.name
+                break
+    return found, of
+
+
+def _are_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether values may be of one distribution around 0."""
+    both = [x.double() for x in (one, other)]
+    if not all(bool((x > 0).any() and (x < 0).any()) for x in both):
+        return False
+    first, second = (float(x.square().mean()) for x in both)
+    return 0.25 * first <= second <= 4.0 * first
 
 
 def linear_in(
@@ -103,14 +185,7 @@ def linear_in(
         arguments: Scalars and options of the definition.
         device: Where to evaluate.
     """
-    signature = operator.signature
-    implied = signature.implied(dict(problem.dtypes))
-    few = {
-        dim.name: max(dim.smallest, _STEPS if dim.name in operator.serial_dims else _EXTENT)
-        for dim in signature.dims
-        if implied is None or dim.name != implied[0]
-    }
-    small = with_dims(problem, few, signature)
+    small = few_elements(operator, problem)
     generator = torch.Generator(device=device).manual_seed(0)
     drawn = operator.make_inputs(pass_.name, small, NORMAL, generator, device)
     inputs = {

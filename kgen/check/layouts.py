@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from kgen.check.buffers import Guarded, contiguous_strides
+import torch
+
+from kgen.check.buffers import Guarded, contiguous_strides, guarded
 from kgen.model.signature import Tensor as Declared
 from kgen.runtime.layout import dense_strides
 
@@ -59,3 +61,73 @@ def output_strides(
         return None
     like = inputs[declared.layout_of].tensor
     return dense_strides(like.shape, like.stride())
+
+
+def long_dim(declared: Declared, shape: tuple[int, ...], place: int = 0) -> int | None:
+    """One of the dims of free strides with several elements; None if there is none.
+
+    Args:
+        declared, shape: Of an input.
+        place: Of the input among the inputs: not all have the same dim.
+    """
+    if declared.in_out:
+        return None
+    free = [i for i, dim in enumerate(declared.dims) if dim in declared.free_strides]
+    long = [i for i in free if shape[i] > 1]
+    return long[place % len(long)] if long else None
+
+
+def expanded_strides(shape: tuple[int, ...], dim: int | None) -> tuple[int, ...]:
+    """Contiguous strides of one element of a dim, which itself has a stride of 0."""
+    if dim is None:
+        return contiguous_strides(shape)
+    strides = list(contiguous_strides((*shape[:dim], 1, *shape[dim + 1 :])))
+    strides[dim] = 0
+    return tuple(strides)
+
+
+_FAR = 2**32 + 64
+
+
+def far_strides(declared: Declared, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Contiguous strides, but that of `long_dim` is beyond 32 bits."""
+    dim = long_dim(declared, shape)
+    strides = list(contiguous_strides(shape))
+    if dim is not None:
+        strides[dim] += _FAR
+    return tuple(strides)
+
+
+def write(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy values into a tensor, of which elements may share memory if their values are equal."""
+    for dim, (extent, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if extent > 1 and stride == 0:
+            target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    target.copy_(value)
+
+
+def side_by_side(
+    declared: Sequence[Declared], values: Mapping[str, torch.Tensor], device: torch.device
+) -> dict[str, Guarded]:
+    """Put inputs side by side into the rows of one tensor, as a fused projection leaves them.
+
+    Those of one dtype, with the same dims but for the last, whose strides are free. Each begins at
+    a multiple of 16 bytes in a row, or some kernels could not be tried. Inputs that are alone are
+    left out.
+    """
+    groups: dict[tuple[object, ...], list[Declared]] = {}
+    for t in declared:
+        if not t.in_out and len(t.dims) > 1 and set(t.free_strides) == set(t.dims[:-1]):
+            groups.setdefault((t.dims[:-1], values[t.name].dtype), []).append(t)
+    found: dict[str, Guarded] = {}
+    for group in (group for group in groups.values() if len(group) > 1):
+        first = values[group[0].name]
+        unit = max(1, 16 // first.element_size())
+        widths = [-(-values[t.name].shape[-1] // unit) * unit for t in group]
+        whole = guarded((*first.shape[:-1], sum(widths)), first.dtype, device)
+        begin = 0
+        for t, width in zip(group, widths, strict=True):
+            view = whole.tensor.narrow(-1, begin, values[t.name].shape[-1])
+            found[t.name] = Guarded(view, whole.arena, whole.start, whole.stop)
+            begin += width
+    return found

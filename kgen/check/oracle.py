@@ -228,6 +228,15 @@ class Oracle:
             references[t.name] = reference_of(y64, scales[t.name], dtype)
         return Evaluation(references, eager, ranged)
 
+    def exact(
+        self, inputs: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The definition in float64, and the scale of each output."""
+        values, scales = self._exact(inputs, WHOLE)
+        return values, {
+            name: _usable_scale(y, scales[name], torch.float32) for name, y in values.items()
+        }
+
     def _exact(
         self, inputs: Mapping[str, Tensor], slab: Slab
     ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kgen.check.case import NORMAL, SHIFTED, Case, Layout, seed_of
+from kgen.check.case import EXPANDED, FAR, NORMAL, SHARED, SHIFTED, VIEWS, Case, Layout, seed_of
 from kgen.check.extents import Dims, Extents, Threads
-from kgen.check.hard_values import LARGE, LARGE_CASES, NANS, UNEQUAL, weights_of
-from kgen.check.sizes import GPU_SIZES, QUICK, Sizes
+from kgen.check.hard_values import LARGE, LARGE_CASES, NANS, UNEQUAL, ZEROS, weights_of
+from kgen.check.sizes import FEW, GPU_SIZES, QUICK, Sizes
 from kgen.model.problem import Problem
 from kgen.model.signature import Pass
 from kgen.operators.base import Operator
@@ -73,6 +73,7 @@ class Schedule:
         quick = extents.reduced(QUICK, self.sizes.quick, constants)
         return [
             *map(self._ordinary, extents.ragged(constants)),
+            *map(self._ordinary, extents.unequal(constants)),
             *map(self._ordinary, extents.whole_tiles(constants)),
             *self._hard(constants),
             *self._beyond(constants),
@@ -87,6 +88,7 @@ class Schedule:
         constants: Collection[str],
         steady: Sequence[tuple[str, int]] = (),
         threads: Threads | None = None,
+        far: bool = False,
     ) -> HostSets:
         """Small sets only: what a CPU that runs every CUDA thread as a fiber gets through.
 
@@ -98,6 +100,7 @@ class Schedule:
             constants: Dims that are compile-time constants of the kernel.
             steady: How far the set of the steady state goes.
             threads: Threads that a problem takes, of which `Sizes.threads` are allowed; None: few.
+            far: Whether a set may have rows that are gigabytes apart.
         """
         extents = self.extents
         always = [
@@ -106,9 +109,11 @@ class Schedule:
         ]
         others = [
             *map(self._ordinary, extents.ragged(constants)),
+            *map(self._ordinary, extents.unequal(constants)),
             *map(self._ordinary, extents.whole_tiles(constants, threads)),
             *self._hard(constants),
             *self._beyond(constants, threads),
+            *(self._far(constants) if far else ()),
         ]
         small = [extents.is_small(dict(case.dims)) for case in others]
         kept = [*always, *(case for case, fits in zip(others, small, strict=True) if fits)]
@@ -145,19 +150,36 @@ class Schedule:
         hard = [self._case(name, dims) for name in self.operator.cases]
         if not set(LARGE_CASES) & set(self.operator.cases):
             hard.append(self._case(LARGE, dims))
-        if any(t.free_strides for t in self.pass_.inputs):
-            hard += [self._ordinary(dims, "strided"), self._ordinary(dims, "odd strides")]
-        if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
-            hard.append(self._ordinary(dims, "permuted"))
-        hard += [self._ordinary(dims, shifted) for shifted in SHIFTED]
+        hard += self._layouts(constants)
         if self.pass_.scalars:
             ordinary = self._ordinary(dims)
             hard.append(replace(ordinary, scalars=other_scalars(self.pass_)))
             hard.append(replace(ordinary, opposite=True))
-        hard += [self._case(name, dims) for name in (*UNEQUAL, *NANS[:-1])]
+        hard += [self._case(name, dims) for name in (*UNEQUAL, *ZEROS, *NANS[:-1])]
         if weights_of(self.pass_, self.operator.slab_dim):
             hard.append(self._case(NANS[-1], dims))
         return hard
+
+    def _layouts(self, constants: Collection[str]) -> list[Case]:
+        """Ordinary values at other strides and addresses."""
+        # Two rows at least, or the stride between them is never used.
+        dims = self.extents.reduced(
+            self.sizes.rows, self.sizes.small, constants, times=2, least=FEW
+        )
+        layouts: list[Layout] = []
+        if any(t.free_strides for t in self.pass_.inputs):
+            layouts += ["strided", "odd strides"]
+            if any(len(t.free_strides) > 1 for t in self.pass_.inputs):
+                layouts.append("permuted")
+            layouts += [VIEWS, EXPANDED]
+        layouts += [SHARED, *SHIFTED]
+        return [self._ordinary(dims, layout) for layout in layouts]
+
+    def _far(self, constants: Collection[str]) -> Iterator[Case]:
+        """Rows that are gigabytes apart, where the memory between them costs nothing."""
+        if any(t.free_strides for t in self.pass_.inputs):
+            dims = self.extents.reduced(FEW, self.sizes.small, constants, times=2, least=FEW)
+            yield self._ordinary(dims, FAR)
 
     def _beyond(
         self, constants: Collection[str], threads: Threads | None = None

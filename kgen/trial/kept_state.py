@@ -3,7 +3,8 @@
 A global variable lives as long as the loaded module. A kernel that counts its launches in one, say,
 passes every proof and is wrong later. So kernels with global variables are refused, unless their
 variant says why it has them (`keeps_state`). A cubin shows them all. A build for the host has no
-symbols, so there the rendered source is looked through.
+symbols, so there the rendered source is looked through: also for variables of a namespace, which
+need no keyword there. One whose keyword a macro spells is not seen.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ _DECLARATION = re.compile(
     r"\b(?P<kind>static|thread_local|__device__|__managed__)\b(?P<rest>[^;{}()=\[]*)"
     r"(?P<end>[;{}()=\[])",
 )
-_HARMLESS = re.compile(r"\b(constexpr|const|__constant__|__shared__|KGEN_DEVICE|class|struct)\b")
+_HARMLESS = re.compile(r"\b(constexpr|__constant__|__shared__|KGEN_DEVICE)\b")
+_POINTER_TO = re.compile(r"\*(?!\s*const\b)[^*]*$")
+_RECORD = re.compile(r"\b(struct|class|union|enum)\b")
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'')
+_NAMESPACE = re.compile(r"^(inline\s+)?namespace\b|^extern\s*\"\"$")
+_NO_VARIABLE = re.compile(
+    r"^(namespace|using|typedef|static_assert|friend|template|asm)\b|^extern\s(?!\"\")"
+)
+_NUMBER_IN_BRACKETS = re.compile(r"^[\w:<>\s,*&]+\s[\w]+\s*\(\s*[-+.\d]")
 
 
 def kept_state(rendered: Rendered, artifact: Artifact, variant: Variant) -> str:
@@ -50,19 +59,89 @@ def kept_state(rendered: Rendered, artifact: Artifact, variant: Variant) -> str:
 def variables_of(source: str) -> tuple[str, ...]:
     """Return the names of variables in a CUDA source that outlive a launch.
 
-    Those are `static`, `__device__` and `__managed__` variables that are neither constant nor
-    shared. Functions and static assertions are told from them by what follows the name.
+    Those are `static`, `__device__` and `__managed__` variables, and those of a namespace, that are
+    neither constant nor shared. Functions and static assertions are told from them by what follows
+    the name.
     """
+    text = bare_text(source)
     found = []
-    for match in _DECLARATION.finditer(bare_text(source)):
+    for match in _DECLARATION.finditer(text):
         before = _statement_before(match)
-        words = match["rest"]
-        if match["end"] in "(}" or _HARMLESS.search(before + words):
+        words, end = match["rest"], match["end"]
+        if _RECORD.search(words) and end == "{":
+            words = _behind_braces(text, match.end() - 1)
+        elif end in "(}":
             continue
-        named = re.findall(r"[A-Za-z_]\w*", words)
-        if named:
-            found.append(named[-1])
-    return tuple(dict.fromkeys(found))
+        if not _is_constant(before + words):
+            found += _last_name(words)
+    return tuple(dict.fromkeys([*found, *_of_namespaces(text)]))
+
+
+def _is_constant(declaration: str) -> bool:
+    """Whether what a declaration declares cannot change, or is no variable."""
+    if _HARMLESS.search(declaration):
+        return True
+    if _RECORD.match(declaration.strip()) and len(re.findall(r"[A-Za-z_]\w*", declaration)) < 3:
+        return True  # a type is named, and nothing of it
+    return "const" in declaration.split() and not _POINTER_TO.search(declaration)
+
+
+def _last_name(words: str) -> list[str]:
+    return re.findall(r"[A-Za-z_]\w*", words)[-1:]
+
+
+def _behind_braces(text: str, start: int) -> str:
+    """What stands between a body in braces and the end of its statement."""
+    depth = 0
+    for at in range(start, len(text)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0:
+            return " " + text[at + 1 :].split(";")[0]
+    return ""
+
+
+def _of_namespaces(text: str) -> list[str]:
+    """Names of the variables that namespaces have, the global one among them."""
+    code = re.sub(r"(?m)^#(?:.*\\\n)*.*$", "", text)
+    code = _LITERAL.sub('""', code)
+    found: list[str] = []
+    statement, depth = "", 0  # depth: in braces of a body
+    for character in code:
+        if depth or character == "{":
+            if depth == 0 and _NAMESPACE.search(statement.strip()):
+                statement = ""
+                continue
+            depth += (character == "{") - (character == "}")
+            if depth == 0:
+                is_function = "(" in statement.split("=")[0] and not _RECORD.match(
+                    statement.strip()
+                )
+                statement = "" if is_function else statement + " {} "
+        elif character == ";":
+            found += _variable(statement.strip())
+            statement = ""
+        elif character == "}":  # of a namespace
+            statement = ""
+        else:
+            statement += character
+    return [] if depth else found  # a brace for each branch of an #if: nobody can tell
+
+
+def _variable(statement: str) -> list[str]:
+    """The variable that a statement of a namespace declares, if it is one that changes."""
+    if _NO_VARIABLE.search(statement):
+        return []
+    statement = re.sub(
+        r"\balignas\s*\([^)]*\)|^extern\s*\"\"|\b(static|inline)\b", "", statement
+    ).strip()
+    if _RECORD.match(statement) and "{}" in statement:
+        statement = "record " + statement.rpartition("{}")[2]
+    declared = re.split(r"[=\[]|\{\}", statement)[0]
+    if _NUMBER_IN_BRACKETS.match(statement):
+        declared = declared.split("(")[0]
+    if "(" in declared or len(re.findall(r"[A-Za-z_]\w*", declared)) < 2:
+        return []
+    return [] if _is_constant(declared) else _last_name(declared)
 
 
 def _statement_before(match: re.Match[str]) -> str:

@@ -176,9 +176,9 @@ def test_a_kernel_without_pdl_keeps_its_text(pass_name: str, text: str) -> None:
     assert kept == before.source.splitlines()[3:]
 
 
-# Kernels with PDL: operator, pass, variant, problem, and what the config has instead of the values of
-# the variant's first one. Not listed: chunk_parallel and split_t, which wait in one of two places by
-# one condition, which a look at single branches does not understand.
+# Kernels with PDL: operator, pass, variant, problem, and what the config has instead of the values
+# of the variant's first one. Not listed: chunk_parallel and split_t, which wait in one of two
+# places by one condition, which a look at single branches does not understand.
 WKV = {"pdl": True, "chunk": 32, "block_v": 32, "stages": 2}
 WAITING: tuple[tuple[str, str, str, str, dict[str, Value]], ...] = (
     ("linear_attention", "forward", "chunk_scan", "B=1,H=2,T=2048,E=64,M=64,dtype=bf16",

@@ -56,7 +56,7 @@ LEFT_TO_CERTIFICATES: dict[str, dict[str, str]] = {
         "wrong_large": r"out of bound.*inputs 'large",
         "ignores_gain": r"out of bound.*inputs 'normal.* gain=0.6875'",
         "no_pointer_guard": r"misaligned load",
-        "reads_past_end": r"host-asan.*heap-buffer-overflow",
+        "reads_past_end": r"host-asan.*(heap-buffer-overflow|use-after-poison)",
         "misaligned": r"host-asan.*misaligned",
     },
     "auto": {
@@ -65,7 +65,7 @@ LEFT_TO_CERTIFICATES: dict[str, dict[str, str]] = {
         "wrong_large": r"out of bound",
         "ignores_gain": r"out of bound",
         "no_pointer_guard": r"misaligned",
-        "reads_past_end": r"host-asan.*heap-buffer-overflow",
+        "reads_past_end": r"host-asan.*(heap-buffer-overflow|use-after-poison)",
         "missing_barrier": r"on the host.*(out of bound|differs)|elements of y out of bound",
         "divergent_barrier": r"on the host.*barrier|no answer within",
         "divergent_shuffle": r"on the host.*shfl_xor|no answer within",

@@ -113,6 +113,9 @@ FAMILIES = (
             Mistake("wait", r"cp_async_wait<Stages - 3>\(\);", ";"),
             Mistake("barrier", r"(cp_async_wait<Stages - 3>\(\);[^;]*finish_norm_key[^;]*;\s*)"
                                r"sync_block\(\);", r"\1"),
+            Mistake("barrier behind the stage",
+                    r"sync_block\(\);(\s*//[^\n]*\n\s*)stage<true>\(\);",
+                    r"\1stage<true>(); sync_block();"),
             *_CHUNK_LOOP,
             Mistake("slot", r"(T\* tile = \w+ \+ )chunk( % Stages \* \w+;\s*carry\()",
                     r"\1(chunk + 1)\2"),
@@ -124,6 +127,8 @@ FAMILIES = (
         "linear_attention", "forward", "chunk_scan", "B=1,H=2,T=170,E=32,M=32,dtype=fp32",
         (
             Mistake("exchange", r"(state\[j\]) \+= (\w+\[i\]\[j\];)", r"\1 = \2"),
+            Mistake("exchange of the first sum", r"(state\[j\] \+= \w+)\[i\]\[j\];",
+                    r"\1[0][j];"),
             Mistake("state carry", r"(\bsegment) - 1\) \* Size", r"\1) * Size"),
         ),
         {**_RING, "segments": 4},
@@ -137,6 +142,8 @@ FAMILIES = (
         "linear_attention", "forward", "split_t", "B=1,H=1,T=300,E=32,M=32,dtype=bf16",
         (
             Mistake("exchange", r"(\bleft\[j\]) \+= (\w+\[0\]\[j\];)", r"\1 = \2"),
+            Mistake("exchange of the first sum", r"sum_of_tile\(first \+ cta, unit, tile\)",
+                    "sum_of_tile(0, unit, tile)"),
             Mistake("wait", r"cp_async_wait<kBatches - 1 - Number>\(\);", ";"),
             Mistake("barrier", r"(cp_async_wait<kBatches - 1 - Number>\(\);\s*)sync_block\(\);",
                     r"\1"),

@@ -15,7 +15,17 @@ CASES = [(family, mistake) for family in HIDDEN for mistake in family.mistakes]
 IDS = [f"{family.name}-{mistake.operation}" for family, mistake in CASES]
 
 
-@pytest.mark.parametrize("family", HIDDEN, ids=lambda family: family.name)
+def _is_in_ci(family: Family) -> bool:
+    return any(f"{family.name}-{mistake.operation}" in IN_CI for mistake in family.mistakes)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, id=family.name, marks=() if _is_in_ci(family) else pytest.mark.slow)
+        for family in HIDDEN
+    ],
+)
 def test_unmutated_passes(family: Family) -> None:
     assert passes_unmutated(subject_of(family)) == ""
 
