@@ -1,4 +1,4 @@
-"""Which input sets a kernel is tried on."""
+"""The input sets that a kernel is tried on."""
 
 from __future__ import annotations
 

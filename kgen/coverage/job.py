@@ -30,7 +30,7 @@ RIVALS = 3  # configs of a search that are timed beside the kernel that serves
 
 @dataclass(frozen=True)
 class Timing:
-    """How kernels are timed.
+    """The settings of the times in one coverage: device, compiler, peers, searches.
 
     Attributes:
         ordinal: CUDA device ordinal.

@@ -16,7 +16,7 @@ NO_KERNEL = "none"  # the step of a problem that the library refuses
 
 @dataclass(frozen=True, slots=True)
 class CoveredProblem:
-    """What the library does on one problem.
+    """The kernel that the library runs for one problem, and its times.
 
     Attributes:
         pass_name: `forward` or `backward`; the key `pass`.

@@ -1,4 +1,4 @@
-"""Named tuples: what a generated function returns where it has several outputs.
+"""Named tuples, which a generated function with several outputs returns.
 
 Which outputs a call has depends on its arguments, so a function has a class for each combination
 of several outputs. A function that returns them in one combination alone has the class
@@ -67,7 +67,7 @@ def absent_outputs(optional: OptionalTensors) -> list[str]:
 
 
 def chosen(made: Sequence[Result], table: str, absent: Sequence[str]) -> tuple[str, list[str], str]:
-    """What makes the result of a call: the head, the items and the tail of an expression.
+    """The expression that builds the result of a call: its head, items and tail.
 
     Args:
         made: All combinations.

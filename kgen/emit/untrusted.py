@@ -1,4 +1,4 @@
-"""What tables of a library say is data: nothing of it may become code when Python is generated.
+"""Check that the values of a library's tables are data before Python is generated from them.
 
 Launch expressions, conditions and sizes are of the language of search spaces (`kgen.model.expr`);
 names are identifiers; titles and labels are plain words. Anything else is an error with the file

@@ -78,7 +78,7 @@ class Module(ABC):
 
 
 class Device(ABC):
-    """Where kernels run."""
+    """A device that runs kernels: a GPU or the host layer."""
 
     @property
     @abstractmethod

@@ -16,7 +16,7 @@ RANDOM, TRAINED = "random", "trained"
 
 
 class Fate(StrEnum):
-    """How a trial ended."""
+    """The outcome of a trial."""
 
     REJECTED = "rejected"  # built, but refused because of its resources
     BUILD_FAILED = "build_failed"
@@ -28,7 +28,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the compiler reports of one kernel.
+    """The compiler's resource report of one kernel.
 
     Attributes:
         registers: Per thread.

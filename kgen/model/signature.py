@@ -136,7 +136,7 @@ class Signature:
 
     @property
     def choices(self) -> tuple[DTypeField | Option, ...]:
-        """What a problem chooses besides extents: dtype fields, then options."""
+        """The choices of a problem besides extents: dtype fields, then options."""
         return (*self.dtypes, *self.options)
 
     def pass_named(self, name: str) -> Pass:

@@ -14,7 +14,7 @@ _OPERATOR = operator_of("linear_attention")
 
 
 class LinearAttentionState(NamedTuple):
-    """What decoding goes on from.
+    """The recurrent state that decoding continues from.
 
     Attributes:
         state: [B, H, E, E]; fp32; sum of phi(k) v^T.

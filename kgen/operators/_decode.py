@@ -1,4 +1,4 @@
-"""What decoding adds to a recurrence: states in a pool, updated in place, a slot per sequence."""
+"""The common parts of decode operators: a pool of states, updated in place, a slot per sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels that families give for the problems of a population, to be compiled ahead."""
+"""The kernels that dispatch would compile for a population's problems, compiled ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kgen predict`: choose kernels for a GPU that is not here, by a model of recorded searches."""
+"""`kgen predict`: choose kernels for a GPU that is not in this machine, by a fitted model."""
 
 from kgen.predict.events import (
     Compiling,

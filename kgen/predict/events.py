@@ -1,4 +1,4 @@
-"""What a prediction tells while it runs, one frozen object for each step."""
+"""The events of a prediction: one frozen object for each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good the choices of models have been on recorded searches, each left out in turn.
+"""Evaluate models on recorded searches: leave one problem out, choose, compare with its best time.
 
 A model learns from all searched problems of a pass but one, and chooses a config of that one. Where
 several GPUs have records, it also learns without all records of the problem's GPU. The loss of a
@@ -74,7 +74,7 @@ class Judgement:
 
     @property
     def losses(self) -> list[float]:
-        """Of the choices among measured configs."""
+        """The losses of the choices among measured configs."""
         return [choice.loss for choice in self.choices]
 
 

@@ -1,4 +1,4 @@
-"""What was measured: the configs of each problem with their times, from the committed journals."""
+"""Measured configs of each problem with their times, read from the committed journals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prediction is asked for."""
+"""The request of a prediction."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ class PredictRequest:
 
     @property
     def journal(self) -> Path:
-        """Where the certificates go. The journal of measured trials has none of them."""
+        """The file for the certificates, which are not in the journal of measured trials."""
         return self.reports / "predicted" / f"{self.gpu.name}.jsonl"

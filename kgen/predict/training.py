@@ -1,4 +1,4 @@
-"""From searched problems to what a model learns from, and from a model to times of configs."""
+"""Training data of the models from recorded searches, and predicted times from a fitted model."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Predictor:
 
 
 def problem_gap(entry: Entry, searched: Searched, problem: Problem) -> float:
-    """How far a searched problem is from another, as dispatch measures it."""
+    """The distance of a searched problem from another, by the measure of dispatch."""
     declared = entry.operator.signature
     signature = PassSignature(
         "", declared.dims, declared.dtypes, (), (), options=declared.options,

@@ -20,16 +20,16 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How an ensemble grows.
+    """The parameters of boosting: number of trees, depth, learning rate, regularisation.
 
     Attributes:
-        trees: How many.
-        depth: Comparisons of each.
-        rate: Share of each tree's values that counts.
-        ridge: Rows of value 0 that each leaf is thought to have; keeps small leaves near 0.
+                trees: Number of trees.
+        depth: Depth of each tree.
+        rate: Learning rate: factor of each tree's values.
+        ridge: Number of virtual rows of value 0 in each leaf; keeps small leaves near 0.
         columns: Share of the features that a tree may compare.
-        bins: Most thresholds of a feature.
-        seed: Of the choice of features.
+        bins: Largest number of thresholds of a feature.
+        seed: Seed of the choice of features.
     """
 
     trees: int = 300

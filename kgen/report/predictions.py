@@ -92,7 +92,7 @@ class Predictions:
 
 
 def predictions_path(reports: Path, gpu: str) -> Path:
-    """Where the predictions for a GPU are, below an operator's folder of reports."""
+    """The path of a GPU's predictions in an operator's folder of reports."""
     return reports / FOLDER / f"{gpu}.yaml"
 
 

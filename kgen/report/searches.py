@@ -33,7 +33,7 @@ class Search:
 
 
 def journal_beside(report: Path) -> Path:
-    """Where the trials of a report's problems are."""
+    """The path of the journal with the trials of a report's problems."""
     return report.with_suffix(".trials.jsonl")
 
 

@@ -73,7 +73,7 @@ class Capture:
 
     @property
     def calls(self) -> tuple[CapturedCall, ...]:
-        """What was captured so far, the most costly first; waits for launches that still run."""
+        """The captured calls, most expensive first; waits for launches that still run."""
         with self._lock:
             found = list(self._found.values())
         made = [problem.captured() for problem in found]
@@ -151,7 +151,7 @@ class _Problem:
                 self._times_us.append((time.perf_counter() - started) * 1e6)
 
     def captured(self) -> CapturedCall:
-        """What was seen so far."""
+        """The calls so far."""
         with self._lock:
             self._read(wait=True)
             operator, pass_name, problem, device, step, config = self._key

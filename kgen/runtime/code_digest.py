@@ -1,4 +1,4 @@
-"""The digest of a cubin's machine code: what stays the same when only names and comments change.
+"""The digest of a cubin's machine code, which does not depend on names and comments.
 
 Two texts that compile to the same instructions are the same kernel: a proof or a time of one holds
 for the other. The digest therefore covers, function by function, what a GPU executes and allocates:
@@ -184,7 +184,7 @@ class _Image:
 
 
 def _body(image: _Image, name: str) -> str:
-    """What is in a function itself: its code, needs and parameters."""
+    """The content of a function: its code, resources and parameters."""
     text = image.named[f".text.{name}"]
     # Layouts before version 8 keep the registers above the symbol's number, and the barriers
     # among the flags.

@@ -1,4 +1,4 @@
-"""Compare the outputs of two kernels of one problem, of which one is the safe kernel.
+"""Compare the outputs of a kernel with those of the safe kernel on one problem.
 
 The bounds hold for inputs of one sign (`made_up`). On a caller's own inputs sums may cancel, so
 that two correct kernels differ by more.

@@ -137,7 +137,7 @@ class Dispatcher:
         return Outputs(self.signature)
 
     def _result_of(self, outputs: Sequence[object | None]) -> Callable[..., Any]:
-        """What makes the result of a call, where None stands for each output that is absent."""
+        """The function that builds the result of a call; None stands for each absent output."""
         return self.results[tuple(outputs[index] is None for index in self._outputs.optional)]
 
     def call(

@@ -1,4 +1,4 @@
-"""Which launches a config makes for a call, found without a kernel: the plan is bound to a list."""
+"""The launches of a config for a call, computed without a kernel: the plan is bound to a list."""
 
 from __future__ import annotations
 

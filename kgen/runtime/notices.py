@@ -1,4 +1,4 @@
-"""What the library served below its due: calls that no tuned kernel could take.
+"""Warnings and statistics about calls that no tuned kernel could serve.
 
 Such a call gets the operator's safe kernel, which is correct for every problem and may be a hundred
 times slower than a tuned one. The first call of a problem warns; `misses()` lists all of them.

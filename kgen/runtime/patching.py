@@ -42,7 +42,7 @@ class Left(NamedTuple):
 
 
 class Patched:
-    """What `patch` did; `print` shows it.
+    """The modules that `patch` replaced and those it left unchanged, with reasons; printable.
 
     Attributes:
         swapped: The modules that call the library now.

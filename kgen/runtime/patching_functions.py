@@ -130,7 +130,7 @@ class Functions:
     def _looked_at(
         self, name: str, function: Callable[..., Any], device: torch.device
     ) -> _Accepted | str:
-        """What replaces a function, or why nothing does."""
+        """The replacement of a function, or the reason why there is none."""
         known = _KNOWN[name]
         if not hasattr(self._library, known.operator):
             return f"it calls {name}, and the library has no {known.operator}"

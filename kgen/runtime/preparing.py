@@ -197,7 +197,7 @@ class Preparer:
         return Call(**bound.dims, **bound.strides, **pointers)
 
     def _miss(self, choice: RowChoice, bound: BoundArguments, device: torch.device) -> Miss:
-        """What `misses()` says of a call that the safe kernel serves."""
+        """The entry of `misses()` for a call that the safe kernel serves."""
         dims, dtypes = tuple(bound.dims.values()), tuple(bound.dtypes.values())
         problem, command = self._tune_command(bound, device)
         return Miss(
@@ -298,7 +298,7 @@ def _launch(
 def _refusal_key(
     choice: RowChoice, dims: Mapping[str, int], dtypes: Mapping[str, str]
 ) -> tuple[object, ...]:
-    """What stays refused after a failure: this config for this problem."""
+    """The key of a failed kernel, which is not tried again: its config and the problem."""
     return (choice.step == "family", choice.config, tuple(dims.values()), tuple(dtypes.values()))
 
 

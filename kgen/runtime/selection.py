@@ -91,7 +91,7 @@ class RowChoice(NamedTuple):
 
 
 class Fallbacks(Protocol):
-    """What the last steps of dispatch load."""
+    """The loaders of the last dispatch steps."""
 
     def families(self) -> Mapping[str, Family]:
         """Return the families of the pass, by variant."""

@@ -1,4 +1,4 @@
-"""An Optuna storage that waits for its server: a database that restarts ends no search.
+"""An Optuna storage that waits for its server, so that a search survives a database restart.
 
 Optuna's methods may be repeated. A repeated `create_new_trial` may leave a running trial that its
 process does not know; `Search.ask` voids it. A repeated `set_trial_state_values` finds the trial

@@ -1,4 +1,4 @@
-"""Where studies are kept: an Optuna journal file, a database, or Optuna's gRPC proxy of one."""
+"""Open the storage of a study: an Optuna journal file, a database, or Optuna's gRPC proxy."""
 
 from __future__ import annotations
 

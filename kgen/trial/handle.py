@@ -1,4 +1,4 @@
-"""The parent's side of a worker: ask with a deadline; kill and replace what hangs or dies."""
+"""The parent's handle of a worker: requests with a deadline; kill and replace on failure."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class WorkerHandle:
 
     @property
     def restarts(self) -> int:
-        """How often a worker was replaced."""
+        """Number of times that a worker was replaced."""
         return max(0, self._starts - 1)
 
     def preload(self) -> None:

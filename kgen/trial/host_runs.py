@@ -1,4 +1,4 @@
-"""The host run of a certificate: the very source that won on a GPU, run on the CPU.
+"""The host run of a certificate: the source of a GPU kernel, run on the CPU.
 
 A GPU does not tell a race that happened to go well, a read beside a buffer whose value is masked
 away, or a read of shared memory that nobody wrote but somebody's predecessor. The host layer does:
@@ -37,7 +37,7 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class HostRunResult:
-    """What the host runs of one config said.
+    """The results of the host runs of one config.
 
     Attributes:
         runs: Those that went well.
@@ -54,7 +54,7 @@ class HostRunResult:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What is to be proven."""
+    """The kernel to verify: source, config and problem."""
 
     rendered: Rendered
     variant: Variant

@@ -1,4 +1,4 @@
-"""Find certificates in journals by what they are of: nothing that did not change is proven again.
+"""Find the certificates in journals that are still valid, so that no kernel is certified twice.
 
 A certificate is found by the key of its trial, which holds the digest of the machine code, the
 compiler, the problem and the launches. It counts if the definition, the guards and the rules of the

@@ -1,4 +1,4 @@
-"""The parent's side of a trial: render, identify, run in the worker, write down."""
+"""The steps of a trial in the parent: render, compute its key, run in the worker, record."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class Session:
             return False
 
     def code(self, rendered: Rendered, artifact: Artifact) -> Code:
-        """What stands for the code of a build: of one for the host, the text without comments."""
+        """The code digest of a build; for the host, the digest of the text without comments."""
         if artifact.kind != "cubin":
             return Code(rendered.bare, {})
         if artifact.path not in self._codes:
@@ -186,7 +186,7 @@ class Session:
         return kept_state(rendered, artifact, self.variant_of(config))
 
     def candidate(self, config: Config, artifact: Artifact) -> Candidate:
-        """What the worker needs to run a config."""
+        """The candidate that is sent to the worker: all that it needs to run a config."""
         return Candidate(self.variant_of(config), config, artifact)
 
     def code_identity(self, artifact: Artifact, plan: Plan) -> str:

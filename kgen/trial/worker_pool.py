@@ -1,4 +1,4 @@
-"""Several worker processes on one device that verify kernels side by side.
+"""Several worker processes on one device that verify kernels in parallel.
 
 Verifying a kernel is mostly its oracle, a loop over time steps of small tensors, which waits for
 one CPU core that launches: the device is nearly idle. Nothing is timed meanwhile, so that workers
@@ -130,7 +130,7 @@ class _Work:
             self._changed.notify_all()
 
     def main(self, worker: WorkerHandle) -> None:
-        """What the main worker does: its part, and in the end what helpers handed back."""
+        """The loop of the main worker: its own trials, then the trials that helpers handed back."""
         while (mine := self._next(is_main=True)) is not None:
             place, trial = mine
             try:

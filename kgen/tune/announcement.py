@@ -1,4 +1,4 @@
-"""Tunes that want help: what a tuner writes into the storage, and what a worker reads there."""
+"""The announcement of a tune in the storage, which workers read to join."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class TuneSpec:
-    """What a worker must know of a tune: everything of its request but the machine.
+    """The description of a tune for workers: its request without the machine.
 
     Attributes:
         operator: Operator name; a worker finds the module itself.
@@ -63,7 +63,7 @@ class OpenTune:
 
 
 def spec_of(request: TuneRequest) -> TuneSpec:
-    """What other processes are told of a request."""
+    """The description of a request for other processes."""
     return TuneSpec(
         operator=request.entry.operator.name,
         passes=request.passes,

@@ -90,7 +90,7 @@ def run_finals(
 
 
 def share_of_bound(record: Record) -> float:
-    """How much of its bound the least accurate output uses, over all inputs tried; 0..1."""
+    """The largest error over bound of all outputs and inputs tried; 0..1."""
     return max((a.error / a.bound for a in record.accuracy if a.bound > 0), default=0.0)
 
 

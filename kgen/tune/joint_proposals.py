@@ -62,7 +62,7 @@ class JointProposals:
         self._has_asked = False
 
     def left(self) -> int:
-        """How many configs are still to be proposed; the others may take some of them."""
+        """Number of configs still to be proposed; other processes may take some of them."""
         done = sum(self._state.fates.values())
         on_top = self._on_top - self._state.records.keys() - self._open.keys()
         return max(self._trials - done - len(self._open) - self._others.running(), len(on_top))

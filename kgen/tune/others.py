@@ -1,4 +1,4 @@
-"""What other processes do on the problem that this one searches."""
+"""The trials of other processes on the problem that this process searches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Others:
         self._look_around = Every(LOOK_AROUND_S)
 
     def running(self, now: bool = False) -> int:
-        """How many trials of the problem they run; frees the trials of dead ones.
+        """Number of trials that other processes run; releases the trials of dead processes.
 
         Args:
             now: Ask the storage even if it was asked just before.

@@ -37,7 +37,7 @@ class PendingTrial:
 
     @property
     def variant(self) -> str:
-        """Of its config."""
+        """The variant of its config."""
         return self.proposal.config.variant
 
     @property

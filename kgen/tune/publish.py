@@ -34,7 +34,7 @@ from kgen.tune.results import Finalist, PassResult, ProblemResult
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What was written.
+    """The files that were written.
 
     Attributes:
         library: The emitted library.

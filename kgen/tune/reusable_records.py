@@ -39,7 +39,7 @@ class ReusableRecords:
 
 @dataclass(frozen=True)
 class Today:
-    """What a record must be of to be of use.
+    """The current keys and digests that a record must have to be reused.
 
     Attributes:
         definition: Digest of the operator's definition and inputs.

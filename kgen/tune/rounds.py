@@ -1,4 +1,4 @@
-"""The rounds of a search: what the study knows when it proposes, whatever the timing.
+"""The rounds of a search: proposals depend on the results of complete rounds, not on timing.
 
 Builds and trials end in an order that depends on the load of the machine. A study that saw this
 order would propose other trials each time, from the same seed. So proposals come in rounds, and
@@ -64,7 +64,7 @@ class Rounds:
         self._results: dict[int, Record] = {}  # by number of the proposal
 
     def left(self) -> int:
-        """How many configs are still to be proposed; 0 if the study has no more."""
+        """Number of configs still to be proposed; 0 if the study has no more."""
         wanted = max(self._trials - len(self.taken), len(self._on_top - self.taken))
         return 0 if self._is_exhausted else wanted
 

@@ -1,4 +1,4 @@
-"""Certify the safe variant: it answers what no table row does.
+"""Certify the safe variant, which serves calls that no table row serves.
 
 The kernels that the tuned problems need are certified after the first search, so that their rows
 can be published; the others after the last one (`kgen.tune.safe_claims` says which). A certificate
@@ -36,7 +36,7 @@ _NO_PAIR = "other combinations of the same dtypes, two by two, have one"
 
 @dataclass
 class _Proof:
-    """What is known of a claim so far.
+    """The certificate of a claim so far.
 
     Attributes:
         claim: What is to be certified.

@@ -1,4 +1,4 @@
-"""Problems that nobody listed: drawn from the extents of known problems, and beside them."""
+"""Random untuned problems, with extents of known problems or near them."""
 
 from __future__ import annotations
 

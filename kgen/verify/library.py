@@ -1,4 +1,4 @@
-"""Check what a library serves: every row, and families and safe kernels over a covering array."""
+"""Check a library's kernels: every row, and families and safe kernels over a covering array."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def served_subjects(
 
 
 def _factors(subject: Subject) -> dict[str, Hashable]:
-    """What the array pairs: dtypes and options, the kind of each extent, the variant."""
+    """The factors of the covering array: dtypes, options, kinds of extents, the variant."""
     factors: dict[str, Hashable] = dict(subject.problem.dtypes)
     factors |= {name: _kind(extent) for name, extent in subject.problem.dims}
     factors["served by"] = (subject.served.step, subject.served.config.variant)

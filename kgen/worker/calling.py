@@ -1,4 +1,4 @@
-"""What a call of the library's function costs the host, beside its peers'."""
+"""The host time of a call of the library's function and of the peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tuner and its worker say to each other. Plain frozen values; pickled over a pipe."""
+"""The messages between a tuner and its worker: frozen values, pickled over a pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Level = Literal["trial", "certify", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker needs to know before its first trial.
+    """The setup of a worker before its first trial.
 
     Attributes:
         operator: Operator name; the worker finds the module itself.
@@ -109,7 +109,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """How a trial ended.
+    """The outcome of a trial.
 
     Attributes:
         fate: `VERIFIED`, `WRONG`, `CRASHED`, `TIMED_OUT` or `REJECTED`.
@@ -217,7 +217,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class TraceOutcome:
-    """What the trace says.
+    """The summary of a trace.
 
     Attributes:
         traced: Ours first, then the library's function, then the peers that ran.
@@ -247,7 +247,7 @@ class CallCosts:
 
 @dataclass(frozen=True, slots=True)
 class CallCostsOutcome:
-    """What calls cost the host.
+    """The host time of calls.
 
     Attributes:
         costs: The library's first, then those of the peers that ran.

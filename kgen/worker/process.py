@@ -1,4 +1,4 @@
-"""The worker's side: answer requests until told to stop or until the device context is lost."""
+"""The worker process: answer requests until told to stop or until the device context is lost."""
 
 from __future__ import annotations
 

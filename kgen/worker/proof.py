@@ -1,4 +1,4 @@
-"""Verifies one candidate on a device, and says by which sets, seeds and launches."""
+"""Verify one candidate on a device, and return the sets, seeds and launches that were tried."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def verdict_of(
 
 
 def evidence_of(trial: Trial, seed: int, verdict: Verdict, on_host: bool) -> Evidence:
-    """What a record says of a proof: sets, seeds and launches, so that it can be repeated."""
+    """The evidence for a record: sets, seeds and launches, so that the check can be repeated."""
     return Evidence(
         seed=seed,
         tried=tuple(Tried(*each) for each in zip(verdict.cases, verdict.seeds, strict=True)),
