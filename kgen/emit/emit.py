@@ -33,7 +33,7 @@ from kgen.emit.unused_files import (
     old_headers,
     old_modules,
     old_templates,
-    orphans,
+    unreferenced_kernels,
 )
 from kgen.emit.values import SafeKernel, Winner
 from kgen.errors import CatalogueError
@@ -244,7 +244,7 @@ def _write(
         # before the end leaves a library that loads.
         changed = write_all(root, {**files, **list_file(root, files)})
         changed += write_all(root, _package_files(root))
-        removed = [path for name in operators for path in orphans(library / name)]
+        removed = [path for name in operators for path in unreferenced_kernels(library / name)]
         if renewal:
             removed += old_headers(library, include_dir)
             removed += old_modules(library, {root / name for name in files})

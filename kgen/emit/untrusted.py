@@ -21,7 +21,7 @@ _TITLE = re.compile(r"[\w .,:;()/+=%-]*", re.ASCII)
 _PLAIN = (bool, int, float)
 
 
-def demand_data(path: Path, table: Mapping[str, Any]) -> None:
+def require_plain_data(path: Path, table: Mapping[str, Any]) -> None:
     """Refuse a table or `safe.yaml` with a text that is more than what its place asks for.
 
     Args:

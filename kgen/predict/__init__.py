@@ -2,10 +2,10 @@
 
 from kgen.predict.events import (
     Compiling,
+    HostRunStarted,
     PassStarted,
     Predicted,
     PredictEvent,
-    Proving,
     Skipped,
 )
 from kgen.predict.job import predict
@@ -16,12 +16,12 @@ from kgen.predict.training import relatives
 
 __all__ = [
     "Compiling",
+    "HostRunStarted",
     "Judgement",
     "PassStarted",
     "PredictEvent",
     "PredictRequest",
     "Predicted",
-    "Proving",
     "Skipped",
     "judge",
     "predict",

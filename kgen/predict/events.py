@@ -47,7 +47,7 @@ class Compiling:
 
 
 @dataclass(frozen=True)
-class Proving:
+class HostRunStarted:
     """A config of a problem is being run on the CPU."""
 
     pass_name: str
@@ -70,4 +70,4 @@ class Predicted:
     report: Path
 
 
-PredictEvent: TypeAlias = PassStarted | Skipped | Compiling | Proving | Predicted
+PredictEvent: TypeAlias = PassStarted | Skipped | Compiling | HostRunStarted | Predicted

@@ -52,7 +52,7 @@ class WorkerPool:
 
     def preload(self, trials: int) -> None:
         """Let the helpers for a number of trials load their modules, while kernels compile, say."""
-        for helper in self._hired(trials):
+        for helper in self._open_helpers(trials):
             helper.preload()
 
     def dismiss(self) -> None:
@@ -71,7 +71,7 @@ class WorkerPool:
             WorkerError: If the main worker cannot be started.
         """
         work = _Work(list(enumerate(trials)))
-        helpers = self._hired(len(trials))
+        helpers = self._open_helpers(len(trials))
         threads = [threading.Thread(target=work.main, args=(self._main,), daemon=True)]
         threads += [
             threading.Thread(target=work.help, args=(helper,), daemon=True) for helper in helpers
@@ -96,7 +96,7 @@ class WorkerPool:
                 thread.join()
 
 
-    def _hired(self, trials: int) -> list[WorkerHandle]:
+    def _open_helpers(self, trials: int) -> list[WorkerHandle]:
         """The helpers for a number of trials, of which the main worker takes the first."""
         wanted = min(self._most, max(0, trials - 1))
         while len(self._helpers) < wanted:

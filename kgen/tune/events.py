@@ -53,12 +53,12 @@ class ProblemStarted:
 
     Attributes:
         progress: How far it is.
-        let_go: How many of the journal's records are of no use any more, by the reason.
+        not_reused: How many of the journal's records are of no use any more, by the reason.
         timed_again: How many of them lacked the time on trained inputs, could win, and got it.
     """
 
     progress: Progress
-    let_go: Mapping[str, int] = field(default_factory=dict)
+    not_reused: Mapping[str, int] = field(default_factory=dict)
     timed_again: int = 0
 
 

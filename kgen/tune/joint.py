@@ -119,8 +119,8 @@ def join_members(
     )
 
 
-class Every:
-    """Says at most once in a while that it is time."""
+class PeriodicTimer:
+    """True at most once per period."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

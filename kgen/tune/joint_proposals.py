@@ -12,7 +12,7 @@ from kgen.search.study import Proposal, Search
 from kgen.tune.joint import Joint
 from kgen.tune.others import Others
 from kgen.tune.search_state import SearchState
-from kgen.tune.warm_start import WarmStart, outclassed, untried_variants
+from kgen.tune.warm_start import WarmStart, too_slow_variants, untried_variants
 
 JOINT_QUEUE = 2  # the trial that runs and the next
 
@@ -119,13 +119,14 @@ class JointProposals:
         self._close(proposal)
 
     def pass_over(self, withdraw: Callable[[Proposal], bool]) -> None:
-        """Give back the warm-start proposals of outclassed variants, except those that run: another
-        process would run them again.
+        """Give back the warm-start proposals of variants that are too slow.
+
+        Proposals that run are kept: another process would run them again.
 
         Args:
             withdraw: Cancels a proposal's trial; returns False if it runs or has ended.
         """
-        for variant in outclassed(self._state.ranking()) - self.passed_over:
+        for variant in too_slow_variants(self._state.ranking()) - self.passed_over:
             self._study.pass_over(variant)
             self.passed_over.add(variant)
             self._on_top = {config for config in self._on_top if config.variant != variant}

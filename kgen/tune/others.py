@@ -10,11 +10,11 @@ from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.search.study import Search
 from kgen.trial import Session
-from kgen.tune.joint import Every, Joint
-from kgen.tune.reusable_records import ReusableRecords, Today
+from kgen.tune.joint import Joint, PeriodicTimer
+from kgen.tune.reusable_records import CurrentDigests, ReusableRecords
 from kgen.tune.search_state import SearchState
 
-LOOK_AROUND_S = 0.5  # how often a search asks what others run
+OTHERS_POLL_S = 0.5  # how often a search asks what others run
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SharedSearch:
         feasible: Its configs.
         study: Of the problem.
         text_key_of: Returns the `text_key` that a record of a config has today.
-        today: What a record must be of.
+        current: What a record must be of.
     """
 
     session: Session
@@ -35,7 +35,7 @@ class SharedSearch:
     feasible: set[Config]
     study: Search
     text_key_of: Callable[[Config], str]
-    today: Today
+    current: CurrentDigests
 
 
 class Others:
@@ -51,7 +51,7 @@ class Others:
         """
         self._joint, self._shared, self._read_up_to = joint, shared, read_up_to
         self._running = 0
-        self._look_around = Every(LOOK_AROUND_S)
+        self._look_around = PeriodicTimer(OTHERS_POLL_S)
 
     def running(self, now: bool = False) -> int:
         """Number of trials that other processes run; releases the trials of dead processes.
@@ -93,6 +93,6 @@ class Others:
             record.problem == str(shared.problem)
             and record.pass_name == shared.session.pass_name
             and record.config in shared.feasible
-            and not shared.today.why_useless(record)
+            and not shared.current.why_not_reusable(record)
             and record.text_key == shared.text_key_of(record.config)
         )

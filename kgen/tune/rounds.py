@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from kgen.model.record import Record
 from kgen.search.study import Proposal, Search
 from kgen.tune.search_state import SearchState
-from kgen.tune.warm_start import WarmStart, outclassed, untried_variants
+from kgen.tune.warm_start import WarmStart, too_slow_variants, untried_variants
 
 ROUND = 8  # configs proposed at once: each costs less, and the batch stays diverse
 # One slow build holds back the next round, but not the 24 proposals in flight behind it.
@@ -138,7 +138,7 @@ class Rounds:
                 members.remove(proposal)
 
     def pass_over(self, withdraw: Callable[[Proposal], bool]) -> None:
-        """Give back the warm-start proposals of variants that the told results show outclassed.
+        """Give back the warm-start proposals of variants that the results show to be too slow.
 
         Also those whose trials run or have ended: which they are depends on the timing.
 
@@ -146,7 +146,7 @@ class Rounds:
             withdraw: Cancels a proposal's trial, if that waits.
         """
         released: list[Proposal] = []
-        for variant in sorted(outclassed(self.told.ranking()) - self.passed_over):
+        for variant in sorted(too_slow_variants(self.told.ranking()) - self.passed_over):
             self._study.pass_over(variant)
             self.passed_over.add(variant)
             self._on_top = {config for config in self._on_top if config.variant != variant}

@@ -97,10 +97,10 @@ class SafeCertificates:
         """
         self._pool.preload(sum(map(self._may_be_left, self._proofs)))
         yield from self._certify([proof for proof in self._proofs if proof.claim.is_tuned])
-        self.demand_all_right()
+        self.raise_failures()
 
     def certify_rest(self) -> Generator[StageAdvanced, None, None]:
-        """Certify the others. `demand_all_right` says what was wrong: the good ones are kept."""
+        """Certify the others. `raise_failures` says what was wrong: the good ones are kept."""
         self._pool.preload(sum(map(self._may_be_left, self._proofs)))
         yield from self._certify([proof for proof in self._proofs if not proof.claim.is_tuned])
 
@@ -132,7 +132,7 @@ class SafeCertificates:
         """Number of kernels that are certified."""
         return sum(proof.is_whole for proof in self._proofs)
 
-    def demand_all_right(self) -> None:
+    def raise_failures(self) -> None:
         """Raise TuneError if a kernel was refused."""
         failures = [proof.failure for proof in self._proofs if proof.failure]
         if failures:

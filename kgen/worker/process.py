@@ -41,7 +41,7 @@ def worker_main(
         from kgen.worker.runner import Runner
 
         operator = open_catalogue(setup.paths).operator(setup.operator)
-        if not _told_to_go(pipe):
+        if not _received_stop(pipe):
             return
         if setup.on_host or setup.gpu.is_host:
             _limit_process(setup.memory_bytes)
@@ -109,7 +109,7 @@ def _follow(lifeline: Connection) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _told_to_go(pipe: Connection) -> bool:
+def _received_stop(pipe: Connection) -> bool:
     try:
         return pipe.recv() is not None
     except EOFError:
