@@ -37,8 +37,8 @@ class _Function(NamedTuple):
 
     Attributes:
         name: Of FLA's function, and of the one in `_fla_calls` that converts its arguments.
-        module: That defines it.
-        operator: What serves it.
+        module: The module that defines it.
+        operator: The operator that serves it.
         operation: FLA's name of the registry that several functions share; empty: its own.
     """
 

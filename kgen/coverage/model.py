@@ -84,7 +84,7 @@ class CoverageReport:
         operator: Operator name.
         gpu: Profile name.
         populations: Where the problems are from: names of populations, or `--problem`.
-        environment: Where it was measured; None if nothing was timed.
+        environment: The machine and versions of the measurement; None if nothing was timed.
         problems: In the order of the populations.
     """
 

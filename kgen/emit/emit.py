@@ -110,7 +110,7 @@ def emit_rules(
     Args:
         out_dir: The library's folder.
         operator: The operator.
-        gpu: Of the table.
+        gpu: The GPU of the table.
         rules: They replace older ones for the same problems.
         winners: Rows that the table does not have yet.
         include_dir: As for `emit`.

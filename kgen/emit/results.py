@@ -21,9 +21,9 @@ class Result:
     """One combination of outputs of a pass.
 
     Attributes:
-        absent: Of each optional output, in declared order, whether it is absent.
+        absent: Whether each optional output is absent, in declared order.
         fields: The outputs that are present, in declared order.
-        name: Of their named tuple; empty if there is one output, which is returned as it is.
+        name: The name of their named tuple; empty for a single output, returned as a tensor.
     """
 
     absent: tuple[bool, ...]

@@ -156,7 +156,7 @@ class Signature:
         """The dim that a problem may not choose: (dim, the dim that it equals, or `1`), or None.
 
         Args:
-            choices: Of every dtype field.
+            choices: The choices of every dtype field.
         """
         if self.packing is None:
             return None

@@ -66,9 +66,9 @@ def signature(
     """Dims, dtypes and the one pass.
 
     Args:
-        inputs: Of the recurrence, without states.
+        inputs: The inputs of the recurrence, without states.
         fields: Their dtype fields.
-        decay_form: Of the recurrence.
+        decay_form: The decay form of the recurrence.
     """
     return Signature(
         dims=(
@@ -203,7 +203,7 @@ def least_work(declared: Signature, products: int, problem: Problem) -> Cost:
     """Every row once, and the states that the call uses read and written once.
 
     Args:
-        declared: Of the operator.
+        declared: The signature of the operator.
         products: Multiply-adds per element of a state and step.
         problem: The problem.
     """

@@ -307,7 +307,7 @@ class LeastWork:
     """The least work of a call.
 
     Attributes:
-        signature: Whose tensors are moved.
+        signature: The signature whose tensors are moved.
     """
 
     signature: Signature

@@ -21,7 +21,7 @@ def family_kernels(
 
     Args:
         library: Folder that holds `kgen_ops`.
-        problems: Of one or more operators.
+        problems: The problems of one or more operators.
         arch: `sm_80`, `sm_90a`.
     Raises:
         CatalogueError: If there is no library.

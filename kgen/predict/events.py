@@ -17,7 +17,7 @@ class PassStarted:
 
     Attributes:
         pass_name: `forward` or `backward`.
-        gpus: Whose measured times it learnt from.
+        gpus: The GPUs whose measured times the model was fitted to.
         searched: Number of searched problems.
         configs: Number of their measured configs.
     """
@@ -61,7 +61,7 @@ class Predicted:
 
     Attributes:
         request: The prediction.
-        prediction: What was written.
+        prediction: The prediction that was written.
         report: The report's file.
     """
 

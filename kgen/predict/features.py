@@ -103,7 +103,7 @@ class Featurizer:
         """Return the features by name; a name that another config has may be missing.
 
         Args:
-            variant: Of the config.
+            variant: The variant of the config.
             config: The config.
             resources: The compiler's report; None if it was not compiled.
         """

@@ -32,12 +32,12 @@ class Choice:
 
     Attributes:
         problem: The problem.
-        gpu: Where it was measured.
+        gpu: The GPU that it was measured on.
         measured: Its measured configs.
-        loss: Of the choice among these, whose registers and spills are known.
+        loss: The loss of the choice among these, whose registers and spills are known.
         feasible: Its feasible configs.
-        free_loss: Of the choice among all feasible ones, of which nothing is compiled; None if
-            that config was not measured.
+        free_loss: The loss of the choice among all feasible configs, without compiling them; None
+            if that config was not measured.
         level: Estimated time of the best config over its measured time.
     """
 

@@ -35,7 +35,7 @@ class Choice:
 
     Attributes:
         problem: The problem.
-        variant: Of the config.
+        variant: The variant of the config.
         config: The config.
         rendered: Its source.
         artifact: Its module for the GPU.

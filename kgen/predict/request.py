@@ -30,7 +30,7 @@ class PredictRequest:
         relatives: Other operators of its family, whose searches count as well.
         libraries: Folders of libraries whose recorded searches the model learns from.
         paths: The `--path` folders, for the workers.
-        seed: Of the inputs of host runs.
+        seed: The seed of the inputs of host runs.
         compiled: Most configs to compile for each problem.
         model: One of `kgen.predict.models.MODELS`.
     """

@@ -134,7 +134,7 @@ class Predictor:
         """Prepare; the first `order` learns.
 
         Args:
-            name: Of the model, one of `MODELS`.
+            name: The name of the model, one of `MODELS`.
             entry: The operator.
             problem: The problem to predict for.
             searches: At least one.

@@ -71,7 +71,7 @@ def fit_trees(rows: Floats, y: Floats, weights: Floats, growth: Growth) -> Ensem
         rows: [n, F] features.
         y: [n] targets.
         weights: [n] of the rows, each > 0.
-        growth: How it grows.
+        growth: The parameters of boosting.
     """
     random = np.random.default_rng(growth.seed)
     edges = [_thresholds(rows[:, f], growth.bins) for f in range(rows.shape[1])]
@@ -116,7 +116,7 @@ def _grow(
         cuts: [F] number of thresholds.
         residual: [n] what the tree is to explain.
         weights: [n].
-        growth: How it grows.
+        growth: The parameters of boosting.
     Returns:
         The (feature, threshold) of each depth, and [n] the leaf of each row.
     """

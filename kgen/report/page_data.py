@@ -39,7 +39,7 @@ class Shown:
         rows: Its rows, or some of them, under their short names.
         searches: Trials by pass and problem.
         operator: Its declaration, for the roofline; None if kgen does not know the operator.
-        folder: Of the operator in the library, with tables and kernels.
+        folder: The folder of the operator in the library, with tables and kernels.
         old: An older report to compare with.
         pairs: The comparison with it.
     """

@@ -16,7 +16,7 @@ class Search:
     """The trials of one problem of one pass, oldest first.
 
     Attributes:
-        trials: Of the search alone: certificates repeat a trial with its time.
+        trials: The trials of the search alone: certificates repeat a trial with its time.
     """
 
     trials: tuple[Record, ...]

@@ -84,10 +84,10 @@ class Capture:
         """Count the first call of a layout, and return a launch that counts and times the later.
 
         Args:
-            dispatcher: Of the pass.
+            dispatcher: The dispatcher of the pass.
             bound: The checked arguments of the call.
-            device: Where it ran.
-            ready: What served it.
+            device: The device that ran it.
+            ready: The launch that served it.
         """
         problem = problem_text(
             dispatcher.signature, tuple(bound.dims.values()), tuple(bound.dtypes.values()))

@@ -52,7 +52,7 @@ class Code(NamedTuple):
     """The digest of a cubin.
 
     Attributes:
-        digest: Of all its functions, whatever their order.
+        digest: The digest of all its functions, independent of their order.
         functions: Digest of each one by its name.
     """
 
@@ -64,7 +64,7 @@ def code_of(cubin: bytes) -> Code:
     """Compute the digest of a cubin's machine code.
 
     Args:
-        cubin: What NVRTC or nvcc made for one architecture.
+        cubin: A cubin that NVRTC or nvcc made for one architecture.
     Raises:
         CubinError: If the bytes are none, or are cut off.
     """

@@ -93,7 +93,7 @@ class Dispatcher:
         name: `forward` or `backward`.
         signature: Arguments and results of the pass.
         differentiable: Of a forward pass: whether kgen has a backward pass of the operator.
-        results: What the outputs of a call are returned as.
+        results: The type that the outputs of a call are returned as.
         tables: The dispatch tables and loaded kernels of the pass.
         prepared: Lookup key of the generated function -> the prepared launch.
         fast_paths: Which tensors are given, and the flags -> the fast paths of such calls; see

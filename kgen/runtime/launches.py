@@ -22,7 +22,7 @@ class LaunchList:
     Attributes:
         prepared: (threads, bytes of dynamic shared memory) of a CTA of each launch of the plan.
         made: The launches that a run made.
-        elements: Of all workspaces.
+        elements: The elements of all workspaces.
     """
 
     def __init__(self) -> None:

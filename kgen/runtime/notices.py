@@ -29,7 +29,7 @@ class Miss(NamedTuple):
     Attributes:
         function: The public function.
         problem: As `kgen tune --problem` takes it.
-        device: Where it ran.
+        device: The device that ran it.
         config: The safe kernel.
         calls: Number of calls in this process.
         refused: Why better kernels could not serve it; empty if there was none.
@@ -110,7 +110,7 @@ def note_prediction(
     Args:
         function: The public function.
         problem: As `kgen tune --problem` takes it.
-        device: Where it runs.
+        device: The device that runs it.
         config: The predicted kernel.
         command: The command that measures the problem.
     """

@@ -31,7 +31,7 @@ class _Known(NamedTuple):
     """A published function.
 
     Attributes:
-        operator: What serves it.
+        operator: The operator that serves it.
         adapter: Its name in `compat`.
         origin: Modules below this one are known to publish it, so that it may go without a trial
             where it cannot run; empty: only a trial shows it.

@@ -43,7 +43,7 @@ def forward_of(
 
     Args:
         module: The module.
-        norm: What it computes.
+        norm: The formula of the module.
         rmsnorm: The library's function.
         on_cpu: Whether the library serves CPU tensors.
     """

@@ -145,7 +145,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         Not for several threads at once.
 
         Args:
-            study: Whose results count.
+            study: The study whose results count.
             n: Configs, at most.
             spread: Choose them at random of the first `spread`; whatever the seed, so that
                 processes with the same results choose differently. The configs of `first` come in

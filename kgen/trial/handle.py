@@ -65,7 +65,7 @@ class WorkerHandle:
         """Prepare; starts nothing.
 
         Args:
-            setup: What every worker is told.
+            setup: The setup that every worker receives.
             trial_timeout_s: A trial that takes longer ends with its worker.
             spare: Whether to keep a spare once the first worker runs.
         """

@@ -40,9 +40,9 @@ class HostRunResult:
     """The results of the host runs of one config.
 
     Attributes:
-        runs: Those that went well.
+        runs: The runs that found no fault.
         missing: Why there are none or not all; empty if all were made.
-        fault: What was found wrong; empty if nothing.
+        fault: The fault that was found; empty if there is none.
         kept: Whether an earlier tune made the runs, so that a record has them already.
     """
 
@@ -70,7 +70,7 @@ class HostRunner:
         """Find the compilers; starts nothing.
 
         Args:
-            setup: Of the tune; its device is replaced by the host layer.
+            setup: The setup of the tune; its device is replaced by the host layer.
             include: Folder of the device library.
             jobs: Proofs at once.
         """

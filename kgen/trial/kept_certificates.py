@@ -38,7 +38,7 @@ class KeptCertificates:
         Args:
             journal: The tune's own. What it got since the last call is read; other processes may
                 write to it.
-            keys: Of one kernel: its trial may have been one of a cold or of a warm L2.
+            keys: The keys of one kernel: its trial may have been one of a cold or of a warm L2.
         Raises:
             StorageError, RecordError: As of `Journal.read`.
         """

@@ -41,7 +41,7 @@ class Session:
         pass_name: `forward` or `backward`.
         gpu: Profile of the device.
         compiler: Back end.
-        journal: Where records go.
+        journal: The journal that records are appended to.
         worker: The process that runs trials.
         l2: `cold` or `warm`, as the worker times.
         environment: Facts of the machine, from the worker's probe.

@@ -111,7 +111,7 @@ class _Work:
     Attributes:
         left: Trials that nobody has begun.
         helping: Helpers that may still hand a trial back.
-        ended: What the trials came to.
+        ended: The outcomes of the trials.
     """
 
     left: list[tuple[int, Trial]]

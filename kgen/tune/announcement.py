@@ -53,7 +53,7 @@ class OpenTune:
 
     Attributes:
         number: Its place in the study of tunes.
-        spec: What it wants.
+        spec: The description of the tune.
         tuner: The process that makes its finals, by its identity among the member processes.
     """
 

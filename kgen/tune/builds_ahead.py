@@ -41,7 +41,7 @@ class BuildsAhead:
         """Create it; `start` begins the builds.
 
         Args:
-            session: Of the tune.
+            session: The session of the tune.
             at_once: Largest number of concurrent builds.
         """
         self._session, self._at_once = session, at_once

@@ -25,9 +25,9 @@ def run_finals(
     """Certify the fastest configs with the full set of inputs and order them, best first.
 
     Args:
-        session: Of the tune.
+        session: The session of the tune.
         problem: The problem.
-        state: Of its search; a certificate replaces its trial's record.
+        state: The state of its search; a certificate replaces its trial's record.
         peers: Whether to time the operator's peers as well.
     Raises:
         TuneError: If no config was verified.

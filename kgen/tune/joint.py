@@ -31,7 +31,7 @@ class Joint:
     """The joint work of this process with others.
 
     Attributes:
-        shared: Where they meet.
+        shared: The storage that they share.
         storage: Holds the studies, the log of records, the member processes, and the tunes that
             want help.
         membership: This process among the others.

@@ -46,9 +46,9 @@ class JointProposals:
         Args:
             joint: The work with the others.
             name: By which the others know the study.
-            study: Of the problem.
-            others: What they do on the problem.
-            state: Of the search, which keeps it up to date.
+            study: The study of the problem.
+            others: The trials of other processes on the problem.
+            state: The state of the search, which keeps it up to date.
             first: The warm start.
             trials: Trials of all processes, at most.
         """

@@ -22,12 +22,12 @@ class SharedSearch:
     """The part of a search that other processes see.
 
     Attributes:
-        session: Of the tune.
+        session: The session of the tune.
         problem: The problem.
         feasible: Its configs.
-        study: Of the problem.
+        study: The study of the problem.
         text_key_of: Returns the `text_key` that a record of a config has today.
-        current: What a record must be of.
+        current: The digests that a record must have.
     """
 
     session: Session

@@ -70,7 +70,7 @@ def search_problem(
     """Search a problem. Trials in the journal are not repeated.
 
     Args:
-        session: Of the tune.
+        session: The session of the tune.
         request: The tune.
         task: The problem.
         builds_ahead: Builds of warm-start configs that were started earlier.

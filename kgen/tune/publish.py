@@ -39,7 +39,7 @@ class Published:
     Attributes:
         library: The emitted library.
         report_path: Its report for this GPU.
-        report: What that file now holds.
+        report: The content of that file.
     """
 
     library: Emitted

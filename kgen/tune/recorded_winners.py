@@ -22,7 +22,7 @@ def recorded_winners(records: Iterable[Record], pass_name: str, problem: str) ->
     """The fastest verified configs of other problems, those of the nearest problem first.
 
     Args:
-        records: Of one operator; of any pass, problem and GPU.
+        records: The records of one operator; of any pass, problem and GPU.
         pass_name: The pass to be tuned.
         problem: The problem to be tuned; its own records do not count.
     """

@@ -64,11 +64,11 @@ class TuneRequest:
         study: Path of the Optuna journal file.
         trials: Trials per problem, at most.
         time_s: Seconds for the searches and finals of all passes together, or None.
-        seed: Of proposals and inputs.
+        seed: The seed of proposals and inputs.
         paths: The `--path` folders, for the worker.
         peers: Whether to time the operator's peers beside the winner.
         l2: `cold` or `warm`: what L2 holds while a kernel is timed.
-        limits: Of a trial.
+        limits: The limits of a trial.
         retry: Try again the configs that crashed or timed out in earlier tunes; without it, such
             configs are quarantined as long as they render to the same code.
         shared: Where other processes find this tune and help; None: it works alone.

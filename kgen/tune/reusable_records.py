@@ -44,7 +44,7 @@ class CurrentDigests:
     Attributes:
         definition: Digest of the operator's definition and inputs.
         guards: Digest of the calls that a config's variant admits.
-        trial_s: How long a trial may take.
+        trial_s: Time limit of a trial, seconds.
     """
 
     definition: str
@@ -87,7 +87,7 @@ def reusable_records(
     Records of configs that crashed or hung are reused too: trying one again would cost a worker.
 
     Args:
-        records: Of the problem, oldest first.
+        records: The records of the problem, oldest first.
         feasible: The configs of its space.
         text_key_of: Returns the `text_key` that a new record of a config would have.
         retry: Ignore records of configs that crashed or hung, so that they are tried again.
@@ -137,11 +137,12 @@ def reuse_records(
     are not built by the deadline are built when the search proposes them.
 
     Args:
-        session: Of the tune; writes each record again to the journal, under the new text.
-        problem: Of the records.
+        session: The session of the tune; appends each record to the journal again, with the new
+            text.
+        problem: The problem of the records.
         known: Records of the problem.
         most: Largest number of configs.
-        deadline: As of `time.monotonic`; None for never.
+        deadline: Time limit on the clock of `time.monotonic`; None: no limit.
     """
     builds = []
     for config in known.other_text[: max(0, most)]:

@@ -44,7 +44,7 @@ class Rounds:
         """Create it for a study that knows some results already.
 
         Args:
-            study: Of the problem.
+            study: The study of the problem.
             known: The results.
             first: The warm start.
             trials: Trials, at most, including the known results.

@@ -39,7 +39,7 @@ class _Proof:
     """The certificate of a claim so far.
 
     Attributes:
-        claim: What is to be certified.
+        claim: The kernel to certify.
         build: Its build.
         artifact: Once somebody has waited for it.
         record: Its certificate, once its device part is in the journal.
@@ -77,7 +77,7 @@ class SafeCertificates:
         """Start the builds.
 
         Args:
-            session: Of the tune.
+            session: The session of the tune.
             host_runner: Makes the host runs; on the host, all runs.
             pool: Proves on the device.
             tuned: The problems of the pass.

@@ -33,7 +33,7 @@ class Combination:
     """The safe kernel of one combination of dtypes.
 
     Attributes:
-        problem: What it is certified on.
+        problem: The problem that it is certified on.
         rendered: Its source; other combinations may have the same.
     """
 
@@ -93,7 +93,7 @@ def claims(
     """The combinations to certify; those of the tuned problems first.
 
     Args:
-        session: Of the tune.
+        session: The session of the tune.
         every: All combinations.
         tuned: The problems of the tune. If no claim has the source of one, all count as tuned.
     """

@@ -78,7 +78,7 @@ class ProblemSearch:
         could win: they would mislead the search.
 
         Args:
-            session: Of the tune.
+            session: The session of the tune.
             request: The tune.
             problem: The problem.
             feasible: Its configs.

@@ -59,7 +59,7 @@ class Sweep:
     """The tools of a sweep.
 
     Attributes:
-        session: Of the trials.
+        session: The session of the trials.
         copy_gbps: Measured copy bandwidth of the device.
     """
 

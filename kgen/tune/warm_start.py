@@ -48,7 +48,7 @@ def warm_start(
     config copied between GPUs was up to 1.5 times slower than the winner there.
 
     Args:
-        variants: Of the pass, as its space lists them: the most promising first.
+        variants: The variants of the pass, as its space lists them: the most promising first.
         allowed: The feasible configs.
         likely: Winners of other problems, the most likely first.
         recorded: Winners in the journals of earlier tunes, tried after those. They do not make

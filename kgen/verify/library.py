@@ -35,7 +35,7 @@ class Subject:
 
     Attributes:
         problem: The problem that a call has.
-        served: What the library answers it with.
+        served: The kernel that the library chooses for it.
     """
 
     problem: Problem
@@ -58,7 +58,7 @@ def served_subjects(
         gpu: Need not be in this machine.
         known: Problems whose extents are worth a kernel.
         count: Problems of the array, at most; 0: the rows alone.
-        seed: Of the draws.
+        seed: The seed of the draws.
     Returns:
         The subjects, and the drawn problems that the library refuses.
     """
@@ -140,7 +140,7 @@ class LibraryCheck:
         library: The library.
         entry: The operator.
         pass_name: `forward` or `backward`.
-        runs: Where kernels run.
+        runs: The device that runs kernels.
         renderer: Reads the library's headers, once for all subjects.
     """
 

@@ -26,7 +26,7 @@ class Setup:
         paths: The `--path` folders.
         gpu: Profile of the GPU that kernels are meant for.
         ordinal: CUDA device ordinal (ignored on the host).
-        seed: Of the random inputs.
+        seed: The seed of the random inputs.
         l2: `cold` or `warm`: whether buffer sets rotate while a kernel is timed.
         on_host: Run on the host layer, whatever GPU the kernels are meant for.
         memory_bytes: Device memory that trials may use; None for all of it. On the host, of the
@@ -83,7 +83,7 @@ class Trial:
     Attributes:
         pass_name: `forward` or `backward`.
         problem: The problem.
-        candidate: What to run.
+        candidate: The candidate to run.
         give_up_above_us: Stop timing early beyond this; None: never.
         level: Which inputs to verify with: the quick set of a trial, all of a certificate, or
             the small ones of a host run.
@@ -117,7 +117,7 @@ class TrialOutcome:
         timing: If verified and measured.
         accuracy: Per output.
         evidence: What was tried, and how; None of a search's trial, whose reason says it.
-        trained: As of the record.
+        trained: As in the record.
     """
 
     fate: Fate
@@ -208,7 +208,7 @@ class Trace:
     Attributes:
         finals: What to run: the one candidate, the peers (None: also those that are timed on
             request only), the library if its function is to be traced too.
-        path: Where the trace goes.
+        path: The file for the trace.
     """
 
     finals: Finals
@@ -268,7 +268,7 @@ class Failure:
     """An error that the worker caught.
 
     Attributes:
-        message: What happened.
+        message: The error.
         fatal: Whether the device context is no longer usable, so that the worker ends.
         operator: Whether the operator's own module is at fault: no config can help then.
         refused: Whether a launch asked for more than the device has, and nothing ran.

@@ -26,7 +26,7 @@ def worker_main(
         lifeline: Ends when the parent does, however it does.
         output: Takes the place of stdout, which kernels may print to.
         complaints: Takes the place of stderr; a crash says its last words there.
-        setup: Of the trials to come.
+        setup: The setup of the trials to come.
     """
     # Ctrl-C is the parent's to handle: it finishes or drops the trial, then ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

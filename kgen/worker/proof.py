@@ -31,11 +31,11 @@ def verdict_of(
     """Launch a trial's candidate on the input sets of its level and compare with the oracle.
 
     Args:
-        fixture: Of the trial's pass and problem.
+        fixture: The fixture of the trial's pass and problem.
         module: The candidate's, loaded.
         trial: The candidate, its level, seeds and orders of threads.
-        operator: Of the trial.
-        gpu: Whose plan the candidate has.
+        operator: The operator of the trial.
+        gpu: The GPU that the candidate's launches are planned for.
         on_host: Whether the module runs on the host layer.
     Raises:
         LaunchError: If a launch fails.

@@ -27,7 +27,7 @@ class Timed:
 
     Attributes:
         calls: One per buffer set.
-        tensors: Of the first set.
+        tensors: The tensors of the first set.
         scratch: The workspaces of all sets.
     """
 
