@@ -1,7 +1,7 @@
-"""Capture what a model calls: problems, counts, dispatch steps and times.
+"""Record the calls of a model: problems, counts, dispatch steps and times.
 
-While a capture is on, no call takes the fast path: each is counted, and its launch is timed. The
-file that it writes is what `kgen tune --calls FILE` tunes for.
+During a capture no call takes the fast path: each call is counted, and its launch is timed.
+`kgen tune --calls FILE` tunes the problems in the file that the capture writes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Capture:
         return launch_and_watch
 
     def end(self) -> None:
-        """Watch no later call."""
+        """Stop counting calls."""
         self._open = False
 
 
@@ -183,16 +183,16 @@ _active = threading.Lock()
 
 @contextlib.contextmanager
 def capture(path: str | os.PathLike[str], *, steps: int = 1) -> Iterator[Capture]:
-    """Write down which problems are called inside the block, how often, and how they are served.
+    """Record the problems that are called inside the block, with counts, dispatch steps and times.
 
         with kgen_ops.capture("calls.yaml", steps=10):
             for _ in range(10):
                 train_step()
 
-    Then `kgen tune --calls calls.yaml` tunes for these calls, the most costly first. The calls of
-    all threads are captured, and those of autograd and `torch.compile`. Replays of a CUDA graph are
-    not seen, only the calls that it was recorded from. A captured call costs some microseconds of
-    host time more.
+    Then `kgen tune --calls calls.yaml` tunes these problems, the most expensive first. The capture
+    includes the calls of all threads, of autograd and of `torch.compile`. It does not include
+    replays of a CUDA graph, only the calls that the graph was recorded from. A captured call takes
+    some microseconds more of host time.
 
     Args:
         path: The file to write; one of that name is replaced. It is written when the block ends,

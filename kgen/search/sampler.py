@@ -60,7 +60,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
     Args:
         feasible: The feasible set, enumerated: mappings from parameter names to values, or `Config`
             objects of kgen, whose parameters are `variant` and `<variant>.<parameter>`.
-        seed: Same seed, same history: same proposals.
+        seed: The same seed and the same history give the same proposals.
         first: Configs to propose before any other; infeasible ones are ignored.
         prior_us: Expected times of some or all configs, in any unit (another GPU or shape); only
             their ratios matter, and the model weighs them by how well measurements agree. Pairs if
@@ -147,7 +147,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         Args:
             study: The study whose results count.
             n: Configs, at most.
-            spread: Choose them at random of the first `spread`; whatever the seed, so that
+            spread: Choose them at random from the first `spread`, independent of the seed, so that
                 processes with the same results choose differently. The configs of `first` come in
                 order all the same.
         """

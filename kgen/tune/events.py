@@ -53,8 +53,9 @@ class ProblemStarted:
 
     Attributes:
         progress: The progress of the problem.
-        not_reused: How many of the journal's records are of no use any more, by the reason.
-        timed_again: How many of them lacked the time on trained inputs, could win, and got it.
+        not_reused: Number of the journal's records that cannot be reused, by reason.
+        timed_again: Number of records without a time on trained inputs that could win and were
+            timed again.
     """
 
     progress: Progress
@@ -83,8 +84,8 @@ class StageAdvanced:
     """Another of the safe variant's kernels, one per combination of dtypes, is ready.
 
     Attributes:
-        what: The work that was done.
-        done: With how many so far.
+        what: The work: `compiled` or `verified`.
+        done: Number of kernels so far.
         count: The total number; 0 while it is not known.
     """
 

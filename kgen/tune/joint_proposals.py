@@ -20,9 +20,9 @@ JOINT_QUEUE = 2  # the trial that runs and the next
 class JointProposals:
     """Asks a shared study for configs and tells it each result at once.
 
-    It has the methods of `Rounds`. There are no rounds: the results of the others come when they
-    come, so proposals depend on the timing in any case. The study gets each result as soon as
-    there is one, for the sake of the others, and variants are judged by all records so far.
+    It has the methods of `Rounds`, but no rounds: results of other processes arrive at any time, so
+    proposals depend on timing in any case. The study gets each result at once, because the other
+    processes use it, and variants are judged by all records so far.
 
     Attributes:
         most_queued: Trials in the worker's queue, at most: what is in it counts as begun.

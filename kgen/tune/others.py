@@ -64,13 +64,13 @@ class Others:
         return self._running
 
     def are_awaited(self) -> bool:
-        """Whether a tuner has to go on: their trials may end, or come back when a process dies."""
+        """Whether a tuner must wait for other processes: their trials may end, or be released."""
         before = self._running
         waits = self._joint.is_tuner and not self._joint.stop()
         return waits and self.running(now=True) + before > 0
 
     def take_over(self, state: SearchState, known: ReusableRecords) -> Iterator[Record]:
-        """Add their new records to the search's, and yield those of configs without a record."""
+        """Add new records of other processes, and yield those of configs without a record."""
         records, self._read_up_to = self._shared.session.journal.follow(self._read_up_to)
         for record in records:
             if not self._is_of_use(record):

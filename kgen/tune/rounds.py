@@ -69,14 +69,14 @@ class Rounds:
         return 0 if self._is_exhausted else wanted
 
     def settle(self, ending: bool) -> bool:
-        """Come to the next point at which a round may be proposed, if the results allow it.
+        """Prepare the next round, if the results allow it.
 
-        Tells the oldest round, if that is due and the round is complete.
+        Tells the study the oldest round, if `IN_FLIGHT` rounds are open and the oldest is complete.
 
         Args:
-            ending: Whether nothing is left to propose: then no number of rounds is kept in flight.
+            ending: Whether no config is left to propose: then every complete round is told.
         Returns:
-            Whether the study knows what it has to know for its next round.
+            Whether the study has the results that its next round depends on.
         """
         if not ending and len(self._open) < IN_FLIGHT:
             return True

@@ -54,7 +54,7 @@ class ProblemSearch:
 
     Attributes:
         state: Records and totals so far, beginning with those of the journal that are still valid.
-        not_reused: How many of the journal's records are of no use any more, by the reason.
+        not_reused: Number of the journal's records that cannot be reused, by reason.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ProblemSearch:
             Each new record. Closing the generator ends the search: it starts no further trial and
             waits for the running one.
         Raises:
-            TemplateError: If a template is at fault: its author has to mend it.
+            TemplateError: If a template has an error.
             StorageError: If the journal cannot be written.
         """
         try:
