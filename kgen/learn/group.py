@@ -233,7 +233,7 @@ class GroupWork:
     ) -> tuple[Problem, Record] | None:
         """The problem where a config is closest to the best, with its trial.
 
-        Considered are the problems that the config is to serve and that have no row.
+        Only problems that the config is to serve and that have no row are considered.
         """
         places = [
             problem

@@ -1,7 +1,7 @@
 """Prepare the launch of a call: choose its kernel, bind it, and run it for the first time.
 
-`selection.py` says in which order kernels are tried. One that does not compile here, or needs more
-than the device has, leaves the call to the next.
+`selection.py` gives the order in which kernels are tried. If a kernel does not compile here, or
+needs more than the device has, the next one is tried.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Preparer:
         tensors: Sequence[Tensor | None], outputs: Sequence[Tensor | None],
         scalars: Sequence[float],
     ) -> None:
-        """Compare a kernel that is not proven here with the safe kernel, once for each kernel.
+        """Compare a kernel that was not verified here with the safe kernel, once for each kernel.
 
         Raises:
             CheckError: If they differ.

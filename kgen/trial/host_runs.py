@@ -1,8 +1,8 @@
 """The host run of a certificate: the source of a GPU kernel, run on the CPU.
 
-A GPU does not tell a race that happened to go well, a read beside a buffer whose value is masked
-away, or a read of shared memory that nobody wrote but somebody's predecessor. The host layer does:
-it runs a block's threads in orders that no GPU would choose, fills shared memory with NaN, and
+A GPU does not reveal a race that happened to go well, an out-of-bounds read whose value is masked
+away, or a read of shared memory that only an earlier block wrote. The host layer reveals them: it
+runs a block's threads in orders that no GPU would choose, fills shared memory with NaN, and
 AddressSanitizer watches every access. So winners are run there too, at small sizes.
 """
 
@@ -144,7 +144,7 @@ class HostRunner:
             worker.close()
 
     def _are_todays(self, runs: Sequence[HostRun], rendered: Rendered) -> bool:
-        """Whether runs are all that would be made now."""
+        """Whether the runs are the same as those that would be made now."""
         if self._missing:
             return False
         wanted = [(self._where(name), orders, self._key(name, rendered)) for name, orders in RUNS]

@@ -81,7 +81,7 @@ class Session:
         self._content: dict[str, str] = {}
         self._codes: dict[str, Code] = {}
         self._guards: dict[str, str] = {}  # by variant
-        self._kept = KeptCertificates(certificates, self._is_todays)
+        self._kept = KeptCertificates(certificates, self._is_current)
 
     def probe(self) -> float:
         """Read the machine's facts into `environment`; return its copy bandwidth in GB/s.
@@ -145,13 +145,13 @@ class Session:
     def certificate(
         self, rendered: Rendered, artifact: Artifact, config: Config, problem: Problem
     ) -> Record | None:
-        """The record that certifies a build on this GPU as it would be certified today.
+        """The record that certifies a build on this GPU by the current rules.
 
         Its host runs may be missing, or be of another text: see `HostRunner.start`.
 
         Returns:
-            A record of the session's journal or of another one; None if there is none, and the
-            build is to be proven.
+            A record of the session's journal or of another one; None if there is none: the build
+            must be certified.
         """
         # A certificate holds no time: how L2 was while another tune took times does not count.
         keys = [self._key(rendered, artifact, config, problem, l2) for l2 in (COLD, WARM)]
@@ -161,8 +161,8 @@ class Session:
         """Whether a record that `certificate` returned is in the session's own journal."""
         return self._kept.is_own(record)
 
-    def _is_todays(self, record: Record) -> bool:
-        """Whether a record is of this pass and GPU, judged as a kernel would be judged today."""
+    def _is_current(self, record: Record) -> bool:
+        """Whether a record is of this pass and GPU, with the current digests of its verdict."""
         if record.evidence is not None and record.evidence.rules != proof_rules():
             return False
         its = (record.operator, record.pass_name, record.gpu, record.definition)
@@ -182,7 +182,7 @@ class Session:
         return self._codes[artifact.path]
 
     def refusal(self, rendered: Rendered, artifact: Artifact, config: Config) -> str:
-        """Why a build must not run at all; empty if it may."""
+        """The reason why a build must not run; empty if it may run."""
         return kept_state(rendered, artifact, self.variant_of(config))
 
     def candidate(self, config: Config, artifact: Artifact) -> Candidate:
@@ -279,9 +279,11 @@ def failed_build(failure: BuildFailure) -> TrialOutcome:
 def trial_key(
     code: Code, compiler: str, problem: Problem, plan: Plan, l2: str = COLD
 ) -> str:
-    """Identity of what a trial tries: machine code, compiler (version, flags and arch), problem,
-    launches, and how L2 was: a cold time does not answer a warm tune. No name of kgen's counts:
-    a kernel is known by its code, a workspace by its place."""
+    """The key of a trial: code, compiler (version, flags, arch), problem, launches, state of L2.
+
+    A cold time is not reused for a warm tune. The key contains no names of kgen: kernels are
+    identified by their code, workspaces by their position.
+    """
     places = {w.name: f"workspace {place}" for place, w in enumerate(plan.workspaces)}
     launches = [
         [

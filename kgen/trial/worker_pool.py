@@ -1,8 +1,8 @@
 """Several worker processes on one device that verify kernels in parallel.
 
-Verifying a kernel is mostly its oracle, a loop over time steps of small tensors, which waits for
-one CPU core that launches: the device is nearly idle. Nothing is timed meanwhile, so that workers
-may disturb each other.
+Most of the time of a verification is the oracle, a loop over time steps of small tensors: it waits
+for the one CPU core that launches, and the device is nearly idle. Nothing is timed during these
+verifications, so workers may disturb each other.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class WorkerPool:
         self.dismiss()
 
     def preload(self, trials: int) -> None:
-        """Let the helpers for a number of trials load their modules, while kernels compile, say."""
+        """Let the helpers for a number of trials load their modules, for instance during builds."""
         for helper in self._open_helpers(trials):
             helper.preload()
 
     def dismiss(self) -> None:
-        """End the helpers until they are asked again: one that waits holds device memory."""
+        """End the helpers until the next run, because a waiting helper holds device memory."""
         for helper in self._helpers:
             helper.close()
         self._helpers = []
@@ -109,7 +109,7 @@ class _Work:
     """The trials that are left, and what the threads of a pool do with them.
 
     Attributes:
-        left: Trials that nobody has begun.
+        left: Trials that no worker has begun.
         helping: Helpers that may still hand a trial back.
         ended: The outcomes of the trials.
     """
@@ -139,8 +139,10 @@ class _Work:
                 self.ended.put((place, problem))
 
     def help(self, worker: WorkerHandle) -> None:
-        """What a helper does. One that cannot start leaves its part to the others: a device in
-        exclusive mode has one process.
+        """The loop of a helper.
+
+        If a helper cannot start, the other workers run its trials: a device in exclusive mode
+        admits one process.
         """
         try:
             while (mine := self._next(is_main=False)) is not None:
