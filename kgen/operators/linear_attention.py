@@ -315,6 +315,7 @@ Gradients, with g = gout / norm and n = -gout_dot_out / norm (without norm: g = 
 gq_t = scale * (S_t g_t + n_t z_t)
 G_t = G_{t+1} + scale * q_t g_t^T,  y_t = y_{t+1} + scale * n_t q_t
 gk_t = G_t v_t + y_t,  gv_t = k_t G_t
+
 G_{T+1} and y_{T+1} are the gradients of the final state and key sum, else 0; G_1 and y_1 are
 those of the initial state and key sum"""
 

@@ -96,12 +96,15 @@ gk_t = exp(u + k_t) r_t (v_t - y_t) + exp(k_t) (v_t GN_t + GD_t)
 gu = sum over b and t of exp(u + k_t) r_t (v_t - y_t)
 gw = sum over b and t of exp(w) (N_{t-1} GN_t + D_{t-1} GD_t)
 
-States: the gradient (gnum, gden, gmax) of the final state gives GN_T = gnum exp(-max) and
-GD_T = gden exp(-max). The gradient of the initial state is gnum = GN_0 exp(max),
-gden = GD_0 exp(max), gmax = num gnum + den gden. max of the final state is only a scale factor of
-num and den and is treated as a constant, so gmax of the final state is ignored. This is exact for
-every loss that depends on a state only through N and D, as y does. FLA passes the gradient with
-respect to max on to the step that has the maximum; both agree for such losses."""
+The gradient (gnum, gden, gmax) of the final state begins the recurrence, and GN_0 and GD_0 give
+that of the initial state:
+GN_T = gnum exp(-max),  GD_T = gden exp(-max)
+gnum = GN_0 exp(max),  gden = GD_0 exp(max),  gmax = num gnum + den gden
+
+The max of the final state is only a scale factor of num and den and is treated as a constant,
+so its gradient gmax is ignored. This is exact for every loss that depends on a state only
+through N and D, as y does. FLA passes the gradient with respect to max on to the step that has
+the maximum; both agree for such losses."""
 
 
 def make_inputs(
