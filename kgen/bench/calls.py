@@ -16,7 +16,7 @@ def run_call_costs(
     """Measure the host time of calls without gradients, interleaved.
 
     Args:
-        session: Of the pass.
+        session: The session of the pass.
         problem: The problem; it must be small, or the host waits for the device.
         against: Names of peers; None: all except slow ones.
         library: Folder of an emitted library.

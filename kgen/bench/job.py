@@ -40,7 +40,7 @@ class BenchJob:
         ordinal: CUDA device ordinal.
         compiler: Back end.
         reports: Folder of the operator's reports and journals.
-        seed: Of inputs and of the order of sampling.
+        seed: The seed of inputs and of the order of sampling.
         paths: The `--path` folders, for the worker.
         against: Names of peers; None: all.
         ladder: Whether to run the published ladder instead of the comparison with peers.

@@ -24,7 +24,7 @@ def run_ladder(
     Efficiency rules are ignored: a published step is timed even if it is slow.
 
     Args:
-        session: Of the steps' pass, probed.
+        session: The session of the steps' pass, probed.
         problem: The problem.
         steps: In published order.
         copy_gbps: Measured copy bandwidth, for the floor.

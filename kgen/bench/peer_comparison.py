@@ -25,7 +25,7 @@ def compare_with_peers(
     """Verify the chosen kernel, then time it and its peers against each other.
 
     Args:
-        session: Of the pass, probed.
+        session: The session of the pass, probed.
         problem: The problem.
         choice: The config of kgen's kernel.
         against: Names of peers; None: all. A peer that the pass lacks is listed as failed.

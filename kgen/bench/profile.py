@@ -22,7 +22,7 @@ def run_profile(
     """Verify the chosen kernel, then trace it and its peers, one after the other.
 
     Args:
-        session: Of the pass.
+        session: The session of the pass.
         problem: The problem.
         choice: The config of kgen's kernel.
         against: Names of peers; None: all, including those too slow for a tune.

@@ -38,7 +38,7 @@ def open_compiler(
         include_dirs: Searched for `kgen/primitives/core.cuh` and other included headers.
         cache: Default: the user's (`KGEN_CACHE_DIR`).
         jobs: Concurrent compilations; default: the number of cores that this process may use.
-        limits: Of time and memory; a compilation that needs more is killed and counts as failed.
+        limits: Limits of time and memory; a compilation beyond them is killed and fails.
     Raises:
         ToolchainError: If the name is unknown, or a tool is missing; says what to install.
         StorageError: If the cache directory cannot be used.

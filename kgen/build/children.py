@@ -182,7 +182,7 @@ class Children:
 
         Args:
             library: The NVRTC that they load.
-            limits: Of each compilation.
+            limits: The limits of each compilation.
             most_idle: Number of idle processes that are kept.
         """
         self._library = library

@@ -45,9 +45,9 @@ class HostCompiler(CachingCompiler):
 
         Args:
             include_dirs: The first that holds `kgen/primitives/core.cuh` is used.
-            cache: Where results are stored.
+            cache: The cache for results.
             jobs: Concurrent compilations.
-            limits: Of each compilation.
+            limits: The limits of each compilation.
             sanitize: Build executables for `kgen.launch.host_jobs.run_job` (kind `exe`) instead of
                 modules (kind `so`).
         Raises:

@@ -61,7 +61,7 @@ class Ninja:
         """Find the tools.
 
         Args:
-            limits: Of each command; the memory limit holds for each of its processes.
+            limits: The limits of each command; the memory limit holds for each of its processes.
         Raises:
             ToolchainError: If one is missing.
         """

@@ -66,7 +66,7 @@ class Body:
     """The entries of a variant, a group, or a part of one.
 
     Attributes:
-        tree: Where it is declared.
+        tree: The YAML node that declares it.
         single: Entries that are replaced whole: doc, constants, first, safe, nondeterministic,
             keeps_state, steady.
         params: By name.

@@ -58,7 +58,7 @@ def kernels_of(
 
     Args:
         path: The template.
-        settings: Of the operator's family; branches that they rule out are ignored.
+        settings: The settings of the operator's family; branches that they rule out are ignored.
         shown_as: Name for messages; default: the path.
 
     Raises:

@@ -56,7 +56,7 @@ class Scope:
         """Parse an expression.
 
         Args:
-            tree: Where it is written.
+            tree: The YAML node that declares it.
             at_call: Whether pointers and strides may be used.
             only: Allowed names besides lets and settings; default: all.
             allow: Further allowed names.

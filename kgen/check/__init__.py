@@ -1,4 +1,4 @@
-"""No timing without a verdict: prove a kernel right against its operator's float64 oracle."""
+"""Verify a kernel against the float64 definition of its operator."""
 
 from kgen.check.case import Case
 from kgen.check.check import LAUNCHES, Bind, Level, Workspaces, no_workspaces, verify

@@ -1,4 +1,4 @@
-"""Run a kernel on input sets and say whether it computed its operator."""
+"""Run a kernel on input sets and decide whether it computes its operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare a kernel's output with the oracle, fast where it agrees, in words where it does not."""
+"""Compare a kernel's output with the oracle; describe the errors if it differs."""
 
 from __future__ import annotations
 

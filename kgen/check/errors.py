@@ -1,4 +1,4 @@
-"""How far outputs are from the oracle's, whoever made them."""
+"""The errors of outputs against the oracle, for kernels and for the definition."""
 
 from __future__ import annotations
 

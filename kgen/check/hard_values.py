@@ -1,4 +1,4 @@
-"""Values that kernels of every operator are tried on, beside the cases that the operator declares.
+"""Input values that are tried for every operator, in addition to the operator's own cases.
 
 `large`: ordinary inputs times a power of two that leaves the dtype's range to sums and squares.
 Only for operators whose own cases have nothing of that kind.

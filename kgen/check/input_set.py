@@ -1,4 +1,4 @@
-"""The guarded buffers of one case, and what a launch on them must give."""
+"""The guarded buffers of one case, and the expected results of a launch on them."""
 
 from __future__ import annotations
 

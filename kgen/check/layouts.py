@@ -1,4 +1,4 @@
-"""Strides of the tensors that a kernel is tried on."""
+"""The strides of input tensors that a kernel is tried with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a proof must go until a kernel does the same thing over and over.
+"""The extents at which a pipelined kernel reaches its steady state.
 
 A kernel that keeps chunks in a ring of shared memory reuses a slot only after as many chunks as
 the ring has, and a persistent block takes a second batch only where there are more batches than

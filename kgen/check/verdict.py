@@ -1,4 +1,4 @@
-"""What verification says."""
+"""The result of a verification."""
 
 from __future__ import annotations
 

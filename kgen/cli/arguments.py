@@ -70,7 +70,7 @@ def add_common(
     """
     text = f" (default: {operator})" if operator else ""
     if population:
-        text = " (with --population or --calls default: all that it has)"
+        text = " (default with --population or --calls: all of their operators)"
     parser.add_argument(
         "--op",
         required=operator is None and not population,
@@ -82,8 +82,8 @@ def add_common(
         "--gpu",
         default="auto",
         metavar="GPU",
-        help="'auto' (first CUDA GPU, else host), 'host', or a profile's name; "
-        "see 'kgen gpus' (default: %(default)s)",
+        help="'auto' (the first CUDA GPU, else host), 'host' (the CPU), or a name that 'kgen gpus' "
+        "lists (default: %(default)s)",
     )
     add_path(parser)
     if problems:
@@ -93,7 +93,7 @@ def add_common(
             default=[],
             metavar="M=..,N=..,dtype=..",
             help="dims, dtypes and options of a problem, or its short name: 'M8192 N4096 bf16' "
-            "(repeatable; default: the operator's own)",
+            "(repeatable; default: the operator's default problems)",
         )
     if population:
         add_population(parser, "problems that published models call, in place of --problem")
@@ -101,7 +101,7 @@ def add_common(
             "--calls",
             default="",
             metavar="FILE",
-            help="problems that `kgen_ops.capture` wrote down, the most costly first, in place of "
+            help="problems that `kgen_ops.capture` recorded, the most expensive first, in place of "
             "--problem",
         )
     if passes:
@@ -154,8 +154,9 @@ def add_l2(parser: argparse.ArgumentParser) -> None:
         "--l2",
         choices=[COLD, WARM],
         default=COLD,
-        help="cold: buffers rotate, so inputs come from memory; warm: one set of buffers, as for a "
-        "kernel that directly follows the producer of its inputs (default: %(default)s)",
+        help="state of the L2 cache. cold: buffer sets rotate, so inputs come from memory; warm: "
+        "one buffer set, for a kernel that runs right after the producer of its inputs (default: "
+        "%(default)s)",
     )
 
 

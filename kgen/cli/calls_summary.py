@@ -1,4 +1,4 @@
-"""What `kgen tune --calls` prints at its end: how much less time the captured calls take."""
+"""The last lines of `kgen tune --calls`: the time that the captured calls save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shell completes behind each option: operators, GPUs, populations, dims, files.
+"""The words that the shell completes after each option: operators, GPUs, populations, dims, files.
 
 `kgen completion` prints a function for the shell. At each TAB that function runs `kgen` with
 `_ARGCOMPLETE` set, so the names are those of today, the user's own folders included. torch is not

@@ -1,4 +1,4 @@
-"""The options of the commands that read what tunes have written, and of small ones."""
+"""The options of the commands that read the library and its reports, and of small commands."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from kgen.cli.arguments import add_out, add_path, add_population, names
 
 
 def add_report(report: argparse.ArgumentParser) -> None:
-    report.add_argument("--op", metavar="OP", help="only this operator, all its rows")
+    report.add_argument("--op", metavar="OP", help="only this operator, with all its problems")
     report.add_argument("--gpu", metavar="GPU", help="only this GPU")
     report.add_argument(
         "--pass",
         dest="pass_name",
         choices=["forward", "backward"],
-        help="only this pass, all its rows",
+        help="only this pass, with all its problems",
     )
     report.add_argument(
         "--problem",
         action="append",
         default=[],
         metavar="NAME",
-        help="only problems of this name, all about each: a short name, some of its words "
-        "('bf16 +state'), a full key or a winner's record (repeatable)",
+        help="everything about the problems of this name: a short name, some of its words "
+        "('bf16 +state'), a full name or the record id of a winner (repeatable)",
     )
     add_out(report, "where the library is")
     add_path(report)
@@ -45,7 +45,7 @@ def add_report(report: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="with --html: also draw what kgen coverage --yaml wrote (repeatable)",
+        help="with --html: also draw a file that kgen coverage --yaml wrote (repeatable)",
     )
     report.add_argument(
         "--optuna",
@@ -100,8 +100,8 @@ def add_package(package: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where the wheel is written",
     )
-    add_population(package, "compile ahead what families give for the problems that published "
-                   "models call")
+    add_population(package, "also compile the kernels for untuned problems that published models "
+                   "call")
     add_path(package, "operators and populations")
     _add_source(package)
 
@@ -123,8 +123,7 @@ def add_explain(explain: argparse.ArgumentParser) -> None:
         default="auto",
         metavar="GPU",
         help="'auto' (the current CUDA GPU, else the CPU), or any GPU of 'kgen gpus', which need "
-        "not be in this machine; one without a table of its own shows what would serve there "
-        "(default: %(default)s)",
+        "not be in this machine and need not have been tuned (default: %(default)s)",
     )
     _add_source(explain)
 
@@ -135,14 +134,15 @@ def add_emit(renew: argparse.ArgumentParser) -> None:
         type=names,
         default=(),
         metavar="OP,...",
-        help="add operators that were tuned nowhere, with their safe kernels and families",
+        help="add operators that were not tuned on any GPU, with their safe kernels and templates",
     )
     renew.add_argument(
         "--learn-rankings",
         type=names,
         default=(),
         metavar="OP,...",
-        help="learn from the recorded searches of these how configs rank for calls without a row",
+        help="fit, for these operators, the model that ranks configs for calls without a row, from "
+        "the recorded searches",
     )
     add_out(renew, "where the library is")
     add_path(renew)
@@ -168,7 +168,7 @@ def add_populations(populations: argparse.ArgumentParser) -> None:
 
 
 def add_new_op(new_op: argparse.ArgumentParser) -> None:
-    new_op.add_argument("name", metavar="NAME", help="of the operator: lower case, as in Python")
+    new_op.add_argument("name", metavar="NAME", help="name of the operator, in lower case")
     new_op.add_argument(
         "--path",
         default="mine",
@@ -179,7 +179,7 @@ def add_new_op(new_op: argparse.ArgumentParser) -> None:
 
 def add_completion(completion: argparse.ArgumentParser) -> None:
     completion.add_argument(
-        "shell", choices=["bash", "zsh", "fish"], help="of which the function is printed"
+        "shell", choices=["bash", "zsh", "fish"], help="your shell"
     )
 
 

@@ -14,8 +14,9 @@ from kgen.cli.examples import EXAMPLES, FIRST, description, epilog
 # command, a line about it, and what adds its options; in the order of `kgen --help`
 _COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
     ("tune", "search, verify and emit the best kernels", tuning.add_tune),
-    ("predict", "choose kernels for a GPU that is not here, by a model", tuning.add_predict),
-    ("worker", "help the tunes of other machines", tuning.add_worker),
+    ("predict", "choose kernels for a GPU that is not in this machine, by a model",
+     tuning.add_predict),
+    ("worker", "run trials for the tunes of other machines", tuning.add_worker),
     ("learn", "learn rules that choose rows for problems that were not tuned", tuning.add_learn),
     ("verify", "check kernels against the float64 definition", tuning.add_verify),
     ("bench", "compare tuned kernels with their peers", tuning.add_bench),
@@ -25,16 +26,16 @@ _COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...
      library.add_import_cache),
     ("package", "write a wheel of the tuned library", library.add_package),
     ("explain", "explain which kernel serves a problem", library.add_explain),
-    ("coverage", "show what the library does on a population of problems, and how fast",
+    ("coverage", "show which kernel the library runs for each problem of a list, and its time",
      tuning.add_coverage),
-    ("emit", "write the library again from today's templates, and list stale rows",
+    ("emit", "write the library again from the current templates, and list stale rows",
      library.add_emit),
     ("ops", "list operators, passes and variants", add_path),
     ("new-op", "write the files of an operator of your own", library.add_new_op),
     ("gpus", "list GPU profiles", lambda parser: None),
     ("populations", "list the problems that published models call", library.add_populations),
     ("device-library", "print the reference of kgen:: functions", library.add_device_library),
-    ("completion", "print what completes kgen's commands in your shell", library.add_completion),
+    ("completion", "print a shell function that completes kgen's commands", library.add_completion),
     ("doctor", "check compilers, packages and GPUs", lambda parser: None),
 )
 

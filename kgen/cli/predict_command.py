@@ -13,11 +13,11 @@ from kgen.errors import OptionError
 from kgen.model.names import short_name
 from kgen.predict import (
     Compiling,
+    HostRunStarted,
     PassStarted,
     Predicted,
     PredictEvent,
     PredictRequest,
-    Proving,
     Skipped,
     judge,
     predict,
@@ -101,7 +101,7 @@ def _line(event: PredictEvent, request: PredictRequest) -> str:
     if isinstance(event, Compiling):
         return (f"{event.pass_name} {short_name(event.problem, signature)}: compiling "
                 f"{event.compiled} of {event.feasible} feasible configs")
-    if isinstance(event, Proving):
+    if isinstance(event, HostRunStarted):
         return f"  verifying on the CPU: {event.config}"
     assert isinstance(event, Predicted)
     found = event.prediction

@@ -1,4 +1,4 @@
-"""What `kgen report` prints of predicted rows."""
+"""The part of `kgen report` about predicted rows."""
 
 from __future__ import annotations
 

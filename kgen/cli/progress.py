@@ -61,7 +61,7 @@ class Display:
         with self._lock:
             self.state.apply(event, now)
         if isinstance(event, ProblemStarted):
-            for why, count in event.let_go.items():
+            for why, count in event.not_reused.items():
                 self._console.print(
                     f"  {count} earlier trials are not used: {why}", markup=False, highlight=False
                 )

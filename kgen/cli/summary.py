@@ -1,4 +1,4 @@
-"""What `kgen tune` prints when it is done: one summary, led by the file to open."""
+"""The summary at the end of `kgen tune`, which begins with the file to open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a tune is, from its events: what the display shows, without a terminal."""
+"""The progress of a tune, computed from its events; the display shows it."""
 
 from __future__ import annotations
 

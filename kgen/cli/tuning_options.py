@@ -42,10 +42,11 @@ def add_tune(tune: argparse.ArgumentParser) -> None:
         "--devices",
         type=devices,
         metavar="all|0,1,...",
-        help="CUDA devices of this machine to work on, one process each; other models of GPU are "
-        "tuned side by side (default: the first of --gpu). With --gpu host: processes",
+        help="CUDA devices of this machine to use, with one process each; GPUs of other models are "
+        "tuned at the same time, for tables of their own (default: the first of --gpu). With --gpu "
+        "host: one process per number",
     )
-    _add_storage(tune, "share the tune with the 'kgen worker's of a database")
+    _add_storage(tune, "share the trials with every 'kgen worker' of this database")
     tune.add_argument(
         "--trial-timeout",
         type=duration,
@@ -79,7 +80,7 @@ def add_predict(predict: argparse.ArgumentParser) -> None:
         dest="source",
         default="generated",
         metavar="DIR",
-        help="library whose recorded searches the model learns from, beside those of --out "
+        help="library whose recorded searches the model learns from, in addition to those of --out "
         "(default: %(default)s)",
     )
     predict.add_argument(
@@ -93,13 +94,13 @@ def add_predict(predict: argparse.ArgumentParser) -> None:
         "--model",
         choices=["trees", "ridge", "gp"],
         default=DEFAULT_MODEL,
-        help="what ranks configs (default: %(default)s)",
+        help="model that ranks configs (default: %(default)s)",
     )
     predict.add_argument(
         "--judge",
         action="store_true",
-        help="write nothing; tell how good the choices of all models have been on the recorded "
-        "searches, each problem left out in turn",
+        help="write nothing; evaluate the choices of all models on the recorded searches, with "
+        "each problem left out of the training in turn",
     )
 
 
@@ -116,7 +117,7 @@ def _add_storage(parser: argparse.ArgumentParser, what: str) -> None:
         type=duration,
         default=60.0,
         metavar="60s",
-        help="a process of the storage that gives no sign for so long counts as dead, and others "
+        help="a process that sends no heartbeat for this time counts as dead, and other processes "
         "take its trials (default: 60s)",
     )
     parser.add_argument(
@@ -124,12 +125,12 @@ def _add_storage(parser: argparse.ArgumentParser, what: str) -> None:
         type=duration,
         default=120.0,
         metavar="2m",
-        help="how long to wait for a storage that does not answer (default: 2m)",
+        help="how long to wait for a database that does not answer (default: 2m)",
     )
 
 
 def add_worker(worker: argparse.ArgumentParser) -> None:
-    _add_storage(worker, "where tunes are that want help")
+    _add_storage(worker, "database of the tunes to help")
     worker.add_argument(
         "--gpu",
         default="auto",
@@ -147,7 +148,7 @@ def add_worker(worker: argparse.ArgumentParser) -> None:
         "--idle",
         type=duration,
         metavar="10m",
-        help="end after so long without a tune to help (default: never)",
+        help="end after this time without a tune to help (default: never)",
     )
     add_compile_limits(worker)
     add_out(worker, "where this machine's journals are kept")
@@ -168,17 +169,16 @@ def add_verify(verify: argparse.ArgumentParser) -> None:
     verify.add_argument(
         "--library",
         action="store_true",
-        help="verify what the library in --out serves: every row of the GPU, and other problems, "
-        "whose kernels are families and safe kernels; a GPU that is not in this machine is "
-        "checked on the CPU",
+        help="verify the kernels that the library in --out runs: for every row of the GPU, and "
+        "for problems that were not tuned; for a GPU that is not in this machine, on the CPU",
     )
     verify.add_argument(
         "--array",
         type=count,
         default=24,
         metavar="N",
-        help="with --library: problems per pass beside the rows, chosen to have all pairs of "
-        "dtypes, options and kinds of extents (default: %(default)s)",
+        help="with --library: problems per pass in addition to the rows; together they have every "
+        "pair of dtypes, options and kinds of extents (default: %(default)s)",
     )
     add_out(verify, "where the records are")
 
@@ -210,8 +210,8 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--call-cost",
         action="store_true",
-        help="measure the host time of a call instead, of kgen_ops and the peers (default problem: "
-        "the operator's smallest)",
+        help="measure the host time of a call of kgen_ops and of the peers instead (default "
+        "problem: the operator's smallest)",
     )
     bench.add_argument(
         "--trace",
@@ -316,7 +316,7 @@ def add_coverage(coverage: argparse.ArgumentParser) -> None:
     coverage.add_argument(
         "--steps",
         action="store_true",
-        help="only tell which dispatch step serves each problem; --gpu need not be in this machine",
+        help="only print the dispatch step of each problem; --gpu need not be in this machine",
     )
     coverage.add_argument(
         "--against",
@@ -329,8 +329,8 @@ def add_coverage(coverage: argparse.ArgumentParser) -> None:
         type=positive,
         default=0,
         metavar="N",
-        help="search N problems of each pass, and tell what the library loses against the result "
-        "(default: none)",
+        help="search N problems of each pass, and print how much slower the library's kernel is "
+        "than the best config found (default: none)",
     )
     coverage.add_argument(
         "--search-time",
@@ -342,8 +342,8 @@ def add_coverage(coverage: argparse.ArgumentParser) -> None:
     coverage.add_argument(
         "--first-calls",
         action="store_true",
-        help="time the first call of each problem too; KGEN_CACHE_DIR=$(mktemp -d) empties the "
-        "cache of kernels for it",
+        help="also time the first call of each problem; KGEN_CACHE_DIR=$(mktemp -d) starts with "
+        "an empty kernel cache",
     )
     add_out(coverage, "where the library is")
     coverage.add_argument("--yaml", metavar="FILE", help="write all results to a file")

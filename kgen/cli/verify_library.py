@@ -1,4 +1,4 @@
-"""`kgen verify --library`: check what a library serves, as it stands in its folder."""
+"""`kgen verify --library`: check the kernels of an emitted library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kgen coverage`: what the library does on a population of problems, and how fast that is."""
+"""`kgen coverage`: the kernel that the library runs for each problem of a list, and its time."""
 
 from kgen.coverage.job import CoverageRequest, Timing, coverage
 from kgen.coverage.mapping import population_map

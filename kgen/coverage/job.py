@@ -30,7 +30,7 @@ RIVALS = 3  # configs of a search that are timed beside the kernel that serves
 
 @dataclass(frozen=True)
 class Timing:
-    """How kernels are timed.
+    """The settings of the times in one coverage: device, compiler, peers, searches.
 
     Attributes:
         ordinal: CUDA device ordinal.
@@ -61,7 +61,7 @@ class CoverageRequest:
         gpu: Profile of the GPU.
         timing: None: only ask which kernel serves; the GPU need not be in this machine.
         out: Folder of the library.
-        seed: Of inputs, and of the choice of the sample.
+        seed: The seed of inputs, and of the choice of the sample.
         paths: The `--path` folders, for the worker.
     """
 

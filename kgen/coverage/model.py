@@ -16,7 +16,7 @@ NO_KERNEL = "none"  # the step of a problem that the library refuses
 
 @dataclass(frozen=True, slots=True)
 class CoveredProblem:
-    """What the library does on one problem.
+    """The kernel that the library runs for one problem, and its times.
 
     Attributes:
         pass_name: `forward` or `backward`; the key `pass`.
@@ -84,7 +84,7 @@ class CoverageReport:
         operator: Operator name.
         gpu: Profile name.
         populations: Where the problems are from: names of populations, or `--problem`.
-        environment: Where it was measured; None if nothing was timed.
+        environment: The machine and versions of the measurement; None if nothing was timed.
         problems: In the order of the populations.
     """
 

@@ -25,7 +25,7 @@ class Contents:
         measured: Kernels that measured rows name: (operator, stem) -> the GPUs' compute
             capabilities, times ten.
         safe: (operator, stem) of the safe kernels, which any GPU may call.
-        architectures: Of the tuned GPUs, without the host.
+        architectures: The architectures of the tuned GPUs, without the host.
     """
 
     files: Mapping[str, bytes]

@@ -30,15 +30,15 @@ def function_docstring(operator: Operator, passed: Pass, optional: OptionalTenso
         outputs = [f"{o.name}: {text}{_when(o.name, optional)}"
                    for o, text in zip(passed.outputs, outputs, strict=True)]
         several = "Several outputs" if optional.outputs else "The outputs"
-        outputs.append(f"{several} come as a named tuple with these names.")
+        outputs.append(f"{several} are returned as a named tuple with these names.")
     lines += [f"        {paragraph(text, 8, 4)}" for text in outputs]
     lines += [
         "    Raises:",
-        "        ValueError: If shapes, strides, devices or scalars are not as said above.",
+        "        ValueError: If shapes, strides, devices or scalars are not as described above.",
         "        TypeError: If a dtype is not supported.",
-        "        NotImplementedError: If a gradient is wanted"
-        + (", and the library has no backward pass." if passed.name == "forward" else
-           " of what this returns."),
+        "        NotImplementedError: If a gradient is needed"
+        + (" and the library has no backward pass." if passed.name == "forward" else
+           " of an output of this function."),
         "        DispatchError: If the library has no kernel for the device.",
     ]
     if any(t.flatten_leading for t in passed.inputs):

@@ -28,7 +28,7 @@ from kgen.emit.unused_files import (
     old_headers,
     old_modules,
     old_templates,
-    orphans,
+    unreferenced_kernels,
 )
 from kgen.emit.values import SafeKernel, Winner
 from kgen.model.gpu import GpuProfile
@@ -100,7 +100,7 @@ def emit_rules(
     Args:
         out_dir: The library's folder.
         operator: The operator.
-        gpu: Of the table.
+        gpu: The GPU of the table.
         rules: They replace older ones for the same problems.
         winners: Rows that the table does not have yet.
         include_dir: As for `emit`.
@@ -197,7 +197,7 @@ def _write(
         # before the end leaves a library that loads.
         changed = write_all(root, {**files, **list_file(root, files)})
         changed += write_all(root, package_files(root))
-        removed = [path for name in operators for path in orphans(library / name)]
+        removed = [path for name in operators for path in unreferenced_kernels(library / name)]
         if renewal:
             removed += old_headers(library, include_dir)
             removed += old_modules(library, {root / name for name in files})

@@ -1,4 +1,4 @@
-"""The families of a library: every variant that may serve a call, for all that its rules admit."""
+"""The families of a library: the variants that can be rendered for a call, with their rules."""
 
 from __future__ import annotations
 

@@ -348,7 +348,7 @@ def _fake_body(
 
 
 def _extent(output: Tensor, index: int, passed: Pass, packing: Packing | None) -> str:
-    """Where an extent of an output is found among the inputs."""
+    """The expression of an output's extent by the inputs' extents."""
     name = output.dims[index]
     if name.isdigit():
         return name

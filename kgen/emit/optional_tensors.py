@@ -13,7 +13,7 @@ from kgen.runtime.signature import ABSENT
 
 @dataclass(frozen=True, slots=True)
 class OptionalTensors:
-    """Which tensors of a pass may be absent.
+    """The tensors of a pass that may be absent.
 
     Attributes:
         inputs: Names of such inputs.

@@ -59,7 +59,7 @@ def plan_functions(
     """Return the plan functions of rows by `plan_key`, and the helpers that they call.
 
     Args:
-        rows: Of one generated module, in order.
+        rows: The rows of one generated module, in order.
         passes: The operator's passes by name.
         facts: Names of GPU facts that are not bound (in safe plans).
     """

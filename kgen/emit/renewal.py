@@ -1,6 +1,6 @@
 """Renew the rows of a library: render their kernels again from the current templates.
 
-A row was proven and measured as machine code with a launch plan. If the kernel still compiles to
+A row was verified and timed as machine code with a launch plan. If the kernel still compiles to
 the same code and the plan is the same, the row stays valid even if names and comments changed: it
 gets the current text and keeps its record. If the code or the plan changed, the row is stale: it
 keeps the proven text and cubin, and the result lists it with the command that tunes it again. A row
@@ -138,9 +138,9 @@ class _Operator:
 
     def renewal(self) -> Renewal:
         """Collect all builds, run them, and renew every row."""
-        rows = [(table.gpu, row, self._today_of(table.gpu, row))
+        rows = [(table.gpu, row, self._current_row(table.gpu, row))
                 for table in self._tables.values() for row in table.rows]
-        safe = [(row, self._today_of_safe(row)) for row in self._safe]
+        safe = [(row, self._current_safe(row)) for row in self._safe]
         for gpu, row, today in rows:
             self._ask(gpu.arch, row.kernel, row.code, today)
         for kernel, found in safe:
@@ -158,7 +158,7 @@ class _Operator:
 
     # Rendering
 
-    def _today_of(self, gpu: GpuState, row: RowState) -> CurrentRow | str:
+    def _current_row(self, gpu: GpuState, row: RowState) -> CurrentRow | str:
         """A row rendered from the current sources, or the reason why it cannot be rendered."""
         config = as_declared(self._entry, row.pass_name, Config(row.variant, row.config))
         if config is None:
@@ -166,7 +166,7 @@ class _Operator:
         variant = self._entry.space.variant(row.pass_name, row.variant)
         return self._rendered(variant, config, Problem(row.dims, row.dtypes), dict(gpu.facts))
 
-    def _today_of_safe(self, row: SafeState) -> CurrentRow | str:
+    def _current_safe(self, row: SafeState) -> CurrentRow | str:
         try:
             variant = self._entry.space.safe_variant(row.pass_name)
         except KgenError as refusal:

@@ -1,4 +1,4 @@
-"""The builds of a renewal: kernels whose text changed, or whose proven code is unknown."""
+"""The builds of a renewal: kernels whose text changed, or whose verified code is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named tuples: what a generated function returns where it has several outputs.
+"""Named tuples, which a generated function with several outputs returns.
 
 Which outputs a call has depends on its arguments, so a function has a class for each combination
 of several outputs. A function that returns them in one combination alone has the class
@@ -21,9 +21,9 @@ class Result:
     """One combination of outputs of a pass.
 
     Attributes:
-        absent: Of each optional output, in declared order, whether it is absent.
+        absent: Whether each optional output is absent, in declared order.
         fields: The outputs that are present, in declared order.
-        name: Of their named tuple; empty if there is one output, which is returned as it is.
+        name: The name of their named tuple; empty for a single output, returned as a tensor.
     """
 
     absent: tuple[bool, ...]
@@ -67,7 +67,7 @@ def absent_outputs(optional: OptionalTensors) -> list[str]:
 
 
 def chosen(made: Sequence[Result], table: str, absent: Sequence[str]) -> tuple[str, list[str], str]:
-    """What makes the result of a call: the head, the items and the tail of an expression.
+    """The expression that builds the result of a call: its head, items and tail.
 
     Args:
         made: All combinations.

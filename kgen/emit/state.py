@@ -15,7 +15,7 @@ import yaml
 
 from kgen.catalogue.yaml_tree import LOADER
 from kgen.emit.binding import BoundLaunch, BoundPlan, BoundWorkspace
-from kgen.emit.untrusted import demand_data
+from kgen.emit.untrusted import require_plain_data
 from kgen.errors import RecordError
 from kgen.model.config import Value
 from kgen.model.rule_tree import Leaf, LearntRule, RuleTree, Split
@@ -310,7 +310,7 @@ def _load(path: Path) -> dict[str, Any]:
         found = data.get("schema") if isinstance(data, dict) else None
         raise _damaged(path, ValueError(f"schema is {found}, this kgen writes {SCHEMA}"))
     try:
-        demand_data(path, data)
+        require_plain_data(path, data)
     except (TypeError, ValueError, AttributeError) as problem:
         raise _damaged(path, problem) from None
     return data

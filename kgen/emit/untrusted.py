@@ -1,4 +1,4 @@
-"""What tables of a library say is data: nothing of it may become code when Python is generated.
+"""Check that the values of a library's tables are data before Python is generated from them.
 
 Launch expressions, conditions and sizes are of the language of search spaces (`kgen.model.expr`);
 names are identifiers; titles and labels are plain words. Anything else is an error with the file
@@ -21,7 +21,7 @@ _TITLE = re.compile(r"[\w .,:;()/+=%-]*", re.ASCII)
 _PLAIN = (bool, int, float)
 
 
-def demand_data(path: Path, table: Mapping[str, Any]) -> None:
+def require_plain_data(path: Path, table: Mapping[str, Any]) -> None:
     """Refuse a table or `safe.yaml` with a text that is more than what its place asks for.
 
     Args:

@@ -19,7 +19,7 @@ _TEMPLATE = re.compile(r'^\s*template="([^"]+)",$', re.MULTILINE)
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
-def orphans(folder: Path) -> list[Path]:
+def unreferenced_kernels(folder: Path) -> list[Path]:
     """Kernel files of an operator that neither a table nor a safe row names."""
     named = {row.kernel for table in read_tables(folder / "tables").values() for row in table.rows}
     named |= {row.kernel for row in read_safe(folder / "safe.yaml")}

@@ -22,8 +22,8 @@ class Winner:
         operator: Its operator.
         pass_name: `forward` or `backward`.
         problem: The tuned problem.
-        gpu: Where it was measured.
-        variant: Of the config.
+        gpu: The GPU that it was measured on.
+        variant: The variant of the config.
         config: The winner.
         rendered: Its source.
         cubin: The built module for `arch`; None for the host, where the library compiles itself.

@@ -21,7 +21,7 @@ class Module(ABC):
     """A module loaded on a device.
 
     Attributes:
-        artifact: What was loaded.
+        artifact: The artifact that was loaded.
         constant: Names of the tensors that launches must not write. A sanitized build refuses
             writes to them when they happen; other devices take no notice. Read by `bind`.
     """
@@ -78,7 +78,7 @@ class Module(ABC):
 
 
 class Device(ABC):
-    """Where kernels run."""
+    """A device that runs kernels: a GPU or the host layer."""
 
     @property
     @abstractmethod

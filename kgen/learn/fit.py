@@ -44,7 +44,7 @@ class Fitted:
 
     Attributes:
         tree: Its leaves name candidates.
-        losses: Of each sample in order, for the first choice that ran.
+        losses: The losses of each sample in order, for the first choice that ran.
     """
 
     tree: RuleTree

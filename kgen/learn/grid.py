@@ -25,7 +25,7 @@ class Group:
     """Problems that the same compiled kernels can serve; a rule covers one group.
 
     Attributes:
-        dtypes: As of a problem.
+        dtypes: As in a problem.
         constants: (dim, extent) of the dims that kernels have compiled in.
         anchors: Problems in use: tuned, or given by the user.
     """

@@ -35,7 +35,7 @@ class GroupWork:
 
     Attributes:
         group: The group.
-        session: Of the trials.
+        session: The session of the trials.
         configs: The candidates.
         records: Digest of a config -> the record of its row that the library has or will get.
         kept: Digests of configs whose rows the library already has.
@@ -63,7 +63,7 @@ class GroupWork:
         """Search a training problem, and add the best configs to the candidates.
 
         Args:
-            sweep: Of the trials.
+            sweep: The sweep of the trials.
             problem: The problem.
             deadline: When to end if there is a result, as of `time.monotonic`.
         """
@@ -233,7 +233,7 @@ class GroupWork:
     ) -> tuple[Problem, Record] | None:
         """The problem where a config is closest to the best, with its trial.
 
-        Considered are the problems that the config is to serve and that have no row.
+        Only problems that the config is to serve and that have no row are considered.
         """
         places = [
             problem
@@ -263,7 +263,7 @@ def open_group(
     pass's other rows, then the `first` configs of the search space.
 
     Args:
-        session: Of the trials, of the pass.
+        session: The session of the trials, of the pass.
         entry: The operator.
         group: The group.
         rows: The library's rows of the pass.

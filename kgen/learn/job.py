@@ -91,7 +91,7 @@ class Learnt:
     """The result of `kgen learn`.
 
     Attributes:
-        report: Of this run.
+        report: The report of this run.
         report_path: File of the report, merged with earlier results about other rules.
         library: The emitted library; None if nothing was learnt.
     """

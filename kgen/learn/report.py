@@ -63,8 +63,8 @@ class HeldOut:
         pass_name: `forward` or `backward`.
         problem: The problem.
         covers: The values that its rule's problems share.
-        record: Of the row that the library chooses: by the rule, or the nearest row if none of the
-            rule fits; `safe` if no row fits.
+        record: The record of the row that the library chooses: by the rule, or the nearest row if
+            no row of the rule fits; `safe` if no row fits.
         rule_us: Its time.
         best_us: The least time in that run, of the best config of the search, the rule's choice and
             the nearest row.
@@ -73,7 +73,7 @@ class HeldOut:
         nearest_us: Time of the nearest tuned row, which would serve without a rule; None if none
             fits.
         nearest_loss: Its loss.
-        trials: Of the search.
+        trials: The trials of the search.
     """
 
     pass_name: str
@@ -95,10 +95,10 @@ class HeldOutLosses:
 
     Attributes:
         problems: Number of problems.
-        mean_loss: Of the rule.
-        worst_loss: Of the rule.
-        nearest_mean_loss: Of the nearest row, where one fits; None if none does.
-        nearest_worst_loss: Likewise, the largest.
+        mean_loss: Mean loss of the rule.
+        worst_loss: Largest loss of the rule.
+        nearest_mean_loss: Mean loss of the nearest row that fits; None if none fits.
+        nearest_worst_loss: Largest loss of that row.
     """
 
     problems: int

@@ -15,7 +15,7 @@ class Entrant:
     Attributes:
         samples_us: Times of the interleaved run; the i-th of all entrants are of one round.
         registers: Per thread, the most of its kernels; 0 on the host.
-        digest: Of its config; differs between entrants.
+        digest: The digest of its config; differs between entrants.
     """
 
     samples_us: tuple[float, ...]

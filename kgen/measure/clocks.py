@@ -33,7 +33,7 @@ class ClockState:
         sm_mhz: SM clock.
         memory_mhz: Memory clock.
         sm_max_mhz: Highest SM clock of the GPU.
-        temperature_c: Of the die.
+        temperature_c: Temperature of the die, degrees Celsius.
         power_w: Board power.
         throttle: Reasons why the clocks are not higher; empty if there is none.
     """

@@ -48,11 +48,11 @@ def compare(
 
     Args:
         candidates: By name, one call per buffer set as for `measure`; kernels and peers alike.
-        device: Where they run.
+        device: The device that runs them.
         rounds: Samples per candidate.
         budget_ms: Stop after the round that uses it up, but not before 7 rounds.
         warmup_ms: Per candidate, before the first round.
-        seed: Of the orders.
+        seed: The seed of the orders.
         cache: State of L2 for the protocol's line.
         clock: The host's, in ns; for tests.
         uncaptured: Names of candidates to be timed without CUDA graphs: memory copies.

@@ -51,7 +51,7 @@ def copy_bandwidth(device: torch.device, copy_bytes: int | None = None) -> float
     The best of three medians: other work can only make a copy slower.
 
     Args:
-        device: Where.
+        device: The device.
         copy_bytes: Size of the source; None for 2 GiB or an eighth of the free memory (CUDA), or
             256 MiB (host).
     """

@@ -82,7 +82,7 @@ def make_sampler(
 
     Args:
         calls: The same work on one buffer set each; they queue on torch's current stream.
-        device: Where they run.
+        device: The device that runs them.
         warmup_ms: Least time to keep the device busy before the first sample; 0 for none.
         early_stop_us: Estimates above twice this limit end the preparation.
         clock: The host's, in ns; for tests.

@@ -100,7 +100,7 @@ class Contender:
     Attributes:
         name: Key in the samples.
         registers: Per thread, the most of its kernels.
-        digest: Of its config; differs between contenders.
+        digest: The digest of its config; differs between contenders.
     """
 
     name: str
@@ -126,7 +126,7 @@ def rank(
         contenders: The candidates.
         samples: By name, in us, of equal length, paired by round.
         indifference: Relative difference that counts as a tie.
-        confidence: Of the interval.
+        confidence: The confidence of the interval.
     """
     left = list(contenders)
     order: list[str] = []

@@ -57,7 +57,7 @@ def measure(
 
     Args:
         calls: `calls[i]` queues the same work on buffer set i, on torch's current stream.
-        device: Where it runs.
+        device: The device that runs it.
         budget: When to stop.
         give_up_above_us: Early stop: drop a kernel whose first samples are all slower than this.
             One call suffices if it takes five times as long and more than 10 ms.

@@ -28,7 +28,7 @@ class Event:
     """One event of a trace.
 
     Attributes:
-        name: Of a span, a kernel or an operator.
+        name: The name of a span, a kernel or an operator.
         start_us, end_us: On the clock of the trace.
         own_us: Duration without nested events.
         on_device: Whether it ran on a GPU.

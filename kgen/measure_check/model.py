@@ -15,7 +15,7 @@ class SameRun:
     """One comparison of a kernel with itself, in a process of its own.
 
     Attributes:
-        seed: Of the inputs and of the orders.
+        seed: The seed of the inputs and of the orders.
         medians_us: Per contender, in order of preparation.
         protocols: Per contender, its timing protocol.
         differences: Paired difference of the first two contenders, of the next two, and so on:
@@ -67,7 +67,7 @@ class TunedWinner:
     """The winner of one independent tune.
 
     Attributes:
-        seed: Of its proposals and inputs.
+        seed: The seed of its proposals and inputs.
         config: Label of the winner.
         digest: Digest of its config.
         trial_us: Time of its trial during the search.

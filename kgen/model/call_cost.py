@@ -10,7 +10,7 @@ class CallCost:
     """Host time of one call, from Python and back, and the latency until the device has finished.
 
     Attributes:
-        name: Of the contender.
+        name: The name of the contender.
         median_us: Median over rounds.
         low_us: First quartile.
         high_us: Third quartile.

@@ -1,4 +1,4 @@
-"""Calls that `kgen_ops.capture` wrote down: a program's problems, with counts and times."""
+"""Calls that `kgen_ops.capture` recorded: a program's problems, with counts and times."""
 
 from __future__ import annotations
 

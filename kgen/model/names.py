@@ -1,4 +1,4 @@
-"""Short names of problems: what differs from the defaults of the operator's signature.
+"""Short names of problems: the values that differ from the defaults of the operator's signature.
 
 `B=8,N=8,T=4096,H=32,K=64,V=64,dtype=bf16,...,decay_form=raw` is `B8 T4096 H32 D64 bf16 raw +state`.
 A short name is for people, the full key for files; either gives the same problem:
@@ -156,7 +156,7 @@ def _joined(words: list[str]) -> list[str]:
 
 
 def _spellings(signature: Signature) -> dict[str, tuple[tuple[str, str], ...]]:
-    """What each word but dims stands for: (field, value) pairs."""
+    """The meaning of each word except dims: (field, value) pairs."""
     found: dict[str, tuple[tuple[str, str], ...]] = {}
     for chosen in signature.dtype_combinations():
         for choice in signature.choices:

@@ -1,4 +1,4 @@
-"""The launches that a config turns into for a problem."""
+"""The launch plan: the launches and workspaces of a config for a problem."""
 
 from __future__ import annotations
 

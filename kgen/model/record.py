@@ -16,7 +16,7 @@ RANDOM, TRAINED = "random", "trained"
 
 
 class Fate(StrEnum):
-    """How a trial ended."""
+    """The outcome of a trial."""
 
     REJECTED = "rejected"  # built, but refused because of its resources
     BUILD_FAILED = "build_failed"
@@ -28,7 +28,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the compiler reports of one kernel.
+    """The compiler's resource report of one kernel.
 
     Attributes:
         registers: Per thread.
@@ -142,7 +142,7 @@ class Evidence:
     """The proof of a verified record, with the data to repeat it.
 
     Attributes:
-        seed: Of the fixture; it determines all input sets except the fresh ones.
+        seed: The seed of the fixture; it determines all input sets except the fresh ones.
         tried: Input sets on the device.
         skipped: Input sets that the variant's guards do not admit; of a run on the host also those
             that are too large for it, and what shorter ones stand for.
@@ -178,7 +178,7 @@ class Record:
         problem: `str(Problem)`.
         gpu: Profile name.
         config: The config.
-        fate: How it ended.
+        fate: The outcome.
         reason: Empty if verified, else one paragraph.
         text_key: Like `key`, of the rendered text in the place of the code. The shortcut: who has
             the same text need not build to know that the code is the same.
@@ -192,9 +192,9 @@ class Record:
             it was timed on random inputs alone.
         environment: Digest of the environment (see the report).
         resources: Per kernel, in launch order; empty if it was not built.
-        timing: Of a verified trial.
+        timing: The timing of a verified trial.
         accuracy: Per output, of a verified or wrong trial.
-        evidence: Of a certificate; None of a trial of the search.
+        evidence: The evidence of a certificate; None of a trial of the search.
         when: UTC, ISO 8601.
         id: Short identity of this very record, for `--record`. Given once: it stays when the
             variant or a parameter is renamed, or when the record is found valid for a new text.

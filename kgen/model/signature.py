@@ -136,7 +136,7 @@ class Signature:
 
     @property
     def choices(self) -> tuple[DTypeField | Option, ...]:
-        """What a problem chooses besides extents: dtype fields, then options."""
+        """The choices of a problem besides extents: dtype fields, then options."""
         return (*self.dtypes, *self.options)
 
     def pass_named(self, name: str) -> Pass:
@@ -156,7 +156,7 @@ class Signature:
         """The dim that a problem may not choose: (dim, the dim that it equals, or `1`), or None.
 
         Args:
-            choices: Of every dtype field.
+            choices: The choices of every dtype field.
         """
         if self.packing is None:
             return None

@@ -162,7 +162,7 @@ class Variant:
         """Return the config of such values, in declared order and without defaults.
 
         Args:
-            values: Of every parameter; those with a default may be left out.
+            values: The values of every parameter; those with a default may be left out.
         """
         said = [p for p in self.params if p.name in values or p.default is None]
         return Config(

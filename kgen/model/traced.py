@@ -10,7 +10,7 @@ class Traced:
     """The time of a contender's calls, per call, under the profiler.
 
     Attributes:
-        name: Of the contender and of its span in the trace.
+        name: The name of the contender and of its span in the trace.
         calls: Number of traced calls.
         end_to_end_us: From the first call until the device has finished, divided by the calls;
             includes launches and Python.

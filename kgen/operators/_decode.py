@@ -1,4 +1,4 @@
-"""What decoding adds to a recurrence: states in a pool, updated in place, a slot per sequence."""
+"""The common parts of decode operators: a pool of states, updated in place, a slot per sequence."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
 STEP = ("B", "T", "H")
 INDICES = "state_indices_dtype=int64"
 
-# Of the recurrence's cases those that a few steps can show: sums over time are short.
+# The cases of the recurrence without those that need many steps: here sums over time are short.
 CASES = (
     "huge", "extreme_decay", "no_decay", "mixed", "nonfinite", "skipped", "out_of_range",
 )
 
 _POOL = Tensor(
     "state_pool", ("S", "H", "K", "V"), "fp32", free_strides=("S", "H", "K", "V"), in_out=True,
-    doc="fp32; updated in place: the states behind the last step take the place of those before "
-    "the first. Any strides, so that a pool [S, H, V, K] is passed as "
+    doc="fp32; updated in place: the states after the last step overwrite the states before the "
+    "first step. Any strides, so that a pool [S, H, V, K] is passed as "
     "state_pool.transpose(-1, -2). It must not share memory with another argument.",
 )
 _SLOTS = Tensor(
     "state_indices", ("B",), "state_indices_dtype",
     doc="int32 or int64, the slot of each sequence; None: sequence n has slot n. A negative index "
-    "skips its sequence: y is 0 there, and no state is touched. An index of S or more is refused "
-    "on the device: y is NaN there, and no state is touched. Two sequences must not have the same "
-    "slot: what is then in it and in y is undefined. The values stay on the device, so that a CUDA "
-    "graph may be replayed with others.",
+    "skips its sequence: its y is 0, and no state is read or written. For an index of S or more "
+    "its y is NaN, and no state is read or written. Two sequences must not have the same slot; the "
+    "contents of a shared slot and y are undefined. The values stay on the device, so that a CUDA "
+    "graph may be replayed with other values.",
 )
 
 DOC = """\
-S_0 is the state in the sequence's slot of state_pool, and S_T takes its place."""
+S_0 is the state in the sequence's slot of state_pool, and S_T overwrites it."""
 
 
 def rows(name: str, features: str, doc: str, dtype: str = "dtype", layout_of: str = "") -> Tensor:
@@ -66,9 +66,9 @@ def signature(
     """Dims, dtypes and the one pass.
 
     Args:
-        inputs: Of the recurrence, without states.
+        inputs: The inputs of the recurrence, without states.
         fields: Their dtype fields.
-        decay_form: Of the recurrence.
+        decay_form: The decay form of the recurrence.
     """
     return Signature(
         dims=(
@@ -203,7 +203,7 @@ def least_work(declared: Signature, products: int, problem: Problem) -> Cost:
     """Every row once, and the states that the call uses read and written once.
 
     Args:
-        declared: Of the operator.
+        declared: The signature of the operator.
         products: Multiply-adds per element of a state and step.
         problem: The problem.
     """

@@ -1,4 +1,4 @@
-"""What users run today: chunks in PyTorch, compiled, FLA's kernels and fast-transformers'."""
+"""Peers of linear_attention: chunks in PyTorch, the same compiled, FLA and fast-transformers."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ _DECAY_FORM = Option(
     "decay_form",
     ("log", "raw", "decay"),
     default="log",
-    doc="Form of w. log: the log decay, at most 0; -inf is a decay of 0. raw: as RWKV's models "
-    "learn it, the decay is exp(-exp(w)). decay: the decay itself, from 0 to 1.",
+    doc="Form of w. log: the log decay, at most 0; -inf is a decay of 0. raw: the parameter of "
+    "RWKV's models, the decay is exp(-exp(w)). decay: the decay itself, from 0 to 1.",
 )
 
 # Step of the difference quotient by w: T times it is small, and its square is above 1e-16.
@@ -89,9 +89,10 @@ def signature(per_step: bool) -> Signature:
     )
     cu_seqlens = Tensor(
         "cu_seqlens", ("N + 1",), "cu_seqlens_dtype",
-        doc="int32 or int64; None: every batch row is a sequence. Else B is 1, and sequence n has "
-        "the steps from cu_seqlens[n] to cu_seqlens[n + 1], none if they are equal. 0 first, never "
-        "decreasing, T last: the values stay on the device, and nothing checks them.",
+        doc="int32 or int64; None: every batch row is a sequence. Otherwise B is 1, and sequence n "
+        "has the steps cu_seqlens[n] <= t < cu_seqlens[n + 1], possibly none. The first offset "
+        "must be 0, the last T, and offsets must not decrease. The values stay on the device and "
+        "are not checked.",
     )
     return Signature(
         dims=(
@@ -306,7 +307,7 @@ class LeastWork:
     """The least work of a call.
 
     Attributes:
-        signature: Whose tensors are moved.
+        signature: The signature whose tensors are moved.
     """
 
     signature: Signature

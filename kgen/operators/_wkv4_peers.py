@@ -126,7 +126,7 @@ def _fla(
 def _arguments(
     inputs: Tensors, scalars: Mapping[str, float]
 ) -> tuple[torch.Tensor | None, ...]:
-    """Of a peer's function, which takes the log decay."""
+    """The arguments of a peer's function, which takes the log decay."""
     given = {name: inputs.get(name) for name in _FORWARD}
     if scalars.get("decay_form=raw"):
         given["w"] = -inputs["w"].exp()

@@ -73,7 +73,7 @@ def recurrence(
     Args:
         pass_name: `forward` or `backward`.
         x: Inputs of the pass, `decay`, perhaps `sa` and `gsa`.
-        scale: Of y.
+        scale: The factor of y.
         magnitudes: Return max(|sa|, root of the sum of its terms' squares) for sa; so for gsa.
     """
     import torch

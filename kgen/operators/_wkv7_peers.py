@@ -188,7 +188,7 @@ def _fla(name: str) -> Function:
 
 
 def _arguments(inputs: Tensors, scalars: Mapping[str, float]) -> tuple[object, ...]:
-    """Of a peer's function, which takes the log decay; cu_seqlens come last."""
+    """The arguments of a peer's function, which takes the log decay; cu_seqlens come last."""
     given = {name: inputs.get(name) for name in _FORWARD}
     if scalars.get("decay_form=raw"):
         given["w"] = -inputs["w"].exp()

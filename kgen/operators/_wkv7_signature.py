@@ -52,9 +52,9 @@ _INPUTS = (
 )
 _CU_SEQLENS = Tensor(
     "cu_seqlens", ("N + 1",), "cu_seqlens_dtype",
-    doc="int32 or int64; None: every batch row is a sequence. Else B is 1, and sequence n has "
-    "the steps from cu_seqlens[n] to cu_seqlens[n + 1], none if they are equal. 0 first, never "
-    "decreasing, T last: the values stay on the device, and nothing checks them.",
+    doc="int32 or int64; None: every batch row is a sequence. Otherwise B is 1, and sequence n has "
+    "the steps cu_seqlens[n] <= t < cu_seqlens[n + 1], possibly none. The first offset must be 0, "
+    "the last T, and offsets must not decrease. The values stay on the device and are not checked.",
 )
 
 SIGNATURE = Signature(

@@ -138,7 +138,7 @@ def _of_rows(
         pass_name: `forward` or `backward`.
         x: Rows [B, T, H, features], u and states.
         decay: As in `recurrence`.
-        scale: Of y.
+        scale: The factor of y.
         inside: [B, T]: true for the steps of a row that exist, the first ones; None: all. Outputs
             of the other steps are undefined.
     """

@@ -42,7 +42,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Gradients:
-    """How autograd connects the two passes, where the names of their tensors do not define it.
+    """The connection of the two passes for autograd, where the tensors' names do not define it.
 
     By name, a backward input is the forward tensor of the same name, and `gout` or `dout` is the
     gradient of `out`. A forward output without a gradient among the backward inputs is not

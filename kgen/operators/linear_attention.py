@@ -308,14 +308,16 @@ def cost(pass_name: str, problem: Problem) -> Cost:
 
 DOC = """\
 S_t = S_{t-1} + k_t v_t^T,  z_t = z_{t-1} + k_t;  S_0, z_0 as given, else 0
-out_t = scale * q_t S_t, and where norm is wanted, divided by
+out_t = scale * q_t S_t, with return_norm divided by
 norm_t = scale * q_t . z_t + eps
 
 Gradients, with g = gout / norm and n = -gout_dot_out / norm (without norm: g = gout, n = 0):
 gq_t = scale * (S_t g_t + n_t z_t)
 G_t = G_{t+1} + scale * q_t g_t^T,  y_t = y_{t+1} + scale * n_t q_t
 gk_t = G_t v_t + y_t,  gv_t = k_t G_t
-from the gradients of the final state and key sum, to those of the initial ones"""
+
+G_{T+1} and y_{T+1} are the gradients of the final state and key sum, else 0; G_1 and y_1 are
+those of the initial state and key sum"""
 
 _TF32 = "dtype=fp32,product_dtype=tf32"
 _DECODE = "initial_state_dtype=fp32,final_state_dtype=fp32"

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 EPS = 1e-6
 
 _W = Tensor(
-    "w", ("N",), dtype="w_dtype", doc="dtype of x, or fp32; None for no weight, offset included."
+    "w", ("N",), dtype="w_dtype",
+    doc="dtype of x, or fp32; None: a weight of 1, and offset is ignored.",
 )
 _SCALARS = (
     Scalar("eps", EPS, above=0.0, doc="Added to the mean square; > 0."),
@@ -71,7 +72,7 @@ SIGNATURE = Signature(
             "backward",
             inputs=(
                 _rows("dy", "gradient of y; dtype of x."),
-                _rows("x", "what was normalised: x, or h where there was a residual."),
+                _rows("x", "the normalised tensor: x, or h if there was a residual."),
                 _W,
                 _rstd("fp32, as the forward pass returns it; None to compute it again."),
                 _rows("dh", "gradient of h, added to dx.", "residual_dtype"),

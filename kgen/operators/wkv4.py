@@ -22,8 +22,8 @@ _DECAY_FORM = Option(
     "decay_form",
     ("log", "raw"),
     default="log",
-    doc="Form of w. log: the log decay, at most 0; -inf is a decay of 0. raw: as RWKV's models "
-    "learn it (`time_decay`), the log decay is -exp(w).",
+    doc="Form of w. log: the log decay, at most 0; -inf is a decay of 0. raw: the parameter "
+    "`time_decay` of RWKV's models, the log decay is -exp(w).",
 )
 
 
@@ -67,7 +67,7 @@ SIGNATURE = Signature(
                 _rows("gy", "Gradient of y; dtype of k; C contiguous, any strides of B and T."),
                 *_INPUTS,
                 Tensor("gfinal_state", _STATE, "final_state_dtype",
-                       doc="fp32; gradient of final_state. That of its max has no effect."),
+                       doc="fp32; gradient of final_state. Its third element is ignored."),
             ),
             outputs=(
                 _rows("gk", "dtype and layout of k.", layout_of="k"),
@@ -87,7 +87,7 @@ N_t = exp(w) N_{t-1} + exp(k_t) v_t,  D_t = exp(w) D_{t-1} + exp(k_t)
 The log decay is w, with decay_form "raw" -exp(w).
 
 A state (num, den, max) stands for N = num exp(max), D = den exp(max). The final max is the
-largest exponent of a term: max_t = max(max_{t-1} + w, k_t), so nothing overflows.
+largest exponent of a term, max_t = max(max_{t-1} + w, k_t), so that no exponential overflows.
 
 Gradients, with q_t the denominator of y_t, r_t = gy_t / q_t, and the log decay w:
 GN_{t-1} = exp(w) GN_t + r_t,  GD_{t-1} = exp(w) GD_t - r_t y_t
@@ -96,11 +96,15 @@ gk_t = exp(u + k_t) r_t (v_t - y_t) + exp(k_t) (v_t GN_t + GD_t)
 gu = sum over b and t of exp(u + k_t) r_t (v_t - y_t)
 gw = sum over b and t of exp(w) (N_{t-1} GN_t + D_{t-1} GD_t)
 
-States: GN_T = gnum exp(-max), GD_T = gden exp(-max) of the final state; the first gradient is
-gnum = GN_0 exp(max), gden = GD_0 exp(max), gmax = num gnum + den gden. The final max is a unit
-of num and den and counts as a constant: the gradient by it has no effect. This is exact for
-every loss that depends on a state by N and D alone, as y does. FLA also passes the gradient by
-max on, to the one step that has the maximum; the two agree for these losses."""
+The gradient (gnum, gden, gmax) of the final state begins the recurrence, and GN_0 and GD_0 give
+that of the initial state:
+GN_T = gnum exp(-max),  GD_T = gden exp(-max)
+gnum = GN_0 exp(max),  gden = GD_0 exp(max),  gmax = num gnum + den gden
+
+The max of the final state is only a scale factor of num and den and is treated as a constant,
+so its gradient gmax is ignored. This is exact for every loss that depends on a state only
+through N and D, as y does. FLA passes the gradient with respect to max on to the step that has
+the maximum; both agree for such losses."""
 
 
 def make_inputs(

@@ -58,7 +58,7 @@ def compile_cubins(
     """Compile sources for one architecture, in the given order.
 
     Args:
-        kernels: What to compile.
+        kernels: The kernels to compile.
         arch: `sm_80`, `sm_90a`.
         headers: By relative path; part of the cache key of a source.
         compiler: NVRTC, opened with these headers.

@@ -28,9 +28,9 @@ class ArchCubins:
 
     Attributes:
         arch: `sm_80`, `sm_90a`.
-        kept: Those of the library.
-        compiled: Those compiled for the wheel.
-        families: Of these, the kernels that families give for a population.
+        kept: The cubins of the library.
+        compiled: The cubins compiled for the wheel.
+        families: Those of them that families give for a population.
         failed: Such kernels that do not compile for the architecture; a call takes the next kernel.
     """
 

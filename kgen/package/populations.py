@@ -1,4 +1,4 @@
-"""The kernels that families give for the problems of a population, to be compiled ahead."""
+"""The kernels that dispatch would compile for a population's problems, compiled ahead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def family_kernels(
 
     Args:
         library: Folder that holds `kgen_ops`.
-        problems: Of one or more operators.
+        problems: The problems of one or more operators.
         arch: `sm_80`, `sm_90a`.
     Raises:
         CatalogueError: If there is no library.

@@ -1,11 +1,11 @@
-"""`kgen predict`: choose kernels for a GPU that is not here, by a model of recorded searches."""
+"""`kgen predict`: choose kernels for a GPU that is not in this machine, by a fitted model."""
 
 from kgen.predict.events import (
     Compiling,
+    HostRunStarted,
     PassStarted,
     Predicted,
     PredictEvent,
-    Proving,
     Skipped,
 )
 from kgen.predict.job import predict
@@ -16,12 +16,12 @@ from kgen.predict.training import relatives
 
 __all__ = [
     "Compiling",
+    "HostRunStarted",
     "Judgement",
     "PassStarted",
     "PredictEvent",
     "PredictRequest",
     "Predicted",
-    "Proving",
     "Skipped",
     "judge",
     "predict",

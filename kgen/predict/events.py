@@ -1,4 +1,4 @@
-"""What a prediction tells while it runs, one frozen object for each step."""
+"""The events of a prediction: one frozen object for each step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PassStarted:
 
     Attributes:
         pass_name: `forward` or `backward`.
-        gpus: Whose measured times it learnt from.
+        gpus: The GPUs whose measured times the model was fitted to.
         searched: Number of searched problems.
         configs: Number of their measured configs.
     """
@@ -47,7 +47,7 @@ class Compiling:
 
 
 @dataclass(frozen=True)
-class Proving:
+class HostRunStarted:
     """A config of a problem is being run on the CPU."""
 
     pass_name: str
@@ -61,7 +61,7 @@ class Predicted:
 
     Attributes:
         request: The prediction.
-        prediction: What was written.
+        prediction: The prediction that was written.
         report: The report's file.
     """
 
@@ -70,4 +70,4 @@ class Predicted:
     report: Path
 
 
-PredictEvent: TypeAlias = PassStarted | Skipped | Compiling | Proving | Predicted
+PredictEvent: TypeAlias = PassStarted | Skipped | Compiling | HostRunStarted | Predicted

@@ -1,4 +1,4 @@
-"""What is known of a config before it runs, as numbers.
+"""Features of a config that need no run: numbers for the models.
 
 Two sets. Of a config that is not compiled: its parameters, the named expressions of its variant,
 its launches and the problem. Of one that is compiled also registers, spills, static shared memory,
@@ -36,7 +36,7 @@ def floor_of(operator: Operator, pass_name: str, problem: Problem, gpu: GpuProfi
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """How a launch fills the GPU.
+    """The occupancy of a launch: blocks per SM, warps per SM, waves.
 
     Attributes:
         blocks_per_sm: Blocks that an SM holds at once; 0: the launch does not fit.
@@ -103,7 +103,7 @@ class Featurizer:
         """Return the features by name; a name that another config has may be missing.
 
         Args:
-            variant: Of the config.
+            variant: The variant of the config.
             config: The config.
             resources: The compiler's report; None if it was not compiled.
         """

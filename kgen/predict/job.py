@@ -17,17 +17,17 @@ from kgen.model.record import Evidence, Fate, Record
 from kgen.model.space import Variant
 from kgen.predict.events import (
     Compiling,
+    HostRunStarted,
     PassStarted,
     Predicted,
     PredictEvent,
-    Proving,
     Skipped,
 )
 from kgen.predict.features import Featurizer
 from kgen.predict.models import Features
 from kgen.predict.publish import Choice, publish
 from kgen.predict.request import PredictRequest
-from kgen.predict.training import Lesson, Predictor, read_lessons
+from kgen.predict.training import Predictor, TrainingSearch, read_training_searches
 from kgen.search.feasible import Feasible, enumerate_feasible
 from kgen.trial import HostRunner, HostRunResult, Session, WorkerHandle
 from kgen.tune import check_folder_writable
@@ -88,14 +88,14 @@ def _predict_pass(
         check_template(entry.templates / variant.template, variant, entry.operator.signature)
     pass_ = entry.operator.signature.pass_named(pass_name)
     spaces = [enumerate_feasible(variants, pass_, p, request.gpu) for p in wanted]
-    lessons = read_lessons((entry, *request.relatives), request.libraries, pass_name)
-    if not lessons:
+    searches = read_training_searches((entry, *request.relatives), request.libraries, pass_name)
+    if not searches:
         raise _nothing_to_learn_from(request, pass_name)
     yield PassStarted(
         pass_name,
-        tuple(sorted({one.searched.gpu.name for one in lessons})),
-        len(lessons),
-        sum(len(one.times_us) for one in lessons),
+        tuple(sorted({one.searched.gpu.name for one in searches})),
+        len(searches),
+        sum(len(one.times_us) for one in searches),
     )
     setup = Setup(entry.operator.name, request.paths, request.gpu, 0, request.seed)
     with (
@@ -111,7 +111,7 @@ def _predict_pass(
         }
         for problem, feasible in zip(wanted, spaces, strict=True):
             yield from _ProblemPrediction(
-                request, session, runner, lessons, problem, feasible
+                request, session, runner, searches, problem, feasible
             ).run()
 
 
@@ -123,13 +123,13 @@ class _ProblemPrediction:
         request: PredictRequest,
         session: Session,
         runner: HostRunner,
-        lessons: Sequence[Lesson],
+        searches: Sequence[TrainingSearch],
         problem: Problem,
         feasible: Feasible,
     ) -> None:
         self._request, self._session, self._runner = request, session, runner
-        self._problem, self._feasible, self._lessons = problem, feasible, lessons
-        self._predictor = Predictor(request.model, request.entry, problem, lessons)
+        self._problem, self._feasible, self._searches = problem, feasible, searches
+        self._predictor = Predictor(request.model, request.entry, problem, searches)
         self._features = Featurizer(
             request.entry.operator, session.pass_name, problem, request.gpu
         )
@@ -144,7 +144,7 @@ class _ProblemPrediction:
         order = self._predictor.order([b.features for b in built], compiled=True) if built else []
         for place in order[:MOST_PROOFS]:
             found = built[place]
-            yield Proving(pass_name, problem, found.config.label)
+            yield HostRunStarted(pass_name, problem, found.config.label)
             run = self._runner.start(
                 found.rendered, found.variant, found.config, pass_name, problem
             ).result()
@@ -157,7 +157,7 @@ class _ProblemPrediction:
                 self._features.floor_us, len(self._feasible.configs), len(chosen),
                 tuple(self._refused),
             )
-            prediction, path = publish(self._request, pass_name, choice, self._lessons)
+            prediction, path = publish(self._request, pass_name, choice, self._searches)
             yield Predicted(self._request, prediction, path)
             return
         raise PredictError(

@@ -1,4 +1,4 @@
-"""How good the choices of models have been on recorded searches, each left out in turn.
+"""Evaluate models on recorded searches: leave one problem out, choose, compare with its best time.
 
 A model learns from all searched problems of a pass but one, and chooses a config of that one. Where
 several GPUs have records, it also learns without all records of the problem's GPU. The loss of a
@@ -17,7 +17,7 @@ from statistics import median
 
 from kgen.catalogue import Entry
 from kgen.predict.models import MODELS
-from kgen.predict.training import Lesson, Predictor, features_of, read_lessons
+from kgen.predict.training import Predictor, TrainingSearch, features_of, read_training_searches
 from kgen.search.feasible import enumerate_feasible
 
 PROBLEM, GPU = "problem", "GPU"
@@ -32,12 +32,12 @@ class Choice:
 
     Attributes:
         problem: The problem.
-        gpu: Where it was measured.
+        gpu: The GPU that it was measured on.
         measured: Its measured configs.
-        loss: Of the choice among these, whose registers and spills are known.
+        loss: The loss of the choice among these, whose registers and spills are known.
         feasible: Its feasible configs.
-        free_loss: Of the choice among all feasible ones, of which nothing is compiled; None if
-            that config was not measured.
+        free_loss: The loss of the choice among all feasible configs, without compiling them; None
+            if that config was not measured.
         level: Estimated time of the best config over its measured time.
     """
 
@@ -74,7 +74,7 @@ class Judgement:
 
     @property
     def losses(self) -> list[float]:
-        """Of the choices among measured configs."""
+        """The losses of the choices among measured configs."""
         return [choice.loss for choice in self.choices]
 
 
@@ -97,28 +97,28 @@ def judge(
         StorageError, RecordError: If a journal cannot be read.
     """
     for pass_name in passes:
-        own = read_lessons((entry,), (library,), pass_name)
-        lessons = [*own, *read_lessons(relatives, (library,), pass_name)]
+        own = read_training_searches((entry,), (library,), pass_name)
+        searches = [*own, *read_training_searches(relatives, (library,), pass_name)]
         judged = [one for one in own if len(one.times_us) >= LEAST_CONFIGS]
-        if not judged or len(lessons) < 2:
+        if not judged or len(searches) < 2:
             continue
-        gpus = tuple(sorted({one.searched.gpu.name for one in lessons}))
+        gpus = tuple(sorted({one.searched.gpu.name for one in searches}))
         for model in models:
             for left_out in (PROBLEM, GPU) if len(gpus) > 1 else (PROBLEM,):
                 yield Judgement(
                     entry.operator.name, pass_name, model, left_out, gpus, len(own) - len(judged),
-                    tuple(_choice(entry, model, left_out, lessons, one) for one in judged),
+                    tuple(_choice(entry, model, left_out, searches, one) for one in judged),
                 )
 
 
 def _choice(
-    entry: Entry, model: str, how: str, lessons: Sequence[Lesson], left_out: Lesson
+    entry: Entry, model: str, how: str, searches: Sequence[TrainingSearch], left_out: TrainingSearch
 ) -> Choice:
     searched = left_out.searched
     if how == GPU:
-        others = [one for one in lessons if one.searched.gpu != searched.gpu]
+        others = [one for one in searches if one.searched.gpu != searched.gpu]
     else:
-        others = [one for one in lessons if not _same_problem(one, left_out)]
+        others = [one for one in searches if not _same_problem(one, left_out)]
     predictor = Predictor(model, entry, searched.problem, others)
     times = left_out.times_us
     chosen = predictor.order(left_out.compiled, compiled=True)[0]
@@ -143,8 +143,8 @@ def _choice(
     )
 
 
-def _same_problem(one: Lesson, other: Lesson) -> bool:
-    """Whether two lessons are of one problem, on whatever GPU."""
+def _same_problem(one: TrainingSearch, other: TrainingSearch) -> bool:
+    """Whether two searches are of one problem, on whatever GPU."""
     return (one.searched.operator, one.searched.problem) == (
         other.searched.operator, other.searched.problem)
 

@@ -1,4 +1,4 @@
-"""What was measured: the configs of each problem with their times, from the committed journals."""
+"""Measured configs of each problem with their times, read from the committed journals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Observation:
 
     Attributes:
         config: The config.
-        resources: What the compiler reported, by kernel.
+        resources: The compiler's report, by kernel.
         median_us: The time of the search's trial. Finals repeat some configs beside their peers;
             those times are not used, because they would mix two protocols.
     """
@@ -43,7 +43,7 @@ class Searched:
     Attributes:
         operator: The operator.
         pass_name: `forward` or `backward`.
-        gpu: Where they were timed.
+        gpu: The GPU that they were timed on.
         problem: The problem.
         observations: One for each config, in the order of their first trial.
     """

@@ -16,7 +16,7 @@ from kgen.model.record import Record, Timing
 from kgen.model.space import Variant
 from kgen.predict.features import residency
 from kgen.predict.request import PredictRequest
-from kgen.predict.training import Lesson
+from kgen.predict.training import TrainingSearch
 from kgen.report.kernels import kernel_reports
 from kgen.report.model import HostProof
 from kgen.report.predictions import (
@@ -36,7 +36,7 @@ class Choice:
 
     Attributes:
         problem: The problem.
-        variant: Of the config.
+        variant: The variant of the config.
         config: The config.
         rendered: Its source.
         artifact: Its module for the GPU.
@@ -64,7 +64,7 @@ class Choice:
 
 
 def publish(
-    request: PredictRequest, pass_name: str, choice: Choice, lessons: Sequence[Lesson]
+    request: PredictRequest, pass_name: str, choice: Choice, searches: Sequence[TrainingSearch]
 ) -> tuple[Prediction, Path]:
     """Emit a predicted row, and merge the report of predictions.
 
@@ -93,14 +93,14 @@ def publish(
     has_safe = (request.out / PACKAGE / operator.name / "safe.yaml").exists()
     safe = [] if has_safe else list(untuned_safe_kernels(request.entry, include_dir()))
     emit(request.out, [winner], safe, include_dir(), request.entry)
-    prediction = _prediction(request, pass_name, choice, lessons)
+    prediction = _prediction(request, pass_name, choice, searches)
     path = predictions_path(request.reports, request.gpu.name)
     update_predictions(path, Predictions(operator.name, request.gpu.name, (prediction,)))
     return prediction, path
 
 
 def _prediction(
-    request: PredictRequest, pass_name: str, choice: Choice, lessons: Sequence[Lesson]
+    request: PredictRequest, pass_name: str, choice: Choice, searches: Sequence[TrainingSearch]
 ) -> Prediction:
     return Prediction(
         pass_name=pass_name,
@@ -128,7 +128,7 @@ def _prediction(
         ),
         model=ModelReport(
             request.model,
-            tuple(sorted({one.searched.gpu.name for one in lessons})),
-            len(lessons),
+            tuple(sorted({one.searched.gpu.name for one in searches})),
+            len(searches),
         ),
     )

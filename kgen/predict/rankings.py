@@ -40,7 +40,7 @@ class Sample:
     Attributes:
         operator: The operator.
         problem: The problem.
-        features: Of each config.
+        features: The features of each config.
         slowdowns: [n] ln(time / least time of the problem).
     """
 

@@ -1,4 +1,4 @@
-"""What a prediction is asked for."""
+"""The request of a prediction."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PredictRequest:
         relatives: Other operators of its family, whose searches count as well.
         libraries: Folders of libraries whose recorded searches the model learns from.
         paths: The `--path` folders, for the workers.
-        seed: Of the inputs of host runs.
+        seed: The seed of the inputs of host runs.
         compiled: Most configs to compile for each problem.
         model: One of `kgen.predict.models.MODELS`.
     """
@@ -50,5 +50,5 @@ class PredictRequest:
 
     @property
     def journal(self) -> Path:
-        """Where the certificates go. The journal of measured trials has none of them."""
+        """The file for the certificates, which are not in the journal of measured trials."""
         return self.reports / "predicted" / f"{self.gpu.name}.jsonl"

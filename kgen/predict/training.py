@@ -1,4 +1,4 @@
-"""From searched problems to what a model learns from, and from a model to times of configs."""
+"""Training data of the models from recorded searches, and predicted times from a fitted model."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ FAR = 1e-3  # what the farthest problem counts
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """A searched problem with the features of its configs.
+class TrainingSearch:
+    """A recorded search of a problem, with the features of its configs, to fit a model to.
 
     Attributes:
-        searched: The problem.
-        bare: Features of each config as if it were not compiled.
+        searched: The problem and the measured configs.
+        bare: Features of each config that need no compiler.
         compiled: Features with the compiler's report.
-        times_us: [n] measured times.
-        floor_us: Of the problem on its GPU.
+        times_us: [n] measured times, microseconds.
+        floor_us: Floor of the problem on its GPU, microseconds.
     """
 
     searched: Searched
@@ -51,7 +51,7 @@ class Lesson:
         return math.log(float(self.times_us.min()) / self.floor_us)
 
 
-def lesson(entry: Entry, searched: Searched) -> Lesson:
+def training_search(entry: Entry, searched: Searched) -> TrainingSearch:
     """Compute the features of a searched problem."""
     features = Featurizer(entry.operator, searched.pass_name, searched.problem, searched.gpu)
     bare, compiled = [], []
@@ -60,7 +60,7 @@ def lesson(entry: Entry, searched: Searched) -> Lesson:
         bare.append(features.of(variant, seen.config, None))
         # A record of a time before resources were written down counts as not compiled.
         compiled.append(features.of(variant, seen.config, seen.resources or None))
-    return Lesson(
+    return TrainingSearch(
         searched,
         tuple(bare),
         tuple(compiled),
@@ -85,38 +85,40 @@ def relatives(catalogue: Catalogue, entry: Entry) -> tuple[Entry, ...]:
     )
 
 
-def read_lessons(
+def read_training_searches(
     entries: Sequence[Entry], libraries: Sequence[Path], pass_name: str
-) -> list[Lesson]:
-    """Read what libraries have recorded of a pass of some operators.
+) -> list[TrainingSearch]:
+    """Read the recorded searches of a pass of some operators from libraries.
 
-    Of a problem that several libraries have, the first one counts.
+    If several libraries have a problem, the search of the first library is used.
     """
-    found: dict[tuple[str, str, str], Lesson] = {}
+    found: dict[tuple[str, str, str], TrainingSearch] = {}
     for library in dict.fromkeys(path.resolve() for path in libraries):
         for entry in entries:
             for searched in read_searches(entry, library):
                 key = (entry.operator.name, searched.gpu.name, str(searched.problem))
                 if searched.pass_name == pass_name and key not in found:
-                    found[key] = lesson(entry, searched)
+                    found[key] = training_search(entry, searched)
     return list(found.values())
 
 
-def training(lessons: Sequence[Lesson], gaps: Sequence[float], *, compiled: bool) -> Training:
-    """Join lessons.
+def training(
+    searches: Sequence[TrainingSearch], gaps: Sequence[float], *, compiled: bool
+) -> Training:
+    """Join searches to one training set.
 
     Args:
-        lessons: At least one.
+        searches: At least one.
         gaps: How far each is from the problem that a model is for.
         compiled: Whether to use what only a compiler knows.
     """
-    times = np.concatenate([one.times_us for one in lessons])
-    counts = [len(one.times_us) for one in lessons]
-    best = np.repeat([one.times_us.min() for one in lessons], counts)
-    floors = np.repeat([one.floor_us for one in lessons], counts)
+    times = np.concatenate([one.times_us for one in searches])
+    counts = [len(one.times_us) for one in searches]
+    best = np.repeat([one.times_us.min() for one in searches], counts)
+    floors = np.repeat([one.floor_us for one in searches], counts)
     weights = np.repeat([math.exp(-gap / NEARNESS) + FAR for gap in gaps], counts)
     return Training(
-        [row for one in lessons for row in (one.compiled if compiled else one.bare)],
+        [row for one in searches for row in (one.compiled if compiled else one.bare)],
         np.log(times / best),
         np.log(times / floors),
         weights / weights.mean(),
@@ -124,28 +126,28 @@ def training(lessons: Sequence[Lesson], gaps: Sequence[float], *, compiled: bool
 
 
 class Predictor:
-    """A model for one problem of one pass, which has learnt from lessons about others."""
+    """A model for one problem of one pass, which has learnt from searches about others."""
 
     def __init__(
-        self, name: str, entry: Entry, problem: Problem, lessons: Sequence[Lesson]
+        self, name: str, entry: Entry, problem: Problem, searches: Sequence[TrainingSearch]
     ) -> None:
         """Prepare; the first `order` learns.
 
         Args:
-            name: Of the model, one of `MODELS`.
+            name: The name of the model, one of `MODELS`.
             entry: The operator.
             problem: The problem to predict for.
-            lessons: At least one.
+            searches: At least one.
         """
-        self._name, self._lessons = name, tuple(lessons)
-        self._gaps = [problem_gap(entry, one.searched, problem) for one in lessons]
+        self._name, self._searches = name, tuple(searches)
+        self._gaps = [problem_gap(entry, one.searched, problem) for one in searches]
         self._fitted: dict[bool, Fitted] = {}
 
     def order(self, rows: Sequence[Features], *, compiled: bool) -> list[int]:
         """Return the places of configs of the problem, the most promising first."""
         if compiled not in self._fitted:
             self._fitted[compiled] = Fitted(
-                self._name, training(self._lessons, self._gaps, compiled=compiled)
+                self._name, training(self._searches, self._gaps, compiled=compiled)
             )
         found = self._fitted[compiled].order(rows)
         return [int(place) for place in np.argsort(found, kind="stable")]
@@ -156,13 +158,13 @@ class Predictor:
         It is the problem's floor times what the best of the nearest searched problems take over
         theirs.
         """
-        near = sorted(zip(self._gaps, self._lessons, strict=True), key=lambda pair: pair[0])
+        near = sorted(zip(self._gaps, self._searches, strict=True), key=lambda pair: pair[0])
         excess = [one.excess for _, one in near[:NEIGHBOURS]]
         return floor_us * math.exp(float(np.median(excess)))
 
 
 def problem_gap(entry: Entry, searched: Searched, problem: Problem) -> float:
-    """How far a searched problem is from another, as dispatch measures it."""
+    """The distance of a searched problem from another, by the measure of dispatch."""
     declared = entry.operator.signature
     signature = PassSignature(
         "", declared.dims, declared.dtypes, (), (), options=declared.options,

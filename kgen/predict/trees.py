@@ -20,16 +20,16 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How an ensemble grows.
+    """The parameters of boosting: number of trees, depth, learning rate, regularisation.
 
     Attributes:
-        trees: How many.
-        depth: Comparisons of each.
-        rate: Share of each tree's values that counts.
-        ridge: Rows of value 0 that each leaf is thought to have; keeps small leaves near 0.
+                trees: Number of trees.
+        depth: Depth of each tree.
+        rate: Learning rate: factor of each tree's values.
+        ridge: Number of virtual rows of value 0 in each leaf; keeps small leaves near 0.
         columns: Share of the features that a tree may compare.
-        bins: Most thresholds of a feature.
-        seed: Of the choice of features.
+        bins: Largest number of thresholds of a feature.
+        seed: Seed of the choice of features.
     """
 
     trees: int = 300
@@ -71,7 +71,7 @@ def fit_trees(rows: Floats, y: Floats, weights: Floats, growth: Growth) -> Ensem
         rows: [n, F] features.
         y: [n] targets.
         weights: [n] of the rows, each > 0.
-        growth: How it grows.
+        growth: The parameters of boosting.
     """
     random = np.random.default_rng(growth.seed)
     edges = [_thresholds(rows[:, f], growth.bins) for f in range(rows.shape[1])]
@@ -116,7 +116,7 @@ def _grow(
         cuts: [F] number of thresholds.
         residual: [n] what the tree is to explain.
         weights: [n].
-        growth: How it grows.
+        growth: The parameters of boosting.
     Returns:
         The (feature, threshold) of each depth, and [n] the leaf of each row.
     """

@@ -1,4 +1,4 @@
-"""A report as a screen of text: per pass how it stands, then a line per problem."""
+"""A report as a screen of text: a summary per pass, then a line per problem."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _line(row: ReportRow, width: int) -> str:
 
 
 def explain_brief() -> str:
-    """What the columns mean, printed once below all screens."""
+    """The legend of the columns, printed once below all screens."""
     return (
         "us: median of the final, in which winner and peers took turns. of floor: least\n"
         "possible time over us. tie: the quartiles of kgen and the fastest peer overlap.\n"

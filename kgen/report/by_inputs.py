@@ -1,4 +1,4 @@
-"""Times on several inputs, as text: which were timed, and which counts."""
+"""Times on the kinds of inputs, as text, with the one that counts."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Pair:
     Attributes:
         label: Its short name.
         pass_name: `forward` or `backward`.
-        change: What became of it.
+        change: The change of its time.
         old: Its entry in the old report.
         new: Its entry in the new report.
     """

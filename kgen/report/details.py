@@ -1,4 +1,4 @@
-"""One problem of a report as text: the whole story of its search and its final."""
+"""One problem of a report as text: everything about its search and its finals."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def _signature(text: str) -> str:
 
 
 def _kind(text: str) -> str:
-    """What declarations have in common that share a comment: the name of overloads, or `using`."""
+    """The common kind of declarations that share a comment: the name of overloads, or `using`."""
     if "using " in text:
         return "using"
     found = re.search(r"(operator\S*|\w+)\(", text)

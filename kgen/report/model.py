@@ -13,7 +13,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where measurements were made.
+    """The machine and the versions of a measurement.
 
     Attributes:
         device: Name the driver reports; the CPU's for the host.

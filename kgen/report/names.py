@@ -17,8 +17,8 @@ def named_rows(report: Report, signature: Signature | None) -> list[ReportRow]:
 
     Args:
         report: The report.
-        signature: Of its operator; None if the operator is not known here. The labels are then
-            those of `rows_of`, as they are for a problem of an older signature.
+        signature: The signature of its operator; None if the operator is not known here. The
+            labels are then those of `rows_of`, as they are for a problem of an older signature.
     """
     rows = rows_of(report)
     if signature is None:
@@ -40,7 +40,7 @@ def select(
     """Return the rows of a pass that one of the texts names.
 
     Args:
-        rows: Of any reports.
+        rows: The rows of any reports.
         pass_name: `forward` or `backward`; None for both.
         texts: Each a full key, a short name, some words of either (`bf16 +state`), or the
             identity of a winner's record. None: all.

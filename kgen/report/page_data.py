@@ -1,4 +1,4 @@
-"""What the HTML report shows, as plain data: results, searches, evidence, sources."""
+"""The content of the HTML report as plain data: results, searches, evidence, sources."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Shown:
         rows: Its rows, or some of them, under their short names.
         searches: Trials by pass and problem.
         operator: Its declaration, for the roofline; None if kgen does not know the operator.
-        folder: Of the operator in the library, with tables and kernels.
+        folder: The folder of the operator in the library, with tables and kernels.
         old: An older report to compare with.
         pairs: The comparison with it.
     """
@@ -183,7 +183,7 @@ def _row(
 
 
 def _timing(timing: Timing) -> dict[str, Any]:
-    """Of several inputs, the time that counts, and in `inputs` the text of all."""
+    """The time that counts among several kinds of inputs; `inputs` has the text of all."""
     found = {"us": timing.median_us, "low": timing.low_us, "high": timing.high_us}
     times = by_inputs(timing)
     return {**found, "inputs": times} if times else found

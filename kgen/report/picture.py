@@ -55,7 +55,7 @@ def draw_svg(reports: Sequence[Report], with_unpaired: bool = False) -> str:
     logarithmic axis of microseconds. Each pass has a column, each operator a group of lines.
 
     Args:
-        reports: Of any operators and GPUs.
+        reports: The reports of any operators and GPUs.
         with_unpaired: Whether to draw also problems that were timed beside no peer.
     """
     rows = [row for report in reports for row in rows_of(report)

@@ -1,4 +1,4 @@
-"""What a library does on a population of problems, as the HTML report draws it.
+"""The map of a population in the HTML report: step and ratio of each problem.
 
 `kgen coverage` measures it; its package is above this one, and fills these.
 """

@@ -25,7 +25,7 @@ class ModelReport:
 
     Attributes:
         name: `trees`, `ridge`, ...
-        gpus: Whose measured times it learnt from.
+        gpus: The GPUs whose measured times the model was fitted to.
         problems: How many searched problems those times are of.
     """
 
@@ -41,12 +41,12 @@ class Prediction:
     Attributes:
         pass_name: `forward` or `backward`; YAML names it `pass`.
         problem: The problem.
-        variant: Of the config.
+        variant: The variant of the config.
         config: Its parameters.
         record: Identity of its record.
         source: Digest of the text.
         code: Digest of the machine code.
-        compiler: That made it, with its version.
+        compiler: The compiler that made it, with its version.
         predicted_us: The model's estimate. No clock ever saw it.
         floor_us: By bytes and operations, and the rates of the profile.
         feasible: Configs that the rules allow.
@@ -55,7 +55,7 @@ class Prediction:
             the first line of the reason.
         kernels: The kernels; occupancy is computed, not asked of a driver.
         host: Runs on the CPU.
-        model: What chose it.
+        model: The model that chose it.
     """
 
     pass_name: str
@@ -92,7 +92,7 @@ class Predictions:
 
 
 def predictions_path(reports: Path, gpu: str) -> Path:
-    """Where the predictions for a GPU are, below an operator's folder of reports."""
+    """The path of a GPU's predictions in an operator's folder of reports."""
     return reports / FOLDER / f"{gpu}.yaml"
 
 

@@ -16,7 +16,7 @@ class Search:
     """The trials of one problem of one pass, oldest first.
 
     Attributes:
-        trials: Of the search alone: certificates repeat a trial with its time.
+        trials: The trials of the search alone: certificates repeat a trial with its time.
     """
 
     trials: tuple[Record, ...]
@@ -33,7 +33,7 @@ class Search:
 
 
 def journal_beside(report: Path) -> Path:
-    """Where the trials of a report's problems are."""
+    """The path of the journal with the trials of a report's problems."""
     return report.with_suffix(".trials.jsonl")
 
 

@@ -25,7 +25,7 @@ def read_document(path: str | Path, missing: str) -> str:
     """Return the text of a document.
 
     Args:
-        path: Of the document.
+        path: The path of the document.
         missing: What to say if there is no such file.
     Raises:
         RecordError: If there is no such file or it cannot be read.

@@ -36,7 +36,7 @@ class StudyOf:
     """A search to write.
 
     Attributes:
-        name: Of the study.
+        name: The name of the study.
         facts: Its user attributes.
         search: Its trials.
     """

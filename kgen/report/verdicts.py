@@ -1,4 +1,4 @@
-"""Who is faster: two times of one interleaved run, and what may be said of them.
+"""Compare two times of one interleaved run: faster, slower or a tie.
 
 Two medians are a tie if their quartile intervals overlap. The intervals are those of the samples of
 one run, in which all contenders took turns.
@@ -24,7 +24,7 @@ def is_tie(one: Timing, other: Timing) -> bool:
 
 
 def standing(entry: ProblemReport) -> Standing:
-    """How the winner stands beside its fastest peer; `alone` if no peer was timed."""
+    """The winner compared with its fastest peer: faster, slower, tie; `alone` without a peer."""
     fastest = min(entry.peers, key=lambda peer: peer.timing.median_us, default=None)
     if fastest is None:
         return "alone"
@@ -64,7 +64,7 @@ def _spelled(ratio: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How several problems stand.
+    """The number of problems with each standing.
 
     Attributes:
         faster: Problems on which the winner beats every peer.

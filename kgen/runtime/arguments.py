@@ -62,7 +62,7 @@ def bind_arguments(
     """Check the arguments of a call and name their extents, dtypes and strides.
 
     Args:
-        signature: What they should be.
+        signature: The declared arguments.
         tensors: One per input; None for one that is left out.
         scalars: One per scalar.
         flags: Whether each of the signature's `flags` is wanted, or allowed; then the choice of

@@ -93,7 +93,7 @@ class Dispatcher:
         name: `forward` or `backward`.
         signature: Arguments and results of the pass.
         differentiable: Of a forward pass: whether kgen has a backward pass of the operator.
-        results: What the outputs of a call are returned as.
+        results: The type that the outputs of a call are returned as.
         tables: The dispatch tables and loaded kernels of the pass.
         prepared: Lookup key of the generated function -> the prepared launch.
         fast_paths: Which tensors are given, and the flags -> the fast paths of such calls; see
@@ -137,7 +137,7 @@ class Dispatcher:
         return Outputs(self.signature)
 
     def _result_of(self, outputs: Sequence[object | None]) -> Callable[..., Any]:
-        """What makes the result of a call, where None stands for each output that is absent."""
+        """The function that builds the result of a call; None stands for each absent output."""
         return self.results[tuple(outputs[index] is None for index in self._outputs.optional)]
 
     def call(

@@ -1,4 +1,4 @@
-"""Explain which kernel serves a problem, and on what evidence."""
+"""Explain which kernel serves a problem, with its verification and times."""
 
 from __future__ import annotations
 

@@ -148,9 +148,9 @@ class PassTables:
         """Return a kernel file, loaded on a device.
 
         Args:
-            stem: Of the file in `kernels/`.
-            device: Where the kernel will run.
-            problem: Of the call; for the error.
+            stem: The stem of the file in `kernels/`.
+            device: The device that will run the kernel.
+            problem: The problem of the call; for the error.
         Raises:
             DispatchError: If the file is not loaded yet and a CUDA graph is being captured.
         """
@@ -166,8 +166,8 @@ class PassTables:
             instance: A family of this pass, and its config.
             dims: Every dim of the problem.
             choices: Every dtype field and option of it.
-            device: Where the kernel will run.
-            problem: Of the call; for the error.
+            device: The device that will run the kernel.
+            problem: The problem of the call; for the error.
         Returns:
             The name of the kernel's file, and the kernel.
         Raises:

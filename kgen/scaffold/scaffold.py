@@ -1,4 +1,4 @@
-"""The files that a new operator starts from: a definition, kernels and a search space that tune."""
+"""The files of a new operator: a definition, templates and a search space, ready to tune."""
 
 from __future__ import annotations
 

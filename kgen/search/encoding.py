@@ -129,7 +129,7 @@ def _is_enumeration(choices: Sequence[Value]) -> bool:
 
 
 def _factors_of_two(choices: Sequence[Value]) -> Floats | None:
-    """How often each choice can be halved, in [0, 1]; None if the rank says so already.
+    """The factors of two of each choice, scaled to [0, 1]; None if they follow from the rank.
 
     128 threads and 256 threads fill warps and divide extents that 144 does not, though 144 lies
     between them. Without this feature a model of `16, 32, 48, ..., 256` finds no trend. Convolution

@@ -38,7 +38,7 @@ class Member:
     Attributes:
         id: Its identity, never used again.
         number: Its place in the order in which processes joined.
-        facts: What it says of itself: host, pid, GPU, device.
+        facts: The facts that it publishes about itself: host, pid, GPU, device.
     """
 
     id: str
@@ -65,8 +65,8 @@ class Membership:
         """Prepare; `__enter__` joins.
 
         Args:
-            storage: Of the studies.
-            facts: What other processes may know of this one; plain data.
+            storage: The storage of the studies.
+            facts: The facts that other processes may read about this one; plain data.
             beat_s: Seconds between two heartbeats.
             grace_s: Seconds without a heartbeat after which a process counts as dead.
         """
@@ -154,7 +154,7 @@ class Membership:
 
         Args:
             member: Its identity.
-            facts: What it says of itself.
+            facts: The facts that it publishes about itself.
             passed_s: Seconds that count since the beats were last read.
         """
         if facts.get(_MACHINE) == machine_id() and not is_running(facts):

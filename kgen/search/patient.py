@@ -1,4 +1,4 @@
-"""An Optuna storage that waits for its server: a database that restarts ends no search.
+"""An Optuna storage that waits for its server, so that a search survives a database restart.
 
 Optuna's methods may be repeated. A repeated `create_new_trial` may leave a running trial that its
 process does not know; `Search.ask` voids it. A repeated `set_trial_state_values` finds the trial
@@ -70,7 +70,7 @@ class _Patience:
                 else:
                     raise
             except Exception as problem:
-                why = self._why_gone(problem)
+                why = self._why_no_answer(problem)
                 if not why:
                     if isinstance(problem, StorageInternalError):
                         why = first_line(self._url.hide(str(problem.__cause__ or problem)))
@@ -94,7 +94,7 @@ class _Patience:
                 self._say(f"{self._url} answers again")
             return answer
 
-    def _why_gone(self, problem: Exception) -> str:
+    def _why_no_answer(self, problem: Exception) -> str:
         """Why the server does not answer; empty if the error is another."""
         cause = problem.__cause__ if isinstance(problem, StorageInternalError) else problem
         kind = type(cause)

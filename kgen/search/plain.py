@@ -1,4 +1,4 @@
-"""Configs as plain mappings, for Optuna programs that know nothing of kgen's variants."""
+"""Configs as plain mappings, for Optuna programs without kgen's variants."""
 
 from __future__ import annotations
 

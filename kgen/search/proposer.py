@@ -72,7 +72,7 @@ class Proposer:
         """Whether configs of `first` are left to propose."""
         return any(self._free[i] for i in self._first)
 
-    def pend(self, i: int) -> None:
+    def mark_pending(self, i: int) -> None:
         """Report that config i is being tried, by this or another process."""
         if self._free[i]:
             self._free[i] = False
@@ -108,7 +108,7 @@ class Proposer:
             if len(self._seen) < self._design or len(self._seen.log_time) < _MIN_TIMED:
                 # With a prior, every second config of the design is the prior's fastest free one.
                 favour = self._prior is not None and len(self._seen) % 2 == 0
-                self._take(self._favourite() if favour else self._spread(rng), picks)
+                self._take(self._best_by_prior() if favour else self._spread(rng), picks)
             else:
                 self._take_scored(n, rng, picks)
         return picks
@@ -134,7 +134,7 @@ class Proposer:
                 return
             self._take(i, picks)
 
-    def _favourite(self) -> int:
+    def _best_by_prior(self) -> int:
         """Return the free config with the least prior time."""
         assert self._prior is not None
         return int(np.where(self._free, self._prior, np.inf).argmin())

@@ -60,7 +60,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
     Args:
         feasible: The feasible set, enumerated: mappings from parameter names to values, or `Config`
             objects of kgen, whose parameters are `variant` and `<variant>.<parameter>`.
-        seed: Same seed, same history: same proposals.
+        seed: The same seed and the same history give the same proposals.
         first: Configs to propose before any other; infeasible ones are ignored.
         prior_us: Expected times of some or all configs, in any unit (another GPU or shape); only
             their ratios matter, and the model weighs them by how well measurements agree. Pairs if
@@ -145,9 +145,9 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         Not for several threads at once.
 
         Args:
-            study: Whose results count.
+            study: The study whose results count.
             n: Configs, at most.
-            spread: Choose them at random of the first `spread`; whatever the seed, so that
+            spread: Choose them at random from the first `spread`, independent of the seed, so that
                 processes with the same results choose differently. The configs of `first` come in
                 order all the same.
         """
@@ -263,7 +263,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
             claimed = None if claim is None else self._encoding.index(claim)
             if not trial.state.is_finished():
                 if (running := i if claimed is None else claimed) is not None:
-                    self._proposer.pend(running)
+                    self._proposer.mark_pending(running)
                 continue
             self._settled.add(trial.number)
             if claimed is not None and trial.state == TrialState.FAIL:
@@ -280,12 +280,12 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
                 # A pruned config is slow, not broken; its last report is used as its time.
                 last = trial.intermediate_values[max(trial.intermediate_values)]
                 self._proposer.tell(i, _positive(last, trial))
-            elif trial.user_attrs.get(FATE) == INTERRUPTED and self._forgive(i):
+            elif trial.user_attrs.get(FATE) == INTERRUPTED and self._may_retry(i):
                 self._proposer.release(i)
             else:
                 self._proposer.tell(i, None)
 
-    def _forgive(self, i: int) -> bool:
+    def _may_retry(self, i: int) -> bool:
         self._interruptions[i] += 1
         return self._interruptions[i] < _MAX_INTERRUPTIONS
 

@@ -94,7 +94,7 @@ class Scorer:
         features, groups = self._features, self._groups
         known = _positions(seen.log_time)
         times = np.fromiter(seen.log_time.values(), dtype=np.float64)
-        known, times = _thin(known, times, rng)
+        known, times = _subsample(known, times, rng)
         y = np.minimum(times, np.quantile(times, CLIP_QUANTILE))
         y = (y - y.mean()) / max(float(y.std()), 1e-6)
         count = len(seen.log_time)
@@ -160,7 +160,7 @@ class Scorer:
         return out
 
 
-def _thin(known: Ints, times: Floats, rng: np.random.Generator) -> tuple[Ints, Floats]:
+def _subsample(known: Ints, times: Floats, rng: np.random.Generator) -> tuple[Ints, Floats]:
     """Keep the fastest half and a random half of `MAX_TRAIN`, in order of arrival."""
     if len(known) <= MAX_TRAIN:
         return known, times

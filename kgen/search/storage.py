@@ -1,4 +1,4 @@
-"""Where studies are kept: an Optuna journal file, a database, or Optuna's gRPC proxy of one."""
+"""Open the storage of a study: an Optuna journal file, a database, or Optuna's gRPC proxy."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def open_journal_file(path: Path) -> optuna.storages.BaseStorage:
     from optuna.storages.journal import JournalFileBackend
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    _mend(path)
+    _remove_partial_line(path)
     backend = JournalFileBackend(str(path), lock_obj=cast(Any, FileLock(str(path))))
     try:
         return JournalStorage(cast(Any, StudyFile(str(path), backend)))
@@ -253,7 +253,7 @@ def _package(url: StorageUrl) -> str:
         url.scheme, "'kgen[postgres]'")
 
 
-def _mend(path: Path) -> None:
+def _remove_partial_line(path: Path) -> None:
     """Remove a last line that a killed process wrote only in part.
 
     Optuna would append the next record to it, and could then read neither.

@@ -206,7 +206,7 @@ class Search:
         """Finish a trial.
 
         Args:
-            number: Of the proposal.
+            number: The number of the proposal.
             median_us: Median time in microseconds; None if the config gave none.
             fate: `verified`, `rejected`, `build_failed`, ...
         Raises:

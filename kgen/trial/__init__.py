@@ -1,4 +1,4 @@
-"""The parent's side of a trial: its session, the worker's handle, host runs, records."""
+"""The parent process of trials: session, worker handle, host runs, records."""
 
 from kgen.trial.certificate import Certificate, certified_outcome, certify, record_host_runs
 from kgen.trial.handle import WorkerHandle

@@ -43,7 +43,7 @@ def certify(session: Session, problem: Problem, trial: Record) -> Certificate | 
     A config whose code has a certificate already (`Session.certificate`) is not verified again.
 
     Args:
-        session: Of the trial.
+        session: The session of the trial.
         problem: The trial's problem.
         trial: Its record; the certificate keeps its time.
     Returns:
@@ -79,12 +79,12 @@ def certified_outcome(
     """Verify a build with every input case, unless it must not run.
 
     Args:
-        session: Of the trials.
+        session: The session of the trials.
         config: The config.
         problem: The problem.
         rendered: The config's source.
         built: The built module.
-        seeds: As of a `Trial`.
+        seeds: As in `Trial`.
     """
     if refusal := session.refusal(rendered, built, config):
         return TrialOutcome(Fate.REJECTED, refusal)
@@ -104,12 +104,12 @@ def record_host_runs(
     """Record a certificate again, now with its host runs; `wrong` if they found a fault.
 
     Args:
-        session: Of the trials.
+        session: The session of the trials.
         problem: The problem.
         rendered: The config's source.
         artifact: The built module.
         certificate: The record of the device's part.
-        host: What the host runs found.
+        host: The results of the host runs.
     """
     assert certificate.evidence is not None
     outcome = TrialOutcome(

@@ -1,4 +1,4 @@
-"""One worker process as its parent holds it: pipes, what it prints, how it ended."""
+"""The parent's handle of one worker process: pipes, output, exit status."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Of the process."""
+        """The process id."""
         return self._process.pid
 
     def poll(self, timeout_s: float) -> bool:

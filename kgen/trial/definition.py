@@ -1,4 +1,4 @@
-"""What a record is a record of, besides a kernel: its operator's definition and inputs, and guards.
+"""Digests of what a verdict depends on besides the kernel: definition, inputs and guards.
 
 A kernel is wrong or right by the definition, on the inputs that are tried, for the calls that its
 guards admit. When one of them changes, an earlier verdict says nothing. The digests are of the code

@@ -1,4 +1,4 @@
-"""The parent's side of a worker: ask with a deadline; kill and replace what hangs or dies."""
+"""The parent's handle of a worker: requests with a deadline; kill and replace on failure."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class WorkerTimeoutError(Exception):
 class WorkerHandle:
     """One worker process at a time, replaced when it dies. Use as a context manager.
 
-    Behind the worker stands a spare that has its modules loaded (most of a start) and holds no
-    device; so a killed worker is replaced in well under a second of device start-up.
+    A spare process has loaded its modules, which is most of the start-up time, and holds no device.
+    So replacing a killed worker takes well under a second.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class WorkerHandle:
         """Prepare; starts nothing.
 
         Args:
-            setup: What every worker is told.
+            setup: The setup that every worker receives.
             trial_timeout_s: A trial that takes longer ends with its worker.
             spare: Whether to keep a spare once the first worker runs.
         """
@@ -88,7 +88,7 @@ class WorkerHandle:
 
     @property
     def restarts(self) -> int:
-        """How often a worker was replaced."""
+        """Number of times that a worker was replaced."""
         return max(0, self._starts - 1)
 
     def preload(self) -> None:
@@ -112,7 +112,7 @@ class WorkerHandle:
             ) from None
 
     def peer_names(self, request: PeerNames) -> PeerNamesOutcome:
-        """Ask which peers there are.
+        """Ask for the names of the available peers.
 
         Raises:
             WorkerError: If the worker died over it, or the operator's `peers` raised.
@@ -173,7 +173,7 @@ class WorkerHandle:
         return self._ask_or_fail(doing, request, TraceOutcome, TRACE_TIMEOUT_S)
 
     def call_costs(self, request: CallCosts) -> CallCostsOutcome:
-        """Time what calls cost the host.
+        """Measure the host time of calls.
 
         Raises:
             WorkerError: If the worker died or hung over it, or the library cannot be used.
@@ -182,15 +182,18 @@ class WorkerHandle:
         return self._ask_or_fail(doing, request, CallCostsOutcome, TRACE_TIMEOUT_S)
 
     def abort(self) -> None:
-        """Kill the worker whatever it does, and start no other. From any thread: whoever waits for
-        an answer gets an error, or a trial that crashed. `close` it all the same."""
+        """Kill the worker and start no other one; may be called from any thread.
+
+        A thread that waits for an answer gets an error, or a crashed trial. `close` must still be
+        called.
+        """
         with self._lock:
             self._aborted = True
             if self._newest is not None:
                 self._newest.kill()
 
     def close(self) -> None:
-        """End the worker: politely, then by force."""
+        """End the worker: ask it to stop, then kill it."""
         child, spare = self._child, self._spare
         self._child = self._spare = None
         if spare is not None:  # it holds nothing, and may still be loading its modules

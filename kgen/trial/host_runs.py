@@ -1,8 +1,8 @@
-"""The host run of a certificate: the very source that won on a GPU, run on the CPU.
+"""The host run of a certificate: the source of a GPU kernel, run on the CPU.
 
-A GPU does not tell a race that happened to go well, a read beside a buffer whose value is masked
-away, or a read of shared memory that nobody wrote but somebody's predecessor. The host layer does:
-it runs a block's threads in orders that no GPU would choose, fills shared memory with NaN, and
+A GPU does not reveal a race that happened to go well, an out-of-bounds read whose value is masked
+away, or a read of shared memory that only an earlier block wrote. The host layer reveals them: it
+runs a block's threads in orders that no GPU would choose, fills shared memory with NaN, and
 AddressSanitizer watches every access. So winners are run there too, at small sizes.
 """
 
@@ -36,12 +36,12 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class HostRunResult:
-    """What the host runs of one config said.
+    """The results of the host runs of one config.
 
     Attributes:
-        runs: Those that went well.
+        runs: The runs that found no fault.
         missing: Why there are none or not all; empty if all were made.
-        fault: What was found wrong; empty if nothing.
+        fault: The fault that was found; empty if there is none.
         kept: Whether an earlier tune made the runs, so that a record has them already.
     """
 
@@ -53,7 +53,7 @@ class HostRunResult:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What is to be proven."""
+    """The kernel to verify: source, config and problem."""
 
     rendered: Rendered
     variant: Variant
@@ -69,7 +69,7 @@ class HostRunner:
         """Find the compilers; starts nothing.
 
         Args:
-            setup: Of the tune; its device is replaced by the host layer.
+            setup: The setup of the tune; its device is replaced by the host layer.
             include: Folder of the device library.
             jobs: Proofs at once.
         """
@@ -138,7 +138,7 @@ class HostRunner:
             worker.close()
 
     def _are_todays(self, runs: Sequence[HostRun], rendered: Rendered) -> bool:
-        """Whether runs are all that would be made now."""
+        """Whether the runs are the same as those that would be made now."""
         if self._missing:
             return False
         wanted = [(self._where(name), orders, self._key(name, rendered)) for name, orders in RUNS]

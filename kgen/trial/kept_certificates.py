@@ -1,8 +1,8 @@
-"""Find certificates in journals by what they are of: nothing that did not change is proven again.
+"""Find the certificates in journals that are still valid, so that no kernel is certified twice.
 
 A certificate is found by the key of its trial, which holds the digest of the machine code, the
-compiler, the problem and the launches. It counts if the definition, the guards and the rules of the
-proof are those of today, and if no later record of the same key says that the kernel is wrong.
+compiler, the problem and the launches. It is valid if the digests of the definition, the guards and
+the verifier are the current ones, and no later record of the same key says `wrong`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from kgen.model.record import Fate, Record
 class KeptCertificates:
     """The certificates of one pass on one GPU, in the tune's own journal and in others."""
 
-    def __init__(self, others: Sequence[Path], is_todays: Callable[[Record], bool]) -> None:
+    def __init__(self, others: Sequence[Path], is_current: Callable[[Record], bool]) -> None:
         """Prepare; reads nothing yet.
 
         Args:
             others: Further journals of the operator and GPU, such as the committed library's.
-            is_todays: Whether a record is of this pass and GPU, and was judged as it would be
-                today.
+            is_current: Whether a record is of this pass and GPU, with the current definition,
+                guards and verifier.
         """
         self._others = tuple(others)
-        self._is_todays = is_todays
+        self._is_current = is_current
         self._by_key: dict[str, Record] = {}
         self._offset = 0
         self._own_ids: set[str] = set()
@@ -38,7 +38,7 @@ class KeptCertificates:
         Args:
             journal: The tune's own. What it got since the last call is read; other processes may
                 write to it.
-            keys: Of one kernel: its trial may have been one of a cold or of a warm L2.
+            keys: The keys of one kernel: its trial may have been one of a cold or of a warm L2.
         Raises:
             StorageError, RecordError: As of `Journal.read`.
         """
@@ -68,5 +68,5 @@ class KeptCertificates:
             # ran on the CPU alone; and they say nothing against one.
             is_certificate = record.evidence is not None and record.evidence.launches > 0
             counts = is_certificate or record.fate is not Fate.VERIFIED
-            if record.key and counts and self._is_todays(record):
+            if record.key and counts and self._is_current(record):
                 self._by_key[record.key] = record

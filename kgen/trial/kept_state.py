@@ -39,7 +39,7 @@ def kept_state(rendered: Rendered, artifact: Artifact, variant: Variant) -> str:
     Args:
         rendered: Its source.
         artifact: The build.
-        variant: Whose config it is.
+        variant: The variant of the config.
     """
     if variant.keeps_state:
         return ""

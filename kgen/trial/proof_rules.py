@@ -1,4 +1,4 @@
-"""The digest of how a certificate is made: a proof by other rules says nothing about today's.
+"""The digest of the verifier's code: certificates of an older verifier are not reused.
 
 It covers the text of the modules that choose the input sets, evaluate the oracle, launch, compare
 and decide, without comments and docstrings. Nobody has to remember to raise a number.

@@ -29,7 +29,7 @@ _RULE = re.compile(r"^=+ ?")
 
 @dataclass(frozen=True, slots=True)
 class Sanitized:
-    """What one tool said of one candidate.
+    """The result of one sanitizer tool for one candidate.
 
     Attributes:
         tool: `memcheck` or `racecheck`.

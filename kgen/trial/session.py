@@ -1,4 +1,4 @@
-"""The parent's side of a trial: render, identify, run in the worker, write down."""
+"""The steps of a trial in the parent: render, compute its key, run in the worker, record."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Session:
         pass_name: `forward` or `backward`.
         gpu: Profile of the device.
         compiler: Back end.
-        journal: Where records go.
+        journal: The journal that records are appended to.
         worker: The process that runs trials.
         l2: `cold` or `warm`, as the worker times.
         environment: Facts of the machine, from the worker's probe.
@@ -81,7 +81,7 @@ class Session:
         self._content: dict[str, str] = {}
         self._codes: dict[str, Code] = {}
         self._guards: dict[str, str] = {}  # by variant
-        self._kept = KeptCertificates(certificates, self._is_todays)
+        self._kept = KeptCertificates(certificates, self._is_current)
 
     def probe(self) -> float:
         """Read the machine's facts into `environment`; return its copy bandwidth in GB/s.
@@ -145,13 +145,13 @@ class Session:
     def certificate(
         self, rendered: Rendered, artifact: Artifact, config: Config, problem: Problem
     ) -> Record | None:
-        """The record that certifies a build on this GPU as it would be certified today.
+        """The record that certifies a build on this GPU by the current rules.
 
         Its host runs may be missing, or be of another text: see `HostRunner.start`.
 
         Returns:
-            A record of the session's journal or of another one; None if there is none, and the
-            build is to be proven.
+            A record of the session's journal or of another one; None if there is none: the build
+            must be certified.
         """
         # A certificate holds no time: how L2 was while another tune took times does not count.
         keys = [self._key(rendered, artifact, config, problem, l2) for l2 in (COLD, WARM)]
@@ -161,8 +161,8 @@ class Session:
         """Whether a record that `certificate` returned is in the session's own journal."""
         return self._kept.is_own(record)
 
-    def _is_todays(self, record: Record) -> bool:
-        """Whether a record is of this pass and GPU, judged as a kernel would be judged today."""
+    def _is_current(self, record: Record) -> bool:
+        """Whether a record is of this pass and GPU, with the current digests of its verdict."""
         if record.evidence is not None and record.evidence.rules != proof_rules():
             return False
         its = (record.operator, record.pass_name, record.gpu, record.definition)
@@ -174,7 +174,7 @@ class Session:
             return False
 
     def code(self, rendered: Rendered, artifact: Artifact) -> Code:
-        """What stands for the code of a build: of one for the host, the text without comments."""
+        """The code digest of a build; for the host, the digest of the text without comments."""
         if artifact.kind != "cubin":
             return Code(rendered.bare, {})
         if artifact.path not in self._codes:
@@ -182,11 +182,11 @@ class Session:
         return self._codes[artifact.path]
 
     def refusal(self, rendered: Rendered, artifact: Artifact, config: Config) -> str:
-        """Why a build must not run at all; empty if it may."""
+        """The reason why a build must not run; empty if it may run."""
         return kept_state(rendered, artifact, self.variant_of(config))
 
     def candidate(self, config: Config, artifact: Artifact) -> Candidate:
-        """What the worker needs to run a config."""
+        """The candidate that is sent to the worker: all that it needs to run a config."""
         return Candidate(self.variant_of(config), config, artifact)
 
     def code_identity(self, artifact: Artifact, plan: Plan) -> str:
@@ -279,9 +279,11 @@ def failed_build(failure: BuildFailure) -> TrialOutcome:
 def trial_key(
     code: Code, compiler: str, problem: Problem, plan: Plan, l2: str = COLD
 ) -> str:
-    """Identity of what a trial tries: machine code, compiler (version, flags and arch), problem,
-    launches, and how L2 was: a cold time does not answer a warm tune. No name of kgen's counts:
-    a kernel is known by its code, a workspace by its place."""
+    """The key of a trial: code, compiler (version, flags, arch), problem, launches, state of L2.
+
+    A cold time is not reused for a warm tune. The key contains no names of kgen: kernels are
+    identified by their code, workspaces by their position.
+    """
     places = {w.name: f"workspace {place}" for place, w in enumerate(plan.workspaces)}
     launches = [
         [

@@ -1,8 +1,8 @@
-"""Several worker processes on one device that verify kernels side by side.
+"""Several worker processes on one device that verify kernels in parallel.
 
-Verifying a kernel is mostly its oracle, a loop over time steps of small tensors, which waits for
-one CPU core that launches: the device is nearly idle. Nothing is timed meanwhile, so that workers
-may disturb each other.
+Most of the time of a verification is the oracle, a loop over time steps of small tensors: it waits
+for the one CPU core that launches, and the device is nearly idle. Nothing is timed during these
+verifications, so workers may disturb each other.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class WorkerPool:
         self.dismiss()
 
     def preload(self, trials: int) -> None:
-        """Let the helpers for a number of trials load their modules, while kernels compile, say."""
-        for helper in self._hired(trials):
+        """Let the helpers for a number of trials load their modules, for instance during builds."""
+        for helper in self._open_helpers(trials):
             helper.preload()
 
     def dismiss(self) -> None:
-        """End the helpers until they are asked again: one that waits holds device memory."""
+        """End the helpers until the next run, because a waiting helper holds device memory."""
         for helper in self._helpers:
             helper.close()
         self._helpers = []
@@ -65,7 +65,7 @@ class WorkerPool:
             WorkerError: If the main worker cannot be started.
         """
         work = _Work(list(enumerate(trials)))
-        helpers = self._hired(len(trials))
+        helpers = self._open_helpers(len(trials))
         threads = [threading.Thread(target=work.main, args=(self._main,), daemon=True)]
         threads += [
             threading.Thread(target=work.help, args=(helper,), daemon=True) for helper in helpers
@@ -90,7 +90,7 @@ class WorkerPool:
                 thread.join()
 
 
-    def _hired(self, trials: int) -> list[WorkerHandle]:
+    def _open_helpers(self, trials: int) -> list[WorkerHandle]:
         """The helpers for a number of trials, of which the main worker takes the first."""
         wanted = min(self._most, max(0, trials - 1))
         while len(self._helpers) < wanted:
@@ -103,9 +103,9 @@ class _Work:
     """The trials that are left, and what the threads of a pool do with them.
 
     Attributes:
-        left: Trials that nobody has begun.
+        left: Trials that no worker has begun.
         helping: Helpers that may still hand a trial back.
-        ended: What the trials came to.
+        ended: The outcomes of the trials.
     """
 
     left: list[tuple[int, Trial]]
@@ -124,7 +124,7 @@ class _Work:
             self._changed.notify_all()
 
     def main(self, worker: WorkerHandle) -> None:
-        """What the main worker does: its part, and in the end what helpers handed back."""
+        """The loop of the main worker: its own trials, then the trials that helpers handed back."""
         while (mine := self._next(is_main=True)) is not None:
             place, trial = mine
             try:
@@ -133,8 +133,10 @@ class _Work:
                 self.ended.put((place, problem))
 
     def help(self, worker: WorkerHandle) -> None:
-        """What a helper does. One that cannot start leaves its part to the others: a device in
-        exclusive mode has one process.
+        """The loop of a helper.
+
+        If a helper cannot start, the other workers run its trials: a device in exclusive mode
+        admits one process.
         """
         try:
             while (mine := self._next(is_main=False)) is not None:

@@ -21,7 +21,7 @@ class Agreement:
     """The time of one kernel on this device over its time on another of the same model.
 
     Attributes:
-        problem: Of the kernel.
+        problem: The problem of the kernel.
         config: Label of its config.
         ratio: This device's time over the other's.
     """
@@ -37,9 +37,9 @@ def compare_devices(
     """Time the fastest config that another process found on this device, and tell the others.
 
     Args:
-        session: Of this device.
+        session: The session of this device.
         problem: A problem whose search has ended.
-        state: Of the search.
+        state: The state of the search.
         joint: The work with the others.
     Returns:
         None if no other process has verified a config, or if it is refused here.

@@ -1,4 +1,4 @@
-"""Tunes that want help: what a tuner writes into the storage, and what a worker reads there."""
+"""The announcement of a tune in the storage, which workers read to join."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class TuneSpec:
-    """What a worker must know of a tune: everything of its request but the machine.
+    """The description of a tune for workers: its request without the machine.
 
     Attributes:
         operator: Operator name; a worker finds the module itself.
@@ -52,7 +52,7 @@ class OpenTune:
 
     Attributes:
         number: Its place in the study of tunes.
-        spec: What it wants.
+        spec: The description of the tune.
         tuner: The process that makes its finals, by its identity among the member processes.
     """
 
@@ -62,7 +62,7 @@ class OpenTune:
 
 
 def spec_of(request: TuneRequest) -> TuneSpec:
-    """What other processes are told of a request."""
+    """The description of a request for other processes."""
     return TuneSpec(
         operator=request.entry.operator.name,
         passes=request.passes,

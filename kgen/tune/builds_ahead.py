@@ -40,7 +40,7 @@ class BuildsAhead:
         """Create it; `start` begins the builds.
 
         Args:
-            session: Of the tune.
+            session: The session of the tune.
             at_once: Largest number of concurrent builds.
         """
         self._session, self._at_once = session, at_once
@@ -73,7 +73,7 @@ class BuildsAhead:
                 break
         with self._lock:
             self._waiting.extend(wanted)
-        self._go_on()
+        self._start_builds()
 
     def build(self, rendered: Rendered) -> Build:
         """The build of a source: the one started ahead, or a new one."""
@@ -94,7 +94,7 @@ class BuildsAhead:
         for build in builds.values():  # outside the lock: cancelling calls `_ended`
             build.cancel()
 
-    def _go_on(self) -> None:
+    def _start_builds(self) -> None:
         while True:
             with self._lock:
                 if not self._waiting or self._running >= self._at_once:
@@ -107,4 +107,4 @@ class BuildsAhead:
     def _ended(self, build: Build) -> None:
         with self._lock:
             self._running -= 1
-        self._go_on()
+        self._start_builds()

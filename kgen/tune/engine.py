@@ -143,7 +143,7 @@ class _PassTune:
         yield from self._certify_rest(self._safe)
         yield from self._wait_for_all(self._safe)
         confirmed = yield from self._confirmations.finish(self._finals_again)
-        self._safe.demand_all_right()
+        self._safe.raise_failures()
         yield PassDone(self._result(confirmed, self._safe))
 
     def _tune_next(self, place: int) -> Iterator[TuneEvent]:

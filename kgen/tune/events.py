@@ -28,7 +28,7 @@ class Progress:
         best_us: Best time so far, microseconds.
         best: The config that reached it.
         share: Share of the floor of that time, 0..1; None where the floor is unknown.
-        seconds_left: Of the time budget; None without one.
+        seconds_left: The seconds left of the time budget; None without one.
         pass_name: The pass that is tuned.
         name: The problem's short name.
     """
@@ -52,13 +52,14 @@ class ProblemStarted:
     """A problem's search begins; `progress` counts the trials that the journal already holds.
 
     Attributes:
-        progress: How far it is.
-        let_go: How many of the journal's records are of no use any more, by the reason.
-        timed_again: How many of them lacked the time on trained inputs, could win, and got it.
+        progress: The progress of the problem.
+        not_reused: Number of the journal's records that cannot be reused, by reason.
+        timed_again: Number of records without a time on trained inputs that could win and were
+            timed again.
     """
 
     progress: Progress
-    let_go: Mapping[str, int] = field(default_factory=dict)
+    not_reused: Mapping[str, int] = field(default_factory=dict)
     timed_again: int = 0
 
 
@@ -83,9 +84,9 @@ class StageAdvanced:
     """Another of the safe variant's kernels, one per combination of dtypes, is ready.
 
     Attributes:
-        what: What was done.
-        done: With how many so far.
-        count: Of how many; 0 where the number is not known yet.
+        what: The work: `compiled` or `verified`.
+        done: Number of kernels so far.
+        count: The total number; 0 while it is not known.
     """
 
     what: Literal["compiled", "verified"]

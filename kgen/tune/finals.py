@@ -25,9 +25,9 @@ def run_finals(
     """Certify the fastest configs with the full set of inputs and order them, best first.
 
     Args:
-        session: Of the tune.
+        session: The session of the tune.
         problem: The problem.
-        state: Of its search; a certificate replaces its trial's record.
+        state: The state of its search; a certificate replaces its trial's record.
         peers: Whether to time the operator's peers as well.
     Raises:
         TuneError: If no config was verified.
@@ -90,7 +90,7 @@ def run_finals(
 
 
 def share_of_bound(record: Record) -> float:
-    """How much of its bound the least accurate output uses, over all inputs tried; 0..1."""
+    """The largest error over bound of all outputs and inputs tried; 0..1."""
     return max((a.error / a.bound for a in record.accuracy if a.bound > 0), default=0.0)
 
 

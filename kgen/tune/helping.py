@@ -15,7 +15,7 @@ from kgen.tune.announcement import OpenTune, TuneSpec, is_open, open_tunes
 from kgen.tune.builds_ahead import BuildsAhead, builds_at_once
 from kgen.tune.engine import checked_spaces
 from kgen.tune.events import TuneEvent
-from kgen.tune.joint import Every, Joint, join_members
+from kgen.tune.joint import Joint, PeriodicTimer, join_members
 from kgen.tune.problem import ProblemTask, search_problem
 from kgen.tune.request import SharedStorage, TuneRequest
 from kgen.tune.session import open_session
@@ -105,7 +105,7 @@ class _Ended:
 
     def __init__(self, storage: object, tune: OpenTune) -> None:
         self._storage, self._tune = storage, tune
-        self._ask = Every(POLL_S)
+        self._ask = PeriodicTimer(POLL_S)
         self._has_ended = False
 
     def __call__(self) -> bool:

@@ -1,4 +1,4 @@
-"""A tune by several processes: what they share, and how they find each other."""
+"""A tune by several processes: the shared study and journal, and the list of processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Joint:
     """The joint work of this process with others.
 
     Attributes:
-        shared: Where they meet.
+        shared: The storage that they share.
         storage: Holds the studies, the log of records, the member processes, and the tunes that
             want help.
         membership: This process among the others.
@@ -78,11 +78,11 @@ class Joint:
         self.membership.tell("at", study)
 
     def ahead(self, study: str, wanted: int) -> int:
-        """How many proposals this process may hold: the last trials must keep all busy."""
+        """The number of proposals this process may hold, so that no process idles at the end."""
         return min(_MOST_AHEAD, max(2, wanted // (2 * self._busy(study))))
 
     def spread(self, study: str, wanted: int) -> int:
-        """Of how many proposals this process takes some at random: those of one round of all."""
+        """The number of proposals of one round of all processes, from which this one draws some."""
         busy = self._busy(study)
         return 1 if busy == 1 else busy * self.ahead(study, wanted)
 
@@ -119,8 +119,8 @@ def join_members(
     )
 
 
-class Every:
-    """Says at most once in a while that it is time."""
+class PeriodicTimer:
+    """True at most once per period."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -12,7 +12,7 @@ from kgen.search.study import Proposal, Search
 from kgen.tune.joint import Joint
 from kgen.tune.others import Others
 from kgen.tune.search_state import SearchState
-from kgen.tune.warm_start import WarmStart, outclassed, untried_variants
+from kgen.tune.warm_start import WarmStart, too_slow_variants, untried_variants
 
 JOINT_QUEUE = 2  # the trial that runs and the next
 
@@ -20,9 +20,9 @@ JOINT_QUEUE = 2  # the trial that runs and the next
 class JointProposals:
     """Asks a shared study for configs and tells it each result at once.
 
-    It has the methods of `Rounds`. There are no rounds: the results of the others come when they
-    come, so proposals depend on the timing in any case. The study gets each result as soon as
-    there is one, for the sake of the others, and variants are judged by all records so far.
+    It has the methods of `Rounds`, but no rounds: results of other processes arrive at any time, so
+    proposals depend on timing in any case. The study gets each result at once, because the other
+    processes use it, and variants are judged by all records so far.
 
     Attributes:
         most_queued: Trials in the worker's queue, at most: what is in it counts as begun.
@@ -46,9 +46,9 @@ class JointProposals:
         Args:
             joint: The work with the others.
             name: By which the others know the study.
-            study: Of the problem.
-            others: What they do on the problem.
-            state: Of the search, which keeps it up to date.
+            study: The study of the problem.
+            others: The trials of other processes on the problem.
+            state: The state of the search, which keeps it up to date.
             first: The warm start.
             trials: Trials of all processes, at most.
         """
@@ -62,7 +62,7 @@ class JointProposals:
         self._has_asked = False
 
     def left(self) -> int:
-        """How many configs are still to be proposed; the others may take some of them."""
+        """Number of configs still to be proposed; other processes may take some of them."""
         done = sum(self._state.fates.values())
         on_top = self._on_top - self._state.records.keys() - self._open.keys()
         return max(self._trials - done - len(self._open) - self._others.running(), len(on_top))
@@ -119,13 +119,14 @@ class JointProposals:
         self._close(proposal)
 
     def pass_over(self, withdraw: Callable[[Proposal], bool]) -> None:
-        """Give back the warm-start proposals of outclassed variants, except those that run: another
-        process would run them again.
+        """Give back the warm-start proposals of variants that are too slow.
+
+        Proposals that run are kept: another process would run them again.
 
         Args:
             withdraw: Cancels a proposal's trial; returns False if it runs or has ended.
         """
-        for variant in outclassed(self._state.ranking()) - self.passed_over:
+        for variant in too_slow_variants(self._state.ranking()) - self.passed_over:
             self._study.pass_over(variant)
             self.passed_over.add(variant)
             self._on_top = {config for config in self._on_top if config.variant != variant}

@@ -1,4 +1,4 @@
-"""What other processes do on the problem that this one searches."""
+"""The trials of other processes on the problem that this process searches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.search.study import Search
 from kgen.trial import Session
-from kgen.tune.joint import Every, Joint
-from kgen.tune.reusable_records import ReusableRecords, Today
+from kgen.tune.joint import Joint, PeriodicTimer
+from kgen.tune.reusable_records import CurrentDigests, ReusableRecords
 from kgen.tune.search_state import SearchState
 
-LOOK_AROUND_S = 0.5  # how often a search asks what others run
+OTHERS_POLL_S = 0.5  # how often a search asks what others run
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class SharedSearch:
     """The part of a search that other processes see.
 
     Attributes:
-        session: Of the tune.
+        session: The session of the tune.
         problem: The problem.
         feasible: Its configs.
-        study: Of the problem.
+        study: The study of the problem.
         text_key_of: Returns the `text_key` that a record of a config has today.
-        today: What a record must be of.
+        current: The digests that a record must have.
     """
 
     session: Session
@@ -35,7 +35,7 @@ class SharedSearch:
     feasible: set[Config]
     study: Search
     text_key_of: Callable[[Config], str]
-    today: Today
+    current: CurrentDigests
 
 
 class Others:
@@ -51,10 +51,10 @@ class Others:
         """
         self._joint, self._shared, self._read_up_to = joint, shared, read_up_to
         self._running = 0
-        self._look_around = Every(LOOK_AROUND_S)
+        self._look_around = PeriodicTimer(OTHERS_POLL_S)
 
     def running(self, now: bool = False) -> int:
-        """How many trials of the problem they run; frees the trials of dead ones.
+        """Number of trials that other processes run; releases the trials of dead processes.
 
         Args:
             now: Ask the storage even if it was asked just before.
@@ -64,13 +64,13 @@ class Others:
         return self._running
 
     def are_awaited(self) -> bool:
-        """Whether a tuner has to go on: their trials may end, or come back when a process dies."""
+        """Whether a tuner must wait for other processes: their trials may end, or be released."""
         before = self._running
         waits = self._joint.is_tuner and not self._joint.stop()
         return waits and self.running(now=True) + before > 0
 
     def take_over(self, state: SearchState, known: ReusableRecords) -> Iterator[Record]:
-        """Add their new records to the search's, and yield those of configs without a record."""
+        """Add new records of other processes, and yield those of configs without a record."""
         records, self._read_up_to = self._shared.session.journal.follow(self._read_up_to)
         for record in records:
             if not self._is_of_use(record):
@@ -93,6 +93,6 @@ class Others:
             record.problem == str(shared.problem)
             and record.pass_name == shared.session.pass_name
             and record.config in shared.feasible
-            and not shared.today.why_useless(record)
+            and not shared.current.why_not_reusable(record)
             and record.text_key == shared.text_key_of(record.config)
         )

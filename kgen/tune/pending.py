@@ -16,7 +16,7 @@ class PendingTrial:
     """A config from its proposal by the study until its record.
 
     Attributes:
-        proposal: Of the study.
+        proposal: The proposal of the study.
         rendered: Its source.
         build: The build.
         place: Priority in the trial queue; the smallest is next.
@@ -37,7 +37,7 @@ class PendingTrial:
 
     @property
     def variant(self) -> str:
-        """Of its config."""
+        """The variant of its config."""
         return self.proposal.config.variant
 
     @property

@@ -70,7 +70,7 @@ def search_problem(
     """Search a problem. Trials in the journal are not repeated.
 
     Args:
-        session: Of the tune.
+        session: The session of the tune.
         request: The tune.
         task: The problem.
         builds_ahead: Builds of warm-start configs that were started earlier.
@@ -102,7 +102,7 @@ def search_problem(
             request, session.pass_name, problem, search.state, floor, task.deadline
         )
 
-    yield ProblemStarted(progress(), search.let_go, search.state.timed_again)
+    yield ProblemStarted(progress(), search.not_reused, search.state.timed_again)
     yield from between_trials()
     with closing(search.run()) as records:
         for record in records:

@@ -25,7 +25,7 @@ def progress_of(
         request: The tune.
         pass_name: Which pass is tuned.
         problem: One of the pass's problems.
-        state: Of the problem's search.
+        state: The state of the problem's search.
         floor_us: Least time of the problem.
         deadline: When the search ends, as of `time.monotonic`; None for never.
     """

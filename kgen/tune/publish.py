@@ -33,12 +33,12 @@ from kgen.tune.results import Finalist, PassResult, ProblemResult
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What was written.
+    """The files that were written.
 
     Attributes:
         library: The emitted library.
         report_path: Its report for this GPU.
-        report: What that file now holds.
+        report: The content of that file.
     """
 
     library: Emitted

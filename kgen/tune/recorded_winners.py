@@ -22,7 +22,7 @@ def recorded_winners(records: Iterable[Record], pass_name: str, problem: str) ->
     """The fastest verified configs of other problems, those of the nearest problem first.
 
     Args:
-        records: Of one operator; of any pass, problem and GPU.
+        records: The records of one operator; of any pass, problem and GPU.
         pass_name: The pass to be tuned.
         problem: The problem to be tuned; its own records do not count.
     """
@@ -40,7 +40,7 @@ def recorded_winners(records: Iterable[Record], pass_name: str, problem: str) ->
 
 
 def distance(one: str, other: str) -> float:
-    """How much two problems differ: 1 for each factor of two in an extent, 4 for an option."""
+    """The difference of two problems: 1 for each factor of two in an extent, 4 for an option."""
     mine, theirs = (dict(part.partition("=")[::2] for part in p.split(",")) for p in (one, other))
     total = 0.0
     for name in mine.keys() | theirs.keys():

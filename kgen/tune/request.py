@@ -1,4 +1,4 @@
-"""What a tune is asked for."""
+"""The request of a tune."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_HOST_TRIALS = 12
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a trial may take before it is ended.
+    """The limits of a trial: time and device memory.
 
     Attributes:
         trial_s: Seconds, from the request to the verdict; the first trial of a problem draws its
@@ -36,7 +36,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SharedStorage:
-    """Where the processes of a joint tune meet.
+    """The shared storage of a joint tune.
 
     Attributes:
         url: The storage.
@@ -64,11 +64,11 @@ class TuneRequest:
         study: Path of the Optuna journal file.
         trials: Trials per problem, at most.
         time_s: Seconds for the searches and finals of all passes together, or None.
-        seed: Of proposals and inputs.
+        seed: The seed of proposals and inputs.
         paths: The `--path` folders, for the worker.
         peers: Whether to time the operator's peers beside the winner.
         l2: `cold` or `warm`: what L2 holds while a kernel is timed.
-        limits: Of a trial.
+        limits: The limits of a trial.
         retry: Try again the configs that crashed or timed out in earlier tunes; without it, such
             configs are quarantined as long as they render to the same code.
         shared: Where other processes find this tune and help; None: it works alone.
@@ -116,12 +116,12 @@ def command_options(request: TuneRequest) -> str:
 
 
 def journal_path(reports: Path, gpu: GpuProfile) -> Path:
-    """Where an operator's trials on a GPU are kept."""
+    """The path of an operator's journal for a GPU."""
     return reports / f"{gpu.name}.trials.jsonl"
 
 
 def study_path(reports: Path, gpu: GpuProfile) -> Path:
-    """Where the Optuna study of those trials is kept."""
+    """The path of the Optuna study of those trials."""
     return reports / f"{gpu.name}.optuna.log"
 
 

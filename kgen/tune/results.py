@@ -27,7 +27,7 @@ class Finalist:
         artifact: The built module.
         record: Its certificate.
         timing: Time of the last round.
-        occupancy: Of the first kernel, 0..1; None on the host.
+        occupancy: The occupancy of the first kernel, 0..1; None on the host.
     """
 
     variant: Variant
@@ -118,10 +118,10 @@ class PassResult:
         pass_name: `forward` or `backward`.
         environment: Facts of the machine.
         copy_gbps: Measured copy bandwidth of the device.
-        results: Of the problems that are confirmed, in the order of the request.
+        results: The results of the problems that are confirmed, in the order of the request.
         safe: The safe kernels that are certified.
         safe_missing: The dtypes of those that are not, yet.
-        worker_restarts: How often the worker process was replaced.
+        worker_restarts: Number of times that the worker process was replaced.
         seconds: Wall-clock seconds so far.
     """
 

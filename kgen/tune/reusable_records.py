@@ -28,49 +28,49 @@ class ReusableRecords:
         other_text: Configs whose text has changed since their record. A build shows whether the
             machine code has changed as well. Those with the fastest record come first.
         by_code: Newest record of each machine-code key, over all configs.
-        let_go: How many records are not used, by reason.
+        not_reused: How many records are not used, by reason.
     """
 
     valid: dict[Config, Record]
     other_text: tuple[Config, ...]
     by_code: dict[str, Record]
-    let_go: Mapping[str, int] = field(default_factory=dict)
+    not_reused: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Today:
-    """What a record must be of to be of use.
+class CurrentDigests:
+    """The current keys and digests that a record must have to be reused.
 
     Attributes:
         definition: Digest of the operator's definition and inputs.
         guards: Digest of the calls that a config's variant admits.
-        trial_s: How long a trial may take.
+        trial_s: Time limit of a trial, seconds.
     """
 
     definition: str
     guards: Callable[[Config], str]
     trial_s: float
 
-    def why_useless(self, record: Record) -> str:
-        """Why a record says nothing about today's trial; empty if it does.
+    def why_not_reusable(self, record: Record) -> str:
+        """The reason why a record cannot replace a trial now; empty if it can.
 
-        A record from before there were digests is believed if it served a row, that is if it was
-        verified. What it says against a kernel may be the fault of a definition mended since.
+        An old record without digests is reused if it is verified. If it is not verified, the cause
+        may be an error in a definition that has been corrected.
         """
         if record.fate is Fate.TIMED_OUT:
             limit_s = _NO_ANSWER.search(record.reason)
             if limit_s and float(limit_s[1]) < self.trial_s:
-                return f"timed out within less than the {self.trial_s:g} s of today"
+                return f"timed out within less than the current limit of {self.trial_s:g} s"
         if record.fate not in (Fate.VERIFIED, Fate.WRONG, Fate.CRASHED, Fate.TIMED_OUT):
             return ""
         if not record.definition:
             if record.fate in (Fate.WRONG, Fate.CRASHED):
-                return "wrong or crashed by a definition that is not known"
+                return "wrong or crashed, recorded without a digest of the definition"
             return ""
         if record.definition != self.definition:
-            return "of another definition or other inputs"
+            return "recorded with another definition or other inputs"
         if record.guards != self.guards(record.config):
-            return "of a variant that admitted other calls"
+            return "recorded with other guards of the variant"
         return ""
 
 
@@ -79,7 +79,7 @@ def reusable_records(
     feasible: set[Config],
     text_key_of: Callable[[Config], str],
     retry: bool = False,
-    today: Today | None = None,
+    current: CurrentDigests | None = None,
 ) -> ReusableRecords:
     """Sort the records of a problem by how they can be reused.
 
@@ -87,11 +87,11 @@ def reusable_records(
     Records of configs that crashed or hung are reused too: trying one again would cost a worker.
 
     Args:
-        records: Of the problem, oldest first.
+        records: The records of the problem, oldest first.
         feasible: The configs of its space.
         text_key_of: Returns the `text_key` that a new record of a config would have.
         retry: Ignore records of configs that crashed or hung, so that they are tried again.
-        today: Ignore records of another definition or other guards; None: compare neither.
+        current: Ignore records of another definition or other guards; None: compare neither.
     """
     of_config: dict[Config, dict[str, Record]] = {}
     by_code: dict[str, Record] = {}
@@ -100,16 +100,16 @@ def reusable_records(
             of_config.setdefault(record.config, {})[record.text_key] = record
         if record.key:
             by_code[record.key] = record
-    let_go: Counter[str] = Counter()
-    if today is not None:
+    not_reused: Counter[str] = Counter()
+    if current is not None:
         newest = [record for by_text in of_config.values() for record in by_text.values()]
-        let_go.update(why for record in newest if (why := today.why_useless(record)))
+        not_reused.update(why for record in newest if (why := current.why_not_reusable(record)))
         of_config = {
             config: kept
             for config, by_text in of_config.items()
-            if (kept := {k: r for k, r in by_text.items() if not today.why_useless(r)})
+            if (kept := {k: r for k, r in by_text.items() if not current.why_not_reusable(r)})
         }
-        by_code = {key: r for key, r in by_code.items() if not today.why_useless(r)}
+        by_code = {key: r for key, r in by_code.items() if not current.why_not_reusable(r)}
     valid: dict[Config, Record] = {}
     other_text: list[Config] = []
     for config, by_text in of_config.items():
@@ -125,7 +125,7 @@ def reusable_records(
     if retry:
         by_code = {key: r for key, r in by_code.items() if not _is_quarantined(r)}
     other_text.sort(key=lambda config: min(map(_time_us, of_config[config].values())))
-    return ReusableRecords(valid, tuple(other_text), by_code, dict(let_go))
+    return ReusableRecords(valid, tuple(other_text), by_code, dict(not_reused))
 
 
 def reuse_records(
@@ -137,11 +137,12 @@ def reuse_records(
     are not built by the deadline are built when the search proposes them.
 
     Args:
-        session: Of the tune; writes each record again to the journal, under the new text.
-        problem: Of the records.
+        session: The session of the tune; appends each record to the journal again, with the new
+            text.
+        problem: The problem of the records.
         known: Records of the problem.
         most: Largest number of configs.
-        deadline: As of `time.monotonic`; None for never.
+        deadline: Time limit on the clock of `time.monotonic`; None: no limit.
     """
     builds = []
     for config in known.other_text[: max(0, most)]:

@@ -1,4 +1,4 @@
-"""The rounds of a search: what the study knows when it proposes, whatever the timing.
+"""The rounds of a search: proposals depend on the results of complete rounds, not on timing.
 
 Builds and trials end in an order that depends on the load of the machine. A study that saw this
 order would propose other trials each time, from the same seed. So proposals come in rounds, and
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from kgen.model.record import Record
 from kgen.search.study import Proposal, Search
 from kgen.tune.search_state import SearchState
-from kgen.tune.warm_start import WarmStart, outclassed, untried_variants
+from kgen.tune.warm_start import WarmStart, too_slow_variants, untried_variants
 
 ROUND = 8  # configs proposed at once: each costs less, and the batch stays diverse
 # One slow build holds back the next round, but not the 24 proposals in flight behind it.
@@ -44,7 +44,7 @@ class Rounds:
         """Create it for a study that knows some results already.
 
         Args:
-            study: Of the problem.
+            study: The study of the problem.
             known: The results.
             first: The warm start.
             trials: Trials, at most, including the known results.
@@ -64,19 +64,19 @@ class Rounds:
         self._results: dict[int, Record] = {}  # by number of the proposal
 
     def left(self) -> int:
-        """How many configs are still to be proposed; 0 if the study has no more."""
+        """Number of configs still to be proposed; 0 if the study has no more."""
         wanted = max(self._trials - len(self.taken), len(self._on_top - self.taken))
         return 0 if self._is_exhausted else wanted
 
     def settle(self, ending: bool) -> bool:
-        """Come to the next point at which a round may be proposed, if the results allow it.
+        """Prepare the next round, if the results allow it.
 
-        Tells the oldest round, if that is due and the round is complete.
+        Tells the study the oldest round, if `IN_FLIGHT` rounds are open and the oldest is complete.
 
         Args:
-            ending: Whether nothing is left to propose: then no number of rounds is kept in flight.
+            ending: Whether no config is left to propose: then every complete round is told.
         Returns:
-            Whether the study knows what it has to know for its next round.
+            Whether the study has the results that its next round depends on.
         """
         if not ending and len(self._open) < IN_FLIGHT:
             return True
@@ -138,7 +138,7 @@ class Rounds:
                 members.remove(proposal)
 
     def pass_over(self, withdraw: Callable[[Proposal], bool]) -> None:
-        """Give back the warm-start proposals of variants that the told results show outclassed.
+        """Give back the warm-start proposals of variants that the results show to be too slow.
 
         Also those whose trials run or have ended: which they are depends on the timing.
 
@@ -146,7 +146,7 @@ class Rounds:
             withdraw: Cancels a proposal's trial, if that waits.
         """
         released: list[Proposal] = []
-        for variant in sorted(outclassed(self.told.ranking()) - self.passed_over):
+        for variant in sorted(too_slow_variants(self.told.ranking()) - self.passed_over):
             self._study.pass_over(variant)
             self.passed_over.add(variant)
             self._on_top = {config for config in self._on_top if config.variant != variant}

@@ -1,9 +1,9 @@
-"""Certify the safe variant: it answers what no table row does.
+"""Certify the safe variant, which serves calls that no table row serves.
 
-The kernels that the tuned problems need are certified after the first search, so that their rows
-can be published; the others after the last one (`kgen.tune.safe_claims` says which). A certificate
-is in the journal as soon as its device part is whole, and once more with its host runs. What the
-journal has already is not proven again.
+The safe kernels that the tuned problems need are certified after the first search, so that their
+rows can be published; the other ones after the last search (`kgen.tune.safe_claims` lists them). A
+certificate is appended to the journal when its device part is complete, and again with its host
+runs. Kernels whose certificate is in the journal are not certified again.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _NO_PAIR = "other combinations of the same dtypes, two by two, have one"
 
 @dataclass
 class _Proof:
-    """What is known of a claim so far.
+    """The certificate of a claim so far.
 
     Attributes:
-        claim: What is to be certified.
+        claim: The kernel to certify.
         build: Its build.
-        artifact: Once somebody has waited for it.
-        record: Its certificate, once its device part is in the journal.
-        host_run: Under way, or ended and not looked at.
-        is_whole: Whether nothing is left to do.
-        failure: Why it is refused.
+        artifact: The build's result; None until it was waited for.
+        record: Its certificate; None until its device part is in the journal.
+        host_run: Its host run, if one runs or has ended and is not recorded yet.
+        is_whole: Whether the certificate is complete.
+        failure: Why the kernel is refused; empty if it is not.
     """
 
     claim: Claim
@@ -58,13 +58,13 @@ class _Proof:
 
     @property
     def is_left(self) -> bool:
-        """Whether the device has to prove it."""
+        """Whether the kernel must still be verified on the device."""
         return self.record is None and not self.failure
 
 
 class SafeCertificates:
-    """The safe kernels of a pass: certified on the device when asked, their host runs behind what
-    the tune does next.
+    """The safe kernels of a pass. They are certified on the device on request; their host runs
+    overlap the next steps of the tune.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SafeCertificates:
         """Start the builds.
 
         Args:
-            session: Of the tune.
+            session: The session of the tune.
             host_runner: Makes the host runs; on the host, all runs.
             pool: Proves on the device.
             tuned: The problems of the pass.
@@ -97,10 +97,10 @@ class SafeCertificates:
         """
         self._pool.preload(sum(map(self._may_be_left, self._proofs)))
         yield from self._certify([proof for proof in self._proofs if proof.claim.is_tuned])
-        self.demand_all_right()
+        self.raise_failures()
 
     def certify_rest(self) -> Generator[StageAdvanced, None, None]:
-        """Certify the others. `demand_all_right` says what was wrong: the good ones are kept."""
+        """Certify the others. `raise_failures` says what was wrong: the good ones are kept."""
         self._pool.preload(sum(map(self._may_be_left, self._proofs)))
         yield from self._certify([proof for proof in self._proofs if not proof.claim.is_tuned])
 
@@ -132,7 +132,7 @@ class SafeCertificates:
         """Number of kernels that are certified."""
         return sum(proof.is_whole for proof in self._proofs)
 
-    def demand_all_right(self) -> None:
+    def raise_failures(self) -> None:
         """Raise TuneError if a kernel was refused."""
         failures = [proof.failure for proof in self._proofs if proof.failure]
         if failures:
@@ -170,14 +170,15 @@ class SafeCertificates:
                 yield StageAdvanced("verified", done, len(left))
 
     def _may_be_left(self, proof: _Proof) -> bool:
-        """Whether the device may have to prove it; unknown of what is not compiled yet."""
+        """Whether the kernel may still need the device; known once it is compiled."""
         if proof.build.done():
             self._look_up(proof)
         return proof.is_left
 
     def _look_up(self, proof: _Proof) -> None:
-        """Wait for a build, find its certificate in the journal, and start its host run. What is
-        not found may be found later: another process may certify it.
+        """Wait for a build, find its certificate in the journal, and start its host run.
+
+        A later call may find a certificate that another process has made meanwhile.
         """
         if not proof.is_left:
             return
@@ -207,8 +208,10 @@ class SafeCertificates:
     def _outcomes(
         self, proofs: Sequence[_Proof]
     ) -> Generator[tuple[_Proof, TrialOutcome], None, None]:
-        """Prove on the device, by the pool. On the host kernels get what a GPU's have there, small
-        inputs and two orders of threads, on all cores: nothing is timed at this point.
+        """Verify kernels on the device, by the worker pool.
+
+        In a tune for the CPU kernels get the host run of a GPU kernel instead: small inputs, two
+        thread orders, on all cores, because nothing is timed at this point.
         """
         session, on_host = self._session, self._session.gpu.is_host
         _, config = safe_config(session)

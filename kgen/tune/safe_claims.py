@@ -1,10 +1,10 @@
-"""Which kernels of the safe variant are certified, and at which extents.
+"""The kernels of the safe variant that are certified, and the extents at which they are certified.
 
-On a GPU these are the combinations of dtypes that show every pair of choices
-(`Signature.dtype_pairs`), which have a host run, too, and one for every source that none of those
-has: a template may ask at run time which tensors are there. On the host, where building and running
-these would take longer than a tune, only the former are certified: optional tensors double the
-combinations each, and a mistake that needs three particular choices at once is not looked for.
+On a GPU these are two sets of dtype combinations. The first one contains every pair of choices
+(`Signature.dtype_pairs`) and also gets host runs. The second one has one combination for each other
+rendered source: a template may test at run time which tensors are present, so several combinations
+share a source. In a tune for the CPU only the first set is certified, because each optional tensor
+doubles the number of combinations. A fault that needs three particular choices is not found there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Combination:
     """The safe kernel of one combination of dtypes.
 
     Attributes:
-        problem: What it is certified on.
+        problem: The problem that it is certified on.
         rendered: Its source; other combinations may have the same.
     """
 
@@ -93,7 +93,7 @@ def claims(
     """The combinations to certify; those of the tuned problems first.
 
     Args:
-        session: Of the tune.
+        session: The session of the tune.
         every: All combinations.
         tuned: The problems of the tune. If no claim has the source of one, all count as tuned.
     """

@@ -28,11 +28,11 @@ from kgen.trial import Session, failed_build
 from kgen.tune.builds_ahead import BuildsAhead
 from kgen.tune.joint import Joint
 from kgen.tune.joint_proposals import JointProposals
-from kgen.tune.others import LOOK_AROUND_S, Others, SharedSearch
+from kgen.tune.others import OTHERS_POLL_S, Others, SharedSearch
 from kgen.tune.pending import PendingTrial
 from kgen.tune.request import TuneRequest, command_options
 from kgen.tune.resources import resource_refusal
-from kgen.tune.reusable_records import Today, reusable_records, reuse_records
+from kgen.tune.reusable_records import CurrentDigests, reusable_records, reuse_records
 from kgen.tune.rounds import IN_FLIGHT, ROUND, Rounds
 from kgen.tune.search_state import SearchState
 from kgen.tune.second_times import FIELD_WIDTH, complete_times
@@ -54,7 +54,7 @@ class ProblemSearch:
 
     Attributes:
         state: Records and totals so far, beginning with those of the journal that are still valid.
-        let_go: How many of the journal's records are of no use any more, by the reason.
+        not_reused: Number of the journal's records that cannot be reused, by reason.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ProblemSearch:
         could win: they would mislead the search.
 
         Args:
-            session: Of the tune.
+            session: The session of the tune.
             request: The tune.
             problem: The problem.
             feasible: Its configs.
@@ -94,7 +94,7 @@ class ProblemSearch:
         """
         builds_ahead.stop()
         self._session, self._problem, self._joint = session, problem, joint
-        self._today = Today(session.definition, session.guards, request.limits.trial_s)
+        self._current = CurrentDigests(session.definition, session.guards, request.limits.trial_s)
         allowed = set(feasible.configs)
         text_key_of = partial(text_key_of_config, session, problem)
         records, read_up_to = session.journal.follow()
@@ -107,9 +107,9 @@ class ProblemSearch:
             allowed,
             text_key_of,
             retry,
-            self._today,
+            self._current,
         )
-        self.let_go = self._known.let_go
+        self.not_reused = self._known.not_reused
         self.state = SearchState(options=command_options(request))
         for record in self._known.valid.values():
             self.state.add(record)
@@ -122,10 +122,10 @@ class ProblemSearch:
                 session, problem, self.state, deadline=deadline, every=every_time
             )
         # A study never proposes a config twice, so a retry needs another study.
-        again = f"+retry{len(self.state.records)}" if retry or self.let_go else ""
+        again = f"+retry{len(self.state.records)}" if retry or self.not_reused else ""
         if joint is not None:  # all processes must come to the same name
             again = f"+{request.retry_name}" if retry else ""
-        name = study_name(session, problem, feasible, self._today, joint) + again
+        name = study_name(session, problem, feasible, self._current, joint) + again
         study = open_study(
             request.study if joint is None else joint.storage,
             name=name,
@@ -145,7 +145,7 @@ class ProblemSearch:
         else:
             joint.at(name)
             shared = SharedSearch(
-                session, problem, allowed, study, text_key_of, self._today
+                session, problem, allowed, study, text_key_of, self._current
             )
             self._others = Others(joint, shared, read_up_to)
             self._proposals = JointProposals(
@@ -165,7 +165,7 @@ class ProblemSearch:
             Each new record. Closing the generator ends the search: it starts no further trial and
             waits for the running one.
         Raises:
-            TemplateError: If a template is at fault: its author has to mend it.
+            TemplateError: If a template has an error.
             StorageError: If the journal cannot be written.
         """
         try:
@@ -349,7 +349,7 @@ class ProblemSearch:
             held = any(other.outcome is None and other.build.done() for other in self._pending)
             wait(futures, HELD_POLL_S if held else None, return_when=FIRST_COMPLETED)
         elif self._joint is not None and not self._pending:
-            time.sleep(LOOK_AROUND_S)  # other processes have the last trials
+            time.sleep(OTHERS_POLL_S)  # other processes have the last trials
         for trial in list(self._pending):
             if trial.outcome is not None and trial.outcome.done():
                 outcome = trial.outcome.result()

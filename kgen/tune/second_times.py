@@ -40,9 +40,9 @@ def complete_times(
     A slower time may let other records into the field, so this goes on until the field is whole.
 
     Args:
-        session: Of the tune; records the trials.
-        problem: Of the records.
-        state: Of the search; gets the new records.
+        session: The session of the tune; records the trials.
+        problem: The problem of the records.
+        state: The state of the search; gets the new records.
         deadline: When to stop, as of `time.monotonic`; None for never.
         every: Complete all verified records, not only the field of the finals.
     Returns:

@@ -55,7 +55,7 @@ def worker_pool(request: TuneRequest, session: Session) -> WorkerPool:
 
 
 def _setup(request: TuneRequest) -> Setup:
-    """What every worker of a tune is told."""
+    """The setup that every worker of a tune receives."""
     return Setup(
         request.entry.operator.name,
         request.paths,

@@ -8,7 +8,7 @@ from kgen.model.problem import Problem
 from kgen.search.feasible import Feasible
 from kgen.trial import Session
 from kgen.tune.joint import Joint
-from kgen.tune.reusable_records import Today
+from kgen.tune.reusable_records import CurrentDigests
 
 
 def text_key_of_config(session: Session, problem: Problem, config: Config) -> str:
@@ -17,7 +17,8 @@ def text_key_of_config(session: Session, problem: Problem, config: Config) -> st
 
 
 def study_name(
-    session: Session, problem: Problem, feasible: Feasible, today: Today, joint: Joint | None
+    session: Session, problem: Problem, feasible: Feasible, current: CurrentDigests,
+    joint: Joint | None,
 ) -> str:
     """Return the name of a problem's study; it contains a digest of the code that is searched.
 
@@ -30,7 +31,7 @@ def study_name(
     # Times on other inputs are other objectives. Of random ones alone the name is as before.
     keys += [session.trained] if session.trained else []
     if joint is not None:
-        guards = [today.guards(config) for _, config in sorted(samples.items())]
-        keys = [*keys, joint.device, today.definition, *guards, str(today.trial_s)]
+        guards = [current.guards(config) for _, config in sorted(samples.items())]
+        keys = [*keys, joint.device, current.definition, *guards, str(current.trial_s)]
     operator = session.entry.operator.name
     return f"{operator}/{session.pass_name}/{session.gpu.name}/{problem}@{digest_of(keys)}"

@@ -29,7 +29,7 @@ from kgen.worker import Candidate, Finals
 
 
 @dataclass(frozen=True)
-class Unconfirmed:
+class AwaitingHostRun:
     """A certified config whose host run has not ended."""
 
     problem: Problem
@@ -59,7 +59,7 @@ class Sweep:
     """The tools of a sweep.
 
     Attributes:
-        session: Of the trials.
+        session: The session of the trials.
         copy_gbps: Measured copy bandwidth of the device.
     """
 
@@ -116,7 +116,7 @@ class Sweep:
         finals = Finals(self.session.pass_name, problem, candidates, peers=())
         return tuple(t.median_us for t in self.session.worker.finals(finals).timings)
 
-    def certify(self, problem: Problem, trial: Record) -> Unconfirmed | None:
+    def certify(self, problem: Problem, trial: Record) -> AwaitingHostRun | None:
         """Certify a verified trial with all inputs, as a tune certifies its winners.
 
         Starts the host run in the background. Returns None if the device run refused the config.
@@ -134,9 +134,9 @@ class Sweep:
             problem,
             certified.record.evidence,
         )
-        return Unconfirmed(problem, certified, host_run)
+        return AwaitingHostRun(problem, certified, host_run)
 
-    def confirm(self, waiting: Unconfirmed) -> Finalist:
+    def confirm(self, waiting: AwaitingHostRun) -> Finalist:
         """Wait for the host run; the finalist's record is `wrong` if the run found a fault."""
         certified, host_run = waiting.finalist, waiting.host_run.result()
         if host_run.kept:

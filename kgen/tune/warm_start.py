@@ -16,7 +16,7 @@ from kgen.model.config import Config
 from kgen.model.record import Record
 from kgen.model.space import Variant
 
-OUTCLASSED = 10.0  # times the best: no other config of the variant makes up for this ratio
+TOO_SLOW_RATIO = 10.0  # times the best: no other config of the variant makes up for this ratio
 # Verified trials before a variant is judged: its first config may be meant for other shapes.
 FAIR_TRIALS = 2
 
@@ -48,7 +48,7 @@ def warm_start(
     config copied between GPUs was up to 1.5 times slower than the winner there.
 
     Args:
-        variants: Of the pass, as its space lists them: the most promising first.
+        variants: The variants of the pass, as its space lists them: the most promising first.
         allowed: The feasible configs.
         likely: Winners of other problems, the most likely first.
         recorded: Winners in the journals of earlier tunes, tried after those. They do not make
@@ -99,7 +99,7 @@ def untried_variants(first: WarmStart, known: Collection[Config]) -> set[Config]
     return {config for config in first.configs if config.variant in late}
 
 
-def outclassed(ranking: Sequence[Record]) -> set[str]:
+def too_slow_variants(ranking: Sequence[Record]) -> set[str]:
     """The variants that are too slow on a problem to try more of their warm-start configs.
 
     Args:
@@ -107,7 +107,7 @@ def outclassed(ranking: Sequence[Record]) -> set[str]:
     """
     if not ranking or ranking[0].timing is None:
         return set()
-    limit_us = OUTCLASSED * ranking[0].timing.median_us
+    limit_us = TOO_SLOW_RATIO * ranking[0].timing.median_us
     near = {r.config.variant for r in ranking if r.timing and r.timing.median_us <= limit_us}
     tried = Counter(r.config.variant for r in ranking)
     return {name for name, count in tried.items() if count >= FAIR_TRIALS and name not in near}

@@ -1,4 +1,4 @@
-"""Check kernels with the full set of inputs: configs of a space, or what a library serves."""
+"""Check kernels with the full set of inputs: configs of a space, or kernels of a library."""
 
 from kgen.verify.checker import Checked, Checker
 from kgen.verify.covering import covering_rows, pairs_of

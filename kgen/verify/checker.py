@@ -42,13 +42,13 @@ class Checked:
 
 @dataclass(frozen=True)
 class Checker:
-    """How thoroughly to check.
+    """Checks configs with the full set of inputs.
 
     Attributes:
         session: Runs certificates.
-        setup: Of its worker.
-        host_runner: Makes host runs; None for certificates of the device alone.
-        sanitizer: Runs candidates under compute-sanitizer, too; None to leave that out.
+        setup: Setup of the session's worker.
+        host_runner: Makes host runs; None: certificates only on the device.
+        sanitizer: Also runs candidates under compute-sanitizer; None: without it.
     """
 
     session: Session

@@ -1,4 +1,4 @@
-"""Problems that nobody listed: drawn from the extents of known problems, and beside them."""
+"""Random untuned problems, with extents of known problems or near them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def drawn_problems(
     from those of the known problems, beside them, and from `RAGGED`.
 
     Args:
-        signature: Of the operator.
+        signature: The signature of the operator.
         known: Problems whose extents are worth a kernel, such as a population's.
         count: How many; fewer if there are not as many.
-        seed: Of the draws.
+        seed: The seed of the draws.
     """
     draw = random.Random(seed)
     choices = [tuple(chosen.items()) for chosen in signature.dtype_combinations()]

@@ -1,4 +1,4 @@
-"""Check what a library serves: every row, and families and safe kernels over a covering array."""
+"""Check a library's kernels: every row, and families and safe kernels over a covering array."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Subject:
 
     Attributes:
         problem: The problem that a call has.
-        served: What the library answers it with.
+        served: The kernel that the library chooses for it.
     """
 
     problem: Problem
@@ -58,7 +58,7 @@ def served_subjects(
         gpu: Need not be in this machine.
         known: Problems whose extents are worth a kernel.
         count: Problems of the array, at most; 0: the rows alone.
-        seed: Of the draws.
+        seed: The seed of the draws.
     Returns:
         The subjects, and the drawn problems that the library refuses.
     """
@@ -76,7 +76,7 @@ def served_subjects(
 
 
 def _factors(subject: Subject) -> dict[str, Hashable]:
-    """What the array pairs: dtypes and options, the kind of each extent, the variant."""
+    """The factors of the covering array: dtypes, options, kinds of extents, the variant."""
     factors: dict[str, Hashable] = dict(subject.problem.dtypes)
     factors |= {name: _kind(extent) for name, extent in subject.problem.dims}
     factors["served by"] = (subject.served.step, subject.served.config.variant)
@@ -140,7 +140,7 @@ class LibraryCheck:
         library: The library.
         entry: The operator.
         pass_name: `forward` or `backward`.
-        runs: Where kernels run.
+        runs: The device that runs kernels.
         renderer: Reads the library's headers, once for all subjects.
     """
 

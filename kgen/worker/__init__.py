@@ -1,4 +1,4 @@
-"""The child process that runs trials and may die of one, and what it and its parent say."""
+"""The child process that runs trials and may crash, and its messages to the parent."""
 
 from kgen.worker.messages import (
     CallCosts,

@@ -39,9 +39,9 @@ def bind(
 
     Args:
         module: The candidate, loaded.
-        candidate: What to plan launches for.
+        candidate: The candidate whose launches are planned.
         operator: Has the pass.
-        gpu: Where it runs.
+        gpu: The GPU that runs it.
         pass_name: `forward` or `backward`.
         problem: Says the dtypes, and the extents of dims that no tensor has.
         tensors: Inputs, outputs and workspaces by name, without those that the problem leaves out.
@@ -71,10 +71,10 @@ def bind_sets(
 
     Args:
         module: The candidate, loaded.
-        plan: Of the candidate, for the problem.
+        plan: The plan of the candidate, for the problem.
         operator: Has the pass.
         pass_name: `forward` or `backward`.
-        problem: Of the sets.
+        problem: The problem of the sets.
         sets: From `buffer_sets`.
         scratch: From `shared_scratch`.
     Returns:
@@ -116,11 +116,11 @@ def buffer_sets(
 
     Args:
         operator: Makes the inputs.
-        gpu: Where they will be used.
+        gpu: The GPU that will use them.
         pass_name: `forward` or `backward`.
         problem: Its extents and dtypes.
         l2: `cold` or `warm`; see `sets_for`.
-        seed: Of the inputs.
+        seed: The seed of the inputs.
         device: Where to make them.
     Returns:
         The sets, and what is in the cache when a call begins: see `cache_state`.

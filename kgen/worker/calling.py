@@ -1,4 +1,4 @@
-"""What a call of the library's function costs the host, beside its peers'."""
+"""The host time of a call of the library's function and of the peers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def cost_of_calls(
 
     Args:
         operator: Has the peers and the definition.
-        request: What is asked.
+        request: The request of the parent.
         tensors: Inputs and outputs of the problem, by name.
-        device: Where they are.
+        device: The device that holds them.
         synchronize: Waits for the device.
     Raises:
         LaunchError: If the library cannot be used, or does not compute the operator.

@@ -1,4 +1,4 @@
-"""The entrants of finals, each on all inputs, and their result.
+"""The contenders of finals, each on all kinds of inputs, and their result.
 
 Every entrant is timed on every kind of inputs in the same interleaved rounds. Its slower inputs
 count, so that the samples that are compared are of those.

@@ -1,4 +1,4 @@
-"""What a worker can say of its machine."""
+"""Facts about the worker's machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kgen.runtime.cache import Cache
 
 
 def is_out_of_memory(problem: Exception) -> bool:
-    """Of torch on either device; on the CPU it is an error like any other but for its text."""
+    """Whether an error of torch means out of memory; on the CPU only its text tells."""
     kinds = (torch.OutOfMemoryError, MemoryError)
     return isinstance(problem, kinds) or "can't allocate memory" in str(problem)
 
@@ -29,7 +29,7 @@ def total_memory(device: torch.device) -> int:
 
 
 def extension_folder() -> Path:
-    """Where this version's extensions in C are kept."""
+    """The folder of this version's C extensions."""
     folder_of_sources = Path(extension.__file__).parent
     sources = "".join((folder_of_sources / f"{name}.c").read_text(encoding="utf-8")
                       for name in extension.EXTENSIONS)
@@ -52,7 +52,7 @@ def clock_texts(state: ClockState | None) -> dict[str, str]:
 
 
 def device_facts(device: torch.device) -> dict[str, str]:
-    """What a report says of the machine."""
+    """The facts about the machine for a report."""
     if device.type != "cuda":
         return {
             "device": platform.processor() or platform.machine(),

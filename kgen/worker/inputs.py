@@ -36,9 +36,9 @@ def trained_sets(
     Args:
         operator: Declares the trained inputs.
         pass_name: `forward` or `backward`.
-        problem: Of the sets.
+        problem: The problem of the sets.
         sets: From `buffer_sets`.
-        seed: Of the random inputs.
+        seed: The seed of the random inputs.
     Raises:
         VerifyError: If the operator's `trained` contradicts the signature, or if there is no room.
     """

@@ -1,4 +1,4 @@
-"""What a tuner and its worker say to each other. Plain frozen values; pickled over a pipe."""
+"""The messages between a tuner and its worker: frozen values, pickled over a pipe."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Level = Literal["trial", "certify", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker needs to know before its first trial.
+    """The setup of a worker before its first trial.
 
     Attributes:
         operator: Operator name; the worker finds the module itself.
         paths: The `--path` folders.
         gpu: Profile of the GPU that kernels are meant for.
         ordinal: CUDA device ordinal (ignored on the host).
-        seed: Of the random inputs.
+        seed: The seed of the random inputs.
         l2: `cold` or `warm`: whether buffer sets rotate while a kernel is timed.
         on_host: Run on the host layer, whatever GPU the kernels are meant for.
         memory_bytes: Device memory that trials may use; None for all of it. On the host, of the
@@ -83,7 +83,7 @@ class Trial:
     Attributes:
         pass_name: `forward` or `backward`.
         problem: The problem.
-        candidate: What to run.
+        candidate: The candidate to run.
         give_up_above_us: Stop timing early beyond this; None: never.
         level: Which inputs to verify with: the quick set of a trial, all of a certificate, or
             the small ones of a host run.
@@ -109,7 +109,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """How a trial ended.
+    """The outcome of a trial.
 
     Attributes:
         fate: `VERIFIED`, `WRONG`, `CRASHED`, `TIMED_OUT` or `REJECTED`.
@@ -117,7 +117,7 @@ class TrialOutcome:
         timing: If verified and measured.
         accuracy: Per output.
         evidence: What was tried, and how; None of a search's trial, whose reason says it.
-        trained: As of the record.
+        trained: As in the record.
     """
 
     fate: Fate
@@ -208,7 +208,7 @@ class Trace:
     Attributes:
         finals: What to run: the one candidate, the peers (None: also those that are timed on
             request only), the library if its function is to be traced too.
-        path: Where the trace goes.
+        path: The file for the trace.
     """
 
     finals: Finals
@@ -217,7 +217,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class TraceOutcome:
-    """What the trace says.
+    """The summary of a trace.
 
     Attributes:
         traced: Ours first, then the library's function, then the peers that ran.
@@ -247,7 +247,7 @@ class CallCosts:
 
 @dataclass(frozen=True, slots=True)
 class CallCostsOutcome:
-    """What calls cost the host.
+    """The host time of calls.
 
     Attributes:
         costs: The library's first, then those of the peers that ran.
@@ -268,7 +268,7 @@ class Failure:
     """An error that the worker caught.
 
     Attributes:
-        message: What happened.
+        message: The error.
         fatal: Whether the device context is no longer usable, so that the worker ends.
         operator: Whether the operator's own module is at fault: no config can help then.
         refused: Whether a launch asked for more than the device has, and nothing ran.

@@ -1,4 +1,4 @@
-"""The worker's side: answer requests until told to stop or until the device context is lost."""
+"""The worker process: answer requests until told to stop or until the device context is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def worker_main(
         lifeline: Ends when the parent does, however it does.
         output: Takes the place of stdout, which kernels may print to.
         complaints: Takes the place of stderr; a crash says its last words there.
-        setup: Of the trials to come.
+        setup: The setup of the trials to come.
     """
     # Ctrl-C is the parent's to handle: it finishes or drops the trial, then ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -41,7 +41,7 @@ def worker_main(
         from kgen.worker.runner import Runner
 
         operator = open_catalogue(setup.paths).operator(setup.operator)
-        if not _told_to_go(pipe):
+        if not _received_stop(pipe):
             return
         if setup.on_host or setup.gpu.is_host:
             _limit_process(setup.memory_bytes)
@@ -109,7 +109,7 @@ def _follow(lifeline: Connection) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _told_to_go(pipe: Connection) -> bool:
+def _received_stop(pipe: Connection) -> bool:
     try:
         return pipe.recv() is not None
     except EOFError:

@@ -1,4 +1,4 @@
-"""Verifies one candidate on a device, and says by which sets, seeds and launches."""
+"""Verify one candidate on a device, and return the sets, seeds and launches that were tried."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def verdict_of(
     """Launch a trial's candidate on the input sets of its level and compare with the oracle.
 
     Args:
-        fixture: Of the trial's pass and problem.
+        fixture: The fixture of the trial's pass and problem.
         module: The candidate's, loaded.
         trial: The candidate, its level, seeds and orders of threads.
-        operator: Of the trial.
-        gpu: Whose plan the candidate has.
+        operator: The operator of the trial.
+        gpu: The GPU that the candidate's launches are planned for.
         on_host: Whether the module runs on the host layer.
     Raises:
         LaunchError: If a launch fails.
@@ -73,7 +73,7 @@ def verdict_of(
 
 
 def evidence_of(trial: Trial, seed: int, verdict: Verdict, on_host: bool) -> Evidence:
-    """What a record says of a proof: sets, seeds and launches, so that it can be repeated."""
+    """The evidence for a record: sets, seeds and launches, so that the check can be repeated."""
     return Evidence(
         seed=seed,
         tried=tuple(Tried(*each) for each in zip(verdict.cases, verdict.seeds, strict=True)),

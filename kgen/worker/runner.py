@@ -87,9 +87,9 @@ class Runner:
         """Open the device.
 
         Args:
-            operator: What is run.
-            setup: Of the worker.
-            sizes: Of the sets other than the problem itself; None for a default by device.
+            operator: The operator to run.
+            setup: The setup of the worker.
+            sizes: Sizes of the sets other than the problem itself; None: a default by device.
         Raises:
             GpuError, LaunchError: If it cannot be used.
         """

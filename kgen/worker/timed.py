@@ -1,4 +1,4 @@
-"""After a kernel was timed, its outputs are checked: one that does no work when repeated is fast.
+"""Check a kernel's outputs after timing, to find kernels that do no work when repeated.
 
 What is timed runs on other buffers than the proof, and all its launches share their workspaces,
 which hold a large number at first. While it is timed, the first buffer set holds other values than
@@ -27,7 +27,7 @@ class Timed:
 
     Attributes:
         calls: One per buffer set.
-        tensors: Of the first set.
+        tensors: The tensors of the first set.
         scratch: The workspaces of all sets.
     """
 

@@ -58,7 +58,7 @@ class FakeSession:
         """For the checker of types."""
         return cast("Session", cast("Any", self))
 
-    def let_go(self) -> None:
+    def not_reused(self) -> None:
         """End the builds that wait, in the order in which they were asked for."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
@@ -73,7 +73,7 @@ class FakeSession:
 
         def go_on() -> None:
             while not over.wait(0.05):
-                self.let_go()
+                self.not_reused()
 
         thread = threading.Thread(target=go_on)
         thread.start()

@@ -23,7 +23,7 @@ from kgen.predict.features import Featurizer, residency
 from kgen.predict.judge import LEAST_CONFIGS, judge, print_judgements
 from kgen.predict.models import DEFAULT, MODELS, Fitted, Predict, Training
 from kgen.predict.observations import read_searches
-from kgen.predict.training import Predictor, read_lessons, relatives
+from kgen.predict.training import Predictor, read_training_searches, relatives
 from kgen.predict.trees import Floats, Growth, fit_trees
 from kgen.report.predictions import (
     ModelReport,
@@ -153,8 +153,8 @@ def test_no_time_of_a_judged_problem_reaches_its_model(
     tmp_path: Path, rmsnorm: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = _library(tmp_path, _lines(3))
-    lessons = read_lessons((rmsnorm,), (library,), "forward")
-    slowdowns = [np.log(one.times_us / one.times_us.min()) for one in lessons]
+    searches = read_training_searches((rmsnorm,), (library,), "forward")
+    slowdowns = [np.log(one.times_us / one.times_us.min()) for one in searches]
     seen: list[Floats] = []
 
     def fit(rows: Floats, y: Floats, weights: Floats) -> Predict:
@@ -163,7 +163,7 @@ def test_no_time_of_a_judged_problem_reaches_its_model(
 
     monkeypatch.setattr(models, "MODELS", {"sum": fit})
     (found,) = judge(rmsnorm, ["forward"], library, models=["sum"])
-    assert len(found.choices) == len(lessons) == 3
+    assert len(found.choices) == len(searches) == 3
     # Four fits for each problem: bare and compiled features, slowdown and excess.
     assert len(seen) == 12
     for place in range(3):
@@ -204,14 +204,15 @@ def test_two_gpus_are_not_called_one(tmp_path: Path, rmsnorm: Entry) -> None:
 
 
 def test_a_level_is_that_of_the_nearest_problems(tmp_path: Path, rmsnorm: Entry) -> None:
-    lessons = read_lessons((rmsnorm,), (_library(tmp_path, _lines(1)),), "forward")
-    (one,) = lessons
-    found = Predictor("ridge", rmsnorm, one.searched.problem, lessons).best_us(2 * one.floor_us)
+    searches = read_training_searches((rmsnorm,), (_library(tmp_path, _lines(1)),), "forward")
+    (one,) = searches
+    found = Predictor("ridge", rmsnorm, one.searched.problem, searches).best_us(2 * one.floor_us)
     assert found == pytest.approx(2 * one.times_us.min())
 
 
 def test_features_of_a_config_that_is_not_compiled_name_no_registers(rmsnorm: Entry) -> None:
-    problem = read_lessons((rmsnorm,), (ROOT / "generated",), "forward")[0].searched.problem
+    search = read_training_searches((rmsnorm,), (ROOT / "generated",), "forward")[0]
+    problem = search.searched.problem
     pass_ = rmsnorm.operator.signature.pass_named("forward")
     space = enumerate_feasible(rmsnorm.space.of_pass("forward"), pass_, problem, H200)
     features = Featurizer(rmsnorm.operator, "forward", problem, H200)

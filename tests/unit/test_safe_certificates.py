@@ -235,13 +235,13 @@ def test_a_kernel_that_its_host_run_refuses_is_never_kept(tmp_path: Path, runner
     for _ in range(2):
         safe, pool = certified(GpuSession(tmp_path), runner)
         with pytest.raises(TuneError, match="a race"):
-            safe.demand_all_right()
+            safe.raise_failures()
         assert any(dtypes["dtype"] == "fp16" for dtypes in pool.proven)
         assert all(dict(one)["dtype"] == "fp16" for one in (c.dtypes for c in safe.missing()))
         assert safe.missing()
     runner.fault_of.clear()
     safe, pool = certified(GpuSession(tmp_path), runner)
-    safe.demand_all_right()
+    safe.raise_failures()
     assert {dtypes["dtype"] for dtypes in pool.proven} == {"fp16"}, "the others are kept"
     assert safe.missing() == ()
 
@@ -254,7 +254,7 @@ def test_a_wrong_kernel_costs_itself_alone(tmp_path: Path, runner: Runner) -> No
     list(safe.certify_rest())
     finished(safe)
     with pytest.raises(TuneError, match="off by one"):
-        safe.demand_all_right()
+        safe.raise_failures()
     assert safe.is_ready, "bf16 was tuned"
     assert {one.dtypes["dtype"] for one in safe.missing()} == {"fp32"}
     pool.wrong = "bf16"

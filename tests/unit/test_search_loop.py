@@ -26,7 +26,7 @@ from kgen.tune.request import Limits, TuneRequest
 from kgen.tune.search_loop import ProblemSearch
 from kgen.tune.search_state import SearchState
 from kgen.tune.trial_queue import TrialQueue
-from kgen.tune.warm_start import WarmStart, outclassed, untried_variants, warm_start
+from kgen.tune.warm_start import WarmStart, too_slow_variants, untried_variants, warm_start
 from kgen.worker import TrialOutcome
 
 A, B, SAFE = ([config(name, i) for i in range(3)] for name in ("a", "b", "safe"))
@@ -111,10 +111,10 @@ def test_a_variant_is_outclassed_after_two_trials_ten_times_too_slow(tmp_path: P
     session = FakeSession(tmp_path, {"a": 10.0, "b": 101.0, "c": 99.0})
     a, b0, b1 = (record_of(c, session) for c in (A[0], B[0], B[1]))
     c = [record_of(config("c", i), session) for i in range(2)]
-    assert outclassed([]) == set()
-    assert outclassed([a, *c, b0]) == set()
-    assert outclassed([a, *c, b0, b1]) == {"b"}
-    assert outclassed([b0, b1]) == set()
+    assert too_slow_variants([]) == set()
+    assert too_slow_variants([a, *c, b0]) == set()
+    assert too_slow_variants([a, *c, b0, b1]) == {"b"}
+    assert too_slow_variants([b0, b1]) == set()
 
 
 def test_the_queue_runs_the_best_placed_that_is_there() -> None:
@@ -164,7 +164,7 @@ def test_the_device_does_not_idle_for_long(
 
     def on_run(config: Config) -> None:
         if len(session.trials) == len(SAFE):
-            session.let_go()
+            session.not_reused()
 
     session.on_run = on_run
     search(tmp_path, session, [*A, *SAFE], WarmStart((*A, SAFE[0]), "safe"), 6)
@@ -245,7 +245,7 @@ def test_what_was_built_ahead_is_not_built_again(tmp_path: Path) -> None:
     with BuildsAhead(session.as_session(), 2) as ahead:
         ahead.start(PROBLEM, [broken, *A, config("a", 3)])
         assert session.builds == ["broken0", "a0", "a1"]  # two at once; one is known, one waits
-        session.let_go()
+        session.not_reused()
         assert session.builds == ["broken0", "a0", "a1", "a3"]
         feasible = [broken, *A, config("a", 3)]
         with session.letting_go():
@@ -299,7 +299,7 @@ def test_nothing_is_started_ahead_once_a_tune_has_ended(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, {}, slow=("a",))
     with BuildsAhead(session.as_session(), 1) as ahead:
         ahead.start(PROBLEM, A)
-    session.let_go()
+    session.not_reused()
     assert session.builds == ["a0"]
 
 

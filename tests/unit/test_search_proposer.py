@@ -112,7 +112,7 @@ def test_same_seed_same_proposals() -> None:
 def test_first_and_pending_are_respected() -> None:
     encoding, _ = synthetic()
     proposer = Proposer(encoding, 0, first=[9, 9, 4])
-    proposer.pend(4)
+    proposer.mark_pending(4)
     assert proposer.propose(3)[0] == 9
     proposer.release(4)
     assert 4 not in proposer.propose(0)

@@ -27,7 +27,7 @@ from kgen.trial.definition import canonical, definition_digest
 from kgen.tune.finals import MOST_OF_BOUND, share_of_bound
 from kgen.tune.request import TuneRequest, command_options
 from kgen.tune.resources import MAX_SPILL_BYTES, resource_refusal
-from kgen.tune.reusable_records import ReusableRecords, Today, reusable_records
+from kgen.tune.reusable_records import CurrentDigests, ReusableRecords, reusable_records
 from kgen.tune.safe_claims import safe_dims
 
 H200 = profile_named("h200")
@@ -179,16 +179,16 @@ def test_records_of_another_definition_are_let_go() -> None:
             zip(configs, kinds, strict=True)
         )
     ]
-    today = Today("today", lambda config: "guards", trial_s=30.0)
-    found = reusable_records(journal, set(configs), lambda _: "text", today=today)
+    current = CurrentDigests("today", lambda config: "guards", trial_s=30.0)
+    found = reusable_records(journal, set(configs), lambda _: "text", current=current)
     useful = {config for config, kind in zip(configs, kinds, strict=True) if kind[-1]}
     assert set(found.valid) == useful
     assert {r.config for r in found.by_code.values()} == useful
-    assert found.let_go == {
-        "of another definition or other inputs": 2,
-        "of a variant that admitted other calls": 1,
-        "wrong or crashed by a definition that is not known": 1,
-        "timed out within less than the 30 s of today": 1,
+    assert found.not_reused == {
+        "recorded with another definition or other inputs": 2,
+        "recorded with other guards of the variant": 1,
+        "wrong or crashed, recorded without a digest of the definition": 1,
+        "timed out within less than the current limit of 30 s": 1,
     }
 
 

@@ -129,16 +129,16 @@ def test_a_fault_of_the_operator_ends_it() -> None:
 
 
 def test_who_stops_early_waits_for_nobody() -> None:
-    let_go = threading.Event()
+    not_reused = threading.Event()
 
     class Hanging(Worker):
         def abort(self) -> None:
             super().abort()
-            let_go.set()
+            not_reused.set()
 
     def hang(number: int) -> TrialOutcome:
         if number > 1:
-            assert let_go.wait(SECONDS)
+            assert not_reused.wait(SECONDS)
         return verified(number)
 
     main, helper = Hanging(hang), Hanging(hang)
