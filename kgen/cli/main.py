@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(arguments)
     except KeyboardInterrupt as problem:  # while modules load, too
         how = f"ended by {problem.name}" if isinstance(problem, _Ended) else "interrupted"
-        _complain(f"{how}; finished trials are in the journal, and the same command resumes")
+        _complain(f"{how}; {_what_is_kept(arguments)}")
         return 128 + problem.number if isinstance(problem, _Ended) else EXIT_INTERRUPTED
     except BrokenPipeError:  # `kgen report | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -39,6 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "  check permissions and free space"
         )
         return EXIT_FAILURE
+
+
+# What remains of a command that was ended; the others leave nothing behind.
+_KEPT = {
+    **dict.fromkeys(
+        ("tune", "learn"), "finished trials are in the journal, and the same command resumes"
+    ),
+    "worker": "finished trials are handed in, and the same command goes on",
+    "package": "compiled kernels are in the cache, and the same command goes on",
+}
+
+
+def _what_is_kept(arguments: Sequence[str] | None) -> str:
+    given = sys.argv[1:] if arguments is None else arguments
+    return _KEPT.get(given[0] if given else "", "the same command starts anew")
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -249,10 +249,21 @@ MISTAKES = [
     (["tune"], "--op"),
     (["frobnicate"], "invalid choice"),
     (["report"], "kgen tune writes them"),
+    (["report", "--html", ""], "'' is empty"),
+    (["tune", "--op", ""], "'' is empty"),
+    (["report", "--csv", "--svg", "a.svg"], "--csv prints, --svg writes instead"),
+    (["report", "--against", "a.yaml", "--markdown", "a.md"], "--against prints, --markdown"),
+    (["report", "--html", "a", "--svg", "./a"], "each needs a file of its own"),
+    (["package", "--wheel", "dist", "--arch", "sm_1"], "'sm_1' is not an architecture"),
+    (["ops", "--path", "."], "has neither operators/ nor search_spaces/"),
+    (["explain", "--op", "rmsnorm", "--problem", f"M={'9' * 400},N=1,dtype=fp32"],
+     "is not a whole number"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "part"), MISTAKES, ids=[" ".join(a) for a, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("arguments", "part"), MISTAKES, ids=[" ".join(a)[:60] for a, _ in MISTAKES]
+)
 def test_mistakes_are_one_paragraph(tmp_path: Path, arguments: list[str], part: str) -> None:
     done = kgen(*arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
