@@ -341,6 +341,26 @@ def test_output_that_cannot_be_a_folder(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("redirection", "code", "said"), [
+    (">&-", 0, ""),
+    ("2>&-", 0, ""),
+    ("<&- >&- 2>&-", 0, ""),
+    pytest.param(
+        ">/dev/full", 1, "kgen: No space left on device\n  check permissions and free space\n",
+        marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full"),
+    ),
+    ("| head -c 1 >&2", 0, "n"),
+])
+def test_standard_output_that_is_closed_or_full(
+    tmp_path: Path, redirection: str, code: int, said: str
+) -> None:
+    command = f"set -o pipefail; {shlex.quote(sys.executable)} -m kgen gpus {redirection}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 def test_a_full_disk(tuned: Path, tmp_path: Path) -> None:
     """A file size limit fails writes as a full disk does; `tuned` left the modules in the cache."""
     script = (
