@@ -194,6 +194,8 @@ def test_a_cache_of_kernel_tuner_that_is_still_open(
 @pytest.mark.parametrize(("text", "says"), [
     ("{}", "expected: an object with 'results' or 'cache'"),
     ("nothing", "JSONDecodeError"),
+    ("[" * 100_000, "RecursionError"),
+    ('{"results": []}', "holds no result of any config"),
     ('{"results": [{}]}', "KeyError: 'invalidity'"),
     ('{"results": [{"invalidity": "correct", "times": {}, "configuration": {"a": [1]}}]}',
      "parameter 'a' is [1]"),
