@@ -10,6 +10,7 @@ from pathlib import Path
 from kgen.errors import CatalogueError
 
 _PACKAGE = Path(__file__).resolve().parent
+_SHOULD_HOLD = "it should hold operators/, templates/ and search_spaces/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def user_roots(paths: Sequence[str | Path] = ()) -> list[Root]:
     """Folders given by `--path` (first) and by KGEN_PATH (separated as PATH is).
 
     Raises:
-        CatalogueError: If one is no folder.
+        CatalogueError: If one is no folder, or no folder of operators or populations.
     """
     from_environment = [p for p in os.environ.get("KGEN_PATH", "").split(os.pathsep) if p]
     roots = []
@@ -70,7 +71,12 @@ def user_roots(paths: Sequence[str | Path] = ()) -> list[Root]:
         if not base.is_dir():
             raise CatalogueError(
                 f"{origin}: '{given}' is not a folder\n"
-                "  it should hold operators/, templates/ and search_spaces/"
+                f"  {_SHOULD_HOLD}"
+            )
+        if not (base / "operators").is_dir() and not (base / "search_spaces").is_dir():
+            raise CatalogueError(
+                f"{origin}: '{given}' has neither operators/ nor search_spaces/\n"
+                f"  {_SHOULD_HOLD}"
             )
         roots.append(Root(base / "operators", base / "templates", base / "search_spaces", False))
     return roots

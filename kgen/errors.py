@@ -112,3 +112,8 @@ def suggest(value: str, known: Iterable[str]) -> str:
     near = get_close_matches(value, names, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return f"{hint}known: {', '.join(names) if names else '(none)'}"
+
+
+def shortened(value: str, most: int = 60) -> str:
+    """Return a value as a message quotes it: its beginning, if it is longer than `most`."""
+    return value if len(value) <= most else f"{value[: most - 3]}..."

@@ -12,12 +12,18 @@ from pathlib import Path
 from kgen.assets import Root, builtin_root, user_roots
 from kgen.catalogue.gradients import links_of
 from kgen.catalogue.spaces import load_space
-from kgen.catalogue.user_functions import with_clear_errors
+from kgen.catalogue.user_functions import check_declaration, with_clear_errors
 from kgen.errors import CatalogueError, suggest
 from kgen.model.space import Space
 from kgen.operators.base import Operator
 
 _NO_OPERATORS = ("__init__", "base")
+# Names of the library beside its operators, and names that an operator's module in it uses.
+RESERVED_NAMES = frozenset({
+    "annotations", "base", "capture", "ceil_div", "compat", "dense_like", "dispatch_modes",
+    "explain", "forward_ad", "min", "misses", "namedtuple", "nn", "only", "patch", "present",
+    "register", "selftest", "torch", "transforms", "type", "warmup", "written",
+})
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,11 @@ class Catalogue:
 
     def _load(self, name: str) -> Operator:
         root, file = self._files[name]
+        if name in RESERVED_NAMES:
+            raise CatalogueError(
+                f"{file}: no operator can be named '{name}': the library needs that name\n"
+                "  next: rename the file, its OPERATOR, its templates and its search space"
+            )
         module_name = f"kgen.operators.{name}" if root.builtin else f"kgen_user_{name}"
         try:
             if root.builtin:
@@ -97,7 +108,9 @@ class Catalogue:
                 module = importlib.util.module_from_spec(spec)
                 sys.modules[module_name] = module  # dataclasses look their module up
                 spec.loader.exec_module(module)
-        except (Exception, SystemExit) as problem:  # a user's module may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as problem:  # a user's module may raise anything
             raise CatalogueError(
                 f"{file}: the operator module does not load\n  {type(problem).__name__}: {problem}"
             ) from problem
@@ -106,6 +119,8 @@ class Catalogue:
             raise CatalogueError(f"{file}: defines no OPERATOR = Operator(...)")
         if operator.name != name:
             raise CatalogueError(f"{file}: OPERATOR.name is '{operator.name}', expected '{name}'")
+        if not root.builtin:
+            check_declaration(operator, file)
         links_of(operator)  # refuse gradients that autograd cannot use before any tune
         return operator if root.builtin else with_clear_errors(operator)
 

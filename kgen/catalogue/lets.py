@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from kgen.catalogue.yaml_tree import Tree
@@ -118,6 +119,8 @@ def value_of(tree: Tree) -> Value:
     if value is None:
         # YAML 1.1 reads `none` as text but `null` and an empty entry as nothing.
         raise tree.fail("a choice may not be empty or null")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise tree.fail(f"'{tree.text()}' is no finite number")
     return value
 
 

@@ -17,12 +17,11 @@ from kgen.catalogue.catalogue import Catalogue
 from kgen.catalogue.yaml_tree import Tree, read_yaml
 from kgen.errors import CatalogueError, PopulationError, ProblemError, suggest
 from kgen.model.population import Population, PopulationProblem, PublishedModel
-from kgen.model.problem import Problem, parse_problem
+from kgen.model.problem import MOST_DIGITS, Problem, parse_problem, read_extent
 from kgen.model.signature import Signature
 
 _CALL_KEYS = ("operator", "models", "passes")
 _MODEL_KEYS = ("name", "source")
-_MOST_DIGITS = 18  # an extent fits 64 bits
 _MOST_PROBLEMS = 10_000  # of a call and a model: no tune would end
 
 Values = dict[str, str]  # field of a problem -> its value, as written
@@ -239,10 +238,10 @@ def _value(name: str, tree: Tree, signature: Signature) -> str:
     text = tree.text()
     for dim in signature.dims:
         if dim.name == name:
-            digits = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
-            if not digits or int(text) < dim.smallest:
+            extent = read_extent(text)
+            if extent is None or extent < dim.smallest:
                 raise tree.fail(f"{name}={text[:40]} is not a whole number >= {dim.smallest}"
-                                f" of at most {_MOST_DIGITS} digits")
+                                f" of at most {MOST_DIGITS} digits")
             return text
     field = next(f for f in signature.choices if f.name == name)
     allowed = {chosen[name] for chosen in signature.dtype_combinations()} | set(field.allowed)

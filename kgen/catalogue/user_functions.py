@@ -12,12 +12,77 @@ import inspect
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from kgen.errors import KgenError, VerifyError
+from kgen.errors import CatalogueError, KgenError, VerifyError, suggest
 from kgen.operators.base import Cost, Operator
 
 _WRAPPED = ("definition", "make_inputs", "cost", "scale", "untouched", "trained")
+# What each function is called with.
+_ARGUMENTS = {
+    "definition": "pass_name, inputs, scalars",
+    "make_inputs": "pass_name, problem, case, generator, device",
+    "cost": "pass_name, problem",
+    "peers": "pass_name",
+    "scale": "pass_name, inputs, outputs, scalars",
+    "untouched": "pass_name, inputs",
+    "trained": "pass_name, problem, inputs, generator",
+}
+_OPTIONAL = ("scale", "untouched", "trained")
+
+
+def check_declaration(operator: Operator, file: Path) -> None:
+    """Check that an operator's functions can be called, and that its texts are texts and its dims
+    dims: what a later step would trip over without naming the field.
+
+    Raises:
+        CatalogueError: If one is not.
+    """
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(operator, name)
+        if function is None and name in _OPTIONAL:
+            continue
+        if not callable(function) or not _takes(function, arguments.count(",") + 1):
+            raise CatalogueError(
+                f"{file}: OPERATOR.{name} is {_declared(function)}\n"
+                f"  allowed: a function ({arguments})"
+            )
+    texts = {"cases": operator.cases, "aliases": operator.aliases,
+             **{f"problems['{key}']": value for key, value in operator.problems.items()}}
+    for name, value in texts.items():
+        if isinstance(value, str) or not all(isinstance(text, str) for text in value):
+            raise CatalogueError(
+                f"{file}: OPERATOR.{name} is {value!r}\n  allowed: a tuple of texts, as (\"a\",)"
+            )
+    known = [dim.name for dim in operator.signature.dims]
+    for name in ("repeats", "serial_dims", "head_dims", "slab_dim"):
+        value = getattr(operator, name)
+        for dim in (value,) if isinstance(value, str) else value or ():
+            if dim not in known:
+                raise CatalogueError(
+                    f"{file}: OPERATOR.{name} names '{dim}', which is no dim\n"
+                    f"  {suggest(str(dim), known)}"
+                )
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many positional arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of C
+        return True
+    try:
+        signature.bind(*(None,) * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _declared(function: object) -> str:
+    if not callable(function):
+        return repr(function)
+    return f"{getattr(function, '__name__', 'a function')}{inspect.signature(function)}"
 
 
 def with_clear_errors(operator: Operator) -> Operator:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import yaml
 
-from kgen.errors import SpaceError, UserError, suggest
+from kgen.errors import SpaceError, UserError, shortened, suggest
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
+_MOST_DEPTH = 100
 Scalar = int | float | bool | str | None
 
 
@@ -114,7 +115,9 @@ class Tree:
         try:
             value: Scalar = loader.construct_object(self.node)
         except (yaml.YAMLError, ValueError) as problem:
-            raise self.fail(f"'{self.node.value}' is not a value: {problem}") from None
+            raise self.fail(
+                f"'{shortened(self.node.value)}' is not a value: {problem}"
+            ) from None
         if not isinstance(value, int | float | bool | str | None):
             raise self.fail(f"'{self.node.value}' is neither number, boolean nor text")
         return value
@@ -147,6 +150,7 @@ def read_yaml(path: Path, error: type[UserError] = SpaceError, shown_as: str = "
     except (OSError, UnicodeDecodeError) as problem:
         raise error(f"{name}: cannot be read: {problem}") from None
     try:
+        _check_depth(text, name, error)
         node = yaml.compose(text, Loader=LOADER)
     except yaml.MarkedYAMLError as problem:
         line = problem.problem_mark.line + 1 if problem.problem_mark else 1
@@ -156,3 +160,17 @@ def read_yaml(path: Path, error: type[UserError] = SpaceError, shown_as: str = "
     if node is None:
         raise error(f"{name}:1: the file is empty")
     return Tree(node, name, error)
+
+
+def _check_depth(text: str, name: str, error: type[UserError]) -> None:
+    """Refuse a file so deep that libyaml, which recurses, would end the process."""
+    depth = 0
+    for event in yaml.parse(text, Loader=LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MOST_DEPTH:
+            mark = event.start_mark
+            line = mark.line + 1 if mark else 1
+            raise error(f"{name}:{line}: nested more than {_MOST_DEPTH} levels deep")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
-from kgen.errors import ProblemError
+from kgen.errors import ProblemError, StorageError, shortened
 from kgen.model.names import read_problem
 from kgen.model.population import Population
 from kgen.model.problem import Problem
@@ -15,11 +17,12 @@ from kgen.model.record import COLD, WARM
 from kgen.model.signature import Signature
 from kgen.operators.base import Operator
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", re.ASCII)
 _LONGEST_S = 366 * 86400.0
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([MG])(?:i?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([MG])(?:i?B)?", re.IGNORECASE | re.ASCII)
 _BYTES = {"M": 1 << 20, "G": 1 << 30}
+_MOST_DIGITS = 9  # of counts and device numbers
 _LEAST_MEMORY = 256 << 20  # nvcc does not compile an empty kernel with less than 200 MB
 
 
@@ -45,7 +48,6 @@ def add_population(parser: argparse.ArgumentParser, what: str) -> None:
     """Add `--population`."""
     parser.add_argument(
         "--population",
-        default="",
         metavar="NAME",
         help=f"{what}: a name of 'kgen populations', or the path of a file of your own",
     )
@@ -99,7 +101,6 @@ def add_common(
         add_population(parser, "problems that published models call, in place of --problem")
         parser.add_argument(
             "--calls",
-            default="",
             metavar="FILE",
             help="problems that `kgen_ops.capture` recorded, the most expensive first, in place of "
             "--problem",
@@ -160,12 +161,27 @@ def add_l2(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_output(option: str, path: str | None) -> None:
+    """Check before any work that a file can be written after it.
+
+    Raises:
+        StorageError: If it cannot.
+    """
+    if not path:
+        return
+    target = Path(path)
+    folder = next(parent for parent in target.absolute().parents if parent.exists())
+    if target.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        why = "is a folder" if target.is_dir() else f"cannot be written: see {folder}"
+        raise StorageError(f"{option} {path}: {why}\n  next: name a file that you may write")
+
+
 def seed_number(text: str) -> int:
     """Parse a seed: a whole number below 2**31."""
     digits = text.strip()
     if not (digits.isascii() and digits.isdecimal()) or len(digits) > 10 or int(digits) >= 2**31:
         raise argparse.ArgumentTypeError(
-            f"'{_shortened(text)}' is no seed; a whole number from 0 to {2**31 - 1}"
+            f"'{shortened(text)}' is no seed; a whole number from 0 to {2**31 - 1}"
         )
     return int(digits)
 
@@ -176,13 +192,9 @@ def duration(text: str) -> float:
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not 0 < seconds <= _LONGEST_S:
         raise argparse.ArgumentTypeError(
-            f"'{_shortened(text)}' is not a duration; examples: 90, 60s, 5m, 1h"
+            f"'{shortened(text)}' is not a duration; examples: 90, 60s, 5m, 1h"
         )
     return seconds
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def memory_size(text: str) -> int:
@@ -192,7 +204,9 @@ def memory_size(text: str) -> int:
     size = int(min(amount, 2.0**62))
     if size < _LEAST_MEMORY:
         why = f"is below {_LEAST_MEMORY >> 20}M" if match else "is no size of memory"
-        raise argparse.ArgumentTypeError(f"'{text}' {why}; examples: 8G, 1.5G, 512M")
+        raise argparse.ArgumentTypeError(
+            f"'{shortened(text)}' {why}; examples: 8G, 1.5G, 512M"
+        )
     return size
 
 
@@ -250,7 +264,9 @@ def chosen_problems(
 def names(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(names):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a list of names; example: eager,liger")
+        raise argparse.ArgumentTypeError(
+            f"'{shortened(text)}' is not a list of names; separate names by commas"
+        )
     return names
 
 
@@ -258,22 +274,36 @@ def devices(text: str) -> str | tuple[int, ...]:
     """Parse `all` or `0,1,...`."""
     if text == "all":
         return text
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+    numbers = [_whole_number(part.strip()) for part in text.split(",")]
+    if None in numbers or len(set(numbers)) < len(numbers):
         raise argparse.ArgumentTypeError(
-            f"'{_shortened(text)}' is neither 'all' nor a list of device numbers; example: 0,1"
+            f"'{shortened(text)}' is neither 'all' nor a list of device numbers; example: 0,1"
         )
-    return tuple(int(part) for part in parts)
+    return tuple(number for number in numbers if number is not None)
 
 
-def count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number >= 0")
-    return int(text)
+def count(text: str, least: int = 0) -> int:
+    """Parse a whole number from `least` to 1e9."""
+    value = _whole_number(text)
+    if value is None or value < least:
+        raise argparse.ArgumentTypeError(
+            f"'{shortened(text)}' is not a whole number >= {least} of at most {_MOST_DIGITS} digits"
+        )
+    return value
 
 
 def positive(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number >= 1")
-    return value
+    """Parse a whole number from 1 to 1e9."""
+    return count(text, least=1)
+
+
+def given_text(text: str) -> str:
+    """Refuse an empty value: mostly of a shell's variable that is not set."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"'{text}' is empty; give a value, or leave it out")
+    return text
+
+
+def _whole_number(text: str) -> int | None:
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return int(text) if is_number else None

@@ -20,6 +20,7 @@ from kgen.bench import (
     run_bench,
     write_bench,
 )
+from kgen.cli.arguments import check_output
 from kgen.cli.context import CommandContext, open_command
 from kgen.errors import OptionError
 from kgen.model.names import short_name
@@ -32,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises:
         OptionError: If options contradict each other.
+        StorageError: If a file could not be written.
     """
     if options.trace and not options.profile:
         raise OptionError("--trace FILE names the trace of --profile; add --profile")
@@ -39,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
     if len(chosen) > 1:
         first, second = (f"--{flag.replace('_', '-')}" for flag in chosen[:2])
         raise OptionError(f"{first} and {second} are two tables; choose one")
+    check_output("--yaml", options.yaml)
+    check_output("--trace", options.trace)
     with open_command(options) as common:
         what = "published ladder" if options.ladder else "kernels and their peers"
         if options.profile:

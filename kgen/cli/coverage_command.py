@@ -14,7 +14,12 @@ from kgen.catalogue import (
     population_names,
     profile_named,
 )
-from kgen.cli.arguments import chosen_passes, chosen_problems, population_problems
+from kgen.cli.arguments import (
+    check_output,
+    chosen_passes,
+    chosen_problems,
+    population_problems,
+)
 from kgen.cli.context import asked_operators, asked_population, open_command
 from kgen.coverage import (
     CoverageReport,
@@ -36,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         OptionError: If options contradict each other.
         ProblemError: If no population has problems of the operator.
+        StorageError: If the file of `--yaml` could not be written.
     """
     catalogue = open_catalogue(options.path)
     operators = asked_operators(options, catalogue)
@@ -46,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
              if getattr(options, name)]
     if options.steps and timed:
         raise OptionError(f"--steps times nothing, so {timed[0]} has no meaning; remove one")
+    check_output("--yaml", options.yaml)
     for name in operators:
         report = _run(argparse.Namespace(**{**vars(options), "op": name}), catalogue)
         print(f"\n{print_coverage(report)}", flush=True)

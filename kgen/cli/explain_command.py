@@ -12,7 +12,7 @@ from kgen.cli.context import LIBRARY
 from kgen.emit import LoadedLibrary
 from kgen.errors import CatalogueError, GpuError, ProblemError, suggest
 from kgen.model.names import read_problem, short_name
-from kgen.model.problem import parse_problem
+from kgen.model.problem import parse_problem, read_extent
 from kgen.model.signature import Signature
 
 # Arguments of the library's `explain` that have options of their own.
@@ -97,5 +97,6 @@ def _parsed(text: str) -> dict[str, int | str]:
         if not name.isidentifier() or not equals or not value or taken:
             raise ProblemError(f"--problem '{text}': '{part}' is no name=value, or there twice\n"
                                "  example: M=8192,N=4096,dtype=bf16")
-        problem[name] = int(value) if value.isdecimal() else value
+        extent = read_extent(value)
+        problem[name] = value if extent is None else extent
     return problem

@@ -53,18 +53,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _pairs(text: str, signature: Signature) -> tuple[tuple[str, str], ...]:
-    """Parse `--only`: `N=4096,dtype=bf16`.
+def _pairs(text: str | None, signature: Signature) -> tuple[tuple[str, str], ...]:
+    """Parse `--only`: `N=4096,dtype=bf16`; nothing if it is not given.
 
     Raises:
-        ProblemError: If a name is unknown, or there is no value.
+        ProblemError: If a name is unknown or there twice, or there is no value.
     """
-    pairs = []
-    for part in filter(None, text.split(",")):
+    pairs: list[tuple[str, str]] = []
+    for part in () if text is None else text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
-        if name not in signature.field_names or not value:
+        if name not in signature.field_names or not value or name in dict(pairs):
             raise ProblemError(
-                f"--only '{text}': '{part}' is not name=value\n"
+                f"--only '{text}': '{part}' is not name=value, or there twice\n"
                 f"  {suggest(name, signature.field_names)}"
             )
         pairs.append((name, value))

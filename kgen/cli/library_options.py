@@ -152,15 +152,13 @@ def add_populations(populations: argparse.ArgumentParser) -> None:
     populations.add_argument(
         "name",
         nargs="?",
-        default="",
         metavar="NAME",
         help="print the problems of this population, or of this file of your own",
     )
-    populations.add_argument("--op", default="", metavar="OP", help="only this operator")
+    populations.add_argument("--op", metavar="OP", help="only this operator")
     populations.add_argument(
         "--pass",
         dest="pass_name",
-        default="",
         choices=["forward", "backward"],
         help="only this pass",
     )

@@ -24,21 +24,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0: done. 1: something failed. 2: the user's mistake. 3: rows are stale (emit). 130: interrupted.
     """
+    _open_standard_files()
     try:
-        return _run(arguments)
+        code = _run(arguments)
+        sys.stdout.flush()  # a full disk shows here
+        return code
     except KeyboardInterrupt as problem:  # while modules load, too
         how = f"ended by {problem.name}" if isinstance(problem, _Ended) else "interrupted"
-        _complain(f"{how}; finished trials are in the journal, and the same command resumes")
+        _complain(f"{how}; {_what_is_kept(arguments)}")
         return 128 + problem.number if isinstance(problem, _Ended) else EXIT_INTERRUPTED
     except BrokenPipeError:  # `kgen report | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as problem:
         _complain(
-            f"{problem.filename or ''}: {problem.strerror or problem}\n"
+            f"{'' if problem.filename is None else f'{problem.filename}: '}"
+            f"{problem.strerror or problem}\n"
             "  check permissions and free space"
         )
         return EXIT_FAILURE
+
+
+# What remains of a command that was ended; the others leave nothing behind.
+_KEPT = {
+    **dict.fromkeys(
+        ("tune", "learn"), "finished trials are in the journal, and the same command resumes"
+    ),
+    "worker": "finished trials are handed in, and the same command goes on",
+    "package": "compiled kernels are in the cache, and the same command goes on",
+}
+
+
+def _what_is_kept(arguments: Sequence[str] | None) -> str:
+    given = sys.argv[1:] if arguments is None else arguments
+    return _KEPT.get(given[0] if given else "", "the same command starts anew")
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -100,6 +119,13 @@ def _end_like_interrupted() -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
                 signal.signal(number, end)
+
+
+def _open_standard_files() -> None:
+    """Open what the shell closed (`kgen ops >&-`): a file opened later would take its number."""
+    for stream in ("stdin", "stdout", "stderr"):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115
 
 
 def _complain(text: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from kgen import __version__
 from kgen.cli import library_options as library
 from kgen.cli import tuning_options as tuning
-from kgen.cli.arguments import add_path
+from kgen.cli.arguments import add_path, given_text
 from kgen.cli.examples import EXAMPLES, FIRST, description, epilog
 
 # command, a line about it, and what adds its options; in the order of `kgen --help`
@@ -51,11 +51,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kgen {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, line, add_options in _COMMANDS:
-        add_options(commands.add_parser(
+        command = commands.add_parser(
             name,
             help=line,
             description=description(name),
             epilog=epilog(EXAMPLES.get(name, ())),
             formatter_class=argparse.RawDescriptionHelpFormatter,
-        ))
+        )
+        command.register("type", None, given_text)  # of every option that names no type
+        add_options(command)
     return parser

@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     """
     catalogue = open_catalogue(options.path)
     if options.name:
-        operator = catalogue.operator(options.op).name if options.op else ""
+        operator = catalogue.operator(options.op).name if options.op else None
         _print_one(load_population(options.name, catalogue), catalogue, operator, options.pass_name)
         return 0
     if options.op or options.pass_name:
@@ -38,12 +38,12 @@ def _print_summary(population: Population) -> None:
 
 
 def _print_one(
-    population: Population, catalogue: Catalogue, operator: str, pass_name: str
+    population: Population, catalogue: Catalogue, operator: str | None, pass_name: str | None
 ) -> None:
     wanted = [
         entry
         for entry in population.entries
-        if operator in ("", entry.operator) and pass_name in ("", entry.pass_name)
+        if operator in (None, entry.operator) and pass_name in (None, entry.pass_name)
     ]
     if not wanted:
         raise ProblemError(f"population '{population.name}' has no such problems\n"

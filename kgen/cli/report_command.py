@@ -12,7 +12,7 @@ from kgen.catalogue import Catalogue, open_catalogue
 from kgen.cli.context import LIBRARY
 from kgen.cli.predictions import printed_predictions
 from kgen.coverage import load_coverage, population_map
-from kgen.errors import CatalogueError, OptionError, suggest
+from kgen.errors import CatalogueError, OptionError, RecordError, suggest
 from kgen.model.signature import Signature
 from kgen.operators.base import Operator
 from kgen.report import (
@@ -85,8 +85,7 @@ def run(options: argparse.Namespace) -> int:
         RecordError: If a report or the file of `--summary` is not what it must be.
         StorageError: If a file cannot be written.
     """
-    if options.coverage and not options.html:
-        raise OptionError("--coverage is drawn on the page of --html; add --html FILE")
+    _check(options)
     catalogue = open_catalogue(options.path)
     predicted = printed_predictions(options, catalogue)
     try:
@@ -112,6 +111,35 @@ def run(options: argparse.Namespace) -> int:
     if predicted:
         print(("\n" if reports else "") + predicted, end="")
     return 0
+
+
+_PRINTED = ("full", "csv", "json", "against")
+_WRITTEN = ("markdown", "svg", "summary", "html", "optuna", "t4")
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options of which one would be ignored.
+
+    Raises:
+        OptionError: If there are such.
+    """
+    if options.coverage and not options.html:
+        raise OptionError("--coverage is drawn on the page of --html; add --html FILE")
+    written = {name: getattr(options, name) for name in _WRITTEN if getattr(options, name)}
+    for name in _PRINTED:
+        if not getattr(options, name) or (name == "against" and "html" in written):
+            continue
+        if written:
+            raise OptionError(
+                f"--{name} prints, --{next(iter(written))} writes instead of printing\n"
+                "  next: run kgen report once for each"
+            )
+    files = [Path(path).resolve() for path in written.values()]
+    if len(set(files)) < len(files):
+        raise OptionError(
+            f"{' and '.join(f'--{name} {path}' for name, path in written.items())}: "
+            "each needs a file of its own"
+        )
 
 
 def _chosen(options: argparse.Namespace, catalogue: Catalogue) -> list[Chosen]:
@@ -153,7 +181,7 @@ def _write(
     if options.svg:
         write_whole(options.svg, draw_svg(every))
     if options.summary:
-        text = Path(options.summary).read_text(encoding="utf-8")
+        text = _text_of(options.summary)
         write_whole(options.summary, insert_summary(text, every, options.summary))
     if options.html:
         maps = [_map(path, catalogue) for path in options.coverage]
@@ -168,10 +196,17 @@ def _write(
         write_studies(Path(options.optuna), studies)
     if options.t4:
         _write_exchange(Path(options.t4), reports)
-    named = (
-        options.markdown, options.svg, options.summary, options.html, options.optuna, options.t4
-    )
-    return [path for path in named if path]
+    return [path for name in _WRITTEN if (path := getattr(options, name))]
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8
+        raise RecordError(
+            f"--summary {path}: cannot be read: {getattr(error, 'strerror', None) or error}\n"
+            "  it names a text file that has the lines between which the table goes"
+        ) from None
 
 
 def _write_exchange(folder: Path, reports: Sequence[Chosen]) -> None:

@@ -225,7 +225,6 @@ def add_learn(learn: argparse.ArgumentParser) -> None:
     add_l2(learn)
     learn.add_argument(
         "--only",
-        default="",
         metavar="N=..,dtype=..",
         help="learn only for problems with these values (default: all; other rules stay)",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kgen.errors import SpaceError
+from kgen.errors import ExprError, SpaceError
 from kgen.model.config import Config
 from kgen.model.expr import Expr, Names
 from kgen.model.gpu import GpuProfile
@@ -123,7 +123,10 @@ def _uses_pdl(spec: LaunchSpec, env: Names, variant: Variant, gpu: GpuProfile) -
 
 
 def _whole(expr: Expr, env: Names, variant: Variant, what: str) -> int:
-    value = expr(env)
+    try:
+        value = expr(env)
+    except ExprError as problem:
+        raise SpaceError(f"{variant.where}: {what} {problem}") from None
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise SpaceError(
             f"{variant.where}: {what} '{expr.text}' is {value!r}, which is not a whole number >= 0"

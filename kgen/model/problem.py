@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kgen.errors import ProblemError, suggest
+from kgen.errors import ProblemError, shortened, suggest
 from kgen.model.digest import digest_of
 from kgen.model.dtypes import DType, dtype_named
 from kgen.model.signature import Pass, Signature
 from kgen.runtime.spelling import itemsizes
+
+MOST_DIGITS = 18  # an extent fits 64 bits
+
+
+def read_extent(text: str) -> int | None:
+    """Read a whole number in ASCII digits that fits 64 bits; None if it is none."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
+    return int(text) if is_number else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +135,14 @@ def parse_problem(text: str, signature: Signature) -> Problem:
                 f"example: {_example(signature)}"
             )
         value = given.pop(dim.name)
-        if not value.isdecimal() or int(value) < dim.smallest:
+        extent = read_extent(value)
+        if extent is None or extent < dim.smallest:
             raise ProblemError(
-                f"problem '{text}': {dim.name}={value} is not a whole number >= {dim.smallest}"
+                f"problem '{shortened(text)}': {dim.name}={shortened(value)} is not a whole number "
+                f">= {dim.smallest} of at most {MOST_DIGITS} digits\n"
+                f"  example: {_example(signature)}"
             )
-        dims.append((dim.name, int(value)))
+        dims.append((dim.name, extent))
     try:
         dtypes = signature.complete_dtypes(given)
     except ProblemError as problem:

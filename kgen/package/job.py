@@ -12,7 +12,7 @@ from pathlib import Path
 from kgen import __version__
 from kgen.build import open_compiler
 from kgen.emit import LICENCE, PACKAGE, Contents, read_contents, write_all
-from kgen.errors import OptionError, RecordError
+from kgen.errors import OptionError, RecordError, StorageError
 from kgen.model.population import PopulationProblem
 from kgen.package.cubins import KernelSource, check_arch, compile_cubins
 from kgen.package.populations import family_kernels
@@ -83,7 +83,10 @@ def package(
         BuildError: If a kernel does not compile for an architecture.
         StorageError: If something cannot be written.
     """
+    for arch in architectures:
+        check_arch(arch)
     contents = read_contents(library)
+    _check_wheel_dir(wheel_dir)
     project = read_project(contents.project["pyproject.toml"], contents.project["README.md"])
     wanted = tuple(dict.fromkeys(architectures or contents.architectures))
     for arch in wanted:
@@ -126,6 +129,23 @@ def package(
     name = wheel_name(project)
     write_all(wheel_dir, {name: wheel})
     return Packaged(wheel_dir / name, len(wheel), project.version, content, tuple(counts))
+
+
+def _check_wheel_dir(folder: Path) -> None:
+    """Make the folder of the wheel before anything is compiled.
+
+    Raises:
+        StorageError: If it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise StorageError(
+            f"--wheel {folder}: a wheel cannot be written there: {error.strerror}\n"
+            "  next: --wheel DIR with a folder that you may write"
+        ) from None
 
 
 def _check_measured(contents: Contents, arch: str) -> None:

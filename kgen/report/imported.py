@@ -34,7 +34,7 @@ def read_search(path: Path) -> StudyOf:
     """Read a file of T4 results, or a Kernel Tuner cache (one that is still open, too).
 
     Raises:
-        RecordError: If it is neither, or an entry lacks what its format demands.
+        RecordError: If it is neither, an entry lacks what its format demands, or there is none.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -42,15 +42,20 @@ def read_search(path: Path) -> StudyOf:
         raise RecordError(f"{path}: cannot be read: {problem}") from None
     try:
         data = _parsed(text)
+        found = None
         if isinstance(data, dict) and "results" in data:
-            return _t4(path, data)
-        if isinstance(data, dict) and "cache" in data:
-            return _cache(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            found = _t4(path, data)
+        elif isinstance(data, dict) and "cache" in data:
+            found = _cache(data)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as problem:
         raise RecordError(f"{path}: neither T4 results nor a Kernel Tuner cache: "
                           f"{type(problem).__name__}: {problem}") from None
-    raise RecordError(f"{path}: neither T4 results nor a Kernel Tuner cache\n"
-                      "  expected: an object with 'results' or 'cache'")
+    if found is None:
+        raise RecordError(f"{path}: neither T4 results nor a Kernel Tuner cache\n"
+                          "  expected: an object with 'results' or 'cache'")
+    if not found.search.trials:
+        raise RecordError(f"{path}: holds no result of any config")
+    return found
 
 
 def _parsed(text: str) -> Any:

@@ -50,12 +50,18 @@ def write_report(path: str | Path, report: Report) -> None:
 def write_whole(path: str | Path, text: str) -> None:
     """Write a file atomically: a reader sees the old content or the new one.
 
+    A link stays a link, and what is no file (`/dev/stdout`, a pipe) is written into.
+
     Raises:
         StorageError: If it cannot be written.
     """
     target = Path(path)
     temporary = None
     try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_text(text, encoding="utf-8")
+            return
+        target = target.resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".kgen-")
         with os.fdopen(handle, "w", encoding="utf-8") as file:

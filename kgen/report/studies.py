@@ -73,6 +73,9 @@ def write_studies(path: Path, studies: Sequence[StudyOf]) -> int:
     """
     import optuna
 
+    if path.exists() and not path.is_file():  # a folder, or a device, which would be replaced
+        raise StorageError(f"cannot write {path}: it is there and no file\n"
+                           "  next: name a file")
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

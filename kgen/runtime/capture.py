@@ -239,6 +239,8 @@ def _check_writable(file: Path) -> None:
     if file.is_dir():
         raise IsADirectoryError(f"capture: {file} is a folder; name a file")
     existed = file.exists()
+    if existed and not file.is_file():  # replacing it would take the device from everybody
+        raise FileExistsError(f"capture: {file} is a device or a pipe; name a file")
     with file.open("a"):
         pass
     if not existed:
@@ -270,6 +272,7 @@ def _write(file: Path, calls: tuple[CapturedCall, ...], steps: int) -> None:
             f"    step: {call.step}",
             f"    config: {json.dumps(call.config)}",
         ]
+    file = file.resolve()  # a link stays a link
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")

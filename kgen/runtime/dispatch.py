@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from .allocation import allocated, allocator
-from .arguments import bind_arguments, check_tensors, complete_dtypes, has_own_values
+from .arguments import (
+    bind_arguments,
+    check_tensors,
+    complete_dtypes,
+    has_offsets_on_cpu,
+    has_own_values,
+)
 from .autocast import any_autocast, promoted
 from .batching import Outputs
 from .errors import DispatchError
@@ -171,6 +177,8 @@ class Dispatcher:
             if any(new is not old for new, old in zip(cast, tensors, strict=True)):
                 return self.run(*cast, *scalars, *flags)
         bound = bind_arguments(self.signature, tensors, scalars, flags)
+        if has_offsets_on_cpu(self.signature, tensors):
+            key = None  # the next call may have other values, which must be checked as well
         first = tensors[0]
         assert first is not None  # bind_arguments refuses None here
         device = first.device

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from kgen.catalogue import RESERVED_NAMES
 from kgen.errors import OptionError, StorageError
 
 _FILES = Path(__file__).with_name("files")
@@ -24,8 +25,8 @@ def write_operator(name: str, folder: Path, taken: Collection[str]) -> tuple[Pat
     Returns:
         The files, definition first.
     Raises:
-        OptionError: If the name is no identifier in lower case, is taken, or one of the files is
-            there already; then nothing is written.
+        OptionError: If the name is no identifier in lower case, is taken or reserved, or one of the
+            files is there already; then nothing is written.
         StorageError: If a file cannot be written.
     """
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
@@ -33,8 +34,10 @@ def write_operator(name: str, folder: Path, taken: Collection[str]) -> tuple[Pat
             f"'{name}' cannot name an operator\n"
             "  allowed: lower-case letters, digits and _, first a letter; no Python keyword\n"
             "  example: kgen new-op swish")
-    if name in taken:
-        raise OptionError(f"there is an operator '{name}' already\n"
+    if name in taken or name in RESERVED_NAMES:
+        why = (f"there is an operator '{name}' already" if name in taken
+               else f"'{name}' cannot name an operator: the library needs that name")
+        raise OptionError(f"{why}\n"
                           "  next: choose another name; kgen ops lists those that are taken")
     texts = {folder / path: text for path, text in _contents(name).items()}
     for path in texts:
@@ -46,7 +49,8 @@ def write_operator(name: str, folder: Path, taken: Collection[str]) -> tuple[Pat
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"{error.filename}: {error.strerror}") from None
+        raise StorageError(f"cannot write {error.filename}: {error.strerror}\n"
+                           "  next: another --path or name, or fix the permissions") from None
     return tuple(texts)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kgen.errors import EmptySpaceError, SpaceError
+from kgen.errors import EmptySpaceError, ExprError, SpaceError
 from kgen.model.config import Config, Value
 from kgen.model.expr import Names, base_names, parse_expr
 from kgen.model.gpu import GpuProfile
@@ -82,6 +82,18 @@ def _text(rule: Rule) -> str:
     return HARDWARE_LIMIT if rule.condition is _ALWAYS else rule.condition.text
 
 
+def _holds(rule: Rule, env: Names) -> bool:
+    """Whether a rule's condition is true.
+
+    Raises:
+        SpaceError: If it cannot be evaluated, such as a comparison of a text with a number.
+    """
+    try:
+        return bool(rule.condition(env))
+    except ExprError as problem:
+        raise SpaceError(f"{rule.where}: rule {problem}") from None
+
+
 def is_feasible(
     variant: Variant,
     config: Config,
@@ -122,7 +134,7 @@ def refusing_rule(
         for rule in level:
             if legality_only and rule.kind is RuleKind.EFFICIENCY:
                 continue
-            if not rule.condition(env):
+            if not _holds(rule, env):
                 return rule
     return enumeration.plan_refusal(config)
 
@@ -159,7 +171,7 @@ class _Enumeration:
     ) -> None:
         params = self.variant.params
         for rule in self.levels[depth]:
-            if not rule.condition(env):
+            if not _holds(rule, env):
                 lost = math.prod(len(p.choices) for p in params[depth:])
                 self.refused[rule] = self.refused.get(rule, 0) + lost
                 return

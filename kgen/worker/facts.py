@@ -13,11 +13,16 @@ from kgen.model.digest import digest_of_text
 from kgen.runtime import extension
 from kgen.runtime.cache import Cache
 
+_OUT_OF_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
+
 
 def is_out_of_memory(problem: Exception) -> bool:
-    """Whether an error of torch means out of memory; on the CPU only its text tells."""
+    """Whether an error of torch means out of memory; on the CPU only its text tells.
+
+    Tensors of more than 2**63 bytes fit no memory either.
+    """
     kinds = (torch.OutOfMemoryError, MemoryError)
-    return isinstance(problem, kinds) or "can't allocate memory" in str(problem)
+    return isinstance(problem, kinds) or any(part in str(problem) for part in _OUT_OF_MEMORY)
 
 
 def total_memory(device: torch.device) -> int:

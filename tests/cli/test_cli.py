@@ -249,10 +249,21 @@ MISTAKES = [
     (["tune"], "--op"),
     (["frobnicate"], "invalid choice"),
     (["report"], "kgen tune writes them"),
+    (["report", "--html", ""], "'' is empty"),
+    (["tune", "--op", ""], "'' is empty"),
+    (["report", "--csv", "--svg", "a.svg"], "--csv prints, --svg writes instead"),
+    (["report", "--against", "a.yaml", "--markdown", "a.md"], "--against prints, --markdown"),
+    (["report", "--html", "a", "--svg", "./a"], "each needs a file of its own"),
+    (["package", "--wheel", "dist", "--arch", "sm_1"], "'sm_1' is not an architecture"),
+    (["ops", "--path", "."], "has neither operators/ nor search_spaces/"),
+    (["explain", "--op", "rmsnorm", "--problem", f"M={'9' * 400},N=1,dtype=fp32"],
+     "is not a whole number"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "part"), MISTAKES, ids=[" ".join(a) for a, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("arguments", "part"), MISTAKES, ids=[" ".join(a)[:60] for a, _ in MISTAKES]
+)
 def test_mistakes_are_one_paragraph(tmp_path: Path, arguments: list[str], part: str) -> None:
     done = kgen(*arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
@@ -328,6 +339,26 @@ def test_output_that_cannot_be_a_folder(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "--out DIR" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("redirection", "code", "said"), [
+    (">&-", 0, ""),
+    ("2>&-", 0, ""),
+    ("<&- >&- 2>&-", 0, ""),
+    pytest.param(
+        ">/dev/full", 1, "kgen: No space left on device\n  check permissions and free space\n",
+        marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full"),
+    ),
+    ("| head -c 1 >&2", 0, "n"),
+])
+def test_standard_output_that_is_closed_or_full(
+    tmp_path: Path, redirection: str, code: int, said: str
+) -> None:
+    command = f"set -o pipefail; {shlex.quote(sys.executable)} -m kgen gpus {redirection}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, said)
 
 
 def test_a_full_disk(tuned: Path, tmp_path: Path) -> None:

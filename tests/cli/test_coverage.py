@@ -74,6 +74,7 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
         (["--op", "timex", "--gpu", "a100", "--steps", "--sample", "3"], "--steps times nothing"),
         (["--op", "timex", "--gpu", "h200", "--steps"], "there is no library in generated"),
         (["--gpu", "a100", "--steps"], "add --op OP"),
+        (["--op", "timex", "--gpu", "a100", "--steps", "--yaml", "."], "--yaml .: is a folder"),
         (["--population", "rwkv6", "--op", "timex", "--steps", "--out", GENERATED],
          "'rwkv6' has no problems of timex"),
     ]:

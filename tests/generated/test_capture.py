@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from types import ModuleType
@@ -105,6 +106,10 @@ def test_bad_arguments_are_refused_before_the_block(kgen_ops: ModuleType, tmp_pa
             ran = True
     assert not ran
     assert not list(tmp_path.iterdir())
+    os.mkfifo(tmp_path / "pipe")
+    with (pytest.raises(FileExistsError, match="is a device or a pipe"),
+          kgen_ops.capture(tmp_path / "pipe")):
+        pass
     with (kgen_ops.capture(tmp_path / "calls.yaml"),
           pytest.raises(RuntimeError, match="another capture is on"),
           kgen_ops.capture(tmp_path / "other.yaml")):

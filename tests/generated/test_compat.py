@@ -19,6 +19,7 @@ from torch import Tensor
 from kgen.emit import Winner
 
 B, T, H, K, V = 2, 11, 3, 6, 5
+X = torch.ones(B, T, H, K)
 EmitInto = Callable[[Path, list[Winner]], Any]
 
 
@@ -252,6 +253,28 @@ def test_what_no_kernel_serves_is_refused_by_name(compat: ModuleType) -> None:
         compat.fused_recurrent_rwkv6(x, x, x, x, x[0, 0], reverse=True)
     with pytest.raises(ValueError, match="initial_state is a pair, but normalize = False"):
         compat.chunk_linear_attn(x, x, x, normalize=False, initial_state=(x, x))
+
+
+@pytest.mark.parametrize(("function", "arguments", "error", "message"), [
+    ("chunk_rwkv6", (None, *(X,) * 3, X[0, 0]), TypeError, "r must be a tensor, not NoneType"),
+    ("chunk_rwkv6", (*(X,) * 4, X[0, 0], None, [X]), TypeError, "initial_state must be a tensor"),
+    ("chunk_rwkv6", (*(X,) * 4, X[0, 0], "1"), TypeError, "wkv6: scale must be a number, not str"),
+    ("chunk_linear_attn", (X.sum(), X, X), ValueError, r"do not fit: q \[\], k \[2, 11"),
+    ("chunk_linear_attn", (X, X, X, None, (X,)), ValueError, "initial_state has 1 parts"),
+    ("rwkv5_cuda_linear_attention", (X,) * 6, ValueError, "the shapes do not fit: receptance"),
+    ("rwkv_linear_attention", (None, X, X, X), TypeError, "time_decay must be a tensor"),
+    ("chunk_rwkv7", (X, None, X, X, X, X), TypeError, "w must be a tensor, not NoneType"),
+    ("WKV.apply", (B, T, H * K, None, X, *(X.flatten(2),) * 2), TypeError,
+     "WKV.apply: w must be a tensor"),
+])
+def test_a_mistake_names_the_argument(
+    compat: ModuleType, function: str, arguments: tuple[Any, ...], error: type[Exception],
+    message: str,
+) -> None:
+    name, _, method = function.partition(".")
+    called = getattr(compat, name)
+    with pytest.raises(error, match=message):
+        (getattr(called, method) if method else called)(*arguments)
 
 
 def test_packed_sequences_are_served(compat: ModuleType) -> None:

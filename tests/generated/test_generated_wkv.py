@@ -151,6 +151,25 @@ def test_packed_sequences(
 
 
 @each_operator
+@pytest.mark.parametrize("wrong", [
+    (0, 3, T - 1), (0, 3, T + 4), (1, 3, T), (-1, 3, T), (0, T, 3, T), (0, 1 << 40, T),
+])  # fmt: skip
+def test_a_kernel_on_the_cpu_never_gets_wrong_offsets(
+    kgen_ops: ModuleType, operator: str, wrong: tuple[int, ...]
+) -> None:
+    """It would write outside the outputs. Offsets that were right before prove nothing."""
+    given = {n: x[:1] if x.ndim == 4 else x for n, x in inputs(operator).items()}
+    call, right = getattr(kgen_ops, operator), torch.linspace(0, T, len(wrong)).long()
+    for _ in range(2):
+        call(**given, cu_seqlens=right)
+    with pytest.raises(ValueError, match=rf"begin with 0, never decrease, and end with T = {T}"):
+        call(**given, cu_seqlens=torch.tensor(wrong))
+    with pytest.raises(ValueError, match="never decrease"):
+        backward(kgen_ops, operator, {"gy": given["v"], **given,
+                                      "cu_seqlens": torch.tensor(wrong)})
+
+
+@each_operator
 def test_packed_sequences_are_checked_without_reading_them(
     kgen_ops: ModuleType, operator: str
 ) -> None:
@@ -166,7 +185,7 @@ def test_packed_sequences_are_checked_without_reading_them(
         call(**inputs(operator), cu_seqlens=cuts)
     with pytest.raises(ValueError, match="initial_state has N = 3 sequences, but r says B = 1"):
         call(**given, initial_state=torch.zeros(3, H, K, V))
-    # On meta there is nothing to read.
+    # On meta, as on a GPU, nothing reads them.
     meta = {n: x.to("meta") for n, x in given.items()}
     _, state = call(**meta, cu_seqlens=cuts.to("meta"), return_final_state=True)
     assert state.shape == (len(CUTS) - 1, H, K, V)

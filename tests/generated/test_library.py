@@ -149,6 +149,9 @@ X, W = torch.ones(8, 16), torch.ones(16)
         ((X, torch.ones(32)[::2]), ValueError, r"pass w\.contiguous\(\)"),
         ((X, W, None, 0.0), ValueError, "eps = 0.0 must be greater than 0"),
         ((X, W, None, float("nan")), ValueError, "eps = nan must be greater than 0"),
+        ((X[:5], W, None, 1e-6, "1"), TypeError, "offset must be a number, not str"),
+        ((X[:5], W, None, 1e-6, None), TypeError, "offset must be a number, not NoneType"),
+        ((X[:5], W, None, 1e-6, 1j), TypeError, "offset must be a number, not complex"),
         ((X, W, 1e-6), TypeError, "residual must be a tensor, not float"),
         ((None, W), TypeError, "x must be a tensor, not NoneType"),
         ((X, W, X[:4]), ValueError, r"residual has leading dims \(4,\), but x has \(8,\)"),
@@ -234,12 +237,17 @@ def test_meta_and_fake_tensors(kgen_ops: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("args", "problem", "error", "message"),
     [
-        (("softmax",), {}, ValueError, "no operator 'softmax'"),
+        (("softmax",), {}, ValueError, "no operator 'softmax'\n  known: .*rmsnorm"),
+        ((None,), {}, ValueError, "no operator 'None'"),
+        (("rmsnorm",), {"M": 8, "N": 0, "dtype": "fp32"}, ValueError, "N = 0 is .* extent >= 1"),
+        (("rmsnorm",), {"M": 10**400, "N": 8, "dtype": "fp32"}, ValueError, "of 64 bits"),
+        (("rmsnorm",), {"M": True, "N": 8, "dtype": "fp32"}, ValueError, "M = True"),
         (("rmsnorm",), {"M": 8, "dtype": "fp32"}, ValueError, "has dims M, N; got M"),
         (("rmsnorm",), {"M": 8, "N": 16}, TypeError, "dtype is missing"),
         (("rmsnorm",), {"M": 8, "N": 16, "dtype": "fp8"}, TypeError, "fp8 is not supported"),
         (("rmsnorm",), {"M": "x", "N": 1, "dtype": "fp32"}, ValueError, "M = 'x'"),
-        (("rmsnorm",), {"M": 8, "N": 16, "pass_name": "sideward"}, ValueError, "no pass"),
+        (("rmsnorm",), {"M": 8, "N": 16, "pass_name": "sideward"}, ValueError,
+         "no pass 'sideward'\n  known: forward"),
     ],
 )
 def test_explain_errors(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import symtable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kgen.catalogue import load_profiles, open_catalogue, profile_named
+from kgen.assets import builtin_root
+from kgen.catalogue import RESERVED_NAMES, load_profiles, open_catalogue, profile_named
 from kgen.catalogue.spaces import load_space
 from kgen.errors import CatalogueError, GpuError, SpaceError
 from kgen.model.config import Config
@@ -78,6 +80,8 @@ def test_a_space_loads(tmp_path: Path) -> None:
         ("      doc:", "      docs:", 5, "unknown key 'docs'"),
         ("grid: [ceil_div(M, threads)]", "grid: []", 15, "one to three"),
         ("[normal, streaming]", "[normal, streaming", 9, "not valid YAML"),
+        ("[32, 64]", "[32, .nan]", 7, "'.nan' is no finite number"),
+        ("[32, 64]", "[" * 100_000, 7, "nested more than 100 levels deep"),
     ],
 )
 def test_mistakes_have_a_line(tmp_path: Path, old: str, new: str, line: int, part: str) -> None:
@@ -364,12 +368,26 @@ def test_unknown_operator() -> None:
         open_catalogue().operator("rmsnrom")
 
 
+def declared(change: str) -> str:
+    """A module of an operator whose declaration has a mistake."""
+    return (
+        "import dataclasses\nfrom kgen.operators.rmsnorm import OPERATOR\n"
+        f"OPERATOR = dataclasses.replace(OPERATOR, name='mine', {change})\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
         ("import nonexistent_module_xyz\n", "does not load.*nonexistent_module_xyz"),
         ("x = 1\n", "defines no OPERATOR"),
         ("from kgen.operators.rmsnorm import OPERATOR\n", "OPERATOR.name is 'rmsnorm'"),
+        ("class Own(BaseException): pass\nraise Own('why')\n", "does not load.*Own: why"),
+        (declared("definition=None"), "OPERATOR.definition is None\n  allowed: a function"),
+        (declared("cost=lambda problem: 1"), r"OPERATOR.cost is <lambda>\(problem\)"),
+        (declared("cases='peaked'"), "OPERATOR.cases is 'peaked'\n  allowed: a tuple"),
+        (declared("problems={'host': 'M=1'}"), r"OPERATOR.problems\['host'\] is 'M=1'"),
+        (declared("slab_dim='Q'"), "OPERATOR.slab_dim names 'Q', which is no dim"),
     ],
 )
 def test_broken_user_operator(tmp_path: Path, text: str, part: str) -> None:
@@ -383,3 +401,30 @@ def test_broken_user_operator(tmp_path: Path, text: str, part: str) -> None:
 def test_missing_path(tmp_path: Path) -> None:
     with pytest.raises(CatalogueError, match="is not a folder"):
         open_catalogue([tmp_path / "nowhere"])
+    with pytest.raises(CatalogueError, match="neither operators/ nor search_spaces/"):
+        open_catalogue([tmp_path])
+
+
+def test_names_that_the_library_needs_name_no_operator(tmp_path: Path) -> None:
+    (tmp_path / "operators").mkdir()
+    (tmp_path / "operators" / "nn.py").write_text("")
+    with pytest.raises(CatalogueError, match="no operator can be named 'nn'"):
+        open_catalogue([tmp_path]).operator("nn")
+
+
+def test_reserved_names_are_those_that_generated_modules_use() -> None:
+    """An operator of such a name would hide what its own module, or the package, uses."""
+    package = builtin_root().templates.parent / "generated" / "kgen_ops"
+    used: set[str] = set()
+    tables = [symtable.symtable((package / operator / "__init__.py").read_text(), operator, "exec")
+              for operator in open_catalogue().names]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        used |= {s.get_name() for s in table.get_symbols()
+                 if s.is_imported() or (s.is_global() and s.is_referenced())}
+    whole = symtable.symtable((package / "__init__.py").read_text(), "kgen_ops", "exec")
+    used |= {s.get_name() for s in whole.get_symbols() if s.is_imported()}
+    own = {name for op in open_catalogue().names for name in (op, f"{op}_backward")}
+    clash = {name for name in used if re.fullmatch("[a-z][a-z0-9_]*", name)} - own
+    assert clash <= RESERVED_NAMES

@@ -9,7 +9,7 @@ import pytest
 
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.catalogue.spaces import load_space
-from kgen.errors import EmptySpaceError
+from kgen.errors import EmptySpaceError, SpaceError
 from kgen.model.config import Config
 from kgen.model.problem import parse_problem
 from kgen.model.space import Variant
@@ -103,6 +103,18 @@ def test_empty_set_names_the_rules(tmp_path: Path) -> None:
         enumerate_feasible([variant], PASS, problem, H200)
     assert "whole rows" in str(caught.value)
     assert "rmsnorm.yaml:16" in str(caught.value)
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("M % rows == 0", "dtype < rows", "rmsnorm.yaml:16: rule 'dtype < rows' cannot be evaluated"),
+    ("ceil_div(M, rows)", "M // (rows - rows)", "rmsnorm.yaml:5: grid 'M // .*cannot be evaluated"),
+])
+def test_what_cannot_be_evaluated_has_a_place(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    problem = parse_problem("M=9,N=7,dtype=fp32", SIGNATURE)
+    with pytest.raises(SpaceError, match=message):
+        enumerate_feasible([plain(tmp_path, SPACE.replace(old, new))], PASS, problem, H200)
 
 
 def test_an_empty_problem_is_feasible(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,11 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from test_report_brief import FASTER, report, rows
 
 from kgen.cli.main import main
-from kgen.errors import RecordError
+from kgen.errors import RecordError, StorageError
 from kgen.journal import Journal
 from kgen.model.config import Config, Value
 from kgen.model.record import Fate, Record, Timing
-from kgen.report import write_report
+from kgen.report import write_report, write_whole
 from kgen.report.exchange import kernel_tuner_cache, t4_results, write_exchange
 from kgen.report.imported import read_search
 from kgen.report.searches import Search, searches_of
@@ -191,6 +194,8 @@ def test_a_cache_of_kernel_tuner_that_is_still_open(
 @pytest.mark.parametrize(("text", "says"), [
     ("{}", "expected: an object with 'results' or 'cache'"),
     ("nothing", "JSONDecodeError"),
+    ("[" * 100_000, "RecursionError"),
+    ('{"results": []}', "holds no result of any config"),
     ('{"results": [{}]}', "KeyError: 'invalidity'"),
     ('{"results": [{"invalidity": "correct", "times": {}, "configuration": {"a": [1]}}]}',
      "parameter 'a' is [1]"),
@@ -217,3 +222,25 @@ def test_kernel_tuner_replays_what_was_exported(tmp_path: Path) -> None:
         lang="C", simulation_mode=True, cache=str(file), quiet=True,
     )  # fmt: skip
     assert [one["time"] for one in found] == [0.012]
+
+
+@pytest.mark.parametrize("write", [
+    lambda path: write_whole(path, "text"),
+    lambda path: write_studies(path, []),
+])
+def test_writing_replaces_neither_devices_nor_links(
+    tmp_path: Path, write: Callable[[Path], object]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with contextlib.suppress(StorageError):
+            write(pipe)
+        assert pipe.is_fifo()
+    finally:
+        os.close(reader)
+    (tmp_path / "link").symlink_to("file")
+    write_whole(tmp_path / "link", "text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "text"

@@ -117,6 +117,13 @@ def test_every_variant_compiles_for_gpus_without_spills(entry: Entry) -> None:
     compiler.close()
 
 
+@pytest.mark.parametrize("name", ["torch", "nn", "base", "explain"])
+def test_names_that_the_library_needs(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OptionError, match=f"'{name}' cannot name an operator: the library needs"):
+        write_operator(name, tmp_path, ())
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["2fast", "Swish", "a-b", "class", ""])
 def test_names_that_cannot_be(tmp_path: Path, name: str) -> None:
     with pytest.raises(OptionError, match="cannot name an operator\n  allowed: lower-case"):
