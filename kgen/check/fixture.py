@@ -48,7 +48,7 @@ from kgen.check.oracle import (
     slabs,
     torch_dtype,
 )
-from kgen.check.sound import demand_narrow, demand_sound
+from kgen.check.sound import demand_narrow, demand_sound, global_state
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
 from kgen.model.signature import Tensor as Declared
@@ -219,17 +219,8 @@ class Fixture:
             for t in self.pass_.results
         )
 
-    def _demand_sound(self) -> Mapping[str, float]:
-        """Ask once, before anything else of the operator is called; see `demand_sound`."""
-        if self._nearest is None:
-            oracle = Oracle(self.operator, self.pass_, self._asked | self.scalars)
-            self._nearest = demand_sound(
-                self.operator, self.pass_, self.problem, oracle, self.device
-            )
-        return self._nearest
-
     def _make(self, case: Case) -> InputSet:
-        self._demand_sound()
+        before = global_state(self.device) if self._nearest is None else {}
         problem = case.problem(self.problem, self.operator.signature)
         self._recent = None
         outputs_bytes = sum(
@@ -246,6 +237,11 @@ class Fixture:
         self._make_room(base + (reference_bytes if keep else 0))
         drawn = self._draw(case, problem)
         self._demand_values(case, drawn)
+        if self._nearest is None:
+            oracle = Oracle(self.operator, self.pass_, self._asked | self.scalars)
+            self._nearest = demand_sound(
+                self.operator, self.pass_, self.problem, oracle, self.device, before
+            )
         inputs = self._buffers(case, drawn)
         del drawn
         prints = {name: fingerprint(buffer) for name, buffer in inputs.items()}
@@ -450,7 +446,7 @@ class Fixture:
                 what = self._name(case, problem)
                 pool = combine(losses, pool, self.pass_, problem, what, self._rounding)
             self._pool = pool
-            demand_narrow(self.operator, self._demand_sound(), pool)
+            demand_narrow(self.operator, self._nearest or {}, pool)
         return self._pool
 
     def scalars_of(self, case: Case) -> dict[str, float]:
