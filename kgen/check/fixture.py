@@ -27,7 +27,7 @@ from kgen.check.oracle import WHOLE, Oracle, Reference, Slab, slabs
 from kgen.check.precision import rounding_of, torch_dtype
 from kgen.check.schedule import Schedule
 from kgen.check.sizes import GPU_SIZES, HOST_SIZES, Sizes
-from kgen.check.sound import demand_narrow, demand_sound
+from kgen.check.sound import demand_narrow, demand_sound, global_state
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
 from kgen.operators.base import Operator
@@ -199,17 +199,8 @@ class Fixture:
             for t in self.pass_.results
         )
 
-    def _demand_sound(self) -> Mapping[str, float]:
-        """Ask once, before anything else of the operator is called; see `demand_sound`."""
-        if self._nearest is None:
-            oracle = Oracle(self.operator, self.pass_, self._asked | self.scalars)
-            self._nearest = demand_sound(
-                self.operator, self.pass_, self.problem, oracle, self.device
-            )
-        return self._nearest
-
     def _make(self, case: Case) -> InputSet:
-        self._demand_sound()
+        before = global_state(self.device) if self._nearest is None else {}
         problem = case.problem(self.problem, self.operator.signature)
         self._recent = None
         outputs_bytes = sum(
@@ -226,6 +217,11 @@ class Fixture:
         self._make_room(base + (reference_bytes if keep else 0))
         drawn = self.values(case, problem)
         demand_values(self.operator, self.pass_, case, drawn)
+        if self._nearest is None:
+            oracle = Oracle(self.operator, self.pass_, self._asked | self.scalars)
+            self._nearest = demand_sound(
+                self.operator, self.pass_, self.problem, oracle, self.device, before
+            )
         inputs = laid_out(
             self.operator, self.pass_, case, drawn, lambda: self._linear_names, self.device
         )
@@ -334,7 +330,7 @@ class Fixture:
                 what = self._name(case, problem)
                 pool = combine(losses, pool, self.pass_, problem, what, self._rounding)
             self._pool = pool
-            demand_narrow(self.operator, self._demand_sound(), pool)
+            demand_narrow(self.operator, self._nearest or {}, pool)
         return self._pool
 
     def scalars_of(self, case: Case) -> dict[str, float]:

@@ -30,6 +30,7 @@ def demand_sound(
     problem: Problem,
     oracle: Oracle,
     device: torch.device,
+    before: Mapping[str, object],
 ) -> dict[str, float]:
     """Refuse an operator whose definition or inputs would let a wrong kernel pass.
 
@@ -37,6 +38,7 @@ def demand_sound(
         operator, pass_, problem: What is verified.
         oracle: Evaluates the definition.
         device: Where to evaluate.
+        before: `global_state` before any function of the operator was called.
     Returns:
         Per output, how far zeros and the outputs of other inputs are from it, the nearer of both,
         as a share of its scale: what `demand_narrow` compares with the bounds.
@@ -44,8 +46,6 @@ def demand_sound(
         VerifyError: If they would, with what to do about it.
     """
     small = few_elements(operator, problem)
-    before = _global_state(device)
-
     def drawn(seed: int) -> dict[str, Tensor]:
         generator = torch.Generator(device=device).manual_seed(seed)
         found = operator.make_inputs(pass_.name, small, NORMAL, generator, device)
@@ -131,7 +131,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
-def _global_state(device: torch.device) -> dict[str, object]:
+def global_state(device: torch.device) -> dict[str, object]:
     """Settings of torch that a function of a user may change, by what they are called."""
     generator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return {
@@ -146,9 +146,9 @@ def _global_state(device: torch.device) -> dict[str, object]:
 
 
 def _demand_state(
-    operator: Operator, what: str, before: dict[str, object], device: torch.device
+    operator: Operator, what: str, before: Mapping[str, object], device: torch.device
 ) -> None:
-    after = _global_state(device)
+    after = global_state(device)
     changed = [name for name, value in before.items() if after[name] != value]
     if changed:
         raise VerifyError(
