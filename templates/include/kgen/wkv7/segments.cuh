@@ -1,0 +1,121 @@
+// A head's sequence in segments of T that run side by side, where heads are few.
+//
+// Value columns of the state are independent, and a step is linear in the state before it. So a segment of steps has a
+// transition P [K, K], the product of diag(d_t) + b_t a_t^T with late steps on the left, and a state L [K, V] that its
+// steps leave of a zero state. With S_s the state before segment s:
+//
+//     S_{s+1} = P_s S_s + L_s
+//
+// P has the recurrence of L for K further columns: v is zero there, and the state begins as the identity.
+//
+//     SegmentColumns    where a consumer warp of specialized_loop.cuh begins and what it stores: 16 columns of L or P
+//     scan_segments     S of all segments but the first, in fp32
+//
+// Layout: states L, later S of the next segment [segments - 1][K][V]; transitions, transposed, [segments - 1][K][K].
+//
+// Shared memory of scan_segments: float state[2][K][16].
+//
+// Synchronisation: scan_segments is called by a whole block, and has one block barrier per segment.
+#pragma once
+
+#include "kgen/primitives/block.cuh"
+#include "kgen/primitives/mma.cuh"
+#include "kgen/wkv7/decay.cuh"
+
+namespace kgen::wkv7 {
+
+// Tile `tile` of 16 columns: value features first, then columns of P.
+template <int Keys, int Values>
+struct SegmentColumns {
+    static constexpr int kValueTiles = ceil_div(Values, 16), kTiles = kValueTiles + ceil_div(Keys, 16);
+    int tile;
+    float* state;       // L [K, V]
+    float* transition;  // P [K, K], transposed
+
+    KGEN_DEVICE bool of_values() const { return tile < kValueTiles; }
+    // Columns of v from the tile's first one on; none of them exists for P.
+    KGEN_DEVICE int first_value() const { return of_values() ? 16 * tile : 0; }
+    KGEN_DEVICE int values() const { return of_values() ? Values - 16 * tile : 0; }
+
+    // The state before the segment's first step.
+    template <int Tiles>
+    KGEN_DEVICE void begin(float (&at)[Tiles][4]) const {
+        const MmaLane lane = mma_lane();
+        const int first = 16 * (tile - kValueTiles) + lane.g;  // below zero for value features
+#pragma unroll
+        for (int key_tile = 0; key_tile < Tiles; ++key_tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int key = 8 * key_tile + 2 * lane.q + i % 2, column = first + i / 2 * 8;
+                at[key_tile][i] = !of_values() && key == column && key < Keys ? 1.0f : 0.0f;
+            }
+    }
+
+    // The state behind its last one.
+    template <int Tiles>
+    KGEN_DEVICE void end(const float (&at)[Tiles][4]) const {
+        const MmaLane lane = mma_lane();
+        const int first = 16 * (of_values() ? tile : tile - kValueTiles) + lane.g;
+        const int columns = of_values() ? Values : Keys;
+        float* to = of_values() ? state + first : transition + first * Keys;
+        const int pitch = of_values() ? Values : 1, eighth = of_values() ? 8 : 8 * Keys;
+#pragma unroll
+        for (int key_tile = 0; key_tile < Tiles; ++key_tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int key = 8 * key_tile + 2 * lane.q + i % 2;
+                if (key < Keys && first + i / 2 * 8 < columns)
+                    to[key * pitch + i / 2 * eighth] = at[key_tile][i];
+            }
+    }
+};
+
+// Replaces L of each segment by the state before the next one, for 16 value features. initial: the state before the
+// first segment, or null: zeros, and then P of the first segment is not read. initial and states begin with the block's
+// first column; `width` of its columns exist.
+template <int Keys, int Values, int Sums, int Threads>
+KGEN_DEVICE void scan_segments(const float* initial, const float* transitions, float* states,
+                               int width) {
+    constexpr int kQuads = 4, kColumns = 4 * kQuads;
+    using Quad = Vec<float, 4>;
+    float* before = dynamic_smem<float>();
+    float* behind = before + Keys * kColumns;
+    if (initial != nullptr) {
+        for (int i = thread_rank(); i < Keys * kColumns; i += Threads) {
+            const int column = i % kColumns;
+            before[i] = column < width ? initial[i / kColumns * Values + column] : 0.0f;
+        }
+        sync_block();
+    }
+#pragma unroll 1
+    for (int segment = 0; segment < Sums; ++segment) {
+        for (int i = thread_rank(); i < Keys * kQuads; i += Threads) {
+            const int row = i % Keys, quad = i / Keys;  // neighbours read neighbours of P
+            float* sums = states + row * Values + 4 * quad;
+            Quad sum;
+#pragma unroll
+            for (int x = 0; x < 4; ++x) sum[x] = 4 * quad + x < width ? sums[x] : 0.0f;
+            if (segment > 0 || initial != nullptr) {
+#pragma unroll 16
+                for (int key = 0; key < Keys; ++key) {
+                    const float p = transitions[key * Keys + row];
+                    const Quad s = *reinterpret_cast<const Quad*>(before + key * kColumns + 4 * quad);
+#pragma unroll
+                    for (int x = 0; x < 4; ++x) sum[x] = fma(p, s[x], sum[x]);
+                }
+            }
+            *reinterpret_cast<Quad*>(behind + row * kColumns + 4 * quad) = sum;
+#pragma unroll
+            for (int x = 0; x < 4; ++x)
+                if (4 * quad + x < width) sums[x] = sum[x];
+        }
+        sync_block();  // the next segment reads `behind`, and writes what this one read
+        float* read = before;
+        before = behind;
+        behind = read;
+        states += Keys * Values;
+        transitions += Keys * Keys;
+    }
+}
+
+}  // namespace kgen::wkv7
