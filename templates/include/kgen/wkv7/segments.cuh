@@ -8,12 +8,13 @@
 //
 // P has the recurrence of L for K further columns: v is zero there, and the state begins as the identity.
 //
+//     SegmentBlock      which head, segment and columns a block has
 //     SegmentColumns    where a consumer warp of specialized_loop.cuh begins and what it stores: 16 columns of L or P
 //     scan_segments     S of all segments but the first, in fp32
 //
 // Layout: states L, later S of the next segment [segments - 1][K][V]; transitions, transposed, [segments - 1][K][K].
 //
-// Shared memory of scan_segments: float state[2][K][16].
+// Shared memory of scan_segments: float state[2][K][20].
 //
 // Synchronisation: scan_segments is called by a whole block, and has one block barrier per segment.
 #pragma once
@@ -23,6 +24,26 @@
 #include "kgen/wkv7/decay.cuh"
 
 namespace kgen::wkv7 {
+
+// Block `block` of a grid [heads, Launched, Columns], segments 0 to Launched - 1 of `Segments`. All segments but the last
+// one have equally many whole chunks of 16 steps; where T is too short the last ones have no step.
+template <int Segments, int Launched, int Columns>
+struct SegmentBlock {
+    i64 head, first, steps;  // head: counted over batch and heads
+    int segment, columns;
+
+    KGEN_DEVICE SegmentBlock(i64 T, int block)
+        : head(block / (Launched * Columns)),
+          segment(block / Columns % Launched),
+          columns(block % Columns) {
+        const i64 length = ceil_div(T, i64{16 * Segments}) * 16;
+        first = min(segment * length, T);
+        steps = min(length, T - first);
+    }
+
+    // Its place in workspaces of the segments but one; the state before a segment is that of the segment before it.
+    KGEN_DEVICE i64 place() const { return head * (Segments - 1) + segment; }
+};
 
 // Tile `tile` of 16 columns: value features first, then columns of P.
 template <int Keys, int Values>
@@ -70,44 +91,67 @@ struct SegmentColumns {
     }
 };
 
+// Of 2 * Half sums over lanes Half / 4 apart, the lane keeps the first or the last Half, in their first places.
+template <int Half>
+KGEN_DEVICE void keep_half(float (&sums)[16], bool last) {
+#pragma unroll
+    for (int i = 0; i < Half; ++i) {
+        const float given = last ? sums[i] : sums[Half + i];
+        const float kept = last ? sums[Half + i] : sums[i];
+        sums[i] = kept + shfl_xor(given, Half / 4);
+    }
+}
+
 // Replaces L of each segment by the state before the next one, for 16 value features. initial: the state before the
 // first segment, or null: zeros, and then P of the first segment is not read. initial and states begin with the block's
-// first column; `width` of its columns exist.
+// first column; `width` of its columns exist. Four neighbouring lanes share a row, and have every fourth key of it.
 template <int Keys, int Values, int Sums, int Threads>
 KGEN_DEVICE void scan_segments(const float* initial, const float* transitions, float* states,
                                int width) {
-    constexpr int kQuads = 4, kColumns = 4 * kQuads;
     using Quad = Vec<float, 4>;
+    constexpr int kColumns = 16, kPitch = kColumns + 4;  // keys of neighbouring lanes lie in different banks
+    const int part = thread_rank() % 4;
     float* before = dynamic_smem<float>();
-    float* behind = before + Keys * kColumns;
+    float* behind = before + Keys * kPitch;
     if (initial != nullptr) {
         for (int i = thread_rank(); i < Keys * kColumns; i += Threads) {
-            const int column = i % kColumns;
-            before[i] = column < width ? initial[i / kColumns * Values + column] : 0.0f;
+            const int key = i / kColumns, column = i % kColumns;
+            before[key * kPitch + column] = column < width ? initial[key * Values + column] : 0.0f;
         }
         sync_block();
     }
 #pragma unroll 1
     for (int segment = 0; segment < Sums; ++segment) {
-        for (int i = thread_rank(); i < Keys * kQuads; i += Threads) {
-            const int row = i % Keys, quad = i / Keys;  // neighbours read neighbours of P
-            float* sums = states + row * Values + 4 * quad;
-            Quad sum;
-#pragma unroll
-            for (int x = 0; x < 4; ++x) sum[x] = 4 * quad + x < width ? sums[x] : 0.0f;
-            if (segment > 0 || initial != nullptr) {
+#pragma unroll 1
+        for (int first = 0; first < 32 * ceil_div(Keys, 8); first += Threads) {  // the same for all lanes of a warp
+            const int row = (first + thread_rank()) / 4;
+            float sums[kColumns] = {};
+            if (row < Keys && (segment > 0 || initial != nullptr)) {
 #pragma unroll 16
-                for (int key = 0; key < Keys; ++key) {
+                for (int key = part; key < Keys; key += 4) {
                     const float p = transitions[key * Keys + row];
-                    const Quad s = *reinterpret_cast<const Quad*>(before + key * kColumns + 4 * quad);
 #pragma unroll
-                    for (int x = 0; x < 4; ++x) sum[x] = fma(p, s[x], sum[x]);
+                    for (int quad = 0; quad < 4; ++quad) {
+                        const Quad s = *reinterpret_cast<const Quad*>(before + key * kPitch + 4 * quad);
+#pragma unroll
+                        for (int x = 0; x < 4; ++x)
+                            sums[4 * quad + x] = fma(p, s[x], sums[4 * quad + x]);
+                    }
                 }
             }
-            *reinterpret_cast<Quad*>(behind + row * kColumns + 4 * quad) = sum;
+            keep_half<8>(sums, part & 2);
+            keep_half<4>(sums, part & 1);
+            if (row < Keys) {
+                float* state = states + row * Values + 4 * part;
+                Quad next;
 #pragma unroll
-            for (int x = 0; x < 4; ++x)
-                if (4 * quad + x < width) sums[x] = sum[x];
+                for (int x = 0; x < 4; ++x) {
+                    const bool there = 4 * part + x < width;
+                    next[x] = sums[x] + (there ? state[x] : 0.0f);
+                    if (there) state[x] = next[x];
+                }
+                *reinterpret_cast<Quad*>(behind + row * kPitch + 4 * part) = next;
+            }
         }
         sync_block();  // the next segment reads `behind`, and writes what this one read
         float* read = before;

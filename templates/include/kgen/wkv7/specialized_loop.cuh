@@ -65,11 +65,12 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W> {
 
     // start: a state [K, V] whose first column is the block's, or null: zeros.
     KGEN_DEVICE void operator()(const float* start) const {
-        if (run_chunks(start)) run_steps<Pass::kSecond>(start, nullptr);
+        (*this)(start, [&] { run_steps<Pass::kSecond>(start, nullptr); });
     }
 
-    // The chunks alone. Returns whether an output of the block is not finite.
-    KGEN_DEVICE bool run_chunks(const float* start) const {
+    // The same, with again() by all threads where an output of the block is not finite.
+    template <class Again>
+    KGEN_DEVICE void operator()(const float* start, Again again) const {
         const Order order(this->steps);
         float nonfinite = 0.0f;  // becomes NaN if an output is not finite
         if (warp() < kWarps) {
@@ -79,7 +80,7 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W> {
         } else {
             produce_all(order.chunks);
         }
-        return block_any_nonfinite<kWarps + kRowWarps>(nonfinite);
+        if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) again();
     }
 
     // The steps one by one. end: the state behind them, or null.
