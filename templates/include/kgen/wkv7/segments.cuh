@@ -25,24 +25,35 @@
 
 namespace kgen::wkv7 {
 
-// Block `block` of a grid [heads, Launched, Columns], segments 0 to Launched - 1 of `Segments`. All segments but the last
-// one have equally many whole chunks of 16 steps; where T is too short the last ones have no step.
+// Block `block` of a grid [heads, Launched, Columns], segments 0 to Launched - 1 of `Segments`. All segments of a sequence
+// but the last one have equally many whole chunks of 16 steps; of a short sequence the last ones have no step.
 template <int Segments, int Launched, int Columns>
 struct SegmentBlock {
-    i64 head, first, steps;  // head: counted over batch and heads
+    i64 head;  // counted over sequences and heads
     int segment, columns;
 
-    KGEN_DEVICE SegmentBlock(i64 T, int block)
+    KGEN_DEVICE explicit SegmentBlock(int block)
         : head(block / (Launched * Columns)),
           segment(block / Columns % Launched),
-          columns(block % Columns) {
-        const i64 length = ceil_div(T, i64{16 * Segments}) * 16;
-        first = min(segment * length, T);
-        steps = min(length, T - first);
+          columns(block % Columns) {}
+
+    // The steps of the segment, and those of the sequence before it.
+    KGEN_DEVICE Span own(const Span& sequence) const {
+        const i64 first = begin(sequence.steps);
+        return {sequence.b, sequence.first + first,
+                min(length(sequence.steps), sequence.steps - first)};
+    }
+    KGEN_DEVICE Span earlier(const Span& sequence) const {
+        return {sequence.b, sequence.first, begin(sequence.steps)};
     }
 
-    // Its place in workspaces of the segments but one; the state before a segment is that of the segment before it.
+    // Of a segment that is not the last one: its place in workspaces. The state before a segment has the place of the
+    // segment before it.
     KGEN_DEVICE i64 place() const { return head * (Segments - 1) + segment; }
+
+private:
+    static KGEN_DEVICE i64 length(i64 steps) { return ceil_div(steps, i64{16 * Segments}) * 16; }
+    KGEN_DEVICE i64 begin(i64 steps) const { return min(segment * length(steps), steps); }
 };
 
 // Tile `tile` of 16 columns: value features first, then columns of P.
