@@ -386,7 +386,7 @@ FAMILIES = (
     ),
     Family(
         "wkv7", "forward", "warp_specialized_segments",
-        "B=1,T=100,H=2,K=16,V=24,dtype=bf16,w_dtype=bf16,initial_state_dtype=fp32",
+        "B=1,T=100,H=1,K=16,V=24,dtype=bf16,decay_form=clamp,initial_state_dtype=fp32",
         (
             Mistake("state before a segment", r"\(block\.place\(\) - 1\)",
                     "(block.place() - (block.segment > 1 ? 2 : 1))"),
@@ -411,11 +411,10 @@ FAMILIES = (
     ),
     Family(
         "wkv7", "forward", "warp_specialized_segments",
-        "B=1,T=100,H=2,K=16,V=24,dtype=bf16,w_dtype=bf16,decay_form=clamp",
+        "B=1,T=100,H=1,K=16,V=24,dtype=bf16,w_dtype=bf16,decay_form=clamp",
         (
             Mistake("no transition", r"first_tile >= Columns::kValueTiles\)",
                     "first_tile + 1 >= Columns::kValueTiles)"),
-            Mistake("steps before a segment", r"if \(again\.segment > 0\)", "if (false)"),
         ),
         {"segments": 3},
     ),
