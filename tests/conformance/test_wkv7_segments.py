@@ -5,13 +5,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
 import pytest
+import torch
 from test_host import BY_RANK, SHUFFLED, run_configs
 
 from kgen.catalogue import open_catalogue
+from kgen.check.case import NORMAL, Case
+from kgen.check.cases import Schedule
 from kgen.model.config import Config
-from kgen.model.problem import parse_problem
+from kgen.model.problem import Problem, parse_problem
 from kgen.model.record import Fate
+from kgen.operators.base import Operator
 
 BEFORE, PACKED = "initial_state_dtype=fp32", "cu_seqlens_dtype=int64"
 BF16 = "dtype=bf16,w_dtype=bf16"
@@ -28,17 +35,53 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "segments", "warps", "stages", "vec"), CASES)
-def test_segments(
-    text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int
-) -> None:
+def certify(
+    text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int,
+    orders: tuple[int, ...] = (BY_RANK, SHUFFLED),
+    changed: Callable[[Operator], Operator] = lambda operator: operator,
+) -> None:  # fmt: skip
     entry = open_catalogue().entry("wkv7")
     variant = entry.space.variant("forward", "warp_specialized_segments")
     problem = parse_problem(text, entry.operator.signature)
     values = dict(zip(("warps", "row_warps", "state_warps"), warps, strict=True))
     values |= {"segments": segments, "stages": stages, "vec": vec, "min_blocks": 1}
     config = Config.of(variant.name, values)
-    for _, _, outcome in run_configs(
-        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
-    ):
+    for _, _, outcome in run_configs(entry, variant, "host", [(problem, config)], orders, changed):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
+
+
+@pytest.mark.parametrize(("text", "segments", "warps", "stages", "vec"), CASES)
+def test_segments(
+    text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int
+) -> None:
+    certify(text, segments, warps, stages, vec)
+
+
+def transitions_overflow(operator: Operator) -> Operator:
+    """Changes the operator: a and b grow a state beyond fp32 where it is zero."""
+
+    def inputs(
+        pass_name: str, problem: Problem, _: str, drawn: torch.Generator, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        made = operator.make_inputs(pass_name, problem, "normal", drawn, device)
+        steps = made["v"].shape[1]
+        made["v"][:, : 2 * steps // 3] = 0.0
+        for name in ("a", "b"):
+            made[name][:, steps // 3 : 2 * steps // 3] = 2.0**20
+        return made
+
+    return replace(operator, make_inputs=inputs)
+
+
+def test_a_transition_that_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inf times a state of zero is NaN; the steps before the segment say that it is zero."""
+    by_all = Schedule.certify
+
+    def own(schedule: Schedule, seed: int, constants: Collection[str]) -> list[Case]:
+        names = (NORMAL, *schedule.operator.cases)  # others have factors that overflow y as well
+        cases = by_all(schedule, seed, constants)
+        return [case for case in cases if case.name in names and not case.opposite]
+
+    monkeypatch.setattr(Schedule, "certify", own)
+    text = f"B=1,H=1,T=150,K=16,V=16,{BF16},decay_form=clamp"
+    certify(text, 3, (1, 1, 2), 2, 8, (BY_RANK,), transitions_overflow)

@@ -76,12 +76,12 @@ struct ForwardSums : ForwardRoles {
     static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
 };
 
-// The state behind all chunks.
+// The state behind all chunks. Low terms of what consumers round: a segment adds no error to those of its loop.
 struct ForwardStates : ForwardRoles {
     static constexpr bool kFirst = false, kSecond = false;
     static constexpr bool kReadsR = false;
     static constexpr int kTermsA = 1, kTermsR = 0, kTermsK = 1, kTermsB = 1;
-    static constexpr int kLevelTerms = 1, kStateTerms = 1, kReadTerms = 1, kSumsTerms = 1;
+    static constexpr int kLevelTerms = 1, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
 };
 
 // gsa, gv and the gradients of the states behind all chunks.
