@@ -16,9 +16,11 @@ namespace {
 
 using Value = kgen::bf16;
 using W = kgen::bf16;
+using Offset = kgen::none;  // none: a batch row is a sequence
 using kgen::i64;
 using kgen::wkv7::Rows;
 using kgen::wkv7::Span;
+using kgen::wkv::span_of;
 using kgen::wkv7::step_pointer;
 
 constexpr int kV = 64;
@@ -49,7 +51,6 @@ constexpr int kStateBlocks = kgen::ceil_div(Columns::kTiles, kStateWarps);
 constexpr i64 kStateSize = i64{Config::kK} * kV, kTransitionSize = i64{Config::kK} * Config::kK;
 
 static_assert(!kgen::kPresent<kgen::none>, "a returned state is more accurate");
-static_assert(!kgen::kPresent<kgen::none>, "a plan cannot cut packed sequences");
 static_assert(Config::kK % Config::kVec == 0 && kV % Config::kVec == 0,
               "copies must end with a row");
 
@@ -67,18 +68,19 @@ wkv7_segment_states(const W* __restrict__ w,              // [B, T, H, K]
                     const Value* __restrict__ v,          // [B, T, H, V]
                     const Value* __restrict__ a,          // [B, T, H, K]
                     const Value* __restrict__ b,          // [B, T, H, K]
-                    float* __restrict__ segment_states,   // [B * H, segments - 1, K, V]
-                    float* __restrict__ transitions,      // [B * H, segments - 1, K, K], transposed
+                    const Offset* __restrict__ cu_seqlens,  // [N + 1] or null
+                    float* __restrict__ segment_states,   // [N * H, segments - 1, K, V]
+                    float* __restrict__ transitions,      // [N * H, segments - 1, K, K], transposed
                     i64 T, i64 H, i64 w_stride_B, i64 w_stride_T, i64 w_stride_H, i64 k_stride_B,
                     i64 k_stride_T, i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
                     i64 a_stride_B, i64 a_stride_T, i64 a_stride_H, i64 b_stride_B, i64 b_stride_T,
                     i64 b_stride_H) {
-    const kgen::wkv7::SegmentBlock<kSegments, kSegments - 1, kStateBlocks> block(T, blockIdx.x);
+    const kgen::wkv7::SegmentBlock<kSegments, kSegments - 1, kStateBlocks> block(blockIdx.x);
     const int first_tile = block.columns * kStateWarps;
     // Nothing reads the first segment's transition where the state before it is zero.
     if (!kInitialState && block.segment == 0 && first_tile >= Columns::kValueTiles) return;
     const i64 h = block.head % H;
-    const Span span{block.head / H, block.first, block.steps};
+    const Span span = block.own(span_of(cu_seqlens, block.head / H, T));
     const StateLoop loop{kV,
                          span.steps,
                          kV,
@@ -102,9 +104,9 @@ wkv7_segment_states(const W* __restrict__ w,              // [B, T, H, K]
 KGEN_EXPORT(wkv7_segment_states);
 
 extern "C" __global__ void __launch_bounds__(kScanThreads)
-wkv7_segment_scan(const float* __restrict__ initial_state,  // [B, H, K, V] or null
-                  const float* __restrict__ transitions,    // [B * H, segments - 1, K, K], transposed
-                  float* __restrict__ segment_states) {     // [B * H, segments - 1, K, V]
+wkv7_segment_scan(const float* __restrict__ initial_state,  // [N, H, K, V] or null
+                  const float* __restrict__ transitions,    // [N * H, segments - 1, K, K], transposed
+                  float* __restrict__ segment_states) {     // [N * H, segments - 1, K, V]
     const i64 head = blockIdx.x / Columns::kValueTiles;
     const int first = static_cast<int>(blockIdx.x % Columns::kValueTiles) * 16;
     kgen::wkv7::scan_segments<Config::kK, kV, kSegments - 1, kScanThreads>(
@@ -122,8 +124,9 @@ wkv7_forward(const Value* __restrict__ r,              // [B, T, H, K]
              const Value* __restrict__ v,              // [B, T, H, V]
              const Value* __restrict__ a,              // [B, T, H, K]
              const Value* __restrict__ b,              // [B, T, H, K]
-             const float* __restrict__ initial_state,  // [B, H, K, V] or null
-             float* segment_states,                    // [B * H, segments - 1, K, V]
+             const float* __restrict__ initial_state,  // [N, H, K, V] or null
+             const Offset* __restrict__ cu_seqlens,    // [N + 1] or null
+             float* segment_states,                    // [N * H, segments - 1, K, V]
              Value* __restrict__ y,                    // [B, T, H, V]
              i64 T, i64 H, i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 w_stride_B,
              i64 w_stride_T, i64 w_stride_H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H,
@@ -132,8 +135,7 @@ wkv7_forward(const Value* __restrict__ r,              // [B, T, H, K]
              i64 y_stride_T, i64 y_stride_H, float scale) {
     // 1. The loop over steps of the block's head, and the states that it begins with.
     using Block = kgen::wkv7::SegmentBlock<kSegments, kSegments, kValueBlocks>;
-    const auto loop_over = [&](const Block& block, i64 first_step, i64 steps) {
-        const Span span{block.head / H, first_step, steps};
+    const auto loop_over = [&](const Block& block, const Span& span) {
         const i64 h = block.head % H;
         const int first = block.columns * Loop::kColumns;
         const auto v_h = rows_of(v, v_stride_B, v_stride_T, v_stride_H, span, h);
@@ -161,16 +163,18 @@ wkv7_forward(const Value* __restrict__ r,              // [B, T, H, K]
         return segment_states + (block.place() - 1) * kStateSize + block.columns * Loop::kColumns;
     };
 
+    const auto sequence = [&](const Block& block) { return span_of(cu_seqlens, block.head / H, T); };
+
     // 2. The segment. Where an output is not finite its steps follow one by one, and before them those that lead to
-    //    the state before the segment: a thread has a column, from the first step of T on.
-    const Block block(T, blockIdx.x);
+    //    the state before the segment: a thread has a column, from the first step of the sequence on.
+    const Block block(blockIdx.x);
     const float* start = block.segment == 0 ? initial(block) : before(block);
-    loop_over(block, block.first, block.steps)(start, [&] {
-        const Block again(T, kgen::opaque(static_cast<int>(blockIdx.x)));  // no register through the loop
+    loop_over(block, block.own(sequence(block)))(start, [&] {
+        const Block again(kgen::opaque(static_cast<int>(blockIdx.x)));  // no register through the loop
         if (again.segment > 0)
-            loop_over(again, 0, again.first)
+            loop_over(again, again.earlier(sequence(again)))
                 .template run_steps<false>(initial(again), before(again));
-        loop_over(again, again.first, again.steps)
+        loop_over(again, again.own(sequence(again)))
             .template run_steps<true>(again.segment == 0 ? initial(again) : before(again), nullptr);
     });
 }
