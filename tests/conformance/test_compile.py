@@ -22,15 +22,16 @@ CONFIGS = 3
 # Kernels that may spill as much as a tune admits: what is spilled lies in the path of the last
 # steps, which one chunk of a sequence takes. Without it all others take longer (decision 0015).
 # The transforms of `fft` hold all points of a block in registers; more threads would hold fewer
-# each, and exchange them more often (decision 0030). `warp_specialized` and `warp_specialized_tf32`
-# of wkv7 have 128 registers for two blocks per SM; what they spill lies in producers, whose warps
-# are not the slower ones (decisions 0043, 0047 and 0048).
+# each, and exchange them more often (decision 0030). `warp_specialized`, its form with segments and
+# `warp_specialized_tf32` of wkv7 have 128 registers for two blocks per SM; what they spill lies in
+# producers, whose warps are not the slower ones (decisions 0043, 0047, 0048 and 0053).
 MAY_SPILL = {
     ("chunk_loop", "wkv_backward_chunks"),
     ("chunk_loop_packed", "wkv_backward_chunks"),
     ("fft", "timex_forward"),
     ("warp_specialized", "wkv7_forward"),
     ("warp_specialized", "wkv7_backward_columns"),
+    ("warp_specialized_segments", "wkv7_forward"),
     ("warp_specialized_tf32", "wkv7_forward"),
     ("fft", "timex_backward_k"),
     ("fft", "timex_backward_w"),

@@ -58,6 +58,9 @@ LOOP: dict[str, Value] = {
 KERNELS = (
     Kernel("wkv7", "forward", "warp_specialized", ("wkv7/specialized_loop.cuh",),
            (f"{HALVES},decay_form=raw,{BEFORE}", "dtype=bf16,decay_form=clamp"), ROLES),
+    Kernel("wkv7", "forward", "warp_specialized_segments", ("wkv7/specialized_loop.cuh",),
+           (f"{HALVES},decay_form=raw,{BEFORE}", "dtype=bf16,decay_form=clamp"),
+           ROLES | {"segments": 3, "state_warps": 4}),
     Kernel("wkv7", "forward", "warp_specialized_tf32", ("wkv7/tf32_loop.cuh",),
            (f"{HALVES},decay_form=raw,{BEHIND}",
             f"dtype=fp16,w_dtype=fp16,decay_form=clamp,{BEFORE},{BEHIND}",
