@@ -1,1 +1,1 @@
-"""What runs kernels, with no import from kgen: emitted libraries carry a verbatim copy of it."""
+"""Dispatch and launch of kernels, without imports from kgen: libraries have a verbatim copy."""

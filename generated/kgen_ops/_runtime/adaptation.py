@@ -1,4 +1,4 @@
-"""Choose configs of families for a call: those of the nearest rows, changed where they must be.
+"""Choose configs of families for a call: those of the nearest rows, adapted to the rules.
 
 A config that won a row may break a rule at the call's problem: it splits T where there are heads
 enough, or its tile does not fit the dtype. Then parameters are changed one at a time, each time to

@@ -26,9 +26,9 @@ def allocator(
 
     Args:
         shape: Extents.
-        strides: Of each dim, in elements.
-        dtype: Of the tensors.
-        device: Of the tensors; a GPU with its index.
+        strides: The strides of each dim, in elements.
+        dtype: The dtype of the tensors.
+        device: The device of the tensors; a GPU with its index.
     """
     index, short = device.index, current_allocator(shape, strides, dtype, device)
     if device.type == "cpu" or not several_devices(index):

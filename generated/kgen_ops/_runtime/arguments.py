@@ -7,6 +7,7 @@ by that combination and skips this module.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -62,7 +63,7 @@ def bind_arguments(
     """Check the arguments of a call and name their extents, dtypes and strides.
 
     Args:
-        signature: What they should be.
+        signature: The declared arguments.
         tensors: One per input; None for one that is left out.
         scalars: One per scalar.
         flags: Whether each of the signature's `flags` is wanted, or allowed; then the choice of
@@ -247,6 +248,38 @@ def _check_packing(
         )
 
 
+def has_offsets_on_cpu(signature: PassSignature, tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a call has packed sequences whose offsets the CPU can read, and has checked them.
+
+    A kernel on the CPU would read and write outside the tensors for wrong ones. On a GPU nothing
+    reads them but the kernel: that would synchronise.
+
+    Raises:
+        ValueError: If they do not begin with 0, decrease, or do not end with the last time step.
+    """
+    if signature.packing is None:
+        return False
+    given = {argument.name: (argument, tensor)
+             for argument, tensor in zip(signature.inputs, tensors, strict=True)}
+    _, offsets = given[signature.packing.offsets]
+    if offsets is None or offsets.device.type != "cpu":
+        return False
+    batch = signature.packing.batch
+    argument, rows = next(pair for pair in given.values() if batch in pair[0].dims[:-1])
+    assert rows is not None  # every pass has a tensor of all batch rows and steps
+    axis = argument.dims.index(batch) + 1
+    steps = rows.shape[axis]
+    values = offsets.tolist()
+    pairs = pairwise(values)
+    if values[0] != 0 or values[-1] != steps or any(a > b for a, b in pairs):
+        shown = ", ".join(map(str, values[:8])) + (", ..." if len(values) > 8 else "")
+        raise ValueError(
+            f"{signature.function}: {signature.packing.offsets} = [{shown}]; it must begin with 0, "
+            f"never decrease, and end with {argument.dims[axis]} = {steps}"
+        )
+    return True
+
+
 def _dtypes(
     signature: PassSignature, tensors: Sequence[Tensor | None], flags: Sequence[bool | str]
 ) -> dict[str, str]:
@@ -293,9 +326,23 @@ def _named_dtypes(signature: PassSignature, name: str) -> list[str]:
 
 def _check_scalars(signature: PassSignature, scalars: Sequence[float]) -> None:
     for scalar, value in zip(signature.scalars, scalars, strict=True):
+        if not _is_number(value):
+            raise TypeError(f"{signature.function}: {scalar.name} must be a number, not "
+                            f"{type(value).__name__}")
         if scalar.above is not None and not value > scalar.above:
             raise ValueError(f"{signature.function}: {scalar.name} = {value!r} must be greater "
                              f"than {scalar.above:g}")
+
+
+def _is_number(value: object) -> bool:
+    """Whether a launch can convert a value to float32: a number, or a tensor of one element."""
+    if isinstance(value, str | bytes):  # which `float` would parse
+        return False
+    try:
+        float(value)  # type: ignore[arg-type]  # that is the question
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
 
 
 def _strides(

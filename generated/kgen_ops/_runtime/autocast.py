@@ -29,7 +29,7 @@ def promoted(
     Returns the same tensor objects where no cast is needed.
 
     Args:
-        signature: Of the pass.
+        signature: The signature of the pass.
         tensors: One per input; None for one that is left out.
     """
     main = signature.dtypes[0].name

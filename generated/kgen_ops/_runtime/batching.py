@@ -65,10 +65,10 @@ def batched(
     """Serve a call with a mapped dim.
 
     Args:
-        signature: Of the pass.
+        signature: The signature of the pass.
         run: Computes a call without a mapped dim.
         count: Extent of the mapped dim.
-        mapped: Of each input, its mapped dim or None.
+        mapped: For each input its mapped dim, or None.
         arguments: All arguments of the call, in the order of the generated function.
     Returns:
         The outputs that are present, the mapped dim first.

@@ -1,7 +1,7 @@
-"""Capture what a model calls: problems, counts, dispatch steps and times.
+"""Record the calls of a model: problems, counts, dispatch steps and times.
 
-While a capture is on, no call takes the fast path: each is counted, and its launch is timed. The
-file that it writes is what `kgen tune --calls FILE` tunes for.
+During a capture no call takes the fast path: each call is counted, and its launch is timed.
+`kgen tune --calls FILE` tunes the problems in the file that the capture writes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Capture:
 
     @property
     def calls(self) -> tuple[CapturedCall, ...]:
-        """What was captured so far, the most costly first; waits for launches that still run."""
+        """The captured calls, most expensive first; waits for launches that still run."""
         with self._lock:
             found = list(self._found.values())
         made = [problem.captured() for problem in found]
@@ -84,10 +84,10 @@ class Capture:
         """Count the first call of a layout, and return a launch that counts and times the later.
 
         Args:
-            dispatcher: Of the pass.
+            dispatcher: The dispatcher of the pass.
             bound: The checked arguments of the call.
-            device: Where it ran.
-            ready: What served it.
+            device: The device that ran it.
+            ready: The launch that served it.
         """
         problem = problem_text(
             dispatcher.signature, tuple(bound.dims.values()), tuple(bound.dtypes.values()))
@@ -107,7 +107,7 @@ class Capture:
         return launch_and_watch
 
     def end(self) -> None:
-        """Watch no later call."""
+        """Stop counting calls."""
         self._open = False
 
 
@@ -151,7 +151,7 @@ class _Problem:
                 self._times_us.append((time.perf_counter() - started) * 1e6)
 
     def captured(self) -> CapturedCall:
-        """What was seen so far."""
+        """The calls so far."""
         with self._lock:
             self._read(wait=True)
             operator, pass_name, problem, device, step, config = self._key
@@ -183,16 +183,16 @@ _active = threading.Lock()
 
 @contextlib.contextmanager
 def capture(path: str | os.PathLike[str], *, steps: int = 1) -> Iterator[Capture]:
-    """Write down which problems are called inside the block, how often, and how they are served.
+    """Record the problems that are called inside the block, with counts, dispatch steps and times.
 
         with kgen_ops.capture("calls.yaml", steps=10):
             for _ in range(10):
                 train_step()
 
-    Then `kgen tune --calls calls.yaml` tunes for these calls, the most costly first. The calls of
-    all threads are captured, and those of autograd and `torch.compile`. Replays of a CUDA graph are
-    not seen, only the calls that it was recorded from. A captured call costs some microseconds of
-    host time more.
+    Then `kgen tune --calls calls.yaml` tunes these problems, the most expensive first. The capture
+    includes the calls of all threads, of autograd and of `torch.compile`. It does not include
+    replays of a CUDA graph, only the calls that the graph was recorded from. A captured call takes
+    some microseconds more of host time.
 
     Args:
         path: The file to write; one of that name is replaced. It is written when the block ends,
@@ -239,6 +239,8 @@ def _check_writable(file: Path) -> None:
     if file.is_dir():
         raise IsADirectoryError(f"capture: {file} is a folder; name a file")
     existed = file.exists()
+    if existed and not file.is_file():  # replacing it would take the device from everybody
+        raise FileExistsError(f"capture: {file} is a device or a pipe; name a file")
     with file.open("a"):
         pass
     if not existed:
@@ -270,6 +272,7 @@ def _write(file: Path, calls: tuple[CapturedCall, ...], steps: int) -> None:
             f"    step: {call.step}",
             f"    config: {json.dumps(call.config)}",
         ]
+    file = file.resolve()  # a link stays a link
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")

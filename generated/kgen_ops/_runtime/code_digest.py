@@ -1,4 +1,4 @@
-"""The digest of a cubin's machine code: what stays the same when only names and comments change.
+"""The digest of a cubin's machine code, which does not depend on names and comments.
 
 Two texts that compile to the same instructions are the same kernel: a proof or a time of one holds
 for the other. The digest therefore covers, function by function, what a GPU executes and allocates:
@@ -52,7 +52,7 @@ class Code(NamedTuple):
     """The digest of a cubin.
 
     Attributes:
-        digest: Of all its functions, whatever their order.
+        digest: The digest of all its functions, independent of their order.
         functions: Digest of each one by its name.
     """
 
@@ -64,7 +64,7 @@ def code_of(cubin: bytes) -> Code:
     """Compute the digest of a cubin's machine code.
 
     Args:
-        cubin: What NVRTC or nvcc made for one architecture.
+        cubin: A cubin that NVRTC or nvcc made for one architecture.
     Raises:
         CubinError: If the bytes are none, or are cut off.
     """
@@ -184,7 +184,7 @@ class _Image:
 
 
 def _body(image: _Image, name: str) -> str:
-    """What is in a function itself: its code, needs and parameters."""
+    """The content of a function: its code, resources and parameters."""
     text = image.named[f".text.{name}"]
     # Layouts before version 8 keep the registers above the symbol's number, and the barriers
     # among the flags.

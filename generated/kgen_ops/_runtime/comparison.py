@@ -1,4 +1,4 @@
-"""Compare the outputs of two kernels of one problem, of which one is the safe kernel.
+"""Compare the outputs of a kernel with those of the safe kernel on one problem.
 
 The bounds hold for inputs of one sign (`made_up`). On a caller's own inputs sums may cancel, so
 that two correct kernels differ by more.
@@ -33,9 +33,9 @@ def made_up(
 
     Args:
         shape: Extents.
-        strides: Of each dim, in elements; 0 repeats an element.
+        strides: The strides of each dim, in elements; 0 repeats an element.
         dtype: A floating-point dtype.
-        device: Of the tensor and the generator.
+        device: The device of the tensor and the generator.
         generator: Not PyTorch's own, whose state belongs to the caller.
         size: One of SIZES.
     Raises:
@@ -120,8 +120,8 @@ def demand_agreement(
 
     Args:
         found: Outputs; None for an absent one.
-        wanted: Those of the safe kernel.
-        dtypes: Of the problem.
+        wanted: The outputs of the safe kernel.
+        dtypes: The dtypes of the problem.
         what: Named in the error.
     Returns:
         Whether they were compared: outputs that overflow, or are no numbers, say nothing.

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 DRIVER_LIBRARY = "libcuda.so.1"
 SMEM_WITHOUT_OPT_IN = 48 * 1024  # static plus dynamic bytes that a block may use without opt-in
 
-INVALID_VALUE = 1
-NO_DEVICE = 100
 INVALID_CONTEXT = 201
 INVALID_HANDLE = 400
 COOPERATIVE_LAUNCH_TOO_LARGE = 720
@@ -29,9 +27,7 @@ _MULTIPROCESSOR_COUNT = 16
 _SMEM_PER_BLOCK_OPTIN = 97
 
 _FUNC_STATIC_SMEM = 1
-_FUNC_LOCAL_BYTES = 3
 _FUNC_REGISTERS = 4
-_FUNC_BINARY_VERSION = 6
 _FUNC_MAX_DYNAMIC_SMEM = 8
 _CAPTURE_RELAXED = 2
 
@@ -66,15 +62,6 @@ class DeviceFacts(NamedTuple):
     sm_count: int
     smem_per_block: int
     memory_bytes: int
-
-
-class FunctionAttributes(NamedTuple):
-    """Resources of a loaded kernel: registers and local bytes per thread, static shared memory."""
-
-    registers: int
-    local_bytes: int
-    smem_bytes: int
-    binary_version: int
 
 
 class Driver:
@@ -290,12 +277,9 @@ class Function:
         self._allowed_smem = 0
         self._lock = threading.Lock()
 
-    def attributes(self) -> FunctionAttributes:
-        """Query registers, local memory and static shared memory."""
-        return FunctionAttributes(
-            self._attribute(_FUNC_REGISTERS), self._attribute(_FUNC_LOCAL_BYTES),
-            self._attribute(_FUNC_STATIC_SMEM), self._attribute(_FUNC_BINARY_VERSION),
-        )
+    def registers(self) -> int:
+        """Registers per thread, as the driver counts them."""
+        return self._attribute(_FUNC_REGISTERS)
 
     def allow_smem(self, smem_bytes: int) -> None:
         """Opt in to `smem_bytes` of dynamic shared memory if the default limit is too small.

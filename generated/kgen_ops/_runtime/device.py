@@ -76,7 +76,7 @@ class KernelFile:
             root: The library's folder; holds `_include`.
             folder: Holds `<stem>.cu` and its cubins.
             stem: Digest of the source.
-            device: Where the kernels will run.
+            device: The device that will run the kernels.
             text: The source, if it was rendered now; otherwise it is read from the folder.
         Raises:
             IntegrityError: If a file that is needed is not what the library's list says.

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from .allocation import allocated, allocator
-from .arguments import bind_arguments, check_tensors, complete_dtypes, has_own_values
+from .arguments import (
+    bind_arguments,
+    check_tensors,
+    complete_dtypes,
+    has_offsets_on_cpu,
+    has_own_values,
+)
 from .autocast import any_autocast, promoted
 from .batching import Outputs
 from .errors import DispatchError
@@ -93,7 +99,7 @@ class Dispatcher:
         name: `forward` or `backward`.
         signature: Arguments and results of the pass.
         differentiable: Of a forward pass: whether kgen has a backward pass of the operator.
-        results: What the outputs of a call are returned as.
+        results: The type that the outputs of a call are returned as.
         tables: The dispatch tables and loaded kernels of the pass.
         prepared: Lookup key of the generated function -> the prepared launch.
         fast_paths: Which tensors are given, and the flags -> the fast paths of such calls; see
@@ -137,7 +143,7 @@ class Dispatcher:
         return Outputs(self.signature)
 
     def _result_of(self, outputs: Sequence[object | None]) -> Callable[..., Any]:
-        """What makes the result of a call, where None stands for each output that is absent."""
+        """The function that builds the result of a call; None stands for each absent output."""
         return self.results[tuple(outputs[index] is None for index in self._outputs.optional)]
 
     def call(
@@ -171,6 +177,8 @@ class Dispatcher:
             if any(new is not old for new, old in zip(cast, tensors, strict=True)):
                 return self.run(*cast, *scalars, *flags)
         bound = bind_arguments(self.signature, tensors, scalars, flags)
+        if has_offsets_on_cpu(self.signature, tensors):
+            key = None  # the next call may have other values, which must be checked as well
         first = tensors[0]
         assert first is not None  # bind_arguments refuses None here
         device = first.device

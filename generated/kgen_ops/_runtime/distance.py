@@ -1,4 +1,4 @@
-"""How far two problems are from each other, for the choice of a row that was tuned for neither."""
+"""The distance between two problems, for the choice of a row that was tuned for another problem."""
 
 from __future__ import annotations
 

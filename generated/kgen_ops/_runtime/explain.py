@@ -1,4 +1,4 @@
-"""Explain which kernel serves a problem, and on what evidence."""
+"""Explain which kernel serves a problem, with its verification and times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from .arguments import DTYPE_NAMES
-from .dispatch import Dispatcher
+from .dispatch import DISPATCHERS, Dispatcher
 from .problems import Explanation
 from .rows import Gpu
 
@@ -60,6 +60,9 @@ def placed(device: str | torch.device | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     where = torch.device(device)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"explain: device = {str(device)!r}, but PyTorch sees no CUDA device\n"
+                         "  next: pass gpu=, the name of a GPU that the operator was tuned for")
     if where.type == "cuda" and where.index is None:
         where = torch.device("cuda", torch.cuda.current_device())
     return where
@@ -75,25 +78,32 @@ def parsed(
     """
     library = __name__.rsplit(".", maxsplit=2)[0]
     name = f"{library}.{operator}"
-    known = operator.isidentifier() and not operator.startswith("_")
-    if not known or find_spec(name) is None:
-        raise ValueError(f"{library} has no operator '{operator}'")
-    package = importlib.import_module(name)
-    chosen = getattr(package, pass_name.upper(), None)
-    if not isinstance(chosen, Dispatcher):
-        raise ValueError(f"{operator} has no pass '{pass_name}'")
+    known = str(operator).isidentifier() and not str(operator).startswith("_")
+    package = importlib.import_module(name) if known and find_spec(name) is not None else None
+    passes = {key.lower(): value for key, value in vars(package).items()
+              if isinstance(value, Dispatcher)} if package is not None else {}
+    if not passes:
+        operators = dict.fromkeys(dispatcher.tables.operator for dispatcher in DISPATCHERS)
+        raise ValueError(f"{library} has no operator '{operator}'\n  known: {', '.join(operators)}")
+    chosen = passes.get(pass_name)
+    if chosen is None:
+        raise ValueError(f"{operator} has no pass '{pass_name}'\n  known: {', '.join(passes)}")
     fields = {field.name for field in chosen.signature.choices}
+    least = {dim.name: dim.smallest for dim in chosen.signature.dims}
     dims: dict[str, int] = {}
     dtypes: dict[str, str] = {}
     for key, value in problem.items():
         if key in fields:
             dtypes[key] = DTYPE_NAMES.get(value, str(value)) if isinstance(
                 value, torch.dtype) else str(value)
-        elif isinstance(value, int) and value >= 0:
+        elif isinstance(value, int) and not isinstance(value, bool) and (
+            least.get(key, 0) <= value < 1 << 63
+        ):
             dims[key] = value
         else:
             raise ValueError(
-                f"{operator}: {key} = {value!r} is neither a dtype nor an extent >= 0\n"
+                f"{operator}: {key} = {value!r} is neither a dtype nor an extent >= "
+                f"{least.get(key, 0)} of 64 bits\n"
                 f"  dims: {', '.join(dim.name for dim in chosen.signature.dims)}; "
                 f"dtypes and options: {', '.join(sorted(fields))}"
             )

@@ -215,7 +215,7 @@ def refuse_grad(signature: PassSignature, arguments: Sequence[object], why: str)
     """Raise the error of a call that needs a gradient which the library does not have.
 
     Args:
-        signature: Of the pass.
+        signature: The signature of the pass.
         arguments: The inputs, then the other arguments.
         why: The reason and the next step.
     Raises:
@@ -233,7 +233,7 @@ def refuse_tangents(signature: PassSignature, tensors: Sequence[object]) -> None
     """Raise an error if a tensor carries a forward-mode tangent, which a kernel would ignore.
 
     Args:
-        signature: Of the pass.
+        signature: The signature of the pass.
         tensors: Its inputs.
     Raises:
         NotImplementedError: If one does.

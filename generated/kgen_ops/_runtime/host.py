@@ -16,10 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
-import subprocess
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -54,14 +51,6 @@ _SANITIZE_FLAGS = (
     "-fsanitize=address,alignment",
     "-fno-sanitize-recover=alignment",
 )
-# Leaks are the operating system's business here, and looking for them fails under ptrace.
-_ASAN_OPTIONS = "detect_leaks=0:exitcode=99:abort_on_error=0"
-_UBSAN_OPTIONS = "print_stacktrace=1"
-_MAX_REPORT_LINES = 14
-# The sanitizer of GCC 12 and older sometimes finds its shadow memory taken where the kernel
-# randomises addresses by 32 bits; it then dies before main, and another start has other addresses.
-_MAX_STARTS = 8
-_SHADOW_TAKEN = b"Shadow memory range interleaves"
 _ERROR_BYTES = 4096
 _RUNTIME_FILES = (
     "runtime.hpp", "fiber.hpp", "thread.hpp", "worker.hpp", "runtime.cpp", "main.cpp",
@@ -75,10 +64,6 @@ class HostFault(RuntimeError):  # noqa: N818 - what a GPU would call it
 
 class HostRefusal(HostFault):
     """A launch asked for more than a GPU has; no thread ran."""
-
-
-class HostTimeout(HostFault):
-    """A sanitized executable did not end in time."""
 
 
 def runtime_sources(include_dir: StrPath) -> tuple[Path, ...]:
@@ -180,7 +165,7 @@ class _Launch(ctypes.Structure):
     ]
 
 
-def _extents(name: str, extents: Sequence[int]) -> tuple[int, int, int]:
+def padded_extents(name: str, extents: Sequence[int]) -> tuple[int, int, int]:
     """Pad to three extents with 1."""
     if not 1 <= len(extents) <= 3:
         raise ValueError(f"{name} has {len(extents)} extents, want 1 to 3")
@@ -264,8 +249,8 @@ class HostFunction:
         """
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         launch = _Launch(
-            grid=_extents("grid", grid),
-            block=_extents("block", block),
+            grid=padded_extents("grid", grid),
+            block=padded_extents("block", block),
             smem_bytes=smem_bytes,
             seed=seed,
             threads=threads,
@@ -279,124 +264,3 @@ class HostFunction:
         if status != 0:
             kind = HostRefusal if status == _BAD_LAUNCH else HostFault
             raise kind(f"{self.name}: {error.value.decode(errors='replace')}")
-
-
-@dataclass(frozen=True)
-class BufferRef:
-    """A pointer argument of a job: `offset` bytes into buffer number `index`."""
-
-    index: int
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class JobLaunch:
-    """One launch of a job; fields as in `HostFunction.launch`, pointers given as `BufferRef`."""
-
-    kernel: str
-    grid: Sequence[int]
-    block: Sequence[int]
-    smem_bytes: int = 0
-    args: Sequence[BufferRef | Argument] = field(default_factory=tuple)
-    seed: int = 0
-
-
-def write_job(
-    directory: StrPath,
-    buffers: Sequence[bytes | int],
-    launches: Sequence[JobLaunch],
-    constant: Collection[int] = (),
-) -> Path:
-    """Write a job for a sanitized executable, and return the path for `run_job`.
-
-    Args:
-        directory: Receives the job and its buffers; made if missing. One job per directory.
-        buffers: Initial content of each buffer, or its size in bytes to have it filled with 0xFF.
-            Any object with the buffer protocol will do for bytes. The executable allocates exactly
-            this size, so that one byte too far is seen.
-        launches: Run in order.
-        constant: Indices of buffers that no launch may write; a write ends the executable, also
-            one that is undone later.
-
-    Raises:
-        ValueError: If an argument refers to a buffer that does not exist.
-    """
-    directory = Path(directory).resolve()
-    directory.mkdir(parents=True, exist_ok=True)
-    lines = ["kgen-job 1"]
-    for index, buffer in enumerate(buffers):
-        word = "constant" if index in constant else "buffer"
-        if isinstance(buffer, int):
-            lines.append(f"{word} {buffer} -")
-        else:
-            content = bytes(buffer)
-            path = directory / f"buffer_{index}.in"
-            path.write_bytes(content)
-            lines.append(f"{word} {len(content)} {path}")
-    for launch in launches:
-        grid, block = _extents("grid", launch.grid), _extents("block", launch.block)
-        numbers = (*grid, *block, launch.smem_bytes, launch.seed, len(launch.args))
-        lines.append(f"launch {launch.kernel} {' '.join(map(str, numbers))}")
-        for arg in launch.args:
-            if not isinstance(arg, BufferRef):
-                lines.append(f"value {bytes(arg).hex()}")
-            elif 0 <= arg.index < len(buffers):
-                lines.append(f"pointer {arg.index} {arg.offset}")
-            else:
-                raise ValueError(f"{launch.kernel}: {arg}, but there are {len(buffers)} buffers")
-    lines += [f"output {i} {directory / f'buffer_{i}.out'}" for i in range(len(buffers))]
-    job = directory / "job.txt"
-    job.write_text("\n".join(lines) + "\n")
-    return job
-
-
-def run_job(executable: StrPath, job: StrPath, timeout_s: float) -> list[bytes]:
-    """Run a job with a sanitized executable.
-
-    Args:
-        executable: Made by `compile_sanitized_command`.
-        job: Returned by `write_job`.
-        timeout_s: The executable is killed after so many seconds.
-
-    Returns:
-        The content of every buffer after the last launch, in the order given to `write_job`.
-
-    Raises:
-        HostTimeout: If it did not end in time.
-        HostFault: If the sanitizer found something (with the head of its report), a launch was
-            refused, or a thread did something undefined.
-    """
-    environment = {**os.environ, "ASAN_OPTIONS": _ASAN_OPTIONS, "UBSAN_OPTIONS": _UBSAN_OPTIONS}
-    command = [str(Path(executable).resolve()), str(job)]
-    for _ in range(_MAX_STARTS):
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise HostTimeout(f"{command[0]}: did not end within {timeout_s} s") from None
-        silent_crash = done.returncode == -signal.SIGSEGV and not done.stderr
-        if not silent_crash and _SHADOW_TAKEN not in done.stderr:
-            break
-    if done.returncode != 0:
-        report = _head_of_report(done.stderr.decode(errors="replace"))
-        raise HostFault(report or f"{command[0]}: exit status {done.returncode}")
-    outputs = []
-    for line in Path(job).read_text().splitlines():
-        if line.startswith("output "):
-            outputs.append(Path(line.split(" ", 2)[2]).read_bytes())
-    return outputs
-
-
-def _head_of_report(stderr: str) -> str:
-    """Return the lines that say what happened and where; a sanitizer adds a hundred more."""
-    lines = [line for line in stderr.splitlines() if line.strip("= ")]
-    for index, line in enumerate(lines):
-        if "Sanitizer" in line or "runtime error:" in line:
-            lines = lines[index:]
-            break
-    for index, line in enumerate(lines):
-        if line.startswith(("SUMMARY:", "Shadow bytes")):
-            lines = lines[:index]
-            break
-    return "\n".join(lines[:_MAX_REPORT_LINES])

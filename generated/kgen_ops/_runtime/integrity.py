@@ -115,7 +115,7 @@ def checked_module(package: str, name: str) -> ModuleType:
     """Import a module with a dispatch table or safe kernels after comparing it with the list.
 
     Args:
-        package: Of the operator: `kgen_ops.rmsnorm`.
+        package: The package of the operator: `kgen_ops.rmsnorm`.
         name: Below it: `tables.h200`, `safe`.
     Raises:
         IntegrityError: If the file differs from the list, or is of another format than this

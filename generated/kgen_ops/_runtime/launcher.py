@@ -29,7 +29,7 @@ _SLOTS = {
 
 
 class Launcher(Protocol):
-    """What `make_launcher` returns."""
+    """The type of the result of `make_launcher`."""
 
     def __call__(self, stream: int, grid_x: int, grid_y: int, grid_z: int, /, *args: Any) -> None:
         """Launch on a raw stream.

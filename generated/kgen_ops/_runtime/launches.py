@@ -1,4 +1,4 @@
-"""Which launches a config makes for a call, found without a kernel: the plan is bound to a list."""
+"""The launches of a config for a call, computed without a kernel: the plan is bound to a list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LaunchList:
     Attributes:
         prepared: (threads, bytes of dynamic shared memory) of a CTA of each launch of the plan.
         made: The launches that a run made.
-        elements: Of all workspaces.
+        elements: The elements of all workspaces.
     """
 
     def __init__(self) -> None:

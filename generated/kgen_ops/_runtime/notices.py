@@ -1,10 +1,10 @@
-"""What the library served below its due: calls that no tuned kernel could take.
+"""Warnings and statistics about calls that no tuned kernel could serve.
 
 Such a call gets the operator's safe kernel, which is correct for every problem and may be a hundred
 times slower than a tuned one. The first call of a problem warns; `misses()` lists all of them.
 
-A call that a predicted row serves gets a kernel that was chosen by a model and timed on no GPU. The
-first call of a problem warns of that as well; it is no miss.
+A call that a predicted row serves gets a kernel that a model chose and that was not timed on a GPU.
+The first call of such a problem warns as well, but is not in `misses()`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHOWN = 2  # reasons in a warning
 
 
 class KgenPerformanceWarning(UserWarning):
-    """A call is served by a kernel that was tuned for no problem, or never timed on the GPU."""
+    """A call is served by an untuned kernel, or by a kernel that was never timed on this GPU."""
 
 
 class Miss(NamedTuple):
@@ -29,7 +29,7 @@ class Miss(NamedTuple):
     Attributes:
         function: The public function.
         problem: As `kgen tune --problem` takes it.
-        device: Where it ran.
+        device: The device that ran it.
         config: The safe kernel.
         calls: Number of calls in this process.
         refused: Why better kernels could not serve it; empty if there was none.
@@ -110,7 +110,7 @@ def note_prediction(
     Args:
         function: The public function.
         problem: As `kgen tune --problem` takes it.
-        device: Where it runs.
+        device: The device that runs it.
         config: The predicted kernel.
         command: The command that measures the problem.
     """

@@ -112,8 +112,10 @@ class PassTables:
         name = f"ranking_{gpu.name}"
         if not (self._folder / f"{name}.py").exists():
             return None
-        found: Ranking | None = getattr(
-            checked_module(self.package, name), self.name.upper(), None)
+        module = checked_module(self.package, name)
+        if owner := getattr(module, "SAME_AS", ""):  # another operator of the family has the model
+            module = checked_module(f"{self.library}.{owner}", name)
+        found: Ranking | None = getattr(module, self.name.upper(), None)
         return found
 
     def of_device(self, device: torch.device) -> Table:
@@ -146,9 +148,9 @@ class PassTables:
         """Return a kernel file, loaded on a device.
 
         Args:
-            stem: Of the file in `kernels/`.
-            device: Where the kernel will run.
-            problem: Of the call; for the error.
+            stem: The stem of the file in `kernels/`.
+            device: The device that will run the kernel.
+            problem: The problem of the call; for the error.
         Raises:
             DispatchError: If the file is not loaded yet and a CUDA graph is being captured.
         """
@@ -164,8 +166,8 @@ class PassTables:
             instance: A family of this pass, and its config.
             dims: Every dim of the problem.
             choices: Every dtype field and option of it.
-            device: Where the kernel will run.
-            problem: Of the call; for the error.
+            device: The device that will run the kernel.
+            problem: The problem of the call; for the error.
         Returns:
             The name of the kernel's file, and the kernel.
         Raises:

@@ -2,8 +2,8 @@
 
 Two kinds of modules are swapped. RMSNorm modules of any class get another `forward`
 (`patching_norms.py`). Modules whose methods call a published function that the library serves, such
-as the layers of FLA, keep their code, and the name of that function means the library's adapter in
-it (`patching_functions.py`). Both are found out by a trial.
+as the layers of FLA, keep their code, in which the name of that function refers to the library's
+adapter (`patching_functions.py`). A trial call decides whether a module is swapped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Swapped(NamedTuple):
     Attributes:
         name: As `model.named_modules()` has it.
         kind: Its class.
-        function: What it calls: the operator with the arguments that the trial found, or the
+        function: The operator that it calls now, with the arguments that the trial found; or the
             published functions that are replaced, each with the operator that serves it.
         untried: Why there was no trial; empty if there was one.
     """
@@ -42,12 +42,12 @@ class Left(NamedTuple):
 
 
 class Patched:
-    """What `patch` did; `print` shows it.
+    """The modules that `patch` replaced and those it left unchanged, with reasons; printable.
 
     Attributes:
         swapped: The modules that call the library now.
-        left: Modules that are called RMSNorm, or call a function that the library knows, and were
-            left alone, with the reasons.
+        left: Modules that are called RMSNorm, or call a function that the library knows, and are
+            unchanged, with the reasons.
     """
 
     def __init__(
@@ -76,21 +76,21 @@ def patch(model: nn.Module) -> Patched:
 
         print(kgen_ops.patch(model))
 
-    Swapped are RMSNorm modules of any class, and modules whose methods call a function of FLA or
+    `patch` swaps RMSNorm modules of any class, and modules whose methods call a function of FLA or
     of the RWKV models for transformers that `kgen_ops.compat` has. Modules keep their class,
-    parameters and place, so checkpoints, hooks and optimizers see no change. A module is swapped
-    only if a trial on its own device shows that it, or the function, computes what the library
-    does. A function of FLA needs a GPU for the trial; without one it is known by its name and its
-    arguments, and the list says so.
+    parameters and position, so checkpoints, hooks and optimizers see no change. A module is swapped
+    only if a trial call on its own device gives the library's result. A function of FLA needs a GPU
+    for the trial; without one, `patch` recognises it by its name and its arguments, and the list
+    says so.
 
-    A swapped module goes on with its own code for calls that the library does not serve in the
+    A swapped module runs its own code for calls that the library does not serve in the
     same way: with further arguments, with other dtypes, or on a device that the library was not
     tuned for.
 
     Args:
         model: Any module, for instance a model of `transformers`, or built with `torch.nn.RMSNorm`.
     Returns:
-        What was swapped; its `undo()` takes all of it back.
+        The swapped modules; `undo()` of the result reverts all changes.
     Raises:
         TypeError: If `model` is no module.
     """

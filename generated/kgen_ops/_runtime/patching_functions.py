@@ -31,7 +31,7 @@ class _Known(NamedTuple):
     """A published function.
 
     Attributes:
-        operator: What serves it.
+        operator: The operator that serves it.
         adapter: Its name in `compat`.
         origin: Modules below this one are known to publish it, so that it may go without a trial
             where it cannot run; empty: only a trial shows it.
@@ -130,7 +130,7 @@ class Functions:
     def _looked_at(
         self, name: str, function: Callable[..., Any], device: torch.device
     ) -> _Accepted | str:
-        """What replaces a function, or why nothing does."""
+        """The replacement of a function, or the reason why there is none."""
         known = _KNOWN[name]
         if not hasattr(self._library, known.operator):
             return f"it calls {name}, and the library has no {known.operator}"

@@ -1,4 +1,4 @@
-"""RMSNorm modules, found out by a trial; part of `patch`.
+"""RMSNorm modules, recognised by a trial call; part of `patch`.
 
 Published models have some 170 classes of RMSNorm, which differ in the name of eps, in a weight that
 is stored minus 1, and in having no weight at all. What a module computes is therefore found out by
@@ -24,7 +24,7 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.float16: 4e-3, tor
 
 
 class Norm(NamedTuple):
-    """What an RMSNorm module computes: x / sqrt(mean(x^2) + eps) * (offset + weight)."""
+    """The formula of an RMSNorm module: x / sqrt(mean(x^2) + eps) * (offset + weight)."""
 
     eps: float
     offset: float
@@ -43,7 +43,7 @@ def forward_of(
 
     Args:
         module: The module.
-        norm: What it computes.
+        norm: The formula of the module.
         rmsnorm: The library's function.
         on_cpu: Whether the library serves CPU tensors.
     """
@@ -63,7 +63,7 @@ def forward_of(
 
 
 def found_out(module: nn.Module) -> Norm | str:
-    """What a module computes, or why it is no RMSNorm that the library can serve."""
+    """The formula of a module, or the reason why it is no RMSNorm that the library can serve."""
     if "forward" in module.__dict__:
         return "its forward was replaced before"
     weight = getattr(module, "weight", None)

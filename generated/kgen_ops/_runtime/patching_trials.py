@@ -1,4 +1,4 @@
-"""What published functions compute, on small random inputs; part of `patch`.
+"""Trial calls of published functions on small random inputs; part of `patch`.
 
 A trial has the arguments of a call by position and name, and the outputs that the definition gives
 in fp64: y first, then what the call returns as its state.

@@ -1,7 +1,7 @@
 """Prepare the launch of a call: choose its kernel, bind it, and run it for the first time.
 
-`selection.py` says in which order kernels are tried. One that does not compile here, or needs more
-than the device has, leaves the call to the next.
+`selection.py` gives the order in which kernels are tried. If a kernel does not compile here, or
+needs more than the device has, the next one is tried.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Preparer:
         return Call(**bound.dims, **bound.strides, **pointers)
 
     def _miss(self, choice: RowChoice, bound: BoundArguments, device: torch.device) -> Miss:
-        """What `misses()` says of a call that the safe kernel serves."""
+        """The entry of `misses()` for a call that the safe kernel serves."""
         dims, dtypes = tuple(bound.dims.values()), tuple(bound.dtypes.values())
         problem, command = self._tune_command(bound, device)
         return Miss(
@@ -219,7 +219,7 @@ class Preparer:
         tensors: Sequence[Tensor | None], outputs: Sequence[Tensor | None],
         scalars: Sequence[float],
     ) -> None:
-        """Compare a kernel that is not proven here with the safe kernel, once for each kernel.
+        """Compare a kernel that was not verified here with the safe kernel, once for each kernel.
 
         Raises:
             CheckError: If they differ.
@@ -298,7 +298,7 @@ def _launch(
 def _refusal_key(
     choice: RowChoice, dims: Mapping[str, int], dtypes: Mapping[str, str]
 ) -> tuple[object, ...]:
-    """What stays refused after a failure: this config for this problem."""
+    """The key of a failed kernel, which is not tried again: its config and the problem."""
     return (choice.step == "family", choice.config, tuple(dims.values()), tuple(dtypes.values()))
 
 

@@ -106,7 +106,7 @@ def not_loaded(library: str, operator: str, pass_name: str, problem: str,
         operator: The operator.
         pass_name: Its pass.
         problem: As `problem_text` has it.
-        device: Where.
+        device: The device.
     """
     arguments = [f'"{operator}"', *([] if pass_name == "forward" else [f'pass_name="{pass_name}"'])]
     for name, _, value in (pair.partition("=") for pair in problem.split(",")):

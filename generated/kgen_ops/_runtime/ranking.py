@@ -27,7 +27,7 @@ class Tree(NamedTuple):
 
     Attributes:
         features: Name of the number that each depth compares.
-        thresholds: What it is compared with.
+        thresholds: The values that it is compared with.
         values: By the bits of the comparisons: bit d is set if depth d is above its threshold.
     """
 
@@ -41,7 +41,7 @@ class Ranking(NamedTuple):
 
     Attributes:
         problems: Number of problems that it was learnt from.
-        base: What it predicts without any tree.
+        base: The prediction without any tree.
         trees: They add to `base`.
     """
 
@@ -67,7 +67,7 @@ def features_of(family: Family, values: tuple[Value, ...], call: Call,
 
     Args:
         family: The variant.
-        values: Of its parameters; the config is correct for the call.
+        values: The values of its parameters; the config is correct for the call.
         call: As the family's rules take it, without the parameters' values.
         dims: Every dim of the problem.
         choices: Every dtype field and option of it.

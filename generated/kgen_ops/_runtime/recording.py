@@ -64,7 +64,7 @@ def recorded(
     """Record the plan of a row, bound to a call.
 
     Args:
-        row: Of a generated table.
+        row: The row of a generated table.
         file: The row's kernels.
         call: The call.
         facts: Hardware facts of the GPU, for a safe row.

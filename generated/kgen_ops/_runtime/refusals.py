@@ -1,4 +1,4 @@
-"""Which errors of a kernel mean that another kernel should serve the call."""
+"""The errors of a kernel after which dispatch tries the next kernel."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Templates:
 
         Args:
             text: The template.
-            values: Of every name that it uses.
+            values: The values of every name that it uses.
         Raises:
             jinja2.TemplateError: If the template is not valid, or uses another name.
             ArithmeticError, TypeError, ValueError, MemoryError, RecursionError: If a statement of

@@ -117,7 +117,7 @@ def small_dims(
     Stops early where the row's conditions would no longer hold.
 
     Args:
-        signature: Of the pass.
+        signature: The signature of the pass.
         row: Its problem is where this begins.
         most: Elements of all tensors together.
         floors: Extents that some dims keep at least.

@@ -91,7 +91,7 @@ class RowChoice(NamedTuple):
 
 
 class Fallbacks(Protocol):
-    """What the last steps of dispatch load."""
+    """The loaders of the last dispatch steps."""
 
     def families(self) -> Mapping[str, Family]:
         """Return the families of the pass, by variant."""
@@ -113,9 +113,9 @@ def candidates(
     """Yield the rows that can serve a call, in the order of the dispatch steps.
 
     Args:
-        signature: Of the pass.
+        signature: The signature of the pass.
         operator: The operator; for the error.
-        table: Of the device.
+        table: The table of the device.
         fallbacks: Loads families and safe kernels; only steps 3 and 4 call it.
         dims: Extents, in the signature's order.
         dtypes: Dtypes and options, in the signature's order.
@@ -256,7 +256,7 @@ def explanation(
     """Describe the chosen row and the evidence for it.
 
     Args:
-        signature: Of the pass.
+        signature: The signature of the pass.
         table: The table that the row was chosen from.
         choice: One of `candidates`.
         dims: Extents by name, in the signature's order.

@@ -162,7 +162,7 @@ def _table_troubles(
 
 
 def _code_trouble(row: Row, cubin: Path) -> str:
-    """How the machine code of a row's cubin differs from the measured one; empty if it does not."""
+    """The difference between a row's cubin and the measured code, as text; empty if none."""
     try:
         found = code_of(cubin.read_bytes()).digest
     except CubinError as problem:

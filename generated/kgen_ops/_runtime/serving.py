@@ -1,4 +1,4 @@
-"""Whether the library serves a call, and if not why, before the call is made.
+"""Check before a call whether the library serves it, and why not.
 
 For callers that have another kernel for the calls that the library does not serve.
 """

@@ -22,7 +22,7 @@ class Dim(NamedTuple):
 
     Attributes:
         name: Upper-case by custom: `M`.
-        doc: What it counts; empty in the generated library.
+        doc: The meaning of the dim; empty in the generated library.
         smallest: Least legal value.
         like: An earlier dim that this one mostly equals; kgen's short names of problems show this
             dim only where it differs. The generated library leaves it out.

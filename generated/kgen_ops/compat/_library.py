@@ -2,13 +2,69 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
 _LIBRARY = importlib.import_module(__name__.rpartition(".compat.")[0])
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def names_mistakes(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make an adapter's errors name the argument at fault.
+
+    An adapter reshapes tensors before the library sees them. Only a call that fails is looked at
+    again, so that a right one costs no check.
+    """
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except (AttributeError, IndexError, TypeError, RuntimeError) as problem:
+            if isinstance(problem, NotImplementedError):  # says all by itself
+                raise
+            _name_mistake(function, args, kwargs, problem)
+            raise
+
+    return call
+
+
+def _name_mistake(
+    function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object],
+    problem: Exception,
+) -> None:
+    """Raise a clearer error if an argument is no tensor, or shapes do not fit.
+
+    Raises:
+        TypeError: If one is no tensor where a tensor must be.
+        ValueError: If a tensor has too few dims, or cannot be viewed as heads.
+    """
+    name = function.__qualname__
+    try:
+        signature = inspect.signature(function)
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError:  # too few or unknown arguments, as the error says
+        return
+    for argument, value in given.items():
+        kind = str(signature.parameters[argument].annotation)
+        is_left_out = value is None and kind == "Tensor | None"
+        if kind in ("Tensor", "Tensor | None") and not (isinstance(value, Tensor) or is_left_out):
+            raise TypeError(
+                f"{name}: {argument} must be a tensor, not {type(value).__name__}"
+            ) from problem
+    if isinstance(problem, IndexError) or str(problem).startswith("shape '"):
+        shapes = ", ".join(f"{argument} {list(value.shape)}" for argument, value in given.items()
+                           if isinstance(value, Tensor))
+        raise ValueError(
+            f"{name}: the shapes do not fit: {shapes}\n  next: compare them with help({name})"
+        ) from problem
 
 
 def operator_of(name: str) -> Callable[..., Any]:

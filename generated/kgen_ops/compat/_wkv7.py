@@ -28,7 +28,7 @@ def wkv7(
     Args:
         r, w, k, a, b: [B, T, H, K].
         v: [B, T, H, V].
-        decay_form: What w is: `log`, `raw` or `clamp`.
+        decay_form: The form of w: `log`, `raw` or `clamp`.
         scale: Factor of y.
         initial_state: [B, H, K, V] or None; another dtype than fp32, or another layout, is copied.
         return_final_state: Whether to return the final state.

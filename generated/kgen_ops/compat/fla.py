@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._library import refuse
+from ._library import names_mistakes, refuse
 from ._linear_attention import linear_attention
 from ._wkv import wkv
 from ._wkv4 import wkv4
@@ -15,6 +15,7 @@ _EPS = 1e-10
 KeyValueState = Tensor | tuple[Tensor, Tensor]
 
 
+@names_mistakes
 def chunk_rwkv6(
     r: Tensor,
     k: Tensor,
@@ -49,6 +50,7 @@ def chunk_rwkv6(
                   cu_seqlens)
 
 
+@names_mistakes
 def fused_recurrent_rwkv6(
     r: Tensor,
     k: Tensor,
@@ -73,6 +75,7 @@ def fused_recurrent_rwkv6(
                   output_final_state, cu_seqlens)
 
 
+@names_mistakes
 def chunk_linear_attn(
     q: Tensor,
     k: Tensor,
@@ -105,6 +108,7 @@ def chunk_linear_attn(
                         normalize, cu_seqlens)
 
 
+@names_mistakes
 def fused_recurrent_linear_attn(
     q: Tensor,
     k: Tensor,
@@ -127,6 +131,7 @@ def fused_recurrent_linear_attn(
                         output_final_state, normalize, cu_seqlens)
 
 
+@names_mistakes
 def fused_recurrent_rwkv4(
     w: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -200,14 +205,20 @@ def _parts(
     caller: str, initial_state: KeyValueState | None, normalize: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """State and sum of keys; a caller may give neither, the state, or both."""
-    if not isinstance(initial_state, tuple):
+    if not isinstance(initial_state, tuple | list):
         return initial_state, None
     if not normalize:
         raise ValueError(
             f"{caller}: initial_state is a pair, but normalize = False\n"
             "  allowed: a tensor [B, H, E, M], or normalize=True with (state, sum of keys)"
         )
-    return initial_state
+    if len(initial_state) != 2:
+        raise ValueError(
+            f"{caller}: initial_state has {len(initial_state)} parts\n"
+            "  allowed: a tensor [B, H, E, M], or a pair (state, sum of keys)"
+        )
+    state, key_sum = initial_state
+    return state, key_sum
 
 
 def _refuse_reverse(caller: str) -> None:

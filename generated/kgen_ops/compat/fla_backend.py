@@ -37,8 +37,8 @@ class _Function(NamedTuple):
 
     Attributes:
         name: Of FLA's function, and of the one in `_fla_calls` that converts its arguments.
-        module: That defines it.
-        operator: What serves it.
+        module: The module that defines it.
+        operator: The operator that serves it.
         operation: FLA's name of the registry that several functions share; empty: its own.
     """
 
@@ -66,7 +66,7 @@ _NOT_DISPATCHED = (
 
 
 class Registered(NamedTuple):
-    """What `register` did; `print` shows it.
+    """The FLA functions that `register` added and those it could not add, with reasons; printable.
 
     Attributes:
         served: FLA's function -> the operator that serves its calls.
@@ -200,7 +200,7 @@ def _kind(base: type, methods: dict[str, Callable[..., Any]]) -> type:
 
 
 def _methods(function: _Function) -> dict[str, Callable[..., Any]]:
-    """What FLA calls, by name: to ask whether a call is served, and to serve it."""
+    """The methods that FLA calls, by name: the verifier of a call, and the call itself."""
     asked: Callable[..., Call] = getattr(_fla_calls, function.name)
 
     def verifier(*arguments: Any, **keywords: Any) -> tuple[bool, str | None]:

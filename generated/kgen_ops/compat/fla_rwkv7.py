@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._library import refuse
+from ._library import names_mistakes, refuse
 from ._wkv7 import wkv7
 
 
+@names_mistakes
 def chunk_rwkv7(
     r: Tensor,
     w: Tensor,
@@ -50,6 +51,7 @@ def chunk_rwkv7(
     return _rwkv7(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens)
 
 
+@names_mistakes
 def fused_recurrent_rwkv7(
     r: Tensor,
     w: Tensor,
@@ -73,6 +75,7 @@ def fused_recurrent_rwkv7(
     return _rwkv7(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens)
 
 
+@names_mistakes
 def fused_mul_recurrent_rwkv7(
     r: Tensor,
     w: Tensor,

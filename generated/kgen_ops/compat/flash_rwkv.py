@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ._library import names_mistakes
 from ._wkv import heads, per_head, wkv
 
 
+@names_mistakes
 def rwkv5_cuda_linear_attention(
     receptance: Tensor,
     key: Tensor,
@@ -41,6 +43,7 @@ def rwkv5_cuda_linear_attention(
     return out.flatten(2), final.mT
 
 
+@names_mistakes
 def rwkv6_cuda_linear_attention(
     receptance: Tensor,
     key: Tensor,

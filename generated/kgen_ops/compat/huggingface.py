@@ -7,10 +7,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._library import names_mistakes
 from ._wkv import heads, per_head, wkv
 from ._wkv4 import wkv4
 
 
+@names_mistakes
 def rwkv_linear_attention(
     time_decay: Tensor,
     time_first: Tensor,
@@ -39,6 +41,7 @@ def rwkv_linear_attention(
     return out, None if final is None else list(final.unbind(-1))
 
 
+@names_mistakes
 def rwkv5_linear_attention(
     training: bool,
     receptance: Tensor,
@@ -73,6 +76,7 @@ def rwkv5_linear_attention(
     return out, final
 
 
+@names_mistakes
 def rwkv6_linear_attention(
     training: bool,
     receptance: Tensor,

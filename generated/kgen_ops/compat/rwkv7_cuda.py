@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ._library import names_mistakes
 from ._wkv import heads
 from ._wkv7 import wkv7
 
 
+@names_mistakes
 def RWKV7_CLAMPW_CUDA(  # noqa: N802 - the published name
     r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, HEAD_SIZE: int = 64  # noqa: N803 - published
 ) -> Tensor:
@@ -28,6 +30,7 @@ def RWKV7_CLAMPW_CUDA(  # noqa: N802 - the published name
     return _clamped("RWKV7_CLAMPW_CUDA", (r, w, k, v, a, b), HEAD_SIZE, None, False)[0]
 
 
+@names_mistakes
 def RWKV7_STATE_CLAMPW_CUDA(  # noqa: N802 - the published name
     s0: Tensor, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor
 ) -> Tensor:
@@ -45,6 +48,7 @@ def RWKV7_STATE_CLAMPW_CUDA(  # noqa: N802 - the published name
     return _clamped("RWKV7_STATE_CLAMPW_CUDA", (r, w, k, v, a, b), s0.shape[-1], s0, False)[0]
 
 
+@names_mistakes
 def RWKV7_STATE_PASSING_CLAMPW_CUDA(  # noqa: N802 - the published name
     s0: Tensor, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -66,6 +70,7 @@ def RWKV7_STATE_PASSING_CLAMPW_CUDA(  # noqa: N802 - the published name
     return y, final.mT
 
 
+@names_mistakes
 def attn_chunked_cuda(
     r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, s0: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -83,6 +88,7 @@ def attn_chunked_cuda(
     return _wind(r, w, k, v, a, b, s0, None)
 
 
+@names_mistakes
 def attn_chunked_cuda_varlen(
     r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, s0: Tensor | None,
     cu_seqlens: Tensor,

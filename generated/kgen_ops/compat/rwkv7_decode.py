@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._library import operator_of
+from ._library import names_mistakes, operator_of
 from ._wkv import heads
 
 _OPERATOR = operator_of("wkv7_decode")
 
 
+@names_mistakes
 def rwkv7_wkv_fp32_v2(
     B: int, T: int, C: int, H: int, state: Tensor, r: Tensor, w: Tensor, k: Tensor, v: Tensor,  # noqa: N803 - published
     a: Tensor, b: Tensor, y: Tensor,
@@ -33,6 +34,7 @@ def rwkv7_wkv_fp32_v2(
     _decode("rwkv7_wkv_fp32_v2", (B, T, C, H), state, (r, w, k, v, a, b), y, "clamp")
 
 
+@names_mistakes
 def wkv7s(
     B: int, T: int, C: int, H: int, state: Tensor, r: Tensor, w: Tensor, k: Tensor, v: Tensor,  # noqa: N803 - published
     a: Tensor, b: Tensor, y: Tensor,

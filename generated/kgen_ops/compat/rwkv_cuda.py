@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ._library import names_mistakes
 from ._wkv import heads, per_head, wkv
 from ._wkv4 import wkv4
 
@@ -12,6 +13,7 @@ class WKV:
     """RWKV-LM's `WKV` of RWKV-4, around `wkv_cuda`, by `kgen_ops.wkv4`. T has no bound here."""
 
     @staticmethod
+    @names_mistakes
     def apply(
         B: int, T: int, C: int, w: Tensor, u: Tensor, k: Tensor, v: Tensor  # noqa: N803 - published
     ) -> Tensor:
@@ -36,6 +38,7 @@ class WKV_5:  # noqa: N801 - the published name
     """RWKV-CUDA's `WKV_5` by `kgen_ops.wkv5`."""
 
     @staticmethod
+    @names_mistakes
     def apply(
         B: int, T: int, C: int, H: int, r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor  # noqa: N803 - published
     ) -> Tensor:
@@ -61,6 +64,7 @@ class WKV_6:  # noqa: N801 - the published name
     """RWKV-CUDA's `WKV_6` by `kgen_ops.wkv6`."""
 
     @staticmethod
+    @names_mistakes
     def apply(
         B: int, T: int, C: int, H: int, r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor  # noqa: N803 - published
     ) -> Tensor:

@@ -115,14 +115,16 @@ def linear_attention(
     """Causal dot product: attention without softmax, in linear time.
 
     S_t = S_{t-1} + k_t v_t^T,  z_t = z_{t-1} + k_t;  S_0, z_0 as given, else 0
-    out_t = scale * q_t S_t, and where norm is wanted, divided by
+    out_t = scale * q_t S_t, with return_norm divided by
     norm_t = scale * q_t . z_t + eps
 
     Gradients, with g = gout / norm and n = -gout_dot_out / norm (without norm: g = gout, n = 0):
     gq_t = scale * (S_t g_t + n_t z_t)
     G_t = G_{t+1} + scale * q_t g_t^T,  y_t = y_{t+1} + scale * n_t q_t
     gk_t = G_t v_t + y_t,  gv_t = k_t G_t
-    from the gradients of the final state and key sum, to those of the initial ones
+
+    G_{T+1} and y_{T+1} are the gradients of the final state and key sum, else 0; G_1 and y_1 are
+    those of the initial state and key sum
 
     Args:
         q: [B, H, T, E]; fp32, fp16 or bf16; the last dim contiguous, any strides of B, H and T.
@@ -142,11 +144,11 @@ def linear_attention(
         final_state: [B, H, E, M]; fp32; S after the last step. Only with return_final_state.
         final_key_sum: [B, H, E]; fp32; z after the last step. Only with return_final_key_sum.
         norm: [B, H, T]; fp32; what out was divided by. Only with return_norm.
-        Several outputs come as a named tuple with these names.
+        Several outputs are returned as a named tuple with these names.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted, and the library has no backward pass.
+        NotImplementedError: If a gradient is needed and the library has no backward pass.
         DispatchError: If the library has no kernel for the device.
 
     Source: Katharopoulos, Vyas, Pappas and Fleuret 2020, arXiv:2006.16236.
@@ -393,14 +395,16 @@ def linear_attention_backward(
     """The backward pass of `linear_attention`.
 
     S_t = S_{t-1} + k_t v_t^T,  z_t = z_{t-1} + k_t;  S_0, z_0 as given, else 0
-    out_t = scale * q_t S_t, and where norm is wanted, divided by
+    out_t = scale * q_t S_t, with return_norm divided by
     norm_t = scale * q_t . z_t + eps
 
     Gradients, with g = gout / norm and n = -gout_dot_out / norm (without norm: g = gout, n = 0):
     gq_t = scale * (S_t g_t + n_t z_t)
     G_t = G_{t+1} + scale * q_t g_t^T,  y_t = y_{t+1} + scale * n_t q_t
     gk_t = G_t v_t + y_t,  gv_t = k_t G_t
-    from the gradients of the final state and key sum, to those of the initial ones
+
+    G_{T+1} and y_{T+1} are the gradients of the final state and key sum, else 0; G_1 and y_1 are
+    those of the initial state and key sum
 
     Args:
         gout: [B, H, T, M]; gradient of out; dtype of q; the last dim contiguous, any strides of B,
@@ -423,11 +427,11 @@ def linear_attention_backward(
         gv: [B, H, T, M]; dtype and layout of v.
         ginitial_state: [B, H, E, M]; fp32; gradient of initial_state. Only with initial_state.
         ginitial_key_sum: [B, H, E]; fp32; gradient of initial_key_sum. Only with initial_key_sum.
-        Several outputs come as a named tuple with these names.
+        Several outputs are returned as a named tuple with these names.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted of what this returns.
+        NotImplementedError: If a gradient is needed of an output of this function.
         DispatchError: If the library has no kernel for the device.
 
     Source: Katharopoulos, Vyas, Pappas and Fleuret 2020, arXiv:2006.16236.

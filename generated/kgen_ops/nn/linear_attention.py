@@ -14,7 +14,7 @@ _OPERATOR = operator_of("linear_attention")
 
 
 class LinearAttentionState(NamedTuple):
-    """What decoding goes on from.
+    """The recurrent state that decoding continues from.
 
     Attributes:
         state: [B, H, E, E]; fp32; sum of phi(k) v^T.
@@ -41,7 +41,7 @@ class LinearAttention(nn.Module):
         num_heads: H; a head has E = embed_dim / H features.
         bias: Whether the projections have a bias.
         eps: Added to the norm.
-        device, dtype: Of the parameters.
+        device, dtype: The device and dtype of the parameters.
     Raises:
         ValueError: If num_heads does not divide embed_dim.
 

@@ -25,7 +25,7 @@ class RMSNorm(nn.RMSNorm):
         normalized_shape: Extent of the last dim; a sequence of one number is the same.
         eps: Added to the mean square; None: the machine epsilon of fp32, as torch has it.
         elementwise_affine: Whether there is a weight.
-        device, dtype: Of the weight.
+        device, dtype: The device and dtype of the weight.
         offset: Added to the weight, which starts as 1 - offset. Gemma has 1.
     Raises:
         ValueError: If `normalized_shape` has another number of dims than 1.

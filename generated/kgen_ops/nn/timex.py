@@ -22,7 +22,7 @@ class Timex(nn.Module):
         channels: C.
         length: L, the longest sequence.
         eps: Added to every output.
-        device, dtype: Of the weight.
+        device, dtype: The device and dtype of the weight.
 
     The weight [C, L] starts uniform between -1 / sqrt(L) and 1 / sqrt(L), as that Conv1d's.
     Source: B. Peng, RWKV-CUDA, depthwise_conv1d (`TimeX`), 2022.

@@ -28,7 +28,7 @@ class Wkv4(nn.Module):
         channels: C.
         layer, layers: Place of the layer in the model, from 0, and number of layers. They choose
             the initial values alone.
-        device, dtype: Of the parameters; fp32 serves inputs of any dtype.
+        device, dtype: The device and dtype of the parameters; fp32 serves inputs of any dtype.
 
     Initial values: time_decay[c] = -5 + 8 (c / (C-1))^(0.7 + 1.3 depth);
     time_first[c] = log(0.3) + 0.5 ((c+1) mod 3 - 1).
@@ -127,7 +127,7 @@ class Wkv5(_Heads):
         head_size: K, features of a head of r and k; a head of v may have another number V.
         layer, layers: Place of the layer in the model, from 0, and number of layers. They choose
             the initial values alone.
-        device, dtype: Of the parameters; fp32 serves inputs of any dtype.
+        device, dtype: The device and dtype of the parameters; fp32 serves inputs of any dtype.
 
     Initial values, with c = h K + i and C = H K: time_decay = -6 + 5 (c / (C-1))^(0.7 + 1.3 depth);
     time_faaaa = depth (1 - c / (C-1)) + 0.1 ((c+1) mod 3 - 1).
@@ -195,7 +195,7 @@ class Wkv6(_Heads):
         head_size: K, features of a head of r, k and w; a head of v may have another number V.
         layer, layers: Place of the layer in the model, from 0, and number of layers. They choose
             the initial values alone.
-        device, dtype: Of the parameter; fp32 serves inputs of any dtype.
+        device, dtype: The device and dtype of the parameter; fp32 serves inputs of any dtype.
 
     Initial values: those of `Wkv5.time_faaaa`. The part of w that does not depend on the input
     starts in RWKV-LM as `Wkv5.time_decay` does.

@@ -29,9 +29,9 @@ class Wkv7(nn.Module):
         head_size: K, features of a head of all inputs.
         layer, layers: Place of the layer in the model, from 0, and number of layers. They choose
             the initial values alone.
-        device, dtype: Of the parameters.
-        eps: Of the group norm. RWKV-LM has 64e-5 for every head size; FLA's layer has 1e-5 K, which
-            is the same for K = 64.
+        device, dtype: The device and dtype of the parameters.
+        eps: Added to the variance in the group norm. RWKV-LM has 64e-5 for every head size; FLA's
+            layer has 1e-5 K, which is the same for K = 64.
 
     Initial values, with c over all C = H K channels: k_k = 0.71 - 0.1 (c / (C-1) - 0.5);
     k_a = 1.02; r_k = -0.04; ln_x.weight = ((layer + 1) / layers)^0.7; ln_x.bias = 0.

@@ -92,7 +92,7 @@ def rmsnorm(
 
     Args:
         x: [..., N]; fp32, fp16 or bf16; N contiguous, any row stride.
-        w: [N]; dtype of x, or fp32; None for no weight, offset included.
+        w: [N]; dtype of x, or fp32; None: a weight of 1, and offset is ignored.
         residual: [..., N]; dtype of x; added to x first.
         eps: Added to the mean square; > 0.
         offset: Added to the weight: 1 where a model stores w - 1, as Gemma does.
@@ -102,11 +102,11 @@ def rmsnorm(
         h: [..., N]; x + residual, rounded to their dtype. Only with residual.
         rstd: [...]; fp32; 1 / sqrt(mean + eps) of each row, for the backward pass. Only with
             return_rstd.
-        Several outputs come as a named tuple with these names.
+        Several outputs are returned as a named tuple with these names.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted, and the library has no backward pass.
+        NotImplementedError: If a gradient is needed and the library has no backward pass.
         DispatchError: If the library has no kernel for the device.
 
     Leading dims are flattened without a copy where they share one stride; otherwise the tensor is
@@ -271,8 +271,8 @@ def rmsnorm_backward(
 
     Args:
         dy: [..., N]; gradient of y; dtype of x.
-        x: [..., N]; what was normalised: x, or h where there was a residual.
-        w: [N]; dtype of x, or fp32; None for no weight, offset included.
+        x: [..., N]; the normalised tensor: x, or h if there was a residual.
+        w: [N]; dtype of x, or fp32; None: a weight of 1, and offset is ignored.
         rstd: [...]; fp32, as the forward pass returns it; None to compute it again.
         dh: [..., N]; gradient of h, added to dx.
         eps: Added to the mean square; > 0.
@@ -280,11 +280,11 @@ def rmsnorm_backward(
     Returns:
         dx: [..., N]; gradient of x, and of the residual; dtype of x.
         dw: [N]; gradient and dtype of w. Only with w.
-        Several outputs come as a named tuple with these names.
+        Several outputs are returned as a named tuple with these names.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted of what this returns.
+        NotImplementedError: If a gradient is needed of an output of this function.
         DispatchError: If the library has no kernel for the device.
 
     Leading dims are flattened without a copy where they share one stride; otherwise the tensor is

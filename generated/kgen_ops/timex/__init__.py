@@ -65,9 +65,9 @@ def timex(w: Tensor, k: Tensor, eps: float = 0.0) -> Tensor:
     Returns:
         [B, C, T]; dtype of k; contiguous.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted, and the library has no backward pass.
+        NotImplementedError: If a gradient is needed and the library has no backward pass.
         DispatchError: If the library has no kernel for the device.
 
     Source: B. Peng, RWKV-CUDA, depthwise_conv1d (`TimeX`), 2022.
@@ -175,11 +175,11 @@ def timex_backward(gout: Tensor, w: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         gw: [C, T]; dtype of w; summed over B.
         gk: [B, C, T]; dtype of k; contiguous.
-        The outputs come as a named tuple with these names.
+        The outputs are returned as a named tuple with these names.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted of what this returns.
+        NotImplementedError: If a gradient is needed of an output of this function.
         DispatchError: If the library has no kernel for the device.
 
     Source: B. Peng, RWKV-CUDA, depthwise_conv1d (`TimeX`), 2022.

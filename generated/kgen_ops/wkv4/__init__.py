@@ -84,7 +84,7 @@ def wkv4(
     The log decay is w, with decay_form "raw" -exp(w).
 
     A state (num, den, max) stands for N = num exp(max), D = den exp(max). The final max is the
-    largest exponent of a term: max_t = max(max_{t-1} + w, k_t), so nothing overflows.
+    largest exponent of a term, max_t = max(max_{t-1} + w, k_t), so that no exponential overflows.
 
     Gradients, with q_t the denominator of y_t, r_t = gy_t / q_t, and the log decay w:
     GN_{t-1} = exp(w) GN_t + r_t,  GD_{t-1} = exp(w) GD_t - r_t y_t
@@ -93,11 +93,15 @@ def wkv4(
     gu = sum over b and t of exp(u + k_t) r_t (v_t - y_t)
     gw = sum over b and t of exp(w) (N_{t-1} GN_t + D_{t-1} GD_t)
 
-    States: GN_T = gnum exp(-max), GD_T = gden exp(-max) of the final state; the first gradient is
-    gnum = GN_0 exp(max), gden = GD_0 exp(max), gmax = num gnum + den gden. The final max is a unit
-    of num and den and counts as a constant: the gradient by it has no effect. This is exact for
-    every loss that depends on a state by N and D alone, as y does. FLA also passes the gradient by
-    max on, to the one step that has the maximum; the two agree for these losses.
+    The gradient (gnum, gden, gmax) of the final state begins the recurrence, and GN_0 and GD_0 give
+    that of the initial state:
+    GN_T = gnum exp(-max),  GD_T = gden exp(-max)
+    gnum = GN_0 exp(max),  gden = GD_0 exp(max),  gmax = num gnum + den gden
+
+    The max of the final state is only a scale factor of num and den and is treated as a constant,
+    so its gradient gmax is ignored. This is exact for every loss that depends on a state only
+    through N and D, as y does. FLA passes the gradient with respect to max on to the step that has
+    the maximum; both agree for such losses.
 
     Args:
         k: [B, T, C]; fp32, fp16 or bf16; C contiguous, any strides of B and T.
@@ -107,16 +111,16 @@ def wkv4(
         initial_state: [B, C, 3]; fp32; (num, den, max) before the first step; None: (0, 0, -1e38).
         return_final_state: Whether to return final_state.
         decay_form: "log" or "raw". Form of w. log: the log decay, at most 0; -inf is a decay of 0.
-            raw: as RWKV's models learn it (`time_decay`), the log decay is -exp(w).
+            raw: the parameter `time_decay` of RWKV's models, the log decay is -exp(w).
     Returns:
         y: [B, T, C]; dtype and layout of v.
         final_state: [B, C, 3]; fp32; (num, den, max) after the last step. Only with
             return_final_state.
-        Several outputs come as a named tuple with these names.
+        Several outputs are returned as a named tuple with these names.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted, and the library has no backward pass.
+        NotImplementedError: If a gradient is needed and the library has no backward pass.
         DispatchError: If the library has no kernel for the device.
 
     Source: Peng et al. 2023, arXiv:2305.13048.
@@ -295,7 +299,7 @@ def wkv4_backward(
     The log decay is w, with decay_form "raw" -exp(w).
 
     A state (num, den, max) stands for N = num exp(max), D = den exp(max). The final max is the
-    largest exponent of a term: max_t = max(max_{t-1} + w, k_t), so nothing overflows.
+    largest exponent of a term, max_t = max(max_{t-1} + w, k_t), so that no exponential overflows.
 
     Gradients, with q_t the denominator of y_t, r_t = gy_t / q_t, and the log decay w:
     GN_{t-1} = exp(w) GN_t + r_t,  GD_{t-1} = exp(w) GD_t - r_t y_t
@@ -304,11 +308,15 @@ def wkv4_backward(
     gu = sum over b and t of exp(u + k_t) r_t (v_t - y_t)
     gw = sum over b and t of exp(w) (N_{t-1} GN_t + D_{t-1} GD_t)
 
-    States: GN_T = gnum exp(-max), GD_T = gden exp(-max) of the final state; the first gradient is
-    gnum = GN_0 exp(max), gden = GD_0 exp(max), gmax = num gnum + den gden. The final max is a unit
-    of num and den and counts as a constant: the gradient by it has no effect. This is exact for
-    every loss that depends on a state by N and D alone, as y does. FLA also passes the gradient by
-    max on, to the one step that has the maximum; the two agree for these losses.
+    The gradient (gnum, gden, gmax) of the final state begins the recurrence, and GN_0 and GD_0 give
+    that of the initial state:
+    GN_T = gnum exp(-max),  GD_T = gden exp(-max)
+    gnum = GN_0 exp(max),  gden = GD_0 exp(max),  gmax = num gnum + den gden
+
+    The max of the final state is only a scale factor of num and den and is treated as a constant,
+    so its gradient gmax is ignored. This is exact for every loss that depends on a state only
+    through N and D, as y does. FLA passes the gradient with respect to max on to the step that has
+    the maximum; both agree for such losses.
 
     Args:
         gy: [B, T, C]; Gradient of y; dtype of k; C contiguous, any strides of B and T.
@@ -317,20 +325,20 @@ def wkv4_backward(
         w: [C]; dtype of k, or fp32; the decay, as decay_form says.
         u: [C]; dtype of k, or fp32; added to the key of the current step.
         initial_state: [B, C, 3]; fp32; (num, den, max) before the first step; None: (0, 0, -1e38).
-        gfinal_state: [B, C, 3]; fp32; gradient of final_state. That of its max has no effect.
+        gfinal_state: [B, C, 3]; fp32; gradient of final_state. Its third element is ignored.
         decay_form: "log" or "raw". Form of w. log: the log decay, at most 0; -inf is a decay of 0.
-            raw: as RWKV's models learn it (`time_decay`), the log decay is -exp(w).
+            raw: the parameter `time_decay` of RWKV's models, the log decay is -exp(w).
     Returns:
         gk: [B, T, C]; dtype and layout of k.
         gv: [B, T, C]; dtype and layout of v.
         gw: [C]; dtype of w; summed over B and T.
         gu: [C]; dtype of u; summed over B and T.
         ginitial_state: [B, C, 3]; fp32; gradient of initial_state. Only with initial_state.
-        Several outputs come as a named tuple with these names.
+        Several outputs are returned as a named tuple with these names.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted of what this returns.
+        NotImplementedError: If a gradient is needed of an output of this function.
         DispatchError: If the library has no kernel for the device.
 
     Source: Peng et al. 2023, arXiv:2305.13048.

@@ -109,23 +109,23 @@ def wkv5(
         u: [H, K]; dtype of r, or fp32; the bonus of the current step.
         initial_state: [N, H, K, V]; fp32; S before the first step; None: 0. N is B, or with
             cu_seqlens the number of sequences.
-        cu_seqlens: [N + 1]; int32 or int64; None: every batch row is a sequence. Else B is 1, and
-            sequence n has the steps from cu_seqlens[n] to cu_seqlens[n + 1], none if they are
-            equal. 0 first, never decreasing, T last: the values stay on the device, and nothing
-            checks them.
+        cu_seqlens: [N + 1]; int32 or int64; None: every batch row is a sequence. Otherwise B is 1,
+            and sequence n has the steps cu_seqlens[n] <= t < cu_seqlens[n + 1], possibly none. The
+            first offset must be 0, the last T, and offsets must not decrease. The values stay on
+            the device and are not checked.
         scale: Factor of y; often 1 or K ** -0.5.
         return_final_state: Whether to return final_state.
         decay_form: "log" or "raw" or "decay". Form of w. log: the log decay, at most 0; -inf is a
-            decay of 0. raw: as RWKV's models learn it, the decay is exp(-exp(w)). decay: the decay
-            itself, from 0 to 1.
+            decay of 0. raw: the parameter of RWKV's models, the decay is exp(-exp(w)). decay: the
+            decay itself, from 0 to 1.
     Returns:
         y: [B, T, H, V]; dtype and layout of v.
         final_state: [N, H, K, V]; fp32; S after the last step. Only with return_final_state.
-        Several outputs come as a named tuple with these names.
+        Several outputs are returned as a named tuple with these names.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted, and the library has no backward pass.
+        NotImplementedError: If a gradient is needed and the library has no backward pass.
         DispatchError: If the library has no kernel for the device.
 
     Source: Peng et al. 2024, arXiv:2404.05892.
@@ -361,14 +361,14 @@ def wkv5_backward(
         initial_state: [N, H, K, V]; fp32; S before the first step; None: 0. N is B, or with
             cu_seqlens the number of sequences.
         gfinal_state: [N, H, K, V]; fp32; gradient of final_state.
-        cu_seqlens: [N + 1]; int32 or int64; None: every batch row is a sequence. Else B is 1, and
-            sequence n has the steps from cu_seqlens[n] to cu_seqlens[n + 1], none if they are
-            equal. 0 first, never decreasing, T last: the values stay on the device, and nothing
-            checks them.
+        cu_seqlens: [N + 1]; int32 or int64; None: every batch row is a sequence. Otherwise B is 1,
+            and sequence n has the steps cu_seqlens[n] <= t < cu_seqlens[n + 1], possibly none. The
+            first offset must be 0, the last T, and offsets must not decrease. The values stay on
+            the device and are not checked.
         scale: As in the forward pass.
         decay_form: "log" or "raw" or "decay". Form of w. log: the log decay, at most 0; -inf is a
-            decay of 0. raw: as RWKV's models learn it, the decay is exp(-exp(w)). decay: the decay
-            itself, from 0 to 1.
+            decay of 0. raw: the parameter of RWKV's models, the decay is exp(-exp(w)). decay: the
+            decay itself, from 0 to 1.
     Returns:
         gr: [B, T, H, K]; dtype and layout of r.
         gk: [B, T, H, K]; dtype and layout of k.
@@ -376,11 +376,11 @@ def wkv5_backward(
         gw: [H, K]; dtype of w.
         gu: [H, K]; dtype of u.
         ginitial_state: [N, H, K, V]; fp32; gradient of initial_state. Only with initial_state.
-        Several outputs come as a named tuple with these names.
+        Several outputs are returned as a named tuple with these names.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted of what this returns.
+        NotImplementedError: If a gradient is needed of an output of this function.
         DispatchError: If the library has no kernel for the device.
 
     Source: Peng et al. 2024, arXiv:2404.05892.

@@ -83,7 +83,7 @@ def wkv6_decode(
     S_t = diag(d_t) S_{t-1} + k_t v_t^T
     d_t = exp(w_t), with decay_form "raw" exp(-exp(w_t)), with "decay" w_t
 
-    S_0 is the state in the sequence's slot of state_pool, and S_T takes its place.
+    S_0 is the state in the sequence's slot of state_pool, and S_T overwrites it.
 
     Args:
         r: [B, T, H, K]; fp32, fp16 or bf16; the last dim contiguous, any strides of B, T and H.
@@ -91,24 +91,24 @@ def wkv6_decode(
         v: [B, T, H, V]; dtype of r.
         w: [B, T, H, K]; dtype of r, or fp32; the decay, as decay_form says.
         u: [H, K]; dtype of r, or fp32; the bonus of the current step.
-        state_pool: [S, H, K, V]; fp32; updated in place: the states behind the last step take the
-            place of those before the first. Any strides, so that a pool [S, H, V, K] is passed as
+        state_pool: [S, H, K, V]; fp32; updated in place: the states after the last step overwrite
+            the states before the first step. Any strides, so that a pool [S, H, V, K] is passed as
             state_pool.transpose(-1, -2). It must not share memory with another argument.
         state_indices: [B]; int32 or int64, the slot of each sequence; None: sequence n has slot n.
-            A negative index skips its sequence: y is 0 there, and no state is touched. An index of
-            S or more is refused on the device: y is NaN there, and no state is touched. Two
-            sequences must not have the same slot: what is then in it and in y is undefined. The
-            values stay on the device, so that a CUDA graph may be replayed with others.
+            A negative index skips its sequence: its y is 0, and no state is read or written. For an
+            index of S or more its y is NaN, and no state is read or written. Two sequences must not
+            have the same slot; the contents of a shared slot and y are undefined. The values stay
+            on the device, so that a CUDA graph may be replayed with other values.
         scale: Factor of y; often 1 or K ** -0.5.
         decay_form: "log" or "raw" or "decay". Form of w. log: the log decay, at most 0; -inf is a
-            decay of 0. raw: as RWKV's models learn it, the decay is exp(-exp(w)). decay: the decay
-            itself, from 0 to 1.
+            decay of 0. raw: the parameter of RWKV's models, the decay is exp(-exp(w)). decay: the
+            decay itself, from 0 to 1.
     Returns:
         [B, T, H, V]; dtype and layout of v.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted, and the library has no backward pass.
+        NotImplementedError: If a gradient is needed and the library has no backward pass.
         DispatchError: If the library has no kernel for the device.
 
     Source: Peng et al. 2024, arXiv:2404.05892.

@@ -114,10 +114,10 @@ def wkv7(
         b: [B, T, H, K]; dtype of r; the key that is replaced, often kk * gate.
         initial_state: [N, H, K, V]; fp32; S before the first step; None: 0. N is B, or with
             cu_seqlens the number of sequences.
-        cu_seqlens: [N + 1]; int32 or int64; None: every batch row is a sequence. Else B is 1, and
-            sequence n has the steps from cu_seqlens[n] to cu_seqlens[n + 1], none if they are
-            equal. 0 first, never decreasing, T last: the values stay on the device, and nothing
-            checks them.
+        cu_seqlens: [N + 1]; int32 or int64; None: every batch row is a sequence. Otherwise B is 1,
+            and sequence n has the steps cu_seqlens[n] <= t < cu_seqlens[n + 1], possibly none. The
+            first offset must be 0, the last T, and offsets must not decrease. The values stay on
+            the device and are not checked.
         scale: Factor of y; often 1 or K ** -0.5.
         return_final_state: Whether to return final_state.
         decay_form: "log" or "raw" or "clamp". Form of w. log: the log decay, at most 0; -inf is a
@@ -126,11 +126,11 @@ def wkv7(
     Returns:
         y: [B, T, H, V]; dtype and layout of v.
         final_state: [N, H, K, V]; fp32; S after the last step. Only with return_final_state.
-        Several outputs come as a named tuple with these names.
+        Several outputs are returned as a named tuple with these names.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted, and the library has no backward pass.
+        NotImplementedError: If a gradient is needed and the library has no backward pass.
         DispatchError: If the library has no kernel for the device.
 
     Source: Peng et al. 2025, arXiv:2503.14456.
@@ -380,10 +380,10 @@ def wkv7_backward(
         initial_state: [N, H, K, V]; fp32; S before the first step; None: 0. N is B, or with
             cu_seqlens the number of sequences.
         gfinal_state: [N, H, K, V]; fp32; gradient of final_state.
-        cu_seqlens: [N + 1]; int32 or int64; None: every batch row is a sequence. Else B is 1, and
-            sequence n has the steps from cu_seqlens[n] to cu_seqlens[n + 1], none if they are
-            equal. 0 first, never decreasing, T last: the values stay on the device, and nothing
-            checks them.
+        cu_seqlens: [N + 1]; int32 or int64; None: every batch row is a sequence. Otherwise B is 1,
+            and sequence n has the steps cu_seqlens[n] <= t < cu_seqlens[n + 1], possibly none. The
+            first offset must be 0, the last T, and offsets must not decrease. The values stay on
+            the device and are not checked.
         scale: As in the forward pass.
         decay_form: "log" or "raw" or "clamp". Form of w. log: the log decay, at most 0; -inf is a
             decay of 0. raw: the decay is exp(-exp(w)). clamp: the decay is exp(-exp(-0.5) *
@@ -396,11 +396,11 @@ def wkv7_backward(
         ga: [B, T, H, K]; dtype and layout of a.
         gb: [B, T, H, K]; dtype and layout of b.
         ginitial_state: [N, H, K, V]; fp32; gradient of initial_state. Only with initial_state.
-        Several outputs come as a named tuple with these names.
+        Several outputs are returned as a named tuple with these names.
     Raises:
-        ValueError: If shapes, strides, devices or scalars are not as said above.
+        ValueError: If shapes, strides, devices or scalars are not as described above.
         TypeError: If a dtype is not supported.
-        NotImplementedError: If a gradient is wanted of what this returns.
+        NotImplementedError: If a gradient is needed of an output of this function.
         DispatchError: If the library has no kernel for the device.
 
     Source: Peng et al. 2025, arXiv:2503.14456.

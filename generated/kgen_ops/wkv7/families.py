@@ -18,16 +18,92 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "00fd5dc43c4c66553b43ab030964a547"
+HEADERS = "f5c9655f81583584bd93cc09f9b2990b"
+
+
+def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
+    """Launch the forward warp_specialized_segments."""
+    state_block_warps = call.state_block_warps
+    state_bytes = call.state_bytes
+    state_grid = call.state_grid
+    size_t = call.T
+    size_h = call.H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    a_stride_b = call.a_stride_B
+    a_stride_t = call.a_stride_T
+    a_stride_h = call.a_stride_H
+    b_stride_b = call.b_stride_B
+    b_stride_t = call.b_stride_T
+    b_stride_h = call.b_stride_H
+    size_k = call.K
+    size_v = call.V
+    sequence_heads = call.sequence_heads
+    block_warps = call.block_warps
+    smem_bytes = call.smem_bytes
+    column_blocks = call.column_blocks
+    segments = call.segments
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    y_stride_b = call.y_stride_B
+    y_stride_t = call.y_stride_T
+    y_stride_h = call.y_stride_H
+    launch_1 = file.launcher(
+        "wkv7_segment_states", "ppppppppqqqqqqqqqqqqqqqqq", block=(32 * state_block_warps, 1, 1),
+        smem=state_bytes,
+    )
+    launch_2 = file.launcher("wkv7_segment_scan", "ppp", block=(256, 1, 1), smem=160 * size_k)
+    grid_2_x = sequence_heads * ceil_div(size_v, 16)
+    launch_3 = file.launcher(
+        "wkv7_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1),
+        smem=smem_bytes,
+    )
+    grid_3_x = column_blocks * segments
+    new_segment_states = file.scratch(
+        sequence_heads * (segments - 1) * size_k * size_v, torch.float32,
+    )
+    new_transitions = file.scratch(sequence_heads * (segments - 1) * size_k * size_k, torch.float32)
+
+    def run(
+        stream: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
+        cu_seqlens: int, y: int, final_state: int, scale: float,
+    ) -> None:
+        segment_states = new_segment_states()
+        transitions = new_transitions()
+        launch_1(
+            stream, state_grid, 1, 1, w, k, v, a, b, cu_seqlens, segment_states.data_ptr(),
+            transitions.data_ptr(), size_t, size_h, w_stride_b, w_stride_t, w_stride_h, k_stride_b,
+            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b, a_stride_t,
+            a_stride_h, b_stride_b, b_stride_t, b_stride_h,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, initial_state, transitions.data_ptr(),
+            segment_states.data_ptr(),
+        )
+        launch_3(
+            stream, grid_3_x, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens,
+            segment_states.data_ptr(), y, size_t, size_h, r_stride_b, r_stride_t, r_stride_h,
+            w_stride_b, w_stride_t, w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
+            v_stride_t, v_stride_h, a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t,
+            b_stride_h, y_stride_b, y_stride_t, y_stride_h, scale,
+        )
+
+    return run
 
 
 def forward_warp_specialized(file: KernelFile, call: Call) -> Run:
     """Launch the forward warp_specialized."""
     block_warps = call.block_warps
     smem_bytes = call.smem_bytes
-    size_v = call.V
-    sequence_heads = call.sequence_heads
-    warps = call.warps
+    column_blocks = call.column_blocks
     size_t = call.T
     size_h = call.H
     r_stride_b = call.r_stride_B
@@ -55,18 +131,17 @@ def forward_warp_specialized(file: KernelFile, call: Call) -> Run:
         "wkv7_forward", "pppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1),
         smem=smem_bytes,
     )
-    grid_x = sequence_heads * ceil_div(size_v, 16 * warps)
 
     def run(
         stream: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
         cu_seqlens: int, y: int, final_state: int, scale: float,
     ) -> None:
         launch(
-            stream, grid_x, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y, size_t, size_h,
-            r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h, k_stride_b,
-            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b, a_stride_t,
-            a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t, y_stride_h,
-            scale,
+            stream, column_blocks, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y, size_t,
+            size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h,
+            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
+            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t,
+            y_stride_h, scale,
         )
 
     return run
@@ -76,9 +151,7 @@ def forward_warp_specialized_tf32(file: KernelFile, call: Call) -> Run:
     """Launch the forward warp_specialized_tf32."""
     block_warps = call.block_warps
     smem_bytes = call.smem_bytes
-    size_v = call.V
-    sequence_heads = call.sequence_heads
-    warps = call.warps
+    column_blocks = call.column_blocks
     size_t = call.T
     size_h = call.H
     r_stride_b = call.r_stride_B
@@ -106,18 +179,17 @@ def forward_warp_specialized_tf32(file: KernelFile, call: Call) -> Run:
         "wkv7_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1),
         smem=smem_bytes,
     )
-    grid_x = sequence_heads * ceil_div(size_v, 16 * warps)
 
     def run(
         stream: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
         cu_seqlens: int, y: int, final_state: int, scale: float,
     ) -> None:
         launch(
-            stream, grid_x, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y, final_state,
-            size_t, size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
-            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t,
-            y_stride_h, scale,
+            stream, column_blocks, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y,
+            final_state, size_t, size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t,
+            w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b,
+            y_stride_t, y_stride_h, scale,
         )
 
     return run
@@ -127,8 +199,7 @@ def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
     """Launch the forward chunk_loop."""
     warps = call.warps
     smem_bytes = call.smem_bytes
-    size_v = call.V
-    sequence_heads = call.sequence_heads
+    column_blocks = call.column_blocks
     size_t = call.T
     size_h = call.H
     r_stride_b = call.r_stride_B
@@ -156,18 +227,17 @@ def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
         "wkv7_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(32 * warps, 1, 1),
         smem=smem_bytes,
     )
-    grid_x = sequence_heads * ceil_div(size_v, 16 * warps)
 
     def run(
         stream: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
         cu_seqlens: int, y: int, final_state: int, scale: float,
     ) -> None:
         launch(
-            stream, grid_x, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y, final_state,
-            size_t, size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
-            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t,
-            y_stride_h, scale,
+            stream, column_blocks, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y,
+            final_state, size_t, size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t,
+            w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b,
+            y_stride_t, y_stride_h, scale,
         )
 
     return run
@@ -177,9 +247,7 @@ def forward_block_per_head(file: KernelFile, call: Call) -> Run:
     """Launch the forward block_per_head."""
     threads = call.threads
     smem_bytes = call.smem_bytes
-    size_v = call.V
-    columns = call.columns
-    sequence_heads = call.sequence_heads
+    column_blocks = call.column_blocks
     size_t = call.T
     size_h = call.H
     r_stride_b = call.r_stride_B
@@ -207,18 +275,17 @@ def forward_block_per_head(file: KernelFile, call: Call) -> Run:
         "wkv7_forward", "ppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(threads, 1, 1),
         smem=smem_bytes,
     )
-    grid_x = sequence_heads * ceil_div(size_v, columns)
 
     def run(
         stream: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
         cu_seqlens: int, y: int, final_state: int, scale: float,
     ) -> None:
         launch(
-            stream, grid_x, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y, final_state,
-            size_t, size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
-            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t,
-            y_stride_h, scale,
+            stream, column_blocks, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y,
+            final_state, size_t, size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t,
+            w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+            a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b,
+            y_stride_t, y_stride_h, scale,
         )
 
     return run
@@ -228,9 +295,7 @@ def backward_warp_specialized(file: KernelFile, call: Call) -> Run:
     """Launch the backward warp_specialized."""
     block_warps = call.block_warps
     smem_bytes = call.smem_bytes
-    size_v = call.V
-    sequence_heads = call.sequence_heads
-    warps = call.warps
+    column_blocks = call.column_blocks
     size_n = call.N
     size_t = call.T
     size_h = call.H
@@ -278,11 +343,12 @@ def backward_warp_specialized(file: KernelFile, call: Call) -> Run:
     gb_stride_t = call.gb_stride_T
     gb_stride_h = call.gb_stride_H
     size_b = call.B
+    size_v = call.V
     launch_1 = file.launcher(
         "wkv7_backward_columns", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * block_warps, 1, 1), smem=smem_bytes,
     )
-    grid_1_x = 2 * sequence_heads * ceil_div(size_v, 16 * warps)
+    grid_1_x = 2 * column_blocks
     launch_2 = file.launcher(
         "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * chunk_warps, 1, 1), smem=chunk_row_bytes,
@@ -328,8 +394,7 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
     """Launch the backward chunk_loop."""
     warps = call.warps
     smem_bytes = call.smem_bytes
-    size_v = call.V
-    sequence_heads = call.sequence_heads
+    column_blocks = call.column_blocks
     size_n = call.N
     size_t = call.T
     size_h = call.H
@@ -377,11 +442,12 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
     gb_stride_t = call.gb_stride_T
     gb_stride_h = call.gb_stride_H
     size_b = call.B
+    size_v = call.V
     launch_1 = file.launcher(
         "wkv7_backward_columns", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * warps, 1, 1), smem=smem_bytes,
     )
-    grid_1_x = 2 * sequence_heads * ceil_div(size_v, 16 * warps)
+    grid_1_x = 2 * column_blocks
     launch_2 = file.launcher(
         "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * chunk_warps, 1, 1), smem=chunk_row_bytes,
@@ -428,9 +494,7 @@ def backward_chunk_rows(file: KernelFile, call: Call) -> Run:
     """Launch the backward chunk_rows."""
     threads = call.threads
     smem_bytes = call.smem_bytes
-    size_v = call.V
-    columns = call.columns
-    sequence_heads = call.sequence_heads
+    column_blocks = call.column_blocks
     size_n = call.N
     size_t = call.T
     size_h = call.H
@@ -478,11 +542,12 @@ def backward_chunk_rows(file: KernelFile, call: Call) -> Run:
     gb_stride_t = call.gb_stride_T
     gb_stride_h = call.gb_stride_H
     size_b = call.B
+    size_v = call.V
     launch_1 = file.launcher(
         "wkv7_backward_columns", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(threads, 1, 1), smem=smem_bytes,
     )
-    grid_1_x = 2 * sequence_heads * ceil_div(size_v, columns)
+    grid_1_x = 2 * column_blocks
     launch_2 = file.launcher(
         "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * chunk_warps, 1, 1), smem=chunk_row_bytes,
@@ -529,9 +594,7 @@ def backward_block_per_head(file: KernelFile, call: Call) -> Run:
     """Launch the backward block_per_head."""
     threads = call.threads
     smem_bytes = call.smem_bytes
-    size_v = call.V
-    columns = call.columns
-    sequence_heads = call.sequence_heads
+    column_blocks = call.column_blocks
     size_n = call.N
     size_t = call.T
     size_h = call.H
@@ -583,11 +646,12 @@ def backward_block_per_head(file: KernelFile, call: Call) -> Run:
     gb_stride_t = call.gb_stride_T
     gb_stride_h = call.gb_stride_H
     size_b = call.B
+    size_v = call.V
     launch_1 = file.launcher(
         "wkv7_backward_columns", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(threads, 1, 1), smem=smem_bytes,
     )
-    grid_1_x = 2 * sequence_heads * ceil_div(size_v, columns)
+    grid_1_x = 2 * column_blocks
     launch_2 = file.launcher(
         "wkv7_backward_rows", "pppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(key_threads, 1, 1),
@@ -630,8 +694,42 @@ def backward_block_per_head(file: KernelFile, call: Call) -> Run:
 
     return run
 
+FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
+    "sequence_heads": lambda call: call.N * call.H,
+    "key_tiles": lambda call: ceil_div(call.K, 16),
+    "column_tiles": lambda call: ceil_div(call.V, 16) + call.key_tiles,
+    "state_grid": lambda call: (
+        call.sequence_heads * (call.segments - 1) * ceil_div(call.column_tiles, call.state_warps)
+    ),
+    "state_block_warps": lambda call: call.state_warps + call.row_warps,
+    "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "input_bytes": lambda call: (
+        512 * call.stages * (call.warps + call.row_warps * call.tiles_per_producer * (4 +
+        call.w_itemsize // 2))
+    ),
+    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
+    "tile_bytes": lambda call: 528 * call.row + 17408 + 4096 * min(call.row_warps, call.key_tiles),
+    "state_bytes": lambda call: (
+        call.tile_bytes - 128 * call.row + call.input_bytes + 512 * call.stages * (call.state_warps
+        - call.warps)
+    ),
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
+    "block_warps": lambda call: call.warps + call.row_warps,
+    "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
+    "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
+        8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+    "state_registers": lambda call: (
+        call.regs_per_sm // (32 * round_up(call.state_block_warps, 4) * call.state_blocks) // 8 * 8
+    ),
+}
+
 FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,
     "key_tiles": lambda call: ceil_div(call.K, 16),
     "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
@@ -652,6 +750,7 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
 
 FORWARD_WARP_SPECIALIZED_TF32_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,
     "key_tiles": lambda call: ceil_div(call.K, 16),
     "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
@@ -673,6 +772,7 @@ FORWARD_WARP_SPECIALIZED_TF32_NAMED: dict[str, Callable[[Call], Any]] = {
 
 FORWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "padded_keys": lambda call: round_up(call.K, 8),
     "row_floats": lambda call: round_up(call.padded_keys - 8, 16) + 8,
     "chunk_bytes": lambda call: (
@@ -690,6 +790,7 @@ FORWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
 
 FORWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, call.columns),
     "threads": lambda call: call.columns // call.tile * call.split,
     "row_pitch": lambda call: round_up(round_up(call.K, 4 * call.split), 8),
     "smem_bytes": lambda call: (
@@ -702,6 +803,101 @@ FORWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
 }
 
 FORWARD = (
+    Family(
+        name="warp_specialized_segments",
+        template="wkv7/forward_warp_specialized_segments.cu.jinja",
+        constants=("K", "V"),
+        settings={},
+        parameters=(
+            Parameter("warps", (1, 2, 4, 8)),
+            Parameter("row_warps", (1, 2, 4, 8)),
+            Parameter("stages", (4, 2)),
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("min_blocks", (1, 2, 3)),
+            Parameter("segments", (3, 4, 5, 6, 8, 10, 12, 16)),
+            Parameter("state_warps", (8, 4, 2, 1)),
+            Parameter("state_blocks", (1, 2), default=1),
+        ),
+        first=(
+            (4, 4, 2, 8, 1, 10, 8, 1),
+            (4, 4, 2, 8, 1, 16, 8, 1),
+            (4, 4, 2, 8, 2, 8, 8, 1),
+            (4, 4, 2, 8, 2, 4, 8, 1),
+        ),
+        named=FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.final_state_itemsize == 0,
+        ),
+        fits=(
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.needed_registers <= call.registers,
+            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.state_bytes <= call.smem_per_block,
+            lambda call: call.needed_registers <= call.state_registers,
+            lambda call: call.state_block_warps <= 2 and call.state_blocks == 1 or call.on_gpu,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.a_stride_B % call.vec == 0,
+            lambda call: call.a_stride_T % call.vec == 0,
+            lambda call: call.a_stride_H % call.vec == 0,
+            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.b_stride_B % call.vec == 0,
+            lambda call: call.b_stride_T % call.vec == 0,
+            lambda call: call.b_stride_H % call.vec == 0,
+            lambda call: (
+                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
+            ),
+            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
+            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.y_stride_B % call.vec == 0,
+            lambda call: call.y_stride_T % call.vec == 0,
+            lambda call: call.y_stride_H % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.T >= 16,
+            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.K >= 8,
+            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
+            lambda call: call.row_warps <= max(call.key_tiles, 4),
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: 2 * call.column_blocks <= call.sm_count or not call.on_gpu,
+            lambda call: call.column_blocks * call.segments <= 2 * call.sm_count or not call.on_gpu,
+            lambda call: (
+                call.column_blocks * call.segments > call.sm_count or call.min_blocks == 1 or (not
+                call.on_gpu)
+            ),
+            lambda call: call.B * call.T >= 256 * call.N * call.segments or not call.on_gpu,
+            lambda call: (
+                2 * call.state_grid <= call.sm_count or 8 * call.state_grid >= 5 *
+                round_up(call.state_grid, call.sm_count) or (not call.on_gpu)
+            ),
+            lambda call: call.state_warps < 2 * call.column_tiles,
+            lambda call: (call.state_bytes + 1152) * call.state_blocks <= call.smem_per_sm,
+        ),
+        bind=forward_warp_specialized_segments,
+    ),
     Family(
         name="warp_specialized",
         template="wkv7/forward_warp_specialized.cu.jinja",
@@ -1014,6 +1210,7 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.T // 16 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 16)
     ),
     "sequence_heads": lambda call: call.N * call.H,
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,
     "key_tiles": lambda call: ceil_div(call.K, 16),
     "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
@@ -1040,6 +1237,7 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         call.T // 16 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 16)
     ),
     "sequence_heads": lambda call: call.N * call.H,
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "padded_keys": lambda call: round_up(call.K, 8),
     "row_floats": lambda call: round_up(call.padded_keys - 8, 16) + 8,
     "chunk_bytes": lambda call: (
@@ -1063,6 +1261,7 @@ BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
         call.T // 16 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 16)
     ),
     "sequence_heads": lambda call: call.N * call.H,
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, call.columns),
     "threads": lambda call: call.columns // call.tile * call.split,
     "row_pitch": lambda call: round_up(round_up(call.K, 4 * call.split), 8),
     "smem_bytes": lambda call: (
@@ -1083,6 +1282,7 @@ BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
         call.chunk)
     ),
     "sequence_heads": lambda call: call.N * call.H,
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, call.columns),
     "threads": lambda call: call.columns // call.tile * call.split,
     "row_pitch": lambda call: round_up(round_up(call.K, 4 * call.split), 8),
     "smem_bytes": lambda call: (

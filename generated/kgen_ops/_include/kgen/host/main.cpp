@@ -3,7 +3,7 @@
 //
 //     runner JOB
 //
-// JOB is a text file written by `write_job` in kgen/runtime/host.py:
+// JOB is a text file written by `write_job` in kgen/launch/host_jobs.py:
 //
 //     kgen-job 1
 //     buffer BYTES PATH                     initial content; "-": filled with 0xFF

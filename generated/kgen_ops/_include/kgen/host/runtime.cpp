@@ -141,8 +141,11 @@ u64 exchange(Exchange operation, u32 mask, u32 source, u64 value) {
 
 void copy_async(void* target, const void* source, u32 bytes, u32 source_bytes) {
     Thread& me = running_thread();
+    bool repeated = false;
+    for (const Copy& earlier : me.copies) repeated = repeated || earlier.target == target;
     me.copies.emplace_back();
     Copy& copy = me.copies.back();
+    copy.repeated = repeated;
     copy.target = target;
     copy.bytes = bytes;
     copy.group = me.open_group;
@@ -171,6 +174,8 @@ void land_groups_before(u32 end) {
     std::vector<Copy>& copies = running_thread().copies;  // in order of issue, hence of group
     size_t landed = 0;
     while (landed < copies.size() && copies[landed].group < end) {
+        if (copies[landed].overwritten(running_thread().worker->unwritten()))
+            fault("shared memory was written while an asynchronous copy to it was in flight");
         memcpy(copies[landed].target, copies[landed].content, copies[landed].bytes);
         ++landed;
     }

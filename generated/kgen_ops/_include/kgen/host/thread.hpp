@@ -40,7 +40,17 @@ struct Copy {
     void* target;
     u32 bytes;
     u32 group;
+    bool repeated;  // an earlier copy of the thread to the same target was in flight
     alignas(16) unsigned char content[16];
+
+    // Whether someone wrote to the target, which no longer holds what copy_async filled it with. On a GPU the copy may
+    // land before that write or behind it.
+    bool overwritten(int unwritten) const {
+        if (repeated) return false;
+        unsigned char filled[sizeof(content)];
+        memset(filled, unwritten, sizeof(filled));
+        return memcmp(target, filled, bytes) != 0;
+    }
 };
 
 // An asynchronous operation (wgmma) in flight.

@@ -768,7 +768,21 @@ private:
                             "for phase %u of %s",
                             block.x, block.y, block.z, barrier.phase,
                             mbarrier_name(barrier.address).c_str());
+        // Copies that nobody waits for do no harm, unless other data lies there by now.
+        for (u32 rank = 0; rank < job_->block_threads; ++rank)
+            for (const Copy& copy : threads_[rank].copies)
+                if (in_dynamic_smem(copy.target) && copy.overwritten(unwritten()))
+                    return text("block (%u, %u, %u): byte %llu of dynamic shared memory was written "
+                                "while an asynchronous copy of thread %u to it was in flight",
+                                block.x, block.y, block.z,
+                                static_cast<u64>(static_cast<const char*>(copy.target) - smem_now_),
+                                rank);
         return "";
+    }
+
+    bool in_dynamic_smem(const void* address) const {
+        const char* byte = static_cast<const char*>(address);
+        return byte >= smem_now_ && byte < smem_now_ + job_->launch->smem_bytes;
     }
 
     static bool same_wait(const Thread& a, const Thread& b) {

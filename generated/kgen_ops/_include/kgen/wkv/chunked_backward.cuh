@@ -113,7 +113,10 @@ struct ChunkedBackward {
                     if constexpr (!C::kPerStep) gw_parts[unused * kK + key] = 0.0f;
                 }
         }
-        if (!C::kSequential && number >= its.chunks) return;
+        if (!C::kSequential && number >= its.chunks) {
+            if constexpr (C::kPdl) griddepcontrol_wait();  // as all threads must, see pdl.cuh
+            return;
+        }
         Index index = index_of(its, n, h, number, part);
 
         // 2. The chunk, or all chunks of the head.

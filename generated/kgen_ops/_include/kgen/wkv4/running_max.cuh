@@ -126,13 +126,6 @@ struct WholeSum {
         sum.normalise(sum.b);
         return sum;
     }
-
-    KGEN_DEVICE void store_state(float* states, i64 column) const {
-        const float factor = most > 0.0f ? 1.0f / most : 1.0f;
-        states[column * 3] = factor * a;
-        states[column * 3 + 1] = factor * b;
-        states[column * 3 + 2] = largest;
-    }
 };
 
 // Sums of a block's segments in shared memory: float [slots][kFloats][columns]. A channel j of lane l has the column
@@ -165,10 +158,9 @@ struct WholeSlots {
     }
 };
 
-// Sums in memory: float [rows][kFloats][C].
-template <bool Largest>
+// Sums in memory, without their largest terms: float [rows][3][C].
 struct WholeRows {
-    using S = WholeSum<Largest>;
+    using S = WholeSum<false>;
 
     float* memory;
     i64 C;
@@ -178,19 +170,10 @@ struct WholeRows {
         at[0] = sum.exponent;
         at[C] = sum.a;
         at[2 * C] = sum.b;
-        if constexpr (Largest) {
-            at[3 * C] = sum.largest;
-            at[4 * C] = sum.most;
-        }
     }
     KGEN_DEVICE S get(i64 row, i64 c) const {
         const float* at = memory + row * S::kFloats * C + c;
-        S sum{at[0], at[C], at[2 * C]};
-        if constexpr (Largest) {
-            sum.largest = at[3 * C];
-            sum.most = at[4 * C];
-        }
-        return sum;
+        return {at[0], at[C], at[2 * C]};
     }
 };
 

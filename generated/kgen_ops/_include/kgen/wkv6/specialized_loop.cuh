@@ -62,6 +62,7 @@ struct SpecializedLoop {
         } else {
             produce_all(warp() - kWarps, chunks);
         }
+        cp_async_wait_all();  // zeros behind the last step, where the state of the steps one by one may lie
         if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite))
             run_step_by_step<bf16, Config::kK, Config::kV, kColumns, kThreads, false, false, false, true>(
                 rows, states, decay);

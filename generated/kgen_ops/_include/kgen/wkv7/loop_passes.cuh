@@ -4,6 +4,7 @@
 //                       x    z    p    q    c    first    second    chunks
 //     ForwardOutputs    A    R    B    K    v             y         in time
 //     ForwardSums       A         B    K    v    sa                 in time
+//     ForwardStates     A         B    K    v                       in time; the state behind them
 //     BackwardSums      B    K    A    R    gy   gsa      gv        from the last to the first
 //
 // With S the state, or its gradient (formulas: chunk_columns.cuh), and all rows as halving_producer.cuh has them:
@@ -73,6 +74,14 @@ struct ForwardSums : ForwardRoles {
     static constexpr bool kReadsR = false;
     static constexpr int kTermsA = 2, kTermsR = 0, kTermsK = 2, kTermsB = 2;
     static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
+};
+
+// The state behind all chunks. Low terms of what consumers round: a segment adds no error to those of its loop.
+struct ForwardStates : ForwardRoles {
+    static constexpr bool kFirst = false, kSecond = false;
+    static constexpr bool kReadsR = false;
+    static constexpr int kTermsA = 1, kTermsR = 0, kTermsK = 1, kTermsB = 1;
+    static constexpr int kLevelTerms = 1, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
 };
 
 // gsa, gv and the gradients of the states behind all chunks.

@@ -60,21 +60,52 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W> {
     static constexpr int kSmemBytes =
         max(Producer::kBytes + 2 * kWarps * kStages * Copier::kElements, 4 * Config::kK * kColumns);
     static_assert(Buffers::kSlots == kAhead + 1, "a slot for the chunk in use and those ahead");
+    static_assert(4 * Config::kK * kColumns <= Buffers::kBytes,
+                  "at the end copies are in flight, which the state of step_by_step must not reach");
     using State = float[2 * kTiles][4];
     using Sums = float[2][4];
 
     // start: a state [K, V] whose first column is the block's, or null: zeros.
     KGEN_DEVICE void operator()(const float* start) const {
+        (*this)(start, [&] { run_steps<Pass::kSecond>(start, nullptr); });
+    }
+
+    // The same, with again() by all threads where an output of the block is not finite.
+    template <class Again>
+    KGEN_DEVICE void operator()(const float* start, Again again) const {
         const Order order(this->steps);
         float nonfinite = 0.0f;  // becomes NaN if an output is not finite
         if (warp() < kWarps) {
-            consume_all(start, order, nonfinite);
+            State state;
+            load_state(start, state);
+            consume_all(state, 16 * warp(), this->width - 16 * warp(), order, nonfinite);
         } else {
             produce_all(order.chunks);
         }
-        if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite))
-            this->template step_by_step<Pass::kDirection, Pass::kSecond, Config::kK, kColumns,
-                                        Config::kForm>(start, nullptr);
+        if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) again();
+    }
+
+    // The steps one by one. end: the state behind them, or null.
+    template <bool Second>
+    KGEN_DEVICE void run_steps(const float* start, float* end) const {
+        this->template step_by_step<Pass::kDirection, Second, Config::kK, kColumns, Config::kForm>(
+            start, end);
+    }
+
+    // A loop whose result is the state behind it. columns_of(warp): the SegmentColumns of a consumer.
+    template <class ColumnsOf>
+    KGEN_DEVICE void run_segment(ColumnsOf columns_of) const {
+        const Order order(this->steps);
+        if (warp() < kWarps) {
+            const auto columns = columns_of(warp());
+            State state;
+            columns.begin(state);
+            float nonfinite = 0.0f;  // there are no outputs
+            consume_all(state, columns.first_value(), columns.values(), order, nonfinite);
+            columns.end(state);
+        } else {
+            produce_all(order.chunks);
+        }
     }
 
 private:
@@ -100,12 +131,12 @@ private:
         }
     }
 
-    KGEN_DEVICE void consume_all(const float* start, const Order& order, float& nonfinite) const {
-        State state;
-        load_state(start, state);
-        Copier copier(this->c, 16 * warp(), order.first(0));
+    // column: the first one of the warp in c and the outputs; `width` of c exist from there on.
+    KGEN_DEVICE void consume_all(State& state, int column, int width, const Order& order,
+                                 float& nonfinite) const {
+        Copier copier(this->c, column, order.first(0));
         const auto copy = [&](int chunk) {
-            copier.start(values(chunk), order.left(chunk), this->width - 16 * warp());
+            copier.start(values(chunk), order.left(chunk), width);
             cp_async_commit();
             copier.advance();
         };
@@ -113,8 +144,8 @@ private:
         for (int chunk = 0; chunk < kStages - 1; ++chunk) copy(chunk);
 #pragma unroll
         for (int chunk = 0; chunk < kAhead; ++chunk) end_interval();
-        ColumnOutput<Config::kVec, Pass::kDirection> second(*this, 16 * warp(), order.first(0));
-        SumsOutput<Config::kK, Pass::kDirection> first(*this, 16 * warp(), order.first(0));
+        ColumnOutput<Config::kVec, Pass::kDirection> second(*this, column, order.first(0));
+        SumsOutput<Config::kK, Pass::kDirection> first(*this, column, order.first(0));
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
             cp_async_wait<kStages - 2>();

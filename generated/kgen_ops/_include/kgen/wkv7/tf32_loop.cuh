@@ -48,6 +48,8 @@ struct Tf32Loop : ColumnTensors<typename Config::Value, typename Config::W> {
     static constexpr int kSmemBytes =
         max(Producer::kBytes + 2 * kWarps * kStages * Copier::kElements, 4 * Config::kK * kColumns);
     static_assert(Buffers::kSlots == kAhead + 1, "a slot for the chunk in use and those ahead");
+    static_assert(4 * Config::kK * kColumns <= Buffers::kBytes,
+                  "at the end copies are in flight, which the state of step_by_step must not reach");
     static_assert(kSplit || !kSplitOutput, "the state has no low terms");
     using State = float[2 * kTiles][4];
     using Sums = float[2][4];

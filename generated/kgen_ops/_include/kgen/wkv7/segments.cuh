@@ -1,0 +1,176 @@
+// A head's sequence in segments of T that run side by side, where heads are few.
+//
+// Value columns of the state are independent, and a step is linear in the state before it. So a segment of steps has a
+// transition P [K, K], the product of diag(d_t) + b_t a_t^T with late steps on the left, and a state L [K, V] that its
+// steps leave of a zero state. With S_s the state before segment s:
+//
+//     S_{s+1} = P_s S_s + L_s
+//
+// P has the recurrence of L for K further columns: v is zero there, and the state begins as the identity.
+//
+//     SegmentBlock      which head, segment and columns a block has
+//     SegmentColumns    where a consumer warp of specialized_loop.cuh begins and what it stores: 16 columns of L or P
+//     scan_segments     S of all segments but the first, in fp32
+//
+// Layout: states L, later S of the next segment [segments - 1][K][V]; transitions, transposed, [segments - 1][K][K].
+//
+// Shared memory of scan_segments: float state[2][K][20].
+//
+// Synchronisation: scan_segments is called by a whole block, and has one block barrier per segment.
+#pragma once
+
+#include "kgen/primitives/block.cuh"
+#include "kgen/primitives/mma.cuh"
+#include "kgen/wkv7/decay.cuh"
+
+namespace kgen::wkv7 {
+
+// Block `block` of a grid [heads, Launched, Columns], segments 0 to Launched - 1 of `Segments`. All segments of a sequence
+// but the last one have equally many whole chunks of 16 steps; of a short sequence the last ones have no step.
+template <int Segments, int Launched, int Columns>
+struct SegmentBlock {
+    i64 head;  // counted over sequences and heads
+    int segment, columns;
+
+    KGEN_DEVICE explicit SegmentBlock(int block)
+        : head(block / (Launched * Columns)),
+          segment(block / Columns % Launched),
+          columns(block % Columns) {}
+
+    // The steps of the segment, and those of the sequence before it.
+    KGEN_DEVICE Span own(const Span& sequence) const {
+        const i64 first = begin(sequence.steps);
+        return {sequence.b, sequence.first + first,
+                min(length(sequence.steps), sequence.steps - first)};
+    }
+    KGEN_DEVICE Span earlier(const Span& sequence) const {
+        return {sequence.b, sequence.first, begin(sequence.steps)};
+    }
+
+    // Of a segment that is not the last one: its place in workspaces. The state before a segment has the place of the
+    // segment before it.
+    KGEN_DEVICE i64 place() const { return head * (Segments - 1) + segment; }
+
+private:
+    static KGEN_DEVICE i64 length(i64 steps) { return ceil_div(steps, i64{16 * Segments}) * 16; }
+    KGEN_DEVICE i64 begin(i64 steps) const { return min(segment * length(steps), steps); }
+};
+
+// Tile `tile` of 16 columns: value features first, then columns of P.
+template <int Keys, int Values>
+struct SegmentColumns {
+    static constexpr int kValueTiles = ceil_div(Values, 16), kTiles = kValueTiles + ceil_div(Keys, 16);
+    int tile;
+    float* state;       // L [K, V]
+    float* transition;  // P [K, K], transposed
+
+    KGEN_DEVICE bool of_values() const { return tile < kValueTiles; }
+    // Columns of v from the tile's first one on; none of them exists for P.
+    KGEN_DEVICE int first_value() const { return of_values() ? 16 * tile : 0; }
+    KGEN_DEVICE int values() const { return of_values() ? Values - 16 * tile : 0; }
+
+    // The state before the segment's first step.
+    template <int Tiles>
+    KGEN_DEVICE void begin(float (&at)[Tiles][4]) const {
+        const MmaLane lane = mma_lane();
+        const int first = 16 * (tile - kValueTiles) + lane.g;  // below zero for value features
+#pragma unroll
+        for (int key_tile = 0; key_tile < Tiles; ++key_tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int key = 8 * key_tile + 2 * lane.q + i % 2, column = first + i / 2 * 8;
+                at[key_tile][i] = !of_values() && key == column && key < Keys ? 1.0f : 0.0f;
+            }
+    }
+
+    // The state behind its last one.
+    template <int Tiles>
+    KGEN_DEVICE void end(const float (&at)[Tiles][4]) const {
+        const MmaLane lane = mma_lane();
+        const int first = 16 * (of_values() ? tile : tile - kValueTiles) + lane.g;
+        const int columns = of_values() ? Values : Keys;
+        float* to = of_values() ? state + first : transition + first * Keys;
+        const int pitch = of_values() ? Values : 1, eighth = of_values() ? 8 : 8 * Keys;
+#pragma unroll
+        for (int key_tile = 0; key_tile < Tiles; ++key_tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int key = 8 * key_tile + 2 * lane.q + i % 2;
+                if (key < Keys && first + i / 2 * 8 < columns)
+                    to[key * pitch + i / 2 * eighth] = at[key_tile][i];
+            }
+    }
+};
+
+// Of 2 * Half sums over lanes Half / 4 apart, the lane keeps the first or the last Half, in their first places.
+template <int Half>
+KGEN_DEVICE void keep_half(float (&sums)[16], bool last) {
+#pragma unroll
+    for (int i = 0; i < Half; ++i) {
+        const float given = last ? sums[i] : sums[Half + i];
+        const float kept = last ? sums[Half + i] : sums[i];
+        sums[i] = kept + shfl_xor(given, Half / 4);
+    }
+}
+
+// Replaces L of each segment by the state before the next one, for 16 value features. initial: the state before the
+// first segment, or null: zeros, and then P of the first segment is not read. initial and states begin with the block's
+// first column; `width` of its columns exist. Four neighbouring lanes share a row, and have every fourth key of it.
+template <int Keys, int Values, int Sums, int Threads>
+KGEN_DEVICE void scan_segments(const float* initial, const float* transitions, float* states,
+                               int width) {
+    using Quad = Vec<float, 4>;
+    constexpr int kColumns = 16, kPitch = kColumns + 4;  // keys of neighbouring lanes lie in different banks
+    const int part = thread_rank() % 4;
+    float* before = dynamic_smem<float>();
+    float* behind = before + Keys * kPitch;
+    if (initial != nullptr) {
+        for (int i = thread_rank(); i < Keys * kColumns; i += Threads) {
+            const int key = i / kColumns, column = i % kColumns;
+            before[key * kPitch + column] = column < width ? initial[key * Values + column] : 0.0f;
+        }
+        sync_block();
+    }
+#pragma unroll 1
+    for (int segment = 0; segment < Sums; ++segment) {
+#pragma unroll 1
+        for (int first = 0; first < 32 * ceil_div(Keys, 8); first += Threads) {  // the same for all lanes of a warp
+            const int row = (first + thread_rank()) / 4;
+            float sums[kColumns] = {};
+            if (row < Keys && (segment > 0 || initial != nullptr)) {
+#pragma unroll 16
+                for (int key = part; key < Keys; key += 4) {
+                    const float p = transitions[key * Keys + row];
+#pragma unroll
+                    for (int quad = 0; quad < 4; ++quad) {
+                        const Quad s = *reinterpret_cast<const Quad*>(before + key * kPitch + 4 * quad);
+#pragma unroll
+                        for (int x = 0; x < 4; ++x)
+                            sums[4 * quad + x] = fma(p, s[x], sums[4 * quad + x]);
+                    }
+                }
+            }
+            keep_half<8>(sums, part & 2);
+            keep_half<4>(sums, part & 1);
+            if (row < Keys) {
+                float* state = states + row * Values + 4 * part;
+                Quad next;
+#pragma unroll
+                for (int x = 0; x < 4; ++x) {
+                    const bool there = 4 * part + x < width;
+                    next[x] = sums[x] + (there ? state[x] : 0.0f);
+                    if (there) state[x] = next[x];
+                }
+                *reinterpret_cast<Quad*>(behind + row * kPitch + 4 * part) = next;
+            }
+        }
+        sync_block();  // the next segment reads `behind`, and writes what this one read
+        float* read = before;
+        before = behind;
+        behind = read;
+        states += Keys * Values;
+        transitions += Keys * Keys;
+    }
+}
+
+}  // namespace kgen::wkv7
