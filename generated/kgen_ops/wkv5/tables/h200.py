@@ -413,7 +413,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2f186ec269b0",
+        kernel="110228728670",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, "
@@ -429,7 +429,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="23c9ee54688a",
+        kernel="1c6b46150e3c",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "

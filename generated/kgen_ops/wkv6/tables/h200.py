@@ -1071,7 +1071,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="4423b037b6a1",
+        kernel="762cc4baf4eb",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -1087,7 +1087,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="45d2a353da21",
+        kernel="23a99e4f9f95",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1103,7 +1103,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="b122c2983890",
+        kernel="4c12b8d5d1ba",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1119,7 +1119,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="24c6723a820b",
+        kernel="0be2724cff1a",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -1135,7 +1135,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="b4f2a597930b",
+        kernel="2206ae9c206f",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
@@ -1155,7 +1155,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="226ca9758287",
+        kernel="1a77f183ea41",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1183,7 +1183,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="886f553095d4",
+        kernel="056bad60a42f",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1199,7 +1199,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="36ada670a849",
+        kernel="c6c7feaeb002",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1215,7 +1215,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="bd31221958dc",
+        kernel="12049cc3cbdf",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=1, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "

@@ -12,7 +12,7 @@
 // Shared memory: that of chunk_loop.cuh; then Score scores[planes][Chunk][kScoreStride] of every other chunk.
 //
 // Synchronisation: one cp.async group and one block barrier per chunk. A slot of the ring is read for three chunks: its
-// own, the one before (decays) and the one behind (V). With one buffer, for heads of many keys, a second barrier stands
+// own, the one before (decays) and the one after (V). With one buffer, for heads of many keys, a second barrier stands
 // before the rows with decays of the next chunk.
 #pragma once
 

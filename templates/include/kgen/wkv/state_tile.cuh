@@ -5,7 +5,7 @@
 //     dot         sum over values of S * G, per key
 //
 // Layout: a warp has 16 keys and all values of its block, as accumulators of mma.m16n8 (mma.cuh). In `multiply` the
-// accumulators are the operand A as they stand; their k are values.
+// accumulators are operand A without a move; the k of that product counts values.
 //
 // Operands that are fp32, S and F, are sums of terms of the type that is multiplied:
 //

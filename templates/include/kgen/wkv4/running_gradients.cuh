@@ -17,7 +17,7 @@ struct StepOutput {
     RunningState before;
 };
 
-// The output of a step, from the state before it, which goes on behind the step.
+// The output of a step, from the state before it. Advances the state past the step.
 KGEN_DEVICE StepOutput step_output(RunningState& state, float decay, float k, float bonus, float v,
                                    float gy) {
     StepOutput found;
@@ -35,8 +35,8 @@ KGEN_DEVICE StepOutput step_output(RunningState& state, float decay, float k, fl
     return found;
 }
 
-// The outputs of a segment, from the states before it, which go on behind it. `Whole`: all steps are there; otherwise
-// the first `count` are.
+// The outputs of a segment, from the states before it. Advances the states past it. `Whole`: all steps exist; otherwise
+// the first `count` do.
 template <bool Whole, class T, int Width, int Steps>
 KGEN_DEVICE void segment_step_outputs(StepOutput (&outputs)[Steps][Width],
                                       RunningState (&state)[Width],

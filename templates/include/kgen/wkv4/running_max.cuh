@@ -314,7 +314,7 @@ struct RunningState {
     }
 };
 
-// Stores the outputs of a segment from step t on, from the states before it, which go on behind it.
+// Stores the outputs of a segment from step t on, from the states before it. Advances the states past it.
 template <bool Whole, class T, int Width, int Steps>
 KGEN_DEVICE void segment_outputs(RunningState (&state)[Width],
                                  const ChannelExponents (&channel)[Width],

@@ -1,4 +1,4 @@
-// What the producers of a chunk of 16 steps of wkv7 share: tiles in shared memory, copies of the inputs, and the
+// Common parts of all producers of a chunk of 16 steps of wkv7: tiles in shared memory, copies of the inputs, and the
 // triangular inverse; bf16.
 //
 //     rows         of tensors a, r, k and b with their decays                             [16][K], bf16

@@ -10,7 +10,7 @@
 //
 // Sums are by halving (row_scores.cuh): blocks of 16, 8, 4 and 2 steps have a late and an early half; a pair of steps
 // is of the level where they are in different halves. Its factor is the decays from the middle to the late step times
-// those from behind the early one to the middle: no quotient is formed, all factors are at most 1.
+// those from after the early step to the middle: no quotient is formed, all factors are at most 1.
 //
 // Sums are by halving (row_scores.cuh): blocks of 16, 8, 4 and 2 steps have a late and an early half; a pair of steps
 // in the early half, a_u ga_u for those before u in the late half, and r_u gr_u for those and u itself. The parts of S
@@ -132,7 +132,7 @@ public:
     }
 
 private:
-    // What a lane has of a chunk.
+    // The values of a chunk that a lane holds.
     struct Lane {
         Words r, k, a, b;
         Steps d;                          // decays; 1 behind the last step
@@ -276,7 +276,8 @@ private:
                 of_k[place] = near_tf32(k_early[i] * from_early[i]);
                 of_b[place] = near_tf32(b_early[i] * from_early[i]);
             }
-            // Of what the late steps get, the share of half 1; of half 0 it is the early steps' one.
+            // A factor of 1 or 0: the lane's steps of half 1 add their sums to those of the late steps, its steps of
+            // half 0 to those of the early steps, or the other way round.
             const float share = flip ? 0.0f : 1.0f, other = 1.0f - share;
             Half by_r = {}, by_a = {}, by_k = {}, by_b = {};
             const Vec<float, 4>* parts = buffers.parts(kPart);

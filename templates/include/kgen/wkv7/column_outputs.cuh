@@ -1,4 +1,4 @@
-// What a consumer warp of specialized_loop.cuh writes of its 16 value features, chunk of 16 steps after chunk.
+// The outputs of a consumer warp of specialized_loop.cuh: its 16 value features, one chunk of 16 steps after another.
 //
 //     ColumnOutput    `second` (y or gv), bf16
 //     SumsOutput      `first` (sa or gsa), fp32, and the state at the outset of each chunk

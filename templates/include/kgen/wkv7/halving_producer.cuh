@@ -25,7 +25,7 @@
 //
 // Loops backward read r times a factor (rows R, scores with r), and so need no factor of gy.
 //
-// Precision: rows and operands of levels have the bf16 terms that the pass says, one or two. Sums over a warp's keys
+// Precision: rows and operands of levels have one or two bf16 terms, as the class `Pass` says. Sums over a warp's keys
 // are fp32, and so are sums over warps.
 #pragma once
 

@@ -25,8 +25,9 @@
 
 namespace kgen::wkv7 {
 
-// Block `block` of a grid [heads, Launched, Columns], segments 0 to Launched - 1 of `Segments`. All segments of a sequence
-// but the last one have equally many whole chunks of 16 steps; of a short sequence the last ones have no step.
+// Block `block` of a grid [heads, Launched, Columns], of segments 0 to Launched - 1 of `Segments`. All segments of a
+// sequence but the last have the same number of whole chunks of 16 steps. The last segments of a short sequence have
+// no step.
 template <int Segments, int Launched, int Columns>
 struct SegmentBlock {
     i64 head;  // counted over sequences and heads

@@ -17,7 +17,7 @@
 //
 // Only these products are serial in time. Scores, the inverse and the state that R reads have a high and a low term, as
 // in chunk_mma.cuh; V and gy are bf16 already. Rows, the state that A (backward, B) reads, X, sa and gsa are rounded to
-// bf16 as operands, or have a low term, as the pass says. Sums are fp32.
+// bf16 as operands, or have a low term, as the class `Pass` says. Sums are fp32.
 //
 // NaN and Inf: as in chunk_mma.cuh. Where an output is not finite the block computes its sequence again, step by step.
 //

@@ -1,4 +1,4 @@
-// What a loop over chunks of a head's columns reads and writes, and the same recurrence step by step, for inputs whose
+// The tensors of a loop over the chunks of a head's columns, and the same recurrence step by step, for inputs whose
 // results are not finite. The names are those of chunk_columns.cuh: c is v, forward, or gy.
 //
 // Shared memory of step_by_step: float state[K][Columns].

@@ -58,7 +58,7 @@ struct StepTile {
     static KGEN_DEVICE int place(int row, int column) {
         return row / 2 * 32 + ((row % 2 * 4 + column / 4) ^ (row / 2 % 8)) * 4 + column % 4;
     }
-    // The place eight rows below a place in rows 0 to 7, or `tile` times that.
+    // The index of the element 8 * tile rows below the element at index `place`, which is in rows 0 to 7.
     static KGEN_DEVICE int below(int place, int tile) { return (place ^ tile % 2 * 16) + 128 * tile; }
     static constexpr int kSquare = 256;  // words of 16 rows
 };
@@ -465,7 +465,8 @@ private:
         return fragment >= 2 && mma_lane().g == 2 * mma_lane().q + i % 2;
     }
 
-    // The sums of a fragment over all keys, each to its place: far of k, far of b, near of k, near of b.
+    // Writes the sums of a fragment over all keys to the matrix that it belongs to: far scores of k, far scores of b,
+    // near scores of k, near scores of b.
     KGEN_DEVICE void put_fragment(int chunk, int slot, int fragment, const u32 (&places)[2]) const {
         Vec<float, 4> sums = *buffers_.sums(0, fragment);
 #pragma unroll
