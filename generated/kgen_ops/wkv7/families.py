@@ -882,8 +882,12 @@ FORWARD = (
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.K > 32 or not call.on_gpu,
             lambda call: 2 * call.column_blocks <= call.sm_count or not call.on_gpu,
-            lambda call: call.column_blocks * call.segments <= 2 * call.sm_count or not call.on_gpu,
+            lambda call: (
+                call.column_blocks * call.segments <= call.min_blocks * call.sm_count or not
+                call.on_gpu
+            ),
             lambda call: (
                 call.column_blocks * call.segments > call.sm_count or call.min_blocks == 1 or (not
                 call.on_gpu)
@@ -971,6 +975,7 @@ FORWARD = (
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.K > 32 or not call.on_gpu,
         ),
         bind=forward_warp_specialized,
     ),
