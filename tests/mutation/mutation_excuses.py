@@ -52,7 +52,13 @@ _ONE_CHUNK = (
 )
 _RSTD_GIVEN = "rstd is an input, so nobody asks for the sum of squares"
 
+_ALIGNMENT = "of the address only its last bits are used: which columns come in whole vectors"
+_FAR_ROWS = "the set of rows that are gigabytes apart has two, and no thread has both"
+
 EXCUSES = (
+    # addresses
+    Excuse("*", "truncate an offset", "= columns_of(lane, x + [", _ALIGNMENT),
+    Excuse("unaligned", "truncate an offset", "next_row = x + [", _FAR_ROWS, Fate.UNSEEN),
     # loops and guards
     Excuse("*", "tighten bound", "first < [kN => kN - 1]", _VECTORS),
     Excuse("*two_*", "tighten bound", "column < [kN => kN - 1]", _VECTORS),

@@ -366,9 +366,6 @@ OPERATORS = (
             Edit(r"(?<=\bx \+ )(\([^()]*\)|\w+) \* x_stride_M",
                  r"static_cast<int>(\1 * x_stride_M)"),
         ),
-        fate=Fate.UNSEEN,
-        why="wrong only where an offset exceeds 2^31 - 1 elements: the problem itself must be that "
-            "large, as the largest cuda problems are; a small one has no such offset",
     ),
     MutationOperator(
         "cache hint",
