@@ -10,13 +10,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kgen.check.bounds import Bound, combine
+from kgen.check.bounds import Bound, combine, with_few_terms
 from kgen.check.buffers import Guarded, fingerprint, guarded
 from kgen.check.case import FAR, Case
 from kgen.check.drawing import demand_values, drawn_inputs, laid_out
 from kgen.check.hard_values import (
     LARGE_SCALAR,
     UNEQUAL,
+    ZEROS,
     linear_in,
     opposite_of,
     scalars_times,
@@ -280,6 +281,8 @@ class Fixture:
         bounds = combine(
             losses, pool, self.pass_, problem, self._name(case, problem), self._rounding
         )
+        if case.name in ZEROS:
+            bounds = with_few_terms(bounds)
         if case.fresh:
             self._bounds_of_kind[kind] = bounds
         if keep:

@@ -46,6 +46,7 @@ def demand_sound(
         VerifyError: If they would, with what to do about it.
     """
     small = few_elements(operator, problem)
+
     def drawn(seed: int) -> dict[str, Tensor]:
         generator = torch.Generator(device=device).manual_seed(seed)
         found = operator.make_inputs(pass_.name, small, NORMAL, generator, device)
@@ -88,14 +89,24 @@ def demand_sound(
                 "  next: draw nothing in it, and keep nothing between calls"
             )
         apart = _difference(y, others[t.name], scale)
-        if apart <= _SAME:
-            raise VerifyError(
-                f"{operator.name}: the definition gives the same '{t.name}' for all inputs, so "
-                "that a kernel need not compute it\n"
-                "  next: mend the definition, or leave this output out"
-            )
-        nearest[t.name] = min(apart, _difference(y, torch.zeros_like(y), scale))
+        # The gradient of a state that no output of the problem depends on is 0.
+        is_zero = not bool(y.any()) and not bool(others[t.name].any())
+        if apart <= _SAME and not is_zero:
+            raise _constant(operator, t.name)
+        if not is_zero:
+            nearest[t.name] = min(apart, _difference(y, torch.zeros_like(y), scale))
+    filled = [t.name for t in pass_.results if values[t.name].numel()]
+    if filled and not nearest:
+        raise _constant(operator, filled[0])
     return nearest
+
+
+def _constant(operator: Operator, output: str) -> VerifyError:
+    return VerifyError(
+        f"{operator.name}: the definition gives the same '{output}' for all inputs, so "
+        "that a kernel need not compute it\n"
+        "  next: mend the definition, or leave this output out"
+    )
 
 
 def demand_narrow(
