@@ -105,9 +105,8 @@ EXCUSES = (
            _RSTD_GIVEN),
     Excuse("back_unaligned", "round the accumulator", "squares[i % 2])", _RSTD_GIVEN),
     Excuse("back_bulk_warps", "round the result", "", "bf16's definition rounds there as well"),
-    Excuse("back_bulk_warps", "wrong divisor", "=> 1.0f / (kN - 1)", _COARSE, Fate.UNSEEN),
-    Excuse("back_bulk_warps", "wrong divisor", "sums[0] * scale * ([1.0f / kN =>", _COARSE,
-           Fate.UNSEEN),
+    Excuse("back_bulk_warps", "wrong divisor",
+           "sums[0] * scale * ([1.0f / kN => 1.0f / (kN - 1)])", _COARSE, Fate.UNSEEN),
     Excuse("back_bulk_warps", "wrong conversion", "[if ((bits & 0x7fffffffu) > 0x7f800000u)",
            "the NaN that fp32 arithmetic makes is still NaN when it is rounded like a number"),
     # what the host layer cannot tell
