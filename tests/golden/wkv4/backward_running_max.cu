@@ -14,7 +14,7 @@
 //   1. a thread loads the kSteps steps of its segment and the state before them, computes its outputs, and sums the
 //      terms of the gradient by the state: barrier A;
 //   2. one thread for each channel goes through these sums, the last segment first, and replaces each by the gradient
-//      behind that segment; it keeps the gradient between rounds in registers: barrier B;
+//      after that segment; it keeps the gradient between rounds in registers: barrier B;
 //   3. a thread computes gk and gv, last step first, and adds up gw and gu.
 //
 // Shared memory (dynamic): float [kSegments][kFloats][kColumns], slots of sums; of wkv4_segment_states two sets, which
@@ -86,7 +86,7 @@ KGEN_DEVICE float decay_of_channel(const W* w, i64 c) {
     return kgen::wkv4::log_decay<kForm>(kgen::to_float(w[c]));
 }
 
-// Replaces the sum of a segment by the gradient behind it, which goes on before it.
+// Replaces the sum of a segment by the gradient after it, and moves the gradient before the segment.
 KGEN_DEVICE void behind_segment(Sum& after, const WholeDecay& decay, const Slots& slots,
                                 int segment, int column) {
     const Sum sum = slots.get(segment, column);
@@ -178,7 +178,7 @@ wkv4_segment_states(const Value* __restrict__ k,              // [B, T, C]
             kgen::wkv4::load_steps(v_held, v_rows, v_rows.at(t), count);
         }
     }
-    // The gradient after the last step is behind the states.
+    // The gradient after the last step is after the states.
     if constexpr (kFinalState) {
         if (scans)
             states.put(first_row + rounds * kSegments, own_c,
@@ -225,7 +225,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
     const bool scans = own < kColumns && own_c < C;
     const SumRows states{segment_states, C};
     const i64 first_row = place.b * (rounds * kSegments + 1);
-    Sum after;  // the gradient behind the round, of the thread's column
+    Sum after;  // the gradient after the round, of the thread's column
     WholeDecay decay;
     float own_decay = 0.0f;
     if (scans) {
@@ -272,7 +272,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
         for (int j = 0; j < kVec; ++j) slots.put(segment, j * kLanes + lane, sums[j]);
         kgen::sync_block();  // A
 
-        // 2. The gradients behind the segments.
+        // 2. The gradients after the segments.
         if (scans) {
             if ((round + 1) * kRound <= T) {
 #pragma unroll 8

@@ -243,7 +243,7 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
             for (int j = 0; j < kVec; ++j) slots.put(segment, j * kLanes + lane, sums[j]);
             kgen::sync_block();  // A
 
-            // 2. The states before the segments. The last round may have fewer steps: no output is behind them.
+            // 2. The states before the segments. The last round may have fewer steps: no output is after them.
             if (scans) {
 #pragma unroll 8
                 for (int i = 0; i < kSegments; ++i) {

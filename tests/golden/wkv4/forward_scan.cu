@@ -168,7 +168,7 @@ wkv4_forward(const Value* __restrict__ k,              // [B, T, C]
                                 slots.get(parity * kSegments + i, lane, j));
         }
 
-        // 4. The state behind the last segment that has steps, then outputs.
+        // 4. The state after the last segment that has steps, then outputs.
         const bool last = count > 0 && t + count == end;
         if (last || segment == kSegments - 1) {
             Pair behind[kVec];

@@ -57,7 +57,7 @@ constexpr int kReduceThreads = 512;
 
 }  // namespace
 
-// The state before each chunk and, unless kSequential, the gradient of the state behind it, each
+// The state before each chunk and, unless kSequential, the gradient of the state after it, each
 // [B * H, chunks, K / 16, V / 8, 32, 4] for padded K and V.
 extern "C" __global__ void __launch_bounds__(kThreads)
 wkv_backward_states(const Value* __restrict__ gy,             // [B, T, H, V]

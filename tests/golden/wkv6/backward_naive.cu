@@ -35,7 +35,7 @@ KGEN_DEVICE void backward_v(i64 N, i64 T, i64 H, i64 K, i64 V, const void* cu_se
     const i64 first = head * K * V + m;  // of the column, in a state
     float* gradient = states + first;    // of the state
 
-    // 1. The gradient behind the last step.
+    // 1. The gradient after the last step.
     for (i64 i = 0; i < K; ++i)
         gradient[i * V] = gfinal_state ? gfinal_state[first + i * V] : 0.0f;
 

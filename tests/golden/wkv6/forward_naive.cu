@@ -46,7 +46,7 @@ KGEN_DEVICE void forward(i64 N, i64 T, i64 H, i64 K, i64 V, const void* cu_seqle
         },
         kgen::wkv::RowDecay<kForm, W>{w.head(span, h)});
 
-    // 3. The state behind the last step.
+    // 3. The state after the last step.
     if (final_state)
         for (i64 i = 0; i < K; ++i) final_state[first + i * V] = state[i * V];
 }

@@ -101,7 +101,7 @@ KGEN_DEVICE void decode(i64 B, i64 S, i64 T, i64 H, const Rows<const Value>& r,
         state.write(y_h.at(t), values);
     }
 
-    // 4. The state behind the last step.
+    // 4. The state after the last step.
     state.store(states);
 }
 

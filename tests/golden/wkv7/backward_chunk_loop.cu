@@ -4,7 +4,7 @@
 // wkv7 backward in chunks of 16 steps, clamped decays. All sums are in a fixed order.
 //
 //     wkv7_backward_columns  tensor cores: sa and the states before all chunks, forward in time; gsa, gv, the gradients
-//                            of the states behind all chunks and that of the initial state, backward in time, by
+//                            of the states after all chunks and that of the initial state, backward in time, by
 //                            other blocks of the same launch
 //     wkv7_backward_rows     tensor cores: gr, gw, gk, ga and gb, all chunks in parallel
 //

@@ -143,9 +143,9 @@ wkv7_backward_rows(const Value* __restrict__ gy,             // [B, T, H, V]
     const i64 chunks = kgen::ceil_div(span.steps, i64{kChunk});
     float* gradient = gradients + head * size + key;
     float* checkpoints = checkpoint_states + (h * all + first) * size + key;
-    float* inside = chunk_states + head * (kChunk + 1) * size + key;  // before a chunk's steps, and behind it
+    float* inside = chunk_states + head * (kChunk + 1) * size + key;  // before a chunk's steps, and after it
 
-    // From the state before step t to the one behind it.
+    // From the state before step t to the one after it.
     const auto step = [&](const float* before, float* behind, i64 t) {
         const float decay = kgen::wkv7::decay_of<kForm>(w_h(t, key));
         for (i64 i = 0; i < V; ++i)

@@ -5,7 +5,7 @@
 // order.
 //
 //     wkv7_backward_columns  tensor cores: sa and the states before all chunks, forward in time; gsa, gv and the
-//                            gradients of the states behind all chunks, backward in time, by other blocks of the same
+//                            gradients of the states after all chunks, backward in time, by other blocks of the same
 //                            launch
 //     wkv7_backward_rows     tensor cores: gr, gw, gk, ga and gb, all chunks in parallel
 //

@@ -57,7 +57,7 @@ wkv7_forward(const Value* __restrict__ r,              // [B, T, H, K]
         y_h.at(t)[m] = kgen::from_float<Value>(scale * state.read(r_h.at(t)));
     }
 
-    // 3. The state behind the last step.
+    // 3. The state after the last step.
     state.store(final_state ? final_state + first : nullptr);
 }
 

@@ -122,7 +122,7 @@ wkv7_decode(const Value* __restrict__ r,              // [B, T, H, K]
         state.write(y_h.at(t), values);
     }
 
-    // 4. The state behind the last step.
+    // 4. The state after the last step.
     state.store(states);
 }
 

@@ -76,7 +76,7 @@ FORWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="d5668c756130",
+        kernel="a9f218d5ad58",
         config=(
             "scan("
             "lanes=8, vec=2, segments=16, steps=16, prefetch=false, min_blocks=4, splits=1)"
@@ -91,7 +91,7 @@ FORWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="d5668c756130",
+        kernel="a9f218d5ad58",
         config=(
             "scan("
             "lanes=8, vec=2, segments=16, steps=16, prefetch=false, min_blocks=4, splits=1)"

@@ -11,7 +11,7 @@
 //     inside     P V, as without decays
 //
 // Scores are a product again if each factor stands for its distance from the middle of the chunk:
-// a step t behind the middle has a_t * m_t and b_t / m_{t+1}, where m is the product from the
+// a step t after the middle has a_t * m_t and b_t / m_{t+1}, where m is the product from the
 // middle to t; before the middle it is the other way round. This needs m neither 0 nor so small that
 // 1 / m overflows fp32: `factor` checks that the decays of each half multiply to e^-60 or more, for each key. A chunk
 // that fails the check takes `exact_scores`, on CUDA cores with running products. Entries beyond the diagonal may
@@ -58,7 +58,7 @@ struct RoundedOperands : Tf32Operands<false> {
 };
 
 // S += B^T V with V of 16 bits and B in fp32, both as TF32. Of 16 steps the even ones are one
-// product, the odd ones another: k = q, q + 4 are steps 2q, 2q + 8, or the ones behind them.
+// product, the odd ones another: k = q, q + 4 are steps 2q, 2q + 8, or the ones after them.
 // Split: B is two TF32 numbers, so that S is as good as fp32's; else it was rounded when it was stored.
 template <class T, bool Split>
 struct MixedOperands {
@@ -237,7 +237,7 @@ public:
                 ring_[i] = from_float<W>(w_of_no_decay<Form>());
     }
 
-    // Start the copies of the next chunk's w, as ChunkCopier::start; steps behind the last one have decay 1.
+    // Start the copies of the next chunk's w, as ChunkCopier::start; steps after the last one have decay 1.
     template <bool Whole>
     KGEN_DEVICE void start(int slot, int left) {
         constexpr bool kZerosKeep = Form == DecayForm::log;
@@ -249,7 +249,7 @@ public:
     }
 
     // Compute rows with decays and the bonus of the chunk in `slot`, from its rows a and b. By the whole block: a
-    // barrier before it and one behind.
+    // barrier before it and one after.
     KGEN_DEVICE void factor(int slot, const T* a, const T* b) {
         const W* w = ring_ + slot * kStage;
 #pragma unroll 1
@@ -325,9 +325,9 @@ public:
 private:
     static KGEN_DEVICE int key_of(int i, int q) { return 8 * (i / 2) + 2 * q + i % 2; }
 
-    // One key per lane, half of the steps: those behind the middle of the chunk, or before it. Outwards,
+    // One key per lane, half of the steps: those after the middle of the chunk, or before it. Outwards,
     // from the middle to the chunk's end or its beginning, x is the tensor that a step's decay multiplies later: a
-    // behind the middle, b before it.
+    // after the middle, b before it.
     template <bool Behind>
     KGEN_DEVICE void factor_half(int unit, const W* w, const T* a, const T* b) {
         constexpr int kFirst = Behind ? kHalf : kHalf - 1, kNext = Behind ? 1 : -1;

@@ -111,7 +111,7 @@ public:
                 ring_[i] = from_float<W>(w_of_no_decay<Form>());
     }
 
-    // Start the copies of the next chunk's w, as ChunkCopier::start; steps behind the last one have decay 1.
+    // Start the copies of the next chunk's w, as ChunkCopier::start; steps after the last one have decay 1.
     template <bool Whole>
     KGEN_DEVICE void start(int slot, int left) {
         if constexpr (!Whole) partial_slot_ = slot, partial_left_ = left;
@@ -241,7 +241,7 @@ private:
         x_rows += base * kRowStride + column;
         y_rows += base * kRowStride + column;
 
-        // 1. All rows that are read. A load behind a store to shared memory would wait for it, and the warp with it.
+        // 1. All rows that are read. A load after a store to shared memory would wait for it, and the warp with it.
         float x[kSub], decays[kSub], bonus[kSub];
         const float u = Reads && there ? u_[column] : 0.0f;
 #pragma unroll
@@ -497,7 +497,7 @@ private:
     const W* row_w_;
     ChunkCopier<W, Chunk, Keys, kCopy, kThreads> copy_;
     W* ring_;
-    float *u_, *buffers_, *selected_;  // behind u_ is w, if it has one row
+    float *u_, *buffers_, *selected_;  // after u_ is w, if it has one row
     int partial_slot_, partial_left_;  // the slot of a chunk with fewer steps, and how many it has
 };
 

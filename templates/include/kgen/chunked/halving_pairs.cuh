@@ -4,7 +4,7 @@
 // 4 * quarter to 4 * quarter + 3. Loads and stores move two keys. Each exponential is computed once, for a and b, and
 // the decays of the other quarters come by two shuffles.
 //
-// Within a quarter `before[i]` is the product of the decays of its steps before step i, `after[i]` of those behind it.
+// Within a quarter `before[i]` is the product of the decays of its steps before step i, `after[i]` of those after it.
 // All rows are a * before or b * after, times the decays of whole quarters between step and middle, or step and state.
 //
 // Layout: keys are in their order. The rows of a level are ordered so that the two quarters of half a warp write

@@ -227,7 +227,7 @@ private:
                          v() + Number * Batch * kValueStride + 16 * first_value_unit(), kValueStride);
             if (Number == kBatches / 2 - 1) {
                 store_middle(sums);
-                // Not earlier: b and v are needed first. Not by loads: a load issued after cp.async waits behind
+                // Not earlier: b and v are needed first. Not by loads: a load issued after cp.async waits for
                 // the copies in flight.
                 prefetch_l2<Keys, kWarpSize>(rows.a, first + step_of<0>(), left - step_of<0>(), lane_id(),
                                          16);

@@ -9,7 +9,7 @@
 //                       splits them into operands in registers.
 //     state warpgroup   keeps S in registers, adds b^T v of each chunk, and stores the terms of S before each
 //                       chunk as panels.
-//     split warpgroup   loads rows of b and v, splits them and stores the terms as panels. Two chunks behind, it
+//     split warpgroup   loads rows of b and v, splits them and stores the terms as panels. Two chunks later it
 //                       writes the outputs of a chunk from shared memory to global memory, whole lines.
 //
 // Only the sum of states is serial. The output warpgroup has three of the four products, so everything else that

@@ -79,7 +79,7 @@ struct BackwardConfig {
     static_assert(K * sizeof(T) % CopyBytes == 0 && V * sizeof(T) % CopyBytes == 0,
                   "a copy would reach into the next row");
 
-    // The decay of a step's w. Copies put zeros behind the last step, whose decay is 1 in the form `log` alone: other
+    // The decay of a step's w. Copies put zeros after the last step, whose decay is 1 in the form `log` alone: other
     // forms look at `exists`.
     static KGEN_DEVICE float decay_of_step(W w, bool exists) {
         const float decay = decay_of<Form>(to_float(w));

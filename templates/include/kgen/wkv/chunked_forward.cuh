@@ -73,7 +73,7 @@ struct ChunkedForward {
             states.final_state = final_state + state;
 
         // 3. Chunk by chunk: y from the state (inter-chunk) and from the scores r k^T (intra-chunk), then
-        // the state behind the chunk. The last segment writes the final state.
+        // the state after the chunk. The last segment writes the final state.
         Loop(rows, states, {step_rows(w, span, h), u + h * kK}).run();
     }
 };

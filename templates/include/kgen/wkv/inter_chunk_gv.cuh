@@ -1,5 +1,5 @@
 // The inter-chunk part of gv for 16 steps of wkv5 and wkv6: gv_s = sum over keys of f_s G, where G is the gradient of
-// the state behind the steps and f_s are rows of k times the decays behind step s.
+// the state after the steps and f_s are rows of k times the decays after step s.
 //
 // Each warp puts its 16 keys of G and f into shared memory; after a block barrier each warp multiplies fragments of 8
 // values over all keys.

@@ -109,7 +109,7 @@ KGEN_DEVICE float warp_dot(const T* a, const T* b, int extent, Factor factor) {
 }
 
 // The loop. KeyRows: the rows of the state are keys. `start` and `end` may be null: the state before is then zero, the
-// state behind is not stored. before_step(t, state) is called before step t.
+// state after is not stored. before_step(t, state) is called before step t.
 template <class Config, Direction D, int Rows, bool KeyRows>
 struct StateColumns {
     using Value = typename Config::Value;

@@ -1,7 +1,7 @@
 // Sequences and tensors of wkv5 and wkv6, and the recurrences that all kernels compute.
 //
 // Per head, with g_t = scale * gy_t, n_t = v_t . g_t, d_t the decay of step t and G_t the gradient of the state
-// behind step t:
+// after step t:
 //
 //     S_t     = diag(d_t) S_{t-1} + k_t v_t^T             y_t  = scale * (r_t S_{t-1} + (sum_k r u k) v_t)
 //     G_{t-1} = diag(d_t) G_t + r_t g_t^T                 gr_t = S_{t-1} g_t + n_t u k_t

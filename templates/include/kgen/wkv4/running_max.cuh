@@ -187,7 +187,7 @@ struct StepRows {
     KGEN_DEVICE StepRows(T* first, i64 stride_t)
         : first(first), stride(static_cast<u32>(stride_t)) {}
     KGEN_DEVICE T* at(i64 t) const { return first + t * static_cast<i64>(stride); }
-    // `i` steps behind `row`.
+    // `i` steps after `row`.
     KGEN_DEVICE T* behind(T* row, int i) const {
         return row + static_cast<u64>(stride) * static_cast<u32>(i);
     }
@@ -298,7 +298,7 @@ struct RunningState {
         const float factor = fast_exp2(larger(smaller(lost, 1.0f), -1.0f));  // also of an empty sum
         return {m, factor * sum.a, factor * sum.b};
     }
-    // Goes on behind a step.
+    // Advances past a step.
     KGEN_DEVICE void step(float decay, float k, float v) {
         const float kept = m + decay;
         const float shift = k - kept;

@@ -7,7 +7,7 @@
 // all by running products of decays. Scores are computed by halving (kgen/chunked/halving_decay.cuh): blocks of 16, 8,
 // 4 and 2 steps have a late half and an early half, and a late step t reads an early step s by
 //
-//     (r_t * d from the middle to before t) (k_s * d behind s to the middle)
+//     (r_t * d from the middle to before t) (k_s * d after s to the middle)
 //
 // where every factor is at most 1. Every pair s < t is of the level of the highest bit in which s and t differ.
 //
@@ -30,9 +30,9 @@
 //     float step_decay[kRow, or 0]        d of all steps, with one decay per head
 //     bf16 r, k and W w [Warps][Stages][kPerPart]: copies of the inputs of a part (part_copier.cuh)
 //
-// Rows beyond the last step are zero. Decays there are not 1, but nothing reads a state behind them.
+// Rows beyond the last step are zero. Decays there are not 1, but nothing reads a state after them.
 //
-// Synchronisation: the caller ends each interval by a block barrier. Chunk n is read in the Warps-th interval behind
+// Synchronisation: the caller ends each interval by a block barrier. Chunk n is read in the Warps-th interval after
 // that of its first part, so there are Warps + 1 slots. The constructor has a barrier of the producers (2). A warp
 // copies its inputs itself, Stages - 1 parts ahead.
 //
@@ -95,7 +95,7 @@ class RowProducer {
     using CopierW = PartCopier<W, CopyVec>;
     using Tile = wkv7::TileCopier<bf16, CopyVec>;
     using TileW = wkv7::TileCopier<W, CopyVec>;
-    // Where k and w lie behind r.
+    // Where k and w lie after r.
     static constexpr int kOfK = Copier::kElements, kOfW = 2 * kOfK;
     static_assert(Stages == 2 || Stages == 4, "stages are found by the low bits of a part's number");
 

@@ -62,7 +62,7 @@ struct SpecializedLoop {
         } else {
             produce_all(warp() - kWarps, chunks);
         }
-        cp_async_wait_all();  // zeros behind the last step, where the state of the steps one by one may lie
+        cp_async_wait_all();  // zeros after the last step, where the state of the steps one by one may lie
         if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite))
             run_step_by_step<bf16, Config::kK, Config::kV, kColumns, kThreads, false, false, false, true>(
                 rows, states, decay);
@@ -172,7 +172,7 @@ private:
                 for (int n = 0; n < 2; ++n) Half::multiply<0>(y[n], terms[term], r[n]);
         }
 
-        // 2. The state behind the chunk.
+        // 2. The state after the chunk.
         const bf16* rows_k = from.rows(slot, kRowK);
         const float* decays = from.decay(slot) + 2 * mma_lane().q;
 #pragma unroll

@@ -1,4 +1,4 @@
-// Checkpoints of wkv7's backward pass: S before and G behind every chunk of Steps steps, and sums over keys of every
+// Checkpoints of wkv7's backward pass: S before and G after every chunk of Steps steps, and sums over keys of every
 // step, in workspaces.
 //
 // A chunk is steps c * Steps .. of its sequence; the last one may be shorter. Batch rows have ceil(T / Steps) chunks

@@ -4,7 +4,7 @@
 //
 //     A_i = a_i P_{i-1}     R_i = r_i P_i     K_j = k_j / P_j     B_j = b_j / P_j
 //
-// a chunk is, S the state before it, G the gradient of the state behind it, all [steps x steps] with a causal mask:
+// a chunk is, S the state before it, G the gradient of the state after it, all [steps x steps] with a causal mask:
 //
 //     forward                                             backward
 //     X = A S + (A K^T) V               j < i             X = B diag(P_16) G + (B R^T) g       i >= j

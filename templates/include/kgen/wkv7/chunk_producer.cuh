@@ -18,7 +18,7 @@
 //     W w and bf16 r, k, a, b [warps][tiles of a warp][Stages]: copies of the inputs, 16 keys each (tile_copier.cuh)
 //
 // Scores of steps with later steps are zero from the beginning where nothing writes them. Rows beyond the last step
-// are zero. Decays there are 1 in loops that begin with the last chunk; in the others nothing reads a state behind.
+// are zero. Decays there are 1 in loops that begin with the last chunk; in the others nothing reads a later state.
 //
 // A Pass is one of loop_passes.cuh.
 //
@@ -93,7 +93,7 @@ protected:
     using ScoreTile = typename Buffers::ScoreTile;
     using Copier = TileCopier<bf16, CopyVec, kDirection>;
     using CopierW = TileCopier<W, CopyVec, kDirection>;
-    // Where k, a, b and w lie behind r.
+    // Where k, a, b and w lie after r.
     static constexpr int kOfK = Copier::kElements, kOfA = 2 * kOfK, kOfB = 3 * kOfK, kOfW = 4 * kOfK;
     static_assert(Stages == 2 || Stages == 4, "slots are found by the low bits of a chunk's number");
 

@@ -1,7 +1,7 @@
 // gr, gw, gk, ga and gb of one chunk of 16 steps of wkv7 on tensor cores (TF32), any decay from 0 to 1; bf16 tensors.
 //
 // Keys are independent. With P_t the product of the chunk's decays up to step t, S the state before the chunk, G the
-// gradient of the state behind it, g = scale * gy, and sums over steps s < t < u of the chunk:
+// gradient of the state after it, g = scale * gy, and sums over steps s < t < u of the chunk:
 //
 //     gr_t = P_t S g_t         + sum_{s <= t} P_t / P_s (k_s (v_s . g_t) + b_s (sa_s . g_t))
 //     ga_t = P_{t-1} S gsa_t   + sum_{s < t} P_{t-1} / P_s (k_s (v_s . gsa_t) + b_s (sa_s . gsa_t))
@@ -135,7 +135,7 @@ private:
     // The values of a chunk that a lane holds.
     struct Lane {
         Words r, k, a, b;
-        Steps d;                          // decays; 1 behind the last step
+        Steps d;                          // decays; 1 after the last step
         float near[2][2], wide[2][2];     // [half][key]: decays of the neighbouring block of 2, and of 4 steps
         Steps gr, gk, ga, gb, gw;
         Steps ahead, back;                // sums for later steps, and for earlier ones, of the block
@@ -169,7 +169,7 @@ private:
                 }
         }
 
-        // The decays from the beginning of a half of kHalf steps to before a step, and from behind it to the end.
+        // The decays from the beginning of a half of kHalf steps to before a step, and from after it to the end.
         template <int kHalf>
         KGEN_DEVICE float before(int half, int i) const {
             const int key = i / 2;

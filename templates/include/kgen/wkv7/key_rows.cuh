@@ -1,7 +1,7 @@
 // gr, gw, gk, ga and gb of one chunk of steps, with rows of wkv7's state and its gradient in registers, CUDA cores.
 //
 // 1. Forward from the state before the chunk: the states before all of its steps, and gr.
-// 2. Backward from the gradient of the state behind it: the others.
+// 2. Backward from the gradient of the state after it: the others.
 //
 // Layout: a block has kKeys keys of a head and one chunk of kSteps steps; kKeySplit threads share a key and have its
 // rows of S and G, the value features, in runs of four.
@@ -45,7 +45,7 @@ struct KeyRows {
         float w, k, a, b;
     };
 
-    // state: before the chunk, gradient: behind it, [K, V] each. put_r(t, gr) and put(t, gradients) are called once
+    // state: before the chunk, gradient: after it, [K, V] each. put_r(t, gr) and put(t, gradients) are called once
     // per step and key.
     template <class PutR, class Put>
     KGEN_DEVICE void operator()(const float* state, const float* gradient, PutR put_r,

@@ -85,14 +85,14 @@ struct SpecializedLoop : ColumnTensors<bf16, typename Config::W> {
         if (block_any_nonfinite<kWarps + kRowWarps>(nonfinite)) again();
     }
 
-    // The steps one by one. end: the state behind them, or null.
+    // The steps one by one. end: the state after them, or null.
     template <bool Second>
     KGEN_DEVICE void run_steps(const float* start, float* end) const {
         this->template step_by_step<Pass::kDirection, Second, Config::kK, kColumns, Config::kForm>(
             start, end);
     }
 
-    // A loop whose result is the state behind it. columns_of(warp): the SegmentColumns of a consumer.
+    // A loop whose result is the state after it. columns_of(warp): the SegmentColumns of a consumer.
     template <class ColumnsOf>
     KGEN_DEVICE void run_segment(ColumnsOf columns_of) const {
         const Order order(this->steps);
@@ -282,7 +282,7 @@ private:
             multiply_scores(read, sums[0], chunk, Pass::kScoreZP);
         }
 
-        // 3. The state behind the chunk.
+        // 3. The state after the chunk.
         const float* decay = from.decay(chunk) + 2 * mma_lane().q;
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {

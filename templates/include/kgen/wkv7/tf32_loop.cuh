@@ -293,7 +293,7 @@ private:
         multiply_square<kSplitOutput, true>(y, v, Buffers::of_scores(slot, Buffers::kScoreRK));
         multiply_square<kSplitOutput, false>(y, operands, Buffers::of_scores(slot, Buffers::kScoreRB));
 
-        // 3. The state behind the chunk.
+        // 3. The state after the chunk.
         const int first = matrix_words(Buffers::of_updates(slot, Buffers::kUpdateK));
         const float* decay = from.decay(slot) + 2 * mma_lane().q;
 #pragma unroll

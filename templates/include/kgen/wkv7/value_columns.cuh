@@ -188,7 +188,7 @@ struct ValueColumns {
     float column_factor;  // of c
 
     // start, end: states [K, V]; a null start is zero, a null end is not written. before_step(t, state) is called
-    // before step t, result(t, column, first, second) behind it, once per column.
+    // before step t, result(t, column, first, second) after it, once per column.
     template <class BeforeStep, class Result>
     KGEN_DEVICE void operator()(const float* start, float* end, BeforeStep before_step,
                                 Result result) const {

@@ -44,7 +44,7 @@ struct Copy {
     alignas(16) unsigned char content[16];
 
     // Whether someone wrote to the target, which no longer holds what copy_async filled it with. On a GPU the copy may
-    // land before that write or behind it.
+    // land before that write or after it.
     bool overwritten(int unwritten) const {
         if (repeated) return false;
         unsigned char filled[sizeof(content)];

@@ -593,7 +593,7 @@ public:
 
 private:
 #else
-    // Kept between blocks; a canary behind it detects writes past the end.
+    // Kept between blocks; a canary after it detects writes past the end.
     char* make_smem() {
         const u64 bytes = job_->launch->smem_bytes;
         smem_.resize(bytes + kSmemAlignment + kCanaryBytes);

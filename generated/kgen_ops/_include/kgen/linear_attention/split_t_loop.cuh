@@ -43,7 +43,7 @@ class SplitTLoop {
     static constexpr int kFeatures = Segment::kFeatures, kValues = Segment::kValues;
     static constexpr int kSteps = Ctas * Segment::kSegment;  // of a round
     static constexpr int kRoundBytes = 176;
-    // Whether the threads behind the consumers are a reducer warpgroup, which alone runs the exchange. It goes
+    // Whether the threads after the consumers are a reducer warpgroup, which alone runs the exchange. It goes
     // with wgmma; such a kernel must call no function, or ptxas serialises its wgmma.
     static constexpr bool kHasReducer = Segment::kThreads > Segment::kConsumers;
 

@@ -109,7 +109,7 @@ private:
 };
 
 // All gradients of a chunk, by a block. If C::kSequential the chunk's k, r and w are being copied, and at the end
-// those of the chunk before it. state, gradient: this warp's tiles of S before the chunk and of its gradient behind
+// those of the chunk before it. state, gradient: this warp's tiles of S before the chunk and of its gradient after
 // it; if C::kSequential the latter is overwritten by the gradient before the chunk.
 template <class C, class U>
 KGEN_DEVICE void write_chunk_gradients(const ChunkGradients<C, U>& chunk,

@@ -6,7 +6,7 @@
 //     float decays[subs][16][kStride]             d_t
 //     float decayed_r[subs][16][kStride]          r times the decays before it;        later G v
 //     float state_g[subs][16][kStride]            w of the chunk; then S g;            later factors of cross scores
-//     float decayed_k[subs][16][kWideStride]      k times the decays behind it;        later the inter-chunk part of gv
+//     float decayed_k[subs][16][kWideStride]      k times the decays after it;        later the inter-chunk part of gv
 //     float decay_product[subs][kKeys]            of the 16 steps;                     later gu
 //     float state_dot[subs][kKeys]                S . G
 //     float gw[subs][kKeys]                       if w has no steps
@@ -14,10 +14,10 @@
 //         T chunk_k[C][kKeyStride], chunk_r[C][kKeyStride]    as they are copied
 //         G and f of InterChunkGv
 //         ValueProducts products[subs], then float scores[subs][kSubScores] at kScoresAt
-//     if C::kLevelScores, in place of v if it has room, else behind the scores:
+//     if C::kLevelScores, in place of v if it has room, else after the scores:
 //         float level_scores[subs][16][kLevelStride]
 //
-// With C::kSequential the next chunk's k, r and w are copied while scores are still read: scores lie behind both.
+// With C::kSequential the next chunk's k, r and w are copied while scores are still read: scores lie after both.
 #pragma once
 
 #include "kgen/wkv/backward_config.cuh"

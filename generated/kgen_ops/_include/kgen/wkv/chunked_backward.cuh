@@ -26,7 +26,7 @@ struct SequenceChunks {
     Span span;
     i64 chunks;  // of the sequence
     i64 first;   // its first one in a workspace
-    i64 end;     // behind its last one there, with slots that have no steps
+    i64 end;     // after its last one there, with slots that have no steps
 
     KGEN_DEVICE SequenceChunks(const Offset* offsets, i64 n, i64 h, i64 N, i64 H, i64 T)
         : span(span_of(offsets, n, T)), chunks(ceil_div(span.steps, i64{Chunk})) {
@@ -59,7 +59,7 @@ struct ChunkedBackward {
     static constexpr int kValueBlocks = ceil_div(kV, C::kBlockV);
     static constexpr int kDirections = C::kSequential ? 1 : 2;
 
-    // By one block: the state before each chunk and, unless kSequential, the gradient of the state behind it, each
+    // By one block: the state before each chunk and, unless kSequential, the gradient of the state after it, each
     // [B * H, chunks, K / 16, V / 8, 32, 4] for padded K and V. The states of sequences are [N, H, K, V] or null.
     static KGEN_DEVICE void write_states(const Offset* offsets, i64 N, i64 H, i64 steps,
                                          const Tensors& tensors, const float* initial_state,
@@ -132,7 +132,7 @@ struct ChunkedBackward {
         }
     }
 
-    // By one block of Threads: gu, and in blocks behind those of gu a gw without steps. gw, gw_parts: null if w has
+    // By one block of Threads: gu, and in blocks after those of gu a gw without steps. gw, gw_parts: null if w has
     // steps.
     template <int Threads, class G>
     static KGEN_DEVICE void reduce(i64 N, i64 B, i64 H, i64 steps, const float* gu_parts, U* gu,

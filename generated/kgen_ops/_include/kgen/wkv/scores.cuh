@@ -1,7 +1,7 @@
 // Gradients of 16 steps of wkv5 and wkv6 from the states at their ends, on CUDA cores: a lane has a key.
 //
 // Per key, with decays d_t, g_j = scale * gy_j, n_sj = v_s . g_j, D(s, j) = d_{s+1} ... d_{j-1}, S the state before the
-// 16 steps and G the gradient of the state behind them (the key's rows):
+// 16 steps and G the gradient of the state after them (the key's rows):
 //
 //     x_j(t) = S_{t-1} g_j              x_j(t + 1) = d_t x_j(t) + k_t n_tj
 //     gr_j   = x_j(j) + n_jj u k_j

@@ -2,7 +2,7 @@
 // on tensor cores.
 //
 //     forward     S_t     = diag(d_t) S_{t-1} + k_t v_t^T          written before each chunk
-//     backward    G_{t-1} = diag(d_t) G_t + scale * r_t gy_t^T     written behind each chunk
+//     backward    G_{t-1} = diag(d_t) G_t + scale * r_t gy_t^T     written after each chunk
 //
 // 16 steps are one product: rows of keys are multiplied by the decays up to the last of the steps (forward) or from
 // the first one (backward) by running products, so that no factor exceeds 1.

@@ -1,8 +1,8 @@
 // State passing within a chunk, in wkv5's and wkv6's backward pass: the state and its gradient move on by 16 steps at a
 // time, in registers.
 //
-//     1. forward     state_g = S g_j of 16 steps, S the state before them; then S behind them
-//     2. backward    G v_s of 16 steps, G behind them; S . G; gv_s = G^T f_s; then G before them
+//     1. forward     state_g = S g_j of 16 steps, S the state before them; then S after them
+//     2. backward    G v_s of 16 steps, G after them; S . G; gv_s = G^T f_s; then G before them
 //
 // Layout: a warp has 16 keys and all values of both. Only gv is a sum over warps: for it G goes through shared memory
 // (inter_chunk_gv.cuh). Shared memory: chunk_memory.cuh.
@@ -76,7 +76,7 @@ public:
     }
 
     // states[0] is loaded. state: that before the chunk in the workspace, this warp's tile; gradient: that of the state
-    // behind the chunk, overwritten by the one before it if C::kSequential.
+    // after the chunk, overwritten by the one before it if C::kSequential.
     KGEN_DEVICE void run(Tile (&states)[kSubs], const float* state, float* gradient) const {
         const MmaLane lane = mma_lane();
         // 1. Forward: S g, and the states before each 16 steps but the first. G is loaded once the first state is no

@@ -69,7 +69,7 @@ struct DecayDerivative {
     KGEN_DEVICE float by_output(const Output& output, float r) const {
         return r * output.old * fma(-output.y, b, a);
     }
-    // Goes on behind a step: `old` is the factor of the sums of the state before it.
+    // Advances past a step: `old` is the factor of the sums of the state before it.
     KGEN_DEVICE void step(float old, const Pair& before) {
         a = old * (a + before.a);
         b = old * (b + before.b);

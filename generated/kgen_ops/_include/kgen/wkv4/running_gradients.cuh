@@ -91,7 +91,7 @@ KGEN_DEVICE void sum_gradients(WholeSum<false> (&sums)[Width],
     }
 }
 
-// Gradients of a step; `gradient`, by (N, D) behind the step, goes on before it. gw is added to.
+// Gradients of a step; `gradient`, by (N, D) after the step, becomes the one before it. gw is added to.
 KGEN_DEVICE StepGradients step_back(RunningState& gradient, const StepOutput& output, float decay,
                                     float k, float v, float& gw) {
     const float later = fast_exp2((k + gradient.m) * kLog2e);
@@ -109,7 +109,7 @@ KGEN_DEVICE StepGradients step_back(RunningState& gradient, const StepOutput& ou
     return found;
 }
 
-// Stores gk and gv of a segment from step t on, and adds to gw and gu. The gradients by (N, D) behind the
+// Stores gk and gv of a segment from step t on, and adds to gw and gu. The gradients by (N, D) after the
 // segment go on before it.
 template <bool Whole, class T, int Width, int Steps>
 KGEN_DEVICE void segment_gradients(RunningState (&gradient)[Width], float (&gw)[Width],

@@ -198,7 +198,7 @@ struct ChannelFactors {
 };
 
 // A segment of `Steps` steps of one thread. `Whole`: all steps are there; otherwise the first `count` are, and the
-// steps behind them have weight 0 and decay 1.
+// steps after them have weight 0 and decay 1.
 template <int Width, int Steps, bool LargestTerm>
 struct Segment {
     using P = PairOf<false>;

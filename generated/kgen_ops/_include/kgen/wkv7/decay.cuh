@@ -1,6 +1,6 @@
 // The recurrence of wkv7 and its gradients; the decay d of a step, and dd/dw.
 //
-// Per head, with g_t = scale * gy_t and G_t the gradient of the state behind step t, without that step's y:
+// Per head, with g_t = scale * gy_t and G_t the gradient of the state after step t, without that step's y:
 //
 //     sa_t = a_t S_{t-1}                                     G'_t    = G_t + r_t g_t^T
 //     S_t  = diag(d_t) S_{t-1} + b_t sa_t^T + k_t v_t^T      gsa_t   = b_t G'_t

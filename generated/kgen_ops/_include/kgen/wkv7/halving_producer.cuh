@@ -3,12 +3,12 @@
 //
 //     A_i = a_i P_{i-1}     R_i = r_i P_i     K_j = k_j P_15 / P_j     B_j = b_j P_15 / P_j
 //
-// all by running products of decays: those of K and B are of the steps behind j. Scores are computed by halving
+// all by running products of decays: those of K and B are of the steps after j. Scores are computed by halving
 // (kgen/chunked/halving_decay.cuh): blocks of 16, 8, 4 and 2 steps have a late half and an early half, and a late step
 // t reads an early step s by
 //
-//     r_t k_s:  (r_t * d from the middle to t) (k_s * d behind s to the middle)          likewise r_t b_s
-//     a_t k_s:  (a_t * d from the middle to before t) (k_s * d behind s to the middle)   likewise a_t b_s
+//     r_t k_s:  (r_t * d from the middle to t) (k_s * d after s to the middle)          likewise r_t b_s
+//     a_t k_s:  (a_t * d from the middle to before t) (k_s * d after s to the middle)   likewise a_t b_s
 //
 // where every factor is at most 1. Every pair s < t is of the level of the highest bit in which s and t differ. The
 // diagonal of R K^T and R B^T has no decays.
@@ -164,7 +164,7 @@ private:
     }
 
     // The products of blocks of 2 * kHalf steps. before: decays from the middle to before a late step; behind: from
-    // behind an early step to the middle. flip: whether step(0), not step(1), is of a late half.
+    // after an early step to the middle. flip: whether step(0), not step(1), is of a late half.
     template <int kHalf>
     static KGEN_DEVICE void multiply_level(float (&of_k)[4], float (&of_b)[4], const Inputs& in,
                                            const Factors& decay, const Factors& before,

@@ -4,7 +4,7 @@
 //                       x    z    p    q    c    first    second    chunks
 //     ForwardOutputs    A    R    B    K    v             y         in time
 //     ForwardSums       A         B    K    v    sa                 in time
-//     ForwardStates     A         B    K    v                       in time; the state behind them
+//     ForwardStates     A         B    K    v                       in time; the state after them
 //     BackwardSums      B    K    A    R    gy   gsa      gv        from the last to the first
 //
 // With S the state, or its gradient (formulas: chunk_columns.cuh), and all rows as halving_producer.cuh has them:
@@ -76,7 +76,7 @@ struct ForwardSums : ForwardRoles {
     static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
 };
 
-// The state behind all chunks. Low terms of what consumers round: a segment adds no error to those of its loop.
+// The state after all chunks. Low terms of what consumers round: a segment adds no error to those of its loop.
 struct ForwardStates : ForwardRoles {
     static constexpr bool kFirst = false, kSecond = false;
     static constexpr bool kReadsR = false;
@@ -84,7 +84,7 @@ struct ForwardStates : ForwardRoles {
     static constexpr int kLevelTerms = 1, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
 };
 
-// gsa, gv and the gradients of the states behind all chunks.
+// gsa, gv and the gradients of the states after all chunks.
 struct BackwardSums : BackwardRoles {
     static constexpr bool kFirst = true, kSecond = true;
     static constexpr bool kReadsR = true;

@@ -55,7 +55,7 @@ struct RowScoreBuffers {
 
     KGEN_DEVICE float* values(int which) const { return first + which * kTile; }
     KGEN_DEVICE float* scores() const { return first + 4 * kTile; }
-    // Of a level and direction, of the calling lane; the second half is 32 vectors behind.
+    // Of a level and direction, of the calling lane; the second half is 32 vectors further on.
     KGEN_DEVICE Vec<float, 4>* parts(int part) const {
         return reinterpret_cast<Vec<float, 4>*>(scores() + 32 * kScores) + part * 64 + lane_id();
     }

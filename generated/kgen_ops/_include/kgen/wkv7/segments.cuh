@@ -84,7 +84,7 @@ struct SegmentColumns {
             }
     }
 
-    // The state behind its last one.
+    // The state after its last one.
     template <int Tiles>
     KGEN_DEVICE void end(const float (&at)[Tiles][4]) const {
         const MmaLane lane = mma_lane();

@@ -6,12 +6,12 @@
 //     scores       A K^T  j < i        R K^T  j <= i        R B^T  j <= i
 //     inverse      (I - A B^T)^-1      j < i
 //
-// P_i is the product of the chunk's decays up to step i; those of K and B are of the steps behind j. Scores are
+// P_i is the product of the chunk's decays up to step i; those of K and B are of the steps after j. Scores are
 // computed by halving (kgen/chunked/halving_decay.cuh): blocks of 16, 8, 4 and 2 steps have a late half and an early
 // half, and a late step t reads an early step s by
 //
-//     r_t k_s:  (r_t * d from the middle to t) (k_s * d behind s to the middle)          likewise r_t b_s
-//     a_t k_s:  (a_t * d from the middle to before t) (k_s * d behind s to the middle)   likewise a_t b_s
+//     r_t k_s:  (r_t * d from the middle to t) (k_s * d after s to the middle)          likewise r_t b_s
+//     a_t k_s:  (a_t * d from the middle to before t) (k_s * d after s to the middle)   likewise a_t b_s
 //
 // Every pair s < t is of the level of the highest bit in which s and t differ. The diagonal of R K^T and R B^T has no
 // decays: products of the 16-bit inputs. At the level of neighbours a, k and b have none, and are exact as TF32.
@@ -120,7 +120,7 @@ class Tf32Producer {
     using InputTile = SwizzledTile<T, 16>;
     using Half = HalfOperands<T>;
     using Ops = Tf32Operands<kSplit>;
-    // Where k, a, b and w lie behind r.
+    // Where k, a, b and w lie after r.
     static constexpr int kOfK = Copier::kElements, kOfA = 2 * kOfK, kOfB = 3 * kOfK, kOfW = 4 * kOfK;
     static constexpr int kInputs = kOfW + CopierW::kElements;  // 16-bit values, a tile of keys
     static constexpr int kFragments = ceil_div(4, kWarps);     // of a warp
@@ -308,7 +308,7 @@ private:
     }
 
     // The products of blocks of 2 * kHalf steps. before: decays from the middle to before a late step; behind: from
-    // behind an early step to the middle. flip: whether step(0), not step(1), is of a late half.
+    // after an early step to the middle. flip: whether step(0), not step(1), is of a late half.
     template <int kHalf>
     static KGEN_DEVICE void multiply_level(float (&of_k)[4], float (&of_b)[4], const Inputs& in,
                                            const Factors& decay, const Factors& before,
