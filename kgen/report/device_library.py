@@ -15,7 +15,7 @@ from pathlib import Path
 from kgen.errors import CatalogueError
 
 # Lower folders first; the host layer is the implementation of the other folders on the CPU.
-ROOMS = (
+FOLDERS = (
     "primitives", "rows", "recurrent", "chunked", "linear_attention", "wkv", "wkv4", "wkv7", "wkv6",
     "fft", "toeplitz",
 )  # fmt: skip
@@ -63,15 +63,15 @@ def device_library_markdown(include: Path) -> str:
         CatalogueError: If a folder of the library is missing.
     """
     lines = [_HEAD]
-    for room in ROOMS:
-        folder = include / "kgen" / room
+    for name in FOLDERS:
+        folder = include / "kgen" / name
         if not folder.is_dir():
             raise CatalogueError(
                 f"{folder} is missing\n  reinstall kgen: its headers are not whole"
             )
-        lines.append(f"## {room}\n")
+        lines.append(f"## {name}\n")
         for header in sorted(folder.glob("*.cuh")):
-            lines += _page_of(f"kgen/{room}/{header.name}", header.read_text(encoding="utf-8"))
+            lines += _page_of(f"kgen/{name}/{header.name}", header.read_text(encoding="utf-8"))
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -43,13 +43,13 @@ class Mistake:
         operation: What the statement is for.
         pattern: Regular expression of it; its first match is replaced.
         new: As for `re.Match.expand`.
-        room: Beginning of the path of the header, where several have such a statement.
+        under: Beginning of the path of the header, where several have such a statement.
     """
 
     operation: str
     pattern: str
     new: str
-    room: str = ""
+    under: str = ""
 
 
 @dataclass(frozen=True)
@@ -609,7 +609,7 @@ def mutant_of(family: Family, mistake: Mistake) -> Mutant:
     subject = subject_of(family)
     texts = texts_of(subject)
     for header, text in texts.items():
-        found = re.search(mistake.pattern, text) if header.startswith(mistake.room) else None
+        found = re.search(mistake.pattern, text) if header.startswith(mistake.under) else None
         if found is not None:
             changed = text[: found.start()] + found.expand(mistake.new) + text[found.end() :]
             kind = MutationOperator(mistake.operation, (), ANY_WRONG | {Mechanism.ASAN})

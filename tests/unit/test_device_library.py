@@ -8,7 +8,7 @@ import pytest
 
 from kgen.assets import include_dir
 from kgen.errors import CatalogueError
-from kgen.report.device_library import ROOMS, declarations, device_library_markdown
+from kgen.report.device_library import FOLDERS, declarations, device_library_markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "device-library.md"
 
@@ -79,7 +79,7 @@ def test_public_declarations_of_the_lowest_folders_have_comments() -> None:
 
 def test_every_folder_but_the_host_layer_is_in_it() -> None:
     folders = {p.name for p in (include_dir() / "kgen").iterdir() if p.is_dir()}
-    assert {*ROOMS, "host"} == folders
+    assert {*FOLDERS, "host"} == folders
 
 
 def test_a_folder_is_missing(tmp_path: Path) -> None:
