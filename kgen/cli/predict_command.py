@@ -9,7 +9,7 @@ from pathlib import Path
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.cli.arguments import chosen_passes
 from kgen.cli.context import asked_operators, open_command
-from kgen.errors import OptionError
+from kgen.errors import OptionError, PredictError
 from kgen.model.names import short_name
 from kgen.predict import (
     Compiling,
@@ -122,5 +122,11 @@ def _judge(options: argparse.Namespace) -> int:
         for one in judge(entry, passes, found_in, relatives(catalogue, entry)):
             print(f"judged {one.operator} {one.pass_name} by {one.model}", flush=True)
             found.append(one)
+    if not found:
+        raise PredictError(
+            "no model can be judged: no pass has two searched problems on a GPU in "
+            f"{options.source}\n"
+            "  next: name a library with the reports of searches (--from)"
+        )
     print(f"\n{print_judgements(found)}", end="")
     return 0

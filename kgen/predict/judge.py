@@ -151,8 +151,6 @@ def _same_problem(one: TrainingSearch, other: TrainingSearch) -> bool:
 
 def print_judgements(found: Sequence[Judgement]) -> str:
     """Return a table of judgements, the bars that they meet, and what could not be judged."""
-    if not found:
-        return "no pass has two searched problems on a GPU: no model can be judged\n"
     head = f"{'operator':<17}{'pass':<10}{'model':<13}{'problems':>8}{'median':>9}{'worst':>9}" \
            f"{'free choice':>16}{'median':>9}{'level':>8}"
     lines = []
