@@ -15,7 +15,7 @@ from kgen.model.signature import Pass
 LARGEST_BOUND = 0.5
 """A bound beyond this lets wrong outputs pass, so that a case with it is a mistake."""
 
-_FEW_TERMS = 8
+_WIDER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,15 @@ def combine(
     return bounds
 
 
-def with_few_terms(bounds: Mapping[str, Bound]) -> dict[str, Bound]:
-    """Widen bounds for a set in which one input is 0.
+def widened(bounds: Mapping[str, Bound]) -> dict[str, Bound]:
+    """Widen the bounds of a set whose errors do not average out.
 
-    Most terms of an output vanish there, and its scale with them. What is left may be e^-60 of the
-    usual, and the rounding of that exponent shows in it, which the other terms would hide. The set
-    is for kernels that leave a result out: they are wrong by all of it.
+    Where one input is 0, most terms of an output vanish, and its scale with them: the rounding of
+    an exponent shows in what is left, which the other terms would hide. Where rows are equal, they
+    round alike, and the errors of a sum over them add up. Such sets are for kernels that leave a
+    result out or take another row: they are wrong by all of it.
     """
     return {
-        name: replace(one, bound=min(_FEW_TERMS * one.bound, LARGEST_BOUND))
+        name: replace(one, bound=min(_WIDER * one.bound, LARGEST_BOUND))
         for name, one in bounds.items()
     }

@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kgen.check.bounds import Bound, combine, with_few_terms
+from kgen.check.bounds import Bound, combine, widened
 from kgen.check.buffers import Guarded, fingerprint, guarded
-from kgen.check.case import FAR, Case
+from kgen.check.case import EXPANDED, FAR, Case
 from kgen.check.drawing import demand_values, drawn_inputs, laid_out
 from kgen.check.hard_values import (
     LARGE_SCALAR,
@@ -281,8 +281,8 @@ class Fixture:
         bounds = combine(
             losses, pool, self.pass_, problem, self._name(case, problem), self._rounding
         )
-        if case.name in ZEROS:
-            bounds = with_few_terms(bounds)
+        if case.name in ZEROS or case.layout == EXPANDED:
+            bounds = widened(bounds)
         if case.fresh:
             self._bounds_of_kind[kind] = bounds
         if keep:

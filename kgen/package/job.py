@@ -132,15 +132,18 @@ def package(
 
 
 def _check_wheel_dir(folder: Path) -> None:
-    """Make the folder of the wheel before anything is compiled.
+    """Try to write to the folder of the wheel before anything is compiled, and leave no trace.
 
     Raises:
         StorageError: If it cannot be made or written.
     """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        for path in missing:
+            path.rmdir()
     except OSError as error:
         raise StorageError(
             f"--wheel {folder}: a wheel cannot be written there: {error.strerror}\n"
