@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -132,23 +133,17 @@ def package(
 
 
 def _check_wheel_dir(folder: Path) -> None:
-    """Try to write to the folder of the wheel before anything is compiled, and leave no trace.
+    """Check before anything is compiled that the folder of the wheel can be written.
 
     Raises:
         StorageError: If it cannot be made or written.
     """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-        for path in missing:
-            path.rmdir()
-    except OSError as error:
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
         raise StorageError(
-            f"--wheel {folder}: a wheel cannot be written there: {error.strerror}\n"
+            f"--wheel {folder}: a wheel cannot be written there: see {there}\n"
             "  next: --wheel DIR with a folder that you may write"
-        ) from None
+        )
 
 
 def _check_measured(contents: Contents, arch: str) -> None:

@@ -68,7 +68,7 @@ def verdict_of(
         launches=_launches(trial, on_host),
         steady=_steady(trial, operator, gpu),
         threads=threads,
-        far=_sees_steady_state(trial),
+        far=_has_several_orders(trial),
     )
 
 
@@ -83,14 +83,14 @@ def evidence_of(trial: Trial, seed: int, verdict: Verdict, on_host: bool) -> Evi
     )
 
 
-def _sees_steady_state(trial: Trial) -> bool:
+def _has_several_orders(trial: Trial) -> bool:
     # One order of threads is AddressSanitizer's or a tool's, which copies all memory between the
     # tensors. What goes wrong in the steady state alone is a race, which other orders show.
     return trial.level == "host" and len(trial.orders) > 1
 
 
 def _steady(trial: Trial, operator: Operator, gpu: GpuProfile) -> Extents:
-    if not _sees_steady_state(trial):
+    if not _has_several_orders(trial):
         return ()
     candidate = trial.candidate
     return steady_extents(operator, candidate.variant, candidate.config, trial.problem, gpu)
