@@ -18,7 +18,7 @@ from family_library import host_library
 
 from kgen.assets import include_dir, licence_file
 from kgen.emit import Emitted, Winner
-from kgen.errors import CatalogueError, OptionError, RecordError
+from kgen.errors import CatalogueError, OptionError, RecordError, StorageError
 from kgen.package import ArchCubins, Packaged, package
 from kgen.runtime import nvrtc
 from kgen.runtime.integrity import cubin_sm
@@ -208,6 +208,9 @@ def test_refusals(
         package(library, ["sm_80a"], wheels)
     with pytest.raises(OptionError, match=r"(?s)'sm_90', but.*tuned.*\n  next: --arch sm_90a"):
         package(library, ["sm_90"], wheels)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"--wheel .*file/wheels: a wheel cannot be written"):
+        package(library, ["sm_80"], tmp_path / "file" / "wheels")
     with pytest.raises(CatalogueError, match="no library in"):
         package(tmp_path, ["sm_80"], wheels)
     # A cubin that says it is for Hopper and is not one at all.

@@ -107,3 +107,33 @@ def test_functions_that_tell_nothing_are_refused(changes: dict[str, Any], said: 
             verify_with(**changes)
     finally:
         torch.set_default_dtype(before)
+
+
+def _fixture_without_norm(definition: Any = None) -> Fixture:
+    """linear_attention backward, where no output depends on the initial sum of keys."""
+    operator = open_catalogue().entry("linear_attention").operator
+    text = "B=1,H=1,T=3,E=2,M=2,dtype=fp32,initial_state_dtype=fp32,initial_key_sum_dtype=fp32"
+    problem = parse_problem(text, operator.signature)
+    if definition is not None:
+        operator = replace(operator, definition=definition(operator.definition))
+    return Fixture(operator, "backward", problem, torch.device("cpu"))
+
+
+def test_a_gradient_that_is_zero_beside_others() -> None:
+    made = _fixture_without_norm()
+    gradients = made.input_set(made.schedule.whole())
+    assert "ginitial_key_sum" in gradients.outputs
+
+
+def test_a_constant_output_beside_others_is_refused() -> None:
+    def with_ones(definition: Any) -> Any:
+        def changed(pass_name: str, inputs: Any, scalars: Any) -> dict[str, Tensor]:
+            found = dict(definition(pass_name, inputs, scalars))
+            found["ginitial_key_sum"] = torch.ones_like(found["ginitial_key_sum"])
+            return found
+
+        return changed
+
+    made = _fixture_without_norm(with_ones)
+    with pytest.raises(VerifyError, match="the same 'ginitial_key_sum' for all inputs"):
+        made.input_set(made.schedule.whole())
