@@ -18,6 +18,7 @@ namespace {
 using Value = kgen::bf16;
 using W = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
+using State = float;  // of the states in workspaces
 using kgen::i64;
 using kgen::wkv7::dense_rows;
 using kgen::wkv7::Rows;
@@ -48,8 +49,8 @@ static_assert(!kgen::kPresent<kgen::none>, "the gradient of a state is more accu
 constexpr int kSize = Config::kK * Config::kV;
 constexpr bool kPacked = kgen::kPresent<Offset>;
 
-using Forward = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::ForwardSums>;
-using Backward = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::BackwardSums>;
+using Forward = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::ForwardSums, State, 0 != 0>;
+using Backward = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::BackwardSums, State, 0 != 0>;
 constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Forward::kColumns);
 
 static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,
@@ -70,8 +71,8 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
                       Value* __restrict__ gv,                   // [B, T, H, V]
                       float* __restrict__ sa,                   // [B, T, H, V]
                       float* __restrict__ gsa,                  // [B, T, H, V]
-                      float* __restrict__ states,               // [H, chunks, K, V]
-                      float* __restrict__ gradients,            // [H, chunks, K, V]
+                      State* __restrict__ states,               // [H, chunks, K, V]
+                      State* __restrict__ gradients,            // [H, chunks, K, V]
                       i64 N, i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                       i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 w_stride_B,
                       i64 w_stride_T, i64 w_stride_H, i64 k_stride_B, i64 k_stride_T,
@@ -135,8 +136,8 @@ wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    Value* __restrict__ gb,                 // [B, T, H, K]
                    const float* __restrict__ sa,           // [B, T, H, V]
                    const float* __restrict__ gsa,          // [B, T, H, V]
-                   const float* __restrict__ states,       // [H, chunks, K, V]
-                   const float* __restrict__ gradients,    // [H, chunks, K, V]
+                   const State* __restrict__ states,       // [H, chunks, K, V]
+                   const State* __restrict__ gradients,    // [H, chunks, K, V]
                    i64 N, i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                    i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 w_stride_B, i64 w_stride_T,
                    i64 w_stride_H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H, i64 v_stride_B,
@@ -146,7 +147,7 @@ wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    i64 gw_stride_H, i64 gk_stride_B, i64 gk_stride_T, i64 gk_stride_H,
                    i64 ga_stride_B, i64 ga_stride_T, i64 ga_stride_H, i64 gb_stride_B,
                    i64 gb_stride_T, i64 gb_stride_H, float scale) {
-    kgen::wkv7::backward_chunk_rows<RowsConfig>(
+    kgen::wkv7::backward_chunk_rows<RowsConfig, State>(
         cu_seqlens, N, T, H,
         {
          {gy, gy_stride_B, gy_stride_T, gy_stride_H},

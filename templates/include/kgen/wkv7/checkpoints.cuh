@@ -83,11 +83,12 @@ KGEN_DEVICE Rows<T> dense_rows(T* first, i64 steps, i64 heads, i64 features) {
 }
 
 // What wkv7_backward_rows reads and writes; sa, gsa [B, T, H, V], states and gradients [H, chunks, K, V].
-template <class Value, class W>
+template <class Value, class W, class State = float>
 struct KeyRowsTensors {
     Rows<const Value> gy, r, k, v, a, b;
     Rows<const W> w;
-    const float *sa, *gsa, *states, *gradients;
+    const float *sa, *gsa;
+    const State *states, *gradients;
     Rows<Value> gr, gk, ga, gb;
     Rows<W> gw;
 };
