@@ -39,6 +39,12 @@ BACKWARD = (
     (f"B=1,H=1,T=17,K=7,V=5,{BF16},decay_form=log,{AFTER}", (1, 8), 2, 1),
     (f"B=2,H=1,T=1,K=16,V=16,{BF16},decay_form=raw,{AFTER}", (1, 2), 2, 8),
 )  # fmt: skip
+# With states in bf16, and levels in a loop: stores of four value features, and of single ones; keys that are no whole tile.
+ROUNDED = (
+    (f"B=1,H=2,T=37,K=64,V=64,{BF16},decay_form=clamp,{AFTER}", (2, 4), 2, 8),
+    (f"B=1,N=4,H=1,T=70,K=72,V=68,{BF16},decay_form=raw,{AFTER},{PACKED}", (2, 2), 2, 4),
+    (f"B=2,H=1,T=19,K=70,V=66,{BF16},decay_form=log", (2, 4), 2, 2),
+)  # fmt: skip
 
 
 def certify(
@@ -60,7 +66,15 @@ def test_several_warps(text: str, warps: tuple[int, int], stages: int, vec: int)
     certify("forward", text, warps, {"stages": stages, "vec": vec})
 
 
+SECOND = {"chunk_warps": 2, "chunk_blocks": 1}
+
+
 @pytest.mark.parametrize(("text", "warps", "stages", "vec"), BACKWARD)
 def test_several_warps_backward(text: str, warps: tuple[int, int], stages: int, vec: int) -> None:
-    second = {"chunk_warps": 2, "chunk_blocks": 1}
-    certify("backward", text, warps, {"stages": stages, "vec": vec} | second)
+    certify("backward", text, warps, {"stages": stages, "vec": vec} | SECOND)
+
+
+@pytest.mark.parametrize(("text", "warps", "stages", "vec"), ROUNDED)
+def test_states_in_bf16(text: str, warps: tuple[int, int], stages: int, vec: int) -> None:
+    values = {"stages": stages, "vec": vec, "state_bytes": 2, "level_loop": 1}
+    certify("backward", text, warps, values | SECOND)

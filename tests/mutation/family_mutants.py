@@ -452,6 +452,20 @@ FAMILIES = (
         ),
     ),
     Family(
+        "wkv7", "backward", "warp_specialized",
+        "B=1,T=37,H=1,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=log",
+        (
+            Mistake("blocks of both directions", r"back = block < half;", "back = true;"),
+            Mistake("keys of rounded states", r"kPairs \? mma_lane\(\)\.g : 2", "kPairs ? 2 : 2"),
+            Mistake("value features of rounded states", r"kQuads \? column_of_quad\(\)",
+                    "kQuads ? 4 * mma_lane().q"),
+            Mistake("tiles of rounded states", r"state_ \+ 8 \* number \* pitch_",
+                    "state_ + 4 * number * pitch_"),
+            Mistake("rows become keys", r"transpose_matrix\((pack2<bf16>\(tile)", r"(\1"),
+        ),
+        {"state_bytes": 2},
+    ),
+    Family(
         "wkv7", "forward", "warp_specialized_tf32",
         "B=1,T=45,H=1,K=16,V=16,dtype=fp16,decay_form=raw,final_state_dtype=fp32",
         (

@@ -79,10 +79,10 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
                       i64 b_stride_T, i64 b_stride_H, i64 gv_stride_B, i64 gv_stride_T,
                       i64 gv_stride_H, float scale) {
     // 1. The block's sequence, head, direction and columns.
-    const i64 head = blockIdx.x / (2 * kValueBlocks), n = head / H, h = head % H;
-    const int block = static_cast<int>(blockIdx.x % (2 * kValueBlocks));
+    const kgen::wkv7::DirectionBlock<kValueBlocks> block;
+    const i64 head = block.head, n = head / H, h = head % H;
     const auto span = kgen::wkv::span_of(cu_seqlens, n, T);
-    const Forward::Columns columns{block % kValueBlocks * Config::kColumns, Config::kV};
+    const Forward::Columns columns{block.number * Config::kColumns, Config::kV};
     const auto w_h = step_pointer(Rows<const W>{w, w_stride_B, w_stride_T, w_stride_H}, span, h);
     const auto k_h = step_pointer(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}, span, h);
     const auto a_h = step_pointer(Rows<const Value>{a, a_stride_B, a_stride_T, a_stride_H}, span, h);
@@ -90,7 +90,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
     const i64 first_chunk = h * kgen::wkv7::head_chunks<Config::kSteps, kPacked>(N, T) +
                             kgen::wkv7::first_chunk<Config::kSteps, kPacked>(span, n, T);
 
-    if (block < kValueBlocks) {
+    if (!block.back) {
         // 2a. Forward in time.
         const auto v_h =
             step_pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h);

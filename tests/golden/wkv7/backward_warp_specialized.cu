@@ -18,6 +18,7 @@ namespace {
 using Value = kgen::bf16;
 using W = kgen::bf16;
 using Offset = kgen::none;  // none: a batch row is a sequence
+using State = float;  // of the states in workspaces
 using kgen::i64;
 using kgen::wkv7::dense_rows;
 using kgen::wkv7::Rows;
@@ -48,8 +49,8 @@ static_assert(!kgen::kPresent<kgen::none>, "the gradient of a state is more accu
 constexpr int kSize = Config::kK * Config::kV;
 constexpr bool kPacked = kgen::kPresent<Offset>;
 
-using Forward = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::ForwardSums>;
-using Backward = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::BackwardSums>;
+using Forward = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::ForwardSums, State, 0 != 0>;
+using Backward = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::BackwardSums, State, 0 != 0>;
 constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Forward::kColumns);
 
 static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,
@@ -70,8 +71,8 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
                       Value* __restrict__ gv,                   // [B, T, H, V]
                       float* __restrict__ sa,                   // [B, T, H, V]
                       float* __restrict__ gsa,                  // [B, T, H, V]
-                      float* __restrict__ states,               // [H, chunks, K, V]
-                      float* __restrict__ gradients,            // [H, chunks, K, V]
+                      State* __restrict__ states,               // [H, chunks, K, V]
+                      State* __restrict__ gradients,            // [H, chunks, K, V]
                       i64 N, i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                       i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 w_stride_B,
                       i64 w_stride_T, i64 w_stride_H, i64 k_stride_B, i64 k_stride_T,
@@ -80,10 +81,10 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
                       i64 b_stride_T, i64 b_stride_H, i64 gv_stride_B, i64 gv_stride_T,
                       i64 gv_stride_H, float scale) {
     // 1. The block's sequence, head, direction and columns.
-    const i64 head = blockIdx.x / (2 * kValueBlocks), n = head / H, h = head % H;
-    const int block = static_cast<int>(blockIdx.x % (2 * kValueBlocks));
+    const kgen::wkv7::DirectionBlock<kValueBlocks> block;
+    const i64 head = block.head, n = head / H, h = head % H;
     const auto span = kgen::wkv::span_of(cu_seqlens, n, T);
-    const int first = block % kValueBlocks * Forward::kColumns;
+    const int first = block.number * Forward::kColumns;
     const int width = kgen::min(Config::kV - first, Forward::kColumns);
     const auto w_h = step_pointer(Rows<const W>{w, w_stride_B, w_stride_T, w_stride_H}, span, h);
     const auto k_h = step_pointer(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}, span, h);
@@ -94,7 +95,7 @@ wkv7_backward_columns(const Value* __restrict__ gy,             // [B, T, H, V]
 
     const auto r_h = step_pointer(Rows<const Value>{r, r_stride_B, r_stride_T, r_stride_H}, span, h);
 
-    if (block < kValueBlocks) {
+    if (!block.back) {
         // 2a. Forward in time.
         const auto v_h =
             step_pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h);
@@ -135,8 +136,8 @@ wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    Value* __restrict__ gb,                 // [B, T, H, K]
                    const float* __restrict__ sa,           // [B, T, H, V]
                    const float* __restrict__ gsa,          // [B, T, H, V]
-                   const float* __restrict__ states,       // [H, chunks, K, V]
-                   const float* __restrict__ gradients,    // [H, chunks, K, V]
+                   const State* __restrict__ states,       // [H, chunks, K, V]
+                   const State* __restrict__ gradients,    // [H, chunks, K, V]
                    i64 N, i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                    i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 w_stride_B, i64 w_stride_T,
                    i64 w_stride_H, i64 k_stride_B, i64 k_stride_T, i64 k_stride_H, i64 v_stride_B,
@@ -146,7 +147,7 @@ wkv7_backward_rows(const Value* __restrict__ gy,           // [B, T, H, V]
                    i64 gw_stride_H, i64 gk_stride_B, i64 gk_stride_T, i64 gk_stride_H,
                    i64 ga_stride_B, i64 ga_stride_T, i64 ga_stride_H, i64 gb_stride_B,
                    i64 gb_stride_T, i64 gb_stride_H, float scale) {
-    kgen::wkv7::backward_chunk_rows<RowsConfig>(
+    kgen::wkv7::backward_chunk_rows<RowsConfig, State>(
         cu_seqlens, N, T, H,
         {
          {gy, gy_stride_B, gy_stride_T, gy_stride_H},
