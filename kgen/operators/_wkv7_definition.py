@@ -1,5 +1,8 @@
 """The recurrence of RWKV-7 and its gradients, in plain torch, one step after the other.
 
+wkv7_decode is defined by it. wkv7 has the definition of `_wkv7_chunks`, which takes fewer torch ops
+per step; tests compare the two.
+
 Here steps come first, [T, B, H, features]; states are [B, H, K, V]. In fp32 the roundings are those
 of a kernel: a product with a state is one sum over its keys or values, and a new state is the
 decayed one, plus b sa^T, plus k v^T. In float64 the same loop is the oracle: nothing divides by a

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Literal
 from kgen.model.problem import Problem
 from kgen.operators import _trained as trained
 from kgen.operators._shared import moved_bytes, root_sum_square_scale
-from kgen.operators._wkv7_definition import decays, definition, recurrence
+from kgen.operators._wkv7_chunks import definition
+from kgen.operators._wkv7_chunks import scale as scale_of_many_steps
+from kgen.operators._wkv7_definition import decays, recurrence
 from kgen.operators._wkv7_inputs import CASES, make_inputs
 from kgen.operators._wkv7_peers import SLOW_PEERS, peers
 from kgen.operators._wkv7_signature import SIGNATURE
@@ -51,6 +53,9 @@ def scale(
 
     Raw w: the exponent exp(w) has an error that grows with it, and gw has the decay as a factor.
     In the other outputs a decay that strong is negligible beside terms that have not decayed.
+
+    This is the one of wkv7_decode, whose committed rows depend on its source; wkv7 itself has
+    that of `_wkv7_chunks`, which is the same.
     """
     decay, slope = decays(inputs["w"], scalars)
     x = {n: y for n, y in inputs.items() if n != "w"} | {"decay": decay}
@@ -121,7 +126,7 @@ OPERATOR = Operator(
         ),
     },
     peers=peers,
-    scale=scale,
+    scale=scale_of_many_steps,
     aliases=("rwkv7",),
     slab_dim="B",
     repeats=("B", "N", "H"),
