@@ -26,6 +26,7 @@ from mutation_subjects import Subject
 
 from kgen.assets import include_dir
 from kgen.catalogue import open_catalogue, profile_named
+from kgen.errors import EmptySpaceError
 from kgen.model.config import Value
 from kgen.model.problem import parse_problem
 from kgen.search.feasible import enumerate_feasible
@@ -463,7 +464,8 @@ FAMILIES = (
                     "state_ + 4 * number * pitch_"),
             Mistake("rows become keys", r"transpose_matrix\((pack2<bf16>\(tile)", r"(\1"),
         ),
-        {"state_bytes": 2},
+        {"state_bytes": 2, "level_loop": 1, "warps": 1, "row_warps": 1, "stages": 2, "vec": 8,
+         "min_blocks": 1, "chunk_warps": 1, "chunk_blocks": 1},
     ),
     Family(
         "wkv7", "forward", "warp_specialized_tf32",
@@ -585,7 +587,10 @@ def subject_of(family: Family) -> Subject:
     problem = parse_problem(family.dims, signature)
     host, h200 = profile_named("host"), profile_named("h200")
     pass_ = signature.pass_named(family.pass_name)
-    configs = enumerate_feasible([variant], pass_, problem, host).configs
+    try:
+        configs = enumerate_feasible([variant], pass_, problem, host).configs
+    except EmptySpaceError:  # for large heads: it runs there, but a search would not try it
+        configs = enumerate_feasible([variant], pass_, problem, h200).configs
 
     def agreement(index: int) -> tuple[int, int]:
         values = variant.values(configs[index])
