@@ -379,13 +379,13 @@ FAMILIES = (
     Family(
         "wkv7", "forward", "warp_specialized", "B=1,T=45,H=1,K=16,V=16,dtype=bf16,decay_form=log",
         (
-            Mistake("level", r"add_level<2>\(near, in", "add_level<4>(near, in"),
+            Mistake("level", r"add_level<false>\(2, near, in", "add_level<false>(4, near, in"),
             Mistake("late half", r"late = flip \? before\[0\]\[i\] :", "late = flip ? 1.0f :"),
             Mistake("early half", r"early = flip \? behind\[1\]\[i\] :", "early = flip ? 1.0f :"),
             Mistake("own decay", r"\(late \* \(flip \? decay\[0\]\[i\] : decay\[1\]\[i\]\)\)",
                     "late"),
-            Mistake("partner", r"kHalf == 2 \? 4 : 8", "kHalf == 2 ? 8 : 4"),
-            Mistake("mask of a level", r"if \(other & kHalf\)", "if (other & (kHalf | 1))"),
+            Mistake("partner", r"First \? 16 : 2 \* half;", "First ? 16 : half == 2 ? 8 : 4;"),
+            Mistake("mask of a level", r"if \(other & half\)", "if (other & (half | 1))"),
             Mistake("diagonal", r"own\[i / 2\]\[i\]", "own[0][i]"),
             Mistake("place of the diagonal", r"score_place\(g \+ i / 2 \* 8, g \+ i / 2 \* 8\)",
                     "score_place(g, g)"),
