@@ -39,7 +39,8 @@ BACKWARD = (
     (f"B=1,H=1,T=17,K=7,V=5,{BF16},decay_form=log,{AFTER}", (1, 8), 2, 1),
     (f"B=2,H=1,T=1,K=16,V=16,{BF16},decay_form=raw,{AFTER}", (1, 2), 2, 8),
 )  # fmt: skip
-# With states in bf16, and levels in a loop: stores of four value features, and of single ones; keys that are no whole tile.
+# With states in bf16, and levels in a loop: stores of four value features, and of single ones;
+# keys that are no whole tile.
 ROUNDED = (
     (f"B=1,H=2,T=37,K=64,V=64,{BF16},decay_form=clamp,{AFTER}", (2, 4), 2, 8),
     (f"B=1,N=4,H=1,T=70,K=72,V=68,{BF16},decay_form=raw,{AFTER},{PACKED}", (2, 2), 2, 4),

@@ -26,6 +26,7 @@ from mutation_subjects import Subject
 
 from kgen.assets import include_dir
 from kgen.catalogue import open_catalogue, profile_named
+from kgen.errors import EmptySpaceError
 from kgen.model.config import Value
 from kgen.model.problem import parse_problem
 from kgen.search.feasible import enumerate_feasible
@@ -378,13 +379,13 @@ FAMILIES = (
     Family(
         "wkv7", "forward", "warp_specialized", "B=1,T=45,H=1,K=16,V=16,dtype=bf16,decay_form=log",
         (
-            Mistake("level", r"add_level<2>\(near, in", "add_level<4>(near, in"),
+            Mistake("level", r"add_level<false>\(2, near, in", "add_level<false>(4, near, in"),
             Mistake("late half", r"late = flip \? before\[0\]\[i\] :", "late = flip ? 1.0f :"),
             Mistake("early half", r"early = flip \? behind\[1\]\[i\] :", "early = flip ? 1.0f :"),
             Mistake("own decay", r"\(late \* \(flip \? decay\[0\]\[i\] : decay\[1\]\[i\]\)\)",
                     "late"),
-            Mistake("partner", r"kHalf == 2 \? 4 : 8", "kHalf == 2 ? 8 : 4"),
-            Mistake("mask of a level", r"if \(other & kHalf\)", "if (other & (kHalf | 1))"),
+            Mistake("partner", r"First \? 16 : 2 \* half;", "First ? 16 : half == 2 ? 8 : 4;"),
+            Mistake("mask of a level", r"if \(other & half\)", "if (other & (half | 1))"),
             Mistake("diagonal", r"own\[i / 2\]\[i\]", "own[0][i]"),
             Mistake("place of the diagonal", r"score_place\(g \+ i / 2 \* 8, g \+ i / 2 \* 8\)",
                     "score_place(g, g)"),
@@ -463,7 +464,8 @@ FAMILIES = (
                     "state_ + 4 * number * pitch_"),
             Mistake("rows become keys", r"transpose_matrix\((pack2<bf16>\(tile)", r"(\1"),
         ),
-        {"state_bytes": 2},
+        {"state_bytes": 2, "level_loop": 1, "warps": 1, "row_warps": 1, "stages": 2, "vec": 8,
+         "min_blocks": 1, "chunk_warps": 1, "chunk_blocks": 1},
     ),
     Family(
         "wkv7", "forward", "warp_specialized_tf32",
@@ -585,7 +587,10 @@ def subject_of(family: Family) -> Subject:
     problem = parse_problem(family.dims, signature)
     host, h200 = profile_named("host"), profile_named("h200")
     pass_ = signature.pass_named(family.pass_name)
-    configs = enumerate_feasible([variant], pass_, problem, host).configs
+    try:
+        configs = enumerate_feasible([variant], pass_, problem, host).configs
+    except EmptySpaceError:  # for large heads: it runs there, but a search would not try it
+        configs = enumerate_feasible([variant], pass_, problem, h200).configs
 
     def agreement(index: int) -> tuple[int, int]:
         values = variant.values(configs[index])
