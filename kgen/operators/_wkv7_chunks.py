@@ -17,19 +17,23 @@ from typing import TYPE_CHECKING
 from kgen.operators._shared import root_sum_square_scale, widened
 from kgen.operators._wkv7_definition import decays
 from kgen.operators._wkv7_scan import (
+    Part,
+    Room,
     Rows,
     advance,
     block_steps,
-    chunk_steps,
     chunked,
     column,
     cut,
     groups,
+    is_at_once,
     joined,
     read_keys,
     read_values,
+    root_steps,
     row,
     starts,
+    starts_in_turn,
 )
 
 if TYPE_CHECKING:
@@ -179,32 +183,31 @@ def _forward(
         return {"sa": x["v"]} if magnitudes else {"y": x["v"], "final_state": state}
     r, decay, a, b, k, v = (_steps_first(x[n]) for n in ("r", "decay", "a", "b", "k", "v"))
     given = _steps_first(x["sa"]) if "sa" in x else None
-    is_exact = k.dtype == torch.float64
-    steps = chunk_steps(k) if is_exact else block_steps(k, v)
-    rows = chunked(Rows(decay, a, b, k, v, given), steps, lengths)
+    at_once = is_at_once(k, v) and k.dtype == torch.float64
+    steps = root_steps(k) if at_once else block_steps(k, v)
+    chunks = chunked(Rows(decay, a, b, k, v, given), steps, lengths)
     reads = cut(r, steps).flatten(1, 2)
-    count, n = rows.rows.k.shape[1:3]
-    last = state.flatten(0, 1)
-    if is_exact:
-        begin = starts(rows, last)
-        places, last = groups(rows, v.shape[2], steps), begin[-1]
-        begin = begin[:-1].flatten(0, 1)
-    else:
-        places = ((c * n, (c + 1) * n) for c in range(count))
+    count, n = chunks.rows.k.shape[1:3]
+    last, places = state.flatten(0, 1), [(c * n, (c + 1) * n) for c in range(count)]
+    if at_once:
+        begin = starts(chunks, last)
+        places, last, begin = groups(chunks, v.shape[2], steps), begin[-1], begin[:-1].flatten(0, 1)
+    # Two rooms: the last state of a chunk is the first of the next.
+    rooms = [Room(last, steps, places[0][1]) for _ in range(1 if at_once else min(2, count))]
     parts = []
-    for i, j in places:
-        part = rows.part(i, j)
-        states = last.new_empty(steps + 1, j - i, *last.shape[1:])
-        states[0] = begin[i:j] if is_exact else last
-        sa = advance(part, states[0], states[1:].unbind(0))
-        if not is_exact:
-            last = states[-1].clone()  # a view would keep all of them
+    for place, (i, j) in enumerate(places):
+        part, states = chunks.part(i, j), rooms[place % len(rooms)].states(j - i)
+        first = begin[i:j] if at_once else last
+        sa = advance(part, first, states[1:].unbind(0))
+        if not at_once:
+            last = states[-1]
         if magnitudes:
+            states[0] = first
             parts.append({"sa": _magnitude(part.rows.read, states[:-1], sa)})
         else:
             parts.append({"y": factor * read_keys(reads[:, i:j], states[1:])})
     found = _outputs(parts, count, x)
-    return found if magnitudes else found | {"final_state": last.view(state.shape)}
+    return found if magnitudes else found | {"final_state": last.reshape(state.shape).clone()}
 
 
 def _backward(
@@ -229,45 +232,69 @@ def _backward(
     r, decay, a, b, k, v, g = (
         _steps_first(x[n]) for n in ("r", "decay", "a", "b", "k", "v", "g")
     )
-    given, given_gsa = (_steps_first(x[n]) if n in x else None for n in ("sa", "gsa"))
-    steps = chunk_steps(k)
-    rows = chunked(Rows(decay, a, b, k, v, given), steps, lengths)
+    sa, gsa = (_steps_first(x[n]) if n in x else None for n in ("sa", "gsa"))
+    at_once = is_at_once(k, v)
+    steps = root_steps(k) if at_once else max(root_steps(k), block_steps(k, v))
     earlier_r, earlier_g = (torch.cat([torch.zeros_like(y[:1]), y[:-1]]) for y in (r, g))
-    by_time = chunked(Rows(decay, b, a, earlier_r, earlier_g, given_gsa), steps, lengths)
+    chunks = chunked(Rows(decay, a, b, k, v, sa), steps, lengths)
+    # Chunks in the order of time, and the steps in each from the last to the first.
+    gchunks = chunked(Rows(decay, b, a, earlier_r, earlier_g, gsa), steps, lengths).flipped(0)
     reads = cut(g, steps).flatten(1, 2)
 
     batch, total = x["k"].shape[:2]
     at_end = (torch.arange(batch), torch.tensor(lengths or [total] * batch) - 1)
-    gstate = _state(x, "gfinal_state").addcmul(column(x["r"][at_end]), row(x["g"][at_end]))
-    both = torch.cat([_state(x, "initial_state").flatten(0, 1), gstate.flatten(0, 1)])
-    begin, end = starts(rows.beside(by_time.flipped(0, 1)), both).chunk(2, dim=1)
-    begin, gbegin = begin[:-1].flatten(0, 1), end[:-1].flip(0).flatten(0, 1)
-    backwards = by_time.flipped(0)
-
+    gfinal = _state(x, "gfinal_state").addcmul(column(x["r"][at_end]), row(x["g"][at_end]))
+    begin, gstate = _state(x, "initial_state").flatten(0, 1), gfinal.flatten(0, 1)
+    count, n = chunks.rows.k.shape[1:3]
+    if at_once:
+        both = starts(chunks.beside(gchunks.flipped(1)), torch.cat([begin, gstate]))
+        begin, gbegin = both[:-1, :n], both[:-1, n:].flip(0).flatten(0, 1)
+        gstate, places = both[-1, n:], groups(chunks, v.shape[2], steps)
+    else:
+        begin = starts_in_turn(chunks, begin, count - 1)
+        places = [(c * n, (c + 1) * n) for c in range(count)]
+    begin = begin.flatten(0, 1)
+    widest = places[0][1]
+    room, groom = Room(gstate, steps, widest), Room(gstate, steps, widest)
     parts = []
-    for i, j in groups(rows, v.shape[2], steps):
-        part, gpart = rows.part(i, j), backwards.part(i, j)
-        states = begin.new_empty(steps + 1, j - i, *begin.shape[1:])
+    for i, j in reversed(places):
+        states, gstates = room.states(j - i), groom.states(j - i)
         states[0] = begin[i:j]
-        sa = advance(part, states[0], states[1:].unbind(0))
-        gstates = torch.empty_like(states)
-        gstates[steps] = gbegin[i:j]
-        gsa = advance(gpart, gstates[steps], gstates[:-1].unbind(0)[::-1]).flip(0)
-        old, new, later = states[:-1], states[1:], gstates[1:]
-        if magnitudes:
-            made = {
-                "sa": _magnitude(part.rows.read, old, sa),
-                "gsa": _magnitude(part.rows.write, later, gsa),
-            }
-        else:
-            made = {
-                "gr": read_values(new, reads[:, i:j]),
-                "gk": read_values(later, part.rows.v),
-                "gv": read_keys(part.rows.k, later),
-                "ga": read_values(old, gsa),
-                "gb": read_values(later, sa),
-                "gdecay": (old * later).sum(-1),
-            }
-        parts.append(made)
-    found = _outputs(parts, rows.rows.k.shape[1], x)
-    return found if magnitudes else found | {"ginitial_state": end[-1].reshape(gstate.shape)}
+        gstates[steps] = gbegin[i:j] if at_once else gstate
+        parts.append(
+            _of_chunks(chunks.part(i, j), gchunks.part(i, j), states, gstates, reads[:, i:j],
+                       magnitudes)
+        )  # fmt: skip
+        if not at_once:
+            gstate = gstates[0].clone()  # the next chunk takes its place
+    found = _outputs(parts[::-1], count, x)
+    return found if magnitudes else found | {"ginitial_state": gstate.reshape(gfinal.shape)}
+
+
+def _of_chunks(
+    part: Part, gpart: Part, states: torch.Tensor, gstates: torch.Tensor, g: torch.Tensor,
+    magnitudes: bool,
+) -> Made:  # fmt: skip
+    """Gradients of some chunks.
+
+    Args:
+        part, gpart: Steps of the state, and those of its gradient, backward in time.
+        states: [L + 1, rows, K, V], the first one given; S_{t-1}, then scratch.
+        gstates: So, the last one given; G'_t behind the first, which stays.
+        g: [L, rows, V].
+        magnitudes: As in `recurrence`.
+    """
+    x = part.rows
+    sa = advance(part, states[0], states[1:].unbind(0))
+    gsa = advance(gpart, gstates[-1], gstates[:-1].unbind(0)[::-1]).flip(0)
+    before, after, gradients = states[:-1], states[1:], gstates[1:]
+    if magnitudes:
+        return {"sa": _magnitude(x.read, before, sa), "gsa": _magnitude(x.write, gradients, gsa)}
+    return {
+        "gr": read_values(after, g),
+        "gk": read_values(gradients, x.v),
+        "gv": read_keys(x.k, gradients),
+        "ga": read_values(before, gsa),
+        "gb": read_values(gradients, sa),
+        "gdecay": before.mul_(gradients).sum(-1),
+    }

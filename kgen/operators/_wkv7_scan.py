@@ -12,7 +12,7 @@ from these, as many as `_STATE_ELEMENTS` allows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +25,8 @@ _STATE_ELEMENTS = {"cuda": 1 << 27, "cpu": 1 << 18}
 _MAX_STATES = 1 << 15
 # Fewer steps than these one after the other are fewer ops.
 _FEW_STEPS = 16
+# Elements of one step's states from which a CPU is busy with them, and not with launching ops.
+_MANY_ELEMENTS = 1 << 13
 
 
 class Rows(NamedTuple):
@@ -46,7 +48,7 @@ class Rows(NamedTuple):
     given: torch.Tensor | None
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Steps [L, g, features] that `_advance` computes; `exists` is None where all rows have one."""
 
     rows: Rows
@@ -67,19 +69,19 @@ class _Chunks:
     exists: torch.Tensor | None
     full: list[list[bool]]
 
-    def part(self, first: int, last: int) -> _Part:
+    def part(self, first: int, last: int) -> Part:
         """The rows first .. last - 1 of all C * n."""
         n = self.rows.k.shape[2]
         chunks = range(first // n, (last - 1) // n + 1)
         rows = (None if y is None else y.flatten(1, 2)[:, first:last] for y in self.rows)
         if self.exists is None:
-            return _Part(Rows(*rows), [None] * len(self.full))  # type: ignore[arg-type]
+            return Part(Rows(*rows), [None] * len(self.full))  # type: ignore[arg-type]
         exists = self.exists.flatten(1, 2)[:, first:last].unbind(0)
         there = [
             None if all(full[c] for c in chunks) else its
             for its, full in zip(exists, self.full, strict=True)
         ]
-        return _Part(Rows(*rows), there)  # type: ignore[arg-type]
+        return Part(Rows(*rows), there)  # type: ignore[arg-type]
 
     def flipped(self, *dims: int) -> _Chunks:
         """Steps (0), chunks (1) or both in reversed order."""
@@ -134,6 +136,8 @@ def cut(x: torch.Tensor, steps: int) -> torch.Tensor:
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
     chunks = -(-x.shape[0] // steps)
+    if chunks == 1:
+        return x[:, None]
     x = F.pad(x, (0, 0, 0, 0, 0, steps * chunks - x.shape[0]))
     return x.view(chunks, steps, *x.shape[1:]).transpose(0, 1).contiguous()
 
@@ -167,7 +171,22 @@ def read_values(states: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return made.view(states.shape[:3])
 
 
-def chunk_steps(k: torch.Tensor) -> int:
+def is_at_once(k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether chunks are computed at once: fewer ops, and more arithmetic."""
+    if k.shape[0] < _FEW_STEPS:
+        return False
+    if k.device.type != "cpu":
+        return True
+    return _is_float64(k) and k.shape[1:].numel() * v.shape[2] < _MANY_ELEMENTS
+
+
+def _is_float64(x: torch.Tensor) -> bool:
+    import torch
+
+    return x.dtype == torch.float64
+
+
+def root_steps(k: torch.Tensor) -> int:
     """About as many steps as there are chunks of them."""
     return max(1, math.isqrt(k.shape[0]))
 
@@ -183,7 +202,21 @@ def _held(k: torch.Tensor, columns: int) -> int:
     return min(_MAX_STATES, elements // (k.shape[-1] * columns))
 
 
-def groups(chunks: _Chunks, columns: int, states: int) -> Iterator[tuple[int, int]]:
+class Room:
+    """Memory for the states of groups, one group after the other."""
+
+    def __init__(self, like: torch.Tensor, steps: int, rows: int) -> None:
+        """Of states like the given ones, [n, K, V]; at most `rows` of them after each step."""
+        self._shape = (steps + 1, -1, *like.shape[1:])
+        self._flat = like.new_empty((steps + 1) * rows * like.shape[1:].numel())
+
+    def states(self, rows: int) -> torch.Tensor:
+        """[steps + 1, rows, K, V], of any values."""
+        steps, _, keys, columns = self._shape
+        return self._flat[: steps * rows * keys * columns].view(self._shape)
+
+
+def groups(chunks: _Chunks, columns: int, states: int) -> list[tuple[int, int]]:
     """The chunks of all rows, some at a time: (first, last + 1) of C * n.
 
     Args:
@@ -193,8 +226,7 @@ def groups(chunks: _Chunks, columns: int, states: int) -> Iterator[tuple[int, in
     """
     total = chunks.rows.k.shape[1] * chunks.rows.k.shape[2]
     each = max(1, _held(chunks.rows.k, columns) // states)
-    for first in range(0, total, each):
-        yield first, min(first + each, total)
+    return [(first, min(first + each, total)) for first in range(0, total, each)]
 
 
 def starts(chunks: _Chunks, state: torch.Tensor) -> torch.Tensor:
@@ -205,14 +237,18 @@ def starts(chunks: _Chunks, state: torch.Tensor) -> torch.Tensor:
     multiply other elements of that matrix than those that the steps multiply: then, too, one step
     after the other.
     """
-    import torch
-
-    steps, count = chunks.rows.k.shape[:2]
-    if state.dtype == torch.float64 and steps * count >= _FEW_STEPS:
+    if _is_float64(state):
         found = _starts_at_once(chunks, state)
         if bool(found.isfinite().all()):
             return found
-    n = state.shape[0]
+    return starts_in_turn(chunks, state, chunks.rows.k.shape[1])
+
+
+def starts_in_turn(chunks: _Chunks, state: torch.Tensor, count: int) -> torch.Tensor:
+    """The states before the first `count` chunks, and after these: [count + 1, n, K, V]."""
+    import torch
+
+    steps, n = chunks.rows.k.shape[0], state.shape[0]
     found = state.new_empty(count + 1, *state.shape)
     found[0] = state
     spare = [torch.empty_like(state), torch.empty_like(state)]
@@ -254,7 +290,7 @@ def _starts_at_once(chunks: _Chunks, state: torch.Tensor) -> torch.Tensor:
 
 
 def advance(
-    part: _Part, state: torch.Tensor, into: Sequence[torch.Tensor]
+    part: Part, state: torch.Tensor, into: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """Write the state after each step into a tensor; return the sums over keys, [L, g, columns].
 

@@ -10,12 +10,16 @@ import pytest
 import torch
 from references import recurrence7
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kgen.model.problem import Problem, parse_problem
-from kgen.operators._wkv7_definition import CLAMP, decays, definition
+from kgen.operators import _wkv7_chunks, _wkv7_definition, _wkv7_scan
+from kgen.operators._wkv7_chunks import definition, scale
+from kgen.operators._wkv7_definition import CLAMP, decays
 from kgen.operators._wkv7_inputs import CASES
 from kgen.operators._wkv7_peers import peers
-from kgen.operators.wkv7 import OPERATOR, STATES, scale
+from kgen.operators.wkv7 import OPERATOR, STATES
+from kgen.operators.wkv7 import scale as scale_step_by_step
 
 NAMES = ("r", "w", "k", "v", "a", "b", "initial_state")
 PACKED = "B=1,N=5,T=23,H=2,K=3,V=4"
@@ -91,6 +95,100 @@ def test_it_is_the_formula_and_its_gradient(
         torch.testing.assert_close(backward[f"g{name}"], gradient, rtol=1e-10, atol=1e-10)
         assert single[f"g{name}"].dtype == torch.float32
         torch.testing.assert_close(single[f"g{name}"].double(), gradient, rtol=1e-3, atol=1e-3)
+
+
+@pytest.fixture(params=["as on a CPU", "as on a GPU", "few states at a time"])
+def strategy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Chunks in turn, chunks at once, and chunks at once in several groups."""
+    name = str(request.param)
+    held = {"as on a GPU": 1 << 20, "few states at a time": 200}.get(name, 1 << 18)
+    monkeypatch.setattr(_wkv7_scan, "_STATE_ELEMENTS", {"cpu": held})
+    for module in (_wkv7_scan, _wkv7_chunks):
+        monkeypatch.setattr(module, "is_at_once", lambda k, v: name != "as on a CPU")
+    return name
+
+
+def assert_same(found: dict[str, Tensor], want: dict[str, Tensor], tolerance: float) -> None:
+    """NaN and Inf at the same elements, and the others nearly equal."""
+    assert found.keys() == want.keys()
+    for name, y in want.items():
+        torch.testing.assert_close(
+            found[name], y, equal_nan=True, rtol=tolerance, atol=tolerance, msg=name
+        )
+
+
+@pytest.mark.parametrize(
+    "dims", [f"B={b},T={t},H=2,K=3,V=4" for b, t in ((1, 0), (1, 1), (3, 2), (2, 17), (1, 100))]
+    + [PACKED, "B=1,N=3,T=100,H=2,K=3,V=4", "B=1,N=4,T=2,H=2,K=3,V=4", "B=1,N=2,T=0,H=2,K=3,V=4"],
+)
+@pytest.mark.parametrize("case", ["normal", "extreme_decay", "no_decay", "nonfinite"])
+@pytest.mark.parametrize("pass_name", ["forward", "backward"])
+def test_many_steps_at_once_are_the_steps(
+    pass_name: str, case: str, dims: str, strategy: str
+) -> None:
+    """The definition, in float64 and fp32, and its scale, against those of one step at a time."""
+    at = problem(dims)
+    given = inputs(case, at, pass_name)
+    scalars = OPERATOR.arguments(pass_name, at) | {"scale": 0.5}
+    want = _wkv7_definition.definition(pass_name, given, scalars)
+    assert_same(definition(pass_name, given, scalars), want, 1e-12)
+    assert_same(
+        scale(pass_name, given, want, scalars),
+        scale_step_by_step(pass_name, given, want, scalars), 1e-12,
+    )  # fmt: skip
+    single = {n: x.float() if x.is_floating_point() else x for n, x in given.items()}
+    assert_same(
+        definition(pass_name, single, scalars),
+        _wkv7_definition.definition(pass_name, single, scalars), 1e-5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dims", ["B=2,T=20,H=2,K=3,V=4", PACKED])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", [*NAMES, "gy", "gfinal_state"])
+def test_one_nan_or_infinity_reaches_what_the_steps_let_it(
+    name: str, value: float, dims: str, strategy: str
+) -> None:
+    """Padding and chunks must not carry it further: 0 times it is NaN."""
+    at = problem(dims)
+    scalars = OPERATOR.arguments("backward", at)
+    for place in (0, -1):  # the first and the last step, or sequence
+        given = inputs("normal", at)
+        chosen = given[name][:, place] if given[name].shape[1] > 2 else given[name][place]
+        chosen[..., -1, -1] = -value if name == "w" else value
+        for pass_name in ("forward", "backward"):
+            assert_same(
+                definition(pass_name, given, scalars),
+                _wkv7_definition.definition(pass_name, given, scalars), 1e-12,
+            )  # fmt: skip
+
+
+class Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts all torch ops but views."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        views = any(a.alias_info and not a.alias_info.is_write for a in func._schema.arguments)
+        self.count += not views
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("strategy", ["as on a GPU"], indirect=True)
+@pytest.mark.parametrize(
+    ("pass_name", "dtype", "most"),
+    [("forward", torch.float32, 5), ("backward", torch.float32, 6),
+     ("forward", torch.float64, 1), ("backward", torch.float64, 2)],
+)
+def test_a_step_takes_few_ops(
+    pass_name: str, dtype: torch.dtype, most: int, strategy: str
+) -> None:
+    """On a GPU the definition is bound by launches."""
+    at = problem("B=2,T=1024,H=2,K=3,V=4")
+    given = {n: x.to(dtype) for n, x in inputs("normal", at, pass_name).items()}
+    with Ops() as ops:  # type: ignore[no-untyped-call]
+        definition(pass_name, given, OPERATOR.arguments(pass_name, at))
+    assert ops.count / 1024 < most
 
 
 @pytest.mark.parametrize("form", DECAYS)
