@@ -17,11 +17,15 @@
 //      after that segment; it keeps the gradient between rounds in registers: barrier B;
 //   3. a thread computes gk and gv, last step first, and adds up gw and gu.
 //
+// With kStepWeights gradients go backward by the weights of the states' steps, in units of these states' exponents;
+// see weighted_gradients.cuh. Without, they have running maxima of their own.
+//
 // Shared memory (dynamic): float [kSegments][kFloats][kColumns], slots of sums; of wkv4_segment_states two sets, which
 // rounds alternate between: a thread that writes a slot in round r + 2 has passed A of round r + 1, which the channel's
 // thread reaches after its reads of round r. In wkv4_backward a thread uses its own slot alone between B and A.
 #include "kgen/primitives/block.cuh"
 #include "kgen/wkv4/running_gradients.cuh"
+#include "kgen/wkv4/weighted_gradients.cuh"
 
 namespace {
 
@@ -39,6 +43,7 @@ constexpr int kSegments = 8;  // segments of a round, a row of threads each
 constexpr int kSteps = 8;        // of a segment
 constexpr bool kPrefetch = false;  // load the next round's steps before computing this round's
 constexpr int kMinBlocks = 2;
+constexpr bool kStepWeights = false;  // gradients by the weights of the states' steps
 constexpr int kThreads = kLanes * kSegments;
 constexpr int kColumns = kLanes * kVec;
 constexpr int kRound = kSegments * kSteps;
@@ -53,6 +58,9 @@ using StateSlots = kgen::wkv4::WholeSlots<kColumns, kFinalState>;
 using Slots = kgen::wkv4::WholeSlots<kColumns, false>;
 using SumRows = kgen::wkv4::WholeRows;
 using Running = kgen::wkv4::RunningState;
+using Gradient = kgen::wkv4::StateGradient;
+using GradientSlots = kgen::wkv4::GradientSlots<kColumns>;
+using SegmentStates = kgen::wkv4::SegmentStates<kVec>;
 
 static_assert(kThreads <= 1024 && kThreads % kgen::kWarpSize == 0, "whole warps, one block");
 static_assert(kVec <= kSegments, "a thread for each channel");
@@ -226,13 +234,16 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
     const SumRows states{segment_states, C};
     const i64 first_row = place.b * (rounds * kSegments + 1);
     Sum after;  // the gradient after the round, of the thread's column
+    Gradient units_after;  // with kStepWeights: the same
     WholeDecay decay;
     float own_decay = 0.0f;
     if (scans) {
         own_decay = decay_of_channel(w, own_c);
         decay = WholeDecay::of(own_decay, kSteps);
         if (kFinalState) after = states.get(first_row + rounds * kSegments, own_c);
+        if constexpr (kStepWeights && kFinalState) units_after = {after.a, after.b};
     }
+    const GradientSlots gradient_slots{slots.memory};
 
     kgen::CompensatedSum gw[kVec], gu[kVec];
     Loaded k_held, v_held, gy_held, k_next, v_next, gy_next;
@@ -241,10 +252,24 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
     kgen::wkv4::load_steps(k_held, k_rows, k_rows.at(t), count);
     kgen::wkv4::load_steps(v_held, v_rows, v_rows.at(t), count);
     kgen::wkv4::load_steps(gy_held, gy_rows, gy_rows.at(t), count);
+    SegmentStates states_held, states_next;  // with kStepWeights
+    if constexpr (kStepWeights) {
+        if (rounds > 0)
+            states_held.load(states, first_row + (rounds - 1) * kSegments + segment, column,
+                             segment == kSegments - 1, kFinalState);
+    }
 #pragma unroll 1
     for (i64 round = rounds - 1; round >= 0; --round) {
         const int next = round > 0 ? kSteps : 0;  // all rounds but the last are whole
-        if constexpr (kPrefetch) {
+        if constexpr (kPrefetch && kStepWeights) {
+            if (round > 0) {
+                kgen::wkv4::load_whole(k_next, k_rows, k_rows.at(t - kRound));
+                kgen::wkv4::load_whole(v_next, v_rows, v_rows.at(t - kRound));
+                kgen::wkv4::load_whole(gy_next, gy_rows, gy_rows.at(t - kRound));
+                states_next.load(states, first_row + (round - 1) * kSegments + segment, column,
+                                 false, kFinalState);
+            }
+        } else if constexpr (kPrefetch) {
             kgen::wkv4::load_steps(k_next, k_rows, k_rows.at(t - kRound), next);
             kgen::wkv4::load_steps(v_next, v_rows, v_rows.at(t - kRound), next);
             kgen::wkv4::load_steps(gy_next, gy_rows, gy_rows.at(t - kRound), next);
@@ -254,54 +279,101 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
         float keys[kSteps][kVec];
         kgen::wkv4::to_keys(keys, k_held);
         Running state[kVec];
-#pragma unroll
-        for (int j = 0; j < kVec; ++j)
-            state[j] = Running::of(states.get(first_row + round * kSegments + segment, column + j));
         kgen::wkv4::StepOutput outputs[kSteps][kVec];
-        Sum sums[kVec];
-        if (count == kSteps) {
-            kgen::wkv4::segment_step_outputs<true>(outputs, state, channel, bonus, keys, v_held,
-                                                   gy_held, kSteps);
-            kgen::wkv4::sum_gradients<true>(sums, channel, outputs, kSteps);
-        } else {
-            kgen::wkv4::segment_step_outputs<false>(outputs, state, channel, bonus, keys, v_held,
-                                                    gy_held, count);
-            kgen::wkv4::sum_gradients<false>(sums, channel, outputs, count);
-        }
+        kgen::wkv4::WeightedStep weighted[kSteps][kVec];  // with kStepWeights, instead of outputs
+        if constexpr (kStepWeights) {
+            float factor[kVec];  // the unit of the sums, as a part of the slots' unit
 #pragma unroll
-        for (int j = 0; j < kVec; ++j) slots.put(segment, j * kLanes + lane, sums[j]);
+            for (int j = 0; j < kVec; ++j) {
+                state[j] = Running::of(states_held.before[j]);
+                factor[j] = Running::lost_factor(states_held.before[j].exponent, state[j].m);
+            }
+            kgen::wkv4::segment_weighted_steps<kFinalState>(weighted, state, channel, k_held,
+                                                            v_held, gy_held, count);
+            Gradient sums[kVec];
+            kgen::wkv4::sum_weighted_steps(sums, weighted);
+#pragma unroll
+            for (int j = 0; j < kVec; ++j) {
+                gradient_slots.put(segment, j * kLanes + lane,
+                                   Gradient{factor[j] * sums[j].a, factor[j] * sums[j].b},
+                                   states_held.before[j].exponent - states_held.next[j]);
+            }
+        } else {
+            Sum sums[kVec];
+#pragma unroll
+            for (int j = 0; j < kVec; ++j)
+                state[j] = Running::of(states.get(first_row + round * kSegments + segment, column + j));
+            if (count == kSteps) {
+                kgen::wkv4::segment_step_outputs<true>(outputs, state, channel, bonus, keys, v_held,
+                                                       gy_held, kSteps);
+                kgen::wkv4::sum_gradients<true>(sums, channel, outputs, kSteps);
+            } else {
+                kgen::wkv4::segment_step_outputs<false>(outputs, state, channel, bonus, keys, v_held,
+                                                        gy_held, count);
+                kgen::wkv4::sum_gradients<false>(sums, channel, outputs, count);
+            }
+#pragma unroll
+            for (int j = 0; j < kVec; ++j) slots.put(segment, j * kLanes + lane, sums[j]);
+        }
         kgen::sync_block();  // A
 
         // 2. The gradients after the segments.
         if (scans) {
             if ((round + 1) * kRound <= T) {
 #pragma unroll 8
-                for (int i = kSegments - 1; i >= 0; --i)
-                    behind_segment(after, decay, slots, i, own);
+                for (int i = kSegments - 1; i >= 0; --i) {
+                    if constexpr (kStepWeights)
+                        gradient_slots.go_back(units_after, decay, i, own);
+                    else
+                        behind_segment(after, decay, slots, i, own);
+                }
             } else {
 #pragma unroll 1
                 for (int i = kSegments - 1; i >= 0; --i) {
                     const i64 begin = round * kRound + i * kSteps;
                     const int there = kgen::wkv4::steps_before<kSteps>(begin, T);
-                    behind_segment(after, WholeDecay::of(own_decay, there), slots, i, own);
+                    if constexpr (kStepWeights)
+                        gradient_slots.go_back(units_after, WholeDecay::of(own_decay, there), i,
+                                               own);
+                    else
+                        behind_segment(after, WholeDecay::of(own_decay, there), slots, i, own);
                 }
             }
         }
         kgen::sync_block();  // B
 
         // 3. Gradients, last step first.
-        Running gradient[kVec];
         float gw_round[kVec] = {}, gu_round[kVec] = {};
+        if constexpr (kStepWeights) {
+            Gradient gradient[kVec];
 #pragma unroll
-        for (int j = 0; j < kVec; ++j)
-            gradient[j] = Running::of(slots.get(segment, j * kLanes + lane));
-        if (inside) {
-            if (count == kSteps)
-                kgen::wkv4::segment_gradients<true>(gradient, gw_round, gu_round, outputs, channel,
-                                                    keys, v_held, gk_rows, gv_rows, t, kSteps);
-            else
-                kgen::wkv4::segment_gradients<false>(gradient, gw_round, gu_round, outputs, channel,
-                                                     keys, v_held, gk_rows, gv_rows, t, count);
+            for (int j = 0; j < kVec; ++j)
+                gradient[j] = kgen::wkv4::in_units_of(
+                    state[j].m, gradient_slots.gradient(segment, j * kLanes + lane),
+                    states_held.next[j]);
+            if (inside) {
+                if (count == kSteps)
+                    kgen::wkv4::segment_weighted_gradients<true>(
+                        gradient, gw_round, gu_round, weighted, v_held, gk_rows, gv_rows, t,
+                        kSteps);
+                else
+                    kgen::wkv4::segment_weighted_gradients<false>(
+                        gradient, gw_round, gu_round, weighted, v_held, gk_rows, gv_rows, t,
+                        count);
+            }
+        } else {
+            Running gradient[kVec];
+#pragma unroll
+            for (int j = 0; j < kVec; ++j)
+                gradient[j] = Running::of(slots.get(segment, j * kLanes + lane));
+            if (inside) {
+                if (count == kSteps)
+                    kgen::wkv4::segment_gradients<true>(gradient, gw_round, gu_round, outputs, channel,
+                                                        keys, v_held, gk_rows, gv_rows, t, kSteps);
+                else
+                    kgen::wkv4::segment_gradients<false>(gradient, gw_round, gu_round, outputs, channel,
+                                                         keys, v_held, gk_rows, gv_rows, t, count);
+            }
         }
 #pragma unroll
         for (int j = 0; j < kVec; ++j) {
@@ -315,6 +387,13 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
             k_held = k_next;
             v_held = v_next;
             gy_held = gy_next;
+            if constexpr (kStepWeights) states_held = states_next;
+        } else if (kStepWeights && round > 0) {
+            kgen::wkv4::load_whole(k_held, k_rows, k_rows.at(t));
+            kgen::wkv4::load_whole(v_held, v_rows, v_rows.at(t));
+            kgen::wkv4::load_whole(gy_held, gy_rows, gy_rows.at(t));
+            states_held.load(states, first_row + (round - 1) * kSegments + segment, column, false,
+                             kFinalState);
         } else if (round > 0) {
             kgen::wkv4::load_steps<true>(k_held, k_rows, k_rows.at(t), kSteps);
             kgen::wkv4::load_steps<true>(v_held, v_rows, v_rows.at(t), kSteps);
