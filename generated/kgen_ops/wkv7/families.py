@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "6015319014d06928ba07346639481300"
+HEADERS = "256b6f374e21a57f276cd05075b29ac3"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -99,54 +99,6 @@ def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
     return run
 
 
-def forward_warp_specialized(file: KernelFile, call: Call) -> Run:
-    """Launch the forward warp_specialized."""
-    block_warps = call.block_warps
-    smem_bytes = call.smem_bytes
-    column_blocks = call.column_blocks
-    size_t = call.T
-    size_h = call.H
-    r_stride_b = call.r_stride_B
-    r_stride_t = call.r_stride_T
-    r_stride_h = call.r_stride_H
-    w_stride_b = call.w_stride_B
-    w_stride_t = call.w_stride_T
-    w_stride_h = call.w_stride_H
-    k_stride_b = call.k_stride_B
-    k_stride_t = call.k_stride_T
-    k_stride_h = call.k_stride_H
-    v_stride_b = call.v_stride_B
-    v_stride_t = call.v_stride_T
-    v_stride_h = call.v_stride_H
-    a_stride_b = call.a_stride_B
-    a_stride_t = call.a_stride_T
-    a_stride_h = call.a_stride_H
-    b_stride_b = call.b_stride_B
-    b_stride_t = call.b_stride_T
-    b_stride_h = call.b_stride_H
-    y_stride_b = call.y_stride_B
-    y_stride_t = call.y_stride_T
-    y_stride_h = call.y_stride_H
-    launch = file.launcher(
-        "wkv7_forward", "pppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1),
-        smem=smem_bytes,
-    )
-
-    def run(
-        stream: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
-        cu_seqlens: int, y: int, final_state: int, scale: float,
-    ) -> None:
-        launch(
-            stream, column_blocks, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y, size_t,
-            size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
-            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t,
-            y_stride_h, scale,
-        )
-
-    return run
-
-
 def forward_warp_specialized_tf32(file: KernelFile, call: Call) -> Run:
     """Launch the forward warp_specialized_tf32."""
     block_warps = call.block_warps
@@ -190,6 +142,54 @@ def forward_warp_specialized_tf32(file: KernelFile, call: Call) -> Run:
             w_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
             a_stride_b, a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b,
             y_stride_t, y_stride_h, scale,
+        )
+
+    return run
+
+
+def forward_warp_specialized(file: KernelFile, call: Call) -> Run:
+    """Launch the forward warp_specialized."""
+    block_warps = call.block_warps
+    smem_bytes = call.smem_bytes
+    column_blocks = call.column_blocks
+    size_t = call.T
+    size_h = call.H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    w_stride_b = call.w_stride_B
+    w_stride_t = call.w_stride_T
+    w_stride_h = call.w_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    a_stride_b = call.a_stride_B
+    a_stride_t = call.a_stride_T
+    a_stride_h = call.a_stride_H
+    b_stride_b = call.b_stride_B
+    b_stride_t = call.b_stride_T
+    b_stride_h = call.b_stride_H
+    y_stride_b = call.y_stride_B
+    y_stride_t = call.y_stride_T
+    y_stride_h = call.y_stride_H
+    launch = file.launcher(
+        "wkv7_forward", "pppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(32 * block_warps, 1, 1),
+        smem=smem_bytes,
+    )
+
+    def run(
+        stream: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
+        cu_seqlens: int, y: int, final_state: int, scale: float,
+    ) -> None:
+        launch(
+            stream, column_blocks, 1, 1, r, w, k, v, a, b, initial_state, cu_seqlens, y, size_t,
+            size_h, r_stride_b, r_stride_t, r_stride_h, w_stride_b, w_stride_t, w_stride_h,
+            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, a_stride_b,
+            a_stride_t, a_stride_h, b_stride_b, b_stride_t, b_stride_h, y_stride_b, y_stride_t,
+            y_stride_h, scale,
         )
 
     return run
@@ -344,6 +344,7 @@ def backward_warp_specialized(file: KernelFile, call: Call) -> Run:
     gb_stride_h = call.gb_stride_H
     size_b = call.B
     size_v = call.V
+    state_bytes = call.state_bytes
     launch_1 = file.launcher(
         "wkv7_backward_columns", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(32 * block_warps, 1, 1), smem=smem_bytes,
@@ -356,8 +357,12 @@ def backward_warp_specialized(file: KernelFile, call: Call) -> Run:
     grid_2_x = size_h * chunks * ceil_div(size_k, 16 * chunk_warps)
     new_sa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
     new_gsa = file.scratch(size_b * size_t * size_h * size_v, torch.float32)
-    new_states = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
-    new_gradients = file.scratch(size_h * chunks * size_k * size_v, torch.float32)
+    new_states = file.scratch(
+        ceil_div(size_h * chunks * size_k * size_v * state_bytes, 4), torch.float32,
+    )
+    new_gradients = file.scratch(
+        ceil_div(size_h * chunks * size_k * size_v * state_bytes, 4), torch.float32,
+    )
 
     def run(
         stream: int, gy: int, r: int, w: int, k: int, v: int, a: int, b: int, initial_state: int,
@@ -727,27 +732,6 @@ FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
 }
 
-FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
-    "sequence_heads": lambda call: call.N * call.H,
-    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
-    "block_warps": lambda call: call.warps + call.row_warps,
-    "key_tiles": lambda call: ceil_div(call.K, 16),
-    "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
-    "input_bytes": lambda call: (
-        512 * call.stages * (call.warps + call.row_warps * call.tiles_per_producer * (4 +
-        call.w_itemsize // 2))
-    ),
-    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
-    "tile_bytes": lambda call: 528 * call.row + 17408 + 4096 * min(call.row_warps, call.key_tiles),
-    "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
-    "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
-    "registers": lambda call: (
-        min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
-        8)
-    ),
-    "on_gpu": lambda call: call.compute_capability > 0,
-}
-
 FORWARD_WARP_SPECIALIZED_TF32_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
@@ -763,6 +747,27 @@ FORWARD_WARP_SPECIALIZED_TF32_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
     "needed_registers": lambda call: max(4 * call.K // 3 + 43, 128 if call.vec == 8 else 176),
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
+        8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
+FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
+    "sequence_heads": lambda call: call.N * call.H,
+    "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
+    "block_warps": lambda call: call.warps + call.row_warps,
+    "key_tiles": lambda call: ceil_div(call.K, 16),
+    "tiles_per_producer": lambda call: ceil_div(call.key_tiles, call.row_warps),
+    "input_bytes": lambda call: (
+        512 * call.stages * (call.warps + call.row_warps * call.tiles_per_producer * (4 +
+        call.w_itemsize // 2))
+    ),
+    "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
+    "tile_bytes": lambda call: 528 * call.row + 17408 + 4096 * min(call.row_warps, call.key_tiles),
+    "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
+    "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
     "registers": lambda call: (
         min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
         8)
@@ -903,83 +908,6 @@ FORWARD = (
         bind=forward_warp_specialized_segments,
     ),
     Family(
-        name="warp_specialized",
-        template="wkv7/forward_warp_specialized.cu.jinja",
-        constants=("K", "V"),
-        settings={},
-        parameters=(
-            Parameter("warps", (1, 2, 4, 8)),
-            Parameter("row_warps", (1, 2, 4, 8)),
-            Parameter("stages", (4, 2)),
-            Parameter("vec", (8, 4, 2, 1)),
-            Parameter("min_blocks", (1, 2, 3)),
-        ),
-        first=(
-            (4, 4, 4, 8, 2),
-            (4, 4, 2, 8, 2),
-            (4, 2, 4, 8, 2),
-            (4, 4, 2, 8, 1),
-        ),
-        named=FORWARD_WARP_SPECIALIZED_NAMED,
-        is_safe=False,
-        admits=(
-            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
-            lambda call: call.sequence_heads >= 1,
-            lambda call: call.T >= 1,
-            lambda call: call.dtype == 'bf16',
-            lambda call: call.final_state_itemsize == 0,
-        ),
-        fits=(
-            lambda call: call.K % call.vec == 0,
-            lambda call: call.V % call.vec == 0,
-            lambda call: call.smem_bytes <= call.smem_per_block,
-            lambda call: call.needed_registers <= call.registers,
-            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
-            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
-            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.r_stride_B % call.vec == 0,
-            lambda call: call.r_stride_T % call.vec == 0,
-            lambda call: call.r_stride_H % call.vec == 0,
-            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.k_stride_B % call.vec == 0,
-            lambda call: call.k_stride_T % call.vec == 0,
-            lambda call: call.k_stride_H % call.vec == 0,
-            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.v_stride_B % call.vec == 0,
-            lambda call: call.v_stride_T % call.vec == 0,
-            lambda call: call.v_stride_H % call.vec == 0,
-            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.a_stride_B % call.vec == 0,
-            lambda call: call.a_stride_T % call.vec == 0,
-            lambda call: call.a_stride_H % call.vec == 0,
-            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.b_stride_B % call.vec == 0,
-            lambda call: call.b_stride_T % call.vec == 0,
-            lambda call: call.b_stride_H % call.vec == 0,
-            lambda call: (
-                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
-            ),
-            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
-            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
-            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
-            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
-            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
-            lambda call: call.y_stride_B % call.vec == 0,
-            lambda call: call.y_stride_T % call.vec == 0,
-            lambda call: call.y_stride_H % call.vec == 0,
-        ),
-        suits=(
-            lambda call: call.T >= 16,
-            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
-            lambda call: call.K >= 8,
-            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
-            lambda call: call.row_warps <= max(call.key_tiles, 4),
-            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
-            lambda call: call.K > 32 or not call.on_gpu,
-        ),
-        bind=forward_warp_specialized,
-    ),
-    Family(
         name="warp_specialized_tf32",
         template="wkv7/forward_warp_specialized_tf32.cu.jinja",
         constants=("K", "V"),
@@ -1058,6 +986,83 @@ FORWARD = (
             ),
         ),
         bind=forward_warp_specialized_tf32,
+    ),
+    Family(
+        name="warp_specialized",
+        template="wkv7/forward_warp_specialized.cu.jinja",
+        constants=("K", "V"),
+        settings={},
+        parameters=(
+            Parameter("warps", (1, 2, 4, 8)),
+            Parameter("row_warps", (1, 2, 4, 8)),
+            Parameter("stages", (4, 2)),
+            Parameter("vec", (8, 4, 2, 1)),
+            Parameter("min_blocks", (1, 2, 3)),
+        ),
+        first=(
+            (4, 4, 4, 8, 2),
+            (4, 4, 2, 8, 2),
+            (4, 2, 4, 8, 2),
+            (4, 4, 2, 8, 1),
+        ),
+        named=FORWARD_WARP_SPECIALIZED_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.final_state_itemsize == 0,
+        ),
+        fits=(
+            lambda call: call.K % call.vec == 0,
+            lambda call: call.V % call.vec == 0,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: call.needed_registers <= call.registers,
+            lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.r_stride_B % call.vec == 0,
+            lambda call: call.r_stride_T % call.vec == 0,
+            lambda call: call.r_stride_H % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.a_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.a_stride_B % call.vec == 0,
+            lambda call: call.a_stride_T % call.vec == 0,
+            lambda call: call.a_stride_H % call.vec == 0,
+            lambda call: call.b_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.b_stride_B % call.vec == 0,
+            lambda call: call.b_stride_T % call.vec == 0,
+            lambda call: call.b_stride_H % call.vec == 0,
+            lambda call: (
+                min(call.vec, 16 // call.w_itemsize) * call.w_itemsize in (0, 1, 2, 4, 8, 16, 32)
+            ),
+            lambda call: call.w_ptr % (min(call.vec, 16 // call.w_itemsize) * call.w_itemsize) == 0,
+            lambda call: call.w_stride_B % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_T % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.w_stride_H % min(call.vec, 16 // call.w_itemsize) == 0,
+            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.y_stride_B % call.vec == 0,
+            lambda call: call.y_stride_T % call.vec == 0,
+            lambda call: call.y_stride_H % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.T >= 16,
+            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.K >= 8,
+            lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
+            lambda call: call.row_warps <= max(call.key_tiles, 4),
+            lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.K > 32 or not call.on_gpu,
+        ),
+        bind=forward_warp_specialized,
     ),
     Family(
         name="chunk_loop",
@@ -1316,11 +1321,15 @@ BACKWARD = (
             Parameter("min_blocks", (1, 2, 3)),
             Parameter("chunk_warps", (4, 8, 2, 1)),
             Parameter("chunk_blocks", (1, 2, 3)),
+            Parameter("state_bytes", (4, 2), default=4),
+            Parameter("level_loop", (0, 1), default=0),
         ),
         first=(
-            (4, 4, 2, 8, 2, 4, 3),
-            (4, 2, 2, 8, 2, 4, 3),
-            (4, 4, 4, 8, 1, 4, 3),
+            (4, 4, 2, 8, 2, 4, 3, 2, 0),
+            (4, 4, 2, 8, 2, 4, 3, 2, 1),
+            (4, 4, 2, 8, 2, 4, 3, 4, 0),
+            (4, 2, 2, 8, 2, 4, 3, 4, 0),
+            (4, 4, 4, 8, 1, 4, 3, 4, 0),
         ),
         named=BACKWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -1344,6 +1353,7 @@ BACKWARD = (
             ),
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
+            lambda call: call.state_bytes == 4 or (call.K >= 64 and call.V >= 64),
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
             lambda call: call.r_stride_B % call.vec == 0,

@@ -175,6 +175,7 @@ struct WholeRows {
         const float* at = memory + row * S::kFloats * C + c;
         return {at[0], at[C], at[2 * C]};
     }
+    KGEN_DEVICE float exponent(i64 row, i64 c) const { return memory[row * S::kFloats * C + c]; }
 };
 
 // Steps of a tensor for one thread: `Width` channels a step. The stride has 32 bits, so that the address of a step is
@@ -294,9 +295,13 @@ struct RunningState {
     template <bool Largest>
     KGEN_DEVICE static RunningState of(const WholeSum<Largest>& sum) {
         const float m = sum.exponent * kLn2;
-        const float lost = fma(-m, kLog2e, sum.exponent) - m * kLog2eLow;
-        const float factor = fast_exp2(larger(smaller(lost, 1.0f), -1.0f));  // also of an empty sum
+        const float factor = lost_factor(sum.exponent, m);
         return {m, factor * sum.a, factor * sum.b};
+    }
+    // 2^exponent / e^m, where m is the exponent to base e, rounded.
+    KGEN_DEVICE static float lost_factor(float exponent, float m) {
+        const float lost = fma(-m, kLog2e, exponent) - m * kLog2eLow;
+        return fast_exp2(larger(smaller(lost, 1.0f), -1.0f));  // also of an empty sum
     }
     // Advances past a step.
     KGEN_DEVICE void step(float decay, float k, float v) {

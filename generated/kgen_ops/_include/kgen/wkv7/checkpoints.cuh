@@ -57,6 +57,25 @@ KGEN_DEVICE Chunk chunk_at(const Offset* cu_seqlens, i64 index, i64 N, i64 T) {
     return found;
 }
 
+// What a block of a launch with loops of both directions does; PerHead blocks per head and direction.
+//
+// Blocks of a direction are neighbours, so that most SMs run one loop at a time: their instruction caches do not hold
+// the code of both. Loops backward take longer and come first. Nothing depends on the order.
+template <int PerHead>
+struct DirectionBlock {
+    bool back;
+    i64 head;    // of all sequences
+    int number;  // among the head's blocks of the direction
+
+    KGEN_DEVICE DirectionBlock() {
+        const u32 half = gridDim.x / 2, block = blockIdx.x;
+        back = block < half;
+        const u32 rank = back ? block : block - half;
+        head = rank / PerHead;
+        number = static_cast<int>(rank % PerHead);
+    }
+};
+
 // A workspace [B, T, H, features], as a tensor.
 template <class T>
 KGEN_DEVICE Rows<T> dense_rows(T* first, i64 steps, i64 heads, i64 features) {
@@ -64,11 +83,12 @@ KGEN_DEVICE Rows<T> dense_rows(T* first, i64 steps, i64 heads, i64 features) {
 }
 
 // What wkv7_backward_rows reads and writes; sa, gsa [B, T, H, V], states and gradients [H, chunks, K, V].
-template <class Value, class W>
+template <class Value, class W, class State = float>
 struct KeyRowsTensors {
     Rows<const Value> gy, r, k, v, a, b;
     Rows<const W> w;
-    const float *sa, *gsa, *states, *gradients;
+    const float *sa, *gsa;
+    const State *states, *gradients;
     Rows<Value> gr, gk, ga, gb;
     Rows<W> gw;
 };

@@ -25,7 +25,8 @@
 // Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
 // finite, the block computes its gradients again, step by step.
 //
-// A Config has Value and W (bf16), kK, kV, kForm, kRowWarps, and kVec, elements per copy.
+// A Config has Value and W (bf16), kK, kV, kForm, kRowWarps, and kVec, elements per copy. State: dtype of S and G in
+// memory, float or bf16.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -35,7 +36,7 @@
 
 namespace kgen::wkv7 {
 
-template <class Config>
+template <class Config, class State = float>
 class ChunkRows {
     using Value = typename Config::Value;
     using W = typename Config::W;
@@ -62,7 +63,7 @@ public:
     StepPointer<Value> gy, r, k, v, a, b;
     StepPointer<W> w;
     StepPointer<float> sa, gsa;
-    const float *state, *gradient;  // [K, V]
+    const State *state, *gradient;  // [K, V]
     Rows<Value> gr, gk, ga, gb;
     Rows<W> gw;
     float scale;
@@ -393,7 +394,7 @@ private:
     };
 
     // Four value features of keys g and g + 8, of kGroup blocks of 16 from block `group` on.
-    static KGEN_DEVICE void load_group(Vec<float, 4> (&rows)[kGroup][2], const float* of, int key,
+    static KGEN_DEVICE void load_group(Vec<float, 4> (&rows)[kGroup][2], const State* of, int key,
                                        int group) {
         const MmaLane lane = mma_lane();
 #pragma unroll
@@ -420,8 +421,8 @@ private:
 #pragma unroll
                 for (int x = 0; x < 4; ++x) {
                     both[half] = fma(rows_s[n][half][x], rows_g[n][half][x], both[half]);
-                    s[half][x] = bit_cast<float>(near_tf32(rows_s[n][half][x]));
-                    g[half][x] = bit_cast<float>(near_tf32(rows_g[n][half][x]));
+                    s[half][x] = as_operand(rows_s[n][half][x]);
+                    g[half][x] = as_operand(rows_g[n][half][x]);
                 }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -435,6 +436,11 @@ private:
             both[0] = lanes_sum<4>(both[0]);
             both[1] = lanes_sum<4>(both[1]);
         }
+    }
+    // An element of a state, rounded to TF32. bf16 is exact.
+    static KGEN_DEVICE float as_operand(float x) {
+        if constexpr (sizeof(State) == 2) return x;
+        return bit_cast<float>(near_tf32(x));
     }
     static KGEN_DEVICE void multiply_rows(Half& sums, const Vec<float, 4> (&a)[2],
                                           const Vec<float, 4>& b) {
@@ -483,7 +489,8 @@ private:
             float by_r = 0.0f, by_w = 0.0f, by_k = 0.0f, by_a = 0.0f, by_b = 0.0f;
 #pragma unroll 1
             for (int x = 0; x < kV; ++x) {
-                float s = state[i64{key} * kV + x], g = gradient[i64{key} * kV + x];
+                float s = to_float(state[i64{key} * kV + x]);
+                float g = to_float(gradient[i64{key} * kV + x]);
 #pragma unroll 1
                 for (int i = 0; i < t; ++i) s = after(s, i, key, x);
 #pragma unroll 1
@@ -517,11 +524,11 @@ private:
 };
 
 // By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist.
-template <class Config, class Offset>
+template <class Config, class State = float, class Offset>
 KGEN_DEVICE void backward_chunk_rows(
     const Offset* cu_seqlens, i64 N, i64 T, i64 H,
-    const KeyRowsTensors<typename Config::Value, typename Config::W>& x, float scale) {
-    using Block = ChunkRows<Config>;
+    const KeyRowsTensors<typename Config::Value, typename Config::W, State>& x, float scale) {
+    using Block = ChunkRows<Config, State>;
     constexpr int kKeyBlocks = ceil_div(Config::kK, Block::kKeys), kSize = Config::kK * Config::kV;
 
     const int block = static_cast<int>(blockIdx.x % kKeyBlocks);

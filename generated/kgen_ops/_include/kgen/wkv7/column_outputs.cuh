@@ -1,7 +1,7 @@
 // The outputs of a consumer warp of specialized_loop.cuh: its 16 value features, one chunk of 16 steps after another.
 //
 //     ColumnOutput    `second` (y or gv), bf16
-//     SumsOutput      `first` (sa or gsa), fp32, and the state at the outset of each chunk
+//     SumsOutput      `first` (sa or gsa), fp32, and the state at the outset of each chunk, fp32 or bf16
 //
 // Layout: sums and states are transposed accumulators, whose rows are value features. Eight lanes store 32 bytes of a
 // row, fp32, or four lanes 32 bytes, bf16.
@@ -74,10 +74,12 @@ private:
     float factor_;
 };
 
-// Keys: of a state.
-template <int Keys, Direction D>
+// Keys: of a state; State: its dtype in memory. bf16 comes as four value features per store where Elements allows.
+template <int Keys, int Elements, Direction D, class State>
 class SumsOutput {
     static constexpr bool kBack = D == Direction::backward;
+    static constexpr bool kPairs = sizeof(State) == 2, kQuads = kPairs && Elements % 4 == 0;
+    static constexpr int kStores = kPairs && !kQuads ? 4 : 1;  // of eight keys by a lane, bf16
 
 public:
     template <class Tensors>
@@ -86,24 +88,32 @@ public:
           step_(to.first.stride_t),
           left_(to.steps - begin - 2 * mma_lane().q),
           pitch_(to.pitch),
-          state_(to.checkpoints + begin / 16 * (Keys * to.pitch) + 2 * mma_lane().q * to.pitch +
-                 column + mma_lane().g) {
+          state_(to.checkpoints + begin / 16 * (Keys * to.pitch) + own_key() * to.pitch + column +
+                 own_column()) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
             there_[half] = column + mma_lane().g + 8 * half < to.width;
+#pragma unroll
+        for (int x = 0; x < kStores; ++x)
+            stores_[x] = column + own_column() + x / 2 * 8 + x % 2 < to.width;
     }
 
     // The state at the outset of the next chunk.
     template <int Tiles>
     KGEN_DEVICE void write_state(const float (&state)[Tiles][4]) {
 #pragma unroll
-        for (int tile = 0; tile < Tiles; ++tile)
+        for (int tile = 0; tile < Tiles; ++tile) {
+            if constexpr (kPairs) {
+                write_rounded(state[tile], tile);
+            } else {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int key = 8 * tile + i % 2;
-                const bool is_key = 8 * tile + 8 <= Keys || key + 2 * mma_lane().q < Keys;
-                if (is_key && there_[i / 2]) state_[key * pitch_ + i / 2 * 8] = state[tile][i];
+                for (int i = 0; i < 4; ++i) {
+                    const int key = 8 * tile + i % 2;
+                    if (is_key(tile, i % 2) && there_[i / 2])
+                        state_[key * pitch_ + i / 2 * 8] = state[tile][i];
+                }
             }
+        }
         state_ += (kBack ? -1 : 1) * Keys * pitch_;
     }
 
@@ -121,10 +131,38 @@ public:
     }
 
 private:
+    // The lane's first key of a tile, and its first value feature. bf16: after write_rounded's exchanges.
+    static KGEN_DEVICE int own_key() { return kPairs ? mma_lane().g : 2 * mma_lane().q; }
+    static KGEN_DEVICE int own_column() {
+        return kQuads ? column_of_quad() : kPairs ? 2 * mma_lane().q : mma_lane().g;
+    }
+    static KGEN_DEVICE bool is_key(int tile, int key) {
+        return 8 * tile + 8 <= Keys || 8 * tile + own_key() + key < Keys;
+    }
+
+    // Eight keys, rounded to nearest: rows become keys.
+    KGEN_DEVICE void write_rounded(const float (&tile)[4], int number) const {
+        u32 pair[2];  // of key g, value features 2q + 8 n
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+            pair[n] = transpose_matrix(pack2<bf16>(tile[2 * n], tile[2 * n + 1]));
+        State* to = state_ + 8 * number * pitch_;
+        if constexpr (kQuads) {
+            const Vec<u32, 2> quad = quad_of_pairs(pair[0], pair[1]);
+            if (is_key(number, 0) && stores_[0]) *reinterpret_cast<Vec<u32, 2>*>(to) = quad;
+        } else {
+#pragma unroll
+            for (int x = 0; x < 4; ++x)
+                if (is_key(number, 0) && stores_[x])
+                    to[x / 2 * 8 + x % 2] = bit_cast<Vec<bf16, 2>>(pair[x / 2])[x % 2];
+        }
+    }
+
     float* next_;
     i64 step_, left_, pitch_;
-    float* state_;
+    State* state_;
     bool there_[2];
+    bool stores_[kStores];
 };
 
 }  // namespace kgen::wkv7

@@ -10,14 +10,15 @@
 
 namespace kgen::wkv7 {
 
-template <class Value, class W>
+// State: dtype of checkpoints.
+template <class Value, class W, class State = float>
 struct ColumnTensors {
     int width;         // of the block's columns
     i64 steps, pitch;  // of a state's rows
     StepPointer<Value> r, k, a, b, c;
     StepPointer<W> w;
     float c_factor, second_factor;
-    float* checkpoints;   // the state at the outset of each chunk, [chunks, K, V], or null
+    State* checkpoints;   // the state at the outset of each chunk, [chunks, K, V], or null
     Rows<float> first;    // [steps, V], or null
     Rows<Value> second;
 
@@ -36,7 +37,7 @@ struct ColumnTensors {
             const bool outset = kBack ? (t + 1) % kC == 0 || step == 0 : t % kC == 0;
             if (checkpoints != nullptr && outset)
                 for (i64 i = 0; i < Keys; ++i)
-                    checkpoints[(t / kC * Keys + i) * pitch + column] = state.at(i);
+                    checkpoints[(t / kC * Keys + i) * pitch + column] = from_float<State>(state.at(i));
             const Value *r_t = at(r, t), *k_t = at(k, t), *a_t = at(a, t), *b_t = at(b, t);
             const W* w_t = w.first + t * w.stride;
             const float c_t = c_factor * to_float(at(c, t)[column]);

@@ -33,7 +33,8 @@
 
 namespace kgen::wkv7 {
 
-template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec, int Stages>
+// LevelLoop: whether the levels of 2 and 4 steps are a loop, whose code takes less of the instruction cache.
+template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec, int Stages, bool LevelLoop = false>
 class HalvingProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages> {
     using Base = ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages>;
     using typename Base::Buffers, typename Base::RowTile, typename Base::ScoreTile;
@@ -163,9 +164,9 @@ private:
         return x % 2 == 0 ? two.x : two.y;
     }
 
-    // The products of blocks of 2 * kHalf steps. before: decays from the middle to before a late step; behind: from
-    // after an early step to the middle. flip: whether step(0), not step(1), is of a late half.
-    template <int kHalf>
+    // The products of a level's blocks. before: decays from the middle to before a late step; behind: from after an
+    // early step to the middle. flip: whether step(0), not step(1), is of a late half. First: halves are single steps.
+    template <bool First>
     static KGEN_DEVICE void multiply_level(float (&of_k)[4], float (&of_b)[4], const Inputs& in,
                                            const Factors& decay, const Factors& before,
                                            const Factors& behind, bool flip) {
@@ -191,7 +192,7 @@ private:
 #pragma unroll
                 for (int term = 0; term < kTerms; ++term) readers[term].pair[2 * pair] = 0;
             }
-            if constexpr (kHalf == 1) {  // the decay of r's own step alone
+            if constexpr (First) {  // the decay of r's own step alone
                 put_exact(readers, 2 * pair + 1, flip ? in.a[0][pair] : in.a[1][pair]);
                 put_exact(k, pair, flip ? in.k[1][pair] : in.k[0][pair]);
                 put_exact(b, pair, flip ? in.b[1][pair] : in.b[0][pair]);
@@ -202,7 +203,7 @@ private:
             }
         }
         for_term_products<kTerms>([&](int i, int j) {
-            if (kHalf == 1 && (j > 0 || (i > 0 && !Pass::kReadsR))) return;  // a product with zeros
+            if (First && (j > 0 || (i > 0 && !Pass::kReadsR))) return;  // a product with zeros
             Half::multiply<0>(of_k, readers[i], k[j]);
             Half::multiply<0>(of_b, readers[i], b[j]);
         });
@@ -239,23 +240,24 @@ private:
         }
     }
 
-    // Puts the products of a level below 8 into `near`; then goes from blocks of kHalf steps to blocks of twice as
-    // many. all: the products of decays over the blocks of both steps.
-    template <int kHalf>
-    static KGEN_DEVICE void add_level(float (&near)[2][4], const Inputs& in, const Factors& decay,
-                                      Factors& before, Factors& behind, Factors& all) {
-        constexpr int kDistance = kHalf == 1 ? 16 : kHalf == 2 ? 4 : 8;  // of lanes, see early_of
-        const bool flip = early() & kHalf;
+    // Puts the products of a level below 8 into `near`; then goes from blocks of `half` steps to blocks of twice as
+    // many. all: the products of decays over the blocks of both steps. First: half is 1.
+    template <bool First>
+    static KGEN_DEVICE void add_level(int half, float (&near)[2][4], const Inputs& in,
+                                      const Factors& decay, Factors& before, Factors& behind,
+                                      Factors& all) {
+        const int distance = First ? 16 : 2 * half;  // of lanes, see early_of
+        const bool flip = early() & half;
         float found[2][4] = {};
-        multiply_level<kHalf>(found[0], found[1], in, decay, before, behind, flip);
+        multiply_level<First>(found[0], found[1], in, decay, before, behind, flip);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {  // a later, wider level replaces what does not count
             const int other = early() ^ early_of(2 * mma_lane().q + i % 2);
-            if (other & kHalf) near[i / 4][i % 4] = found[i / 4][i % 4];
+            if (other & half) near[i / 4][i % 4] = found[i / 4][i % 4];
         }
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
-            const float others[2] = {shfl_xor(all[0][x], kDistance), shfl_xor(all[1][x], kDistance)};
+            const float others[2] = {shfl_xor(all[0][x], distance), shfl_xor(all[1][x], distance)};
             if (flip) {
                 before[0][x] *= others[0];
                 behind[1][x] *= others[1];
@@ -284,12 +286,18 @@ private:
         // 1. Scores: the diagonal, from the rows as copied; then levels, from neighbours to the halves of the chunk.
         float near[2][4] = {};
         if constexpr (Pass::kReadsR) put_diagonal(near, inputs);
-        add_level<1>(near, in, decay, before, behind, all);
-        add_level<2>(near, in, decay, before, behind, all);
-        add_level<4>(near, in, decay, before, behind, all);
+        add_level<true>(1, near, in, decay, before, behind, all);
+        if constexpr (LevelLoop) {
+#pragma unroll 1
+            for (int half = 2; half <= 4; half *= 2)
+                add_level<false>(half, near, in, decay, before, behind, all);
+        } else {
+            add_level<false>(2, near, in, decay, before, behind, all);
+            add_level<false>(4, near, in, decay, before, behind, all);
+        }
 #pragma unroll
         for (int i = 0; i < 8; ++i) sums.near[i / 4][i % 4] += near[i / 4][i % 4];
-        multiply_level<8>(sums.far[0], sums.far[1], in, decay, before, behind, false);
+        multiply_level<false>(sums.far[0], sums.far[1], in, decay, before, behind, false);
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
             before[1][x] *= all[0][x];

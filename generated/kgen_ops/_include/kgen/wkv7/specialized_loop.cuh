@@ -32,7 +32,8 @@
 // chunks ahead, to the warps that read them.
 //
 // A Config has W; kForm: of the decays; kK; kWarps, kRowWarps: of consumers and producers; kStages: chunks of inputs in
-// shared memory; kVec: elements per copy.
+// shared memory; kVec: elements per copy. Checkpoint: dtype of the states that are written, float or
+// bf16. LevelLoop: as HalvingProducer has it.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -41,13 +42,13 @@
 
 namespace kgen::wkv7 {
 
-template <class Config, class Pass>
-struct SpecializedLoop : ColumnTensors<bf16, typename Config::W> {
+template <class Config, class Pass, class Checkpoint = float, bool LevelLoop = false>
+struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint> {
     using W = typename Config::W;
-    using Tensors = ColumnTensors<bf16, W>;
+    using Tensors = ColumnTensors<bf16, W, Checkpoint>;
     using Buffers = ChunkBuffers<Config::kK, Pass>;
     using Producer = HalvingProducer<Pass, W, Config::kForm, Config::kK, Config::kRowWarps,
-                                     Config::kVec, Config::kStages>;
+                                     Config::kVec, Config::kStages, LevelLoop>;
     using Copier = TileCopier<bf16, Config::kVec, Pass::kDirection>;
     using Order = ChunkOrder<Pass::kDirection>;
     static constexpr bool kBack = Pass::kDirection == Direction::backward;
@@ -145,7 +146,7 @@ private:
 #pragma unroll
         for (int chunk = 0; chunk < kAhead; ++chunk) end_interval();
         ColumnOutput<Config::kVec, Pass::kDirection> second(*this, column, order.first(0));
-        SumsOutput<Config::kK, Pass::kDirection> first(*this, column, order.first(0));
+        SumsOutput<Config::kK, Config::kVec, Pass::kDirection, Checkpoint> first(*this, column, order.first(0));
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
             cp_async_wait<kStages - 2>();

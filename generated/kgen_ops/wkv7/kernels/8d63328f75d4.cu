@@ -1,7 +1,7 @@
-// digest: c87b53edade2
+// digest: 8d63328f75d4
 // Rendered by kgen from templates/wkv7/backward_naive.cu.jinja
 // config: naive(threads=64, chunk=64)
-// problem: dtype=fp16, w_dtype=fp32, decay_form=raw
+// problem: dtype=bf16, w_dtype=bf16, decay_form=raw
 // wkv7 backward, one thread per column or row of the state, the states in global memory. Any shape. All sums are in a
 // fixed order.
 //
@@ -12,8 +12,8 @@
 
 namespace {
 
-using Value = kgen::fp16;
-using W = float;
+using Value = kgen::bf16;
+using W = kgen::bf16;
 using kgen::from_float;
 using kgen::i64;
 using kgen::wkv7::Rows;

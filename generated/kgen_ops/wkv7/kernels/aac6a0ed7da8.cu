@@ -1,4 +1,4 @@
-// digest: 9abfb2cb2ae3
+// digest: aac6a0ed7da8
 // Rendered by kgen from templates/wkv7/backward_naive.cu.jinja
 // config: naive(threads=64, chunk=64)
 // problem: dtype=fp16, w_dtype=fp32, decay_form=clamp

@@ -1,7 +1,7 @@
-// digest: 39111dfa8c8e
+// digest: 484d06eb24b1
 // Rendered by kgen from templates/wkv7/backward_naive.cu.jinja
 // config: naive(threads=64, chunk=64)
-// problem: dtype=fp16, w_dtype=fp16, decay_form=log
+// problem: dtype=bf16, w_dtype=fp32, decay_form=raw
 // wkv7 backward, one thread per column or row of the state, the states in global memory. Any shape. All sums are in a
 // fixed order.
 //
@@ -12,13 +12,13 @@
 
 namespace {
 
-using Value = kgen::fp16;
-using W = kgen::fp16;
+using Value = kgen::bf16;
+using W = float;
 using kgen::from_float;
 using kgen::i64;
 using kgen::wkv7::Rows;
 
-constexpr auto kForm = kgen::wkv7::DecayForm::log;  // of w
+constexpr auto kForm = kgen::wkv7::DecayForm::raw;  // of w
 constexpr int kThreads = 64;
 constexpr int kChunk = 64;  // steps between two checkpoints of the state
 

@@ -1,7 +1,7 @@
-// digest: 0d90c95f82b7
+// digest: 14f80031faae
 // Rendered by kgen from templates/wkv7/backward_naive.cu.jinja
 // config: naive(threads=64, chunk=64)
-// problem: dtype=fp16, w_dtype=fp32, decay_form=log
+// problem: dtype=fp32, w_dtype=fp32, decay_form=log
 // wkv7 backward, one thread per column or row of the state, the states in global memory. Any shape. All sums are in a
 // fixed order.
 //
@@ -12,7 +12,7 @@
 
 namespace {
 
-using Value = kgen::fp16;
+using Value = float;
 using W = float;
 using kgen::from_float;
 using kgen::i64;

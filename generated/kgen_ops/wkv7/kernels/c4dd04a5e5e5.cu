@@ -1,4 +1,4 @@
-// digest: e744d23bc612
+// digest: c4dd04a5e5e5
 // Rendered by kgen from templates/wkv7/backward_naive.cu.jinja
 // config: naive(threads=64, chunk=64)
 // problem: dtype=fp16, w_dtype=fp16, decay_form=clamp

@@ -1,4 +1,4 @@
-// digest: 0cfc0b423b61
+// digest: 06e642c589ee
 // Rendered by kgen from templates/wkv7/backward_naive.cu.jinja
 // config: naive(threads=64, chunk=64)
 // problem: dtype=fp32, w_dtype=fp32, decay_form=clamp

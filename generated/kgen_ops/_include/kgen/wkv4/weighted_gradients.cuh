@@ -1,0 +1,217 @@
+// Gradients of a thread's segment of time from the weights of its forward steps, the same instructions for all values.
+//
+// A step of a state (m, a, b) is a <- forget a + input v, b <- forget b + input, with forget = e^(m + w - m') and
+// input = e^(k - m'), one of them 1. The gradient (ga, gb) by the state's own a and b, in units of e^-m, goes backward
+// by the same weights, so that it needs no exponential and no running maximum:
+//
+//     gk = own (v - y) + input (v ga + gb)       gv = own + input ga      gw = sum of forget (a ga + b gb)
+//     ga <- forget ga + r                        gb <- forget gb - r y
+//
+// r is gy / (denominator e^-m) and own is e^(u + k - m) r. A state's b is at least 1, so that |r| <= |gy| and the
+// gradient does not overflow.
+//
+// Between segments a gradient has the unit 2^-E, E the whole exponent of the state there, and decays by the segment's
+// exact decay. The product of a segment's weights would not do: a sum m + w rounds in the same direction at every step,
+// and that error would grow with T.
+#pragma once
+
+#include "kgen/wkv4/gradients.cuh"
+#include "kgen/wkv4/running_max.cuh"
+
+namespace kgen::wkv4 {
+
+// log2 of the largest weight of a step's own term, relative to its state: the reciprocal must be a normal number. What
+// the state then counts too much is below the smallest normal number.
+constexpr float kMostOwnRatio = 125.0f;
+
+// What the gradients of a step need.
+struct WeightedStep {
+    float y, r, own;
+    float forget, input;  // of the state's step
+    float a, b;           // of the state before the step
+};
+
+// The output of a step, from the state before it. Advances the state past the step.
+KGEN_DEVICE WeightedStep weighted_step(RunningState& state, const ChannelExponents& channel,
+                                       float k, float v, float gy) {
+    WeightedStep found;
+    found.a = state.a;
+    found.b = state.b;
+    const float ratio = fma(k - state.m, kLog2e, channel.bonus_log2);
+    const float weight = fast_exp2(smaller_or_nan(ratio, kMostOwnRatio));
+    const float inverse = fast_reciprocal(state.b + weight);
+    const float share = weight * inverse;  // of the step's own value in y
+    found.y = fma(share, v, state.a * inverse);
+    found.r = gy * inverse;
+    found.own = gy * share;
+
+    const float kept = state.m + channel.decay;
+    const float shift = k - kept;
+    const float small = fast_exp2(-abs(shift * kLog2e));
+    const bool rises = shift > 0.0f;
+    found.forget = rises ? small : 1.0f;
+    found.input = rises ? 1.0f : small;
+    state.a = fma(found.forget, state.a, found.input * v);
+    state.b = fma(found.forget, state.b, found.input);
+    state.m = larger(kept, k);
+    return found;
+}
+
+// The steps of a segment, from the states before it. Advances the states past it. Of steps from `count` on, k, v and gy
+// are 0, so that they add nothing to a gradient of 0. `Final`: what follows has a gradient; such steps leave a state
+// and its gradient as they are.
+template <bool Final, class T, int Width, int Steps>
+KGEN_DEVICE void segment_weighted_steps(WeightedStep (&found)[Steps][Width],
+                                        RunningState (&state)[Width],
+                                        const ChannelExponents (&channel)[Width],
+                                        const Loaded<T, Width, Steps>& k,
+                                        const Loaded<T, Width, Steps>& v,
+                                        const Loaded<T, Width, Steps>& gy, int count) {
+#pragma unroll
+    for (int i = 0; i < Steps; ++i) {
+        float keys[Width], values[Width], gys[Width];
+        k.step[i].to_floats(keys);
+        v.step[i].to_floats(values);
+        gy.step[i].to_floats(gys);
+#pragma unroll
+        for (int j = 0; j < Width; ++j) {
+            ChannelExponents own = channel[j];
+            if (Final && i >= count) {
+                keys[j] = kEmpty;
+                own.decay = 0.0f;
+            }
+            found[i][j] = weighted_step(state[j], own, keys[j], values[j], gys[j]);
+        }
+    }
+}
+
+// The gradient by a state's a and b, in units of e^-m. It becomes the one before a step.
+struct StateGradient {
+    float a = 0.0f, b = 0.0f;
+
+    KGEN_DEVICE void step_back(const WeightedStep& step) {
+        a = fma(step.forget, a, step.r);
+        b = fma(step.forget, b, -step.r * step.y);
+    }
+};
+
+// The gradient before a segment, of its own steps alone.
+template <int Width, int Steps>
+KGEN_DEVICE void sum_weighted_steps(StateGradient (&sums)[Width],
+                                    const WeightedStep (&steps)[Steps][Width]) {
+#pragma unroll
+    for (int j = 0; j < Width; ++j) sums[j] = {};
+#pragma unroll
+    for (int i = Steps - 1; i >= 0; --i) {
+#pragma unroll
+        for (int j = 0; j < Width; ++j) sums[j].step_back(steps[i][j]);
+    }
+}
+
+// Segments of a round in shared memory, first their sums and changes of exponents, then the gradient after each:
+// float [slots][3][columns]. A channel j of lane l has the column j * lanes + l.
+template <int Columns>
+struct GradientSlots {
+    float* memory;
+
+    KGEN_DEVICE float* at(int slot, int column) const {
+        return memory + slot * 3 * Columns + column;
+    }
+    // `change`: the exponent of the state before the segment, less that of the state after it.
+    KGEN_DEVICE void put(int slot, int column, const StateGradient& sum, float change) const {
+        put_gradient(slot, column, sum);
+        at(slot, column)[2 * Columns] = change;
+    }
+    KGEN_DEVICE void put_gradient(int slot, int column, const StateGradient& gradient) const {
+        at(slot, column)[0] = gradient.a;
+        at(slot, column)[Columns] = gradient.b;
+    }
+    KGEN_DEVICE StateGradient gradient(int slot, int column) const {
+        return {at(slot, column)[0], at(slot, column)[Columns]};
+    }
+    // Replaces the sum of a segment by the gradient after it, which becomes the one before it. The state after steps
+    // that do not exist is in no relation to the one before them, and the gradient there is 0, in finite units.
+    KGEN_DEVICE void go_back(StateGradient& after, const WholeDecay& decay, int slot,
+                             int column) const {
+        const StateGradient sum = gradient(slot, column);
+        const float change = at(slot, column)[2 * Columns];
+        const float kept = fast_exp2(smaller(change + decay.whole, 126.0f)) * decay.factor;
+        put_gradient(slot, column, after);
+        after.a = fma(kept, after.a, sum.a);
+        after.b = fma(kept, after.b, sum.b);
+    }
+};
+
+// States before a segment, and the exponents of the states after it.
+template <int Width>
+struct SegmentStates {
+    WholeSum<false> before[Width];
+    float next[Width];
+
+    // `row` is the segment's. After the last segment there is a gradient, whose exponent is negated, or nothing.
+    KGEN_DEVICE void load(const WholeRows& rows, i64 row, i64 c, bool last, bool final_gradient) {
+#pragma unroll
+        for (int j = 0; j < Width; ++j) {
+            before[j] = rows.get(row, c + j);
+            next[j] = 0.0f;
+            if (!last || final_gradient) {
+                const float exponent = rows.exponent(row + 1, c + j);
+                next[j] = last ? -exponent : exponent;
+            }
+        }
+    }
+};
+
+// A gradient in units of 2^-exponent, in units of e^-m.
+KGEN_DEVICE StateGradient in_units_of(float m, const StateGradient& gradient, float exponent) {
+    const float change = fma(m, kLog2e, -exponent) + m * kLog2eLow;
+    const float units = fast_exp2(smaller(change, 126.0f));
+    return {units * gradient.a, units * gradient.b};
+}
+
+// Loads a segment, of which all steps exist, from `row` on.
+template <class T, int Width, int Steps>
+KGEN_DEVICE void load_whole(Loaded<T, Width, Steps>& steps, const StepRows<const T, Width>& rows,
+                            const T* row) {
+#pragma unroll
+    for (int i = 0; i < Steps; ++i) {
+        steps.step[i].load(row);
+        row += rows.stride;
+    }
+}
+
+// Stores gk and gv of a segment from step t on, and adds to gw and gu. The gradients after the segment go on before it.
+template <bool Whole, class T, int Width, int Steps>
+KGEN_DEVICE void segment_weighted_gradients(StateGradient (&gradient)[Width], float (&gw)[Width],
+                                            float (&gu)[Width],
+                                            const WeightedStep (&steps)[Steps][Width],
+                                            const Loaded<T, Width, Steps>& v,
+                                            const StepRows<T, Width>& gk_rows,
+                                            const StepRows<T, Width>& gv_rows, i64 t, int count) {
+    // A row from the one after it: two instructions, where a multiple of the stride takes five.
+    T* gk_row = gk_rows.at(t + Steps);
+    T* gv_row = gv_rows.at(t + Steps);
+#pragma unroll
+    for (int i = Steps - 1; i >= 0; --i) {
+        gk_row -= gk_rows.stride;
+        gv_row -= gv_rows.stride;
+        if (!Whole && i >= count) continue;
+        float values[Width], gks[Width], gvs[Width];
+        v.step[i].to_floats(values);
+#pragma unroll
+        for (int j = 0; j < Width; ++j) {
+            const WeightedStep& step = steps[i][j];
+            const StateGradient after = gradient[j];
+            const float own = step.own * (values[j] - step.y);
+            gks[j] = fma(step.input, fma(values[j], after.a, after.b), own);
+            gvs[j] = fma(step.input, after.a, step.own);
+            gu[j] += own;
+            gw[j] = fma(step.forget, fma(step.a, after.a, step.b * after.b), gw[j]);
+            gradient[j].step_back(step);
+        }
+        Words<T, Width>::from_floats(gks).store(gk_row);
+        Words<T, Width>::from_floats(gvs).store(gv_row);
+    }
+}
+
+}  // namespace kgen::wkv4
