@@ -60,21 +60,22 @@ def chosen(operator: str, pass_name: str, name: str) -> tuple[Config, Problem]:
     """
     entry = open_catalogue().entry(operator)
     variant, signature = entry.space.variant(pass_name, name), entry.operator.signature
-    gpu, pass_ = profile_named("h200"), signature.pass_named(pass_name)
+    pass_ = signature.pass_named(pass_name)
     texts = entry.operator.default_problems(pass_name, on_host=False)
     problems = [parse_problem(text, signature) for text in texts]
     kept = kept_config(golden_file(operator, variant), variant)
-    for problem in problems if kept is not None else ():
-        assert kept is not None
-        if is_feasible(variant, kept, pass_, problem, gpu):
-            return kept, problem
-    for problem in problems:
-        try:
-            configs = enumerate_feasible([variant], pass_, problem, gpu).configs
-        except EmptySpaceError:
-            continue
-        feasible = set(configs)
-        return next((c for c in variant.first if c in feasible), configs[0]), problem
+    for gpu in (profile_named("h200"), profile_named("host")):  # some run on the CPU alone
+        for problem in problems if kept is not None else ():
+            assert kept is not None
+            if is_feasible(variant, kept, pass_, problem, gpu):
+                return kept, problem
+        for problem in problems:
+            try:
+                configs = enumerate_feasible([variant], pass_, problem, gpu).configs
+            except EmptySpaceError:
+                continue
+            feasible = set(configs)
+            return next((c for c in variant.first if c in feasible), configs[0]), problem
     raise AssertionError(f"{variant.name} is feasible for no default problem")
 
 

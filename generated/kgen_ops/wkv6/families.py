@@ -746,6 +746,7 @@ FORWARD = (
                 call.sm_count or (not call.on_gpu)
             ),
             lambda call: 4 <= call.warps * call.min_blocks <= 24 or not call.on_gpu,
+            lambda call: not call.on_gpu,
         ),
         bind=forward_chunk_loop,
     ),

@@ -1325,11 +1325,9 @@ BACKWARD = (
             Parameter("level_loop", (0, 1), default=0),
         ),
         first=(
-            (4, 4, 2, 8, 2, 4, 3, 2, 0),
-            (4, 4, 2, 8, 2, 4, 3, 2, 1),
             (4, 4, 2, 8, 2, 4, 3, 4, 0),
-            (4, 2, 2, 8, 2, 4, 3, 4, 0),
             (4, 4, 4, 8, 1, 4, 3, 4, 0),
+            (4, 4, 2, 8, 2, 4, 3, 2, 0),
         ),
         named=BACKWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,

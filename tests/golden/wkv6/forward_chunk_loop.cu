@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv/forward_chunk_loop.cu.jinja
-// config: chunk_loop(copy_bytes=16, min_blocks=4, chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, segments=1)
+// config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, segments=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 forward on tensor cores: a block loops over the chunks of one head, or of one segment of its
 // steps, with kBlockV value features of the state in registers.
@@ -26,12 +26,12 @@ constexpr int kK = 64;
 constexpr int kV = 64;
 constexpr int kChunk = 16;             // steps
 constexpr int kValueTiles = 1;  // fragments of 16 value features per warp
-constexpr int kValueWarps = 4;  // warps side by side along the value features
+constexpr int kValueWarps = 1;  // warps side by side along the value features
 constexpr int kKeyWarps = 1;      // warps that split the keys of these features
 constexpr int kStages = 3;           // chunks in shared memory
 constexpr int kCopyBytes = 16;    // of one asynchronous copy
 constexpr int kSegments = 1;       // parts of T, one block each
-constexpr int kMinBlocks = 4;    // blocks per SM that registers leave room for
+constexpr int kMinBlocks = 1;    // blocks per SM that registers leave room for
 
 // Products are as accurate as fp32 if the state is returned, else as the tensors' type.
 using Product = kgen::wkv::ProductOf<Value, kgen::none>::Type;
