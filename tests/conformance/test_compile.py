@@ -24,7 +24,8 @@ CONFIGS = 3
 # The transforms of `fft` hold all points of a block in registers; more threads would hold fewer
 # each, and exchange them more often (decision 0030). `warp_specialized`, its form with segments and
 # `warp_specialized_tf32` of wkv7 have 128 registers for two blocks per SM; what they spill lies in
-# producers, whose warps are not the slower ones (decisions 0043, 0047, 0048 and 0053).
+# producers, whose warps are not the slower ones (decisions 0043, 0047, 0048 and 0053). The first
+# kernel of the form with segments spills 24 bytes on sm_120 alone.
 MAY_SPILL = {
     ("chunk_loop", "wkv_backward_chunks"),
     ("chunk_loop_packed", "wkv_backward_chunks"),
@@ -32,10 +33,15 @@ MAY_SPILL = {
     ("warp_specialized", "wkv7_forward"),
     ("warp_specialized", "wkv7_backward_columns"),
     ("warp_specialized_segments", "wkv7_forward"),
+    ("warp_specialized_segments", "wkv7_segment_states"),
     ("warp_specialized_tf32", "wkv7_forward"),
     ("fft", "timex_backward_k"),
     ("fft", "timex_backward_w"),
 }
+
+# Of the forward pass. Its time depends on decays, so no GPU gets it any more, but rows that were
+# tuned before have it.
+ROWS_ALONE = {("wkv5", "chunk_loop"), ("wkv6", "chunk_loop")}
 
 each_operator = pytest.mark.parametrize("operator", open_catalogue().names)
 each_gpu = pytest.mark.parametrize("gpu_name", GPUS)
@@ -67,7 +73,8 @@ def cross_compile(operator: str, gpu_name: str, configs: slice) -> None:
     for variant in entry.space.variants:
         found = configs_of(entry, variant, gpu, configs.stop)
         # A variant may need hardware that only newer GPUs have; none may be dead on an H200.
-        assert found or gpu_name != "h200", f"{variant.name}: no default problem allows it"
+        is_expected = gpu_name != "h200" or (operator, variant.name) in ROWS_ALONE
+        assert found or is_expected, f"{variant.name}: no default problem allows it"
         for problem, config in found[configs]:
             rendered = renderer.render(operator, entry.templates, variant, config, problem)
             requests.append(BuildRequest(rendered, gpu.arch))
