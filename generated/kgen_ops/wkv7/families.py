@@ -888,6 +888,9 @@ FORWARD = (
             lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: call.K > 32 or not call.on_gpu,
+            lambda call: (
+                call.decay_form == 'clamp' or call.initial_state_itemsize == 0 or (not call.on_gpu)
+            ),
             lambda call: 2 * call.column_blocks <= call.sm_count or not call.on_gpu,
             lambda call: (
                 call.column_blocks * call.segments <= call.min_blocks * call.sm_count or not
@@ -1061,6 +1064,9 @@ FORWARD = (
             lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: call.K > 32 or not call.on_gpu,
+            lambda call: (
+                call.decay_form == 'clamp' or call.initial_state_itemsize == 0 or (not call.on_gpu)
+            ),
         ),
         bind=forward_warp_specialized,
     ),
