@@ -5,7 +5,7 @@ compute a new state. The gradient G of the state is such a recurrence, too, from
 the first. Everything that is read from states is computed for many steps at once.
 
 Steps are in chunks, [L, C, n, features]: step l of chunk c, of n rows of batch and heads. States
-are [n, K, V]. First the states before all chunks are computed (`_starts`), then all chunks at once
+are [n, K, V]. First the states before all chunks are computed (`starts`), then all chunks at once
 from these, as many as `_STATE_ELEMENTS` allows.
 """
 
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Steps [L, g, features] that `_advance` computes; `exists` is None where all rows have one."""
+    """Steps [L, g, features] that `advance` computes; `exists` is None where all rows have one."""
 
     rows: Rows
     exists: list[torch.Tensor | None]
