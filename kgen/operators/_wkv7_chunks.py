@@ -125,7 +125,7 @@ def _packed(pass_name: str, x: Tensors, factor: float, magnitudes: bool) -> Made
         lengths = [cuts[n + 1] - cuts[n] for n in members]
         step = torch.arange(max(lengths))
         inside = (step < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0]
-        # Behind a sequence's end any step will do: nothing of it stays.
+        # After a sequence's end any step will do: nothing of it stays.
         index = (torch.tensor([cuts[n] for n in members])[:, None] + step).clamp_max(cuts[-1] - 1)
         index, taken, rows, place = (
             y.to(x["k"].device)
@@ -280,7 +280,7 @@ def _of_chunks(
     Args:
         part, gpart: Steps of the state, and those of its gradient, backward in time.
         states: [L + 1, rows, K, V], the first one given; S_{t-1}, then scratch.
-        gstates: So, the last one given; G'_t behind the first, which stays.
+        gstates: So, the last one given; G'_t after the first, which stays.
         g: [L, rows, V].
         magnitudes: As in `recurrence`.
     """

@@ -132,7 +132,7 @@ def chunked(rows: Rows, steps: int, lengths: Sequence[int] | None) -> _Chunks:
 
 
 def cut(x: torch.Tensor, steps: int) -> torch.Tensor:
-    """[T, n, features] as [L, C, n, features], behind the end 0."""
+    """[T, n, features] as [L, C, n, features], 0 after the end."""
     import torch.nn.functional as F  # noqa: N812 - torch's own custom
 
     chunks = -(-x.shape[0] // steps)

@@ -470,7 +470,7 @@ BACKWARD = (
         ),
         first=(
             (16, 2, 8, 8, True, 2, True),
-            (32, 1, 4, 8, True, 3, True),
+            (32, 2, 8, 8, True, 1, True),
             (16, 2, 8, 4, True, 3, True),
         ),
         named=BACKWARD_RUNNING_MAX_NAMED,
