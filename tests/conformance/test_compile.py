@@ -24,8 +24,7 @@ CONFIGS = 3
 # The transforms of `fft` hold all points of a block in registers; more threads would hold fewer
 # each, and exchange them more often (decision 0030). `warp_specialized`, its form with segments and
 # `warp_specialized_tf32` of wkv7 have 128 registers for two blocks per SM; what they spill lies in
-# producers, whose warps are not the slower ones (decisions 0043, 0047, 0048 and 0053). The first
-# kernel of the form with segments spills 24 bytes on sm_120 alone.
+# producers, whose warps are not the slower ones (decisions 0043, 0047, 0048 and 0053).
 MAY_SPILL = {
     ("chunk_loop", "wkv_backward_chunks"),
     ("chunk_loop_packed", "wkv_backward_chunks"),
@@ -33,7 +32,6 @@ MAY_SPILL = {
     ("warp_specialized", "wkv7_forward"),
     ("warp_specialized", "wkv7_backward_columns"),
     ("warp_specialized_segments", "wkv7_forward"),
-    ("warp_specialized_segments", "wkv7_segment_states"),
     ("warp_specialized_tf32", "wkv7_forward"),
     ("fft", "timex_backward_k"),
     ("fft", "timex_backward_w"),

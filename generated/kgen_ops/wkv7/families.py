@@ -727,6 +727,7 @@ FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
         8)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "spare_registers": lambda call: 48 if call.compute_capability >= 120 else 0,
     "state_registers": lambda call: (
         call.regs_per_sm // (32 * round_up(call.state_block_warps, 4) * call.state_blocks) // 8 * 8
     ),
@@ -845,7 +846,7 @@ FORWARD = (
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
             lambda call: call.state_bytes <= call.smem_per_block,
-            lambda call: call.needed_registers <= call.state_registers,
+            lambda call: call.needed_registers + call.spare_registers <= call.state_registers,
             lambda call: call.state_block_warps <= 2 and call.state_blocks == 1 or call.on_gpu,
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
