@@ -1,10 +1,11 @@
-"""Two tiers of tests, and one thread for torch.
+"""Two tiers of tests, one thread for torch, and less work for Python's garbage collector.
 
 `make test` runs the quick tier, `make test-all` the full one as well. Tests below `QUICK_FOLDERS`
 are of the quick tier and all others of the full one, unless `@pytest.mark.quick` or
 `@pytest.mark.full` says otherwise. Tests marked `slow` are of neither.
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -26,3 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not chosen and not item.get_closest_marker("slow"):
             folder = item.path.relative_to(TESTS).parts[0]
             item.add_marker("quick" if folder in QUICK_FOLDERS else "full")
+
+
+def pytest_collection_finish() -> None:
+    """Collections need not look at torch, sympy and thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
