@@ -53,8 +53,9 @@ _SANITIZE_FLAGS = (
 )
 _ERROR_BYTES = 4096
 _RUNTIME_FILES = (
-    "runtime.hpp", "fiber.hpp", "thread.hpp", "worker.hpp", "runtime.cpp", "main.cpp",
-    "cluster.hpp", "cluster_turns.hpp", "deferred.hpp", "sanitizer.hpp",
+    "runtime.hpp", "fiber.hpp", "thread.hpp", "job.hpp", "block_memory.hpp", "worker.hpp",
+    "worker_blocks.hpp", "worker_waits.hpp", "worker_copies.hpp", "worker_reports.hpp",
+    "runtime.cpp", "main.cpp", "cluster.hpp", "cluster_turns.hpp", "deferred.hpp", "sanitizer.hpp",
 )  # fmt: skip
 
 

@@ -57,18 +57,15 @@ constexpr bool kIsBf16<bf16> = true;
 
 #if KGEN_HOST
 
-// The fragments that the lanes of a warp exchange. Consecutive products of a lane alternate between the two halves of
-// its entry, so that one warp barrier per product is sufficient: a lane writes a half again two products later, after
-// a barrier that all lanes reach after they have read it.
-struct MmaEntry {
-    u32 words[2][6];
-    u32 uses;
+// Operands of a warp's products as values: a lane unpacks its own fragments, and reads the rows and columns that its
+// part of D needs. Consecutive products of a lane alternate between two halves, so that one warp barrier per product is
+// sufficient: a lane writes a half again two products later, after a barrier that all lanes reach after they have read
+// it.
+struct MmaBoard {
+    float a[2][16][16];  // half, row, column
+    float b[2][16][8];   // half, row, column
+    u32 uses[kWarpSize];
 };
-
-KGEN_DEVICE MmaEntry* mma_board() {
-    __shared__ MmaEntry board[1024];
-    return board + (thread_rank() & ~(kWarpSize - 1));
-}
 
 KGEN_DEVICE const void** address_board() {
     __shared__ const void* board[1024];
@@ -84,36 +81,61 @@ KGEN_DEVICE float cut_off(double value) {
     return bit_cast<float>(bits - 1);
 }
 
-// D = A B + C from the fragments of all lanes. element_a returns the value in column k of row g or g + 8 (row_half 0
-// or 1) from the four lanes of row g; element_b returns the value in row k from the four lanes of a column.
-template <int K, class ElementA, class ElementB>
-KGEN_DEVICE void multiply_on_host(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2],
-                                  ElementA element_a, ElementB element_b) {
-    MmaEntry* board = mma_board();
-    const int lane = lane_id();
-    const u32 half = board[lane].uses++ & 1;
-    u32* mine = board[lane].words[half];
-    for (int i = 0; i < 4; ++i) mine[i] = a[i];
-    for (int i = 0; i < 2; ++i) mine[4 + i] = b[i];
-    sync_warp();
-    const int g = lane / 4, q = lane % 4;
-    for (int i = 0; i < 4; ++i) {
-        const int row_half = i / 2, column = 2 * q + i % 2;
-        double sum = static_cast<double>(c[i]);
-        for (int k = 0; k < K; ++k) {
-            const float from_a = element_a(board + 4 * g, half, row_half, k);
-            const float from_b = element_b(board + 4 * column, half, k);
-            sum += static_cast<double>(from_a) * static_cast<double>(from_b);
-        }
-        c[i] = cut_off(sum);
+// The part of a lane in one product. It writes its elements of A and B, and then multiplies or reads rows of A.
+class MmaExchange {
+public:
+    KGEN_DEVICE MmaExchange() : lane_(mma_lane()) {
+        __shared__ MmaBoard boards[1024 / kWarpSize];
+        board_ = &boards[thread_rank() / kWarpSize];
+        half_ = board_->uses[lane_id()]++ & 1;
     }
-}
+
+    // Row g or g + 8 (row_half 0 or 1) of A; after `meet`, those of all lanes are complete.
+    KGEN_DEVICE float* a(int row_half) { return board_->a[half_][lane_.g + 8 * row_half]; }
+    // The element of B in column g.
+    KGEN_DEVICE float& b(int row) { return board_->b[half_][row][lane_.g]; }
+
+    KGEN_DEVICE void meet() { sync_warp(); }
+
+    // Computes the lane's part of C += A B.
+    template <int K>
+    KGEN_DEVICE void multiply(float (&c)[4]) {
+        meet();
+        add_products<K, 8>(c, a(0), a(1), &board_->b[half_][0][2 * lane_.q]);
+    }
+
+    // Adds the products of two rows of A and two adjacent columns of B, whose rows are `Stride` apart, to four sums.
+    template <int K, int Stride>
+    static KGEN_DEVICE void add_products(float (&c)[4], const float* upper, const float* lower,
+                                         const float* columns) {
+        using Pair = double __attribute__((vector_size(16)));  // of the two columns
+        Pair sums[2] = {{c[0], c[1]}, {c[2], c[3]}};
+        for (int k = 0; k < K; ++k) {
+            const Pair row_of_b = {columns[Stride * k], columns[Stride * k + 1]};
+            sums[0] += static_cast<double>(upper[k]) * row_of_b;
+            sums[1] += static_cast<double>(lower[k]) * row_of_b;
+        }
+        for (int i = 0; i < 4; ++i) c[i] = cut_off(sums[i / 2][i % 2]);
+    }
+
+private:
+    MmaLane lane_;
+    MmaBoard* board_;
+    u32 half_;
+};
 
 KGEN_DEVICE float tf32_of(u32 word) { return bit_cast<float>(word & 0xffffe000u); }
 
+// Writes the values of a lane's fragment of A, whose elements are 16 bits wide.
 template <class T>
-KGEN_DEVICE float half_of(u32 word, int which) {
-    return to_float(T{static_cast<u16>(word >> (16 * which))});
+KGEN_DEVICE void publish_a(MmaExchange& exchange, const u32 (&a)[4]) {
+    const int q = mma_lane().q;
+    for (int i = 0; i < 4; ++i) {
+        const f32x2 pair = unpack2<T>(a[i]);
+        float* to = exchange.a(i % 2) + 8 * (i / 2) + 2 * q;
+        to[0] = pair.x;
+        to[1] = pair.y;
+    }
 }
 
 #endif
@@ -151,14 +173,11 @@ template <int Arch = KGEN_ARCH>
 KGEN_DEVICE void mma_tf32_m16n8k8(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     KGEN_NEEDS_MMA(Arch, 800, "TF32 products need sm_80");
 #if KGEN_HOST
-    detail::multiply_on_host<8>(
-        c, a, b,
-        [](const detail::MmaEntry* lanes, u32 half, int row_half, int k) {
-            return detail::tf32_of(lanes[k % 4].words[half][row_half + 2 * (k / 4)]);
-        },
-        [](const detail::MmaEntry* lanes, u32 half, int k) {
-            return detail::tf32_of(lanes[k % 4].words[half][4 + k / 4]);
-        });
+    const int q = mma_lane().q;
+    detail::MmaExchange exchange;
+    for (int i = 0; i < 4; ++i) exchange.a(i % 2)[q + 4 * (i / 2)] = detail::tf32_of(a[i]);
+    for (int i = 0; i < 2; ++i) exchange.b(q + 4 * i) = detail::tf32_of(b[i]);
+    exchange.multiply<8>(c);
 #elif KGEN_ARCH >= 800
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
@@ -174,14 +193,15 @@ KGEN_DEVICE void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2
     static_assert(sizeof(T) == 2, "products of fp16 or bf16");
     KGEN_NEEDS_MMA(Arch, 800, "products of 16 x 8 x 16 need sm_80");
 #if KGEN_HOST
-    detail::multiply_on_host<16>(
-        c, a, b,
-        [](const detail::MmaEntry* lanes, u32 half, int row_half, int k) {
-            return detail::half_of<T>(lanes[k % 8 / 2].words[half][row_half + 2 * (k / 8)], k % 2);
-        },
-        [](const detail::MmaEntry* lanes, u32 half, int k) {
-            return detail::half_of<T>(lanes[k % 8 / 2].words[half][4 + k / 8], k % 2);
-        });
+    const int q = mma_lane().q;
+    detail::MmaExchange exchange;
+    detail::publish_a<T>(exchange, a);
+    for (int i = 0; i < 2; ++i) {
+        const f32x2 pair = unpack2<T>(b[i]);
+        exchange.b(8 * i + 2 * q) = pair.x;
+        exchange.b(8 * i + 2 * q + 1) = pair.y;
+    }
+    exchange.multiply<16>(c);
 #elif KGEN_ARCH >= 800
     if constexpr (detail::kIsBf16<T>) {
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"

@@ -69,7 +69,7 @@ namespace detail {
 template <class T, int Tiles>
 struct GroupProduct {
     float (*d)[4];
-    T a[2][16];  // rows g and g + 8, if A is in registers
+    float a[2][16];  // rows g and g + 8, if A is in registers
     const T *a_panels, *b_panels;
     int a_rows, b_rows;    // of panels
     int a_row, a_column, b_row, b_column;
@@ -78,16 +78,11 @@ struct GroupProduct {
 
     // Publishes the lane's fragment of A and collects the two rows that the four lanes of its quad hold.
     void gather(const u32 (&fragment)[4]) {
-        MmaEntry* board = mma_board();
-        const int lane = lane_id();
-        const u32 half = board[lane].uses++ & 1;
-        for (int i = 0; i < 4; ++i) board[lane].words[half][i] = fragment[i];
-        sync_warp();
-        for (int row = 0; row < 2; ++row)
-            for (int k = 0; k < 16; ++k) {
-                const MmaEntry& from = board[lane / 4 * 4 + k % 8 / 2];
-                a[row][k] = T{static_cast<u16>(from.words[half][row + k / 8 * 2] >> (k % 2 * 16))};
-            }
+        MmaExchange exchange;
+        publish_a<T>(exchange, fragment);
+        exchange.meet();
+        for (int half = 0; half < 2; ++half)
+            for (int k = 0; k < 16; ++k) a[half][k] = exchange.a(half)[k];
     }
 
     void defer() {
@@ -98,16 +93,22 @@ struct GroupProduct {
     }
 
     // Reads sixteen values along K of row or column `i` of an operand that starts at (row, column).
-    static void take(float (&to)[16], const T* panels, int rows, bool along_rows, int row,
+    static void take(float* to, int stride, const T* panels, int rows, bool along_rows, int row,
                      int column, int i) {
         row += along_rows ? 0 : i;
         column += along_rows ? i : 0;
         const T* panel = panels + column / 64 * 64 * rows;
         const int piece = column / 8 % 8;
-        for (int k = 0; k < 16; ++k) {
-            const int r = along_rows ? row + k : row;
-            const int p = along_rows ? piece : piece + k / 8;
-            to[k] = to_float(panel[64 * r + (p ^ r % 8) * 8 + (along_rows ? column % 8 : k % 8)]);
+        if (along_rows) {
+            for (int k = 0; k < 16; ++k) {
+                const int r = row + k;
+                to[stride * k] = to_float(panel[64 * r + (piece ^ r % 8) * 8 + column % 8]);
+            }
+        } else {
+            for (int part = 0; part < 2; ++part) {
+                const T* from = panel + 64 * row + ((piece + part) ^ row % 8) * 8;
+                for (int k = 0; k < 8; ++k) to[stride * (8 * part + k)] = to_float(from[k]);
+            }
         }
     }
 
@@ -116,25 +117,19 @@ struct GroupProduct {
         float rows[2][16];
         for (int half = 0; half < 2; ++half) {
             if (me.a_in_registers) {
-                for (int k = 0; k < 16; ++k) rows[half][k] = to_float(me.a[half][k]);
+                for (int k = 0; k < 16; ++k) rows[half][k] = me.a[half][k];
             } else {
-                take(rows[half], me.a_panels, me.a_rows, me.a_along_rows, me.a_row, me.a_column,
+                take(rows[half], 1, me.a_panels, me.a_rows, me.a_along_rows, me.a_row, me.a_column,
                      16 * me.warp + 8 * half + me.g);
             }
         }
-        for (int n = 0; n < Tiles; ++n)
-            for (int j = 0; j < 2; ++j) {
-                float column[16];
-                take(column, me.b_panels, me.b_rows, me.b_along_rows, me.b_row, me.b_column,
-                     8 * n + 2 * me.q + j);
-                for (int half = 0; half < 2; ++half) {
-                    float& sum = me.d[n][2 * half + j];
-                    double exact = static_cast<double>(sum);
-                    for (int k = 0; k < 16; ++k)
-                        exact += static_cast<double>(rows[half][k]) * static_cast<double>(column[k]);
-                    sum = cut_off(exact);
-                }
-            }
+        for (int n = 0; n < Tiles; ++n) {
+            float columns[16][2];
+            for (int j = 0; j < 2; ++j)
+                take(&columns[0][j], 2, me.b_panels, me.b_rows, me.b_along_rows, me.b_row,
+                     me.b_column, 8 * n + 2 * me.q + j);
+            MmaExchange::add_products<16, 2>(me.d[n], rows[0], rows[1], columns[0]);
+        }
     }
 };
 
