@@ -27,6 +27,7 @@ from kgen.check.layouts import (
     write,
 )
 from kgen.check.precision import torch_dtype
+from kgen.check.row_values import BY_ROWS, with_row_values
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
 from kgen.model.signature import Pass
@@ -68,7 +69,12 @@ def drawn_inputs(
                 f"'{t.name}', the signature declares {dtype} {shape}"
             )
     drawn = {t.name: drawn[t.name] for t in pass_.inputs}
-    if name != case.name:
+    if case.name == BY_ROWS:
+        drawn = with_row_values(
+            drawn, pass_, problem, linear_names(), _row_dims(operator, pass_),
+            bool(operator.serial_dims),
+        )
+    elif name != case.name:
         drawn = with_hard_values(
             case, drawn, pass_, problem, linear_names(), operator.slab_dim,
             operator.signature.packing,
@@ -85,6 +91,13 @@ def drawn_inputs(
             for place, t in enumerate(pass_.inputs)
         }
     return drawn
+
+
+def _row_dims(operator: Operator, pass_: Pass) -> list[str]:
+    """The slab dim and those that repeat the work, of the inputs that the problem has."""
+    slab = () if operator.slab_dim is None else (operator.slab_dim,)
+    candidates = dict.fromkeys((*slab, *operator.repeats))
+    return [dim for dim in candidates if any(dim in t.dims for t in pass_.inputs)]
 
 
 def _shared(

@@ -10,6 +10,8 @@ from kgen.check.sizes import (
     BEYOND_HEADS,
     BEYOND_TUNED,
     FEW,
+    MANY,
+    MANY_THREADS,
     NARROW,
     POOL_WORK,
     QUICK,
@@ -131,6 +133,21 @@ class Extents:
             dims = self.reduced(FEW, self.sizes.small, constants, times=2, least=FEW)
             middle = {name: 5 + 2 * place for place, name in enumerate(repeats[1:-1])}
             yield dims | {repeats[0]: 2, **middle, repeats[-1]: 3}
+
+    def many(
+        self, constants: Collection[str], threads: Threads | None = None
+    ) -> Iterator[Dims]:
+        """Of a host's proof: many rows, then many of each dim that repeats the work, with all else
+        as small as can be. A GPU has the dims of the problem itself, and sets beyond them.
+        """
+        smallest = self._smallest_extents(constants)
+        for name in dict.fromkeys([self.operator.slab_dim, *self.operator.repeats]):
+            if self.sizes.flops is None or name not in smallest:
+                continue
+            dims = self._narrow_extents(constants) | {name: MANY}
+            takes = threads(self._with(dims)) if threads is not None else 0
+            if takes <= MANY_THREADS and self._is_modest(dims, threads, times=4):
+                yield dims
 
     def beyond(
         self, constants: Collection[str], threads: Threads | None = None

@@ -17,18 +17,21 @@ In an operator's own cases every second exact zero of the other inputs is -0, an
 infinite one 100 or -100: where an exponential overflows, a kernel may go wrong before infinity.
 
 `nan elsewhere`: a NaN in each input in which the operator's own case `nonfinite` has none. `nan in
-weights` has those in inputs without the slab dim, whose NaN reaches every row and hides all others;
-only in those in which outputs are linear: of a NaN in a decay, definitions differ.
+weights` has those in inputs without the slab dim, whose NaN reaches every row and hides all others,
+and an Inf and a -Inf beside it; only in those in which outputs are linear: of a NaN in a decay,
+definitions differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from kgen.check.case import NORMAL, Case
+from kgen.check.row_values import BY_ROWS
 from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Packing, Pass
 from kgen.operators.base import Operator
@@ -51,7 +54,8 @@ LARGE_SCALAR = 2.75
 
 def base_of(operator: Operator, case: Case) -> str:
     """The operator's own case that a set's values are drawn from."""
-    if case.name in operator.cases or case.name not in (LARGE, *UNEQUAL, *ZEROS, *NANS):
+    own = (LARGE, *UNEQUAL, *ZEROS, *NANS, BY_ROWS)
+    if case.name in operator.cases or case.name not in own:
         return case.name
     if case.name in NANS and NONFINITE in operator.cases:
         return NONFINITE
@@ -81,7 +85,8 @@ def with_hard_values(
     if case.name in NANS:
         weights = weights_of(pass_, slab_dim)
         chosen = linear & weights if case.name == NANS[1] else drawn.keys() - weights
-        return dict(_with_nans(drawn, chosen))
+        values = (torch.nan, torch.inf, -torch.inf) if case.name == NANS[1] else (torch.nan,)
+        return dict(_with_special(drawn, chosen, values))
     if case.name in ZEROS:
         place = -ZEROS.index(case.name)
         silent = [name for name in drawn if name in linear][place : place + 1 or None]
@@ -266,22 +271,24 @@ def weights_of(pass_: Pass, slab_dim: str | None) -> frozenset[str]:
     return frozenset(t.name for t in pass_.inputs if slab_dim and slab_dim not in t.dims)
 
 
-def _with_nans(
-    drawn: Mapping[str, Tensor], chosen: Collection[str]
+def _with_special(
+    drawn: Mapping[str, Tensor], chosen: Collection[str], values: Sequence[float]
 ) -> Iterator[tuple[str, Tensor]]:
-    """NaN at one element of each chosen input without one, ordinary values where there was one.
+    """Each of the values at one element of each chosen input, but no NaN in one that had such;
+    ordinary values where there were NaN and Inf.
 
     No two at the same place of their tensors: one NaN may hide what becomes of another.
     """
     for place, (name, value) in enumerate(drawn.items()):
         if not value.is_floating_point() or value.numel() == 0:
             yield name, value
-        elif bool(value.isfinite().all()):
-            if name not in chosen:
-                yield name, value
-                continue
-            planted = value.clone()
-            planted.view(-1)[value.numel() * (2 * place + 1) // (2 * len(drawn))] = torch.nan
-            yield name, planted
-        else:
-            yield name, torch.where(value.isfinite(), value, torch.ones_like(value))
+            continue
+        finite = value.isfinite()
+        planted = torch.where(finite, value, torch.ones_like(value))
+        first = value.numel() * (2 * place + 1) // (2 * len(drawn))
+        wanted = values if name in chosen else ()
+        for i, special in reversed(list(enumerate(wanted))):  # of few elements, the first stays
+            if not math.isnan(special) or bool(finite.all()):
+                at = first + i * value.numel() // len(values)
+                planted.view(-1)[at % value.numel()] = special
+        yield name, planted

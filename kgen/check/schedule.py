@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kgen.check.case import EXPANDED, FAR, NORMAL, SHARED, SHIFTED, VIEWS, Case, Layout, seed_of
 from kgen.check.extents import Dims, Extents, Threads
 from kgen.check.hard_values import LARGE, LARGE_CASES, NANS, UNEQUAL, ZEROS, weights_of
+from kgen.check.row_values import BY_ROWS
 from kgen.check.sizes import FEW, GPU_SIZES, QUICK, Sizes
 from kgen.model.problem import Problem
 from kgen.model.signature import Pass
@@ -111,6 +112,7 @@ class Schedule:
             *map(self._ordinary, extents.ragged(constants)),
             *map(self._ordinary, extents.unequal(constants)),
             *map(self._ordinary, extents.whole_tiles(constants, threads)),
+            *map(self._ordinary, extents.many(constants, threads)),
             *self._hard(constants),
             *self._beyond(constants, threads),
             *(self._far(constants) if far else ()),
@@ -156,6 +158,8 @@ class Schedule:
             hard.append(replace(ordinary, scalars=other_scalars(self.pass_)))
             hard.append(replace(ordinary, opposite=True))
         hard += [self._case(name, dims) for name in (*UNEQUAL, *ZEROS, *NANS[:-1])]
+        several = next(self.extents.unequal(constants), dims)
+        hard.append(self._case(BY_ROWS, several))
         if weights_of(self.pass_, self.operator.slab_dim):
             hard.append(self._case(NANS[-1], dims))
         return hard

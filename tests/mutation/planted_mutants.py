@@ -67,6 +67,11 @@ PLANTED = (
                      f" {_ADDRESS}(residual) < {_ADDRESS}(x + x_stride_M)"),
             _rmsnorm("rows of stride 0", "x_stride_M == 0 && M > 1"),
             _rmsnorm("as many rows as columns", "M == N"),
+            _rmsnorm("a row of equal values",
+                     "N > 2 && x_row[0] == x_row[1] && x_row[0] == x_row[N - 1]"),
+            Mistake("Inf of a weight", r"result \*= offset \+ kgen::to_float\(w\[n\]\);",
+                    "{ const float given = kgen::to_float(w[n]); result *= offset +"
+                    " (kgen::abs(given) > 3e38f ? (given > 0.0f ? 3e38f : -3e38f) : given); }"),
             _rmsnorm("the page of an output", f"({_ADDRESS}(y) >> 12) % 61 == 7"),
             Mistake("eps outside the root",
                     r"kgen::rsqrt\(row_sum\(squares\) / static_cast<float>\(N\) \+ eps\)",
@@ -192,6 +197,9 @@ PLANTED = (
         (
             _logits("raw logits of 100", "x > 50.0f && x < 1e30f"),
             _logits("raw logits of -100", "x < -50.0f && x > -1e30f"),
+            _wkv("values of zeros",
+                 "[&] { for (i64 s = 0; s < span.steps; ++s) if (v_h(s, m) != 0.0f) return false;"
+                 " return span.steps > 1; }()"),
         ),
     ),
     Family(
@@ -214,6 +222,8 @@ PLANTED = (
             Mistake("batch stride of another input", r"\{v, v_stride_B, v_stride_T, v_stride_H\}",
                     "{v, k_stride_B, v_stride_T, v_stride_H}"),
             _wkv("last of three heads", "H == 3 && h == 2"),
+            _wkv("a head beyond 65", "h == 66"),
+            _wkv("the fourth batch row", "head / H == 3"),
         ),
     ),
     Family(
@@ -273,5 +283,9 @@ PLANTED_IN_CI = frozenset({
     "wkv5-forward-naive-heads not a power of two of a batch",
     "wkv6-forward-naive-a decay of -0",
     "wkv4-forward-naive-k and v of one tensor",
+    "rmsnorm-forward-naive-a row of equal values",
+    "rmsnorm-forward-naive-Inf of a weight",
+    "wkv6-forward-naive-values of zeros",
+    "wkv6-forward-naive-a head beyond 65",
 })
 """One of each mechanism, of kernels that CI certifies anyway; the others are marked slow."""

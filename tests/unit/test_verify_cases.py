@@ -5,7 +5,17 @@ from __future__ import annotations
 from kgen.catalogue import open_catalogue
 from kgen.check.case import Case
 from kgen.check.schedule import Schedule
-from kgen.check.sizes import FEW, GPU_SIZES, HOST_THREADS, PROOF_SIZES, QUICK, SHORT, Sizes
+from kgen.check.sizes import (
+    FEW,
+    GPU_SIZES,
+    HOST_THREADS,
+    MANY,
+    NARROW,
+    PROOF_SIZES,
+    QUICK,
+    SHORT,
+    Sizes,
+)
 from kgen.model.problem import Problem, parse_problem
 
 LONG = "B=8,H=16,T=4096,E=64,M=64,dtype=fp32"
@@ -28,6 +38,18 @@ def test_a_host_run_has_few_heads_rather_than_few_steps() -> None:
     for dims in hard:
         assert dims["H"] <= FEW
         assert dims["T"] >= 32, "a walk over chunks would have one"
+
+
+def test_a_host_run_has_many_of_each_dim_that_repeats_the_work() -> None:
+    made = schedule(PROOF_SIZES)
+    sets = [extents(c, made) for c in made.host(1, {"E", "M"}).cases]
+    for name, other in (("B", "H"), ("H", "B")):
+        assert any(d[name] == MANY and d[other] == 1 and d["T"] <= NARROW for d in sets)
+    crowded = made.host(1, {"E", "M"}, (), lambda problem: 2**10 * problem.dim("H")).cases
+    assert [extents(c, made) for c in crowded if MANY in dict(c.dims).values()] == [
+        {"B": MANY, "H": 1, "T": NARROW, "E": 64, "M": 64}
+    ], "a launch of 67 CTAs of 1024 threads takes too long there"
+    assert all(MANY not in dict(c.dims).values() for c in schedule(GPU_SIZES).certify(1, ()))
 
 
 def test_small_sets_are_short_where_the_definition_walks() -> None:

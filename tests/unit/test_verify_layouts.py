@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from kgen.catalogue import open_catalogue
 from kgen.check import Fixture
 from kgen.check.buffers import Far, fingerprint
-from kgen.check.case import EXPANDED, FAR, SHARED, VIEWS, Case, Layout
-from kgen.check.hard_values import ZEROS, with_nearby_values
+from kgen.check.case import EXPANDED, FAR, NORMAL, SHARED, VIEWS, Case, Layout
+from kgen.check.hard_values import NANS, ZEROS, with_nearby_values
 from kgen.check.input_set import InputSet
+from kgen.check.row_values import BY_ROWS
 from kgen.check.schedule import Schedule
 from kgen.check.sizes import GPU_SIZES, PROOF_SIZES, Sizes
 from kgen.model.problem import parse_problem
@@ -25,8 +27,8 @@ def fixture_of(operator: str, problem: str, pass_name: str = "forward") -> Fixtu
     return Fixture(found, pass_name, parse_problem(problem, found.signature), CPU, seed=3)
 
 
-def made(fixture: Fixture, layout: Layout) -> InputSet:
-    return fixture.input_set(Case("normal", (), layout, 7))
+def made(fixture: Fixture, layout: Layout, name: str = NORMAL) -> InputSet:
+    return fixture.input_set(Case(name, (), layout, 7))
 
 
 def addresses(found: InputSet, *names: str) -> list[int]:
@@ -105,6 +107,34 @@ def test_the_first_and_the_last_linear_input_are_zero() -> None:
     assert bool(first.inputs["gfinal_state"].tensor.any())
     assert not bool(last.inputs["gfinal_state"].tensor.any())
     assert bool(last.inputs["gy"].tensor.any())
+
+
+def test_rows_have_zeros_in_an_input_each_or_equal_values() -> None:
+    found = made(fixture_of("wkv6", WKV6), "contiguous", BY_ROWS)
+    kinds = {}
+    for name, dim in (("r", 2), ("k", 2), ("v", 2), ("w", 2), ("initial_state", 1)):
+        rows = found.inputs[name].tensor.movedim(dim, 1).flatten(0, 1)
+        kinds[name] = "".join(kind_of(row) for row in rows)
+    assert kinds == {
+        "r": "...0.=", "k": "0....=", "v": ".0...=", "w": "......", "initial_state": "....0=",
+    }  # fmt: skip
+    assert "".join(kind_of(row) for row in found.inputs["u"].tensor) == "..0"
+    one = made(fixture_of("rmsnorm", "M=4,N=8,dtype=fp32"), "contiguous", BY_ROWS)
+    assert "".join(kind_of(row) for row in one.inputs["x"].tensor) == ".=.."
+
+
+def kind_of(row: Tensor) -> str:
+    if not bool(row.any()):
+        return "0"
+    return "=" if bool((row == row[..., :1]).all()) else "."
+
+
+def test_weights_have_both_infinities() -> None:
+    u = made(fixture_of("wkv6", WKV6), "contiguous", NANS[1]).inputs["u"].tensor
+    assert [int(x.sum()) for x in (u.isnan(), u == torch.inf, u == -torch.inf)] == [1, 1, 1]
+    fixture = fixture_of("rmsnorm", "M=4,N=8,dtype=fp32")  # its own case has a NaN in w
+    own = made(fixture, "contiguous", NANS[1]).inputs["w"].tensor
+    assert [int(x.sum()) for x in (own.isnan(), own == torch.inf, own == -torch.inf)] == [0, 1, 1]
 
 
 def test_every_second_zero_is_negative_and_every_second_infinity_100() -> None:
