@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kgen.errors import LaunchError, suggest
@@ -134,6 +134,40 @@ def resolve(
             raise LaunchError(f"{launch.kernel}: argument '{name}' has no value\n"
                               f"  {suggest(name, [*tensors, *numbers])}")
     return values
+
+
+def codes_of(values: Sequence[torch.Tensor | int | float | None]) -> str:
+    """Say how each argument is passed: `p` as a pointer, `q` as a long long, `f` as a float."""
+    return "".join(
+        "q" if isinstance(v, int) else "f" if isinstance(v, float) else "p" for v in values
+    )
+
+
+def check_parameters(launch: Launch, codes: str, sizes: tuple[int, ...] | None) -> None:
+    """Compare arguments with the kernel's parameters: those that are missing would be read, too.
+
+    Args:
+        launch: The launch; its `args` are as many as the codes.
+        codes: From `codes_of`.
+        sizes: Bytes of each parameter; None if the driver does not tell.
+    Raises:
+        LaunchError: If number or widths differ.
+    """
+    given = tuple(_WIDTHS[code] for code in codes)
+    if sizes is None or given == sizes:
+        return
+    listed = ", ".join(
+        f"{name}: {width}" for name, width in zip(launch.args, given, strict=True)
+    )
+    raise LaunchError(
+        f"{launch.kernel}: the plan's arguments are not the kernel's parameters\n"
+        f"  plan ({len(given)}, bytes each): {listed}\n"
+        f"  kernel ({len(sizes)}): {', '.join(map(str, sizes))}\n"
+        "  an int is passed as long long, a float as float"
+    )
+
+
+_WIDTHS = {"p": 8, "q": 8, "f": 4}
 
 
 def launch_text(launch: Launch) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kgen.errors import LaunchError, LaunchRefusedError
-from kgen.launch.base import Device, Module, launch_text, resolve
+from kgen.launch.base import Device, Module, check_parameters, codes_of, launch_text, resolve
 from kgen.model.artifact import Artifact
 from kgen.model.plan import Launch, Plan
 from kgen.runtime import cuda
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # Invalid value, out of memory (a kernel's local memory, say), out of resources: nothing has run.
 _REFUSALS = (1, 2, 701, COOPERATIVE_LAUNCH_TOO_LARGE)
-_WIDTHS = {"p": 8, "q": 8, "f": 4}
 
 
 class CudaDevice(Device):
@@ -120,15 +119,14 @@ class LoadedCubin(Module):
     ) -> tuple[Launcher, tuple[Any, ...]]:
         """Return a launcher, and its arguments besides the stream."""
         values = resolve(launch, tensors, numbers, self._device.torch_device)
-        codes = ["q" if isinstance(v, int) else "f" if isinstance(v, float) else "p"
-                 for v in values]
-        key = (launch.kernel, "".join(codes), launch.block, launch.smem_bytes,
+        codes = codes_of(values)
+        key = (launch.kernel, codes, launch.block, launch.smem_bytes,
                launch.pdl)
         known = (key, launch.blocks if launch.coresident else 0)
         if known not in self._launchers:  # one launcher serves all buffer sets of a measurement
             try:
                 function = self._module.function(launch.kernel)
-                _check_parameters(launch, codes, function.parameter_bytes())
+                check_parameters(launch, codes, function.parameter_bytes())
                 function.allow_smem(launch.smem_bytes)
                 if launch.coresident:
                     function.demand_room(launch.blocks, launch.threads, launch.smem_bytes)
@@ -140,22 +138,3 @@ class LoadedCubin(Module):
         launcher = self._launchers[known]
         arguments = [v.data_ptr() if isinstance(v, torch.Tensor) else v or 0 for v in values]
         return launcher, (*launch.grid, *arguments)
-
-
-def _check_parameters(
-    launch: Launch, codes: Sequence[str], sizes: tuple[int, ...] | None
-) -> None:
-    """Compare with the kernel's own parameters; the driver would read missing ones and crash.
-
-    Raises:
-        LaunchError: If number or widths differ.
-    """
-    given = tuple(_WIDTHS[code] for code in codes)
-    if sizes is not None and given != sizes:
-        listed = ", ".join(f"{name}: {width}" for name, width in zip(launch.args, given,
-                                                                     strict=True))
-        raise LaunchError(
-            f"{launch.kernel}: the plan's arguments are not the kernel's parameters\n"
-            f"  plan ({len(given)}, bytes each): {listed}\n"
-            f"  kernel ({len(sizes)}): {', '.join(map(str, sizes))}\n"
-            "  an int is passed as long long, a float as float")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kgen.errors import LaunchError, LaunchRefusedError
-from kgen.launch.base import Device, Module, launch_text, resolve
+from kgen.launch.base import Device, Module, check_parameters, codes_of, launch_text, resolve
 from kgen.launch.sanitized import SanitizedModule
 from kgen.model.artifact import Artifact
 from kgen.model.plan import Launch, Plan
@@ -106,7 +106,10 @@ class LoadedSharedObject(Module):
         self, launch: Launch, tensors: Tensors, numbers: Mapping[str, int | float]
     ) -> list[Any]:
         arguments: list[Any] = []
-        for value in resolve(launch, tensors, numbers, self._device.torch_device):
+        values = resolve(launch, tensors, numbers, self._device.torch_device)
+        sizes = self._function(launch.kernel).parameter_bytes()
+        check_parameters(launch, codes_of(values), sizes)
+        for value in values:
             if value is None or isinstance(value, torch.Tensor):
                 arguments.append(ctypes.c_void_p(value.data_ptr() if value is not None else None))
             elif isinstance(value, int):

@@ -171,6 +171,28 @@ def test_bad_arguments(
         module.bind(plan_for(10), {**tensors_for(10), **tensors}, {"N": 10, "a": 1.0, **numbers})
 
 
+@pytest.mark.parametrize(
+    ("args", "given"),
+    [
+        (("x", "scratch", "x_stride_N", "N"), "x: 8, scratch: 8, x_stride_N: 8, N: 8"),
+        ((), ""),
+        (("x", "scratch", "a", "N", "a"), "x: 8, scratch: 8, a: 4, N: 8, a: 4"),
+    ],
+)
+def test_arguments_that_are_not_the_parameters(
+    module: Module, args: tuple[str, ...], given: str
+) -> None:
+    launch = replace(plan_for(10).launches[0], args=args)
+    numbers = {"N": 10, "x_stride_N": 3, "a": 1.0}
+    with pytest.raises(LaunchError) as raised:
+        module.bind(Plan((launch,), ()), tensors_for(10), numbers)
+    assert str(raised.value).splitlines()[:3] == [
+        "gather: the plan's arguments are not the kernel's parameters",
+        f"  plan ({len(args)}, bytes each): {given}",
+        "  kernel (5): 8, 8, 8, 8, 4",
+    ]
+
+
 def test_a_missing_kernel(module: Module) -> None:
     plan = Plan((Launch("nothing", (1, 1, 1), (1, 1, 1), 0, ()),), ())
     with pytest.raises(LaunchError, match="no kernel 'nothing'"):
