@@ -29,7 +29,7 @@ def calls_summary(captured: CapturedCalls, done: Sequence[PassResult]) -> str:
             tuned_us[key] = found.winner.timing.median_us
     lines = [f"{captured.name}: {_steps(captured.steps)} captured"]
     before = after = 0.0
-    untold: list[str] = []
+    not_compared: list[str] = []
     for call in captured.calls:
         key = (call.operator, call.pass_name, str(call.problem))
         if key not in tuned_us:
@@ -37,7 +37,7 @@ def calls_summary(captured: CapturedCalls, done: Sequence[PassResult]) -> str:
         name = f"{call.operator} {call.pass_name} " + short_name(
             call.problem, signatures[call.operator])
         if (why := _not_comparable(call, gpus)) is not None:
-            untold.append(f"  {name}: {call.calls} calls; {why}")
+            not_compared.append(f"  {name}: {call.calls} calls; {why}")
             continue
         assert call.median_us is not None  # `_not_comparable` tells of that
         ours = tuned_us[key]
@@ -47,7 +47,7 @@ def calls_summary(captured: CapturedCalls, done: Sequence[PassResult]) -> str:
         lines += [f"  {name}",
                   f"    {call.calls} calls by {call.step} of {call.median_us:.4g} us, tuned "
                   f"{ours:.4g} us"]
-    lines += untold
+    lines += not_compared
     if before:
         steps = captured.steps
         lines += [

@@ -117,8 +117,8 @@ class Membership:
                 raise  # else the first error says more; the others find the heartbeat gone
         self._thread.join(timeout=self._beat_s)
 
-    def tell(self, key: str, value: Any) -> None:
-        """Let other processes know a fact of this one."""
+    def publish(self, key: str, value: Any) -> None:
+        """Make a fact about this process known to the others."""
         self._storage.set_trial_user_attr(self._trial_id, key, value)
 
     def members(self) -> list[Member]:

@@ -59,7 +59,7 @@ def compare_devices(
     # On the inputs of their time: it may be of random ones alone.
     ours_us = outcome.timing.by_inputs_us.get(theirs.timing.inputs, outcome.timing.median_us)
     ratio = ours_us / theirs.timing.median_us
-    joint.membership.tell("agreement", {"problem": str(problem), "ratio": round(ratio, 4)})
+    joint.membership.publish("agreement", {"problem": str(problem), "ratio": round(ratio, 4)})
     if not session.gpu.is_host and abs(ratio - 1) > BAR:
         raise WorkerError(
             f"this device and another {session.gpu.title} disagree: {theirs.config.label} of "

@@ -96,7 +96,7 @@ def help_tunes(
                 yield TuneLeft(tune.spec, str(problem))
             else:
                 yield TuneLeft(tune.spec)
-            membership.tell("at", "")
+            membership.publish("at", "")
             busy_at = time.monotonic()
 
 

@@ -55,7 +55,7 @@ class Joint:
         """Exchange the session's records with the others. Call it after `session.probe`."""
         facts = session.environment
         self.device = digest_of([session.gpu.name, facts.get("device"), facts.get("sms")])
-        self.membership.tell("device", facts.get("device", ""))
+        self.membership.publish("device", facts.get("device", ""))
         if self.shared.url.scheme == "journal":
             return  # processes of one host: the journal's file is shared itself
         problems = {
@@ -75,7 +75,7 @@ class Joint:
 
     def at(self, study: str) -> None:
         """Let the others know which study this process works on."""
-        self.membership.tell("at", study)
+        self.membership.publish("at", study)
 
     def ahead(self, study: str, wanted: int) -> int:
         """The number of proposals this process may hold, so that no process idles at the end."""

@@ -10,7 +10,7 @@ from kgen.model.config import Config
 from kgen.model.record import Record
 from kgen.search.study import Proposal, Search
 from kgen.tune.joint import Joint
-from kgen.tune.others import Others
+from kgen.tune.other_processes import OtherProcesses
 from kgen.tune.search_state import SearchState
 from kgen.tune.warm_start import WarmStart, too_slow_variants, untried_variants
 
@@ -36,7 +36,7 @@ class JointProposals:
         joint: Joint,
         name: str,
         study: Search,
-        others: Others,
+        others: OtherProcesses,
         state: SearchState,
         first: WarmStart,
         trials: int,

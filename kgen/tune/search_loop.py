@@ -28,7 +28,7 @@ from kgen.trial import Session, failed_build
 from kgen.tune.builds_ahead import BuildsAhead
 from kgen.tune.joint import Joint
 from kgen.tune.joint_proposals import JointProposals
-from kgen.tune.others import OTHERS_POLL_S, Others, SharedSearch
+from kgen.tune.other_processes import POLL_S, OtherProcesses, SharedSearch
 from kgen.tune.pending import PendingTrial
 from kgen.tune.request import TuneRequest, command_options
 from kgen.tune.resources import resource_refusal
@@ -138,7 +138,7 @@ class ProblemSearch:
             (r.config, r.timing.median_us if r.fate is Fate.VERIFIED and r.timing else None)
             for r in self.state.records.values()
         )
-        self._others: Others | None = None
+        self._others: OtherProcesses | None = None
         self._proposals: Rounds | JointProposals
         if joint is None:
             self._proposals = Rounds(study, self.state.records.values(), first, trials)
@@ -147,7 +147,7 @@ class ProblemSearch:
             shared = SharedSearch(
                 session, problem, allowed, study, text_key_of, self._current
             )
-            self._others = Others(joint, shared, read_up_to)
+            self._others = OtherProcesses(joint, shared, read_up_to)
             self._proposals = JointProposals(
                 joint, name, study, self._others, self.state, first, trials
             )
@@ -349,7 +349,7 @@ class ProblemSearch:
             held = any(other.outcome is None and other.build.done() for other in self._pending)
             wait(futures, HELD_POLL_S if held else None, return_when=FIRST_COMPLETED)
         elif self._joint is not None and not self._pending:
-            time.sleep(OTHERS_POLL_S)  # other processes have the last trials
+            time.sleep(POLL_S)  # other processes have the last trials
         for trial in list(self._pending):
             if trial.outcome is not None and trial.outcome.done():
                 outcome = trial.outcome.result()

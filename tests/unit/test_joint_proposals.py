@@ -52,7 +52,7 @@ class FakeStudy:
 
 
 class FakeCrew:
-    """Two processes; the other one runs some trials. Stands for `Joint` and for `Others`."""
+    """Two processes, of which the other runs trials. Is `Joint` and `OtherProcesses` at once."""
 
     elsewhere = 0
 

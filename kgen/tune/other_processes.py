@@ -14,7 +14,7 @@ from kgen.tune.joint import Joint, PeriodicTimer
 from kgen.tune.reusable_records import CurrentDigests, ReusableRecords
 from kgen.tune.search_state import SearchState
 
-OTHERS_POLL_S = 0.5  # how often a search asks what others run
+POLL_S = 0.5  # between two looks at what other processes run
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SharedSearch:
     current: CurrentDigests
 
 
-class Others:
+class OtherProcesses:
     """The other processes of a joint search."""
 
     def __init__(self, joint: Joint, shared: SharedSearch, read_up_to: int) -> None:
@@ -51,7 +51,7 @@ class Others:
         """
         self._joint, self._shared, self._read_up_to = joint, shared, read_up_to
         self._running = 0
-        self._look_around = PeriodicTimer(OTHERS_POLL_S)
+        self._look_around = PeriodicTimer(POLL_S)
 
     def running(self, now: bool = False) -> int:
         """Number of trials that other processes run; releases the trials of dead processes.
