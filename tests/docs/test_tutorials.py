@@ -45,6 +45,7 @@ def test_new_operator(reader: Reader) -> None:
     reader.follow(TUTORIALS / "new-operator.md")
 
 
+@pytest.mark.slow  # four minutes, most of them of two tunes
 @needs_cxx
 def test_training_blocks(reader: Reader) -> None:
     reader.follow(TUTORIALS / "training-blocks.md")
