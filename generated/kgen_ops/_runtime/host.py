@@ -224,6 +224,13 @@ class HostFunction:
         self._entry.argtypes = [ctypes.POINTER(_Launch), ctypes.POINTER(ctypes.c_void_p)]
         self._entry.restype = ctypes.c_int
 
+    def parameter_bytes(self) -> tuple[int, ...]:
+        """Sizes of the kernel's parameters, in order."""
+        listed = ctypes.create_string_buffer(_ERROR_BYTES)
+        asked = _Launch(error=ctypes.cast(listed, ctypes.c_char_p), error_bytes=_ERROR_BYTES)
+        self._entry(ctypes.byref(asked), None)
+        return tuple(map(int, listed.value.split()))
+
     def launch(
         self,
         grid: Sequence[int],

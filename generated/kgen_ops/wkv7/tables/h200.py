@@ -603,7 +603,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="0a4cf81d75df",
+        kernel="a75896f70473",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, chunk_warps=4, "
@@ -619,7 +619,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="c2f05c515d99",
+        kernel="e7e426bc59bb",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -635,7 +635,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="c2f05c515d99",
+        kernel="e7e426bc59bb",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -655,7 +655,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="129f2ba0dd8d",
+        kernel="b55d23a52e59",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, segments=8, state_warps=8)"
@@ -670,7 +670,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="66debffe3177",
+        kernel="7cb9aec25d0a",
         config="warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_tf32_1_fits,
         bind=warp_specialized_tf32_1,
@@ -682,7 +682,7 @@ FORWARD = (
         dims=(8, 8, 4096, 16, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="04736f3a39dd",
+        kernel="c845084a1426",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=1)",
         fits=warp_specialized_3_fits,
         bind=warp_specialized_3,
@@ -694,7 +694,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="66debffe3177",
+        kernel="7cb9aec25d0a",
         config="warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_tf32_1_fits,
         bind=warp_specialized_tf32_1,

@@ -245,6 +245,12 @@ void fault(const char* format, ...) {
     running_thread().worker->fault_with(format, list);
 }
 
+int list_parameters(const Launch* launch, const u32* bytes, u32 count) {
+    std::string listed;
+    for (u32 i = 0; i < count; ++i) listed += text("%u ", bytes[i]);
+    return report(*launch, kDone, listed);
+}
+
 int run(const Launch* launch, Invoke invoke, AnyKernel kernel, void** args) {
     const std::string refusal = refuse(*launch);
     if (!refusal.empty()) return report(*launch, kBadLaunch, refusal);

@@ -117,6 +117,10 @@ inline void call_kernel(void (*kernel)(P...), void** args, Indices<I...>) {
     kernel(*static_cast<P*>(args[I])...);
 }
 
+// Writes the sizes of a kernel's parameters to the place of the launch's message, as "8 8 4". A caller compares them
+// with its arguments: those that are missing would be read, too.
+int list_parameters(const Launch* launch, const u32* bytes, u32 count);
+
 // Restores the type of a kernel and calls it.
 template <class... P>
 void invoke_kernel(AnyKernel kernel, void** args) {
@@ -124,9 +128,13 @@ void invoke_kernel(AnyKernel kernel, void** args) {
                 typename MakeIndices<sizeof...(P)>::type());
 }
 
-// Runs a launch of a kernel.
+// Runs a launch of a kernel. Without arguments, lists the sizes of its parameters instead.
 template <class... P>
 inline int launch_kernel(void (*kernel)(P...), const Launch* launch, void** args) {
+    if (!args) {
+        const u32 bytes[] = {sizeof(P)..., 0};  // 0: an array has an element at least
+        return list_parameters(launch, bytes, sizeof...(P));
+    }
     return run(launch, &invoke_kernel<P...>, reinterpret_cast<AnyKernel>(kernel), args);
 }
 
