@@ -79,5 +79,6 @@ def _row_numbers(
 
 
 def _middle_first(names: list[str]) -> list[str]:
-    """There may be fewer rows than kinds, and the first and last input have sets of their own."""
+    """Put the first and the last name at the end: they have sets of their own, and there may be
+    fewer rows than kinds."""
     return [*names[1:-1], *names[:1], *names[1:][-1:]]
