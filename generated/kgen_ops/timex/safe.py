@@ -49,31 +49,31 @@ def naive_2(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
 FORWARD = (
     SafeRow(
         dtypes=("fp32", "fp32"),
-        kernel="5704861fb441",
+        kernel="83cf0dad1103",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp16"),
-        kernel="19e7dfb610e7",
+        kernel="0ab40a420e71",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp32"),
-        kernel="201e254396ae",
+        kernel="f69705a8331d",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "bf16"),
-        kernel="3e9dcea0838d",
+        kernel="251caf369c91",
         config="naive(threads=128)",
         bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "fp32"),
-        kernel="827482298eae",
+        kernel="99c02ea6f676",
         config="naive(threads=128)",
         bind=naive_1,
     ),
@@ -83,31 +83,31 @@ FORWARD = (
 BACKWARD = (
     SafeRow(
         dtypes=("fp32", "fp32"),
-        kernel="a7209699bf0a",
+        kernel="6b44e429873e",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp16"),
-        kernel="8bd874c2b6e2",
+        kernel="b8874f931b56",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp32"),
-        kernel="bdaf36259261",
+        kernel="6e0fe8cb16da",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "bf16"),
-        kernel="6679b7f60a4a",
+        kernel="bcde1377adda",
         config="naive(threads=128)",
         bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "fp32"),
-        kernel="3b0efd3c3823",
+        kernel="1e27187cc488",
         config="naive(threads=128)",
         bind=naive_2,
     ),

@@ -1553,7 +1553,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="dc40278ea5e4",
+        kernel="4299266a5560",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1569,7 +1569,7 @@ BACKWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="cdd83fb3f500",
+        kernel="1b186c236560",
         config=(
             "chunk_parallel("
             "chunk=64, step_tiles=1, block_v=128, min_blocks=1, copy_bytes=16, state_keys=64, "
@@ -1586,7 +1586,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="c0d39dad9d99",
+        kernel="82f7dc6ed4ec",
         config=(
             "chunk_loop("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1602,7 +1602,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="074ac36496b7",
+        kernel="37736093704c",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=2, key_warps=1, stages=4, copy_bytes=16, "
@@ -1618,7 +1618,7 @@ BACKWARD = (
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="ea37d22e0155",
+        kernel="ca30a778be17",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy_bytes=16, "
@@ -1634,7 +1634,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="5d7dd352bac3",
+        kernel="63cfaa4e0f87",
         config="wgmma_split_bf16(terms=3, copy_bytes=16)",
         fits=wgmma_split_bf16_1_fits,
         bind=wgmma_split_bf16_1,
@@ -1646,7 +1646,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="8d8d23b8e290",
+        kernel="b8513fa600bb",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1662,7 +1662,7 @@ BACKWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="8ca1fbe9927e",
+        kernel="1a72d6ab2e49",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=2, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1678,7 +1678,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="0e5b2c91e142",
+        kernel="489ddd3a14dd",
         config=(
             "chunk_loop("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy_bytes=16, "
@@ -1698,7 +1698,7 @@ FORWARD = (
         dims=(4, 16, 512, 64, 64),
         dtypes=("bf16", "bf16", "fp32", "none", "fp32", "none", "none"),
         constants=("E", "M"),
-        kernel="7c4b1859a6ce",
+        kernel="a42fdef957aa",
         config=(
             "warp_specialized("
             "block_v=32, chunk=32, chunks=4, key_warps=2, value_warps=1, stages=3, "
@@ -1714,7 +1714,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="9e48d0194960",
+        kernel="2ce5079c5de8",
         config=(
             "split_t("
             "head_ctas=16, segment=256, block_v=64, batch=32, copy_bytes=16, score_terms=1, "
@@ -1730,7 +1730,7 @@ FORWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="15b0c4d726e0",
+        kernel="b4c415bb8c6a",
         config=(
             "split_t("
             "head_ctas=8, segment=256, block_v=128, batch=32, copy_bytes=16, score_terms=1, "
@@ -1746,7 +1746,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="2f950ddfc120",
+        kernel="53fa8c5d544d",
         config=(
             "warp_specialized("
             "block_v=64, chunk=32, chunks=4, key_warps=2, value_warps=2, stages=3, "
@@ -1762,7 +1762,7 @@ FORWARD = (
         dims=(64, 16, 1, 64, 64),
         dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "none"),
         constants=("E", "M"),
-        kernel="0045debc8a7f",
+        kernel="b6180f833159",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=4)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -1774,7 +1774,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="93d3d040ecc4",
+        kernel="92c59fb00172",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16, "
@@ -1790,7 +1790,7 @@ FORWARD = (
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="28a662b789fc",
+        kernel="b254c353352e",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, copy_bytes=16, "
@@ -1806,7 +1806,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="7f5ea7d2b59e",
+        kernel="c76ca96521f9",
         config="wgmma_split_bf16(terms=3, copy_bytes=16)",
         fits=wgmma_split_bf16_2_fits,
         bind=wgmma_split_bf16_2,
@@ -1818,7 +1818,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="c8d8b1f88e4a",
+        kernel="008bf0bb60b3",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=2, value_warps=2, key_warps=1, stages=3, copy_bytes=16, "
@@ -1834,7 +1834,7 @@ FORWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="966ceb763982",
+        kernel="41524b544243",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=8, key_warps=1, stages=3, copy_bytes=16, "
@@ -1850,7 +1850,7 @@ FORWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="b714ae9fb8bb",
+        kernel="81a8bfb3db79",
         config="wgmma_split_bf16(terms=2, copy_bytes=16)",
         fits=wgmma_split_bf16_3_fits,
         bind=wgmma_split_bf16_3,

@@ -965,7 +965,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="728f56a60a9f",
+        kernel="256742a85d24",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=1, stages=3, weight_memory=registers, "
@@ -981,7 +981,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="2369cd454dad",
+        kernel="f3089393d96a",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=2, stages=8, weight_memory=registers, "
@@ -997,7 +997,7 @@ BACKWARD = (
         dims=(512, 262144),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="bd7320335877",
+        kernel="33092ce755e6",
         config=(
             "two_pass("
             "row_threads=512, tile_threads=256, vec=8, unroll=1, row_splits=4, "
@@ -1013,7 +1013,7 @@ BACKWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="81c22371e493",
+        kernel="55693f820068",
         config=(
             "bulk_rows("
             "threads=512, copies_per_row=4, stages=5, weight_memory=shared, "
@@ -1029,7 +1029,7 @@ BACKWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="8e0a98fbf9a2",
+        kernel="b16b998c034e",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, vec=8, resident_weight=true, "
@@ -1045,7 +1045,7 @@ BACKWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="07406a038e84",
+        kernel="b3cda819e942",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=2, stages=6, weight_memory=registers, "
@@ -1061,7 +1061,7 @@ BACKWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="3f1d69a68894",
+        kernel="3fdc8c913d04",
         config=(
             "bulk_rows("
             "threads=128, copies_per_row=4, stages=5, weight_memory=registers, "
@@ -1077,7 +1077,7 @@ BACKWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="cb3418bfd5c6",
+        kernel="6e87f0102040",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, vec=8, resident_weight=false, "
@@ -1093,7 +1093,7 @@ BACKWARD = (
         dims=(32768, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="c411617f4f3a",
+        kernel="274efb394ff2",
         config=(
             "bulk_rows("
             "threads=256, copies_per_row=1, stages=2, weight_memory=global, "
@@ -1113,7 +1113,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "fp32"),
         constants=("N",),
-        kernel="894789fa7eee",
+        kernel="931566cd5ec0",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1129,7 +1129,7 @@ FORWARD = (
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="e41a1ed99fe4",
+        kernel="31531648438e",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1146,7 +1146,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="c20cfc03cac0",
+        kernel="37afa636c379",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, "
@@ -1162,7 +1162,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "bf16", "none"),
         constants=("N",),
-        kernel="64158e45e87c",
+        kernel="58eb7d94f7cc",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1178,7 +1178,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "fp32"),
         constants=("N",),
-        kernel="2d4e2fd71a4a",
+        kernel="4f588c340c7e",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1195,7 +1195,7 @@ FORWARD = (
         dims=(1, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="6bf54b0a579d",
+        kernel="567bef31f5b0",
         config=(
             "two_pass("
             "threads=256, vec=8, unroll=1, reverse=false, load_cache=normal, "
@@ -1211,7 +1211,7 @@ FORWARD = (
         dims=(8, 2048),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="f8af0444ecd5",
+        kernel="02d6ca3b8490",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1229,7 +1229,7 @@ FORWARD = (
         dims=(64, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=(),
-        kernel="769548c09717",
+        kernel="7d90e44ffad3",
         config="naive(threads=128)",
         fits=always,
         bind=naive_1,
@@ -1242,7 +1242,7 @@ FORWARD = (
         dims=(64, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="3d9dbea8fd24",
+        kernel="28deb736bdae",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1259,7 +1259,7 @@ FORWARD = (
         dims=(127, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="8552a26b0c9b",
+        kernel="f84e13e60b02",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=1, "
@@ -1277,7 +1277,7 @@ FORWARD = (
         dims=(128, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="4b96e8e7bbed",
+        kernel="a9e4e65cbb12",
         config=(
             "rows_in_registers("
             "lanes_per_row=512, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1295,7 +1295,7 @@ FORWARD = (
         dims=(511, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="bcef8cb249f4",
+        kernel="6d41fe90c003",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=false, load_cache=normal, "
@@ -1312,7 +1312,7 @@ FORWARD = (
         dims=(512, 5120),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="3d86718f0013",
+        kernel="282924337a12",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1330,7 +1330,7 @@ FORWARD = (
         dims=(4096, 32768),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="072548205f31",
+        kernel="177215f093cc",
         config=(
             "two_pass("
             "threads=1024, vec=8, unroll=2, reverse=false, load_cache=evict_last, "
@@ -1346,7 +1346,7 @@ FORWARD = (
         dims=(8191, 5003),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="8e645d676292",
+        kernel="7b2405f4cc17",
         config=(
             "unaligned_rows("
             "lanes_per_row=128, groups_per_block=1, vec=8, prefetch=true, "
@@ -1362,7 +1362,7 @@ FORWARD = (
         dims=(8192, 2048),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="52c0f256168f",
+        kernel="183f95936c3d",
         config=(
             "rows_in_registers("
             "lanes_per_row=64, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1380,7 +1380,7 @@ FORWARD = (
         dims=(8192, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="f421de8bdd5b",
+        kernel="f7549ce8cda3",
         config=(
             "rows_in_registers("
             "lanes_per_row=128, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1397,7 +1397,7 @@ FORWARD = (
         dims=(16384, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="08d9444fa37c",
+        kernel="187a0e911a5c",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=8, rows_per_group=1, vec=8, "
@@ -1415,7 +1415,7 @@ FORWARD = (
         dims=(32768, 8192),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="34ecb210a376",
+        kernel="06b7f7739af9",
         config=(
             "two_pass("
             "threads=512, vec=8, unroll=1, reverse=true, load_cache=evict_last, "
@@ -1431,7 +1431,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="b6f1bad8309e",
+        kernel="a659b8f12a5e",
         config=(
             "rows_in_registers("
             "lanes_per_row=256, groups_per_block=1, rows_per_group=1, vec=8, "
@@ -1448,7 +1448,7 @@ FORWARD = (
         dims=(1048576, 128),
         dtypes=("bf16", "bf16", "none", "none"),
         constants=("N",),
-        kernel="bd6df571c491",
+        kernel="fc101dc1e248",
         config=(
             "rows_in_registers("
             "lanes_per_row=16, groups_per_block=16, rows_per_group=2, vec=8, "
@@ -1465,7 +1465,7 @@ FORWARD = (
         dims=(262144, 4096),
         dtypes=("fp32", "fp32", "none", "none"),
         constants=("N",),
-        kernel="98fc69843cf3",
+        kernel="aa0071eb9738",
         config=(
             "two_pass("
             "threads=512, vec=4, unroll=1, reverse=true, load_cache=evict_last, "

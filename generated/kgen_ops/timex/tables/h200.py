@@ -656,7 +656,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="030d2877b7f2",
+        kernel="06d59f57fd8a",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -672,7 +672,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="cac07bbde44a",
+        kernel="12760518e413",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -688,7 +688,7 @@ BACKWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="fd48573df27d",
+        kernel="8b5b981da272",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=2, min_blocks=4, "
@@ -704,7 +704,7 @@ BACKWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="ea57f5e5da65",
+        kernel="a8b01ad82bd1",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, min_blocks=1, "
@@ -720,7 +720,7 @@ BACKWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="12ccee2b33f4",
+        kernel="fd1c886e32f5",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=1, "
@@ -736,7 +736,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="5826cee78c16",
+        kernel="21d4dd715165",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=1, promotions=2, min_blocks=2, "
@@ -752,7 +752,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="a29458ea67a4",
+        kernel="c14173acfeee",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -772,7 +772,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="03ff806fb0c8",
+        kernel="d080ac2c658a",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -787,7 +787,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="a16f7949cf4f",
+        kernel="56d0805946c6",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=4)"
@@ -802,7 +802,7 @@ FORWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="ac47ab49a0c3",
+        kernel="6bae832526da",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=1, t_blocks=1, min_blocks=4)"
@@ -817,7 +817,7 @@ FORWARD = (
         dims=(2, 226, 1011),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="b7648d9d983f",
+        kernel="4bece7b880b5",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=4, promotions=1, t_blocks=1, min_blocks=4)"
@@ -833,7 +833,7 @@ FORWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="8f3cebf582ba",
+        kernel="7b5c4883e1c5",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, t_blocks=1, min_blocks=2)"
@@ -848,7 +848,7 @@ FORWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="54460fe85cc6",
+        kernel="532a75af82d1",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=1)"
@@ -863,7 +863,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="8d19a04f843f",
+        kernel="3449df3e9e27",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -878,7 +878,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="6ca4eb8640b1",
+        kernel="147b3c4f3ab9",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=3, n_tiles=2, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"

@@ -133,7 +133,7 @@ FORWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="e2af358b6248",
+        kernel="a70e6a23f5a4",
         config=(
             "scan("
             "lanes=8, vec=2, segments=16, steps=16, prefetch=false, min_blocks=4, splits=1)"
@@ -148,7 +148,7 @@ FORWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="31a6a54dbb42",
+        kernel="66fe211249fd",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=1)"

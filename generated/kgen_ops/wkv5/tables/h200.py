@@ -413,7 +413,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="48eb64b2635d",
+        kernel="2d3349194ab7",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, "
@@ -429,7 +429,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="4a2872de0ee3",
+        kernel="dd627d6be75b",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -449,7 +449,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="41b60cba2ee5",
+        kernel="e31da80f6b85",
         config="block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -461,7 +461,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="577f6f4f1c3c",
+        kernel="a4224937be09",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=4, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -477,7 +477,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="4eddd39dcf91",
+        kernel="f222370bb2e3",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=32, value_tiles=1, value_warps=4, key_warps=1, "

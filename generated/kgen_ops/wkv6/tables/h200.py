@@ -1114,7 +1114,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="872911a3cb0c",
+        kernel="21d6de98a65c",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -1130,7 +1130,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="a2f6560c0456",
+        kernel="2176f959dead",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1146,7 +1146,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="c03f65fbc685",
+        kernel="5d231d47eb50",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1162,7 +1162,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="60c9bbc46150",
+        kernel="bdf1b2359ecc",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -1178,7 +1178,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="85df9cdf0b8b",
+        kernel="8a75c1666646",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
@@ -1198,7 +1198,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="2a2dc9930d52",
+        kernel="11b0c86816c9",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_1_fits,
         bind=warp_specialized_1,
@@ -1210,7 +1210,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="53dc1db425fb",
+        kernel="c0aac5734800",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -1222,7 +1222,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
         constants=("K", "V"),
-        kernel="fedb31d86531",
+        kernel="d31f2f865d3b",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_2_fits,
         bind=warp_specialized_2,
@@ -1234,7 +1234,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="5fbfb8e3995f",
+        kernel="e8436e5f30d9",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1250,7 +1250,7 @@ FORWARD = (
         dims=(4, 4, 2048, 16, 128, 128),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="df0f2e343f46",
+        kernel="6b96b7563868",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_3_fits,
         bind=warp_specialized_3,
@@ -1262,7 +1262,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="8f8ac93c7865",
+        kernel="4bc4f51035a3",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1278,7 +1278,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="62a8a80bf79d",
+        kernel="78ea8ecc631b",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_2_fits,
         bind=warp_specialized_2,
@@ -1290,7 +1290,7 @@ FORWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="f5cd8f9a183d",
+        kernel="67e6c5489c8b",
         config="block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,
@@ -1302,7 +1302,7 @@ FORWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="b974b01df49c",
+        kernel="1d98eb58309b",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=2, key_warps=2, "

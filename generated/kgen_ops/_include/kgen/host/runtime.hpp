@@ -128,10 +128,10 @@ void invoke_kernel(AnyKernel kernel, void** args) {
                 typename MakeIndices<sizeof...(P)>::type());
 }
 
-// Runs a launch of a kernel. Without arguments, lists the sizes of its parameters instead.
+// Runs a launch of a kernel. A launch without threads and arguments lists the sizes of its parameters instead.
 template <class... P>
 inline int launch_kernel(void (*kernel)(P...), const Launch* launch, void** args) {
-    if (!args) {
+    if (!args && launch->block[0] == 0) {
         const u32 bytes[] = {sizeof(P)..., 0};  // 0: an array has an element at least
         return list_parameters(launch, bytes, sizeof...(P));
     }
