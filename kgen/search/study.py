@@ -178,7 +178,9 @@ class Search:
                 count += 1
                 continue
             try:
-                begun = self._membership is None or trial.user_attrs.get(_BEGUN)
+                # Read now: it may have begun between the list and the death of its process.
+                attributes = self._storage.get_trial(trial._trial_id).user_attrs
+                begun = self._membership is None or attributes.get(_BEGUN)
                 fate = INTERRUPTED if begun else PASSED_OVER
                 self._storage.set_trial_user_attr(trial._trial_id, FATE, fate)
                 self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)

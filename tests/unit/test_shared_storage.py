@@ -284,6 +284,24 @@ def test_claims_of_a_process_that_left_are_free(url: str) -> None:
         assert mine.begin(got[0].number)
 
 
+def test_a_trial_that_began_just_before_its_process_died_was_interrupted(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Membership(opened(url), {}) as one:
+        mine = open_study(opened(url), "s", CONFIGS, membership=one)
+        with Membership(opened(url), {}) as two:
+            theirs = open_study(opened(url), "s", CONFIGS, membership=two)
+            [taken] = theirs.ask(1)
+            seen = mine.study.get_trials()  # not begun
+            assert theirs.begin(taken.number)
+        time.sleep(1.1)
+        monkeypatch.setattr(mine.study, "get_trials", lambda **_: seen)
+        assert mine.running_elsewhere() == 0
+        monkeypatch.undo()
+        [trial] = mine.study.get_trials()
+        assert trial.user_attrs["fate"] == "interrupted"
+
+
 def test_a_claim_whose_answer_was_lost_is_free(url: str) -> None:
     with Membership(opened(url), {}) as one:
         search = open_study(opened(url), "s", CONFIGS, membership=one)
