@@ -18,7 +18,7 @@ from kgen.search.feasible import enumerate_feasible
 from kgen.tune.resources import MAX_SPILL_BYTES
 
 GPUS = ("a100", "h200", "rtx_5090")
-CONFIGS = 2
+CONFIGS = 3
 # Kernels that may spill as much as a tune admits: what is spilled lies in the path of the last
 # steps, which one chunk of a sequence takes. Without it all others take longer (decision 0015).
 # The transforms of `fft` hold all points of a block in registers; more threads would hold fewer
