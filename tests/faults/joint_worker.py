@@ -55,7 +55,8 @@ def main(role: str, storage: str, folder: Path, trials: int, seconds: float) -> 
     session = SlowSession(folder, seconds)
     made = session.as_session()
     request = cast("TuneRequest", cast("Any", SimpleNamespace(
-        shared=SharedStorage(parse_storage(storage), grace_s=8.0, patience_s=60.0),
+        # Of this machine, the dead are known by their pids. A busy machine may take 8 s for a beat.
+        shared=SharedStorage(parse_storage(storage), grace_s=60.0, patience_s=60.0),
         gpu=profile_named("h200"), ordinal=0, study=folder / "study.log", seed=0, limits=Limits(),
         paths=(), journal=session.journal.path, compiler=SimpleNamespace(name="host"),
         passes=("forward",), problems={"forward": (PROBLEM,)}, retry_name="",
