@@ -58,6 +58,8 @@ FEW_BYTES = replace(HOST_SIZES, small=2**15)
 # Of a variant's covering array: candidates per problem, and rows at most.
 CANDIDATES = 16
 FEW_DIMS_ROWS, ROWS = 10, 5
+# The rows and configs after those are for the slow tests: as many again.
+INEFFICIENT, SANITIZED = 2, 1
 # Of threads: by rank, and shuffled. Where both are run they must give the same bits.
 BY_RANK, SHUFFLED = 0, 1
 
@@ -319,7 +321,7 @@ def check(
 def demand_verified(
     entry: Entry, variant: Variant, problem: Problem, config: Config, gpu: GpuProfile | None = None
 ) -> None:
-    """Certify one config, its threads shuffled.
+    """Certify one config, its threads by rank and shuffled.
 
     Args:
         entry: The operator.
@@ -332,7 +334,7 @@ def demand_verified(
         pass_ = entry.operator.signature.pass_named(variant.pass_name)
         assert is_feasible(variant, config, pass_, problem, gpu, legality_only=True)
     for _, _, outcome in run_configs(
-        entry, variant, "host", [(problem, config)], (SHUFFLED,)
+        entry, variant, "host", [(problem, config)], (BY_RANK, SHUFFLED)
     ):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
 
@@ -386,7 +388,7 @@ def test_what_efficiency_refuses_is_right_all_the_same(
     """Else the rule is one of legality: ladders and dispatch run such configs."""
     entry = open_catalogue().entry(operator)
     variant, signature = entry.space.variant(pass_name, name), entry.operator.signature
-    wanted = inefficient(variant, signature, count=2)
+    wanted = inefficient(variant, signature, count=INEFFICIENT)
     if not wanted:
         pytest.skip("no rule of efficiency refuses anything for the problems of this suite")
     check(entry, variant, wanted, (SHUFFLED,))
@@ -417,5 +419,19 @@ def test_stays_inside_its_buffers(operator: str, pass_name: str, name: str) -> N
     """Under AddressSanitizer; one config, because each launch is a process."""
     entry = open_catalogue().entry(operator)
     variant = entry.space.variant(pass_name, name)
-    wanted = covering(variant, entry.operator.signature, at_most=1)
+    wanted = covering(variant, entry.operator.signature, at_most=SANITIZED)
     check(entry, variant, wanted, (BY_RANK,), compiler="host-asan")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("operator", "pass_name", "name"), all_variants())
+def test_more_of_all_that(operator: str, pass_name: str, name: str) -> None:
+    """As many rows and configs again as the tests above have."""
+    entry = open_catalogue().entry(operator)
+    variant, signature = entry.space.variant(pass_name, name), entry.operator.signature
+    rows = FEW_DIMS_ROWS if few_dims(signature) else ROWS
+    wanted = covering(variant, signature, 2 * rows)
+    check(entry, variant, wanted[rows:], (SHUFFLED,))
+    refused = inefficient(variant, signature, count=2 * INEFFICIENT)
+    check(entry, variant, refused[INEFFICIENT:], (SHUFFLED,))
+    check(entry, variant, wanted[SANITIZED : 2 * SANITIZED], (BY_RANK,), compiler="host-asan")

@@ -29,8 +29,8 @@ CASES = (
     ("wkv6", "B=1,T=131,H=2,K=24,V=40,dtype=bf16,decay_form=decay", 32, 48),
     ("wkv6", f"B=1,T=161,H=1,K=48,V=16,dtype=fp32,{INITIAL}", 32, 16),
     ("wkv6", f"B=2,T=1,H=2,K=16,V=32,dtype=bf16,{STATES}", 32, 32),
-    ("wkv5", f"B=1,T=300,H=2,K=64,V=64,dtype=bf16,w_dtype=fp32,{STATES}", 64, 64),
-    ("wkv5", "B=1,T=260,H=1,K=40,V=24,dtype=fp16,decay_form=decay", 128, 16),
+    ("wkv5", f"B=2,T=300,H=2,K=64,V=64,dtype=bf16,w_dtype=fp32,{STATES}", 64, 64),
+    ("wkv5", "B=1,T=260,H=2,K=40,V=24,dtype=fp16,decay_form=decay", 128, 16),
     ("wkv5", f"B=1,T=97,H=2,K=32,V=64,dtype=fp32,decay_form=raw,{STATES}", 32, 64),
 )  # fmt: skip
 

@@ -55,7 +55,7 @@ def main(role: str, storage: str, folder: Path, trials: int, seconds: float) -> 
     session = SlowSession(folder, seconds)
     made = session.as_session()
     request = cast("TuneRequest", cast("Any", SimpleNamespace(
-        # Of this machine, the dead are known by their pids. A busy machine may take 8 s for a beat.
+        # The dead of one machine are known by their pids. A slow process must not seem dead.
         shared=SharedStorage(parse_storage(storage), grace_s=60.0, patience_s=60.0),
         gpu=profile_named("h200"), ordinal=0, study=folder / "study.log", seed=0, limits=Limits(),
         paths=(), journal=session.journal.path, compiler=SimpleNamespace(name="host"),

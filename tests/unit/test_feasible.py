@@ -148,7 +148,7 @@ def test_the_first_default_problem_has_a_space(operator: str) -> None:
 
 
 @pytest.mark.full  # large spaces: enumerating those of all problems takes minutes
-@pytest.mark.parametrize("gpu", ["h200", "t4", "a100", "rtx_5090", "host"])
+@pytest.mark.parametrize("gpu", ["h200", "t4", "a100", "b200", "rtx_5090", "host"])
 @each_operator
 def test_every_default_problem_has_a_space_on_every_gpu(operator: str, gpu: str) -> None:
     demand_space(operator, gpu, slice(None))
