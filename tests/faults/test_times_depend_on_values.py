@@ -57,7 +57,7 @@ def tuned(folder: Path, compiler: Compiler, returned: str = "") -> PassResult:
     mine = planted(folder, returned)
     # No config hangs here, so that no limit need be short; the machine may be busy.
     limits = Limits(trial_s=120.0)
-    return run_tune(request(folder, mine, compiler, problem="M=2,N=64", limits=limits))
+    return run_tune(request(folder, mine, compiler, problem="M=1,N=64", limits=limits))
 
 
 def winner(result: PassResult) -> object:
