@@ -78,8 +78,10 @@ def widened(bounds: Mapping[str, Bound]) -> dict[str, Bound]:
 
     Where one input is 0, most terms of an output vanish, and its scale with them: the rounding of
     an exponent shows in what is left, which the other terms would hide. Where rows are equal, they
-    round alike, and the errors of a sum over them add up. Such sets are for kernels that leave a
-    result out or take another row: they are wrong by all of it.
+    round alike, and the errors of a sum over them add up. Where inputs are equal, sums of their
+    products are sums of squares, which grow with the number of terms and not with its root, and so
+    does what the rounding of such a sum loses. Such sets are for kernels that leave a result out or
+    take another row: they are wrong by all of it.
     """
     return {
         name: replace(one, bound=min(_WIDER * one.bound, LARGEST_BOUND))

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from kgen.check.bounds import Bound, combine, widened
 from kgen.check.buffers import Guarded, fingerprint, guarded
-from kgen.check.case import EXPANDED, FAR, Case
+from kgen.check.case import EXPANDED, FAR, SHARED, Case
 from kgen.check.drawing import demand_values, drawn_inputs, laid_out
 from kgen.check.hard_values import (
     LARGE_SCALAR,
     UNEQUAL,
     ZEROS,
+    enlarged_by,
     linear_in,
     opposite_of,
     scalars_times,
@@ -282,7 +283,7 @@ class Fixture:
         bounds = combine(
             losses, pool, self.pass_, problem, self._name(case, problem), self._rounding
         )
-        if case.name in (*ZEROS, BY_ROWS) or case.layout == EXPANDED:
+        if case.name in (*ZEROS, BY_ROWS) or case.layout in (EXPANDED, SHARED):
             bounds = widened(bounds)
         if case.fresh:
             self._bounds_of_kind[kind] = bounds
@@ -346,7 +347,8 @@ class Fixture:
         return self.scalars | dict(case.scalars)
 
     def _oracle(self, case: Case) -> Oracle:
-        return Oracle(self.operator, self.pass_, self._asked | self.scalars_of(case))
+        return Oracle(self.operator, self.pass_, self._asked | self.scalars_of(case),
+                      enlarged_by(case, self.pass_, self.problem))
 
     def _name(self, case: Case, problem: Problem) -> str:
         return f"{self.operator.name} {self.pass_.name} {problem}, inputs '{case.label}'"

@@ -48,6 +48,7 @@ NONFINITE = "nonfinite"
 _EXTENT, _STEPS = 3, 16
 _LINEAR = 1e-9  # of their magnitude that outputs in float64 may differ by
 _ZEROS = 4  # one element of so many
+_LARGE = 2.0**14
 _OPPOSITE = -1.375  # of a scalar; not -1, which hides a square
 LARGE_SCALAR = 2.75
 
@@ -91,8 +92,7 @@ def with_hard_values(
         place = -ZEROS.index(case.name)
         silent = [name for name in drawn if name in linear][place : place + 1 or None]
         return {n: torch.zeros_like(v) if n in silent else v for n, v in drawn.items()}
-    is_fp16 = any(problem.dtype(t.dtype).torch == "float16" for t in pass_.tensors)
-    up = 7 if is_fp16 else 16
+    up = _up(pass_, problem)
     found = dict(drawn)
     for place, name in enumerate(name for name in drawn if name in linear):
         is_up = (place % 2 == 0) == (case.name == UNEQUAL[0])
@@ -100,6 +100,19 @@ def with_hard_values(
     if packing is not None and packing.offsets in found:
         found[packing.offsets] = _at_tiles(found[packing.offsets])
     return found
+
+
+def enlarged_by(case: Case, pass_: Pass, problem: Problem) -> float:
+    """What inputs of a set are multiplied by, beyond those of ordinary sets; at least 1."""
+    if case.name in UNEQUAL:
+        return 2.0 ** _up(pass_, problem)
+    return _LARGE if case.name in LARGE_CASES else 1.0
+
+
+def _up(pass_: Pass, problem: Problem) -> int:
+    """The power of two of `UNEQUAL`."""
+    is_fp16 = any(problem.dtype(t.dtype).torch == "float16" for t in pass_.tensors)
+    return 7 if is_fp16 else 16
 
 
 def few_elements(operator: Operator, problem: Problem) -> Problem:
@@ -254,7 +267,7 @@ def _enlarged(value: Tensor) -> Tensor:
     """Times a power of two: 2^14, or 2^6 in fp16."""
     if not value.is_floating_point():
         return value
-    return value * (2.0**6 if value.dtype == torch.float16 else 2.0**14)
+    return value * (2.0**6 if value.dtype == torch.float16 else _LARGE)
 
 
 def _with_zeros(value: Tensor, seed: int) -> Tensor:

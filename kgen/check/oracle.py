@@ -123,10 +123,11 @@ class Sums:
         names: The outputs.
     """
 
-    def __init__(self, dtypes: Mapping[str, torch.dtype]) -> None:
-        """Start with nothing; `dtypes` has the outputs that are sums."""
+    def __init__(self, dtypes: Mapping[str, torch.dtype], enlarged: float) -> None:
+        """Start with nothing; `dtypes` has the outputs that are sums. `enlarged`: `Oracle`'s."""
         self.names = tuple(dtypes)
         self._dtypes = dtypes
+        self._enlarged = enlarged
         self._parts: dict[str, list[Tensor]] = {}
 
     def add(self, name: str, *parts: Tensor) -> None:
@@ -140,7 +141,7 @@ class Sums:
     def references(self) -> dict[str, Reference]:
         """The oracle's values, once all slabs are in."""
         return {
-            name: reference_of(parts[0], parts[1], self._dtypes[name])
+            name: reference_of(parts[0], parts[1], self._dtypes[name], self._enlarged)
             for name, parts in self._parts.items()
         }
 
@@ -149,18 +150,23 @@ class Sums:
         found: dict[str, tuple[float, float]] = {}
         for name, (y64, scale, native, single) in self._parts.items():
             dtype = self._dtypes[name]
-            usable = _usable_scale(y64, scale, dtype)
+            usable = _usable_scale(y64, scale, dtype, self._enlarged)
             found[name] = (_loss(native, y64, usable, dtype), _loss(single, y64, usable, dtype))
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """Evaluates one pass of one operator with given scalars."""
+    """Evaluates one pass of one operator with given scalars.
+
+    Attributes:
+        enlarged: What the inputs are multiplied by beyond ordinary ones (`smallest_scale`).
+    """
 
     operator: Operator
     pass_: Pass
     scalars: Mapping[str, float]
+    enlarged: float = 1.0
 
     def sums(self, problem: Problem) -> Sums:
         """What gathers the outputs that are sums over the slab dim."""
@@ -170,7 +176,8 @@ class Oracle:
                 t.name: self._dtype(problem, t.dtype)
                 for t in self.pass_.results
                 if dim is not None and dim not in t.dims
-            }
+            },
+            self.enlarged,
         )
 
     def references(
@@ -184,7 +191,8 @@ class Oracle:
                 sums.add(t.name, exact[t.name], scales[t.name])
             else:
                 dtype = self._dtype(problem, t.dtype)
-                found[t.name] = reference_of(exact[t.name], scales[t.name], dtype)
+                found[t.name] = reference_of(
+                    exact[t.name], scales[t.name], dtype, self.enlarged)
         return found
 
     def evaluate(
@@ -220,12 +228,13 @@ class Oracle:
                 amplified = exact[t.name] + growth * (single[t.name].double() - exact[t.name])
                 sums.add(t.name, exact[t.name], scales[t.name], native[t.name], amplified)
                 continue
-            y64, scale = exact[t.name], _usable_scale(exact[t.name], scales[t.name], dtype)
+            y64 = exact[t.name]
+            scale = _usable_scale(y64, scales[t.name], dtype, self.enlarged)
             eager[t.name] = _loss(native[t.name], y64, scale, dtype)
             # fp32 may by luck round nothing; the coarsest dtype rounds an intermediate tensor once.
             single_loss = _loss(single[t.name], y64, scale, dtype)
             ranged[t.name] = growth * max(single_loss, torch.finfo(torch.float32).eps / 2)
-            references[t.name] = reference_of(y64, scales[t.name], dtype)
+            references[t.name] = reference_of(y64, scales[t.name], dtype, self.enlarged)
         return Evaluation(references, eager, ranged)
 
     def exact(
@@ -234,7 +243,8 @@ class Oracle:
         """The definition in float64, and the scale of each output."""
         values, scales = self._exact(inputs, WHOLE)
         return values, {
-            name: _usable_scale(y, scales[name], torch.float32) for name, y in values.items()
+            name: _usable_scale(y, scales[name], torch.float32, self.enlarged)
+            for name, y in values.items()
         }
 
     def _exact(
@@ -315,11 +325,11 @@ def default_scale(y: Tensor) -> Tensor:
     return torch.maximum(magnitude, magnitude.square().mean(dim=-1, keepdim=True).sqrt())
 
 
-def _usable_scale(y64: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def _usable_scale(y64: Tensor, scale: Tensor, dtype: torch.dtype, enlarged: float) -> Tensor:
     """Broadcast a scale; where an operator's formula gives no number, take |y64|."""
     scale = scale.to(torch.float64).expand_as(y64)
     scale = torch.where(scale.isfinite(), scale, y64.abs())
-    return scale.clamp_min(smallest_scale(dtype))
+    return scale.clamp_min(smallest_scale(dtype, enlarged))
 
 
 def _loss(y: Tensor, y64: Tensor, scale: Tensor, dtype: torch.dtype) -> float:
@@ -332,9 +342,11 @@ def _loss(y: Tensor, y64: Tensor, scale: Tensor, dtype: torch.dtype) -> float:
     return worst if math.isfinite(worst) else math.inf
 
 
-def reference_of(y64: Tensor, scale: Tensor, dtype: torch.dtype) -> Reference:
+def reference_of(
+    y64: Tensor, scale: Tensor, dtype: torch.dtype, enlarged: float = 1.0
+) -> Reference:
     """Prepare the oracle's values of an output of a dtype for comparing."""
-    inverse64 = _usable_scale(y64, scale, dtype).reciprocal()
+    inverse64 = _usable_scale(y64, scale, dtype, enlarged).reciprocal()
     high = y64.float()
     low = None
     if dtype == torch.float32:

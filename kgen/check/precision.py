@@ -52,16 +52,18 @@ def round_mantissa(x: Tensor, bits: int) -> Tensor:
     return torch.where(x.isfinite(), rounded.view(torch.float32), x)
 
 
-def smallest_scale(dtype: torch.dtype) -> float:
+def smallest_scale(dtype: torch.dtype, enlarged: float = 1.0) -> float:
     """Return the magnitude below which an output's error stops shrinking with the output.
 
     fp16: the smallest normal number; below it, neighbours are equally far apart. fp32 and bf16:
     so much that terms which are subnormal in fp32 may be flushed to zero, as CUDA's fast arithmetic
-    does, and then be summed or multiplied by more than 1 (`_FLUSHED`).
+    does, and then be summed or multiplied by more than 1 (`_FLUSHED`). `enlarged` is what the
+    values of a set are multiplied by beyond ordinary ones: a weight that was flushed is multiplied
+    by such a value, too.
     """
     if dtype == torch.float16:
         return torch.finfo(dtype).tiny
-    return _FLUSHED * torch.finfo(torch.float32).tiny / floor_of(dtype)
+    return enlarged * _FLUSHED * torch.finfo(torch.float32).tiny / floor_of(dtype)
 
 
 def overflow_threshold(dtype: torch.dtype) -> float:

@@ -52,7 +52,8 @@ def add_tune(tune: argparse.ArgumentParser) -> None:
         type=duration,
         default=30.0,
         metavar="30s",
-        help="a trial that takes longer is killed and recorded (default: 30s)",
+        help="a trial that takes longer is killed and recorded; a certificate has six times as "
+        "long (default: 30s)",
     )
     tune.add_argument(
         "--device-memory",
@@ -275,7 +276,8 @@ def add_learn(learn: argparse.ArgumentParser) -> None:
         type=duration,
         default=30.0,
         metavar="30s",
-        help="a trial that takes longer is killed and recorded (default: 30s)",
+        help="a trial that takes longer is killed and recorded; a certificate has six times as "
+        "long (default: 30s)",
     )
     add_out(learn, "where the tuned library is")
 

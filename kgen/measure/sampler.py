@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -334,7 +335,8 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
     """End a failed capture; ending it may fail as well.
 
     After such a failure the allocator assumes that the capture continues, and would run out of
-    memory instead of releasing its cache.
+    memory instead of releasing its cache. So does the generator of random numbers, and every later
+    draw raises RuntimeError, until a capture succeeds.
     """
     with suppress(RuntimeError):
         graph.capture_end()
@@ -342,6 +344,11 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
     if end is not None:
         with suppress(RuntimeError):
             end(torch.cuda.current_device(), graph.pool())
+    empty = torch.cuda.CUDAGraph()
+    with suppress(RuntimeError), warnings.catch_warnings(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        warnings.simplefilter("ignore")  # that the graph is empty
+        empty.capture_begin(capture_error_mode="thread_local")
+        empty.capture_end()
 
 
 def _sets(calls: Sequence[TimedCall]) -> str:

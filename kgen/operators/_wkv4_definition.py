@@ -70,22 +70,58 @@ def added(
 
 
 def _states(k: torch.Tensor, v: torch.Tensor, ones: torch.Tensor, decay: torch.Tensor,
-            start: Pair) -> list[Pair]:  # fmt: skip
-    """The state before each step, and the one after the last."""
+            start: Pair) -> Pair:  # fmt: skip
+    """The state before each step and the one after the last, [B, T + 1, C] each.
+
+    In fp32 one step after the other, as any kernel rounds at least as much. In float64, whose
+    rounding does not show, by doubling: T steps of a GPU take T times as many launches.
+    """
+    import torch
+
+    if k.dtype == torch.float64:
+        return _states_by_doubling((k, v, ones), decay, start)
     states = [start]
     for k_t, v_t, one in zip(k.unbind(1), v.unbind(1), ones.unbind(1), strict=True):
         states.append(added(states[-1], decay, k_t, v_t, one))
-    return states
+    exponents, a, b = (torch.stack(part, dim=1) for part in zip(*states, strict=True))
+    return exponents, a, b
 
 
-def _stacked(pairs: list[Pair], empty: torch.Tensor) -> Pair:
-    """The pairs of all steps, [B, T, C] each."""
+def _states_by_doubling(terms: Pair, decay: torch.Tensor, start: Pair) -> Pair:
+    """As `_states`. The sums of 1, 2, 4, ... terms that end at each step; sums are associative."""
     import torch
 
-    if not pairs:
-        return empty, empty, empty
-    exponents, a, b = (torch.stack(part, dim=1) for part in zip(*pairs, strict=True))
+    found = [
+        torch.cat([first[:, None], rest], 1) for first, rest in zip(start, terms, strict=True)]
+    distance, count = 1, found[0].shape[1]
+    while distance < count:
+        before, after = ([x[:, span] for x in found]
+                         for span in (slice(None, -distance), slice(distance, None)))
+        exponent, a, b = before
+        both = added((exponent, a, b), distance * decay, *after)
+        found = [torch.cat([x[:, :distance], more], 1)
+                 for x, more in zip(found, both, strict=True)]
+        distance *= 2
+    exponents, a, b = found
     return exponents, a, b
+
+
+def _before(states: Pair) -> Pair:
+    """The states before all steps."""
+    exponent, a, b = states
+    return exponent[:, :-1], a[:, :-1], b[:, :-1]
+
+
+def _after(states: Pair) -> Pair:
+    """The states after all steps."""
+    exponent, a, b = states
+    return exponent[:, 1:], a[:, 1:], b[:, 1:]
+
+
+def _at(states: Pair, place: int) -> Pair:
+    """One of the states; 0 is before the first step."""
+    exponent, a, b = states
+    return exponent[:, place], a[:, place], b[:, place]
 
 
 def _given(x: Tensors) -> Pair:
@@ -102,8 +138,8 @@ def _forward(x: Tensors, decay: torch.Tensor) -> dict[str, torch.Tensor]:
 
     k, v, one = x["k"], x["v"], torch.ones_like(x["v"])
     states = _states(k, v, one, decay, _given(x))
-    _, a, b = added(_stacked(states[:-1], k), 0.0, x["u"] + k, v, one)
-    exponent, num, den = states[-1]
+    _, a, b = added(_before(states), 0.0, x["u"] + k, v, one)
+    exponent, num, den = _at(states, -1)
     return {"y": a / b, "final_state": torch.stack([num, den, exponent], dim=-1)}
 
 
@@ -113,12 +149,12 @@ def _backward(x: Tensors, decay: torch.Tensor) -> dict[str, torch.Tensor]:
 
     k, v, one = x["k"], x["v"], torch.ones_like(x["v"])
     states = _states(k, v, one, decay, _given(x))
-    before = _stacked(states[:-1], k)
+    before = _before(states)
     exponent, a, b = added(before, 0.0, x["u"] + k, v, one)
     y, r = a / b, x["gy"] / b
-    end = _end(x, states[-1], 1)
+    end = _end(x, _at(states, -1), 1)
     adjoint = _adjoint(exponent, r, -r * y, decay, end)
-    n, ga, gd = _stacked(adjoint[1:], k)
+    n, ga, gd = _after(adjoint)
     own, later = (x["u"] + k - exponent).exp(), (k + n).exp()
     gu = own * r * (v - y)
     gw = (decay + before[0] + n).exp() * (before[1] * ga + before[2] * gd)
@@ -127,7 +163,7 @@ def _backward(x: Tensors, decay: torch.Tensor) -> dict[str, torch.Tensor]:
         "gv": own * r + later * ga,
         "gw": _sum_of_steps(gw).sum(0),
         "gu": _sum_of_steps(gu).sum(0),
-        "ginitial_state": _by_state(states[0], adjoint[0]),
+        "ginitial_state": _by_state(_at(states, 0), _at(adjoint, 0)),
     }
 
 
@@ -141,10 +177,10 @@ def _end(x: Tensors, last: Pair, power: int) -> Pair:
 
 
 def _adjoint(exponent: torch.Tensor, a: torch.Tensor, b: torch.Tensor, decay: torch.Tensor,
-             end: Pair) -> list[Pair]:  # fmt: skip
+             end: Pair) -> Pair:  # fmt: skip
     """The gradients by numerator and denominator before the first step, then after each step."""
-    found = _states(-exponent.flip(1), a.flip(1), b.flip(1), decay, end)
-    return found[::-1]
+    n, ga, gd = _states(-exponent.flip(1), a.flip(1), b.flip(1), decay, end)
+    return n.flip(1), ga.flip(1), gd.flip(1)
 
 
 def _by_state(start: Pair, adjoint: Pair) -> torch.Tensor:
@@ -190,30 +226,30 @@ def scale(
     states = _states(k, v, one, decay, start)
     doubled = (2 * start[0], start[1].square(), start[2].square())
     squares = _states(2 * k, v.square(), one, 2 * decay, doubled)
-    exponent, a, b = added(_stacked(states[:-1], k), 0.0, u + k, v, one)
-    before = _stacked(squares[:-1], k)
-    y2 = added(before, 0.0, 2 * (u + k), v.square(), one)[1] / b.square()
+    exponent, a, b = added(_before(states), 0.0, u + k, v, one)
+    y2 = added(_before(squares), 0.0, 2 * (u + k), v.square(), one)[1] / b.square()
     if pass_name == "forward":
         first = torch.where(start[0] > EMPTY / 2, start[0], 0.0)[:, None]
         exponents = torch.cat([first, k], dim=1).nan_to_num(0.0, 0.0, 0.0).abs().amax(1)
-        parts = [squares[-1][1].sqrt(), squares[-1][2].sqrt(), exponents]
+        _, num2, den2 = _at(squares, -1)
+        parts = [num2.sqrt(), den2.sqrt(), exponents]
         terms = {"y": y2.sqrt(), "final_state": torch.stack(parts, dim=-1)}
     else:
         y2 = y2.maximum((a / b).square())
         r2 = (inputs["gy"] / b).square()
-        end = _end(inputs, states[-1], 2)
+        end = _end(inputs, _at(states, -1), 2)
 
-        def adjoint_of(decay2: torch.Tensor) -> list[Pair]:
+        def adjoint_of(decay2: torch.Tensor) -> Pair:
             return _adjoint(2 * exponent, r2, r2 * y2, decay2, (2 * end[0], *end[1:]))
 
         def by_decay(shift: float) -> torch.Tensor:
             decay2 = 2 * decay + shift
-            m, num, den = _stacked(_states(2 * k, v.square(), one, decay2, doubled)[:-1], k)
-            n, ga, gd = _stacked(adjoint_of(decay2)[1:], k)
+            m, num, den = _before(_states(2 * k, v.square(), one, decay2, doubled))
+            n, ga, gd = _after(adjoint_of(decay2))
             return ((decay2 + m + n).exp() * (num * ga + den * gd)).sum((0, 1))
 
         adjoint = adjoint_of(2 * decay)
-        n, ga, gd = _stacked(adjoint[1:], k)
+        n, ga, gd = _after(adjoint)
         own, later = (2 * (u + k - exponent)).exp() * r2, (2 * k + n).exp()
         gu = own * (v.square() + y2)
         gw = ((by_decay(_SHIFT) - by_decay(-_SHIFT)) / (2 * _SHIFT)).clamp_min(0.0).sqrt()
@@ -222,7 +258,7 @@ def scale(
             "gv": (own + later * ga).sqrt(),
             "gw": slope.abs() * gw * (1 + _exponents(decay, k)),
             "gu": gu.sum((0, 1)).sqrt(),
-            "ginitial_state": _by_state(doubled, adjoint[0]).sqrt(),
+            "ginitial_state": _by_state(doubled, _at(adjoint, 0)).sqrt(),
         }
     return {name: y.abs().maximum(terms[name]) for name, y in outputs.items()}
 

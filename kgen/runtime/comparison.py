@@ -25,9 +25,9 @@ SIZES = (1.0, 1 / 64)
 
 def made_up(
     shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device,
-    generator: torch.Generator, size: float = 1.0,
+    generator: torch.Generator, size: float = 1.0, positive: bool = False,
 ) -> Tensor:
-    """Return random values in (-size, -size / 10), which suit every operator.
+    """Return random values in (-size, -size / 10).
 
     Values of one sign avoid cancellation in sums; a negative logarithm of a decay makes it decay.
 
@@ -38,22 +38,28 @@ def made_up(
         device: The device of the tensor and the generator.
         generator: Not PyTorch's own, whose state belongs to the caller.
         size: One of SIZES.
+        positive: Whether the values are positive instead.
     Raises:
         RuntimeError: If elements overlap otherwise.
     """
     extents = [1 if step == 0 else extent for extent, step in zip(shape, strides, strict=True)]
     made = torch.empty_strided(extents, strides, dtype=dtype, device=device)
-    return made.uniform_(-size, -size / 10, generator=generator).expand(*shape)
+    made.uniform_(-size, -size / 10, generator=generator)
+    return (made.neg_() if positive else made).expand(*shape)
 
 
-def made_up_like(tensors: Sequence[Tensor | None], size: float) -> list[Tensor | None]:
-    """Return `made_up` inputs of the same layouts and a given size.
+def made_up_like(
+    signature: PassSignature, tensors: Sequence[Tensor | None], size: float
+) -> list[Tensor | None]:
+    """Return `made_up` inputs of the same layouts and a given size, which suit every operator.
 
+    An input with a fixed extent, as the numerator, denominator and exponent of wkv4's state, is
+    positive: a negative denominator would cancel with the exponentials that are added to it.
     Integers, overlapping views and None stay as they are.
     """
     made: list[Tensor | None] = []
     generators: dict[torch.device, torch.Generator] = {}
-    for tensor in tensors:
+    for argument, tensor in zip(signature.inputs, tensors, strict=True):
         if tensor is None or not tensor.is_floating_point():
             made.append(tensor)
             continue
@@ -61,7 +67,8 @@ def made_up_like(tensors: Sequence[Tensor | None], size: float) -> list[Tensor |
             generators[tensor.device] = torch.Generator(tensor.device).manual_seed(0)
         try:
             made.append(made_up(tensor.shape, tensor.stride(), tensor.dtype, tensor.device,
-                                generators[tensor.device], size))
+                                generators[tensor.device], size,
+                                positive=any(dim.isdigit() for dim in argument.dims)))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:

@@ -93,7 +93,7 @@ def _difference(
         return results(passed.signature, own, passed.run_row(given, own, *rest))
 
     for size in SIZES:
-        sized = made_up_like(tensors, size)
+        sized = made_up_like(passed.signature, tensors, size)
         wanted = run(safe, sized)
         if are_finite(wanted):
             break

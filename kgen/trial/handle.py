@@ -39,6 +39,9 @@ Outcome = TypeVar(
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network file system is slow
 TRIAL_TIMEOUT_S = 30.0
+# A certificate has some fifty sets of inputs where a trial has one, and the definition of a
+# recurrence takes them step by step.
+CERTIFICATE_TRIALS = 6
 TRACE_TIMEOUT_S = 900.0  # peers compile, and a slow one leaves the profiler many events to sort
 MAX_RESTARTS_IN_A_ROW = 3
 
@@ -65,7 +68,8 @@ class WorkerHandle:
 
         Args:
             setup: The setup that every worker receives.
-            trial_timeout_s: A trial that takes longer ends with its worker.
+            trial_timeout_s: A trial that takes longer ends with its worker; a certificate, if it
+                takes `CERTIFICATE_TRIALS` times as long.
             spare: Whether to keep a spare once the first worker runs.
         """
         self._setup = setup
@@ -135,9 +139,12 @@ class WorkerHandle:
         child.drain()
         before = child.printed_bytes
         try:
-            outcome = self._ask(trial, TrialOutcome, self._trial_timeout_s)
+            times = CERTIFICATE_TRIALS if trial.level == "certify" else 1
+            outcome = self._ask(trial, TrialOutcome, times * self._trial_timeout_s)
         except WorkerTimeoutError as problem:
-            return TrialOutcome(Fate.TIMED_OUT, str(problem))
+            limit = (f"; a certificate has {times} times the limit of a trial, "
+                     f"{self._trial_timeout_s:g} s" if times > 1 else "")
+            return TrialOutcome(Fate.TIMED_OUT, f"{problem}{limit}")
         except LaunchRefusedError as problem:
             return TrialOutcome(Fate.REJECTED, f"the launch was refused: {problem}")
         except (WorkerDiedError, LaunchError) as problem:

@@ -26,7 +26,8 @@ class Limits:
 
     Attributes:
         trial_s: Seconds, from the request to the verdict; the first trial of a problem draws its
-            inputs and evaluates the oracle in that time, too.
+            inputs and evaluates the oracle in that time, too. A certificate has a multiple of it
+            (`kgen.trial.handle`).
         memory_bytes: Device memory of all trials; None for all there is.
     """
 

@@ -16,7 +16,8 @@ from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.trial import Session
 
-_NO_ANSWER = re.compile(r"no answer within ([0-9.]+) s")
+# Of a certificate the limit of a trial is told after its own.
+_NO_ANSWER = re.compile(r"no answer within ([0-9.]+) s(?:.* limit of a trial, ([0-9.]+) s)?")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class CurrentDigests:
         """
         if record.fate is Fate.TIMED_OUT:
             limit_s = _NO_ANSWER.search(record.reason)
-            if limit_s and float(limit_s[1]) < self.trial_s:
+            if limit_s and float(limit_s[2] or limit_s[1]) < self.trial_s:
                 return f"timed out within less than the current limit of {self.trial_s:g} s"
         if record.fate not in (Fate.VERIFIED, Fate.WRONG, Fate.CRASHED, Fate.TIMED_OUT):
             return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +12,7 @@ from kgen.check import LAUNCHES, Fixture, Verdict, verify
 from kgen.check.steady import Extents, steady_extents
 from kgen.launch import Module
 from kgen.model.gpu import GpuProfile
-from kgen.model.plan import Workspace, make_plan
+from kgen.model.plan import Launch, Workspace, make_plan
 from kgen.model.problem import Problem
 from kgen.model.record import Evidence, Tried
 from kgen.operators.base import Operator
@@ -56,12 +57,25 @@ def verdict_of(
             module, candidate, operator, gpu, trial.pass_name, trial.problem, tensors, scalars
         )
 
+    guards = admission(candidate, gpu, pass_)
+    sm_count = 0 if on_host else _sm_count(fixture.device)
+
+    def admits(numbers: Mapping[str, int | str], tensors: Mapping[str, torch.Tensor]) -> bool:
+        if not guards(numbers, tensors):
+            return False
+        dims = tuple((name, int(numbers[name])) for name, _ in trial.problem.dims)
+        if on_host or dims == trial.problem.dims:  # what was asked for is launched, or refused
+            return True
+        launches = make_plan(
+            candidate.variant, candidate.config, replace(trial.problem, dims=dims), gpu).launches
+        return has_room(module, launches, sm_count)
+
     return verify(
         fixture,
         bound,
         trial.level,
         workspaces=workspaces,
-        admits=admission(candidate, gpu, pass_),
+        admits=admits,
         constants=candidate.variant.constants,
         seed=trial.seeds[1] if trial.seeds else None,
         bitwise=not candidate.variant.nondeterministic,
@@ -70,6 +84,23 @@ def verdict_of(
         threads=threads,
         far=_has_several_orders(trial),
     )
+
+
+def has_room(module: Module, launches: Sequence[Launch], sm_count: int) -> bool:
+    """Whether all blocks that wait for each other at grid barriers fit on the SMs at once.
+
+    The library asks the same before a launch, and calls that do not fit get another kernel.
+    """
+    return all(
+        launch.blocks <= sm_count * module.occupancy(
+            launch.kernel, launch.threads, launch.smem_bytes)
+        for launch in launches
+        if launch.coresident and not launch.is_empty
+    )
+
+
+def _sm_count(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def evidence_of(trial: Trial, seed: int, verdict: Verdict, on_host: bool) -> Evidence:

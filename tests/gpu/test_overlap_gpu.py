@@ -99,7 +99,8 @@ class Calls:
         config = next(
             c
             for c in variant.first
-            if "overlap" in c.as_dict() and c.as_dict().get("products") == case.products
+            if (c.as_dict().get("overlap") or c.as_dict().get("pdl"))
+            and c.as_dict().get("products") == case.products
         )
         major, minor = torch.cuda.get_device_capability(0)
         compiler = open_compiler("nvrtc", [include_dir()])

@@ -158,7 +158,7 @@ def test_one_journal_answers_cold_and_warm_tunes() -> None:
 
 def test_records_of_another_definition_are_let_go() -> None:
     """What a mended definition, other inputs or guards say against a kernel, or for it, is over."""
-    configs = [Config.of("v", {"lanes": lanes}) for lanes in range(9)]
+    configs = [Config.of("v", {"lanes": lanes}) for lanes in range(11)]
     kinds = [  # fate, definition, guards, reason; whether it is of use
         (Fate.VERIFIED, "today", "guards", "", True),
         (Fate.WRONG, "today", "guards", "", True),
@@ -168,6 +168,10 @@ def test_records_of_another_definition_are_let_go() -> None:
         (Fate.VERIFIED, "", "", "", True),  # from before the digests: it may serve a row
         (Fate.CRASHED, "", "", "", False),
         (Fate.TIMED_OUT, "today", "guards", "no answer within 15 s; killed", False),
+        (Fate.TIMED_OUT, "today", "guards", "no answer within 90 s; killed; a certificate has 6 "
+         "times the limit of a trial, 15 s", False),
+        (Fate.TIMED_OUT, "today", "guards", "no answer within 180 s; killed; a certificate has 6 "
+         "times the limit of a trial, 30 s", True),
         (Fate.BUILD_FAILED, "yesterday", "others", "", True),
     ]
     journal = [
@@ -188,7 +192,7 @@ def test_records_of_another_definition_are_let_go() -> None:
         "recorded with another definition or other inputs": 2,
         "recorded with other guards of the variant": 1,
         "wrong or crashed, recorded without a digest of the definition": 1,
-        "timed out within less than the current limit of 30 s": 1,
+        "timed out within less than the current limit of 30 s": 2,
     }
 
 

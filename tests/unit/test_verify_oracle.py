@@ -228,6 +228,17 @@ def test_special_values_in_fp32(want: float, got: float, ok: bool) -> None:
     assert bool(scaled_error(y, reference, bound) <= bound) == ok
 
 
+@pytest.mark.parametrize(
+    ("dtype", "is_larger"),
+    [(torch.float32, True), (torch.bfloat16, True), (torch.float16, False)],
+)
+def test_flushed_weights_of_large_values(dtype: torch.dtype, is_larger: bool) -> None:
+    """A subnormal weight of fp32 that is flushed is missed 2^16 times in a value of 2^16. What fp16
+    holds is far above that."""
+    ratio = smallest_scale(dtype, 2.0**16) / smallest_scale(dtype)
+    assert ratio == (2.0**16 if is_larger else 1.0)
+
+
 def test_fp32_error_is_measured_to_float64s_accuracy() -> None:
     y64 = 1.0 + 0.3 * 2.0**-23
     reference = reference_to([y64], torch.float32)

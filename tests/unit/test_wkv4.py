@@ -127,6 +127,16 @@ def test_a_decay_of_zero_forgets() -> None:
         torch.testing.assert_close(x, made[name] if name != "gw" else torch.zeros_like(x))
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 37])
+@pytest.mark.parametrize("case", ["normal", "large_keys", "extreme_decay", "nonfinite"])
+def test_float64_sums_by_doubling_what_fp32_sums_step_by_step(case: str, steps: int) -> None:
+    given = inputs(problem(f"B=2,T={steps},C=5"), case)
+    double, single = both(given), both({name: x.float() for name, x in given.items()})
+    for name, want in double.items():
+        torch.testing.assert_close(
+            single[name].double(), want, rtol=2e-3, atol=2e-3, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", ["k", "v", "gy"])
 def test_nan_reaches_what_depends_on_it_alone(name: str) -> None:
     given = inputs(problem(), "normal")

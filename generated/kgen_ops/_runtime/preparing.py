@@ -240,7 +240,7 @@ class Preparer:
             for size in SIZES if mode != "first" else (None,):
                 found = list(outputs)
                 if size is not None:
-                    tensors = made_up_like(tensors, size)
+                    tensors = made_up_like(self._signature, tensors, size)
                 own = updated_copies(self._signature, tensors)
                 if size is not None or self._signature.in_outs:
                     found = allocated(self._signature, bound, device)

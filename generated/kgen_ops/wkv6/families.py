@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "d4dff97e24e467df1a27608dd2e49706"
+HEADERS = "2761d348f0ebba0f9f03842ab8eeb27f"
 
 
 def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
@@ -1036,7 +1036,9 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         max(call.gradient_floats, call.raw_floats, call.score_floats))
     ),
     "sequence_heads": lambda call: call.N * call.H,
-    "fp32_results": lambda call: call.w_itemsize == 4 or call.initial_state_itemsize > 0,
+    "precise": lambda call: (
+        call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype == 'fp16'
+    ),
     "on_gpu": lambda call: call.compute_capability > 0,
 }
 
@@ -1075,7 +1077,9 @@ BACKWARD_CHUNK_LOOP_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
         max(call.gradient_floats, call.raw_floats, call.score_floats))
     ),
     "sequence_heads": lambda call: call.N * call.H,
-    "fp32_results": lambda call: call.w_itemsize == 4 or call.initial_state_itemsize > 0,
+    "precise": lambda call: (
+        call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype == 'fp16'
+    ),
     "on_gpu": lambda call: call.compute_capability > 0,
 }
 
@@ -1156,9 +1160,8 @@ BACKWARD = (
             lambda call: call.states_smem_bytes <= call.smem_per_block,
             lambda call: call.chunk_smem_bytes <= call.smem_per_block,
             lambda call: (
-                max(call.subchunks * call.padded_values // 2 + 64, 192 if call.fp32_results else
-                152) <= min(255, call.regs_per_sm // (2 * call.padded_keys * call.min_blocks) // 8 *
-                8)
+                max(call.subchunks * call.padded_values // 2 + 64, 192 if call.precise else 152) <=
+                min(255, call.regs_per_sm // (2 * call.padded_keys * call.min_blocks) // 8 * 8)
             ),
             lambda call: not call.pdl or call.compute_capability >= 90 or (not call.on_gpu),
             lambda call: call.min_blocks == 1 and call.stages == 2 or call.on_gpu,
@@ -1278,7 +1281,6 @@ BACKWARD = (
             lambda call: call.K <= 256,
             lambda call: call.V <= 256,
             lambda call: call.cu_seqlens_itemsize > 0,
-            lambda call: call.dtype != 'fp16' or call.w_itemsize == 4,
         ),
         fits=(
             lambda call: call.K * call.itemsize % call.copy_bytes == 0,
@@ -1287,9 +1289,8 @@ BACKWARD = (
             lambda call: call.states_smem_bytes <= call.smem_per_block,
             lambda call: call.chunk_smem_bytes <= call.smem_per_block,
             lambda call: (
-                max(call.subchunks * call.padded_values // 2 + 64, 192 if call.fp32_results else
-                152) <= min(255, call.regs_per_sm // (2 * call.padded_keys * call.min_blocks) // 8 *
-                8)
+                max(call.subchunks * call.padded_values // 2 + 64, 192 if call.precise else 152) <=
+                min(255, call.regs_per_sm // (2 * call.padded_keys * call.min_blocks) // 8 * 8)
             ),
             lambda call: not call.pdl or call.compute_capability >= 90 or (not call.on_gpu),
             lambda call: call.min_blocks == 1 and call.stages == 2 or call.on_gpu,

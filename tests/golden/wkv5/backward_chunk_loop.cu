@@ -41,8 +41,7 @@ constexpr bool kPerStep = false;  // w is [B, T, H, K], not [H, K]
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 constexpr bool kFinalState = kgen::kPresent<kgen::none>;
-// Gradients that are returned in fp32 take products as accurate as fp32.
-constexpr bool kPrecise = sizeof(W) == 4 || kInitialState;
+constexpr bool kPrecise = kgen::wkv::kPreciseGradients<Value, W, kInitialState>;
 
 using Config = kgen::wkv::BackwardConfig<Value, W, kForm, kPerStep, kPrecise, kK, kV, kChunk,
                                          kBlockV, kStages, kCopyBytes, kSequential, kPdl, false,

@@ -1114,7 +1114,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="21d6de98a65c",
+        kernel="df3847c89387",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -1130,7 +1130,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2176f959dead",
+        kernel="8ad4f9b89d74",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1146,7 +1146,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="5d231d47eb50",
+        kernel="449025a0f73d",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1162,7 +1162,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="bdf1b2359ecc",
+        kernel="a11ad10e10de",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -1178,7 +1178,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="8a75c1666646",
+        kernel="dea80413ef0a",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "

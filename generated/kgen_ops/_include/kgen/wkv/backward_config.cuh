@@ -5,6 +5,7 @@
 #include "kgen/chunked/sequence.cuh"
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/cp_async.cuh"
+#include "kgen/primitives/types.cuh"
 
 namespace kgen::wkv {
 
@@ -47,10 +48,17 @@ KGEN_DEVICE void copy_rows(T* tile, int tile_stride, const StepRows<const T>& ro
     }
 }
 
+// Whether products are as accurate as fp32: for gradients that are returned in fp32 (of W or of an initial state), and
+// for those in fp16, which have three bits more than bf16.
+template <class T, class W, bool InitialState>
+inline constexpr bool kPreciseGradients = sizeof(W) == 4 || InitialState;
+template <class W, bool InitialState>
+inline constexpr bool kPreciseGradients<fp16, W, InitialState> = true;
+
 // Types and extents of the kernels.
 //
 //     T, W         tensors; decays, in the form Form. PerStep: w has steps
-//     Precise      products as accurate as fp32, for gradients that are returned in fp32
+//     Precise      products as accurate as fp32 (kPreciseGradients)
 //     Chunk        steps between two checkpoints
 //     BlockV       value features of a block of the state loop; Stages: its buffers of 32 steps
 //     CopyBytes    of one asynchronous copy
