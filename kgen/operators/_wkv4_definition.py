@@ -137,9 +137,12 @@ def _forward(x: Tensors, decay: torch.Tensor) -> dict[str, torch.Tensor]:
     import torch
 
     k, v, one = x["k"], x["v"], torch.ones_like(x["v"])
-    states = _states(k, v, one, decay, _given(x))
+    start = _given(x)
+    states = _states(k, v, one, decay, start)
     _, a, b = added(_before(states), 0.0, x["u"] + k, v, one)
     exponent, num, den = _at(states, -1)
+    # A key that is NaN leaves the max as it is, but one of the initial state stays.
+    exponent = torch.where(start[0].isnan(), start[0], exponent)
     return {"y": a / b, "final_state": torch.stack([num, den, exponent], dim=-1)}
 
 
@@ -216,7 +219,8 @@ def scale(
     gw: what step s adds to the output of step t is a term t - s times, once per decay between them,
     always with the same error. The sum of (times * term)^2 is the derivative, by the decay, of the
     sum of times * term^2. A weight has the error of its exponent, which grows with the decay and
-    the keys; of other outputs there are so many elements that the definition meets such errors.
+    the keys. It shows in the final state where all steps but early ones add 0, and is in the terms
+    there; of y, gk and gv there are so many elements that the definition meets such errors.
     """
     import torch
 
@@ -231,8 +235,7 @@ def scale(
     if pass_name == "forward":
         first = torch.where(start[0] > EMPTY / 2, start[0], 0.0)[:, None]
         exponents = torch.cat([first, k], dim=1).nan_to_num(0.0, 0.0, 0.0).abs().amax(1)
-        _, num2, den2 = _at(squares, -1)
-        parts = [num2.sqrt(), den2.sqrt(), exponents]
+        parts = [*_state_terms(inputs, decay, start, _at(states, -1)[0]), exponents]
         terms = {"y": y2.sqrt(), "final_state": torch.stack(parts, dim=-1)}
     else:
         y2 = y2.maximum((a / b).square())
@@ -261,6 +264,28 @@ def scale(
             "ginitial_state": _by_state(doubled, _at(adjoint, 0)).sqrt(),
         }
     return {name: y.abs().maximum(terms[name]) for name, y in outputs.items()}
+
+
+def _state_terms(
+    x: Tensors, decay: torch.Tensor, start: Pair, last: torch.Tensor
+) -> list[torch.Tensor]:
+    """Roots of the sums of the squared terms of the final numerator and denominator, [B, C] each.
+
+    A term e^x v counts as (1 + |x|) e^x v: an exponential errs by a part of its exponent.
+    """
+    import torch
+
+    steps = x["k"].shape[1]
+    later = torch.arange(steps, -1, -1, device=decay.device, dtype=decay.dtype)[:, None]
+    # Of the initial state, then of each step. The last step does not decay, not even by -inf.
+    decays = torch.where(later > 0, later * decay, 0.0)
+    exponents = torch.cat([start[0][:, None], x["k"]], 1) + decays - last[:, None]
+    weights = (exponents.exp() * (1 + exponents.abs().clamp_max(1e3))).square()
+    ones = torch.ones_like(x["v"])
+    return [
+        (weights * torch.cat([first[:, None], terms], 1).square()).sum(1).sqrt()
+        for first, terms in ((start[1], x["v"]), (start[2], ones))
+    ]
 
 
 def _exponents(decay: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -137,6 +137,33 @@ def test_float64_sums_by_doubling_what_fp32_sums_step_by_step(case: str, steps: 
             single[name].double(), want, rtol=2e-3, atol=2e-3, equal_nan=True)
 
 
+def test_a_max_that_is_nan_stays() -> None:
+    """As in a kernel that takes the larger of it and a key by a comparison."""
+    given = inputs(problem(), "normal")
+    given["initial_state"][1, 3, 2] = torch.nan
+    made = both(given)
+    assert made["final_state"][1, 3].isnan().all()
+    assert made["y"][1, :, 3].isnan().all()
+    assert made["ginitial_state"][1, 3].isnan().all()
+    others = torch.ones(5, dtype=torch.bool)
+    others[3] = False
+    assert made["final_state"][:, others].isfinite().all()
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+def test_terms_of_a_state_count_with_their_exponents(steps: int) -> None:
+    """Of a state whose later steps add 0: the rounding of the exponent is all of its error."""
+    given = inputs(problem(f"B=1,T={steps},C=5", states=False), "normal", "forward")
+    given["w"] = torch.full_like(given["w"], -8.0)
+    given["k"] = torch.zeros_like(given["k"])
+    given["v"][:, 1:] = 0.0
+    made = OPERATOR.definition("forward", given, {})
+    assert OPERATOR.scale is not None
+    scale = OPERATOR.scale("forward", given, made, {})["final_state"][..., 0]
+    exponent = 8.0 * (steps - 1)
+    torch.testing.assert_close(scale, (1 + exponent) * made["final_state"][..., 0].abs())
+
+
 @pytest.mark.parametrize("name", ["k", "v", "gy"])
 def test_nan_reaches_what_depends_on_it_alone(name: str) -> None:
     given = inputs(problem(), "normal")

@@ -1139,6 +1139,7 @@ FORWARD = (
             lambda call: call.dtype == 'bf16',
             lambda call: call.norm_itemsize == 0,
             lambda call: call.final_key_sum_itemsize == 0,
+            lambda call: call.final_state_itemsize == 0 or call.T <= 2048,
         ),
         fits=(
             lambda call: call.threads <= 1024,

@@ -848,6 +848,7 @@ def warp_specialized_1_fits(call: Call) -> bool:
         and min(call.B - 1, 1) * call.v_stride_B * 2 % 16 == 0
         and min(call.H - 1, 1) * call.v_stride_H * 2 % 16 == 0
         and min(call.T - 1, 1) * call.v_stride_T * 2 % 16 == 0
+        and call.T <= 2048
     )
 
 
