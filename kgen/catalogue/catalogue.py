@@ -12,7 +12,7 @@ from pathlib import Path
 from kgen.assets import Root, builtin_root, user_roots
 from kgen.catalogue.gradients import links_of
 from kgen.catalogue.spaces import load_space
-from kgen.catalogue.user_functions import check_declaration, with_clear_errors
+from kgen.catalogue.user_functions import check_declaration, with_clear_errors, without_exit
 from kgen.errors import CatalogueError, suggest
 from kgen.model.space import Space
 from kgen.operators.base import Operator
@@ -107,7 +107,8 @@ class Catalogue:
                 assert spec.loader is not None, file
                 module = importlib.util.module_from_spec(spec)
                 sys.modules[module_name] = module  # dataclasses look their module up
-                spec.loader.exec_module(module)
+                with without_exit():
+                    spec.loader.exec_module(module)
         except KeyboardInterrupt:
             raise
         except BaseException as problem:  # a user's module may raise anything

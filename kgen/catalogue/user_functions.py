@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kgen.errors import CatalogueError, KgenError, VerifyError, suggest
 from kgen.operators.base import Cost, Operator
@@ -30,6 +32,23 @@ _ARGUMENTS = {
     "trained": "pass_name, problem, inputs, generator",
 }
 _OPTIONAL = ("scale", "untouched", "trained")
+
+
+@contextmanager
+def without_exit() -> Iterator[None]:
+    """Let `os._exit` raise SystemExit, as `sys.exit` does: a user's code must not end the process
+    of a tune, with a status that says that all went well.
+    """
+    real = os._exit
+
+    def leave(status: int) -> NoReturn:
+        raise SystemExit(status)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = real
 
 
 def check_declaration(operator: Operator, file: Path) -> None:
@@ -102,7 +121,8 @@ def _wrapped(operator: str, field: str, function: Callable[..., Any]) -> Callabl
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         try:
-            found = function(*arguments, **named)
+            with without_exit():
+                found = function(*arguments, **named)
         except (KgenError, MemoryError):
             raise
         except Exception as problem:

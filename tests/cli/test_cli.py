@@ -274,6 +274,8 @@ def test_mistakes_are_one_paragraph(tmp_path: Path, arguments: list[str], part: 
 
 @pytest.mark.parametrize(("function", "said"), [
     ("lambda *_: sys.exit(0)", "a function of the operator's module called sys.exit(0)"),
+    ("lambda *_: os._exit(0)", "a function of the operator's module called sys.exit(0)"),
+    ("os._exit(0)", "the operator module does not load\n  SystemExit: 0"),
     ("lambda _, problem: problem.dim('Q')", "has no dim 'Q'"),
 ])
 def test_a_faulty_function_of_an_operator_is_no_success(
@@ -281,7 +283,7 @@ def test_a_faulty_function_of_an_operator_is_no_success(
 ) -> None:
     mine = shutil.copytree(SOFTMAX, tmp_path / "mine")
     with (mine / "operators" / "softmax.py").open("a") as module:
-        module.write(f"\nimport dataclasses, sys\n"
+        module.write(f"\nimport dataclasses, os, sys\n"
                      f"OPERATOR = dataclasses.replace(OPERATOR, cost={function})\n")
     done = kgen("tune", "--op", "softmax", "--path", "mine", "--gpu", "host", "--trials", "1",
                 "--no-peers", cwd=tmp_path)
