@@ -44,15 +44,18 @@ def family_states(entry: Entry, tables: Iterable[TableState]) -> tuple[FamilySta
     """Return the families of an operator.
 
     These are the variants that hold a row. Of those without a row, the ones that only reproduce
-    what was published are left out, and the safe one. A pass without any row has all variants but
-    the safe one: nothing is known of them.
+    what was published are left out, and the safe one. A variant with a step of the ladder beyond
+    the published ones stays: it may serve options that no row has, states or packed sequences. A
+    pass without any row has all variants but the safe one: nothing is known of them.
 
     Args:
         entry: The operator.
         tables: Its tables.
     """
     winners = {(row.pass_name, row.variant) for table in tables for row in table.rows}
-    published = {(step.pass_name, step.config.variant) for step in entry.space.ladder}
+    steps = [((step.pass_name, step.config.variant), step.is_published)
+             for step in entry.space.ladder]
+    published = {key for key, _ in steps} - {key for key, is_published in steps if not is_published}
     families: list[FamilyState] = []
     for passed in entry.operator.signature.passes:
         if not any(pass_name == passed.name for pass_name, _ in winners):

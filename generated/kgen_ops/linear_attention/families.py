@@ -664,6 +664,58 @@ def backward_chunk_parallel(file: KernelFile, call: Call) -> Run:
 
     return run
 
+
+def backward_block_per_head(file: KernelFile, call: Call) -> Run:
+    """Launch the backward block_per_head."""
+    threads = call.threads
+    smem = call.smem
+    size_b = call.B
+    size_h = call.H
+    head_blocks = call.head_blocks
+    size_t = call.T
+    gout_stride_b = call.gout_stride_B
+    gout_stride_h = call.gout_stride_H
+    gout_stride_t = call.gout_stride_T
+    q_stride_b = call.q_stride_B
+    q_stride_h = call.q_stride_H
+    q_stride_t = call.q_stride_T
+    k_stride_b = call.k_stride_B
+    k_stride_h = call.k_stride_H
+    k_stride_t = call.k_stride_T
+    v_stride_b = call.v_stride_B
+    v_stride_h = call.v_stride_H
+    v_stride_t = call.v_stride_T
+    gq_stride_b = call.gq_stride_B
+    gq_stride_h = call.gq_stride_H
+    gq_stride_t = call.gq_stride_T
+    gk_stride_b = call.gk_stride_B
+    gk_stride_h = call.gk_stride_H
+    gk_stride_t = call.gk_stride_T
+    gv_stride_b = call.gv_stride_B
+    gv_stride_h = call.gv_stride_H
+    gv_stride_t = call.gv_stride_T
+    launch = file.launcher(
+        "linear_attention_backward", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(threads, 1, 1), smem=smem,
+    )
+    grid_x = size_b * size_h * head_blocks
+
+    def run(
+        stream: int, gout: int, q: int, k: int, v: int, initial_state: int, initial_key_sum: int,
+        norm: int, gout_dot_out: int, gfinal_state: int, gfinal_key_sum: int, gq: int, gk: int,
+        gv: int, ginitial_state: int, ginitial_key_sum: int, scale: float,
+    ) -> None:
+        launch(
+            stream, grid_x, 1, 1, gout, q, k, v, initial_state, initial_key_sum, norm, gout_dot_out,
+            gfinal_state, gfinal_key_sum, gq, gk, gv, ginitial_state, ginitial_key_sum, size_h,
+            size_t, gout_stride_b, gout_stride_h, gout_stride_t, q_stride_b, q_stride_h, q_stride_t,
+            k_stride_b, k_stride_h, k_stride_t, v_stride_b, v_stride_h, v_stride_t, gq_stride_b,
+            gq_stride_h, gq_stride_t, gk_stride_b, gk_stride_h, gk_stride_t, gv_stride_b,
+            gv_stride_h, gv_stride_t, scale,
+        )
+
+    return run
+
 FORWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "block_v": lambda call: 16 * call.value_tiles * call.value_warps,
     "head_blocks": lambda call: ceil_div(call.M, call.block_v),
@@ -1563,6 +1615,21 @@ BACKWARD_CHUNK_PARALLEL_NAMED: dict[str, Callable[[Call], Any]] = {
     "warp_values": lambda call: call.state_values // call.state_value_warps,
 }
 
+BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
+    "block_v": lambda call: call.columns,
+    "head_blocks": lambda call: 2 * ceil_div(call.E, call.block_v) + ceil_div(call.M, call.block_v),
+    "threads": lambda call: call.columns // call.tile * call.split,
+    "keys": lambda call: max(call.E, call.M),
+    "smem": lambda call: (
+        call.stages * call.tokens * ((2 * round_up(round_up(call.keys, 4 * call.split), 8) +
+        call.columns) * call.itemsize + 8)
+    ),
+    "steps": lambda call: call.T,
+    "on_host": lambda call: call.compute_capability == 0,
+    "widest_column_count": lambda call: max(call.E, call.M),
+    "state_registers": lambda call: 4 * ceil_div(call.keys, 4 * call.split) * call.tile + 64,
+}
+
 BACKWARD = (
     Family(
         name="chunk_loop",
@@ -2131,5 +2198,62 @@ BACKWARD = (
             ),
         ),
         bind=backward_chunk_parallel,
+    ),
+    Family(
+        name="block_per_head",
+        template="linear_attention/backward_block_per_head.cu.jinja",
+        constants=("E", "M"),
+        settings={},
+        parameters=(
+            Parameter("split", (1, 2, 4, 8, 16, 32)),
+            Parameter("tile", (1, 2, 4)),
+            Parameter("columns", (8, 16, 32, 64, 128, 256)),
+            Parameter("tokens", (1, 4, 8, 16, 32)),
+            Parameter("stages", (1, 2, 3, 4)),
+            Parameter("vec", (1, 2, 4, 8)),
+        ),
+        first=(
+            (4, 4, 32, 8, 3, 4),
+        ),
+        named=BACKWARD_BLOCK_PER_HEAD_NAMED,
+        is_safe=False,
+        admits=(
+        ),
+        fits=(
+            lambda call: call.threads % 32 == 0,
+            lambda call: 32 <= call.threads <= 1024,
+            lambda call: call.vec * call.itemsize <= 16,
+            lambda call: call.E % call.vec == 0,
+            lambda call: call.M % call.vec == 0,
+            lambda call: call.threads <= 64 or not call.on_host,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gout_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gout_stride_B % call.vec == 0,
+            lambda call: call.gout_stride_H % call.vec == 0,
+            lambda call: call.gout_stride_T % call.vec == 0,
+            lambda call: call.q_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.q_stride_B % call.vec == 0,
+            lambda call: call.q_stride_H % call.vec == 0,
+            lambda call: call.q_stride_T % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_H % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_H % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.columns < 2 * call.widest_column_count or call.columns <= 32,
+            lambda call: 4 * call.split <= round_up(call.keys, 4),
+            lambda call: call.state_registers <= min(255, call.regs_per_sm // call.threads),
+            lambda call: call.tokens <= next_pow2(max(call.T, 1)),
+            lambda call: call.stages == 1 or (call.stages - 1) * call.tokens < call.T,
+            lambda call: call.tokens * call.stages <= 64,
+            lambda call: call.tokens * call.stages >= 4 or call.T < 4,
+            lambda call: call.vec * call.itemsize >= 4 or call.E % 2 + call.M % 2 > 0,
+        ),
+        bind=backward_block_per_head,
     ),
 )

@@ -69,6 +69,53 @@ def forward_running_max(file: KernelFile, call: Call) -> Run:
     return run
 
 
+def forward_scan(file: KernelFile, call: Call) -> Run:
+    """Launch the forward scan."""
+    size_b = call.B
+    size_c = call.C
+    split_count = call.split_count
+    splits = call.splits
+    vec = call.vec
+    size_t = call.T
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    split_steps = call.split_steps
+    threads = call.threads
+    slot_bytes = call.slot_bytes
+    slots = call.slots
+    tiles = call.tiles
+    y_stride_b = call.y_stride_B
+    y_stride_t = call.y_stride_T
+    pair_floats = call.pair_floats
+    launch_1 = file.launcher("wkv4_split_sums", "ppppqqqqqqqq", block=(128, 1, 1), smem=0)
+    grid_1_x = 0 if splits == 1 else size_b * (split_count - 1) * ceil_div(size_c, 128 * vec)
+    launch_2 = file.launcher(
+        "wkv4_forward", "ppppppppqqqqqqqqqq", block=(threads, 1, 1), smem=slots * slot_bytes,
+    )
+    grid_2_x = size_b * tiles * split_count
+    new_split_sums = file.scratch(
+        0 if splits == 1 else pair_floats * size_b * split_count * size_c, torch.float32,
+    )
+
+    def run(
+        stream: int, k: int, v: int, w: int, u: int, initial_state: int, y: int, final_state: int,
+    ) -> None:
+        split_sums = new_split_sums()
+        launch_1(
+            stream, grid_1_x, 1, 1, k, v, w, split_sums.data_ptr(), size_t, size_c, k_stride_b,
+            k_stride_t, v_stride_b, v_stride_t, split_steps, split_count,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, k, v, w, u, initial_state, y, final_state,
+            split_sums.data_ptr(), size_t, size_c, k_stride_b, k_stride_t, v_stride_b, v_stride_t,
+            y_stride_b, y_stride_t, split_steps, split_count,
+        )
+
+    return run
+
+
 def backward_running_max(file: KernelFile, call: Call) -> Run:
     """Launch the backward running_max."""
     threads = call.threads
@@ -128,6 +175,72 @@ def backward_running_max(file: KernelFile, call: Call) -> Run:
 
     return run
 
+
+def backward_scan(file: KernelFile, call: Call) -> Run:
+    """Launch the backward scan."""
+    size_b = call.B
+    size_c = call.C
+    rounds = call.rounds
+    vec = call.vec
+    size_t = call.T
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    threads = call.threads
+    slot_bytes = call.slot_bytes
+    slots = call.slots
+    tiles = call.tiles
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    pair_floats = call.pair_floats
+    launch_1 = file.launcher("wkv4_round_sums", "ppppqqqqqqq", block=(128, 1, 1), smem=0)
+    grid_1_x = size_b * rounds * ceil_div(size_c, 128 * vec)
+    launch_2 = file.launcher("wkv4_round_states", "pppqqqq", block=(128, 1, 1), smem=0)
+    grid_2_x = ceil_div(size_b * size_c, 128)
+    launch_3 = file.launcher(
+        "wkv4_backward", "ppppppppppppqqqqqqqqqqqqq", block=(threads, 1, 1),
+        smem=slots * slot_bytes,
+    )
+    grid_3_x = size_b * tiles
+    launch_4 = file.launcher("wkv4_backward_reduce", "pppppqq", block=(128, 1, 1), smem=0)
+    grid_4_x = ceil_div(size_c, 128)
+    new_round_states = file.scratch(pair_floats * size_b * (rounds + 1) * size_c, torch.float32)
+    new_gw_parts = file.scratch(size_b * size_c, torch.float32)
+    new_gu_parts = file.scratch(size_b * size_c, torch.float32)
+
+    def run(
+        stream: int, gy: int, k: int, v: int, w: int, u: int, initial_state: int, gfinal_state: int,
+        gk: int, gv: int, gw: int, gu: int, ginitial_state: int,
+    ) -> None:
+        round_states = new_round_states()
+        gw_parts = new_gw_parts()
+        gu_parts = new_gu_parts()
+        launch_1(
+            stream, grid_1_x, 1, 1, k, v, w, round_states.data_ptr(), size_t, size_c, k_stride_b,
+            k_stride_t, v_stride_b, v_stride_t, rounds,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, w, initial_state, round_states.data_ptr(), size_b, size_t,
+            size_c, rounds,
+        )
+        launch_3(
+            stream, grid_3_x, 1, 1, gy, k, v, w, u, gfinal_state, round_states.data_ptr(), gk, gv,
+            ginitial_state, gw_parts.data_ptr(), gu_parts.data_ptr(), size_t, size_c, gy_stride_b,
+            gy_stride_t, k_stride_b, k_stride_t, v_stride_b, v_stride_t, gk_stride_b, gk_stride_t,
+            gv_stride_b, gv_stride_t, rounds,
+        )
+        launch_4(
+            stream, grid_4_x, 1, 1, w, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_b,
+            size_c,
+        )
+
+    return run
+
 FORWARD_RUNNING_MAX_NAMED: dict[str, Callable[[Call], Any]] = {
     "pair_floats": lambda call: 3,
     "round_steps": lambda call: call.segments * call.steps,
@@ -144,6 +257,28 @@ FORWARD_RUNNING_MAX_NAMED: dict[str, Callable[[Call], Any]] = {
         call.tensors * call.steps * call.vec_registers * (2 if call.prefetch else 1)
     ),
     "other_registers": lambda call: 42 + 8 * call.vec + call.steps * call.vec,
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
+FORWARD_SCAN_NAMED: dict[str, Callable[[Call], Any]] = {
+    "pair_floats": lambda call: 3,
+    "round_steps": lambda call: call.segments * call.steps,
+    "split_steps": lambda call: round_up(max(ceil_div(call.T, call.splits), 1), call.round_steps),
+    "split_count": lambda call: max(ceil_div(call.T, call.split_steps), 1),
+    "columns": lambda call: call.lanes * call.vec,
+    "tiles": lambda call: ceil_div(call.C, call.columns),
+    "threads": lambda call: call.lanes * call.segments,
+    "slot_bytes": lambda call: call.pair_floats * 4 * call.columns,
+    "slots": lambda call: 2 * call.segments + 2,
+    "tensors": lambda call: 2,
+    "vec_registers": lambda call: ceil_div(call.vec * call.itemsize, 4),
+    "held_registers": lambda call: (
+        call.tensors * call.steps * call.vec_registers * (2 if call.prefetch else 1)
+    ),
+    "other_registers": lambda call: 34 + 8 * call.vec + call.steps * call.vec,
     "registers": lambda call: (
         min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
     ),
@@ -213,6 +348,65 @@ FORWARD = (
         ),
         bind=forward_running_max,
     ),
+    Family(
+        name="scan",
+        template="wkv4/forward_scan.cu.jinja",
+        constants=(),
+        settings={},
+        parameters=(
+            Parameter("lanes", (32, 16, 8, 64, 128)),
+            Parameter("vec", (2, 1, 4, 8)),
+            Parameter("segments", (8, 16, 4, 2, 1, 32, 64)),
+            Parameter("steps", (8, 16, 4, 32)),
+            Parameter("prefetch", (True, False)),
+            Parameter("min_blocks", (1, 2, 3, 4)),
+            Parameter("splits", (1, 2, 4, 8, 16, 32, 64)),
+        ),
+        first=(
+            (32, 2, 8, 16, False, 2, 1),
+            (32, 2, 16, 8, True, 1, 1),
+            (32, 2, 8, 8, True, 2, 16),
+        ),
+        named=FORWARD_SCAN_NAMED,
+        is_safe=False,
+        admits=(
+        ),
+        fits=(
+            lambda call: call.threads % 32 == 0,
+            lambda call: 32 <= call.threads <= 1024,
+            lambda call: call.vec * call.itemsize <= 16,
+            lambda call: call.C % call.vec == 0,
+            lambda call: call.steps * call.vec <= 64,
+            lambda call: call.slots * call.slot_bytes <= call.smem_per_block,
+            lambda call: call.held_registers + call.other_registers <= call.registers,
+            lambda call: call.splits == 1 or call.splits <= call.T,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.y_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.y_stride_B % call.vec == 0,
+            lambda call: call.y_stride_T % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.threads * call.min_blocks <= call.max_threads_per_sm,
+            lambda call: call.threads * call.min_blocks >= 256 or not call.on_gpu,
+            lambda call: call.columns * call.itemsize >= 32 or call.columns >= call.C,
+            lambda call: call.columns < 2 * next_pow2(max(call.C, 1)),
+            lambda call: call.round_steps < 2 * next_pow2(max(call.T, 1)) or call.round_steps == 4,
+            lambda call: call.segments <= 2 * call.steps,
+            lambda call: call.threads <= 64 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.splits == 1 or call.split_count * 2 > call.splits,
+            lambda call: (
+                call.splits == 1 or call.B * call.tiles * call.split_count <= 8 * call.sm_count
+            ),
+            lambda call: call.splits <= 2 or call.on_gpu,
+        ),
+        bind=forward_scan,
+    ),
 )
 
 BACKWARD_RUNNING_MAX_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -232,6 +426,27 @@ BACKWARD_RUNNING_MAX_NAMED: dict[str, Callable[[Call], Any]] = {
     "other_registers": lambda call: (
         56 + (7 if call.step_weights else 9) * call.steps * call.vec + 8 * call.vec
     ),
+    "registers": lambda call: (
+        min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
+BACKWARD_SCAN_NAMED: dict[str, Callable[[Call], Any]] = {
+    "pair_floats": lambda call: 4,
+    "round_steps": lambda call: call.segments * call.steps,
+    "rounds": lambda call: ceil_div(call.T, call.round_steps),
+    "columns": lambda call: call.lanes * call.vec,
+    "tiles": lambda call: ceil_div(call.C, call.columns),
+    "threads": lambda call: call.lanes * call.segments,
+    "slot_bytes": lambda call: call.pair_floats * 4 * call.columns,
+    "slots": lambda call: 2 * call.segments + 2,
+    "tensors": lambda call: 3,
+    "vec_registers": lambda call: ceil_div(call.vec * call.itemsize, 4),
+    "held_registers": lambda call: (
+        call.tensors * call.steps * call.vec_registers * (2 if call.prefetch else 1)
+    ),
+    "other_registers": lambda call: 68 + 4 * call.steps * call.vec + 16 * call.vec,
     "registers": lambda call: (
         min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
     ),
@@ -304,5 +519,62 @@ BACKWARD = (
             lambda call: call.threads <= 64 and call.min_blocks == 1 or call.on_gpu,
         ),
         bind=backward_running_max,
+    ),
+    Family(
+        name="scan",
+        template="wkv4/backward_scan.cu.jinja",
+        constants=(),
+        settings={},
+        parameters=(
+            Parameter("lanes", (32, 16, 8, 64, 128)),
+            Parameter("vec", (2, 1, 4, 8)),
+            Parameter("segments", (8, 16, 4, 2, 1, 32, 64)),
+            Parameter("steps", (8, 16, 4, 32)),
+            Parameter("prefetch", (True, False)),
+            Parameter("min_blocks", (1, 2, 3, 4)),
+        ),
+        first=(
+            (32, 2, 8, 8, False, 1),
+            (32, 1, 8, 8, True, 1),
+        ),
+        named=BACKWARD_SCAN_NAMED,
+        is_safe=False,
+        admits=(
+        ),
+        fits=(
+            lambda call: call.threads % 32 == 0,
+            lambda call: 32 <= call.threads <= 1024,
+            lambda call: call.vec * call.itemsize <= 16,
+            lambda call: call.C % call.vec == 0,
+            lambda call: call.steps * call.vec <= 64,
+            lambda call: call.slots * call.slot_bytes <= call.smem_per_block,
+            lambda call: call.held_registers + call.other_registers <= call.registers,
+            lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gy_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gy_stride_B % call.vec == 0,
+            lambda call: call.gy_stride_T % call.vec == 0,
+            lambda call: call.k_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.k_stride_B % call.vec == 0,
+            lambda call: call.k_stride_T % call.vec == 0,
+            lambda call: call.v_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.v_stride_B % call.vec == 0,
+            lambda call: call.v_stride_T % call.vec == 0,
+            lambda call: call.gk_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gk_stride_B % call.vec == 0,
+            lambda call: call.gk_stride_T % call.vec == 0,
+            lambda call: call.gv_ptr % (call.vec * call.itemsize) == 0,
+            lambda call: call.gv_stride_B % call.vec == 0,
+            lambda call: call.gv_stride_T % call.vec == 0,
+        ),
+        suits=(
+            lambda call: call.threads * call.min_blocks <= call.max_threads_per_sm,
+            lambda call: call.threads * call.min_blocks >= 256 or not call.on_gpu,
+            lambda call: call.columns * call.itemsize >= 32 or call.columns >= call.C,
+            lambda call: call.columns < 2 * next_pow2(max(call.C, 1)),
+            lambda call: call.round_steps < 2 * next_pow2(max(call.T, 1)) or call.round_steps == 4,
+            lambda call: call.segments <= 2 * call.steps,
+            lambda call: call.threads <= 64 and call.min_blocks == 1 or call.on_gpu,
+        ),
+        bind=backward_scan,
     ),
 )
