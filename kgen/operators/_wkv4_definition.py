@@ -73,8 +73,8 @@ def _states(k: torch.Tensor, v: torch.Tensor, ones: torch.Tensor, decay: torch.T
             start: Pair) -> Pair:  # fmt: skip
     """The state before each step and the one after the last, [B, T + 1, C] each.
 
-    In fp32 one step after the other, as any kernel rounds at least as much. In float64, whose
-    rounding does not show, by doubling: T steps of a GPU take T times as many launches.
+    In fp32 one step after the other, as the published kernels do. In float64, whose rounding does
+    not show, by doubling: a GPU takes a few launches for each step, or for each doubling.
     """
     import torch
 

@@ -58,7 +58,6 @@ def verdict_of(
         )
 
     guards = admission(candidate, gpu, pass_)
-    sm_count = 0 if on_host else _sm_count(fixture.device)
 
     def admits(numbers: Mapping[str, int | str], tensors: Mapping[str, torch.Tensor]) -> bool:
         if not guards(numbers, tensors):
@@ -68,7 +67,7 @@ def verdict_of(
             return True
         launches = make_plan(
             candidate.variant, candidate.config, replace(trial.problem, dims=dims), gpu).launches
-        return has_room(module, launches, sm_count)
+        return has_room(module, launches, _sm_count(fixture.device))
 
     return verify(
         fixture,
