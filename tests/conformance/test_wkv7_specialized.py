@@ -21,6 +21,7 @@ CASES = (
     ("B=1,H=2,T=37,K=64,V=40,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 2, 8),
     (f"B=1,N=4,H=1,T=70,K=48,V=32,dtype=bf16,decay_form=raw,{BEFORE},{PACKED}", (2, 2), 4, 8),
     (f"B=1,H=1,T=33,K=128,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,{BEFORE}", (1, 4), 4, 8),
+    ("B=1,H=1,T=33,K=144,V=16,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 2, 8),
     ("B=2,H=1,T=19,K=20,V=18,dtype=bf16,decay_form=log", (2, 4), 2, 2),
     ("B=1,H=2,T=40,K=64,V=16,dtype=bf16,w_dtype=bf16,decay_form=clamp", (1, 4), 2, 8),
     ("B=1,H=1,T=18,K=24,V=16,dtype=bf16,decay_form=clamp", (1, 2), 4, 4),

@@ -20,6 +20,9 @@ CASES = (
     ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), 4, 8),
     ("wkv6", f"B=1,H=1,T=37,K=128,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,{BEFORE}", (1, 4),
      2, 8),
+    # Rows of 192 elements, which begin between powers of two.
+    ("wkv6", "B=1,H=1,T=37,K=144,V=16,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 2, 8),
+    ("wkv5", "B=1,H=1,T=37,K=192,V=16,dtype=bf16,decay_form=raw", (1, 2), 2, 8),
     ("wkv6", "B=2,H=1,T=35,K=20,V=18,dtype=bf16,u_dtype=bf16,decay_form=log", (2, 4), 2, 2),
     ("wkv6", "B=1,H=1,T=33,K=24,V=16,dtype=bf16,decay_form=decay", (1, 2), 4, 4),
     ("wkv6", "B=1,H=1,T=33,K=7,V=5,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 8), 2, 1),

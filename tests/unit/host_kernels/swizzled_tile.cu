@@ -61,5 +61,7 @@ KGEN_DEVICE void multiply(const bf16* x, const bf16* y, float* out, int square) 
 KGEN_TEST_TILE(16);
 KGEN_TEST_TILE(64);
 KGEN_TEST_TILE(128);
+KGEN_TEST_TILE(192);
+KGEN_TEST_TILE(320);
 
 #endif

@@ -465,7 +465,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="c66cc316fb55",
+        kernel="5f82ee5b9641",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=1)",
         fits=warp_specialized_1_fits,
         bind=warp_specialized_1,

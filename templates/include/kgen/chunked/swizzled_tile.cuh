@@ -41,25 +41,36 @@ struct SwizzledTile {
         return (element ^ 8 * rows) + rows * max(Columns, 64);
     }
 
+    // The element `square` squares to the right of an element of the first square, in the same row.
+    static KGEN_DEVICE int beside(int element, int square) {
+        // Rows of a power of two of elements begin where the bits of all squares are clear. Others do not: there only
+        // the four squares of a group of 128 bytes differ by bits alone.
+        if constexpr ((Columns & (Columns - 1)) == 0) {
+            return element ^ 16 * square;
+        } else {
+            return (element ^ 16 * (square % 4)) + 64 * (square / 4);
+        }
+    }
+
     // `square`: which of the squares side by side in the tile.
     static KGEN_DEVICE A a_rows(const T* tile, int square = 0) {
         A a;
-        ldmatrix<4>(a.pair, tile + (rows_first() ^ 16 * square));
+        ldmatrix<4>(a.pair, tile + beside(rows_first(), square));
         return a;
     }
     static KGEN_DEVICE A a_columns(const T* tile, int square = 0) {
         A a;
-        ldmatrix<4, true>(a.pair, tile + (columns_first() ^ 16 * square));
+        ldmatrix<4, true>(a.pair, tile + beside(columns_first(), square));
         return a;
     }
     static KGEN_DEVICE void two_rows(B (&b)[2], const T* tile, int square = 0) {
         u32 words[4];
-        ldmatrix<4>(words, tile + (columns_first() ^ 16 * square));
+        ldmatrix<4>(words, tile + beside(columns_first(), square));
         Half::split(b, words);
     }
     static KGEN_DEVICE void two_columns(B (&b)[2], const T* tile, int square = 0) {
         u32 words[4];
-        ldmatrix<4, true>(words, tile + (rows_first() ^ 16 * square));
+        ldmatrix<4, true>(words, tile + beside(rows_first(), square));
         Half::split(b, words);
     }
 

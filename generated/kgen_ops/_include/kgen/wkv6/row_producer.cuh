@@ -366,7 +366,7 @@ private:
         bf16* rows = buffers_.rows(slot_, 0);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            bf16* place = rows + (places_of_rows_[which] ^ 16 * tile);
+            bf16* place = rows + RowTile::beside(places_of_rows_[which], tile);
             *reinterpret_cast<Quad*>(place + kRowR * RowTile::kElements) = pack(r[which]);
             *reinterpret_cast<Quad*>(place + kRowK * RowTile::kElements) = pack(k[which]);
         }

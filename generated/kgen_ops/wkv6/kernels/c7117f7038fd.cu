@@ -1,4 +1,4 @@
-// digest: d31f2f865d3b
+// digest: c7117f7038fd
 // Rendered by kgen from templates/wkv/forward_warp_specialized.cu.jinja
 // config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=int32, decay_form=log

@@ -1,4 +1,4 @@
-// digest: c66cc316fb55
+// digest: 5f82ee5b9641
 // Rendered by kgen from templates/wkv/forward_warp_specialized.cu.jinja
 // config: warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=1)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
