@@ -1,4 +1,4 @@
-"""wkv7's backward kernel of rows on tensor cores: all forms of the decay, several warps."""
+"""wkv7's backward kernel of rows on tensor cores: bf16, fp16, all forms of the decay, several warps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kgen.model.problem import parse_problem
 
 STATES = "initial_state_dtype=fp32,final_state_dtype=fp32"
 PACKED = "cu_seqlens_dtype=int64"
-BF16 = "dtype=bf16,w_dtype=bf16"
+BF16, FP16 = "dtype=bf16,w_dtype=bf16", "dtype=fp16,w_dtype=fp16"
 # Warps of the second kernel; elements per copy.
 CASES = (
     (f"B=1,H=2,T=37,K=64,V=40,{BF16},decay_form=log", 4, 8),
@@ -20,6 +20,12 @@ CASES = (
     (f"B=2,H=1,T=19,K=20,V=18,{BF16},decay_form=clamp", 2, 2),
     (f"B=1,H=1,T=17,K=7,V=5,{BF16},decay_form=log", 1, 1),
     (f"B=1,H=1,T=20,K=128,V=16,{BF16},decay_form=clamp", 8, 8),
+    # Three products of TF32 terms for one of fp32.
+    (f"B=1,H=2,T=37,K=64,V=40,{FP16},decay_form=log", 4, 8),
+    (f"B=1,N=4,H=1,T=70,K=48,V=32,{FP16},decay_form=raw,{STATES},{PACKED}", 2, 8),
+    (f"B=1,H=1,T=33,K=20,V=128,{FP16},decay_form=clamp,{STATES}", 1, 4),
+    (f"B=2,H=1,T=19,K=18,V=18,{FP16},decay_form=clamp", 2, 2),
+    (f"B=1,H=1,T=17,K=7,V=5,{FP16},decay_form=log", 1, 1),
 )  # fmt: skip
 FIRST = {"split": 8, "tile": 1, "columns": 8, "tokens": 4, "stages": 2, "chunk_blocks": 1}
 

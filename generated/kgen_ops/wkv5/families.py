@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "739622ebecfe0273b2b9edcf5d8ed04f"
+HEADERS = "11479ce676286a7a3e0af733634b1489"
 
 
 def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
@@ -737,6 +737,10 @@ FORWARD = (
             (16, 1, 32, 1, 4, 2, 4, 2, 1, 1),
             (16, 2, 16, 1, 4, 1, 5, 2, 1, 8),
             (16, 1, 16, 1, 2, 2, 4, 2, 1, 1),
+            (16, 1, 16, 1, 2, 2, 6, 2, 2, 1),
+            (16, 1, 16, 2, 2, 2, 6, 2, 2, 4),
+            (16, 2, 16, 1, 2, 2, 4, 1, 2, 16),
+            (16, 1, 16, 1, 8, 1, 3, 1, 1, 1),
         ),
         named=FORWARD_CHUNK_HALVING_NAMED,
         is_safe=False,
@@ -834,6 +838,7 @@ FORWARD = (
             (4, 4, 2, 8, 2),
             (4, 2, 4, 8, 2),
             (8, 4, 4, 8, 1),
+            (2, 2, 4, 8, 3),
         ),
         named=FORWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -1079,6 +1084,7 @@ BACKWARD = (
             (16, 1, 64, 32, 4, False, 0, False, True),
             (16, 1, 32, 32, 2, False, 0, True, False),
             (16, 1, 32, 16, 4, False, 0, False, False),
+            (16, 3, 32, 64, 3, False, 0, False, True),
         ),
         named=BACKWARD_CHUNK_LOOP_NAMED,
         is_safe=False,
@@ -1192,6 +1198,8 @@ BACKWARD = (
         first=(
             (16, 1, 32, 32, 2, False, 0, False, False),
             (16, 1, 64, 32, 4, False, 0, False, False),
+            (16, 3, 32, 32, 2, False, 0, False, False),
+            (16, 2, 64, 64, 3, False, 0, True, True),
             (16, 1, 64, 64, 4, True, 0, False, False),
             (16, 1, 64, 64, 4, True, 0, False, True),
         ),

@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "739622ebecfe0273b2b9edcf5d8ed04f"
+HEADERS = "11479ce676286a7a3e0af733634b1489"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -1164,6 +1164,8 @@ FORWARD = (
             (4, 4, 64, 8, 2, 8),
             (4, 2, 32, 8, 2, 8),
             (8, 2, 16, 1, 1, 8),
+            (16, 1, 8, 16, 1, 4),
+            (8, 2, 16, 16, 2, 8),
         ),
         named=FORWARD_BLOCK_PER_HEAD_NAMED,
         is_safe=False,
@@ -1238,15 +1240,22 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "tile_bytes": lambda call: 912 * call.row + 14336 + 4096 * min(call.row_warps, call.key_tiles),
     "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
+    "precise": lambda call: call.dtype == 'fp16',
     "value_blocks": lambda call: ceil_div(call.V, 16),
     "value_floats": lambda call: 16 * call.value_blocks + (16 if call.value_blocks % 2 == 0 else 0),
-    "chunk_row_bytes": lambda call: 256 * call.value_floats + 13312 + 2560 * call.chunk_warps,
+    "chunk_row_bytes": lambda call: (
+        (384 if call.precise else 256) * call.value_floats + (21504 if call.precise else 13312) +
+        2560 * call.chunk_warps
+    ),
     "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
     "registers": lambda call: (
         min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
         8)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "most_row_warps": lambda call: (
+        12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
+    ),
 }
 
 BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1263,14 +1272,21 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
         (4 + call.warps))
     ),
     "smem_bytes": lambda call: max(call.chunk_bytes, 64 * call.K * call.warps),
+    "precise": lambda call: call.dtype == 'fp16',
     "value_blocks": lambda call: ceil_div(call.V, 16),
     "value_floats": lambda call: 16 * call.value_blocks + (16 if call.value_blocks % 2 == 0 else 0),
-    "chunk_row_bytes": lambda call: 256 * call.value_floats + 13312 + 2560 * call.chunk_warps,
+    "chunk_row_bytes": lambda call: (
+        (384 if call.precise else 256) * call.value_floats + (21504 if call.precise else 13312) +
+        2560 * call.chunk_warps
+    ),
     "needed_registers": lambda call: (
-        10 * call.padded_keys // 8 + 170 if call.initial_state_itemsize > 0 else call.padded_keys //
-        2 + 150
+        10 * call.padded_keys // 8 + 170 if call.initial_state_itemsize > 0 or call.precise else
+        call.padded_keys // 2 + 150
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "most_row_warps": lambda call: (
+        12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
+    ),
 }
 
 BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1285,12 +1301,19 @@ BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
         call.stages * call.tokens * ((4 * call.row_pitch + call.columns) * call.itemsize +
         call.row_pitch * call.w_itemsize) + 4 * call.tokens * call.row_pitch
     ),
+    "precise": lambda call: call.dtype == 'fp16',
     "value_blocks": lambda call: ceil_div(call.V, 16),
     "value_floats": lambda call: 16 * call.value_blocks + (16 if call.value_blocks % 2 == 0 else 0),
-    "chunk_row_bytes": lambda call: 256 * call.value_floats + 13312 + 2560 * call.chunk_warps,
+    "chunk_row_bytes": lambda call: (
+        (384 if call.precise else 256) * call.value_floats + (21504 if call.precise else 13312) +
+        2560 * call.chunk_warps
+    ),
     "column_registers": lambda call: 4 * ceil_div(call.K, 4 * call.split) * call.tile,
     "other_registers": lambda call: 64,
     "on_gpu": lambda call: call.compute_capability > 0,
+    "most_row_warps": lambda call: (
+        12 if call.V <= 64 and call.compute_capability < 120 and (not call.precise) else 8
+    ),
 }
 
 BACKWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -1342,8 +1365,9 @@ BACKWARD = (
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
-            lambda call: call.dtype == 'bf16',
+            lambda call: call.itemsize == 2,
             lambda call: call.w_itemsize == 2,
+            lambda call: call.dtype == 'bf16',
             lambda call: call.initial_state_itemsize == 0,
         ),
         fits=(
@@ -1352,10 +1376,7 @@ BACKWARD = (
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
-            lambda call: (
-                call.chunk_warps * call.chunk_blocks <= (12 if call.V <= 64 and
-                call.compute_capability < 120 else 8)
-            ),
+            lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
             lambda call: call.state_bytes == 4 or (call.K >= 64 and call.V >= 64),
@@ -1444,6 +1465,7 @@ BACKWARD = (
         first=(
             (4, 2, 8, 2, 4, 3),
             (2, 2, 8, 4, 4, 2),
+            (4, 2, 8, 1, 4, 2),
         ),
         named=BACKWARD_CHUNK_LOOP_NAMED,
         is_safe=False,
@@ -1453,7 +1475,6 @@ BACKWARD = (
             lambda call: call.itemsize == 2,
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
-            lambda call: call.dtype == 'bf16',
             lambda call: call.w_itemsize == 2,
         ),
         fits=(
@@ -1466,10 +1487,7 @@ BACKWARD = (
                 call.min_blocks) // 8 * 8)
             ),
             lambda call: call.warps <= 2 and call.min_blocks == 1 or call.on_gpu,
-            lambda call: (
-                call.chunk_warps * call.chunk_blocks <= (12 if call.V <= 64 and
-                call.compute_capability < 120 else 8)
-            ),
+            lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
@@ -1558,12 +1576,14 @@ BACKWARD = (
         first=(
             (4, 4, 64, 8, 2, 8, 4, 3),
             (4, 4, 32, 8, 2, 8, 4, 2),
+            (8, 1, 16, 16, 2, 8, 4, 2),
+            (16, 1, 8, 16, 2, 8, 4, 2),
         ),
         named=BACKWARD_CHUNK_ROWS_NAMED,
         is_safe=False,
         admits=(
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
-            lambda call: call.dtype == 'bf16',
+            lambda call: call.itemsize == 2,
             lambda call: call.w_itemsize == 2,
         ),
         fits=(
@@ -1576,10 +1596,7 @@ BACKWARD = (
                 call.column_registers + call.other_registers <= min(255, call.regs_per_sm //
                 call.threads)
             ),
-            lambda call: (
-                call.chunk_warps * call.chunk_blocks <= (12 if call.V <= 64 and
-                call.compute_capability < 120 else 8)
-            ),
+            lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
             lambda call: ceil_div(call.K, 4 * call.split) <= 8,
@@ -1674,6 +1691,8 @@ BACKWARD = (
         first=(
             (4, 4, 64, 8, 2, 8, 16, 8, 16),
             (4, 4, 32, 8, 2, 8, 16, 16, 16),
+            (8, 1, 16, 16, 2, 8, 8, 4, 8),
+            (16, 1, 8, 16, 2, 8, 8, 4, 8),
         ),
         named=BACKWARD_BLOCK_PER_HEAD_NAMED,
         is_safe=False,

@@ -36,10 +36,10 @@ struct Config {
     static constexpr int kVec = 8;          // elements per copy
     static constexpr int kSteps = 16;               // of a chunk
     static constexpr int kRowWarps = 4;  // of wkv7_backward_rows, 16 keys each
-    static constexpr bool kSplit = kInitialState;   // 3xTF32: the gradient of the state is fp32
+    // 3xTF32: the gradient of the state is fp32, or the others are finer than bf16
+    static constexpr bool kSplit = kInitialState || !kgen::wkv7::kCoarse<Value>;
 };
 
-static_assert(kgen::wkv7::kCoarse<Value> && kgen::wkv7::kCoarse<W>, "gradients of steps are bf16");
 static_assert(Config::kForm == kgen::wkv7::DecayForm::clamp, "other decays have no bound");
 constexpr int kSize = Config::kK * Config::kV;
 constexpr bool kPacked = kgen::kPresent<Offset>;

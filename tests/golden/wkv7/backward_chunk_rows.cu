@@ -1,7 +1,7 @@
 // Rendered by kgen from templates/wkv7/backward_chunk_rows.cu.jinja
 // config: chunk_rows(split=4, tile=4, columns=64, tokens=8, stages=2, vec=8, chunk_warps=4, chunk_blocks=3)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=clamp
-// wkv7 backward, columns of the states in registers, then tensor cores; bf16. All sums are in a fixed order.
+// wkv7 backward, columns of the states in registers, then tensor cores. All sums are in a fixed order.
 //
 //     wkv7_backward_columns  sa and the states before all chunks, forward in time; gsa, gv, the gradients of the
 //                            states after all chunks and that of the initial state, backward in time, by other

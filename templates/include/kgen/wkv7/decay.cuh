@@ -25,6 +25,12 @@ using kgen::wkv::Rows;
 using kgen::wkv::Span;
 using kgen::wkv::step_pointer;
 
+// Whether outputs are that coarse that TF32 products do.
+template <class T>
+constexpr bool kCoarse = false;
+template <>
+constexpr bool kCoarse<bf16> = true;
+
 //              d                                   from, to
 //     log      exp(w)                              0, 1
 //     raw      exp(-exp(w))                        0, 1

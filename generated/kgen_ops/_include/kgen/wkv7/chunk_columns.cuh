@@ -48,12 +48,6 @@
 
 namespace kgen::wkv7 {
 
-// Whether outputs are that coarse that TF32 products do.
-template <class T>
-constexpr bool kCoarse = false;
-template <>
-constexpr bool kCoarse<bf16> = true;
-
 // The logarithm of a product of decays.
 template <bool Precise>
 class LogDecay {

@@ -1,4 +1,4 @@
-// gr, gw, gk, ga and gb of one chunk of 16 steps of wkv7 on tensor cores (TF32), any decay from 0 to 1; bf16 tensors.
+// gr, gw, gk, ga and gb of one chunk of 16 steps of wkv7 on tensor cores, any decay from 0 to 1; tensors of 16 bits.
 //
 // Keys are independent. With P_t the product of the chunk's decays up to step t, S the state before the chunk, G the
 // gradient of the state after it, g = scale * gy, and sums over steps s < t < u of the chunk:
@@ -12,24 +12,29 @@
 // is of the level where they are in different halves. Its factor is the decays from the middle to the late step times
 // those from after the early step to the middle: no quotient is formed, all factors are at most 1.
 //
-// Sums are by halving (row_scores.cuh): blocks of 16, 8, 4 and 2 steps have a late and an early half; a pair of steps
-// in the early half, a_u ga_u for those before u in the late half, and r_u gr_u for those and u itself. The parts of S
+// gw is the sum over pairs that a step lies between: k_s gk_s + b_s gb_s of a level for the steps after s in the early
+// half, a_u ga_u for those before u in the late half, and r_u gr_u for those and u itself. The parts of S
 // and G count likewise within the chunk, and P_15 sum_v S * G counts for all steps. `ahead` and `back` carry these sums
 // down the levels, from half to half. No difference of sums is formed, so strong decays lose nothing.
+//
+// Precision: bf16 with operands rounded to TF32; fp16 (kPrecise) with 3xTF32, whose short chains of products are added
+// in fp32. Both lose more than gradients in fp32 may: what k writes into a state, b removes again, and the sums of
+// both are larger than their difference.
 //
 // Layout: a warp has 16 keys. A lane has keys g and g + 8 and the steps of slots 2q, 2q + 1 (half 0) and 8 + 2q, 9 + 2q
 // (half 1): [half][2 * key + step], as accumulators are and as operands A of the levels need them.
 //
-// Shared memory: RowScoreBuffers; bf16 inputs[warps][5][16][16]: r, k, a, b, w of a warp, then its results.
+// Shared memory: RowScoreBuffers; Value inputs[warps][5][16][16]: r, k, a, b, w of a warp, then its results.
 //
 // Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
 // finite, the block computes its gradients again, step by step.
 //
-// A Config has Value and W (bf16), kK, kV, kForm, kRowWarps, and kVec, elements per copy. State: dtype of S and G in
-// memory, float or bf16.
+// A Config has Value and W (both bf16 or both fp16), kK, kV, kForm, kRowWarps, and kVec, elements per copy. State:
+// dtype of S and G in memory, float or bf16.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
+#include "kgen/primitives/registers.cuh"
 #include "kgen/wkv7/checkpoints.cuh"
 #include "kgen/wkv7/row_scores.cuh"
 #include "kgen/wkv7/tile_copier.cuh"
@@ -40,19 +45,25 @@ template <class Config, class State = float>
 class ChunkRows {
     using Value = typename Config::Value;
     using W = typename Config::W;
-    static_assert(sizeof(Value) == 2 && sizeof(W) == 2, "gradients of steps are bf16");
+    static_assert(sizeof(Value) == 2 && sizeof(W) == 2, "gradients of steps have 16 bits");
+
+public:
+    static constexpr bool kPrecise = !kCoarse<Value>;
+
+private:
     static constexpr auto kForm = Config::kForm;
     static constexpr int kK = Config::kK, kV = Config::kV, kWarps = Config::kRowWarps;
-    using Scores = RowScores<Value, kV, kWarps, Config::kVec>;
+    using Scores = RowScores<Value, kV, kWarps, Config::kVec, kPrecise>;
     using Buffers = typename Scores::Buffers;
     using Copier = TileCopier<Value, Config::kVec>;
     using CopierW = TileCopier<W, Config::kVec>;
     static constexpr int kTile = Copier::kElements;
-    // Blocks of 16 value features that are loaded at a time; four of more would spill on sm_120.
-    static constexpr int kGroup = Buffers::kBlocks <= 4 ? Buffers::kBlocks : 2;
+    // Blocks of 16 value features that are loaded at a time; four of more would spill on sm_120, and beside low terms.
+    static constexpr int kGroup = Buffers::kBlocks <= (kPrecise ? 2 : 4) ? Buffers::kBlocks : 2;
     using Half = float[4];         // of a lane: [2 * key + step]
     using Steps = float[2][4];     // both halves
-    using Words = u32[4];          // bf16 of two steps: [2 * half + key]
+    using Words = u32[4];          // of two steps: [2 * half + key]
+    using Four = Vec<float, 4>;
 
 public:
     static constexpr int kThreads = kWarps * kWarpSize, kKeys = 16 * kWarps;
@@ -68,7 +79,9 @@ public:
     Rows<W> gw;
     float scale;
 
-    KGEN_DEVICE void operator()() const {
+    // Returns whether all is computed. If a gradient is not finite, the block has to take the steps one by one; where
+    // kPrecise, that is left to the caller, or the addresses of all inputs would stay in registers, and others spill.
+    KGEN_DEVICE bool operator()() const {
         const int warp = thread_rank() / kWarpSize, key = first_key + 16 * warp;
         const Buffers buffers{dynamic_smem<float>()};
         u16* inputs = reinterpret_cast<u16*>(buffers.first) + Buffers::kBytes / 2 + warp * 5 * kTile;
@@ -129,7 +142,41 @@ public:
         write(ga, inputs + 2 * kTile, key);
         write(gb, inputs + 3 * kTile, key);
         write(gw, inputs + 4 * kTile, key);
+        if constexpr (kPrecise) return !block_any_nonfinite<kWarps>(nonfinite);
         if (block_any_nonfinite<kWarps>(nonfinite)) step_by_step();
+        return true;
+    }
+
+    // The definition, a thread per key and every other step: products with zeros of a NaN or Inf of another step do not
+    // occur. It takes hundreds of times as long.
+    KGEN_DEVICE void step_by_step() const {
+        const int key = first_key + thread_rank() % kKeys;
+        if (key >= kK) return;
+#pragma unroll 1
+        for (int t = thread_rank() / kKeys; t < steps; t += kThreads / kKeys) {
+            float by_r = 0.0f, by_w = 0.0f, by_k = 0.0f, by_a = 0.0f, by_b = 0.0f;
+#pragma unroll 1
+            for (int x = 0; x < kV; ++x) {
+                float s = to_float(state[i64{key} * kV + x]);
+                float g = to_float(gradient[i64{key} * kV + x]);
+#pragma unroll 1
+                for (int i = 0; i < t; ++i) s = after(s, i, key, x);
+#pragma unroll 1
+                for (int i = steps - 1; i > t; --i)
+                    g = fma(decay(i, key), with_y(g, i, key, x), at(a, i, key) * at(gsa, i, x));
+                g = with_y(g, t, key, x);
+                by_r = fma(after(s, t, key, x), scale * at(gy, t, x), by_r);
+                by_w = fma(s, g, by_w);
+                by_k = fma(g, at(v, t, x), by_k);
+                by_a = fma(s, at(gsa, t, x), by_a);
+                by_b = fma(g, at(sa, t, x), by_b);
+            }
+            gr.at(t)[key] = from_float<Value>(by_r);
+            gw.at(t)[key] = from_float<W>(by_w * decay_slope<kForm>(at(w, t, key), decay(t, key)));
+            gk.at(t)[key] = from_float<Value>(by_k);
+            ga.at(t)[key] = from_float<Value>(by_a);
+            gb.at(t)[key] = from_float<Value>(by_b);
+        }
     }
 
 private:
@@ -257,6 +304,7 @@ private:
             constexpr int kPart = kHalf == 8 ? 0 : kHalf == 4 ? 2 : kHalf == 2 ? 4 : 6;
             Half r_late, a_late, k_early, b_early, to_late, from_early, own;
             u32 of_r[4], of_a[4], of_k[4], of_b[4];
+            u32 low_r[4], low_a[4], low_k[4], low_b[4];  // kPrecise
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 r_late[i] = late<kHalf>(flip, i, [&](int h, int j) { return value(r, h, j); });
@@ -272,16 +320,22 @@ private:
                 });
                 own[i] *= to_late[i];
                 const int place = i / 2 + i % 2 * 2;  // of operand A: key, then step
-                of_r[place] = near_tf32(r_late[i] * own[i]);
-                of_a[place] = near_tf32(a_late[i] * to_late[i]);
-                of_k[place] = near_tf32(k_early[i] * from_early[i]);
-                of_b[place] = near_tf32(b_early[i] * from_early[i]);
+                of_r[place] = high_term(r_late[i] * own[i], low_r[place]);
+                of_a[place] = high_term(a_late[i] * to_late[i], low_a[place]);
+                of_k[place] = high_term(k_early[i] * from_early[i], low_k[place]);
+                of_b[place] = high_term(b_early[i] * from_early[i], low_b[place]);
             }
             // A factor of 1 or 0: the lane's steps of half 1 add their sums to those of the late steps, its steps of
             // half 0 to those of the early steps, or the other way round.
             const float share = flip ? 0.0f : 1.0f, other = 1.0f - share;
             Half by_r = {}, by_a = {}, by_k = {}, by_b = {};
             const Vec<float, 4>* parts = buffers.parts(kPart);
+            if constexpr (kPrecise) {
+                multiply_low(by_r, of_k, of_b, low_k, low_b, parts);
+                multiply_low(by_a, of_k, of_b, low_k, low_b, parts + 32);
+                multiply_low(by_k, of_r, of_a, low_r, low_a, parts + 64);
+                multiply_low(by_b, of_r, of_a, low_r, low_a, parts + 96);
+            }
             multiply(by_r, of_k, of_b, parts[0]);
             multiply(by_a, of_k, of_b, parts[32]);
             multiply(by_k, of_r, of_a, parts[64]);
@@ -386,12 +440,30 @@ private:
             }
         }
 
+        // The products with low terms.
+        static KGEN_DEVICE void multiply_low(Half& sums, const u32 (&first)[4], const u32 (&second)[4],
+                                             const u32 (&low_first)[4], const u32 (&low_second)[4],
+                                             const Four* part) {
+            multiply(sums, first, second, part[64 * Buffers::kParts]);
+            multiply(sums, low_first, low_second, part[0]);
+        }
         static KGEN_DEVICE void multiply(Half& sums, const u32 (&first)[4], const u32 (&second)[4],
                                          const Vec<float, 4>& part) {
             mma_tf32_m16n8k8(sums, first, {bit_cast<u32>(part[0]), bit_cast<u32>(part[1])});
             mma_tf32_m16n8k8(sums, second, {bit_cast<u32>(part[2]), bit_cast<u32>(part[3])});
         }
     };
+
+    // The high term of an operand; kPrecise: `low` becomes the other one.
+    static KGEN_DEVICE u32 high_term(float x, u32& low) {
+        if constexpr (kPrecise) {
+            u32 high;
+            split_tf32_finite(x, high, low);
+            return high;
+        } else {
+            return near_tf32(x);
+        }
+    }
 
     // Four value features of keys g and g + 8, of kGroup blocks of 16 from block `group` on.
     static KGEN_DEVICE void load_group(Vec<float, 4> (&rows)[kGroup][2], const State* of, int key,
@@ -415,26 +487,52 @@ private:
 #pragma unroll
         for (int n = 0; n < kGroup; ++n) {
             if (group + n >= Buffers::kBlocks) break;
-            Vec<float, 4> s[2], g[2];
+            if constexpr (kPrecise) {
+                multiply_precisely(scores, rows_s[n], rows_g[n], group + n, by_r, by_a, by_k, by_b, both);
+            } else {
+                Vec<float, 4> s[2], g[2];
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
+                for (int half = 0; half < 2; ++half)
 #pragma unroll
-                for (int x = 0; x < 4; ++x) {
-                    both[half] = fma(rows_s[n][half][x], rows_g[n][half][x], both[half]);
-                    s[half][x] = as_operand(rows_s[n][half][x]);
-                    g[half][x] = as_operand(rows_g[n][half][x]);
+                    for (int x = 0; x < 4; ++x) {
+                        both[half] = fma(rows_s[n][half][x], rows_g[n][half][x], both[half]);
+                        s[half][x] = as_operand(rows_s[n][half][x]);
+                        g[half][x] = as_operand(rows_g[n][half][x]);
+                    }
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    multiply_rows(by_r[half], s, Scores::four(scores.rows(kRowGy, half), group + n));
+                    multiply_rows(by_a[half], s, Scores::four(scores.rows(kRowGsa, half), group + n));
+                    multiply_rows(by_k[half], g, Scores::four(scores.rows(kRowV, half), group + n));
+                    multiply_rows(by_b[half], g, Scores::four(scores.rows(kRowSa, half), group + n));
                 }
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                multiply_rows(by_r[half], s, Scores::four(scores.rows(kRowGy, half), group + n));
-                multiply_rows(by_a[half], s, Scores::four(scores.rows(kRowGsa, half), group + n));
-                multiply_rows(by_k[half], g, Scores::four(scores.rows(kRowV, half), group + n));
-                multiply_rows(by_b[half], g, Scores::four(scores.rows(kRowSa, half), group + n));
             }
         }
         if (group + kGroup >= Buffers::kBlocks) {
             both[0] = lanes_sum<4>(both[0]);
             both[1] = lanes_sum<4>(both[1]);
+        }
+    }
+    // One block of value features.
+    static KGEN_DEVICE void multiply_precisely(const Scores& scores, const Four (&rows_s)[2],
+                                               const Four (&rows_g)[2], int block, Steps& by_r,
+                                               Steps& by_a, Steps& by_k, Steps& by_b,
+                                               float (&both)[2]) {
+        Four s[2], g[2], low_s[2], low_g[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                both[half] = fma(rows_s[half][x], rows_g[half][x], both[half]);
+                Scores::split(rows_s[half][x], s[half][x], low_s[half][x]);
+                Scores::split(rows_g[half][x], g[half][x], low_g[half][x]);
+            }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            scores.template add_rows<kRowGy>(by_r[half], s, low_s, half, block);
+            scores.template add_rows<kRowGsa>(by_a[half], s, low_s, half, block);
+            scores.template add_rows<kRowV>(by_k[half], g, low_g, half, block);
+            scores.template add_rows<kRowSa>(by_b[half], g, low_g, half, block);
         }
     }
     // An element of a state, rounded to TF32. bf16 is exact.
@@ -456,7 +554,7 @@ private:
         for (int half = 0; half < 2; ++half)
 #pragma unroll
             for (int key = 0; key < 2; ++key) {
-                const u32 pair = transpose_matrix(pack2<bf16>(x[half][2 * key], x[half][2 * key + 1]));
+                const u32 pair = transpose_matrix(pack2<Value>(x[half][2 * key], x[half][2 * key + 1]));
                 const int row = slot_step(8 * half + lane.g);
                 *reinterpret_cast<u32*>(tile + SwizzledTile<bf16, 16>::offset(row, key) +
                                         2 * lane.q) = pair;
@@ -479,37 +577,6 @@ private:
         }
     }
 
-    // The definition, a thread per key and every other step: products with zeros of a NaN or Inf of another step do not
-    // occur. It takes hundreds of times as long.
-    KGEN_DEVICE void step_by_step() const {
-        const int key = first_key + thread_rank() % kKeys;
-        if (key >= kK) return;
-#pragma unroll 1
-        for (int t = thread_rank() / kKeys; t < steps; t += kThreads / kKeys) {
-            float by_r = 0.0f, by_w = 0.0f, by_k = 0.0f, by_a = 0.0f, by_b = 0.0f;
-#pragma unroll 1
-            for (int x = 0; x < kV; ++x) {
-                float s = to_float(state[i64{key} * kV + x]);
-                float g = to_float(gradient[i64{key} * kV + x]);
-#pragma unroll 1
-                for (int i = 0; i < t; ++i) s = after(s, i, key, x);
-#pragma unroll 1
-                for (int i = steps - 1; i > t; --i)
-                    g = fma(decay(i, key), with_y(g, i, key, x), at(a, i, key) * at(gsa, i, x));
-                g = with_y(g, t, key, x);
-                by_r = fma(after(s, t, key, x), scale * at(gy, t, x), by_r);
-                by_w = fma(s, g, by_w);
-                by_k = fma(g, at(v, t, x), by_k);
-                by_a = fma(s, at(gsa, t, x), by_a);
-                by_b = fma(g, at(sa, t, x), by_b);
-            }
-            gr.at(t)[key] = from_float<Value>(by_r);
-            gw.at(t)[key] = from_float<W>(by_w * decay_slope<kForm>(at(w, t, key), decay(t, key)));
-            gk.at(t)[key] = from_float<Value>(by_k);
-            ga.at(t)[key] = from_float<Value>(by_a);
-            gb.at(t)[key] = from_float<Value>(by_b);
-        }
-    }
     KGEN_DEVICE float after(float s, int t, int key, int x) const {
         return fma(decay(t, key), s, fma(at(b, t, key), at(sa, t, x), at(k, t, key) * at(v, t, x)));
     }
@@ -524,15 +591,18 @@ private:
 };
 
 // By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist.
-template <class Config, class State = float, class Offset>
+// `StepByStep`: not to be given by callers.
+template <class Config, class State = float, bool StepByStep = false, class Offset>
 KGEN_DEVICE void backward_chunk_rows(
     const Offset* cu_seqlens, i64 N, i64 T, i64 H,
     const KeyRowsTensors<typename Config::Value, typename Config::W, State>& x, float scale) {
     using Block = ChunkRows<Config, State>;
     constexpr int kKeyBlocks = ceil_div(Config::kK, Block::kKeys), kSize = Config::kK * Config::kV;
 
-    const int block = static_cast<int>(blockIdx.x % kKeyBlocks);
-    const i64 h = blockIdx.x / kKeyBlocks % H, index = blockIdx.x / kKeyBlocks / H;
+    // Opaque: addresses are computed again, where they are needed again.
+    const u32 number_of_block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
+    const int block = static_cast<int>(number_of_block % kKeyBlocks);
+    const i64 h = number_of_block / kKeyBlocks % H, index = number_of_block / kKeyBlocks / H;
     const Chunk chunk = chunk_at<16>(cu_seqlens, index, N, T);
     if (chunk.steps == 0) return;
     const i64 number = h * head_chunks<16, kPresent<Offset>>(N, T) + index;
@@ -556,7 +626,11 @@ KGEN_DEVICE void backward_chunk_rows(
                      x.gb.head(span, h),
                      x.gw.head(span, h),
                      scale};
-    rows();
+    if constexpr (StepByStep) {
+        rows.step_by_step();
+    } else if (!rows()) {
+        backward_chunk_rows<Config, State, true>(cu_seqlens, N, T, H, x, scale);
+    }
 }
 
 }  // namespace kgen::wkv7

@@ -1,5 +1,8 @@
 // What the gradients of one chunk of 16 steps of wkv7 need of its value features: the rows of gy, gsa, v and sa, and
-// their products of two steps each, in the order in which halving reads them. TF32 operands, bf16 tensors.
+// their products of two steps each, in the order in which halving reads them. TF32 operands, tensors of 16 bits.
+//
+// Precise: a product of fp32 operands is 3xTF32, and short chains of products are added in fp32. gy and v, of 16 bits,
+// are exact in TF32, so only gsa, sa and the scores have low terms.
 //
 //     r_t k_s: scale * gy_t . v_s     r_t b_s: scale * gy_t . sa_s     a_t k_s: gsa_t . v_s     a_t b_s: gsa_t . sa_s
 //
@@ -10,10 +13,12 @@
 // Layout in shared memory (struct RowScoreBuffers):
 //
 //     float values[4][16][kPitch]    gy, gsa, v, sa by slots, rounded to TF32 when they are written
+//     float low[2][16][kPitch]       Precise: the low terms of gsa, sa
 //     float scores[32][kScores]      row: r, a by slot; column: k, b by slot
 //     float parts[8][2][32][4]       2 * level + direction, half, lane: operands B of products with
 //                                    direction 0: k E0, E1, b E0, E1 of a lane, for late steps of r, then of a
 //                                    direction 1: r L0, L1, a L0, L1 of a lane, for early steps of k, then of b
+//     float low_parts[8][2][32][4]   Precise: their low terms
 //
 // Bank conflicts: none in loads of 16 bytes from `values` and `parts`, none in stores to `scores`.
 //
@@ -44,18 +49,20 @@ KGEN_DEVICE int late_step(int q, int which) {
 
 enum ValueRow { kRowGy, kRowGsa, kRowV, kRowSa };
 
-template <int Values>
+template <int Values, bool Precise>
 struct RowScoreBuffers {
     static constexpr int kBlocks = ceil_div(Values, 16);  // of 16 value features
     static constexpr int kPitch = 16 * kBlocks + (kBlocks % 2 == 0 ? 16 : 0);
-    static constexpr int kScores = 40, kTile = 16 * kPitch;
-    static constexpr int kBytes = 4 * (4 * kTile + 32 * kScores + 8 * 2 * 128);
+    static constexpr int kScores = 40, kTile = 16 * kPitch, kTiles = Precise ? 6 : 4, kParts = 8;
+    static constexpr int kBytes = 4 * (kTiles * kTile + 32 * kScores + (Precise ? 2 : 1) * kParts * 2 * 128);
 
     float* first;
 
     KGEN_DEVICE float* values(int which) const { return first + which * kTile; }
-    KGEN_DEVICE float* scores() const { return first + 4 * kTile; }
-    // Of a level and direction, of the calling lane; the second half is 32 vectors further on.
+    KGEN_DEVICE float* low(int which) const { return first + (4 + which / 2) * kTile; }  // of gsa or sa
+    KGEN_DEVICE float* scores() const { return first + kTiles * kTile; }
+    // Of a level and direction, of the calling lane; the second half is 32 vectors further on. Low terms begin at part
+    // kParts.
     KGEN_DEVICE Vec<float, 4>* parts(int part) const {
         return reinterpret_cast<Vec<float, 4>*>(scores() + 32 * kScores) + part * 64 + lane_id();
     }
@@ -77,11 +84,14 @@ KGEN_DEVICE Vec<float, 4> load_four(const T* from, int width) {
     return {{found[0], found[1], found[2], found[3]}};
 }
 
-// By Warps warps. Vec: elements per load.
-template <class Value, int Values, int Warps, int CopyVec>
+// By Warps warps. CopyVec: elements per load.
+template <class Value, int Values, int Warps, int CopyVec, bool Precise>
 class RowScores {
+    static_assert(sizeof(Value) == 2, "gy and v are exact in TF32");
+
 public:
-    using Buffers = RowScoreBuffers<Values>;
+    using Buffers = RowScoreBuffers<Values, Precise>;
+    using Four = Vec<float, 4>;
 
     KGEN_DEVICE RowScores(const Buffers& buffers, int warp) : buffers_(buffers), warp_(warp) {}
 
@@ -95,10 +105,10 @@ public:
             const int slot = i / kQuads, column = i % kQuads * 4, step = slot_step(slot);
             const int width = step < steps ? Values - column : 0;
             const int place = slot * Buffers::kPitch + column;
-            put(kRowGy, place, load_four<CopyVec>(gy.first + step * gy.stride + column, width));
-            put(kRowGsa, place, load_four<CopyVec>(gsa.first + step * gsa.stride + column, width));
-            put(kRowV, place, load_four<CopyVec>(v.first + step * v.stride + column, width));
-            put(kRowSa, place, load_four<CopyVec>(sa.first + step * sa.stride + column, width));
+            put<kRowGy>(place, load_four<CopyVec>(gy.first + step * gy.stride + column, width));
+            put<kRowGsa>(place, load_four<CopyVec>(gsa.first + step * gsa.stride + column, width));
+            put<kRowV>(place, load_four<CopyVec>(v.first + step * v.stride + column, width));
+            put<kRowSa>(place, load_four<CopyVec>(sa.first + step * sa.stride + column, width));
         }
     }
 
@@ -110,12 +120,29 @@ public:
             const float* a = rows(row == 0 ? kRowGy : kRowGsa);
             const float* b = rows(column < 2 ? kRowV : kRowSa, column % 2);
             float sums[2][4] = {};
+            if constexpr (Precise) {
+                const float* low_a = low_rows(kRowGsa);
+                const float* low_b = low_rows(kRowSa, column % 2);
 #pragma unroll
-            for (int block = 0; block < Buffers::kBlocks; ++block) {
-                const auto low = four(a, block), high = four(a + 8 * Buffers::kPitch, block);
-                const auto of = four(b, block);
-                multiply<0>(sums[0], low, high, of);
-                multiply<1>(sums[1], low, high, of);
+                for (int block = 0; block < Buffers::kBlocks; ++block) {
+                    const Four of_a[2] = {four(a, block), four(a + 8 * Buffers::kPitch, block)};
+                    const Four of_b = four(b, block);
+                    float part[4] = {};
+                    if (row == 1)
+                        add(part, {four(low_a, block), four(low_a + 8 * Buffers::kPitch, block)}, of_b);
+                    if (column >= 2) add(part, of_a, four(low_b, block));
+                    add(part, of_a, of_b);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) sums[0][i] += part[i];
+                }
+            } else {
+#pragma unroll
+                for (int block = 0; block < Buffers::kBlocks; ++block) {
+                    const auto low = four(a, block), high = four(a + 8 * Buffers::kPitch, block);
+                    const auto of = four(b, block);
+                    multiply<0>(sums[0], low, high, of);
+                    multiply<1>(sums[1], low, high, of);
+                }
             }
             const float factor = row == 0 ? scale : 1.0f;
             const MmaLane lane = mma_lane();
@@ -146,19 +173,48 @@ public:
     }
 
     // Columns 16 * block + 4q .. of row g of a tile.
-    static KGEN_DEVICE Vec<float, 4> four(const float* row, int block) {
-        return *reinterpret_cast<const Vec<float, 4>*>(row + 16 * block);
+    static KGEN_DEVICE Four four(const float* row, int block) {
+        return *reinterpret_cast<const Four*>(row + 16 * block);
     }
     // Row g of slots 8 * half .. of a tensor, from column 4q on.
     KGEN_DEVICE const float* rows(int which, int half = 0) const {
-        const MmaLane lane = mma_lane();
-        return buffers_.values(which) + (8 * half + lane.g) * Buffers::kPitch + 4 * lane.q;
+        return buffers_.values(which) + place_of_row(half);
+    }
+    // The same of the low terms of gsa or sa.
+    KGEN_DEVICE const float* low_rows(int which, int half = 0) const {
+        return buffers_.low(which) + place_of_row(half);
+    }
+
+    // Two terms, NaN in the second where x is not finite.
+    static KGEN_DEVICE void split(float x, float& high, float& low) {
+        u32 terms[2];
+        split_tf32_finite(x, terms[0], terms[1]);
+        high = bit_cast<float>(terms[0]);
+        low = bit_cast<float>(terms[1]);
+    }
+
+    // Precise: adds the products of two rows of a state, in two terms, with block `block` of a tensor's rows.
+    template <int kWhich>
+    KGEN_DEVICE void add_rows(float (&sums)[4], const Four (&a)[2], const Four (&low_a)[2], int half,
+                              int block) const {
+        const Four of_b = four(rows(kWhich, half), block);
+        float part[4] = {};
+        if constexpr (kWhich % 2 == 1) add(part, a, four(low_rows(kWhich, half), block));
+        add(part, low_a, of_b);
+        add(part, a, of_b);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] += part[i];
+    }
+
+    // The products of 16 columns.
+    static KGEN_DEVICE void add(float (&sums)[4], const Four (&a)[2], const Four& b) {
+        multiply<0>(sums, a[0], a[1], b);
+        multiply<1>(sums, a[0], a[1], b);
     }
 
     // The products of eight of 16 columns, k = q, q + 4 of a fragment being columns 4q + 2 * kPart, 4q + 2 * kPart + 1.
     template <int kPart>
-    static KGEN_DEVICE void multiply(float (&sums)[4], const Vec<float, 4>& a_low,
-                                     const Vec<float, 4>& a_high, const Vec<float, 4>& b) {
+    static KGEN_DEVICE void multiply(float (&sums)[4], const Four& a_low, const Four& a_high, const Four& b) {
         constexpr int x = 2 * kPart;
         const u32 a[4] = {bit_cast<u32>(a_low[x]), bit_cast<u32>(a_high[x]),
                           bit_cast<u32>(a_low[x + 1]), bit_cast<u32>(a_high[x + 1])};
@@ -167,13 +223,25 @@ public:
     }
 
 private:
-    KGEN_DEVICE void put(int which, int place, const Vec<float, 4>& x) const {
-        Vec<float, 4> rounded;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) rounded[i] = bit_cast<float>(near_tf32(x[i]));
-        *reinterpret_cast<Vec<float, 4>*>(buffers_.values(which) + place) = rounded;
+    static KGEN_DEVICE int place_of_row(int half) {
+        const MmaLane lane = mma_lane();
+        return (8 * half + lane.g) * Buffers::kPitch + 4 * lane.q;
     }
 
+    template <int kWhich>
+    KGEN_DEVICE void put(int place, const Four& x) const {
+        Four rounded;
+        if constexpr (Precise && kWhich % 2 == 1) {
+            Four low;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) split(x[i], rounded[i], low[i]);
+            *reinterpret_cast<Four*>(buffers_.low(kWhich) + place) = low;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) rounded[i] = bit_cast<float>(near_tf32(x[i]));
+        }
+        *reinterpret_cast<Four*>(buffers_.values(kWhich) + place) = rounded;
+    }
     template <int kHalf>
     KGEN_DEVICE void put_part(int part) const {
         const MmaLane lane = mma_lane();
@@ -181,7 +249,7 @@ private:
         // The fragment's column: a late step, or (reverse) an early one.
         const int column = reverse ? early_step<kHalf>(lane.g / 2, lane.g % 2)
                                    : late_step<kHalf>(lane.g / 2, lane.g % 2);
-        Vec<float, 4> found[2];
+        Four found[2], low[2];
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const int row = reverse ? late_step<kHalf>(lane.q, which) : early_step<kHalf>(lane.q, which);
@@ -194,11 +262,20 @@ private:
                 const bool of_a = reverse ? i % 2 == 1 : i / 2 == 1;
                 const bool of_b = reverse ? i / 2 == 1 : i % 2 == 1;
                 const float x = at[(of_a ? 16 * Buffers::kScores : 0) + (of_b ? 16 : 0)];
-                found[i / 2][i % 2 * 2 + which] = same ? bit_cast<float>(near_tf32(x)) : 0.0f;
+                float& high = found[i / 2][i % 2 * 2 + which];
+                if constexpr (Precise) {
+                    split(same ? x : 0.0f, high, low[i / 2][i % 2 * 2 + which]);
+                } else {
+                    high = same ? bit_cast<float>(near_tf32(x)) : 0.0f;
+                }
             }
         }
         buffers_.parts(part)[0] = found[0];
         buffers_.parts(part)[32] = found[1];
+        if constexpr (Precise) {
+            buffers_.parts(Buffers::kParts + part)[0] = low[0];
+            buffers_.parts(Buffers::kParts + part)[32] = low[1];
+        }
     }
 
     Buffers buffers_;
