@@ -344,6 +344,10 @@ FORWARD = (
             lambda call: (
                 call.splits == 1 or call.B * call.tiles * call.split_count <= 8 * call.sm_count
             ),
+            lambda call: (
+                call.splits >= 16 or call.B * call.tiles * call.split_count >= call.sm_count // 2 or
+                call.split_steps < 4 * call.round_steps or (not call.on_gpu)
+            ),
             lambda call: call.splits <= 2 or call.on_gpu,
         ),
         bind=forward_running_max,
@@ -366,6 +370,7 @@ FORWARD = (
             (32, 2, 8, 16, False, 2, 1),
             (32, 2, 16, 8, True, 1, 1),
             (32, 2, 8, 8, True, 2, 16),
+            (128, 2, 1, 4, False, 4, 1),
         ),
         named=FORWARD_SCAN_NAMED,
         is_safe=False,
@@ -402,6 +407,10 @@ FORWARD = (
             lambda call: call.splits == 1 or call.split_count * 2 > call.splits,
             lambda call: (
                 call.splits == 1 or call.B * call.tiles * call.split_count <= 8 * call.sm_count
+            ),
+            lambda call: (
+                call.splits >= 16 or call.B * call.tiles * call.split_count >= call.sm_count // 2 or
+                call.split_steps < 4 * call.round_steps or (not call.on_gpu)
             ),
             lambda call: call.splits <= 2 or call.on_gpu,
         ),
