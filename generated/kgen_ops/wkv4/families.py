@@ -345,8 +345,8 @@ FORWARD = (
                 call.splits == 1 or call.B * call.tiles * call.split_count <= 8 * call.sm_count
             ),
             lambda call: (
-                call.splits >= 16 or call.B * call.tiles * call.split_count >= call.sm_count // 2 or
-                call.split_steps < 4 * call.round_steps or (not call.on_gpu)
+                call.splits >= 16 or call.split_steps < 4 * call.round_steps or (not call.on_gpu) or
+                (call.B * call.tiles * call.split_count >= call.sm_count // 2)
             ),
             lambda call: call.splits <= 2 or call.on_gpu,
         ),
@@ -409,8 +409,8 @@ FORWARD = (
                 call.splits == 1 or call.B * call.tiles * call.split_count <= 8 * call.sm_count
             ),
             lambda call: (
-                call.splits >= 16 or call.B * call.tiles * call.split_count >= call.sm_count // 2 or
-                call.split_steps < 4 * call.round_steps or (not call.on_gpu)
+                call.splits >= 16 or call.split_steps < 4 * call.round_steps or (not call.on_gpu) or
+                (call.B * call.tiles * call.split_count >= call.sm_count // 2)
             ),
             lambda call: call.splits <= 2 or call.on_gpu,
         ),
