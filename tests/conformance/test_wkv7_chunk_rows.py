@@ -1,4 +1,4 @@
-"""wkv7's backward kernel of rows on tensor cores: 16 bits, all forms of the decay, several warps."""
+"""wkv7's backward kernel of rows on tensor cores: 16 bits, all decays, several warps."""
 
 from __future__ import annotations
 
