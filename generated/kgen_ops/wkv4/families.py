@@ -339,6 +339,10 @@ FORWARD = (
             lambda call: call.columns < 2 * next_pow2(max(call.C, 1)),
             lambda call: call.round_steps < 2 * next_pow2(max(call.T, 1)) or call.round_steps == 4,
             lambda call: call.segments <= 2 * call.steps,
+            lambda call: (
+                call.segments > 1 or call.T <= 4 * call.steps or call.B * call.tiles >= 8 *
+                call.sm_count
+            ),
             lambda call: call.threads <= 64 and call.min_blocks == 1 or call.on_gpu,
             lambda call: call.splits == 1 or call.split_count * 2 > call.splits,
             lambda call: (
@@ -403,6 +407,10 @@ FORWARD = (
             lambda call: call.columns < 2 * next_pow2(max(call.C, 1)),
             lambda call: call.round_steps < 2 * next_pow2(max(call.T, 1)) or call.round_steps == 4,
             lambda call: call.segments <= 2 * call.steps,
+            lambda call: (
+                call.segments > 1 or call.T <= 4 * call.steps or call.B * call.tiles >= 8 *
+                call.sm_count
+            ),
             lambda call: call.threads <= 64 and call.min_blocks == 1 or call.on_gpu,
             lambda call: call.splits == 1 or call.split_count * 2 > call.splits,
             lambda call: (
@@ -525,6 +533,10 @@ BACKWARD = (
             lambda call: call.columns < 2 * next_pow2(max(call.C, 1)),
             lambda call: call.round_steps < 2 * next_pow2(max(call.T, 1)) or call.round_steps == 4,
             lambda call: call.segments <= 2 * call.steps,
+            lambda call: (
+                call.segments > 1 or call.T <= 4 * call.steps or call.B * call.tiles >= 8 *
+                call.sm_count
+            ),
             lambda call: call.threads <= 64 and call.min_blocks == 1 or call.on_gpu,
         ),
         bind=backward_running_max,
@@ -582,6 +594,10 @@ BACKWARD = (
             lambda call: call.columns < 2 * next_pow2(max(call.C, 1)),
             lambda call: call.round_steps < 2 * next_pow2(max(call.T, 1)) or call.round_steps == 4,
             lambda call: call.segments <= 2 * call.steps,
+            lambda call: (
+                call.segments > 1 or call.T <= 4 * call.steps or call.B * call.tiles >= 8 *
+                call.sm_count
+            ),
             lambda call: call.threads <= 64 and call.min_blocks == 1 or call.on_gpu,
         ),
         bind=backward_scan,

@@ -703,6 +703,7 @@ FORWARD = (
             lambda call: round_up(call.V, call.block_v) <= max(16, 5 * round_up(call.V, 16) // 4),
             lambda call: call.padded_keys <= max(16, 5 * round_up(call.K, 16) // 4),
             lambda call: call.chunk == 16 or call.chunk < 2 * call.T,
+            lambda call: call.T >= 8,
             lambda call: call.segments == 1 or call.T >= 2 * call.chunk * call.segments,
             lambda call: (
                 call.segments == 1 or call.sequence_heads * call.value_blocks * call.segments <= 4 *
@@ -812,6 +813,7 @@ FORWARD = (
             lambda call: round_up(call.V, call.block_v) <= max(16, 5 * round_up(call.V, 16) // 4),
             lambda call: call.padded_keys <= max(16, 5 * round_up(call.K, 16) // 4),
             lambda call: call.chunk == 16 or call.chunk < 2 * call.T,
+            lambda call: call.T >= 8,
             lambda call: call.segments == 1 or call.T >= 2 * call.chunk * call.segments,
             lambda call: (
                 call.segments == 1 or call.sequence_heads * call.value_blocks * call.segments <= 4 *
