@@ -278,7 +278,9 @@ FORWARD_SCAN_NAMED: dict[str, Callable[[Call], Any]] = {
     "held_registers": lambda call: (
         call.tensors * call.steps * call.vec_registers * (2 if call.prefetch else 1)
     ),
-    "other_registers": lambda call: 34 + 8 * call.vec + call.steps * call.vec,
+    "other_registers": lambda call: (
+        34 + 8 * call.vec + call.steps * call.vec + (16 if call.prefetch and call.vec >= 4 else 0)
+    ),
     "registers": lambda call: (
         min(255, call.regs_per_sm // (call.threads * call.min_blocks) // 8 * 8)
     ),
