@@ -30,6 +30,7 @@ from kgen.catalogue.populations import load_population, population_names
 from kgen.check.extents import tensor_bytes
 from kgen.emit import LoadedLibrary
 from kgen.errors import KgenError
+from kgen.measure.floor import floor_us, rate_tflops
 from kgen.model.problem import Problem, with_dims
 from kgen.verify.drawn import drawn_problems
 from kgen.worker.library import library_call
@@ -40,9 +41,6 @@ FLUSH_BYTES = 200_000_000
 HEADS = (6, 10, 12, 20, 24, 48, 80)
 HEAD_SIZES = (32, 48, 64, 96, 128, 192, 256)
 WIDTHS = (384, 512, 768, 1280, 2560, 3200, 4096, 4544, 6656, 12800, 18432)
-# Operations a second of an H200, by the unit that a cost names, and its measured copy bandwidth.
-PEAK = {"fp32": 51e12, "tf32": 360e12, "half": 700e12, "3xhalf": 233e12}
-COPY_BYTES_PER_S = 4.28e12
 
 
 def main() -> None:
@@ -50,6 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--op", required=True)
     parser.add_argument("--gpu", default="h200", help="whose choice of kernels is printed")
+    parser.add_argument("--bandwidth", type=float, default=4280.0,
+                        help="of a large copy, GB/s, for floors; default: an H200's")
     parser.add_argument("--count", type=int, default=28, help="problems of each pass")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--library", type=Path, default=GENERATED)
@@ -67,10 +67,12 @@ def main() -> None:
         for pass_ in entry.operator.signature.passes:
             for problem in chosen(catalogue, entry, pass_.name, options.count, options.seed):
                 served = library.served(options.op, pass_.name, problem, gpu)
+                cost = entry.operator.cost(pass_.name, problem)
+                least_us = floor_us(cost, options.bandwidth, rate_tflops(cost, gpu))
                 row = {"op": options.op, "pass": pass_.name, "problem": str(problem),
                        "step": served.step if served else "none",
                        "config": served.config.label if served else "",
-                       "floor_us": round(floor_us(entry, pass_.name, problem), 1)}
+                       "floor_us": round(least_us, 1)}
                 if not options.steps:
                     row |= called(entry, pass_.name, problem, options)
                 rows.append(row)
@@ -129,12 +131,6 @@ def changed_problems(
         yield with_dims(Problem(base.dims, dtypes), dims, signature)
 
 
-def floor_us(entry: Entry, pass_name: str, problem: Problem) -> float:
-    """The least time of a call on an H200."""
-    cost = entry.operator.cost(pass_name, problem)
-    return 1e6 * max(cost.bytes / COPY_BYTES_PER_S, cost.flops / PEAK[cost.unit])
-
-
 def over_floor(row: dict[str, Any]) -> float:
     """How many times the floor a call takes, with 4 us for a launch; 0 if it was not timed."""
     slower: float = max(row.get("random_us", 0.0), row.get("trained_us", 0.0))
@@ -145,6 +141,18 @@ def called(
     entry: Entry, pass_name: str, problem: Problem, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Call the library's function once, or time it; what went wrong is in `error`."""
+    try:
+        return outcome(entry, pass_name, problem, options)
+    except (KgenError, RuntimeError) as trouble:  # the next problem may be well
+        return {"error": f"{type(trouble).__name__}: {trouble}"}
+    finally:
+        torch.cuda.empty_cache()
+
+
+def outcome(
+    entry: Entry, pass_name: str, problem: Problem, options: argparse.Namespace
+) -> dict[str, Any]:
+    """The times of the calls; nothing if they are only to be compared."""
     device = torch.device("cuda")
     operator, pass_ = entry.operator, entry.operator.signature.pass_named(pass_name)
     present = problem.present(pass_)
@@ -158,20 +166,15 @@ def called(
     if operator.trained is not None and not options.check:
         trained = operator.trained(pass_name, problem, inputs, generator)
         kinds["trained"] = inputs | trained
-    try:
-        found = {}
-        for kind, given in kinds.items():
-            call = library_call(options.library, operator, pass_name, given | wanted, names)
-            with torch.no_grad():
-                call()
-                torch.cuda.synchronize()
-                if not options.check:
-                    found[f"{kind}_us"] = round(median_us(call, device), 1)
-        return found
-    except (KgenError, RuntimeError) as trouble:
-        return {"error": f"{type(trouble).__name__}: {trouble}"}
-    finally:
-        torch.cuda.empty_cache()
+    found: dict[str, Any] = {}
+    for kind, given in kinds.items():
+        call = library_call(options.library, operator, pass_name, given | wanted, names)
+        with torch.no_grad():
+            call()
+            torch.cuda.synchronize()
+            if not options.check:
+                found[f"{kind}_us"] = round(median_us(call, device), 1)
+    return found
 
 
 def median_us(call: Callable[[], object], device: torch.device) -> float:

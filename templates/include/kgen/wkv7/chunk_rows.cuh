@@ -13,9 +13,9 @@
 // those from after the early step to the middle: no quotient is formed, all factors are at most 1.
 //
 // gw is the sum over pairs that a step lies between: k_s gk_s + b_s gb_s of a level for the steps after s in the early
-// half, a_u ga_u for those before u in the late half, and r_u gr_u for those and u itself. The parts of S
-// and G count likewise within the chunk, and P_15 sum_v S * G counts for all steps. `ahead` and `back` carry these sums
-// down the levels, from half to half. No difference of sums is formed, so strong decays lose nothing.
+// half, a_u ga_u for those before u in the late half, and r_u gr_u for those and u itself. The parts of S and G count
+// likewise within the chunk, and P_15 sum_v S * G counts for all steps. `ahead` and `back` carry these sums down the
+// levels, from half to half. No difference of sums is formed, so strong decays lose nothing.
 //
 // Precision: bf16 with operands rounded to TF32; fp16 (kPrecise) with 3xTF32, whose short chains of products are added
 // in fp32. Both lose more than gradients in fp32 may: what k writes into a state, b removes again, and the sums of
@@ -444,7 +444,7 @@ private:
         static KGEN_DEVICE void multiply_low(Half& sums, const u32 (&first)[4], const u32 (&second)[4],
                                              const u32 (&low_first)[4], const u32 (&low_second)[4],
                                              const Four* part) {
-            multiply(sums, first, second, part[64 * Buffers::kParts]);
+            multiply(sums, first, second, part[Buffers::kLowParts]);
             multiply(sums, low_first, low_second, part[0]);
         }
         static KGEN_DEVICE void multiply(Half& sums, const u32 (&first)[4], const u32 (&second)[4],
@@ -513,7 +513,8 @@ private:
             both[1] = lanes_sum<4>(both[1]);
         }
     }
-    // One block of value features.
+
+    // One block of 16 value features, in two terms.
     static KGEN_DEVICE void multiply_precisely(const Scores& scores, const Four (&rows_s)[2],
                                                const Four (&rows_g)[2], int block, Steps& by_r,
                                                Steps& by_a, Steps& by_k, Steps& by_b,
@@ -535,6 +536,7 @@ private:
             scores.template add_rows<kRowSa>(by_b[half], g, low_g, half, block);
         }
     }
+
     // An element of a state, rounded to TF32. bf16 is exact.
     static KGEN_DEVICE float as_operand(float x) {
         if constexpr (sizeof(State) == 2) return x;
@@ -590,8 +592,8 @@ private:
     }
 };
 
-// By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist.
-// `StepByStep`: not to be given by callers.
+// By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist. StepByStep is
+// for the call of itself alone.
 template <class Config, class State = float, bool StepByStep = false, class Offset>
 KGEN_DEVICE void backward_chunk_rows(
     const Offset* cu_seqlens, i64 N, i64 T, i64 H,
@@ -599,7 +601,7 @@ KGEN_DEVICE void backward_chunk_rows(
     using Block = ChunkRows<Config, State>;
     constexpr int kKeyBlocks = ceil_div(Config::kK, Block::kKeys), kSize = Config::kK * Config::kV;
 
-    // Opaque: addresses are computed again, where they are needed again.
+    // Opaque, so that the second call computes its addresses anew instead of keeping the first one's in registers.
     const u32 number_of_block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
     const int block = static_cast<int>(number_of_block % kKeyBlocks);
     const i64 h = number_of_block / kKeyBlocks % H, index = number_of_block / kKeyBlocks / H;

@@ -54,6 +54,7 @@ struct RowScoreBuffers {
     static constexpr int kBlocks = ceil_div(Values, 16);  // of 16 value features
     static constexpr int kPitch = 16 * kBlocks + (kBlocks % 2 == 0 ? 16 : 0);
     static constexpr int kScores = 40, kTile = 16 * kPitch, kTiles = Precise ? 6 : 4, kParts = 8;
+    static constexpr int kLowParts = 64 * kParts;  // vectors from a part to its low terms
     static constexpr int kBytes = 4 * (kTiles * kTile + 32 * kScores + (Precise ? 2 : 1) * kParts * 2 * 128);
 
     float* first;
@@ -61,8 +62,7 @@ struct RowScoreBuffers {
     KGEN_DEVICE float* values(int which) const { return first + which * kTile; }
     KGEN_DEVICE float* low(int which) const { return first + (4 + which / 2) * kTile; }  // of gsa or sa
     KGEN_DEVICE float* scores() const { return first + kTiles * kTile; }
-    // Of a level and direction, of the calling lane; the second half is 32 vectors further on. Low terms begin at part
-    // kParts.
+    // Of a level and direction, of the calling lane; the second half is 32 vectors further on, low terms kLowParts.
     KGEN_DEVICE Vec<float, 4>* parts(int part) const {
         return reinterpret_cast<Vec<float, 4>*>(scores() + 32 * kScores) + part * 64 + lane_id();
     }
@@ -242,6 +242,7 @@ private:
         }
         *reinterpret_cast<Four*>(buffers_.values(kWhich) + place) = rounded;
     }
+
     template <int kHalf>
     KGEN_DEVICE void put_part(int part) const {
         const MmaLane lane = mma_lane();
@@ -273,8 +274,8 @@ private:
         buffers_.parts(part)[0] = found[0];
         buffers_.parts(part)[32] = found[1];
         if constexpr (Precise) {
-            buffers_.parts(Buffers::kParts + part)[0] = low[0];
-            buffers_.parts(Buffers::kParts + part)[32] = low[1];
+            buffers_.parts(part)[Buffers::kLowParts] = low[0];
+            buffers_.parts(part)[Buffers::kLowParts + 32] = low[1];
         }
     }
 
