@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "a577385940d52f1a3c5f639182838a12"
+HEADERS = "d9a97b71e37043a4ad094e4bd0e3c7be"
 
 
 def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
@@ -217,6 +217,7 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
     states_smem_bytes = call.states_smem_bytes
     directions = call.directions
     heads = call.heads
+    slices = call.slices
     value_blocks = call.value_blocks
     size_t = call.T
     size_h = call.H
@@ -249,26 +250,27 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
     per_step = call.per_step
     size_b = call.B
     state_floats = call.state_floats
+    sums = call.sums
     launch_1 = file.launcher(
         "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(2 * padded_keys, 1, 1),
         smem=states_smem_bytes,
     )
-    grid_1_x = directions * heads * value_blocks
+    grid_1_x = directions * heads * value_blocks * slices
     launch_2 = file.launcher(
         "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(2 * padded_keys, 1, 1), smem=chunk_smem_bytes, pdl=(pdl) and (grid_1_x > 0),
     )
-    grid_2_x = heads if sequential_chunks else all_chunks
+    grid_2_x = (heads if sequential_chunks else all_chunks) * slices
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppppqqq", block=(512, 1, 1), smem=0,
         pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0),
     )
     grid_3_x = (1 if per_step else 2) * ceil_div(size_h * size_k, 8)
-    new_states = file.scratch(all_chunks * state_floats, torch.float32)
+    new_states = file.scratch(all_chunks * slices * state_floats, torch.float32)
     new_gradients = file.scratch(
-        (heads if sequential_chunks else all_chunks) * state_floats, torch.float32,
+        (heads if sequential_chunks else all_chunks) * slices * state_floats, torch.float32,
     )
-    new_gu_parts = file.scratch(all_chunks * size_k, torch.float32)
+    new_gu_parts = file.scratch(all_chunks * sums, torch.float32)
     new_gw_parts = file.scratch(all_chunks * size_k, torch.float32)
 
     def run(
@@ -308,6 +310,7 @@ def backward_chunk_loop_packed(file: KernelFile, call: Call) -> Run:
     states_smem_bytes = call.states_smem_bytes
     directions = call.directions
     heads = call.heads
+    slices = call.slices
     value_blocks = call.value_blocks
     size_n = call.N
     size_t = call.T
@@ -341,26 +344,27 @@ def backward_chunk_loop_packed(file: KernelFile, call: Call) -> Run:
     per_step = call.per_step
     size_b = call.B
     state_floats = call.state_floats
+    sums = call.sums
     launch_1 = file.launcher(
         "wkv_backward_states", "pppppppppppqqqqqqqqqqqqqqqf", block=(2 * padded_keys, 1, 1),
         smem=states_smem_bytes,
     )
-    grid_1_x = directions * heads * value_blocks
+    grid_1_x = directions * heads * value_blocks * slices
     launch_2 = file.launcher(
         "wkv_backward_chunks", "ppppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqf",
         block=(2 * padded_keys, 1, 1), smem=chunk_smem_bytes, pdl=(pdl) and (grid_1_x > 0),
     )
-    grid_2_x = heads if sequential_chunks else all_chunks
+    grid_2_x = (heads if sequential_chunks else all_chunks) * slices
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppppqqqq", block=(512, 1, 1), smem=0,
         pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0),
     )
     grid_3_x = (1 if per_step else 2) * ceil_div(size_h * size_k, 8)
-    new_states = file.scratch(all_chunks * state_floats, torch.float32)
+    new_states = file.scratch(all_chunks * slices * state_floats, torch.float32)
     new_gradients = file.scratch(
-        (heads if sequential_chunks else all_chunks) * state_floats, torch.float32,
+        (heads if sequential_chunks else all_chunks) * slices * state_floats, torch.float32,
     )
-    new_gu_parts = file.scratch(all_chunks * size_k, torch.float32)
+    new_gu_parts = file.scratch(all_chunks * sums, torch.float32)
     new_gw_parts = file.scratch(all_chunks * size_k, torch.float32)
 
     def run(
@@ -389,6 +393,120 @@ def backward_chunk_loop_packed(file: KernelFile, call: Call) -> Run:
         launch_3(
             stream, grid_3_x, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
             size_b, size_h, size_t,
+        )
+
+    return run
+
+
+def backward_chunk_loop_slices(file: KernelFile, call: Call) -> Run:
+    """Launch the backward chunk_loop_slices."""
+    padded_keys = call.padded_keys
+    states_smem_bytes = call.states_smem_bytes
+    directions = call.directions
+    heads = call.heads
+    slices = call.slices
+    value_blocks = call.value_blocks
+    size_n = call.N
+    size_t = call.T
+    size_h = call.H
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    chunk_smem_bytes = call.chunk_smem_bytes
+    pdl = call.pdl
+    all_chunks = call.all_chunks
+    sequential_chunks = call.sequential_chunks
+    size_b = call.B
+    size_k = call.K
+    per_step = call.per_step
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    state_floats = call.state_floats
+    sums = call.sums
+    value_slices = call.value_slices
+    size_v = call.V
+    key_slices = call.key_slices
+    launch_1 = file.launcher(
+        "wkv_backward_states", "pppppppppppqqqqqqqqqqqqqqqf", block=(2 * padded_keys, 1, 1),
+        smem=states_smem_bytes,
+    )
+    grid_1_x = directions * heads * value_blocks * slices
+    launch_2 = file.launcher(
+        "wkv_backward_chunks", "ppppppppppppppppqqqqqqqqqqqqqqqqf", block=(2 * padded_keys, 1, 1),
+        smem=chunk_smem_bytes, pdl=(pdl) and (grid_1_x > 0),
+    )
+    grid_2_x = (heads if sequential_chunks else all_chunks) * slices
+    launch_3 = file.launcher(
+        "wkv_backward_reduce", "ppppqqqq", block=(512, 1, 1), smem=0,
+        pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0),
+    )
+    grid_3_x = (1 if per_step else 2) * ceil_div(size_h * size_k, 8)
+    launch_4 = file.launcher(
+        "wkv_backward_add_slices", "pppppppppppqqqqqqqqqqqqqqqqqqqqqqqqf", block=(256, 1, 1),
+        smem=0, pdl=(pdl) and (grid_1_x > 0 or grid_2_x > 0 or grid_3_x > 0),
+    )
+    grid_4_x = ceil_div(size_b * size_t * size_h, 8)
+    new_states = file.scratch(all_chunks * slices * state_floats, torch.float32)
+    new_gradients = file.scratch(
+        (heads if sequential_chunks else all_chunks) * slices * state_floats, torch.float32,
+    )
+    new_gu_parts = file.scratch(all_chunks * sums, torch.float32)
+    new_gr_terms = file.scratch(value_slices * size_b * size_t * size_h * size_k, torch.float32)
+    new_gk_terms = file.scratch(value_slices * size_b * size_t * size_h * size_k, torch.float32)
+    new_gv_terms = file.scratch(key_slices * size_b * size_t * size_h * size_v, torch.float32)
+    new_gw_parts = file.scratch(all_chunks * sums, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gk: int, gv: int, gw: int, gu: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        states = new_states()
+        gradients = new_gradients()
+        gu_parts = new_gu_parts()
+        gr_terms = new_gr_terms()
+        gk_terms = new_gk_terms()
+        gv_terms = new_gv_terms()
+        gw_parts = new_gw_parts()
+        launch_1(
+            stream, grid_1_x, 1, 1, gy, r, k, v, w, initial_state, gfinal_state, cu_seqlens,
+            ginitial_state, states.data_ptr(), gradients.data_ptr(), size_n, size_t, size_h,
+            gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b,
+            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, scale,
+        )
+        launch_2(
+            stream, grid_2_x, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens, ginitial_state,
+            states.data_ptr(), gradients.data_ptr(), gr_terms.data_ptr(), gk_terms.data_ptr(),
+            gv_terms.data_ptr(), gw_parts.data_ptr(), gu_parts.data_ptr(), size_n, size_b, size_t,
+            size_h, gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h,
+            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, scale,
+        )
+        launch_3(
+            stream, grid_3_x, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
+            size_b, size_h, size_t,
+        )
+        launch_4(
+            stream, grid_4_x, 1, 1, gy, r, k, v, u, gr_terms.data_ptr(), gk_terms.data_ptr(),
+            gv_terms.data_ptr(), gr, gk, gv, size_b, size_t, size_h, gy_stride_b, gy_stride_t,
+            gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h,
+            v_stride_b, v_stride_t, v_stride_h, gr_stride_b, gr_stride_t, gr_stride_h, gk_stride_b,
+            gk_stride_t, gk_stride_h, gv_stride_b, gv_stride_t, gv_stride_h, scale,
         )
 
     return run
@@ -948,9 +1066,11 @@ FORWARD = (
 BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "heads": lambda call: call.N * call.H,
     "all_chunks": lambda call: call.heads * ceil_div(call.T, call.chunk),
+    "slices": lambda call: 1,
     "padded_keys": lambda call: round_up(call.K, 16),
     "padded_values": lambda call: round_up(call.V, 16),
     "state_floats": lambda call: call.padded_keys * call.padded_values,
+    "sums": lambda call: call.K,
     "directions": lambda call: 1 if call.sequential_chunks else 2,
     "value_blocks": lambda call: ceil_div(call.V, call.block_v),
     "per_step": lambda call: False,
@@ -988,10 +1108,12 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
 
 BACKWARD_CHUNK_LOOP_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
     "all_chunks": lambda call: call.H * (call.T // call.chunk + call.N),
+    "slices": lambda call: 1,
     "padded_keys": lambda call: round_up(call.K, 16),
     "padded_values": lambda call: round_up(call.V, 16),
     "state_floats": lambda call: call.padded_keys * call.padded_values,
     "heads": lambda call: call.N * call.H,
+    "sums": lambda call: call.K,
     "directions": lambda call: 1 if call.sequential_chunks else 2,
     "value_blocks": lambda call: ceil_div(call.V, call.block_v),
     "per_step": lambda call: False,
@@ -1008,6 +1130,55 @@ BACKWARD_CHUNK_LOOP_PACKED_NAMED: dict[str, Callable[[Call], Any]] = {
     "per_key_sums": lambda call: 2 if call.per_step else 3,
     "raw_floats": lambda call: call.chunk * (call.padded_keys + 8) * call.itemsize // 2,
     "level_scores_in_v": lambda call: call.V % 16 == 0 and (call.V + 8) * call.itemsize >= 80,
+    "subchunks": lambda call: call.chunk // 16,
+    "score_floats": lambda call: (
+        max(call.raw_floats if call.sequential_chunks else 0, call.subchunks * 896) + call.subchunks
+        * (24 * ceil_div(call.padded_keys, 32) + (0 if call.level_scores_in_v else 320) if
+        call.level_scores else 64 + 80 * ceil_div(call.padded_keys, 32))
+    ),
+    "wide_row_floats": lambda call: 16 * (max(call.padded_keys, call.padded_values) + 4) + 16,
+    "chunk_smem_bytes": lambda call: (
+        2 * call.chunk * (call.padded_values + 8) * call.itemsize + 4 * (call.subchunks * (3 *
+        call.key_row_floats + call.wide_row_floats + call.per_key_sums * call.padded_keys) +
+        max(call.gradient_floats, call.raw_floats, call.score_floats))
+    ),
+    "sequence_heads": lambda call: call.N * call.H,
+    "precise": lambda call: (
+        call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype == 'fp16'
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
+BACKWARD_CHUNK_LOOP_SLICES_NAMED: dict[str, Callable[[Call], Any]] = {
+    "heads": lambda call: call.N * call.H,
+    "all_chunks": lambda call: (
+        call.H * (call.T // call.chunk + call.N) if call.cu_seqlens_itemsize > 0 else call.heads *
+        ceil_div(call.T, call.chunk)
+    ),
+    "slices": lambda call: call.key_slices * call.value_slices,
+    "padded_keys": lambda call: round_up(ceil_div(call.K, call.key_slices), 16),
+    "padded_values": lambda call: round_up(ceil_div(call.V, call.value_slices), 16),
+    "state_floats": lambda call: call.padded_keys * call.padded_values,
+    "sums": lambda call: call.value_slices * call.K,
+    "directions": lambda call: 1 if call.sequential_chunks else 2,
+    "value_blocks": lambda call: ceil_div(call.V // call.value_slices, call.block_v),
+    "per_step": lambda call: False,
+    "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
+    "states_smem_bytes": lambda call: (
+        call.stages * 32 * ((call.block_v + 8 + call.padded_keys) * call.itemsize + call.padded_keys
+        * call.w_step_bytes) + 8 * (16 * (call.padded_keys + 4) + 16 + call.padded_keys)
+    ),
+    "gradient_floats": lambda call: (
+        call.padded_keys * (call.padded_values + 8) + (16 * (call.padded_keys + 8) if call.itemsize
+        == 2 else 0)
+    ),
+    "key_row_floats": lambda call: 16 * (call.padded_keys + 4) + 16,
+    "per_key_sums": lambda call: 2 if call.per_step else 3,
+    "raw_floats": lambda call: call.chunk * (call.padded_keys + 8) * call.itemsize // 2,
+    "level_scores_in_v": lambda call: (
+        call.V // call.value_slices % 16 == 0 and (call.V // call.value_slices + 8) * call.itemsize
+        >= 80
+    ),
     "subchunks": lambda call: call.chunk // 16,
     "score_floats": lambda call: (
         max(call.raw_floats if call.sequential_chunks else 0, call.subchunks * 896) + call.subchunks
@@ -1298,6 +1469,135 @@ BACKWARD = (
             lambda call: not call.pdl or call.on_gpu,
         ),
         bind=backward_chunk_loop_packed,
+    ),
+    Family(
+        name="chunk_loop_slices",
+        template="wkv/backward_chunk_loop_slices.cu.jinja",
+        constants=("K", "V"),
+        settings={"per_step": "false"},
+        parameters=(
+            Parameter("copy_bytes", (16, 8, 4, 2)),
+            Parameter("min_blocks", (1, 2, 3, 4)),
+            Parameter("chunk", (32, 64, 128)),
+            Parameter("block_v", (16, 32, 64, 128)),
+            Parameter("stages", (2, 3, 4)),
+            Parameter("sequential_chunks", (False, True)),
+            Parameter("stagger_kcycles", (0, 20, 40, 80), default=0),
+            Parameter("pdl", (False, True), default=False),
+            Parameter("level_scores", (False, True), default=False),
+            Parameter("key_slices", (2, 1, 3, 4)),
+            Parameter("value_slices", (2, 1, 3, 4)),
+        ),
+        first=(
+            (16, 1, 32, 64, 3, False, 0, False, False, 2, 2),
+            (16, 1, 64, 64, 3, False, 0, False, False, 3, 3),
+            (16, 1, 64, 64, 4, True, 0, False, True, 4, 4),
+            (16, 1, 32, 64, 3, True, 0, False, True, 2, 2),
+        ),
+        named=BACKWARD_CHUNK_LOOP_SLICES_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.K <= 256,
+            lambda call: call.V <= 256,
+        ),
+        fits=(
+            lambda call: call.K * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.V * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.copy_bytes >= call.itemsize,
+            lambda call: call.states_smem_bytes <= call.smem_per_block,
+            lambda call: call.chunk_smem_bytes <= call.smem_per_block,
+            lambda call: (
+                max(call.subchunks * call.padded_values // 2 + 64, 192 if call.precise else 152) <=
+                min(255, call.regs_per_sm // (2 * call.padded_keys * call.min_blocks) // 8 * 8)
+            ),
+            lambda call: not call.pdl or call.compute_capability >= 90 or (not call.on_gpu),
+            lambda call: call.min_blocks == 1 and call.stages == 2 or call.on_gpu,
+            lambda call: call.K % call.key_slices == 0,
+            lambda call: call.V % call.value_slices == 0,
+            lambda call: call.slices > 1,
+            lambda call: call.K // call.key_slices * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.V // call.value_slices * call.itemsize % call.copy_bytes == 0,
+            lambda call: (
+                call.sequential_chunks or call.cu_seqlens_itemsize == 0 or call.compute_capability <
+                120
+            ),
+            lambda call: call.copy_bytes in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gy_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gy_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gy_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gy_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.r_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.r_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.r_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.r_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.k_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.k_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.k_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.k_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.v_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.v_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.v_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.v_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+        ),
+        suits=(
+            lambda call: (
+                call.copy_bytes == 16 or call.K * call.itemsize % (2 * call.copy_bytes) != 0 or
+                call.V * call.itemsize % (2 * call.copy_bytes) != 0
+            ),
+            lambda call: (call.chunk_smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.block_v <= call.padded_values,
+            lambda call: call.stages == 2 or call.T > 32 * (call.stages - 1),
+            lambda call: (
+                call.directions * call.state_floats <= call.chunk * (2 * (call.K + call.V) *
+                call.itemsize + call.K * call.w_step_bytes) or not call.on_gpu
+            ),
+            lambda call: call.chunk < 2 * call.T or call.chunk == 32,
+            lambda call: (
+                call.block_v == 16 or call.directions * call.heads * call.value_blocks >=
+                call.sm_count // 2 or (not call.on_gpu)
+            ),
+            lambda call: (
+                not call.sequential_chunks or call.heads >= call.sm_count or (not call.on_gpu)
+            ),
+            lambda call: not call.sequential_chunks or call.T > call.chunk,
+            lambda call: (
+                call.stagger_kcycles == 0 or (call.sequential_chunks and call.heads > call.sm_count)
+            ),
+            lambda call: call.stagger_kcycles == 0 or call.on_gpu,
+            lambda call: not call.pdl or call.on_gpu,
+            lambda call: call.K > 128 or call.V > 128,
+            lambda call: call.K // call.key_slices >= 48,
+            lambda call: call.V // call.value_slices >= 48,
+            lambda call: call.slices <= 4 or not call.on_gpu,
+        ),
+        bind=backward_chunk_loop_slices,
     ),
     Family(
         name="block_per_head",

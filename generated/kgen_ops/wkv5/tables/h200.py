@@ -72,19 +72,19 @@ def chunk_loop_1(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=44160,
     )
-    grid_1_x = 1 * (size_n * size_h) * 1
+    grid_1_x = 1 * (size_n * size_h) * 1 * 1
     launch_2 = file.launcher(
         "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
         smem=115200, pdl=grid_1_x > 0,
     )
-    grid_2_x = size_n * size_h
+    grid_2_x = size_n * size_h * 1
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppppqqq", block=(512, 1, 1), smem=0,
         pdl=grid_1_x > 0 or grid_2_x > 0,
     )
     grid_3_x = 2 * ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
-    new_gradients = file.scratch(size_n * size_h * 4096, torch.float32)
+    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 1 * 4096, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * 1 * 4096, torch.float32)
     new_gu_parts = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 64, torch.float32)
     new_gw_parts = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 64, torch.float32)
 
@@ -175,16 +175,16 @@ def chunk_loop_2(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=44160,
     )
-    grid_1_x = 1 * (size_n * size_h) * 1
+    grid_1_x = 1 * (size_n * size_h) * 1 * 1
     launch_2 = file.launcher(
         "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
         smem=115200,
     )
-    grid_2_x = size_n * size_h
+    grid_2_x = size_n * size_h * 1
     launch_3 = file.launcher("wkv_backward_reduce", "ppppqqq", block=(512, 1, 1), smem=0)
     grid_3_x = 2 * ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
-    new_gradients = file.scratch(size_n * size_h * 4096, torch.float32)
+    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 1 * 4096, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * 1 * 4096, torch.float32)
     new_gu_parts = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 64, torch.float32)
     new_gw_parts = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 64, torch.float32)
 
@@ -401,7 +401,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="c697631d4452",
+        kernel="7e7395f18949",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, "
@@ -417,7 +417,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="5e9d8110e31b",
+        kernel="0328378e8761",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "

@@ -83,16 +83,16 @@ def chunk_loop_1(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=68736,
     )
-    grid_1_x = 2 * (size_n * size_h) * 2
+    grid_1_x = 2 * (size_n * size_h) * 2 * 1
     launch_2 = file.launcher(
         "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
         smem=114176,
     )
-    grid_2_x = size_n * size_h * ceil_div(size_t, 64)
+    grid_2_x = size_n * size_h * ceil_div(size_t, 64) * 1
     launch_3 = file.launcher("wkv_backward_reduce", "ppqqq", block=(512, 1, 1), smem=0)
     grid_3_x = 1 * ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
-    new_gradients = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
+    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 1 * 4096, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 1 * 4096, torch.float32)
     new_gu_parts = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 64, torch.float32)
 
     def run(
@@ -189,16 +189,16 @@ def chunk_loop_2(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=76928,
     )
-    grid_1_x = 1 * (size_n * size_h) * 1
+    grid_1_x = 1 * (size_n * size_h) * 1 * 1
     launch_2 = file.launcher(
         "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
         smem=114176,
     )
-    grid_2_x = size_n * size_h
+    grid_2_x = size_n * size_h * 1
     launch_3 = file.launcher("wkv_backward_reduce", "ppqqq", block=(512, 1, 1), smem=0)
     grid_3_x = 1 * ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
-    new_gradients = file.scratch(size_n * size_h * 4096, torch.float32)
+    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 1 * 4096, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * 1 * 4096, torch.float32)
     new_gu_parts = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 64, torch.float32)
 
     def run(
@@ -295,16 +295,16 @@ def chunk_loop_3(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=76928,
     )
-    grid_1_x = 1 * (size_n * size_h) * 1
+    grid_1_x = 1 * (size_n * size_h) * 1 * 1
     launch_2 = file.launcher(
         "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
         smem=114176,
     )
-    grid_2_x = size_n * size_h
+    grid_2_x = size_n * size_h * 1
     launch_3 = file.launcher("wkv_backward_reduce", "ppqqq", block=(512, 1, 1), smem=0)
     grid_3_x = 1 * ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 4096, torch.float32)
-    new_gradients = file.scratch(size_n * size_h * 4096, torch.float32)
+    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 1 * 4096, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * 1 * 4096, torch.float32)
     new_gu_parts = file.scratch(size_n * size_h * ceil_div(size_t, 64) * 64, torch.float32)
 
     def run(
@@ -401,18 +401,18 @@ def chunk_loop_4(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(128, 1, 1), smem=39040,
     )
-    grid_1_x = 2 * (size_n * size_h) * 2
+    grid_1_x = 2 * (size_n * size_h) * 2 * 1
     launch_2 = file.launcher(
         "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(128, 1, 1),
         smem=68608, pdl=grid_1_x > 0,
     )
-    grid_2_x = size_n * size_h * ceil_div(size_t, 32)
+    grid_2_x = size_n * size_h * ceil_div(size_t, 32) * 1
     launch_3 = file.launcher(
         "wkv_backward_reduce", "ppqqq", block=(512, 1, 1), smem=0, pdl=grid_1_x > 0 or grid_2_x > 0,
     )
     grid_3_x = 1 * ceil_div(size_h * 64, 8)
-    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 32) * 4096, torch.float32)
-    new_gradients = file.scratch(size_n * size_h * ceil_div(size_t, 32) * 4096, torch.float32)
+    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 32) * 1 * 4096, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * ceil_div(size_t, 32) * 1 * 4096, torch.float32)
     new_gu_parts = file.scratch(size_n * size_h * ceil_div(size_t, 32) * 64, torch.float32)
 
     def run(
@@ -509,16 +509,16 @@ def chunk_loop_5(file: KernelFile, call: Call) -> Run:
     launch_1 = file.launcher(
         "wkv_backward_states", "ppppppppppqqqqqqqqqqqqqqqqqf", block=(224, 1, 1), smem=142848,
     )
-    grid_1_x = 2 * (size_n * size_h) * 5
+    grid_1_x = 2 * (size_n * size_h) * 5 * 1
     launch_2 = file.launcher(
         "wkv_backward_chunks", "pppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqqqqqqf", block=(224, 1, 1),
         smem=123648,
     )
-    grid_2_x = size_n * size_h * ceil_div(size_t, 32)
+    grid_2_x = size_n * size_h * ceil_div(size_t, 32) * 1
     launch_3 = file.launcher("wkv_backward_reduce", "ppqqq", block=(512, 1, 1), smem=0)
     grid_3_x = 1 * ceil_div(size_h * 100, 8)
-    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 32) * 8960, torch.float32)
-    new_gradients = file.scratch(size_n * size_h * ceil_div(size_t, 32) * 8960, torch.float32)
+    new_states = file.scratch(size_n * size_h * ceil_div(size_t, 32) * 1 * 8960, torch.float32)
+    new_gradients = file.scratch(size_n * size_h * ceil_div(size_t, 32) * 1 * 8960, torch.float32)
     new_gu_parts = file.scratch(size_n * size_h * ceil_div(size_t, 32) * 100, torch.float32)
 
     def run(
@@ -1114,7 +1114,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="106cbd5b9c8c",
+        kernel="ecfff40a8865",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -1130,7 +1130,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="16b867cd59ad",
+        kernel="e399789bf4c6",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1146,7 +1146,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="b8700cb93525",
+        kernel="ba10a909aa8e",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1162,7 +1162,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="50c55ea14f22",
+        kernel="2815153d31d8",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -1178,7 +1178,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="5179e6e04c1c",
+        kernel="f5b1f427dc24",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "

@@ -26,11 +26,12 @@ struct ChunkGradients {
     using Index = typename Memory::Index;
     using T = typename C::T;
     using W = typename C::W;
+    using Gradient = typename C::Gradient;
     static constexpr int kSubs = Memory::kSubs, kValues = C::kValues;
     static constexpr int kWarps = C::kWarps, kThreads = C::kThreads;
     static constexpr int kRowStride = Memory::kRowStride;
 
-    const ChunkTensors<T, W, U>& tensors;
+    const ChunkTensors<C, U>& tensors;
     Index* shared_index;
     float scale;
     Memory memory;
@@ -83,7 +84,7 @@ struct ChunkGradients {
                     g[i][s] = there(i) ? to_float(rows[s * kRowStride + i * kWarpSize]) : 0.0f;
             const float* inter = memory.decayed_k + sub * Memory::kWideSub + value;
             const int left = index.left - sub * kSubSteps;
-            T* gv = index.steps(tensors.gv).at(index.first(C::kChunk) + sub * kSubSteps) + value;
+            Gradient* gv = index.steps(tensors.gv).at(index.first(C::kChunk) + sub * kSubSteps) + value;
             const float* scores = memory.scores + sub * Memory::kSubScores;
             multiply_scores(
                 scores, scores + Memory::kGroups * kScoresPadded, g, scale,
@@ -91,7 +92,7 @@ struct ChunkGradients {
                     return there(i) ? inter[s * Memory::kWideStride + i * kWarpSize] : 0.0f;
                 },
                 [&](int s, int i, float sum) {
-                    const T of_value = from_float<T>(sum);
+                    const Gradient of_value = from_float<Gradient>(sum);
                     if (s < left && there(i)) gv[i * kWarpSize] = of_value;
                     if (i + 1 == kCount) gv += tensors.gv.stride_t;
                 });
@@ -100,9 +101,8 @@ struct ChunkGradients {
 
 private:
     // Rows of the chunk to shared memory; steps that do not exist are zeros.
-    template <int Width, int CopyBytes, class X>
-    static KGEN_DEVICE void copy(X* tile, int tile_stride, const Rows<const X>& rows,
-                                 const Index& index) {
+    template <int Width, int CopyBytes, class X, class R>
+    static KGEN_DEVICE void copy(X* tile, int tile_stride, const R& rows, const Index& index) {
         copy_rows<X, C::kChunk, Width, CopyBytes, kThreads>(
             tile, tile_stride, index.steps(rows), index.first(C::kChunk), index.left);
     }

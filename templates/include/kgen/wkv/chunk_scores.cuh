@@ -28,6 +28,8 @@ class ChunkScores {
     using Index = typename Memory::Index;
     using T = typename C::T;
     using W = typename C::W;
+    using Gradient = typename C::Gradient;
+    using GradientW = typename C::GradientW;
     using ValueOperands = typename ChunkOperands<T, T>::Steps;  // for n: exact products in fp32
     // For scores, where one TF32 is enough for bf16.
     using KeyOperands = Tf32Operands<!detail::kIsBf16<T>>;
@@ -39,10 +41,11 @@ class ChunkScores {
     static constexpr int kStride = Memory::kStride, kSub = Memory::kSub;
     static constexpr int kSubScores = Memory::kSubScores;
     static constexpr int kUnits = kSubs * kGroups;
+    static constexpr int kSums = C::kValueSlices * C::kHeadKeys;  // of gu, per chunk and head
 
 public:
     const Memory& at;
-    const ChunkTensors<T, W, U>& tensors;
+    const ChunkTensors<C, U>& tensors;
     const Index* shared_index;
     float scale;
 
@@ -154,7 +157,8 @@ public:
                 sums[0] = sum;
             }
         const i64 part =
-            i64{C::kSequential ? shared_index->part : static_cast<int>(blockIdx.x)} * C::kK;
+            i64{C::kSequential ? shared_index->part : static_cast<int>(C::block_of_slice())} * kSums +
+            C::template first<Features::key_terms>();
         for (int key = rank; key < C::kK; key += kThreads) {
             float gu = 0.0f, gw = 0.0f;
 #pragma unroll
@@ -201,12 +205,15 @@ private:
             x.gradient_v[i] = at.decayed_r[sub * kSub + i * kStride + column];
         }
         sync_warp();  // lanes without a key have read what other lanes now write
-        x.u = used ? to_float(tensors.u[index.h * C::kK + key]) : 0.0f;
+        const int head_key = C::template first<Features::keys>() + key;
+        x.u = used ? to_float(tensors.u[index.h * C::kHeadKeys + head_key]) : 0.0f;
+        // Terms of slices of values could be Inf of both signs: slices.cuh adds these once n is whole.
+        x.gradient_u = C::kValueSlices > 1 && !is_finite(x.u) ? 0.0f : x.u;
         x.inner = at.state_dot[sub * kKeys + column];
 
-        T* gr = index.steps(tensors.gr).at(first) + key;
-        T* gk = index.steps(tensors.gk).at(first) + key;
-        W* gw = C::kPerStep ? index.steps(tensors.gw).at(first) + key : nullptr;
+        Gradient* gr = index.steps(tensors.gr).at(first) + key;
+        Gradient* gk = index.steps(tensors.gk).at(first) + key;
+        GradientW* gw = C::kPerStep ? index.steps(tensors.gw).at(first) + key : nullptr;
         const StepRows<const W> w = index.steps(tensors.w);
         float gw_sum = 0.0f;
         const float gu = step_gradients<C::kLevelScores>(
@@ -217,11 +224,12 @@ private:
                 // The chunk's first step exists, that of these 16 may not.
                 const float by_w = gradient_by_w<C::kForm>(
                     w, there ? first + t : index.first(C::kChunk), used ? key : 0, d, by_decay);
-                const T of_r = from_float<T>(by_r), of_k = from_float<T>(by_k);
+                const Gradient of_r = from_float<Gradient>(by_r);
+                const Gradient of_k = from_float<Gradient>(by_k);
                 if (there) {
                     *gr = of_r;
                     *gk = of_k;
-                    if constexpr (C::kPerStep) *gw = from_float<W>(by_w);
+                    if constexpr (C::kPerStep) *gw = from_float<GradientW>(by_w);
                 }
                 if constexpr (!C::kPerStep) gw_sum += there ? by_w : 0.0f;
                 gr += tensors.gr.stride_t;

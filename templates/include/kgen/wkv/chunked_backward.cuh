@@ -7,8 +7,8 @@
 //                that loops backward over its chunks and passes the state's gradient on itself
 //     reduce     gu, and wkv5's gw
 //
-// Workspaces are [B, H, chunks, ...]; of packed sequences [H, chunk_slots, ...] (chunk_memory.cuh), where some slots
-// have no steps.
+// Workspaces are [B, H, chunks, slices, ...]; of packed sequences [H, chunk_slots, slices, ...] (chunk_memory.cuh),
+// where some slots have no steps. There is one slice unless C is a SliceOf.
 //
 // Shared memory and barriers: state_loop.cuh, chunk_memory.cuh.
 #pragma once
@@ -52,12 +52,14 @@ struct ChunkedBackward {
     using Passing = StatePassing<C>;
     using Tile = typename Passing::Tile;
     using Index = typename ChunkMemory<C>::Index;
-    using Tensors = ChunkTensors<T, W, U>;
+    using Tensors = ChunkTensors<C, U>;
     using Chunks = SequenceChunks<Offset, C::kChunk>;
     static_assert(C::kPacked == kPresent<Offset>, "offsets are of packed sequences");
     static constexpr int kK = C::kK, kV = C::kV, kChunk = C::kChunk, kThreads = C::kThreads;
     static constexpr int kValueBlocks = ceil_div(kV, C::kBlockV);
     static constexpr int kDirections = C::kSequential ? 1 : 2;
+    static constexpr int kSlices = C::kKeySlices * C::kValueSlices;
+    static constexpr int kSums = C::kValueSlices * C::kHeadKeys;  // of gu, per chunk and head
 
     // By one block: the state before each chunk and, unless kSequential, the gradient of the state after it, each
     // [B * H, chunks, K / 16, V / 8, 32, 4] for padded K and V. The states of sequences are [N, H, K, V] or null.
@@ -66,14 +68,14 @@ struct ChunkedBackward {
                                          const float* gfinal_state, float* ginitial_state,
                                          float* states, float* gradients, float scale) {
         // 1. The block's sequence, head, direction and value features.
-        const i64 block = blockIdx.x, head = block / (kDirections * kValueBlocks), h = head % H;
+        const i64 block = C::block_of_slice(), head = block / (kDirections * kValueBlocks), h = head % H;
         const bool backward = block / kValueBlocks % kDirections != 0;
         const int value = static_cast<int>(block % kValueBlocks) * C::kBlockV;
         const int width = min(kV - value, C::kBlockV);
         const Chunks its(offsets, head / H, h, N, H, steps);
-        const i64 state = head * kK * kV + value;
-        const i64 checkpoint = C::state_offset(0, 0, its.first) + value / 8 * kWarpSize * 4;
-        const i64 stride = C::state_offset(0, 1, 1) - C::state_offset(0, 1, 0);
+        const i64 state = head_state(head) + value;
+        const i64 checkpoint = workspace_state(its.first) + value / 8 * kWarpSize * 4;
+        const i64 stride = C::state_offset(0, 1, kSlices) - C::state_offset(0, 1, 0);
         const int block_tiles = min(C::kTiles - value / 8, C::kBlockV / 8);
         const StepRows<const W> w = step_rows(tensors.w, its.span, h);
 
@@ -103,14 +105,15 @@ struct ChunkedBackward {
         // but parts that are summed.
         const i64 head = sequence_and_head(offsets, N, H, steps), n = head / H, h = head % H;
         const Chunks its(offsets, n, h, N, H, steps);
-        const i64 part = C::kSequential ? its.first + its.chunks - 1 : i64{blockIdx.x};
+        const i64 part = C::kSequential ? its.first + its.chunks - 1 : i64{C::block_of_slice()};
         const i64 number = part - its.first;
         if constexpr (C::kPacked) {
             const i64 unused = its.first + its.chunks;
             if (C::kSequential ? unused < its.end : number >= its.chunks)
                 for (int key = thread_rank(); key < kK; key += kThreads) {
-                    gu_parts[unused * kK + key] = 0.0f;
-                    if constexpr (!C::kPerStep) gw_parts[unused * kK + key] = 0.0f;
+                    const i64 sum = unused * kSums + C::template first<Features::key_terms>() + key;
+                    gu_parts[sum] = 0.0f;
+                    if constexpr (!C::kPerStep) gw_parts[sum] = 0.0f;
                 }
         }
         if (!C::kSequential && number >= its.chunks) {
@@ -126,7 +129,7 @@ struct ChunkedBackward {
         } else {
             const Gradients chunk{tensors, shared_index, scale};
             chunk.clear_padding();
-            const i64 offset = C::state_offset(0, 0, part);
+            const i64 offset = workspace_state(part);
             write_chunk_gradients(chunk, index, states + offset, gradients + offset, gu_parts,
                                   gw_parts);
         }
@@ -139,11 +142,13 @@ struct ChunkedBackward {
                                    const float* gw_parts, G* gw) {
         const i64 chunks =
             C::kPacked ? Chunks::chunk_slots(N, steps) : ceil_div(steps, i64{kChunk});
+        const i64 parts = chunks * C::kValueSlices;
         const i64 blocks = C::kPerStep ? gridDim.x : gridDim.x / 2, block = blockIdx.x;
         if (C::kPerStep || block < blocks) {
-            sum_chunks<Threads, C::kPdl>(block, gu_parts, B, H, i64{kK}, chunks, gu);
+            sum_chunks<Threads, C::kPdl>(block, gu_parts, B, H, i64{C::kHeadKeys}, parts, gu);
         } else if constexpr (!C::kPerStep) {
-            sum_chunks<Threads, C::kPdl>(block - blocks, gw_parts, B, H, i64{kK}, chunks, gw);
+            sum_chunks<Threads, C::kPdl>(block - blocks, gw_parts, B, H, i64{C::kHeadKeys}, parts,
+                                         gw);
         }
     }
 
@@ -167,8 +172,9 @@ private:
                 Tile last;
                 last.clear();
                 if (gfinal_state != nullptr)
-                    last.load_rows(gfinal_state + (head * kK + first_key) * kV, kV, kK - first_key,
-                                   kV);
+                    last.load_rows(
+                        gfinal_state + head_state(head) + i64{first_key} * C::kHeadValues,
+                        C::kHeadValues, kK - first_key, kV);
                 last.store_fragments(gradient(), C::kTiles);
             }
             Gradients{tensors, shared_index, scale}.clear_padding();
@@ -182,8 +188,8 @@ private:
 #pragma unroll 1
             while (index.chunk >= 0) {
                 const Gradients chunk{tensors, shared_index, scale};
-                write_chunk_gradients(chunk, index, states + C::state_offset(0, 0, index.part),
-                                      gradient(), gu_parts, gw_parts);
+                write_chunk_gradients(chunk, index, states + workspace_state(index.part), gradient(),
+                                      gu_parts, gw_parts);
                 index = shared_index->previous(kChunk);
                 sync_block();  // before the next chunk's index and copies overwrite this one's
             }
@@ -191,15 +197,27 @@ private:
                 const int first_key = key0();
                 Tile first;
                 first.load_fragments(gradient());
-                first.store_rows(ginitial_state + (head * kK + first_key) * kV, kV, kK - first_key,
-                                 kV);
+                first.store_rows(
+                    ginitial_state + head_state(head) + i64{first_key} * C::kHeadValues,
+                    C::kHeadValues, kK - first_key, kV);
             }
         }
     };
 
+    // Floats to the block's first key and value of a head's state.
+    static KGEN_DEVICE i64 head_state(i64 head) {
+        return (head * C::kHeadKeys + C::template first<Features::keys>()) * C::kHeadValues +
+               C::template first<Features::values>();
+    }
+
+    // Floats to this warp's tile of a chunk's state.
+    static KGEN_DEVICE i64 workspace_state(i64 part) {
+        return C::state_offset(0, 0, part * kSlices + C::slice());
+    }
+
     // n * H + h of the block.
     static KGEN_DEVICE i64 sequence_and_head(const Offset* offsets, i64 N, i64 H, i64 steps) {
-        const i64 block = blockIdx.x;
+        const i64 block = C::block_of_slice();
         if constexpr (C::kSequential) {
             return block;
         } else if constexpr (C::kPacked) {

@@ -25,6 +25,7 @@ class LevelScores {
     using Memory = ChunkMemory<C>;
     using Index = typename Memory::Index;
     using T = typename C::T;
+    using Gradient = typename C::Gradient;
     static constexpr bool kSplit = !detail::kIsBf16<T>;  // bf16 needs no more than one TF32 term
     using KeyOperands = Tf32Operands<kSplit>;
     using Products = StateProducts<T, kSplit>;
@@ -69,7 +70,8 @@ public:
     }
 
     // gv of the chunk.
-    KGEN_DEVICE void write_gv(const Index& index, const Rows<T>& rows_of_gv) const {
+    template <class R>
+    KGEN_DEVICE void write_gv(const Index& index, const R& rows_of_gv) const {
         const int rank = read_thread_rank();
         const MmaLane lane = mma_lane();
 #pragma unroll 1
@@ -80,9 +82,9 @@ public:
             const T* g = at.rows_of(at.g, sub) + first;
             const float* inter = at.decayed_k + sub * Memory::kWideSub +
                                  lane.g * Memory::kWideStride + first + 2 * lane.q;
-            const StepRows<T> rows = index.steps(rows_of_gv);
-            T* gv = rows.at(index.first(C::kChunk) + sub * kSubSteps + lane.g) + first + 2 * lane.q;
-            T* late_gv = gv + 8 * rows.stride;
+            const StepRows<Gradient> rows = index.steps(rows_of_gv);
+            Gradient* gv = rows.at(index.first(C::kChunk) + sub * kSubSteps + lane.g) + first + 2 * lane.q;
+            Gradient* late_gv = gv + 8 * rows.stride;
             const int left = index.left - sub * kSubSteps - lane.g;
             float nonfinite = 0.0f;  // NaN once a sum is not finite
 #pragma unroll
@@ -125,11 +127,11 @@ public:
 
 private:
     // Two neighbouring values, of which `left` exist. gv has no gaps, so that its pairs are aligned if V is even.
-    static KGEN_DEVICE void store_pair(T* to, int left, float x, float y) {
-        const T first = from_float<T>(x), second = from_float<T>(y);
+    static KGEN_DEVICE void store_pair(Gradient* to, int left, float x, float y) {
+        const Gradient first = from_float<Gradient>(x), second = from_float<Gradient>(y);
         if constexpr (C::kV % 2 == 0) {
             if (C::kValues == C::kV || left > 0)
-                *reinterpret_cast<Vec<T, 2>*>(to) = {{first, second}};
+                *reinterpret_cast<Vec<Gradient, 2>*>(to) = {{first, second}};
         } else {
             if (left > 0) to[0] = first;
             if (left > 1) to[1] = second;
@@ -138,7 +140,7 @@ private:
 
     // Two neighbouring values of step s, from steps j >= s alone.
     static KGEN_DEVICE void store_causal(const float* scores, int s, const T* g,
-                                         const float* inter, T* to, int values_left) {
+                                         const float* inter, Gradient* to, int values_left) {
         float sums[2] = {};
 #pragma unroll 1
         for (int j = s; j < kSubSteps; ++j)

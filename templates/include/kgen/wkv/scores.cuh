@@ -94,7 +94,7 @@ struct KeySteps {
     float r[kSubSteps], k[kSubSteps], d[kSubSteps];
     float state_g[kSubSteps];     // S g of each
     float gradient_v[kSubSteps];  // G v of each
-    float u;
+    float u, gradient_u;  // as scores, and as gr and gk take it
     float inner;  // S . G
 };
 
@@ -178,7 +178,7 @@ KGEN_DEVICE float half_gradients(const KeySteps& x, Real (&read)[kHalfSteps],
             across = Real(x.d[First + j]) * across + Real(x.r[First + j]) * read[j];
             behind = fma(x.d[First + j], behind, x.r[First + j] * n_fp32[First + j]);
         }
-        const float own = n_fp32[t], bonus = own * x.u;
+        const float own = n_fp32[t], bonus = own * x.gradient_u;
         gu = fma(own * x.r[t], x.k[t], gu);
         put_step(t, fma(bonus, x.k[t], static_cast<float>(read[i])), fma(bonus, x.r[t], behind),
                 d, across);

@@ -48,7 +48,7 @@ public:
     int width;    // value features of the block that exist
     float scale;  // of x
 
-    // start and end: the head's [K, V], from the block's first value on, or null. checkpoints: this warp's tile of the
+    // start and end: the head's [K, V], from the block's first key and value on, or null. checkpoints: this warp's tile of the
     // head's first chunk, of which the block has `block_tiles` fragments; `checkpoint_stride` floats per chunk.
     template <bool Backward>
     KGEN_DEVICE void run(const float* start, float* checkpoints, i64 checkpoint_stride,
@@ -65,7 +65,8 @@ public:
         Tile state;
         state.clear();
         if (start != nullptr)
-            state.load_rows(start + static_cast<i64>(key0) * C::kV, C::kV, C::kK - key0, width);
+            state.load_rows(start + static_cast<i64>(key0) * C::kHeadValues, C::kHeadValues,
+                            C::kK - key0, width);
         if (kKeys > C::kK || width < C::kBlockV) {  // padding that no copy writes stays zero
             if constexpr (C::kPerStep)
                 for (int i = thread_rank(); i < kStages * kBufferKeys; i += kThreads)
@@ -149,7 +150,8 @@ public:
         }
         cp_async_wait_all();
         if (end != nullptr)
-            state.store_rows(end + static_cast<i64>(key0) * C::kV, C::kV, C::kK - key0, width);
+            state.store_rows(end + static_cast<i64>(key0) * C::kHeadValues, C::kHeadValues,
+                             C::kK - key0, width);
     }
 };
 

@@ -83,6 +83,14 @@ struct BackwardConfig {
     static constexpr int kWarps = kKeys / 16, kThreads = kWarps * kWarpSize;  // 16 keys of a warp
     static constexpr int kTiles = kValues / 8;  // fragments of a state, per warp
 
+    // A block has all keys and values of a head; SliceOf, below, has some of them.
+    static constexpr int kValueSlices = 1, kSlices = 1;
+    static constexpr int kHeadKeys = K, kHeadValues = V;  // of a head: elements between its states' rows
+    using Gradient = T;                                   // of r, k and v as the block writes them
+    using GradientW = W;
+    static KGEN_DEVICE int slice() { return 0; }
+    static KGEN_DEVICE u32 block_of_slice() { return blockIdx.x; }
+
     static_assert(Chunk % 32 == 0 && BlockV % 16 == 0, "whole batches of steps, whole fragments");
     static_assert(K * sizeof(T) % CopyBytes == 0 && V * sizeof(T) % CopyBytes == 0,
                   "a copy would reach into the next row");
@@ -99,6 +107,25 @@ struct BackwardConfig {
         const int warp = thread_rank() / kWarpSize;
         return ((head * chunks + chunk) * kWarps + warp) * (kTiles * kWarpSize * 4);
     }
+};
+
+// Blocks with `C::kK` of the keys and `C::kV` of the values of a head each, for heads whose state exceeds a block's
+// shared memory. All gradients are linear in both: those of r, k and w are sums over slices of values, those of v over
+// slices of keys. A block writes its terms in fp32.
+template <class C, int KeySlices, int ValueSlices>
+struct SliceOf : C {
+    static constexpr int kValueSlices = ValueSlices, kSlices = KeySlices * ValueSlices;
+    static constexpr int kHeadKeys = C::kK * KeySlices, kHeadValues = C::kV * ValueSlices;
+    using Gradient = float;
+    using GradientW = float;
+
+    // Slices of a head and chunk are neighbours in the grid, which read the same rows.
+    static KGEN_DEVICE int slice() { return static_cast<int>(blockIdx.x % kSlices); }
+    static KGEN_DEVICE u32 block_of_slice() { return blockIdx.x / kSlices; }
+    static KGEN_DEVICE int first_key() { return slice() / ValueSlices * C::kK; }
+    static KGEN_DEVICE int first_value() { return slice() % ValueSlices * C::kV; }
+    // The slice's first sum over values, of [ValueSlices, head's keys].
+    static KGEN_DEVICE int first_sum() { return slice() % ValueSlices * kHeadKeys + first_key(); }
 };
 
 }  // namespace kgen::wkv

@@ -28,13 +28,14 @@
 
 namespace kgen::wkv {
 
-template <class T, class W, class U>
+// C: a BackwardConfig, or a slice of one.
+template <class C, class U>
 struct ChunkTensors {
-    Rows<const T> gy, r, k, v;
-    Rows<const W> w;
+    Rows<const typename C::T> gy, r, k, v;
+    Rows<const typename C::W> w;
     const U* u;
-    Rows<T> gr, gk, gv;
-    Rows<W> gw;  // if w has steps
+    Rows<typename C::Gradient> gr, gk, gv;
+    Rows<typename C::GradientW> gw;  // if w has steps
 };
 
 // A block's chunk. Addresses of rows are computed where they are read or written: all of them would not fit the

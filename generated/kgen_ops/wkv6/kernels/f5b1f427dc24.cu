@@ -1,4 +1,4 @@
-// digest: 5179e6e04c1c
+// digest: f5b1f427dc24
 // Rendered by kgen from templates/wkv/backward_chunk_loop.cu.jinja
 // config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, sequential_chunks=false)
 // problem: K=100, V=72, dtype=fp32, w_dtype=fp32, u_dtype=fp32, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
@@ -142,7 +142,7 @@ wkv_backward_chunks(const Value* __restrict__ gy,            // [B, T, H, V]
                     i64 gw_stride_B, i64 gw_stride_T, i64 gw_stride_H,
                     float scale) {
     if constexpr (kPdl) kgen::griddepcontrol_launch_dependents();
-    const kgen::wkv::ChunkTensors<Value, W, U> tensors{
+    const kgen::wkv::ChunkTensors<Config, U> tensors{
         {gy, gy_stride_B, gy_stride_T, gy_stride_H},
         {r, r_stride_B, r_stride_T, r_stride_H},
         {k, k_stride_B, k_stride_T, k_stride_H},
