@@ -17,7 +17,8 @@ OPERATOR = operator(
     problems={
         "cuda": (*_TRAINED, f"B=128,T=1,H=32,K=64,V=64,dtype=bf16,{STATES}"),
         "cuda backward": (
-            *_TRAINED, "B=1,N=8,T=8192,H=32,K=64,V=64,dtype=bf16,cu_seqlens_dtype=int32",
+            *_TRAINED, "B=4,T=2048,H=8,K=256,V=256,dtype=bf16",
+            "B=1,N=8,T=8192,H=32,K=64,V=64,dtype=bf16,cu_seqlens_dtype=int32",
         ),
         "host": (
             "B=1,T=33,H=2,K=16,V=16,dtype=fp32",

@@ -1,8 +1,8 @@
 """wkv5's and wkv6's backward pass in slices of a head's keys and values.
 
-Heads here are smaller than those that `chunk_loop_slices` serves, in slices of as few features as a
-product has: each dtype, form of w, packed sequences with empty ones, states, a last chunk that is not
-whole, unequal K and V, slices of a number of features that is no multiple of 16.
+Heads here are smaller than those that `chunk_loop_slices` serves, in slices of as few features as
+a product has: each dtype, form of w, packed sequences with empty ones, states, a last chunk that is
+not whole, unequal K and V, slices of a number of features that is no multiple of 16.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ PACKED = "cu_seqlens_dtype=int32"
 # Slices of keys and of values, then parameters that differ from those below.
 CASES = (
     ("wkv6", f"B=2,T=75,H=2,K=32,V=32,dtype=bf16,w_dtype=fp32,{STATES}", 2, 2, {}),
-    ("wkv6", f"B=1,T=70,H=3,K=48,V=32,dtype=fp16,decay_form=raw,{STATES}", 3, 1, {"level_scores": True}),
+    ("wkv6", f"B=1,T=70,H=3,K=48,V=32,dtype=fp16,decay_form=raw,{STATES}", 3, 1,
+     {"level_scores": True}),
     ("wkv6", "B=1,T=66,H=2,K=16,V=96,dtype=fp32,decay_form=decay", 1, 3, {}),
     ("wkv6", f"B=1,N=5,T=90,H=2,K=32,V=64,dtype=bf16,{PACKED},{STATES}", 2, 2, {}),
     ("wkv6", f"B=1,N=4,T=90,H=2,K=40,V=48,dtype=bf16,{PACKED},{STATES}", 2, 2,
@@ -29,8 +30,10 @@ CASES = (
      {"sequential_chunks": True, "level_scores": True, "pdl": True, "chunk": 64}),
     ("wkv6", "B=1,T=40,H=1,K=34,V=66,dtype=bf16,w_dtype=bf16,decay_form=raw", 2, 3,
      {"copy_bytes": 2, "level_scores": True}),
-    ("wkv5", f"B=2,T=75,H=2,K=32,V=32,dtype=bf16,w_dtype=fp32,{STATES}", 2, 2, {"level_scores": True}),
-    ("wkv5", "B=1,T=70,H=2,K=32,V=48,dtype=fp32,decay_form=decay", 2, 3, {"sequential_chunks": True}),
+    ("wkv5", f"B=2,T=75,H=2,K=32,V=32,dtype=bf16,w_dtype=fp32,{STATES}", 2, 2,
+     {"level_scores": True}),
+    ("wkv5", "B=1,T=70,H=2,K=32,V=48,dtype=fp32,decay_form=decay", 2, 3,
+     {"sequential_chunks": True}),
     ("wkv5", f"B=1,N=6,T=80,H=2,K=32,V=32,dtype=fp16,decay_form=raw,{PACKED}", 2, 1, {}),
 )  # fmt: skip
 

@@ -68,7 +68,7 @@ print(kgen_ops.explain("wkv6", B=1, T=37, H=2, K=24, V=40, dtype="fp32", w_dtype
 """, KGEN_CHECK="first")
     assert printed.startswith("()\n")
     assert ": family\n" in printed
-    assert "rendered from wkv/forward_chunk_loop.cu.jinja" in printed
+    assert "rendered from wkv/forward_chunk_halving.cu.jinja" in printed
     assert "this problem was not measured" in printed
 
 

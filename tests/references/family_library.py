@@ -19,9 +19,9 @@ ROWS: dict[str, tuple[str, str, dict[str, Value]]] = {
         "M=8,N=64,dtype=fp32", "two_pass", {"threads": 32, "vec": 1, "unroll": 1},
     ),
     "wkv6": (
-        "B=1,T=40,H=2,K=16,V=16,dtype=fp32,w_dtype=fp32", "chunk_loop",
+        "B=1,T=40,H=2,K=16,V=16,dtype=fp32,w_dtype=fp32", "chunk_halving",
         {"copy_bytes": 16, "min_blocks": 1, "chunk": 16, "value_tiles": 1, "value_warps": 1,
-         "key_warps": 1, "stages": 3, "segments": 1},
+         "key_warps": 1, "stages": 3, "buffers": 1, "lane_keys": 1, "segments": 1},
     ),
     "wkv6_decode": (
         "B=2,S=3,T=1,H=2,K=16,V=16,dtype=fp32,state_indices_dtype=int64", "warp_state",

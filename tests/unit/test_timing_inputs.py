@@ -72,7 +72,7 @@ def test_trained_inputs_are_inputs_and_their_outputs_are_finite(
 @pytest.mark.parametrize("form", ["log", "raw", "decay"])
 @pytest.mark.parametrize("name", ["wkv5", "wkv6", "wkv6_decode"])
 def test_some_channels_decay_fast_and_some_hardly(name: str, form: str) -> None:
-    """`is_mild` of chunk_walk.cuh gives up at a log decay of -3.75 a step."""
+    """Such a key loses all of a chunk's products if they are formed as quotients of decays."""
     operator = open_catalogue().operator(name)
     text = f"B=1,T=8,H=2,K=64,V=64,dtype=fp32,decay_form={form}"
     text = text.replace("B=1,", "B=1,S=1,") if "decode" in name else text

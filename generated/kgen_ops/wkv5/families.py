@@ -18,63 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "d9a97b71e37043a4ad094e4bd0e3c7be"
-
-
-def forward_chunk_loop(file: KernelFile, call: Call) -> Run:
-    """Launch the forward chunk_loop."""
-    warps = call.warps
-    smem_bytes = call.smem_bytes
-    segments = call.segments
-    sequence_heads = call.sequence_heads
-    value_blocks = call.value_blocks
-    size_h = call.H
-    size_t = call.T
-    k_stride_b = call.k_stride_B
-    k_stride_t = call.k_stride_T
-    k_stride_h = call.k_stride_H
-    v_stride_b = call.v_stride_B
-    v_stride_t = call.v_stride_T
-    v_stride_h = call.v_stride_H
-    r_stride_b = call.r_stride_B
-    r_stride_t = call.r_stride_T
-    r_stride_h = call.r_stride_H
-    y_stride_b = call.y_stride_B
-    y_stride_t = call.y_stride_T
-    y_stride_h = call.y_stride_H
-    size_k = call.K
-    size_v = call.V
-    launch_1 = file.launcher(
-        "wkv_segment_states", "pppppqqqqqqqq", block=(32 * warps, 1, 1), smem=smem_bytes,
-    )
-    grid_1_x = sequence_heads * value_blocks * (segments - 1)
-    launch_2 = file.launcher(
-        "wkv_forward", "pppppppppppqqqqqqqqqqqqqqf", block=(32 * warps, 1, 1), smem=smem_bytes,
-    )
-    grid_2_x = sequence_heads * value_blocks * segments
-    new_segment_states = file.scratch(
-        sequence_heads * (segments - 1) * size_k * size_v, torch.float32,
-    )
-    new_segment_decays = file.scratch(sequence_heads * (segments - 1) * size_k, torch.float32)
-
-    def run(
-        stream: int, r: int, k: int, v: int, w: int, u: int, initial_state: int, cu_seqlens: int,
-        y: int, final_state: int, scale: float,
-    ) -> None:
-        segment_states = new_segment_states()
-        segment_decays = new_segment_decays()
-        launch_1(
-            stream, grid_1_x, 1, 1, k, v, w, segment_states.data_ptr(), segment_decays.data_ptr(),
-            size_h, size_t, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
-        )
-        launch_2(
-            stream, grid_2_x, 1, 1, r, k, v, w, u, initial_state, cu_seqlens,
-            segment_states.data_ptr(), segment_decays.data_ptr(), y, final_state, size_h, size_t,
-            r_stride_b, r_stride_t, r_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b,
-            v_stride_t, v_stride_h, y_stride_b, y_stride_t, y_stride_h, scale,
-        )
-
-    return run
+HEADERS = "9bd72e69319a094e6c4f7055cc8353a4"
 
 
 def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
@@ -425,9 +369,9 @@ def backward_chunk_loop_slices(file: KernelFile, call: Call) -> Run:
     pdl = call.pdl
     all_chunks = call.all_chunks
     sequential_chunks = call.sequential_chunks
-    size_b = call.B
     size_k = call.K
     per_step = call.per_step
+    size_b = call.B
     gr_stride_b = call.gr_stride_B
     gr_stride_t = call.gr_stride_T
     gr_stride_h = call.gr_stride_H
@@ -448,7 +392,7 @@ def backward_chunk_loop_slices(file: KernelFile, call: Call) -> Run:
     )
     grid_1_x = directions * heads * value_blocks * slices
     launch_2 = file.launcher(
-        "wkv_backward_chunks", "ppppppppppppppppqqqqqqqqqqqqqqqqf", block=(2 * padded_keys, 1, 1),
+        "wkv_backward_chunks", "ppppppppppppppppqqqqqqqqqqqqqqqf", block=(2 * padded_keys, 1, 1),
         smem=chunk_smem_bytes, pdl=(pdl) and (grid_1_x > 0),
     )
     grid_2_x = (heads if sequential_chunks else all_chunks) * slices
@@ -493,9 +437,9 @@ def backward_chunk_loop_slices(file: KernelFile, call: Call) -> Run:
         launch_2(
             stream, grid_2_x, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens, ginitial_state,
             states.data_ptr(), gradients.data_ptr(), gr_terms.data_ptr(), gk_terms.data_ptr(),
-            gv_terms.data_ptr(), gw_parts.data_ptr(), gu_parts.data_ptr(), size_n, size_b, size_t,
-            size_h, gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h,
-            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, scale,
+            gv_terms.data_ptr(), gw_parts.data_ptr(), gu_parts.data_ptr(), size_n, size_t, size_h,
+            gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h, k_stride_b,
+            k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, scale,
         )
         launch_3(
             stream, grid_3_x, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
@@ -598,54 +542,13 @@ def backward_block_per_head(file: KernelFile, call: Call) -> Run:
 
     return run
 
-FORWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
-    "sequence_heads": lambda call: call.N * call.H,
-    "block_v": lambda call: 16 * call.value_tiles * call.value_warps,
-    "value_blocks": lambda call: ceil_div(call.V, call.block_v),
-    "warps": lambda call: call.value_warps * call.key_warps,
-    "fragment_keys": lambda call: 8,
-    "padded_keys": lambda call: round_up(call.K, call.fragment_keys * call.key_warps),
-    "key_pitch": lambda call: round_up(call.padded_keys - 8, 16) + 8,
-    "update_pitch": lambda call: call.key_pitch if call.itemsize == 4 else call.padded_keys + 4,
-    "decay_floats": lambda call: (
-        call.chunk * (3 * call.key_pitch + call.update_pitch) + 2 * call.padded_keys + (call.chunk +
-        2) * ceil_div(call.K, 32)
-    ),
-    "partial_bytes": lambda call: 8 * (call.key_warps - 1) * call.block_v * call.chunk,
-    "w_ring_bytes": lambda call: call.w_itemsize,
-    "ring_bytes": lambda call: (
-        call.stages * call.chunk * ((2 * call.key_pitch + call.block_v + 8) * call.itemsize +
-        call.padded_keys * call.w_ring_bytes)
-    ),
-    "score_bytes": lambda call: call.chunk * (4 * call.chunk + (16 if call.itemsize == 4 else 32)),
-    "chunk_bytes": lambda call: (
-        call.ring_bytes + call.score_bytes + call.partial_bytes + 4 * call.decay_floats
-    ),
-    "single_step_bytes": lambda call: 4 * (call.K * call.block_v + call.K + 4),
-    "smem_bytes": lambda call: max(call.chunk_bytes, call.single_step_bytes),
-    "state_registers": lambda call: (
-        44 if call.itemsize == 2 and call.final_state_itemsize > 0 else 0
-    ),
-    "other_registers": lambda call: (
-        call.chunk + (72 if call.itemsize == 4 else 56) + call.state_registers
-    ),
-    "key_tiles": lambda call: call.padded_keys // (8 * call.key_warps),
-    "partial_tiles": lambda call: call.chunk // 8 // call.key_warps if call.key_warps > 1 else 0,
-    "tile_registers": lambda call: (
-        call.value_tiles * (4 * call.key_tiles + 4 * (call.chunk // 8 + call.partial_tiles) + 16)
-    ),
-    "fewest_stages": lambda call: 3,
-    "on_gpu": lambda call: call.compute_capability > 0,
-}
-
 FORWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
     "block_v": lambda call: 16 * call.value_tiles * call.value_warps,
     "value_blocks": lambda call: ceil_div(call.V, call.block_v),
     "warps": lambda call: call.value_warps * call.key_warps,
     "levels": lambda call: 4 if call.chunk == 32 else 3,
-    "fragment_keys": lambda call: 16,
-    "padded_keys": lambda call: round_up(call.K, call.fragment_keys * call.key_warps),
+    "padded_keys": lambda call: round_up(call.K, 16 * call.key_warps),
     "buffer_floats": lambda call: (
         call.chunk * (2 + call.levels) * (call.padded_keys + 4) + call.padded_keys + call.chunk *
         ceil_div(call.padded_keys, 32 if call.lane_keys == 1 else 16)
@@ -654,10 +557,9 @@ FORWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
     "per_step": lambda call: False,
     "key_pitch": lambda call: round_up(call.padded_keys - 8, 16) + 8,
     "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
-    "w_ring_bytes": lambda call: call.w_step_bytes,
     "ring_bytes": lambda call: (
         call.stages * call.chunk * ((2 * call.key_pitch + call.block_v + 8) * call.itemsize +
-        call.padded_keys * call.w_ring_bytes)
+        call.padded_keys * call.w_step_bytes)
     ),
     "score_bytes": lambda call: call.chunk * (4 * call.chunk + (16 if call.itemsize == 4 else 32)),
     "w_padding_bytes": lambda call: (
@@ -679,7 +581,6 @@ FORWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
     "tile_registers": lambda call: (
         call.value_tiles * (4 * call.key_tiles + 4 * (call.chunk // 8 + call.partial_tiles) + 16)
     ),
-    "fewest_stages": lambda call: 2 + call.buffers,
     "on_gpu": lambda call: call.compute_capability > 0,
 }
 
@@ -733,106 +634,6 @@ FORWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
 
 FORWARD = (
     Family(
-        name="chunk_loop",
-        template="wkv/forward_chunk_loop.cu.jinja",
-        constants=("K", "V"),
-        settings={"per_step": "false"},
-        parameters=(
-            Parameter("copy_bytes", (16, 8, 4, 2)),
-            Parameter("min_blocks", (1, 2, 3, 4)),
-            Parameter("chunk", (16, 32)),
-            Parameter("value_tiles", (1, 2)),
-            Parameter("value_warps", (1, 2, 4, 8)),
-            Parameter("key_warps", (1, 2, 4)),
-            Parameter("stages", (3, 4, 5, 6)),
-            Parameter("segments", (1, 2, 4, 8, 16, 32, 64)),
-        ),
-        first=(
-            (16, 4, 16, 1, 4, 1, 3, 1),
-            (16, 2, 32, 1, 4, 1, 3, 1),
-            (16, 2, 32, 1, 4, 1, 3, 8),
-            (16, 2, 16, 1, 2, 2, 3, 8),
-        ),
-        named=FORWARD_CHUNK_LOOP_NAMED,
-        is_safe=False,
-        admits=(
-            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
-            lambda call: call.sequence_heads >= 1,
-            lambda call: call.T >= 1,
-            lambda call: call.K <= 256,
-        ),
-        fits=(
-            lambda call: call.K * call.itemsize % call.copy_bytes == 0,
-            lambda call: call.V * call.itemsize % call.copy_bytes == 0,
-            lambda call: call.copy_bytes >= call.itemsize,
-            lambda call: call.chunk // 8 % call.key_warps == 0,
-            lambda call: call.warps <= 32,
-            lambda call: call.smem_bytes <= call.smem_per_block,
-            lambda call: (
-                call.tile_registers + call.other_registers <= min(255, call.regs_per_sm // (32 *
-                call.warps * call.min_blocks) // 8 * 8)
-            ),
-            lambda call: 4 * call.value_tiles * (call.key_tiles + call.chunk // 8) <= 192,
-            lambda call: call.segments == 1 or call.cu_seqlens_itemsize == 0,
-            lambda call: (
-                call.warps <= 4 and call.min_blocks == 1 and (call.stages == call.fewest_stages) and
-                (call.segments <= 2) or call.on_gpu
-            ),
-            lambda call: call.copy_bytes in (0, 1, 2, 4, 8, 16, 32),
-            lambda call: call.r_ptr % call.copy_bytes == 0,
-            lambda call: (
-                min(call.B - 1, 1) * call.r_stride_B * call.itemsize % call.copy_bytes == 0
-            ),
-            lambda call: (
-                min(call.T - 1, 1) * call.r_stride_T * call.itemsize % call.copy_bytes == 0
-            ),
-            lambda call: (
-                min(call.H - 1, 1) * call.r_stride_H * call.itemsize % call.copy_bytes == 0
-            ),
-            lambda call: call.k_ptr % call.copy_bytes == 0,
-            lambda call: (
-                min(call.B - 1, 1) * call.k_stride_B * call.itemsize % call.copy_bytes == 0
-            ),
-            lambda call: (
-                min(call.T - 1, 1) * call.k_stride_T * call.itemsize % call.copy_bytes == 0
-            ),
-            lambda call: (
-                min(call.H - 1, 1) * call.k_stride_H * call.itemsize % call.copy_bytes == 0
-            ),
-            lambda call: call.v_ptr % call.copy_bytes == 0,
-            lambda call: (
-                min(call.B - 1, 1) * call.v_stride_B * call.itemsize % call.copy_bytes == 0
-            ),
-            lambda call: (
-                min(call.T - 1, 1) * call.v_stride_T * call.itemsize % call.copy_bytes == 0
-            ),
-            lambda call: (
-                min(call.H - 1, 1) * call.v_stride_H * call.itemsize % call.copy_bytes == 0
-            ),
-            lambda call: max(call.copy_bytes, call.w_itemsize) in (0, 1, 2, 4, 8, 16, 32),
-            lambda call: call.w_ptr % max(call.copy_bytes, call.w_itemsize) == 0,
-        ),
-        suits=(
-            lambda call: (
-                call.copy_bytes == 16 or call.K * call.itemsize % (2 * call.copy_bytes) != 0 or
-                call.V * call.itemsize % (2 * call.copy_bytes) != 0
-            ),
-            lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
-            lambda call: round_up(call.V, call.block_v) <= max(16, 5 * round_up(call.V, 16) // 4),
-            lambda call: call.padded_keys <= max(16, 5 * round_up(call.K, 16) // 4),
-            lambda call: call.chunk == 16 or call.chunk < 2 * call.T,
-            lambda call: call.T >= 8,
-            lambda call: call.segments == 1 or call.T >= 2 * call.chunk * call.segments,
-            lambda call: (
-                call.segments == 1 or call.sequence_heads * call.value_blocks * call.segments <= 4 *
-                call.sm_count or (not call.on_gpu)
-            ),
-            lambda call: 4 <= call.warps * call.min_blocks <= 24 or not call.on_gpu,
-            lambda call: not call.on_gpu,
-        ),
-        bind=forward_chunk_loop,
-    ),
-    Family(
         name="chunk_halving",
         template="wkv/forward_chunk_halving.cu.jinja",
         constants=("K", "V"),
@@ -874,6 +675,8 @@ FORWARD = (
             lambda call: call.V * call.itemsize % call.copy_bytes == 0,
             lambda call: call.copy_bytes >= call.itemsize,
             lambda call: call.chunk // 8 % call.key_warps == 0,
+            lambda call: call.stages >= 2 + call.buffers,
+            lambda call: call.lane_keys == 1 or call.chunk == 16,
             lambda call: call.warps <= 32,
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: (
@@ -883,11 +686,9 @@ FORWARD = (
             lambda call: 4 * call.value_tiles * (call.key_tiles + call.chunk // 8) <= 192,
             lambda call: call.segments == 1 or call.cu_seqlens_itemsize == 0,
             lambda call: (
-                call.warps <= 4 and call.min_blocks == 1 and (call.stages == call.fewest_stages) and
+                call.warps <= 4 and call.min_blocks == 1 and (call.stages == 2 + call.buffers) and
                 (call.segments <= 2) or call.on_gpu
             ),
-            lambda call: call.stages >= 2 + call.buffers,
-            lambda call: call.lane_keys == 1 or call.chunk == 16,
             lambda call: call.copy_bytes in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % call.copy_bytes == 0,
             lambda call: (
@@ -1595,7 +1396,6 @@ BACKWARD = (
             lambda call: call.K > 128 or call.V > 128,
             lambda call: call.K // call.key_slices >= 48,
             lambda call: call.V // call.value_slices >= 48,
-            lambda call: call.slices <= 4 or not call.on_gpu,
         ),
         bind=backward_chunk_loop_slices,
     ),

@@ -42,7 +42,7 @@ using Config = kgen::wkv::BackwardConfig<Value, W, kForm, kPerStep, kPrecise, kK
                                          kBlockV, kStages, kCopyBytes, kSequential, kPdl, true,
                                          kLevelScores>;
 using Backward = kgen::wkv::ChunkedBackward<Config, U, Offset, kStaggerKcycles>;
-using Tensors = kgen::wkv::ChunkTensors<Value, W, U>;
+using Tensors = kgen::wkv::ChunkTensors<Config, U>;
 constexpr int kThreads = Config::kThreads;
 constexpr int kReduceThreads = 512;
 

@@ -141,7 +141,7 @@ wkv_backward_chunks(const Value* __restrict__ gy,            // [B, T, H, V]
                     i64 gw_stride_B, i64 gw_stride_T, i64 gw_stride_H,
                     float scale) {
     if constexpr (kPdl) kgen::griddepcontrol_launch_dependents();
-    const kgen::wkv::ChunkTensors<Value, W, U> tensors{
+    const kgen::wkv::ChunkTensors<Config, U> tensors{
         {gy, gy_stride_B, gy_stride_T, gy_stride_H},
         {r, r_stride_B, r_stride_T, r_stride_H},
         {k, k_stride_B, k_stride_T, k_stride_H},

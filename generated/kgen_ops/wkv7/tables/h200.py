@@ -603,7 +603,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="1551e991dd5e",
+        kernel="39a456759a7c",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=4, vec=8, min_blocks=1, chunk_warps=4, "
@@ -619,7 +619,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="51b71f44057b",
+        kernel="f050c99e2f9d",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -635,7 +635,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="51b71f44057b",
+        kernel="f050c99e2f9d",
         config=(
             "warp_specialized("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, chunk_warps=4, "
@@ -655,7 +655,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="96d059028ebf",
+        kernel="79885e34c783",
         config=(
             "warp_specialized_segments("
             "warps=4, row_warps=4, stages=2, vec=8, min_blocks=2, segments=8, state_warps=8)"
@@ -670,7 +670,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="b2d5bac68d08",
+        kernel="85a52c784430",
         config="warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_tf32_1_fits,
         bind=warp_specialized_tf32_1,
@@ -682,7 +682,7 @@ FORWARD = (
         dims=(8, 8, 4096, 16, 128, 128),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="d750588c798e",
+        kernel="4abc178c0b20",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=1)",
         fits=warp_specialized_3_fits,
         bind=warp_specialized_3,
@@ -694,7 +694,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         constants=("K", "V"),
-        kernel="b2d5bac68d08",
+        kernel="85a52c784430",
         config="warp_specialized_tf32(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_tf32_1_fits,
         bind=warp_specialized_tf32_1,

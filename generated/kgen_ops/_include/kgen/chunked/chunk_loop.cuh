@@ -3,8 +3,8 @@
 //     S_t = S_{t-1} + b_t v_t^T          out_t = factor * a_t S_t
 //
 // Forward linear attention has a, b, v = q, k, v. Its gradients are the same recurrence: gq with gout, v, k; gk with
-// v, gout, q and gv with k, q, gout, both backward in time. With decays (DecayRows) S_t = decay_t S_{t-1} + b_t v_t^T
-// and a step reads the state before it, see chunk_decay.cuh. With a norm (NormKeyRows) the gradients have one more key
+// v, gout, q and gv with k, q, gout, both backward in time. With decays (chunk_halving.cuh) S_t = decay_t S_{t-1} +
+// b_t v_t^T and a step reads the state before it; here such a loop only sums segments. With a norm (NormKeyRows) the gradients have one more key
 // and a weight and a factor per step, see chunk_norm_key.cuh.
 //
 // A CTA loops over the chunks of one head, or of a segment of its steps, for kBlockV value features. The state stays
@@ -21,8 +21,7 @@
 //
 // Synchronisation: one cp.async group and one block barrier per chunk. Between the barriers of chunks c and c + 1 a
 // warp computes the outputs of chunk c - 1 (other warps' partial sums are visible now), the scores of chunk c + 1, and
-// the other products of chunk c. So no warp waits for scores. With decays a chunk has two barriers: rows are
-// multiplied by their decays before the first one, scores are computed before the second one.
+// the other products of chunk c. So no warp waits for scores.
 #pragma once
 
 #include "kgen/chunked/chunk_decay.cuh"
@@ -123,7 +122,7 @@ private:
 // shared memory. Stages: chunks in shared memory. CopyBytes: bytes of one cp.async; pointers and strides are multiples.
 // KeySums: the loop also computes z_t = z_{t-1} + b_t. Normalised: out is divided by out_factor * a_t z_t + eps.
 // Scaled: value_factor multiplies sums of b v^T and scores, in fp32; value_factor * v would be rounded to T. Decay:
-// NoDecayRows, or DecayRows: a step then reads the state before it, and itself through the bonus. NormKey: NoNormKey,
+// NoDecayRows, or HalvingRows of HalvingLoop. NormKey: NoNormKey,
 // or NormKeyRows.
 template <class T, class Product, int Keys, int Values, int Chunk, int MTiles, int MWarps,
           int KeyWarps, int Stages, int CopyBytes, bool KeySums = false, bool Normalised = false,
@@ -244,11 +243,7 @@ public:
         sync_block();
         float nonfinite = 0.0f;  // becomes NaN if an output is not finite
         float own[MTiles][kOwn][4] = {};
-        if constexpr (kDecaying) {
-            run_decaying_chunks(state, own, nonfinite);
-        } else {
-            run_chunks(state, own, nonfinite);
-        }
+        run_chunks(state, own, nonfinite);
         cp_async_wait_all();
         if constexpr (kLate) {
             sync_block();
@@ -354,33 +349,6 @@ protected:
         }
     }
 
-    // With decays: rows of chunk c + 1 are multiplied by their decays while the outputs of chunk c are written.
-    KGEN_DEVICE void run_decaying_chunks(State& state, float (&own)[MTiles][kOwn][4], float& nonfinite) {
-        if (chunks_ > 0) factor(0);
-
-#pragma unroll 1
-        for (int chunk = 0; chunk < chunks_; ++chunk) {
-            sync_block();
-            // 1. The decayed rows of `chunk` are visible to all; the slot of chunk - 1 is free.
-            stage<true>();
-            if (kLate && chunk > 0) write_outputs(own, chunk - 1, nonfinite);
-            const T* tile = ring_ + chunk % Stages * kStage;
-            scores(chunk);
-            Outputs sums = {};
-            carry(sums, state, factors_.carried());
-            decay_state(state);
-            update<false>(sums, state, tile, nullptr);
-            cp_async_wait<Stages - 2>();
-            sync_block();
-
-            // 2. Scores of `chunk` and rows of chunk + 1 are visible to all; the decayed rows are free.
-            intra_chunk_only(sums, tile, scores_);
-            exchange_outputs(own, sums, chunk % 2);
-            if constexpr (!kLate) write_outputs(own, chunk, nonfinite);
-            if (chunk + 1 < chunks_) factor(chunk + 1);
-        }
-    }
-
     KGEN_DEVICE void factor(int chunk) {
         const int slot = chunk % Stages;
         const T* a = ring_ + slot * kStage;
@@ -459,20 +427,7 @@ protected:
         constexpr int kSteps = kPadded / Scorer::kStep;
         const T* tile_a = ring_ + chunk % Stages * kStage;
         const T* tile_b = tile_a + kKeyTile;
-        const Row *a, *b;
-        Score* out = scores_ + (kDecaying ? 0 : chunk % 2) * kScores;
-        if constexpr (kDecaying) {
-            if (!factors_.can_factor()) {
-                factors_.template exact_scores<Inside>(chunk % Stages, tile_a, tile_b, out,
-                                                       kScoreStride, kPlane);
-                return;
-            }
-            a = factors_.score_a();
-            b = factors_.score_b();
-        } else {
-            a = tile_a;
-            b = tile_b;
-        }
+        Score* out = scores_ + chunk % 2 * kScores;
         const MmaLane lane = mma_lane();
 #pragma unroll 1
         for (int tile = thread_rank() / kWarpSize; tile < kAll; tile += kWarps) {
@@ -490,12 +445,14 @@ protected:
                 for (int k = 0; k < kDeep; ++k)
                     if (step + k < kSteps)
                         rows[0][k] = Scorer::a_rows(
-                            a + row * kFactorStride + (step + k) * Scorer::kStep, kFactorStride);
+                            tile_a + row * kFactorStride + (step + k) * Scorer::kStep,
+                            kFactorStride);
                 multiply_group<Scorer, 1, 2, kDeep>(
                     sums, 0, rows, [&](int n, int k, typename Scorer::B& to) {
                         if (step + k >= kSteps || k % 2 != n) return false;
-                        to = Scorer::b_rows(b + column * kFactorStride + (step + k) * Scorer::kStep,
-                                           kFactorStride);
+                        to = Scorer::b_rows(
+                            tile_b + column * kFactorStride + (step + k) * Scorer::kStep,
+                            kFactorStride);
                         return true;
                     });
             }
@@ -515,10 +472,6 @@ protected:
 #pragma unroll
                     for (int i = 0; i < 2; ++i)
                         if (s + i <= t) two[i] = norm_key_.score(chunk % Stages, t, s + i, two[i]);
-                }
-                if constexpr (kDecaying) {  // a step reads itself through the bonus
-                    if (s == t) two[0] = factors_.bonus(t);
-                    if (s + 1 == t) two[1] = factors_.bonus(t);
                 }
                 Inside::store(out + t * kScoreStride + s, kPlane, two);
                 if constexpr (Normalised) {

@@ -83,12 +83,6 @@ public:
         return kLogs && !Precise ? fast_exp(value_) : value_of(value_);
     }
 
-    // Whether the product is within e^-limit and e^limit.
-    KGEN_DEVICE bool can_factor(float limit) const {
-        if constexpr (kLogs) return abs(value_) <= limit;
-        return abs(value_) >= exp(-limit) && abs(value_) <= exp(limit);
-    }
-
 private:
     float value_ = kLogs ? 0.0f : 1.0f;
 };

@@ -6,6 +6,7 @@
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/cp_async.cuh"
 #include "kgen/primitives/types.cuh"
+#include "kgen/wkv/tensors.cuh"
 
 namespace kgen::wkv {
 
@@ -55,6 +56,9 @@ inline constexpr bool kPreciseGradients = sizeof(W) == 4 || InitialState;
 template <class W, bool InitialState>
 inline constexpr bool kPreciseGradients<fp16, W, InitialState> = true;
 
+// What a row of a tensor holds: features of a head, or terms of all slices of them (SliceOf).
+enum class Features { keys, values, key_terms, value_terms };
+
 // Types and extents of the kernels.
 //
 //     T, W         tensors; decays, in the form Form. PerStep: w has steps
@@ -83,13 +87,19 @@ struct BackwardConfig {
     static constexpr int kWarps = kKeys / 16, kThreads = kWarps * kWarpSize;  // 16 keys of a warp
     static constexpr int kTiles = kValues / 8;  // fragments of a state, per warp
 
-    // A block has all keys and values of a head; SliceOf, below, has some of them.
-    static constexpr int kValueSlices = 1, kSlices = 1;
-    static constexpr int kHeadKeys = K, kHeadValues = V;  // of a head: elements between its states' rows
-    using Gradient = T;                                   // of r, k and v as the block writes them
+    // A block has all keys and values of a head; with SliceOf, below, some of them.
+    static constexpr int kKeySlices = 1, kValueSlices = 1;
+    static constexpr int kHeadKeys = K, kHeadValues = V;  // of a head
+    using Gradient = T;                                   // of r, k and v, as a block writes them
     using GradientW = W;
+    template <class X, Features>
+    using RowsOf = Rows<X>;
+    template <Features>
+    static KGEN_DEVICE int first() {  // of the features
+        return 0;
+    }
     static KGEN_DEVICE int slice() { return 0; }
-    static KGEN_DEVICE u32 block_of_slice() { return blockIdx.x; }
+    static KGEN_DEVICE u32 block_of_slice() { return blockIdx.x; }  // blocks of one slice, counted
 
     static_assert(Chunk % 32 == 0 && BlockV % 16 == 0, "whole batches of steps, whole fragments");
     static_assert(K * sizeof(T) % CopyBytes == 0 && V * sizeof(T) % CopyBytes == 0,
@@ -109,23 +119,47 @@ struct BackwardConfig {
     }
 };
 
-// Blocks with `C::kK` of the keys and `C::kV` of the values of a head each, for heads whose state exceeds a block's
-// shared memory. All gradients are linear in both: those of r, k and w are sums over slices of values, those of v over
-// slices of keys. A block writes its terms in fp32.
-template <class C, int KeySlices, int ValueSlices>
-struct SliceOf : C {
-    static constexpr int kValueSlices = ValueSlices, kSlices = KeySlices * ValueSlices;
-    static constexpr int kHeadKeys = C::kK * KeySlices, kHeadValues = C::kV * ValueSlices;
+// Rows of which a block has a slice; C: a SliceOf. Where the slice begins is computed where rows are used: all such
+// addresses would not fit the registers.
+template <class C, class X, Features F>
+struct SliceRows : Rows<X> {
+    KGEN_DEVICE Rows<X> head(i64 b, i64 h) const {
+        Rows<X> its = Rows<X>::head(b, h);
+        its.first += C::template first<F>();
+        return its;
+    }
+    KGEN_DEVICE Rows<X> head(const Span& span, i64 h) const {
+        Rows<X> its = Rows<X>::head(span, h);
+        its.first += C::template first<F>();
+        return its;
+    }
+};
+
+// A block has kK of the keys and kV of the values of a head, where the state of all would exceed its shared memory.
+// Whole: its BackwardConfig. All gradients are linear in both: those of r, k and w are sums over slices of values, those
+// of v over slices of keys. A block writes its terms in fp32.
+template <class Whole, int KeySlices, int ValueSlices>
+struct SliceOf : Whole {
+    static constexpr int kKeySlices = KeySlices, kValueSlices = ValueSlices;
+    static constexpr int kSlices = KeySlices * ValueSlices;
+    static constexpr int kHeadKeys = Whole::kK * KeySlices, kHeadValues = Whole::kV * ValueSlices;
     using Gradient = float;
     using GradientW = float;
+    template <class X, Features F>
+    using RowsOf = SliceRows<SliceOf, X, F>;
 
-    // Slices of a head and chunk are neighbours in the grid, which read the same rows.
+    template <Features F>
+    static KGEN_DEVICE int first() {
+        const int key = slice() / ValueSlices, value = slice() % ValueSlices;
+        if constexpr (F == Features::keys) return key * Whole::kK;
+        if constexpr (F == Features::values) return value * Whole::kV;
+        if constexpr (F == Features::key_terms) return value * kHeadKeys + key * Whole::kK;
+        return key * kHeadValues + value * Whole::kV;
+    }
+
+    // Slices of a head and chunk are neighbours in the grid: they read the same rows.
     static KGEN_DEVICE int slice() { return static_cast<int>(blockIdx.x % kSlices); }
     static KGEN_DEVICE u32 block_of_slice() { return blockIdx.x / kSlices; }
-    static KGEN_DEVICE int first_key() { return slice() / ValueSlices * C::kK; }
-    static KGEN_DEVICE int first_value() { return slice() % ValueSlices * C::kV; }
-    // The slice's first sum over values, of [ValueSlices, head's keys].
-    static KGEN_DEVICE int first_sum() { return slice() % ValueSlices * kHeadKeys + first_key(); }
 };
 
 }  // namespace kgen::wkv

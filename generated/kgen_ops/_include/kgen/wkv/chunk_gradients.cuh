@@ -101,9 +101,8 @@ struct ChunkGradients {
 
 private:
     // Rows of the chunk to shared memory; steps that do not exist are zeros.
-    template <int Width, int CopyBytes, class X>
-    static KGEN_DEVICE void copy(X* tile, int tile_stride, const Rows<const X>& rows,
-                                 const Index& index) {
+    template <int Width, int CopyBytes, class X, class R>
+    static KGEN_DEVICE void copy(X* tile, int tile_stride, const R& rows, const Index& index) {
         copy_rows<X, C::kChunk, Width, CopyBytes, kThreads>(
             tile, tile_stride, index.steps(rows), index.first(C::kChunk), index.left);
     }

@@ -28,14 +28,27 @@
 
 namespace kgen::wkv {
 
-// C: a BackwardConfig, or a slice of one.
+// C: a BackwardConfig, or a SliceOf one.
 template <class C, class U>
 struct ChunkTensors {
-    Rows<const typename C::T> gy, r, k, v;
-    Rows<const typename C::W> w;
+    template <class X>
+    using Keys = typename C::template RowsOf<X, Features::keys>;
+    template <class X>
+    using Values = typename C::template RowsOf<X, Features::values>;
+    template <class X>
+    using KeyTerms = typename C::template RowsOf<X, Features::key_terms>;
+    template <class X>
+    using ValueTerms = typename C::template RowsOf<X, Features::value_terms>;
+    using Gradient = typename C::Gradient;
+
+    Values<const typename C::T> gy;
+    Keys<const typename C::T> r, k;
+    Values<const typename C::T> v;
+    Keys<const typename C::W> w;
     const U* u;
-    Rows<typename C::Gradient> gr, gk, gv;
-    Rows<typename C::GradientW> gw;  // if w has steps
+    KeyTerms<Gradient> gr, gk;
+    ValueTerms<Gradient> gv;
+    KeyTerms<typename C::GradientW> gw;  // if w has steps
 };
 
 // A block's chunk. Addresses of rows are computed where they are read or written: all of them would not fit the
@@ -51,10 +64,9 @@ struct ChunkIndex {
     // The chunk before; its number is -1 if this one is the first.
     KGEN_DEVICE ChunkIndex previous(int steps) const { return {b, h, chunk - 1, steps, part - 1}; }
 
-    template <class X>
-    KGEN_DEVICE StepRows<X> steps(const Rows<X>& rows) const {
-        const Rows<X> its = rows.head(b, h);
-        return {its.first, its.stride_t};
+    template <class R>
+    KGEN_DEVICE auto steps(const R& rows) const {
+        return step_rows(rows.head(b, h));
     }
 };
 
@@ -66,10 +78,11 @@ struct PackedChunkIndex : ChunkIndex {
         return {ChunkIndex::previous(steps), first_step};
     }
 
-    template <class X>
-    KGEN_DEVICE StepRows<X> steps(const Rows<X>& rows) const {
-        const StepRows<X> its = ChunkIndex::steps(rows);
-        return {its.at(first_step), its.stride};
+    template <class R>
+    KGEN_DEVICE auto steps(const R& rows) const {
+        auto its = ChunkIndex::steps(rows);
+        its.rows = its.at(first_step);
+        return its;
     }
 };
 

@@ -41,8 +41,6 @@ class ChunkScores {
     static constexpr int kStride = Memory::kStride, kSub = Memory::kSub;
     static constexpr int kSubScores = Memory::kSubScores;
     static constexpr int kUnits = kSubs * kGroups;
-    // n u k is added where n is whole: with u = Inf, terms of slices might have both signs.
-    static constexpr bool kBonus = C::kValueSlices == 1;
     static constexpr int kSums = C::kValueSlices * C::kHeadKeys;  // of gu, per chunk and head
 
 public:
@@ -159,7 +157,8 @@ public:
                 sums[0] = sum;
             }
         const i64 part =
-            i64{C::kSequential ? shared_index->part : static_cast<int>(C::block_of_slice())} * kSums;
+            i64{C::kSequential ? shared_index->part : static_cast<int>(C::block_of_slice())} * kSums +
+            C::template first<Features::key_terms>();
         for (int key = rank; key < C::kK; key += kThreads) {
             float gu = 0.0f, gw = 0.0f;
 #pragma unroll
@@ -206,7 +205,10 @@ private:
             x.gradient_v[i] = at.decayed_r[sub * kSub + i * kStride + column];
         }
         sync_warp();  // lanes without a key have read what other lanes now write
-        x.u = used ? to_float(tensors.u[index.h * C::kHeadKeys + key]) : 0.0f;
+        const int head_key = C::template first<Features::keys>() + key;
+        x.u = used ? to_float(tensors.u[index.h * C::kHeadKeys + head_key]) : 0.0f;
+        // Terms of slices of values could be Inf of both signs: slices.cuh adds these once n is whole.
+        x.gradient_u = C::kValueSlices > 1 && !is_finite(x.u) ? 0.0f : x.u;
         x.inner = at.state_dot[sub * kKeys + column];
 
         Gradient* gr = index.steps(tensors.gr).at(first) + key;
@@ -214,7 +216,7 @@ private:
         GradientW* gw = C::kPerStep ? index.steps(tensors.gw).at(first) + key : nullptr;
         const StepRows<const W> w = index.steps(tensors.w);
         float gw_sum = 0.0f;
-        const float gu = step_gradients<C::kLevelScores, kBonus>(
+        const float gu = step_gradients<C::kLevelScores>(
             x, at.products_of(sub), sums,
             [&](int t, float by_r, float by_k, Real d, Real by_decay) {
                 // Only the stores are conditional.

@@ -8,8 +8,7 @@
 //     reduce     gu, and wkv5's gw
 //
 // Workspaces are [B, H, chunks, slices, ...]; of packed sequences [H, chunk_slots, slices, ...] (chunk_memory.cuh),
-// where some slots have no steps. There is one slice unless C is a SliceOf: then all pointers but `states` and
-// `gradients` begin with the block's keys and values, those of gu_parts and gw_parts with its slice of values as well.
+// where some slots have no steps. There is one slice unless C is a SliceOf.
 //
 // Shared memory and barriers: state_loop.cuh, chunk_memory.cuh.
 #pragma once
@@ -59,6 +58,7 @@ struct ChunkedBackward {
     static constexpr int kK = C::kK, kV = C::kV, kChunk = C::kChunk, kThreads = C::kThreads;
     static constexpr int kValueBlocks = ceil_div(kV, C::kBlockV);
     static constexpr int kDirections = C::kSequential ? 1 : 2;
+    static constexpr int kSlices = C::kKeySlices * C::kValueSlices;
     static constexpr int kSums = C::kValueSlices * C::kHeadKeys;  // of gu, per chunk and head
 
     // By one block: the state before each chunk and, unless kSequential, the gradient of the state after it, each
@@ -73,9 +73,9 @@ struct ChunkedBackward {
         const int value = static_cast<int>(block % kValueBlocks) * C::kBlockV;
         const int width = min(kV - value, C::kBlockV);
         const Chunks its(offsets, head / H, h, N, H, steps);
-        const i64 state = head * C::kHeadKeys * C::kHeadValues + value;
+        const i64 state = head_state(head) + value;
         const i64 checkpoint = workspace_state(its.first) + value / 8 * kWarpSize * 4;
-        const i64 stride = C::state_offset(0, 1, C::kSlices) - C::state_offset(0, 1, 0);
+        const i64 stride = C::state_offset(0, 1, kSlices) - C::state_offset(0, 1, 0);
         const int block_tiles = min(C::kTiles - value / 8, C::kBlockV / 8);
         const StepRows<const W> w = step_rows(tensors.w, its.span, h);
 
@@ -111,8 +111,9 @@ struct ChunkedBackward {
             const i64 unused = its.first + its.chunks;
             if (C::kSequential ? unused < its.end : number >= its.chunks)
                 for (int key = thread_rank(); key < kK; key += kThreads) {
-                    gu_parts[unused * kSums + key] = 0.0f;
-                    if constexpr (!C::kPerStep) gw_parts[unused * kSums + key] = 0.0f;
+                    const i64 sum = unused * kSums + C::template first<Features::key_terms>() + key;
+                    gu_parts[sum] = 0.0f;
+                    if constexpr (!C::kPerStep) gw_parts[sum] = 0.0f;
                 }
         }
         if (!C::kSequential && number >= its.chunks) {
@@ -172,7 +173,7 @@ private:
                 last.clear();
                 if (gfinal_state != nullptr)
                     last.load_rows(
-                        gfinal_state + (head * C::kHeadKeys + first_key) * C::kHeadValues,
+                        gfinal_state + head_state(head) + i64{first_key} * C::kHeadValues,
                         C::kHeadValues, kK - first_key, kV);
                 last.store_fragments(gradient(), C::kTiles);
             }
@@ -197,15 +198,21 @@ private:
                 Tile first;
                 first.load_fragments(gradient());
                 first.store_rows(
-                    ginitial_state + (head * C::kHeadKeys + first_key) * C::kHeadValues,
+                    ginitial_state + head_state(head) + i64{first_key} * C::kHeadValues,
                     C::kHeadValues, kK - first_key, kV);
             }
         }
     };
 
+    // Floats to the block's first key and value of a head's state.
+    static KGEN_DEVICE i64 head_state(i64 head) {
+        return (head * C::kHeadKeys + C::template first<Features::keys>()) * C::kHeadValues +
+               C::template first<Features::values>();
+    }
+
     // Floats to this warp's tile of a chunk's state.
     static KGEN_DEVICE i64 workspace_state(i64 part) {
-        return C::state_offset(0, 0, part * C::kSlices + C::slice());
+        return C::state_offset(0, 0, part * kSlices + C::slice());
     }
 
     // n * H + h of the block.

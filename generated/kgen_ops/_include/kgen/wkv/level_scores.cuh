@@ -70,7 +70,8 @@ public:
     }
 
     // gv of the chunk.
-    KGEN_DEVICE void write_gv(const Index& index, const Rows<Gradient>& rows_of_gv) const {
+    template <class R>
+    KGEN_DEVICE void write_gv(const Index& index, const R& rows_of_gv) const {
         const int rank = read_thread_rank();
         const MmaLane lane = mma_lane();
 #pragma unroll 1

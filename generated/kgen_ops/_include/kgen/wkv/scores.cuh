@@ -94,7 +94,7 @@ struct KeySteps {
     float r[kSubSteps], k[kSubSteps], d[kSubSteps];
     float state_g[kSubSteps];     // S g of each
     float gradient_v[kSubSteps];  // G v of each
-    float u;
+    float u, gradient_u;  // as scores, and as gr and gk take it
     float inner;  // S . G
 };
 
@@ -151,8 +151,8 @@ KGEN_DEVICE void put_level_rows(const KeySteps& x, PutRow put_row) {
 }
 
 // One half, the steps from First on. `read`, `back` and `inner` are S g, G v and S . G for the states at its ends.
-// Levels: of its scores only those of kNearScores are computed here. Bonus: gr and gk have their terms of u.
-template <int First, bool Levels, bool Bonus, class Real, class Scores, class PutStep>
+// Levels: of its scores only those of kNearScores are computed here.
+template <int First, bool Levels, class Real, class Scores, class PutStep>
 KGEN_DEVICE float half_gradients(const KeySteps& x, Real (&read)[kHalfSteps],
                              const Real (&back)[kHalfSteps], Real inner,
                              const ValueProducts<Real>& products, Scores& scores,
@@ -178,11 +178,10 @@ KGEN_DEVICE float half_gradients(const KeySteps& x, Real (&read)[kHalfSteps],
             across = Real(x.d[First + j]) * across + Real(x.r[First + j]) * read[j];
             behind = fma(x.d[First + j], behind, x.r[First + j] * n_fp32[First + j]);
         }
-        const float own = n_fp32[t], bonus = own * x.u;
+        const float own = n_fp32[t], bonus = own * x.gradient_u;
         gu = fma(own * x.r[t], x.k[t], gu);
-        const float of_r = static_cast<float>(read[i]);
-        put_step(t, Bonus ? fma(bonus, x.k[t], of_r) : of_r,
-                 Bonus ? fma(bonus, x.r[t], behind) : behind, d, across);
+        put_step(t, fma(bonus, x.k[t], static_cast<float>(read[i])), fma(bonus, x.r[t], behind),
+                d, across);
 
         // 2. x and z on to step t + 1, and the scores of step t.
         inner = d * inner + k * Real(back[i]);
@@ -208,7 +207,7 @@ KGEN_DEVICE float half_gradients(const KeySteps& x, Real (&read)[kHalfSteps],
 // early step times the decays up to the middle, r of a late step times the decays from there. The halves have 8 steps,
 // if Levels also 4 and 2. load_late reads r, k, d and gradient_v of the late steps again, which need no registers in
 // between. Returns sum_t n_tt r_t k_t. A lane without a key has zeros.
-template <bool Levels, bool Bonus, class Real, class PutStep, class PutRow, class LoadLate>
+template <bool Levels, class Real, class PutStep, class PutRow, class LoadLate>
 KGEN_DEVICE float step_gradients(KeySteps& x, const ValueProducts<Real>& products, float* sums,
                              PutStep put_step, PutRow put_row, LoadLate load_late) {
     constexpr int kHalf = kHalfSteps;
@@ -254,13 +253,13 @@ KGEN_DEVICE float step_gradients(KeySteps& x, const ValueProducts<Real>& product
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) read_early[i] = x.state_g[i];
     if constexpr (Levels) put_level_rows<0>(x, put_row);
-    float gu = half_gradients<0, Levels, Bonus>(x, read_early, back_early, inner_early, products,
+    float gu = half_gradients<0, Levels>(x, read_early, back_early, inner_early, products,
                                          scores, put_step);
     load_late(x);
     if constexpr (Levels) put_level_rows<kHalf>(x, put_row);
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) back_late[i] = x.gradient_v[kHalf + i];
-    gu += half_gradients<kHalf, Levels, Bonus>(x, read, back_late, inner_late, products, scores,
+    gu += half_gradients<kHalf, Levels>(x, read, back_late, inner_late, products, scores,
                                         put_step);
     scores.finish();
     return gu;

@@ -1,41 +1,19 @@
-// Gradients in slices of a head's keys and values, wkv5's and wkv6's backward pass: where a slice's rows and states lie,
-// and the sums over slices. C: a SliceOf (backward_config.cuh).
+// Sums over slices of a head's keys and values, wkv5's and wkv6's backward pass. C: a SliceOf (backward_config.cuh).
 //
-// Terms of the slices in device memory, fp32: [ValueSlices, B, T, H, K] of gr, gk and gw, [KeySlices, B, T, H, V] of gv.
+// Terms of the slices in device memory, fp32: [B, T, H, ValueSlices, K] of gr, gk and gw, [B, T, H, KeySlices, V] of gv.
 #pragma once
 
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/warp.cuh"
 #include "kgen/wkv/backward_config.cuh"
-#include "kgen/wkv/tensors.cuh"
 
 namespace kgen::wkv {
 
-// The block's keys and values of states [.., K, V], or null.
-template <class C, class X>
-KGEN_DEVICE X* slice_of_state(X* states) {
-    return states == nullptr ? nullptr
-                             : states + C::first_key() * C::kHeadValues + C::first_value();
+// Terms [B, T, H, Slices * Features].
+template <int Width>
+KGEN_DEVICE Rows<float> term_rows(float* terms, i64 steps, i64 H) {
+    return {terms, steps * H * Width, H * Width, Width};
 }
-
-// Rows of the block's slice in the terms of all slices.
-template <class C>
-struct SliceTerms {
-    i64 B, T, H;
-
-    KGEN_DEVICE Rows<float> of_keys(float* terms) const {
-        constexpr i64 kKeys = C::kHeadKeys;
-        float* first = terms + C::slice() % C::kValueSlices * B * T * H * kKeys + C::first_key();
-        return {first, T * H * kKeys, H * kKeys, kKeys};
-    }
-
-    KGEN_DEVICE Rows<float> of_values(float* terms) const {
-        constexpr i64 kValues = C::kHeadValues;
-        float* first =
-            terms + C::slice() / C::kValueSlices * B * T * H * kValues + C::first_value();
-        return {first, T * H * kValues, H * kValues, kValues};
-    }
-};
 
 // Sums over slices, by a warp for a step and head: its row of B * T * H.
 template <class C>
@@ -61,9 +39,16 @@ struct AddSlices {
         return tensor.head(b, h).at(t);
     }
 
-    // n = scale * v . gy if gr and gk lack their terms n u k and n u r, which slices of values cannot write.
-    KGEN_DEVICE float bonus(const Rows<const T>& v, const Rows<const T>& gy, float scale) const {
-        if constexpr (C::kValueSlices == 1) return 0.0f;
+    // n = scale * v . gy, where a u of the head is not finite; else 0. Of such a key gr and gk lack their terms n u k and
+    // n u r: slices of values have only terms of n.
+    template <class U>
+    KGEN_DEVICE float value_product(const U* u, const Rows<const T>& v, const Rows<const T>& gy,
+                                    float scale) const {
+        bool finite = true;
+#pragma unroll
+        for (int key = lane_id(); key < kKeys; key += kWarpSize)
+            finite = finite && is_finite(to_float(u[h * kKeys + key]));
+        if (C::kValueSlices == 1 || all(finite)) return 0.0f;
         const T *of_v = of(v), *of_gy = of(gy);
         float sum = 0.0f;
 #pragma unroll
@@ -74,12 +59,13 @@ struct AddSlices {
 
     // gr or gk. other: k or r.
     template <class U>
-    KGEN_DEVICE void keys(const float* terms, float bonus, const U* u, const Rows<const T>& other,
-                          const Rows<T>& sums) const {
+    KGEN_DEVICE void keys(const float* terms, float value_product, const U* u,
+                          const Rows<const T>& other, const Rows<T>& sums) const {
         const T* of_other = of(other);
         add<C::kValueSlices, kKeys>(terms, of(sums), [&](int key, float sum) {
-            if constexpr (C::kValueSlices == 1) return sum;
-            return fma(bonus * to_float(u[h * kKeys + key]), to_float(of_other[key]), sum);
+            const float of_u = to_float(u[h * kKeys + key]);
+            if (C::kValueSlices == 1 || is_finite(of_u)) return sum;
+            return fma(value_product * of_u, to_float(of_other[key]), sum);
         });
     }
 
@@ -91,7 +77,7 @@ struct AddSlices {
 
     // gv.
     KGEN_DEVICE void values(const float* terms, const Rows<T>& sums) const {
-        add<C::kSlices / C::kValueSlices, kValues>(terms, of(sums),
+        add<C::kKeySlices, kValues>(terms, of(sums),
                                                    [](int, float sum) { return sum; });
     }
 
@@ -100,10 +86,10 @@ private:
     KGEN_DEVICE void add(const float* terms, X* to, Whole whole) const {
 #pragma unroll
         for (int feature = lane_id(); feature < Features; feature += kWarpSize) {
-            float sum = terms[row * Features + feature];
+            const float* its = terms + row * (Slices * Features) + feature;
+            float sum = its[0];
 #pragma unroll
-            for (int slice = 1; slice < Slices; ++slice)
-                sum += terms[(slice * rows + row) * Features + feature];
+            for (int slice = 1; slice < Slices; ++slice) sum += its[slice * Features];
             to[feature] = from_float<X>(whole(feature, sum));
         }
     }

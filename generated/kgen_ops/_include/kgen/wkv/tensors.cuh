@@ -32,6 +32,8 @@
 
 namespace kgen::wkv {
 
+KGEN_DEVICE bool is_finite(float x) { return x * 0.0f == 0.0f; }
+
 // The steps of a sequence: all of batch row b, or some of the only one.
 struct Span {
     i64 b, first, steps;
@@ -79,10 +81,16 @@ KGEN_DEVICE Rows<const T> same_at_every_step(const T* w, i64 K) {
     return Rows<const T>{w, 0, 0, K};
 }
 
-// A sequence's rows of one head, as the loops of kgen/chunked/ take them.
+// Rows of one head, as the loops of kgen/chunked/ take them.
 template <class T>
-KGEN_DEVICE StepRows<T> step_rows(const Rows<T>& rows, const Span& span, i64 h) {
-    return {rows.head(span, h).first, rows.stride_t};
+KGEN_DEVICE StepRows<T> step_rows(const Rows<T>& of_head) {
+    return {of_head.first, of_head.stride_t};
+}
+
+// The same of a sequence. R: Rows, or rows with a `head` of their own.
+template <class R>
+KGEN_DEVICE auto step_rows(const R& rows, const Span& span, i64 h) {
+    return step_rows(rows.head(span, h));
 }
 
 // The same, as the loops of kgen/recurrent/ take them.
