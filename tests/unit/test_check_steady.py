@@ -92,11 +92,11 @@ class Mutation:
 # The copy of the next chunk is started before the barrier that frees its slot.
 EARLY_COPY = Mutation(
     "wkv6", "B=8,T=4096,H=32,K=16,V=32,dtype=bf16",
-    {"chunk": 16, "stages": 3, "segments": 1, "value_tiles": 1, "value_warps": 2, "key_warps": 1,
-     "min_blocks": 1},
-    "kgen/chunked/chunk_loop.cuh",
-    r"(void run_decaying_chunks.*?)(sync_block\(\);)(\s*(?://[^\n]*\n\s*)*)(stage<true>\(\);)",
-    r"\1\4\3\2",
+    {"chunk": 16, "stages": 4, "buffers": 2, "segments": 1, "value_tiles": 1, "value_warps": 2,
+     "key_warps": 1, "min_blocks": 1},
+    "kgen/chunked/chunk_halving.cuh",
+    r"(sync_block\(\);)(\s*// 1\. Decayed rows.*?)(if \(kBuffers == 2[^;]*stage<true>\(\);)",
+    r"\3\2\1",
 )
 # Every CTA adds the sum of the first one.
 FIRST_SUM = Mutation(

@@ -12,6 +12,9 @@ from test_proof_room import TwoPerSm
 from kgen.catalogue import open_catalogue, profile_named
 from kgen.check import Fixture
 from kgen.check.case import Case, Layout
+from kgen.check.compare import summed_errors
+from kgen.check.errors import largest_mean
+from kgen.check.oracle import Reference
 from kgen.check.precision import smallest_scale
 from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
@@ -51,6 +54,30 @@ def test_equal_inputs_have_the_bound_of_equal_rows(layout: Layout, times: int) -
     (bound,) = made.input_set(Case("normal", (), layout, 1)).bounds.values()
     (ordinary,) = made.input_set(Case("normal", (), "contiguous", 1)).bounds.values()
     assert bound.bound == pytest.approx(times * ordinary.bound, rel=0.5)
+
+
+def test_rounding_to_one_side_is_no_mean_error() -> None:
+    """gv of wkv with one key and one step is c * gy: c decides to which side elements round."""
+    bound = 2.0**-6
+    x = torch.linspace(1.0, 2.0, 512).bfloat16().double()
+
+    def mean(y: torch.Tensor, exact: torch.Tensor) -> float:
+        reference = Reference(exact.float(), None, torch.ones(()), None)
+        return float(summed_errors(y, reference, bound).abs().max()) / y.numel()
+
+    exact = 1.0019 * x
+    rounded = exact.bfloat16()
+    allowed = largest_mean(bound, rounded)
+    assert float((rounded.double() - exact).mean().abs()) > allowed
+    assert mean(rounded, exact) == 0.0
+    assert mean((1.004 * exact).bfloat16(), exact) > allowed
+    exact = torch.rand(1 << 16, dtype=torch.float64) + 1.0
+    toward_zero = (exact.float().view(torch.int32) & -65536).view(torch.float32).bfloat16()
+    assert mean(toward_zero, exact) > largest_mean(bound, toward_zero)
+    infinite = Reference(torch.tensor([6e38, 2.0], dtype=torch.float64).float(), None,
+                         torch.ones(()), torch.tensor([True, False]))
+    of_infinite = summed_errors(torch.tensor([torch.inf, 2.0]).bfloat16(), infinite, bound)
+    assert of_infinite.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("level", "times"), [("trial", 1), ("host", 1),

@@ -599,8 +599,8 @@ FORWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
     "single_step_bytes": lambda call: 4 * (call.K * call.block_v + call.K + 4),
     "smem_bytes": lambda call: max(call.chunk_bytes, call.single_step_bytes),
     "other_registers": lambda call: (
-        max(84 if call.dtype == 'bf16' else 160, 124 if call.lane_keys == 2 else 0) + (40 if
-        call.itemsize == 4 or call.final_state_itemsize > 0 else 0)
+        ((84 if call.lane_keys == 1 else 124) if call.dtype == 'bf16' else 136 if call.lane_keys ==
+        1 else 152) + (40 if call.itemsize == 4 or call.final_state_itemsize > 0 else 0)
     ),
     "key_tiles": lambda call: call.padded_keys // (8 * call.key_warps),
     "partial_tiles": lambda call: call.chunk // 8 // call.key_warps if call.key_warps > 1 else 0,
@@ -687,6 +687,8 @@ FORWARD = (
             (16, 1, 16, 2, 2, 2, 6, 2, 2, 4),
             (16, 2, 16, 1, 2, 2, 4, 1, 2, 16),
             (16, 1, 16, 1, 8, 1, 3, 1, 1, 1),
+            (16, 1, 16, 1, 4, 2, 3, 1, 1, 1),
+            (16, 1, 16, 1, 4, 2, 3, 1, 2, 8),
         ),
         named=FORWARD_CHUNK_HALVING_NAMED,
         is_safe=False,
@@ -1487,9 +1489,10 @@ BACKWARD = (
             ),
             lambda call: call.stagger_kcycles == 0 or call.on_gpu,
             lambda call: not call.pdl or call.on_gpu,
-            lambda call: call.K > 128 or call.V > 128,
-            lambda call: call.K // call.key_slices >= 48,
-            lambda call: call.V // call.value_slices >= 48,
+            lambda call: call.K > 128 or call.V > 128 or (not call.on_gpu),
+            lambda call: (
+                min(call.K // call.key_slices, call.V // call.value_slices) >= 48 or not call.on_gpu
+            ),
         ),
         bind=backward_chunk_loop_slices,
     ),

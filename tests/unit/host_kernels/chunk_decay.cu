@@ -1,7 +1,6 @@
 // Chunk loops with decays over one sequence: ragged features, a last chunk that is not whole. Layout
 // of the test: a, b, w [T, 20], u [20], v [T, 36].
 #include <kgen/chunked/chunk_halving.cuh>
-#include <kgen/chunked/chunk_loop.cuh>
 
 #if KGEN_HOST || KGEN_ARCH == 0 || KGEN_ARCH >= 800
 
@@ -60,25 +59,13 @@ KGEN_DEVICE void run_rows(const T* a, const T* b, const T* v, const W* w, const 
     }                                                                                              \
     KGEN_EXPORT(name)
 
-#define CHUNK_LOOP(name, T, Product, W, Chunk, KeyWarps, CopyBytes)                                \
-    using name##_decay = kgen::DecayRows<W, float>;                                                \
-    using name##_loop = kgen::ChunkLoop<T, Product, kKeys, kValues, Chunk, 1, 1, KeyWarps, 3,      \
-                                        CopyBytes, false, false, false, name##_decay>;             \
-    CHUNK_KERNEL(name, T, W, KeyWarps, name##_loop, name##_decay)
-
 #define HALVING_LOOP(name, T, Returned, W, Chunk, KeyWarps, Buffers, CopyBytes, Pairs)             \
     using name##_decay = kgen::HalvingRows<W, float, kgen::DecayForm::log, Buffers, true, Pairs>;  \
     using name##_loop = kgen::HalvingLoop<T, Returned, kKeys, kValues, Chunk, 1, 1, KeyWarps,      \
                                           Buffers + 2, CopyBytes, name##_decay>;                   \
     CHUNK_KERNEL(name, T, W, KeyWarps, name##_loop, name##_decay)
 
-CHUNK_LOOP(run_fp32, float, float, float, 16, 2, 16);
-CHUNK_LOOP(run_tf32, float, kgen::tf32, float, 32, 1, 4);
-CHUNK_LOOP(run_fp16, kgen::fp16, kgen::fp16, float, 32, 2, 8);
-CHUNK_LOOP(run_bf16, kgen::bf16, kgen::bf16, kgen::bf16, 16, 1, 2);
-CHUNK_LOOP(run_fp16_state, kgen::fp16, float, kgen::fp16, 16, 2, 8);
-CHUNK_LOOP(run_bf16_state, kgen::bf16, float, float, 32, 1, 4);
-
+HALVING_LOOP(run_halving_fp32, float, false, float, 32, 2, 1, 16, false);
 HALVING_LOOP(run_halving_fp16, kgen::fp16, false, float, 32, 2, 1, 8, false);
 HALVING_LOOP(run_halving_bf16, kgen::bf16, false, kgen::bf16, 16, 2, 2, 2, false);
 HALVING_LOOP(run_halving_bf16_state, kgen::bf16, true, float, 32, 1, 2, 4, false);

@@ -23,7 +23,7 @@ KGEN_DEVICE void gradients(const float* r, const float* k, const float* d, const
             products.short_row(t)[lane] = n[t * 16 + lane];
         }
     }
-    x.u = u[lane];
+    x.u = x.gradient_u = u[lane];
     x.inner = inner[lane];
     kgen::sync_warp();
     gu[lane] = kgen::wkv::step_gradients<false>(
