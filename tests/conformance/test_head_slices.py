@@ -18,7 +18,7 @@ from kgen.search.feasible import enumerate_feasible
 
 PACKED = "cu_seqlens_dtype=int32"
 # Slices of keys and of values, then parameters that differ from those below.
-CASES = (
+CASES: tuple[tuple[str, str, int, int, dict[str, Value]], ...] = (
     ("wkv6", f"B=2,T=75,H=2,K=32,V=32,dtype=bf16,w_dtype=fp32,{STATES}", 2, 2, {}),
     ("wkv6", f"B=1,T=70,H=3,K=48,V=32,dtype=fp16,decay_form=raw,{STATES}", 3, 1,
      {"level_scores": True}),

@@ -144,7 +144,7 @@ def test_decays_of_0_and_1_are_exact(
 @each_kind
 @pytest.mark.parametrize("strongest", [-1e-3, -1.0, -5.0, -12.0, -40.0, -1e4])
 def test_decays_of_all_strengths(module: HostModule, kind: str, strongest: float) -> None:
-    """Quotients of products of decays hold up to -60 in half a chunk; halving has one way for all."""
+    """Quotients of products would hold up to -60 in half a chunk; halving has one way for all."""
     rows = reals(90, kind, strongest)
     out, end, _ = run_chunks(module, kind, rows)
     want, last, scale = expected(rows)

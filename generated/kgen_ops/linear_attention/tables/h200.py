@@ -1554,7 +1554,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="6af49d54de99",
+        kernel="8e27f53932fe",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1587,7 +1587,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("bf16", "bf16", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="2c122857db33",
+        kernel="a71314d8db28",
         config=(
             "chunk_loop("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1603,7 +1603,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="27ad4b0344e4",
+        kernel="65db749fd326",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=2, key_warps=1, stages=4, copy_bytes=16, "
@@ -1619,7 +1619,7 @@ BACKWARD = (
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="2b97bbf063f6",
+        kernel="97cf42757622",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=2, key_warps=2, stages=3, copy_bytes=16, "
@@ -1647,7 +1647,7 @@ BACKWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="55c57efa0958",
+        kernel="899e2b6343d6",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1663,7 +1663,7 @@ BACKWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="5418f694ac08",
+        kernel="8390e2e9664e",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=2, value_warps=4, key_warps=1, stages=4, copy_bytes=16, "
@@ -1679,7 +1679,7 @@ BACKWARD = (
         dims=(8, 16, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="e5fb7bfa38cb",
+        kernel="89bb97d023b1",
         config=(
             "chunk_loop("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy_bytes=16, "
@@ -1775,7 +1775,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="0c0a7b648041",
+        kernel="63321599c951",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=3, copy_bytes=16, "
@@ -1791,7 +1791,7 @@ FORWARD = (
         dims=(2, 8, 1000, 72, 40),
         dtypes=("fp32", "fp32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="dbe4bd20039a",
+        kernel="656cb3ebfa63",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=1, key_warps=1, stages=3, copy_bytes=16, "
@@ -1819,7 +1819,7 @@ FORWARD = (
         dims=(1, 8, 4096, 64, 64),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="bc532328fd79",
+        kernel="7ef319a23147",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=2, value_warps=2, key_warps=1, stages=3, copy_bytes=16, "
@@ -1835,7 +1835,7 @@ FORWARD = (
         dims=(2, 8, 2048, 128, 128),
         dtypes=("fp32", "tf32", "none", "none", "none", "none", "none"),
         constants=("E", "M"),
-        kernel="e1bbca498473",
+        kernel="68ee67ee47af",
         config=(
             "chunk_scan("
             "chunk=16, value_tiles=1, value_warps=8, key_warps=1, stages=3, copy_bytes=16, "

@@ -4,8 +4,8 @@
 //
 // Forward linear attention has a, b, v = q, k, v. Its gradients are the same recurrence: gq with gout, v, k; gk with
 // v, gout, q and gv with k, q, gout, both backward in time. With decays (chunk_halving.cuh) S_t = decay_t S_{t-1} +
-// b_t v_t^T and a step reads the state before it; here such a loop only sums segments. With a norm (NormKeyRows) the gradients have one more key
-// and a weight and a factor per step, see chunk_norm_key.cuh.
+// b_t v_t^T and a step reads the state before it; here such a loop only sums segments. With a norm (NormKeyRows) the
+// gradients have one more key and a weight and a factor per step, see chunk_norm_key.cuh.
 //
 // A CTA loops over the chunks of one head, or of a segment of its steps, for kBlockV value features. The state stays
 // in registers. chunk_mma.cuh has the four products of a chunk. If any output is NaN or infinite, the CTA computes

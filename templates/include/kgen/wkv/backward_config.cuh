@@ -136,8 +136,8 @@ struct SliceRows : Rows<X> {
 };
 
 // A block has kK of the keys and kV of the values of a head, where the state of all would exceed its shared memory.
-// Whole: its BackwardConfig. All gradients are linear in both: those of r, k and w are sums over slices of values, those
-// of v over slices of keys. A block writes its terms in fp32.
+// Whole: its BackwardConfig. All gradients are linear in both: those of r, k and w are sums over slices of values,
+// those of v over slices of keys. A block writes its terms in fp32.
 template <class Whole, int KeySlices, int ValueSlices>
 struct SliceOf : Whole {
     static constexpr int kKeySlices = KeySlices, kValueSlices = ValueSlices;

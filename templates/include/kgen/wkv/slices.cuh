@@ -1,6 +1,7 @@
 // Sums over slices of a head's keys and values, wkv5's and wkv6's backward pass. C: a SliceOf (backward_config.cuh).
 //
-// Terms of the slices in device memory, fp32: [B, T, H, ValueSlices, K] of gr, gk and gw, [B, T, H, KeySlices, V] of gv.
+// Terms of the slices in device memory, fp32: [B, T, H, ValueSlices, K] of gr, gk and gw, [B, T, H, KeySlices, V] of
+// gv.
 #pragma once
 
 #include "kgen/primitives/block.cuh"
@@ -39,8 +40,8 @@ struct AddSlices {
         return tensor.head(b, h).at(t);
     }
 
-    // n = scale * v . gy, where a u of the head is not finite; else 0. Of such a key gr and gk lack their terms n u k and
-    // n u r: slices of values have only terms of n.
+    // n = scale * v . gy, where a u of the head is not finite; else 0. Of such a key gr and gk lack their terms n u k
+    // and n u r: slices of values have only terms of n.
     template <class U>
     KGEN_DEVICE float value_product(const U* u, const Rows<const T>& v, const Rows<const T>& gy,
                                     float scale) const {

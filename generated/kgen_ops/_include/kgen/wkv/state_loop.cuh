@@ -48,8 +48,8 @@ public:
     int width;    // value features of the block that exist
     float scale;  // of x
 
-    // start and end: the head's [K, V], from the block's first key and value on, or null. checkpoints: this warp's tile of the
-    // head's first chunk, of which the block has `block_tiles` fragments; `checkpoint_stride` floats per chunk.
+    // start and end: the head's [K, V], from the block's first key and value on, or null. checkpoints: this warp's tile
+    // of the head's first chunk, of which the block has `block_tiles` fragments; `checkpoint_stride` floats per chunk.
     template <bool Backward>
     KGEN_DEVICE void run(const float* start, float* checkpoints, i64 checkpoint_stride,
                          int block_tiles, float* end) const {

@@ -1,4 +1,4 @@
-// digest: e5fb7bfa38cb
+// digest: 89bb97d023b1
 // Rendered by kgen from templates/linear_attention/backward_chunk_loop.cu.jinja
 // config: chunk_loop(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=5, copy_bytes=16, segments=1, min_blocks=1)
 // problem: E=64, M=64, dtype=fp32, product_dtype=tf32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none

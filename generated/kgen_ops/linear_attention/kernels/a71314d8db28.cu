@@ -1,4 +1,4 @@
-// digest: 2c122857db33
+// digest: a71314d8db28
 // Rendered by kgen from templates/linear_attention/backward_chunk_loop.cu.jinja
 // config: chunk_loop(chunk=16, value_tiles=1, value_warps=4, key_warps=1, stages=4, copy_bytes=16, segments=1, min_blocks=1)
 // problem: E=64, M=64, dtype=bf16, product_dtype=bf16, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none

@@ -1,4 +1,4 @@
-// digest: 5418f694ac08
+// digest: 8390e2e9664e
 // Rendered by kgen from templates/linear_attention/backward_chunk_scan.cu.jinja
 // config: chunk_scan(chunk=16, value_tiles=2, value_warps=4, key_warps=1, stages=4, copy_bytes=16, segments=8, min_blocks=1, scan_vec=4)
 // problem: E=128, M=128, dtype=fp32, product_dtype=tf32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
