@@ -47,6 +47,9 @@ BUILD_AHEAD = ROUND * IN_FLIGHT
 PATIENCE_S = 8.0
 HELD_POLL_S = 1.0  # poll interval of a held candidate
 EARLY_STOP_RATIO = 4.0  # times the best: early stop after the first samples
+# Past its deadline a search waits this long for the first config of a variant that has no time yet.
+# The fastest variants compile for 5 to 20 s; without them a short search ends with a slow kernel.
+OVERTIME_S = 20.0
 
 
 class ProblemSearch:
@@ -155,6 +158,8 @@ class ProblemSearch:
         self._pending: deque[PendingTrial] = deque()
         self._same_code: dict[str, TrialOutcome] = {}
         self._places = {config: i for i, config in enumerate(first.configs)}
+        leads = {c.variant: c for c in reversed(first.configs) if c.variant != first.fallback}
+        self._leads = frozenset(leads.values())  # the first config of each variant
         # Only the trial's thread uses it; that thread has a trial's time before `state` does.
         self._least_us = self.state.best_us or math.inf
 
@@ -195,7 +200,7 @@ class ProblemSearch:
         self._proposals.pass_over(self._withdraw)
         if late:
             for trial in list(self._pending):
-                if self._withdraw(trial.proposal):
+                if not self._is_awaited(trial) and self._withdraw(trial.proposal):
                     self._proposals.release(trial.proposal)
         is_proposed = False
         while self._proposals.settle(ending=late or self._proposals.left() <= 0):
@@ -208,6 +213,16 @@ class ProblemSearch:
                 self._begin(proposal)
             is_proposed = is_proposed or bool(proposals)
         return is_proposed
+
+    def _is_awaited(self, trial: PendingTrial) -> bool:
+        """Whether the search goes on past its deadline for this trial."""
+        return (
+            self._joint is None
+            and self._deadline is not None
+            and time.monotonic() < self._deadline + OVERTIME_S
+            and trial.proposal.config in self._leads
+            and all(r.config.variant != trial.variant for r in self.state.ranking())
+        )
 
     def _begin(self, proposal: Proposal) -> None:
         """Start a proposal, unless its config has a record or a trial already.
@@ -347,7 +362,9 @@ class ProblemSearch:
         futures += [other.build for other in self._pending if not other.build.done()]
         if futures:
             held = any(other.outcome is None and other.build.done() for other in self._pending)
-            wait(futures, HELD_POLL_S if held else None, return_when=FIRST_COMPLETED)
+            late = self._deadline is not None and time.monotonic() >= self._deadline
+            poll_s = HELD_POLL_S if held or late else None
+            wait(futures, poll_s, return_when=FIRST_COMPLETED)
         elif self._joint is not None and not self._pending:
             time.sleep(POLL_S)  # other processes have the last trials
         for trial in list(self._pending):

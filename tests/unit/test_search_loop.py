@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -378,3 +379,24 @@ def test_only_what_could_win_is_timed_on_trained_inputs(tmp_path: Path) -> None:
     assert state.timed_again == 1
     trained = {record.config.variant: record.trained for record in state.records.values()}
     assert trained == {"a": "digest", "b": "digest", "safe": ""}
+
+
+def test_a_late_search_waits_for_the_first_config_of_a_variant(tmp_path: Path) -> None:
+    """The one that compiles at once is not the fastest."""
+    session = FakeSession(tmp_path, {"a": 90.0, "b": 10.0}, slow=("b",))
+    first = WarmStart((*A[:2], *B[:2]))
+    with session.letting_go():
+        found = search(tmp_path, session, [*A, *B], first, 9, time_s=time.monotonic())
+    assert found.ranking()[0].config == B[0]
+    assert B[1] not in found.records, "its variant has a time by then"
+
+
+def test_a_late_search_does_not_wait_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_loop, "OVERTIME_S", 0.0)
+    session = FakeSession(tmp_path, {"a": 90.0, "b": 10.0}, slow=("b",))
+    with session.letting_go():
+        found = search(tmp_path, session, [*A, *B], WarmStart((*A[:2], *B[:2])), 9,
+                       time_s=time.monotonic())
+    assert {r.config.variant for r in found.records.values()} == {"a"}

@@ -119,8 +119,7 @@ struct BackwardConfig {
     }
 };
 
-// Rows of which a block has a slice; C: a SliceOf. Where the slice begins is computed where rows are used: all such
-// addresses would not fit the registers.
+// Rows of which a block has a slice; C: a SliceOf. `first` of these rows is that of the whole head.
 template <class C, class X, Features F>
 struct SliceRows : Rows<X> {
     KGEN_DEVICE Rows<X> head(i64 b, i64 h) const {

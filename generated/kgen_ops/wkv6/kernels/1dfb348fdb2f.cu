@@ -1,7 +1,7 @@
-// digest: 5acf2416c2cb
+// digest: 1dfb348fdb2f
 // Rendered by kgen from templates/wkv/backward_chunk_loop.cu.jinja
-// config: chunk_loop(copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, sequential_chunks=true, pdl=true)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// config: chunk_loop(copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, sequential_chunks=false, pdl=true)
+// problem: K=64, V=64, dtype=fp16, w_dtype=fp32, u_dtype=fp16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 backward on tensor cores. All sums are in a fixed order.
 //
 //     wkv_backward_states  loops over the steps, forward with the state and backward with its gradient, and writes
@@ -18,9 +18,9 @@
 
 namespace {
 
-using Value = kgen::bf16;
+using Value = kgen::fp16;
 using W = float;
-using U = kgen::bf16;
+using U = kgen::fp16;
 using kgen::i64;
 using kgen::u32;
 using kgen::wkv::ChunkIndex;
@@ -28,17 +28,17 @@ using kgen::wkv::Rows;
 
 constexpr int kK = 64;
 constexpr int kV = 64;
-constexpr int kChunk = 64;                     // steps between two checkpoints
-constexpr int kBlockV = 64;                  // value features of a block, first kernel
-constexpr int kStages = 4;                   // buffers of 32 steps in its shared memory
+constexpr int kChunk = 32;                     // steps between two checkpoints
+constexpr int kBlockV = 32;                  // value features of a block, first kernel
+constexpr int kStages = 2;                   // buffers of 32 steps in its shared memory
 constexpr int kCopyBytes = 16;            // of one asynchronous copy
-constexpr int kMinBlocks = 2;            // blocks per SM that registers leave room for
-constexpr bool kSequential = true;   // one block per head loops over its chunks
+constexpr int kMinBlocks = 1;            // blocks per SM that registers leave room for
+constexpr bool kSequential = false;   // one block per head loops over its chunks
 constexpr int kStaggerKcycles = 0;  // delay of an SM's later blocks
 constexpr bool kPdl = true;                        // programmatic dependent launch
 constexpr bool kLevelScores = false;       // scores and gv on tensor cores
 
-constexpr bool kPerStep = false;  // w is [B, T, H, K], not [H, K]
+constexpr bool kPerStep = true;  // w is [B, T, H, K], not [H, K]
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr bool kInitialState = kgen::kPresent<kgen::none>;
 constexpr bool kFinalState = kgen::kPresent<kgen::none>;
@@ -73,9 +73,10 @@ wkv_backward_states(const Value* __restrict__ gy,             // [B, T, H, V]
                     i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                     i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B, i64 k_stride_T,
                     i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
+                    i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
                     float scale) {
     if constexpr (kPdl) kgen::griddepcontrol_launch_dependents();
-    const Rows<const W> w_rows = kgen::wkv::same_at_every_step(w, kK);
+    const Rows<const W> w_rows{w, w_stride_B, w_stride_T, w_stride_H};
     const Rows<const Value> gy_rows{gy, gy_stride_B, gy_stride_T, gy_stride_H};
     const Rows<const Value> r_rows{r, r_stride_B, r_stride_T, r_stride_H};
     const Rows<const Value> k_rows{k, k_stride_B, k_stride_T, k_stride_H};
@@ -129,14 +130,16 @@ wkv_backward_chunks(const Value* __restrict__ gy,            // [B, T, H, V]
                     Value* __restrict__ gr,                  // [B, T, H, K]
                     Value* __restrict__ gk,                  // [B, T, H, K]
                     Value* __restrict__ gv,                  // [B, T, H, V]
-                    float* __restrict__ gw_parts,            // [B, H, chunks, K]
+                    W* __restrict__ gw,                      // [B, T, H, K]
                     float* __restrict__ gu_parts,            // [B, H, chunks, K]
                     i64 T, i64 H, i64 gy_stride_B, i64 gy_stride_T, i64 gy_stride_H,
                     i64 r_stride_B, i64 r_stride_T, i64 r_stride_H, i64 k_stride_B, i64 k_stride_T,
                     i64 k_stride_H, i64 v_stride_B, i64 v_stride_T, i64 v_stride_H,
+                    i64 w_stride_B, i64 w_stride_T, i64 w_stride_H,
                     i64 gr_stride_B, i64 gr_stride_T, i64 gr_stride_H, i64 gk_stride_B,
                     i64 gk_stride_T, i64 gk_stride_H, i64 gv_stride_B, i64 gv_stride_T,
                     i64 gv_stride_H,
+                    i64 gw_stride_B, i64 gw_stride_T, i64 gw_stride_H,
                     float scale) {
     if constexpr (kPdl) kgen::griddepcontrol_launch_dependents();
     const kgen::wkv::ChunkTensors<Config, U> tensors{
@@ -144,12 +147,13 @@ wkv_backward_chunks(const Value* __restrict__ gy,            // [B, T, H, V]
         {r, r_stride_B, r_stride_T, r_stride_H},
         {k, k_stride_B, k_stride_T, k_stride_H},
         {v, v_stride_B, v_stride_T, v_stride_H},
-        kgen::wkv::same_at_every_step(w, kK),
+        {w, w_stride_B, w_stride_T, w_stride_H},
         u,
         {gr, gr_stride_B, gr_stride_T, gr_stride_H},
         {gk, gk_stride_B, gk_stride_T, gk_stride_H},
         {gv, gv_stride_B, gv_stride_T, gv_stride_H},
-        {}};
+        {gw, gw_stride_B, gw_stride_T, gw_stride_H}};
+    float* gw_parts = nullptr;
     __shared__ ChunkIndex shared_index;
 
     const auto chunk_gradients = [&](const Gradients& chunk, const ChunkIndex& index,
@@ -216,18 +220,11 @@ KGEN_EXPORT(wkv_backward_chunks);
 
 extern "C" __global__ void __launch_bounds__(kReduceThreads)
 wkv_backward_reduce(
-                    const float* __restrict__ gw_parts,  // [B, H, chunks, K]
                     const float* __restrict__ gu_parts,  // [B, H, chunks, K]
-                    W* __restrict__ gw,                  // [H, K]
                     U* __restrict__ gu,                  // [H, K]
                     i64 B, i64 H, i64 T) {
-    const i64 chunks = kgen::ceil_div(T, i64{kChunk});
-    const i64 half = gridDim.x / 2, block = blockIdx.x;  // gw, then gu
-    if (block < half)
-        kgen::wkv::sum_chunks<kReduceThreads, kPdl>(block, gw_parts, B, H, i64{kK}, chunks, gw);
-    else
-        kgen::wkv::sum_chunks<kReduceThreads, kPdl>(block - half, gu_parts, B, H, i64{kK}, chunks,
-                                                    gu);
+    kgen::wkv::sum_chunks<kReduceThreads, kPdl>(i64{blockIdx.x}, gu_parts, B, H, i64{kK},
+                                                kgen::ceil_div(T, i64{kChunk}), gu);
 }
 
 KGEN_EXPORT(wkv_backward_reduce);
