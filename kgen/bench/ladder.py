@@ -67,6 +67,6 @@ def _step_result(session: Session, problem: Problem, step: LadderStep) -> Ladder
         variant=step.config.variant,
         config=step.config.as_dict(),
         published=step.published,
-        note=step.note,
+        note=step.note or ("" if step.is_published else "not published"),
         refused="" if rule is None else f"{rule.why} ({rule.condition.text}; {rule.where})",
     )

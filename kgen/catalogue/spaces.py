@@ -211,13 +211,24 @@ def _lets_in(tree: Tree) -> Iterable[tuple[str, Tree]]:
         yield from entries["let"].mapping().items()
 
 
+def _is_own(step: Mapping[str, Tree]) -> bool:
+    """Whether a step of a ladder goes beyond the published ones."""
+    if "own" not in step:
+        return False
+    if step["own"].scalar() is not True:
+        raise step["own"].fail("expected 'own: true', of a step that was not published")
+    if "published" in step:
+        raise step["own"].fail("a step of kgen's own has no published figure")
+    return True
+
+
 def _ladder(items: Sequence[Tree], variants: Sequence[Variant]) -> tuple[LadderStep, ...]:
     """Read the published steps; each must be a point of a declared variant."""
     steps: list[LadderStep] = []
     passes = list(dict.fromkeys(v.pass_name for v in variants))
     for item in items:
         entries = item.fields(
-            required=["step", "pass", "variant", "config"], optional=["published", "note"]
+            required=["step", "pass", "variant", "config"], optional=["published", "note", "own"]
         )
         texts = {
             key: " ".join(entries[key].text().split()) if key in entries else ""
@@ -245,6 +256,7 @@ def _ladder(items: Sequence[Tree], variants: Sequence[Variant]) -> tuple[LadderS
                 config=config,
                 published=texts["published"],
                 note=texts["note"],
+                is_published=not _is_own(entries),
                 where=item.where,
             )
         )

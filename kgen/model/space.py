@@ -185,8 +185,8 @@ class LadderStep:
         pass_name: `forward` or `backward`.
         config: The point of the search space that reproduces the published step.
         published: The published figure with its GPU, as text; empty if there is none.
-        note: How the point differs from the published kernel; empty if it does not. "not published"
-            of a step that goes on from the published ones.
+        note: How the point differs from the published kernel; empty if it does not.
+        is_published: Whether a published kernel takes the step; else it goes on from those.
         where: `file:line` of its declaration.
     """
 
@@ -195,12 +195,8 @@ class LadderStep:
     config: Config
     published: str
     note: str
+    is_published: bool
     where: str
-
-    @property
-    def is_published(self) -> bool:
-        """Whether a published kernel takes the step."""
-        return not self.note.startswith("not published")
 
 
 @dataclass(frozen=True, slots=True)

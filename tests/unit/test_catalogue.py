@@ -119,6 +119,10 @@ def test_a_ladder_loads(tmp_path: Path) -> None:
     assert first.config == Config.of("plain", {"threads": 64, "cache": "normal", "flag": False})
     assert first.where.endswith("rmsnorm.yaml:22")
     assert (second.published, second.note) == ("", "flag was not published")
+    assert first.is_published
+    assert second.is_published, "a note is for readers alone"
+    file.write_text(f"{SPACE}{LADDER}    own: true\n")
+    assert not load_space(file, "rmsnorm", SIGNATURE).ladder[1].is_published
 
 
 @pytest.mark.parametrize(
@@ -128,6 +132,8 @@ def test_a_ladder_loads(tmp_path: Path) -> None:
         ("pass: forward", "pass: backward", 24, "unknown pass 'backward'.*known: forward"),
         ("threads: 64", "threads: 65", 26, "threads=65 is not among its choices"),
         ("threads: 64, ", "", 26, "'threads' is missing"),
+        ("    pass: forward", "    own: yes please\n    pass: forward", 24, "expected 'own: true'"),
+        ("    pass: forward", "    own: true\n    pass: forward", 24, "has no published figure"),
         ("published:", "publsihed:", 23, "unknown key 'publsihed'"),
         ("step: naive", "step: ''", 22, "needs the name"),
         ("step: streaming stores", "step: naive", 27, "has a step 'naive' already"),
