@@ -36,7 +36,7 @@ def summed_errors(y: Tensor, reference: Reference, bound: float) -> Tensor:
     error = _signed_error(y, reference, bound)
     if y.element_size() == 2:
         rounding = reference.high.to(y.dtype).float().sub_(reference.high)
-        error = error - rounding.nan_to_num_(0.0, 0.0, 0.0).mul_(reference.inverse)
+        error = error - rounding.mul_(reference.inverse).nan_to_num_(0.0, 0.0, 0.0)
     return torch.stack([
         error.sum(dtype=torch.float64),
         (error * reference.high.nan_to_num().sign()).sum(dtype=torch.float64),

@@ -74,9 +74,10 @@ def test_rounding_to_one_side_is_no_mean_error() -> None:
     exact = torch.rand(1 << 16, dtype=torch.float64) + 1.0
     toward_zero = (exact.float().view(torch.int32) & -65536).view(torch.float32).bfloat16()
     assert mean(toward_zero, exact) > largest_mean(bound, toward_zero)
-    infinite = Reference(torch.tensor([6e38, 2.0], dtype=torch.float64).float(), None,
-                         torch.ones(()), torch.tensor([True, False]))
-    of_infinite = summed_errors(torch.tensor([torch.inf, 2.0]).bfloat16(), infinite, bound)
+    infinite = Reference(torch.tensor([6e38, torch.nan, 2.0], dtype=torch.float64).float(), None,
+                         torch.tensor([0.0, torch.inf, 1.0]), torch.tensor([True, True, False]))
+    y = torch.tensor([torch.inf, torch.nan, 2.0]).bfloat16()
+    of_infinite = summed_errors(y, infinite, bound)
     assert of_infinite.tolist() == [0.0, 0.0]
 
 
