@@ -20,6 +20,10 @@ CASES = (
     ("wkv4", "B=1,T=4096,C=768,dtype=bf16,final_state_dtype=fp32", "splits=", "splits=1)"),
     ("wkv5", f"B=1,T=1,H=16,D=64,dtype=bf16,{STATES}", "block_per_head", "chunk"),
     ("wkv6", f"B=1,T=3,H=64,D=64,dtype=bf16,{STATES}", "block_per_head", "chunk"),
+    # Large heads in fp32, and in fp16 with states: tensor cores.
+    ("wkv6", "B=4,T=2048,H=16,D=128,dtype=fp32", "chunk_halving", "block_per_head"),
+    ("wkv5", f"B=2,T=1024,H=12,D=192,dtype=fp32,{STATES}", "chunk_halving", "block_per_head"),
+    ("wkv6", f"B=4,T=1024,H=16,D=128,dtype=fp16,{STATES}", "chunk_halving", "block_per_head"),
     ("wkv7", "B=1,T=1024,H=6,D=64,dtype=bf16,decay_form=clamp", "segments=", "chunk_loop"),
     ("wkv7", "B=1,N=1,T=8192,H=40,D=64,dtype=fp16,initial_state_dtype=fp32,cu_seqlens_dtype=int32,"
      "decay_form=clamp", "warp_specialized_tf32", "chunk_loop"),
