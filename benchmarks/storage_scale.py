@@ -1,29 +1,33 @@
 """Simulate many workers on one study of a storage; no GPU needed.
 
     python benchmarks/storage_scale.py --storage URL [--workers 1,8,64] [--evaluations 200]
-        [--space FILE.json.gz] [--trial-s 0.5] [--processes 2]
+        [--space FILE.json.gz] [--trial-s 0.5] [--processes 2] [--searches 4]
 
-Each worker is a thread with a search of its own, as `kgen worker` has: it asks the study for a
-config, waits for the time of a trial, tells the recorded time, and appends a record to the log. The
-workers of a process share its connections. Without `--space`, a Kernel Tuner cache, a synthetic
-space of 1344 configs is searched.
+A worker asks the study for a config, waits for the time of a trial, tells the recorded time, and
+appends a record to the log. A process has `--searches` threads, each with a search and connections
+as one `kgen worker` has; its workers take turns on them, because most workers wait for a trial at
+any time. So at most `--processes` x `--searches` workers ask at the same moment. Without `--space`,
+a Kernel Tuner cache, a synthetic space of 1344 configs is searched.
 
-Printed for each number of workers: proposals a second, all workers together; the share of proposals
-that were given up because another worker had the config; and best time found / optimum after the
-evaluations. `claimed twice` must be 0: a config with two results.
+Printed for each number of workers: proposals a second, all workers together; the median seconds
+that one takes; the share of proposals that were given up because another worker had the config; and
+best time found / optimum after the evaluations. `claimed twice` must be 0: a config with two
+results.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import math
 import os
+import statistics
 import sys
 import threading
 import time
 import uuid
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,6 +35,7 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from optuna.storages import BaseStorage
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -40,7 +45,7 @@ from kgen.model.config import Config
 from kgen.search.encoding import Encoding
 from kgen.search.membership import Membership
 from kgen.search.storage import open_storage, parse_storage, storage_option
-from kgen.search.study import open_study
+from kgen.search.study import Proposal, open_study
 
 RECORD_BYTES = 1000  # about the length of a journal's line
 
@@ -57,6 +62,7 @@ class Job:
         evaluations: Of all workers together.
         trial_s: Seconds of a trial.
         all_workers: Number of workers of all processes.
+        searches: Threads that the workers take turns on.
     """
 
     url: str
@@ -66,6 +72,7 @@ class Job:
     evaluations: int
     trial_s: float
     all_workers: int
+    searches: int
 
 
 def synthetic_space() -> Space:
@@ -90,51 +97,80 @@ def space_of(path: str) -> Space:
     return load_space(path) if path else synthetic_space()
 
 
-def run_workers(job: Job) -> None:
-    """Run the workers of one process to the end of the study."""
+class Turns:
+    """The workers of a process, by the time at which their trials end."""
+
+    def __init__(self, workers: tuple[int, ...]) -> None:
+        self._lock = threading.Lock()
+        self._free_at: list[tuple[float, int, Proposal | None]] = [
+            (0.0, worker, None) for worker in workers
+        ]
+        heapq.heapify(self._free_at)
+
+    def take(self) -> tuple[int, Proposal | None] | None:
+        """The worker that is free next and what it tried, when it is free; None if none is left."""
+        with self._lock:
+            if not self._free_at:
+                return None
+            at, worker, proposal = heapq.heappop(self._free_at)
+        time.sleep(max(0.0, at - time.monotonic()))
+        return worker, proposal
+
+    def give(self, worker: int, proposal: Proposal, trial_s: float) -> None:
+        """A worker's trial begins."""
+        with self._lock:
+            heapq.heappush(self._free_at, (time.monotonic() + trial_s, worker, proposal))
+
+
+def run_workers(job: Job) -> list[float]:
+    """Run the workers of one process to the end of the study; the seconds of each proposal."""
     space = space_of(job.space)
     storage = open_storage(parse_storage(job.url))
-    with Membership(storage, {}) as membership:
-        threads = [
-            threading.Thread(target=_work, args=(job, space, storage, membership, seed))
-            for seed in job.workers
+    turns = Turns(job.workers)
+    with Membership(storage, {}), ThreadPoolExecutor(job.searches) as threads:
+        running = [
+            threads.submit(_work, job, space, storage, turns, seed) for seed in range(job.searches)
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        return [seconds for thread in running for seconds in thread.result()]
 
 
-def _work(job: Job, space: Space, storage: object, membership: Membership, seed: int) -> None:
+def _work(job: Job, space: Space, storage: BaseStorage, turns: Turns, seed: int) -> list[float]:
     # A membership of its own would be a heartbeat a worker; a process has one.
-    search = open_study(storage, job.study, space.encoding.configs, seed=seed)  # type: ignore[arg-type]
-    log = RecordLog(storage, job.study)  # type: ignore[arg-type]
-    while proposals := search.ask(1, at_most=job.evaluations, spread=2 * job.all_workers):
-        for proposal in proposals:
-            time.sleep(job.trial_s)
-            i = space.encoding.index(proposal.config)
+    search = open_study(storage, job.study, space.encoding.configs, seed=seed)
+    log = RecordLog(storage, job.study)
+    seconds = []
+    while (turn := turns.take()) is not None:
+        worker, tried = turn
+        if tried is not None:
+            i = space.encoding.index(tried.config)
             assert i is not None
             found = float(space.times[i])
-            log.push([f"{seed} {proposal.number} {'x' * RECORD_BYTES}"])
-            search.tell(
-                proposal.number, None if math.isnan(found) else found,
-                "build_failed" if math.isnan(found) else "verified",
-            )
+            failed = math.isnan(found)
+            log.push([f"{worker} {tried.number} {'x' * RECORD_BYTES}"])
+            search.tell(tried.number, None if failed else found,
+                        "build_failed" if failed else "verified")  # fmt: skip
+        began = time.monotonic()
+        proposals = search.ask(1, at_most=job.evaluations, spread=2 * job.all_workers)
+        seconds.append(time.monotonic() - began)
+        if proposals:
+            turns.give(worker, proposals[0], job.trial_s)
+    return seconds
 
 
 def simulate(url: str, path: str, workers: int, evaluations: int, trial_s: float,
-             processes: int) -> str:
+             processes: int, searches: int) -> str:
     """Run one number of workers; returns a row of the table."""
     study = f"scale/{uuid.uuid4().hex[:8]}"
     count = min(processes, workers)
     jobs = [
-        Job(url, study, path, tuple(range(i, workers, count)), evaluations, trial_s, workers)
+        Job(url, study, path, tuple(range(i, workers, count)), evaluations, trial_s, workers,
+            searches)
         for i in range(count)
     ]
     open_storage(parse_storage(url))  # makes the tables
     started = time.monotonic()
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        list(pool.map(run_workers, jobs))
+        asked_s = [one for each in pool.map(run_workers, jobs) for one in each]
     seconds = time.monotonic() - started
     space = space_of(path)
     search = open_study(open_storage(parse_storage(url)), study, space.encoding.configs)
@@ -145,7 +181,8 @@ def simulate(url: str, path: str, workers: int, evaluations: int, trial_s: float
     best = min((t for _, t in results if t is not None), default=math.nan)
     return (
         f"{workers:7} {len(results):11} {seconds:7.1f} {len(results) / seconds:11.1f} "
-        f"{given_up / max(1, len(trials)):9.1%} {twice:13} {best / space.optimum:14.3f}"
+        f"{statistics.median(asked_s):10.2f} {given_up / max(1, len(trials)):9.1%} {twice:13} "
+        f"{best / space.optimum:14.3f}"
     )
 
 
@@ -158,15 +195,17 @@ def main() -> None:
     parser.add_argument("--space", default="", help="a Kernel Tuner cache file")
     parser.add_argument("--trial-s", type=float, default=0.5, help="seconds of a trial")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--searches", type=int, default=4, help="threads of a process")
     options = parser.parse_args()
     url = storage_option(options.storage)
     if url is None:
         parser.error("no storage: --storage URL, or KGEN_STORAGE")
     print(f"{url}, {options.evaluations} evaluations, trials of {options.trial_s:g} s")
-    print("workers evaluations seconds proposals/s duplicates claimed twice best / optimum")
+    print("workers evaluations seconds proposals/s s/proposal duplicates claimed twice "
+          "best / optimum")
     for workers in map(int, options.workers.split(",")):
         print(simulate(url.text, options.space, workers, options.evaluations, options.trial_s,
-                       options.processes), flush=True)
+                       options.processes, options.searches), flush=True)
 
 
 if __name__ == "__main__":

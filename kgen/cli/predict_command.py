@@ -24,6 +24,7 @@ from kgen.predict import (
     print_judgements,
     relatives,
 )
+from kgen.predict.models import DEFAULT, MODELS
 
 RECORDS = "generated"  # the committed library, as --out has it by default
 
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
             f"--gpu {options.gpu}: a prediction is for a GPU that is named\n"
             "  next: --gpu NAME, a name of 'kgen gpus'; what is in this machine can be tuned"
         )
-    return predict_rows(options, options.source, options.compiled, options.model)
+    return predict_rows(options, options.source, options.compiled, options.model or DEFAULT)
 
 
 def predict_rows(options: argparse.Namespace, source: str, compiled: int, model: str) -> int:
@@ -119,7 +120,8 @@ def _judge(options: argparse.Namespace) -> int:
         entry = catalogue.entry(name)
         passes = chosen_passes(entry.operator.signature, options.pass_name)
         found_in = Path(options.source)
-        for one in judge(entry, passes, found_in, relatives(catalogue, entry)):
+        models = [options.model] if options.model else tuple(MODELS)
+        for one in judge(entry, passes, found_in, relatives(catalogue, entry), models):
             print(f"judged {one.operator} {one.pass_name} by {one.model}", flush=True)
             found.append(one)
     if not found:

@@ -95,14 +95,13 @@ def add_predict(predict: argparse.ArgumentParser) -> None:
     predict.add_argument(
         "--model",
         choices=["trees", "ridge", "gp"],
-        default=DEFAULT_MODEL,
-        help="model that ranks configs (default: %(default)s)",
+        help=f"model that ranks configs (default: {DEFAULT_MODEL}; with --judge all)",
     )
     predict.add_argument(
         "--judge",
         action="store_true",
-        help="write nothing; evaluate the choices of all models on the recorded searches, with "
-        "each problem left out of the training in turn",
+        help="write nothing; evaluate the choices of all models, or of --model, on the recorded "
+        "searches, with each problem left out of the training in turn",
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kgen.search.encoding import Encoding, Floats, Ints
-from kgen.search.scoring import Observations, Scorer
+from kgen.search.scoring import MOST_APART, Observations, Scorer
 from kgen.search.surrogate import squared_distances
 
 # Size of the initial design, spread over the feasible set: just enough for a first fit, because
@@ -106,6 +106,12 @@ class Proposer:
                 self._take(i, picks)
         while len(picks) < n and self._free.any():
             if len(self._seen) < self._design or len(self._seen.log_time) < _MIN_TIMED:
+                if len(picks) >= MOST_APART:
+                    free = np.flatnonzero(self._free)
+                    rest = rng.choice(free, size=min(n - len(picks), len(free)), replace=False)
+                    for i in rest.tolist():
+                        self._take(i, picks)
+                    break
                 # With a prior, every second config of the design is the prior's fastest free one.
                 favour = self._prior is not None and len(self._seen) % 2 == 0
                 self._take(self._best_by_prior() if favour else self._spread(rng), picks)

@@ -29,6 +29,7 @@ FIRST_STEPS, LATER_STEPS = 30, 25  # gradient steps of a hyperparameter fit
 MAX_FAILED = 150  # latest failures the model is conditioned on
 FAILURE_SHARPNESS = 8.0  # at two steps of a four-valued parameter the weight is 1/35
 MANY = 150  # times from which on a fit takes a third of the steps
+MOST_APART = 128  # configs of a batch that are chosen far from each other; joint tunes take more
 REFIT_AFTER = 4  # new times that justify a new fit, or a tenth of those fitted if that is more
 
 
@@ -59,6 +60,8 @@ class Scored:
         self._posterior = posterior
         self._bonus = bonus
         self._best = best
+        self._picked = 0
+        self._score = self._now()
 
     def pick(self, free: Mask, local: bool) -> int | None:
         """Return the free candidate of highest score; None if no candidate is free."""
@@ -67,11 +70,19 @@ class Scored:
             allowed = allowed & self._local
         if not allowed.any():
             return None
+        j = int(np.where(allowed, self._score, -np.inf).argmax())
+        self._picked += 1
+        if self._picked <= MOST_APART:
+            self._posterior.believe(j)
+            self._score = self._now()
+        return int(self._candidates[j])
+
+    def _now(self) -> Floats:
+        """The score of each candidate, given what is known and believed."""
         posterior = self._posterior
         score = log_expected_improvement(posterior.mean, posterior.variance, self._best)
-        j = int(np.where(allowed, score + self._bonus, -np.inf).argmax())
-        posterior.believe(j)
-        return int(self._candidates[j])
+        out: Floats = score + self._bonus
+        return out
 
 
 class Scorer:
@@ -124,8 +135,7 @@ class Scorer:
             groups,
             self._hyper,
         )
-        for j in np.searchsorted(candidates, pending).tolist():
-            posterior.believe(j)
+        posterior.believe_all(np.searchsorted(candidates, pending))
         bonus = self._log_success(candidates, known, failed)
         is_local = np.isin(candidates, local)
         return Scored(candidates, is_local, posterior, bonus, float(y.min()))

@@ -85,6 +85,13 @@ def test_measured_problems_are_skipped(tmp_path: Path) -> None:
     assert table.read_bytes() == committed.read_bytes()
 
 
+def test_one_model_is_judged_if_it_is_named(recorded: Path) -> None:
+    done = kgen("predict", "--judge", "--op", "rmsnorm", "--model", "ridge", cwd=recorded)
+    assert done.returncode == 0, done.stderr
+    assert "judged rmsnorm forward by ridge" in done.stdout
+    assert "trees" not in done.stdout
+
+
 @pytest.mark.parametrize(("arguments", "code", "said"), [
     (("--gpu", "a1000"), 2, "unknown GPU 'a1000'"),
     (("--gpu", "auto"), 2, "--gpu auto: a prediction is for a GPU that is named"),

@@ -30,6 +30,7 @@ def test_a_mistake_is_refused(family: Family, mistake: Mistake) -> None:
     assert mechanism_of(reason) in mutant.operator.caught_by
 
 
+@pytest.mark.quick  # a header's change shows here first
 @pytest.mark.parametrize(
     ("family", "mistake"), CASES, ids=[f"{f.name}-{m.operation}" for f, m in CASES]
 )

@@ -36,6 +36,7 @@ def test_a_mistake_is_refused(family: Family, mistake: Mistake) -> None:
     assert refused(mutant), f"{mutant.name} in {mutant.header or 'the template'}: it passes"
 
 
+@pytest.mark.quick  # a header's change shows here first
 @pytest.mark.parametrize(("family", "mistake"), CASES, ids=IDS)
 def test_the_statement_is_there(family: Family, mistake: Mistake) -> None:
     assert mutant_of(family, mistake).text

@@ -10,6 +10,7 @@ import pytest
 from kgen.model.config import Config
 from kgen.search.encoding import INACTIVE, Encoding
 from kgen.search.proposer import Proposer
+from kgen.search.scoring import MOST_APART
 from kgen.search.surrogate import Hyper, Posterior, fit, log_expected_improvement
 
 R = range(12)
@@ -142,6 +143,33 @@ def test_batch_is_diverse() -> None:
     assert np.mean(values) >= 5
 
 
+@pytest.mark.parametrize("timed", [0, 60])
+def test_a_round_of_many_workers_costs_what_a_batch_costs(
+    timed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker of a joint tune asks for a round of all, of which it takes one."""
+    encoding, times = synthetic()
+    proposer = Proposer(encoding, 0)
+    order = np.random.default_rng(0).permutation(len(times)).tolist()
+    for i in order[:timed]:
+        proposer.tell(i, times[i])
+    for i in order[timed:560]:
+        proposer.mark_pending(i)
+    calls: list[int] = []
+    believe, spread = Posterior.believe, Proposer._spread
+    monkeypatch.setattr(Posterior, "believe", lambda self, i: believe(self, _noted(calls, i)))
+    monkeypatch.setattr(Proposer, "_spread", lambda self, rng: _noted(calls, spread(self, rng)))
+    picks = proposer.propose(1000)
+    assert len(set(picks)) == 1000
+    assert not set(picks) & set(order[:560])
+    assert len(calls) == MOST_APART
+
+
+def _noted(calls: list[int], i: int) -> int:
+    calls.append(i)
+    return i
+
+
 def test_beats_random_by_a_margin() -> None:
     encoding, times = synthetic()
     optimum = best_of(times, list(range(len(times))))
@@ -234,3 +262,19 @@ def test_process_interpolates_and_believing_equals_conditioning() -> None:
     posterior.believe(4)
     np.testing.assert_allclose(posterior.variance, grown.variance, atol=1e-6)
     np.testing.assert_allclose(posterior.mean, grown.mean, atol=1e-6)
+
+
+def test_believing_many_equals_believing_each() -> None:
+    rng = np.random.default_rng(2)
+    x, candidates, groups = rng.random((20, 3)), rng.random((60, 3)), np.arange(3)
+    y = rng.normal(size=20)
+    at_once, one_by_one = (
+        Posterior(x, y, candidates, groups, Hyper.prior(3)) for _ in range(2)
+    )
+    mean = at_once.mean.copy()
+    at_once.believe_all(np.array([4, 9, 33]))
+    at_once.believe(17)
+    for i in (4, 9, 33, 17):
+        one_by_one.believe(i)
+    np.testing.assert_allclose(at_once.variance, one_by_one.variance, rtol=1e-6)
+    np.testing.assert_array_equal(at_once.mean, mean)
