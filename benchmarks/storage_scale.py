@@ -46,6 +46,7 @@ from kgen.search.encoding import Encoding
 from kgen.search.membership import Membership
 from kgen.search.storage import open_storage, parse_storage, storage_option
 from kgen.search.study import Proposal, open_study
+from kgen.tune.joint import spread_of
 
 RECORD_BYTES = 1000  # about the length of a journal's line
 
@@ -150,7 +151,7 @@ def _work(job: Job, space: Space, storage: BaseStorage, turns: Turns, seed: int)
             search.tell(tried.number, None if failed else found,
                         "build_failed" if failed else "verified")  # fmt: skip
         began = time.monotonic()
-        proposals = search.ask(1, at_most=job.evaluations, spread=2 * job.all_workers)
+        proposals = search.ask(1, at_most=job.evaluations, spread=spread_of(job.all_workers, 2))
         seconds.append(time.monotonic() - began)
         if proposals:
             turns.give(worker, proposals[0], job.trial_s)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import optuna
 
 _MOST_AHEAD = 24
+_WIDEST = 512  # proposals to draw from
 
 
 def _never() -> bool:
@@ -82,14 +83,26 @@ class Joint:
         return min(_MOST_AHEAD, max(2, wanted // (2 * self._busy(study))))
 
     def spread(self, study: str, wanted: int) -> int:
-        """The number of proposals of one round of all processes, from which this one draws some."""
-        busy = self._busy(study)
-        return 1 if busy == 1 else busy * self.ahead(study, wanted)
+        """The number of best proposals from which this process draws some; see `spread_of`."""
+        return spread_of(self._busy(study), self.ahead(study, wanted))
 
     def _busy(self, study: str) -> int:
         """Number of processes that work on a study."""
         busy = [member for member in self.membership.members() if member.facts.get("at") == study]
         return max(1, len(busy))
+
+
+def spread_of(processes: int, ahead: int) -> int:
+    """The number of best proposals from which each of some processes draws its own at random.
+
+    One round of all processes, so that few draw the same; at most 512, because of more the last are
+    no better than random configs. Most of a thousand processes wait for a trial at any time.
+
+    Args:
+        processes: That work on a study.
+        ahead: Proposals that each may hold.
+    """
+    return 1 if processes == 1 else min(processes * ahead, _WIDEST)
 
 
 @contextmanager

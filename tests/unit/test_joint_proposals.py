@@ -12,6 +12,7 @@ from kgen.errors import StorageError
 from kgen.model.artifact import Rendered
 from kgen.model.record import Fate, Record, Timing
 from kgen.search.study import Proposal
+from kgen.tune.joint import spread_of
 from kgen.tune.joint_proposals import JointProposals
 from kgen.tune.search_state import SearchState
 from kgen.tune.warm_start import WarmStart
@@ -174,3 +175,12 @@ def test_closing_frees_what_has_no_result_if_the_storage_is_there(search: Search
     search.study.is_gone = False
     search.proposals.close()
     assert search.study.calls == [f"release {number}" for number in range(1, AHEAD)]
+
+
+@pytest.mark.parametrize(
+    ("processes", "ahead", "expected"), [(1, 24, 1), (8, 2, 16), (1000, 2, 512)]
+)
+def test_processes_draw_from_one_round_of_all_but_not_from_poor_proposals(
+    processes: int, ahead: int, expected: int
+) -> None:
+    assert spread_of(processes, ahead) == expected
