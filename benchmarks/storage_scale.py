@@ -59,7 +59,7 @@ class Job:
         url: The storage.
         study: Its study.
         space: Path of a recorded space; empty for the synthetic one.
-        workers: Seeds of the workers.
+        workers: Numbers of the workers; of the first, also seeds of the searches.
         evaluations: Of all workers together.
         trial_s: Seconds of a trial.
         all_workers: Number of workers of all processes.
@@ -130,7 +130,8 @@ def run_workers(job: Job) -> list[float]:
     turns = Turns(job.workers)
     with Membership(storage, {}), ThreadPoolExecutor(job.searches) as threads:
         running = [
-            threads.submit(_work, job, space, storage, turns, seed) for seed in range(job.searches)
+            threads.submit(_work, job, space, storage, turns, seed)
+            for seed in job.workers[: job.searches]  # another process has other seeds
         ]
         return [seconds for thread in running for seconds in thread.result()]
 

@@ -95,8 +95,9 @@ class Joint:
 def spread_of(processes: int, ahead: int) -> int:
     """The number of best proposals from which each of some processes draws its own at random.
 
-    One round of all processes, so that few draw the same; at most 512, because of more the last are
-    no better than random configs. Most of a thousand processes wait for a trial at any time.
+    One round of all processes, so that few draw the same. At most 512: on a recorded space the
+    median config drawn from 512 took 1.36 times the optimum, from 2000 1.96 times (a random config
+    2.43), and most of a thousand processes wait for a trial at any time.
 
     Args:
         processes: That work on a study.

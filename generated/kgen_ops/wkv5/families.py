@@ -1470,8 +1470,8 @@ BACKWARD = (
             lambda call: call.threads <= 64 or call.on_gpu,
             lambda call: (
                 2 * call.K * call.V * call.checkpoints <= call.T * (2 * (call.K + call.V) *
-                call.itemsize + call.K * call.w_step_bytes) or (call.compute_capability < 80 and
-                call.on_gpu)
+                call.itemsize + call.K * call.w_step_bytes) or (call.widest > 128 and
+                call.compute_capability < 80 and call.on_gpu)
             ),
             lambda call: 4 * call.key_split <= max(round_up(call.V, 4), 32),
             lambda call: call.keys < 2 * call.K or call.keys == 8,
