@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     if options.yaml and len(operators) > 1:
         raise OptionError(f"--yaml holds one operator, and there are {', '.join(operators)}\n"
                           "  add --op OP")
-    timed = [f"--{name.replace('_', '-')}" for name in ("against", "sample", "first_calls")
+    timed = [f"--{name.replace('_', '-')}" for name in ("against", "sample", "first_calls", "time")
              if getattr(options, name)]
     if options.steps and timed:
         raise OptionError(f"--steps times nothing, so {timed[0]} has no meaning; remove one")
@@ -74,19 +74,24 @@ def _run(options: argparse.Namespace, catalogue: Catalogue) -> CoverageReport:
             options.seed, paths))
     with open_command(options) as common:
         timing = Timing(common.ordinal, common.compiler, options.against, options.sample,
-                        options.search_time, options.first_calls)
+                        options.search_time, options.first_calls, options.time)
         return _shown(CoverageRequest(
             entry, tuple(problems), problems, populations, common.gpu, timing, common.out,
-            options.seed, paths))
+            options.seed, paths), options.yaml)
 
 
-def _shown(request: CoverageRequest) -> CoverageReport:
-    """Print the problems as they come; return the report."""
-    for found in coverage(request):
-        if isinstance(found, CoverageReport):
-            return found
-        print(print_problem(found, request.entry.operator.signature), flush=True)
-    raise AssertionError("the last thing that a coverage yields is its report")
+def _shown(request: CoverageRequest, written: str | None = None) -> CoverageReport:
+    """Print the problems as they come; return the report.
+
+    What takes seconds to time is written at once, so that a coverage which is ended early leaves
+    what it has.
+    """
+    for report in coverage(request):
+        newest = report.problems[-1]
+        print(print_problem(newest, request.entry.operator.signature), flush=True)
+        if written and newest.kernel_us is not None:
+            write_coverage(written, report)
+    return report
 
 
 def _asked(

@@ -346,5 +346,12 @@ def add_coverage(coverage: argparse.ArgumentParser) -> None:
         help="also time the first call of each problem; KGEN_CACHE_DIR=$(mktemp -d) starts with "
         "an empty kernel cache",
     )
+    coverage.add_argument(
+        "--time",
+        type=duration,
+        metavar="5m",
+        help="time no further problem after this time, half of it for each pass; problems are "
+        "then timed in an order drawn by --seed (default: all are timed, in order)",
+    )
     add_out(coverage, "where the library is")
     coverage.add_argument("--yaml", metavar="FILE", help="write all results to a file")

@@ -19,7 +19,6 @@ from kgen.measure.stats import paired_difference
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
-from kgen.report import Environment
 from kgen.report.environment import environment_of
 from kgen.search.declared import as_declared
 from kgen.tune import Sweep, TuneRequest, default_trials, journal_path, open_sweep
@@ -39,6 +38,8 @@ class Timing:
         sample: Problems per pass that are searched, for the loss.
         search_s: Seconds for each search.
         first_calls: Whether to time first calls.
+        time_s: Seconds after which no further problem is timed, each pass with the same share; the
+            problems are then taken in an order drawn by the seed. None: all are timed, in order.
     """
 
     ordinal: int
@@ -47,6 +48,7 @@ class Timing:
     sample: int
     search_s: float
     first_calls: bool
+    time_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,21 +78,21 @@ class CoverageRequest:
     paths: tuple[str, ...]
 
 
-def coverage(request: CoverageRequest) -> Iterator[CoveredProblem | CoverageReport]:
+def coverage(request: CoverageRequest) -> Iterator[CoverageReport]:
     """Find out what serves each problem, and how fast that is.
 
     A kernel that is wrong, or does not run, is a finding: it is told in `failed`, and the next
-    problem follows.
+    problem follows. Problems that no time is left for are at the end, with their step alone.
 
     Yields:
-        Each problem as it is known, then the report of all.
+        The report so far, once for each problem, the newest last.
     Raises:
         CatalogueError: If there is no library.
         ProblemError: If the library does not have the operator.
         WorkerError: If the device cannot be used.
     """
-    found: list[CoveredProblem] = []
-    environment: Environment | None = None
+    report = CoverageReport(request.entry.operator.name, request.gpu.name, request.populations,
+                            None, ())
     with LoadedLibrary.open(request.out, "--out") as library:
         answers = {
             (name, problem): library.served(
@@ -98,27 +100,57 @@ def coverage(request: CoverageRequest) -> Iterator[CoveredProblem | CoverageRepo
             for name in request.passes
             for problem in request.problems[name]
         }
+    asked: list[CoveredProblem] = []
     for name in request.passes:
-        served = {p: answers[name, p] for p in request.problems[name]}
-        timing = request.timing
-        if timing is None:
-            for problem, answer in served.items():
-                found.append(_asked(name, problem, answer))
-                yield found[-1]
-            continue
-        with (
-            tempfile.TemporaryDirectory(prefix="kgen-coverage-") as folder,
-            open_sweep(_tune_request(request, timing, name, Path(folder)), name) as sweep,
-        ):
-            sample = _sample(request, timing, name)
-            for problem, answer in served.items():
-                found.append(_measured(
-                    request, timing, sweep, problem, answer, problem in sample))
-                yield found[-1]
-            environment = environment_of(
-                sweep.session.environment, timing.compiler, sweep.copy_gbps, {})
-    yield CoverageReport(request.entry.operator.name, request.gpu.name, request.populations,
-                         environment, tuple(found))
+        problems = request.problems[name]
+        if (timing := request.timing) is not None:
+            last = report
+            for last in _timed_pass(request, timing, name, answers, report):
+                yield last
+            reached = len(last.problems) - len(report.problems)
+            problems, report = _in_order(problems, timing, request.seed)[reached:], last
+        asked += (_asked(name, problem, answers[name, problem]) for problem in problems)
+    for row in asked:
+        report = replace(report, problems=(*report.problems, row))
+        yield report
+
+
+def _timed_pass(
+    request: CoverageRequest, timing: Timing, name: str,
+    answers: Mapping[tuple[str, Problem], Served | None], report: CoverageReport,
+) -> Iterator[CoverageReport]:
+    """Time the problems of one pass as far as its share of the time goes, at least one."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kgen-coverage-") as folder,
+        open_sweep(_tune_request(request, timing, name, Path(folder)), name) as sweep,
+    ):
+        sample = _sample(request, timing, name)
+        report = replace(report, environment=environment_of(
+            sweep.session.environment, timing.compiler, sweep.copy_gbps, {}))
+        share = None if timing.time_s is None else timing.time_s / len(request.passes)
+        began = time.monotonic()
+        for problem in _in_order(request.problems[name], timing, request.seed):
+            row = _measured(request, timing, sweep, problem, answers[name, problem],
+                            problem in sample)
+            report = replace(report, problems=(*report.problems, row))
+            yield report
+            if share is not None and time.monotonic() - began >= share:
+                return
+
+
+def _in_order(
+    problems: tuple[Problem, ...], timing: Timing, seed: int
+) -> tuple[Problem, ...]:
+    """The problems in the order in which they are timed.
+
+    A limited time ends somewhere in the list: drawn, so that what it reached stands for all.
+    """
+    return problems if timing.time_s is None else _drawn(problems, seed)
+
+
+def _drawn(problems: tuple[Problem, ...], seed: int) -> tuple[Problem, ...]:
+    """The problems in an order that is the same for the same seed."""
+    return tuple(random.Random(seed).sample(problems, len(problems)))
 
 
 def _tune_request(
@@ -143,10 +175,8 @@ def _tune_request(
 
 
 def _sample(request: CoverageRequest, timing: Timing, pass_name: str) -> frozenset[Problem]:
-    """The problems that are searched; the same for the same seed."""
-    problems = request.problems[pass_name]
-    count = min(timing.sample, len(problems))
-    return frozenset(random.Random(request.seed).sample(problems, count))
+    """The problems that are searched: those that a limited time reaches first."""
+    return frozenset(_drawn(request.problems[pass_name], request.seed)[:timing.sample])
 
 
 def _asked(pass_name: str, problem: Problem, answer: Served | None) -> CoveredProblem:

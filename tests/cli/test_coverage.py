@@ -58,6 +58,23 @@ def test_problems_are_verified_and_timed_beside_peers(tuned: Path, tmp_path: Pat
     assert "loss against a search of the very problem, over 1" in done.stdout
 
 
+def test_a_limited_time_reaches_a_part_and_lists_all(tuned: Path, tmp_path: Path) -> None:
+    written = tmp_path / "coverage.yaml"
+    sizes = [f"M=3,N={n},dtype=fp32" for n in (32, 64, 96)]
+    done = coverage(
+        tuned, "--op", "rmsnorm", "--gpu", "host", "--pass", "forward", "--against", "eager",
+        *(part for size in sizes for part in ("--problem", size)), "--time", "0.1s", "--yaml",
+        str(written))
+    assert done.returncode == 0, done.stderr
+    report = load_coverage(written)
+    timed, *asked = report.problems
+    assert {p.problem.split(",w_dtype")[0] for p in report.problems} == set(sizes)
+    assert timed.kernel_us is not None
+    assert [(p.step, p.kernel_us, p.failed) for p in asked] == [("family", None, "")] * 2
+    assert report.environment is not None
+    assert "over 1: geometric mean" in done.stdout
+
+
 @pytest.mark.quick
 def test_steps_need_no_gpu(tmp_path: Path) -> None:
     done = coverage(tmp_path, "--op", "timex", "--gpu", "a100", "--steps", "--out", GENERATED,
@@ -72,6 +89,7 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     for arguments, error in [
         (["--op", "timex", "--gpu", "a100", "--out", GENERATED], "in this machine (--gpu a100)"),
         (["--op", "timex", "--gpu", "a100", "--steps", "--sample", "3"], "--steps times nothing"),
+        (["--op", "timex", "--gpu", "a100", "--steps", "--time", "3s"], "so --time has no meaning"),
         (["--op", "timex", "--gpu", "h200", "--steps"], "there is no library in generated"),
         (["--gpu", "a100", "--steps"], "add --op OP"),
         (["--op", "timex", "--gpu", "a100", "--steps", "--yaml", "."], "--yaml .: is a folder"),
