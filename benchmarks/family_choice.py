@@ -83,7 +83,7 @@ def compared(
         if pass_name not in known:
             known[pass_name] = samples(library, catalogue, entry, pass_name, gpus[0])
         others = [one for one in known[pass_name]
-                  if (one.operator, one.problem) != (name, str(searched.problem))]
+                  if (one.operator, one.problem) != (name, searched.problem)]
         model = ranking_from(others) if len(others) > 1 else None
         near, by_model = (list(losses(library, searched, gpus[0], m)) for m in (None, model))
         found[pass_name].append((near, by_model))

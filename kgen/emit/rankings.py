@@ -22,7 +22,7 @@ _HEAD = '''\
 Written by kgen emit --learn-rankings; do not edit.
 """
 
-from .._runtime.ranking import Ranking, Tree
+from .._runtime.ranking import Ranking, Tree, Winner
 
 # Version of the interface between this file and the runtime.
 FORMAT = {format}
@@ -76,7 +76,12 @@ def ranking_module(operator: str, gpu: str, passes: Mapping[str, Ranking]) -> st
             "    Tree(\n" + "".join(_tuple(part) for part in tree) + "    ),\n"
             for tree in ranking.trees
         )
-        text += f"\n{name.upper()} = Ranking({ranking.problems}, {ranking.base!r}, (\n{trees}))\n"
+        winners = "".join(
+            f"    Winner(\n{_string(one.config)}{_tuple(one.dims)}{_tuple(one.dtypes)}    ),\n"
+            for one in ranking.winners
+        )
+        text += (f"\n{name.upper()} = Ranking({ranking.problems}, {ranking.base!r}, (\n{trees}), "
+                 f"(\n{winners}))\n")
     return text
 
 
@@ -86,6 +91,12 @@ def _tuple(values: Iterable[str | float]) -> str:
     return textwrap.fill(f"({said.rstrip()}),", _COLUMNS, initial_indent=" " * 8,
                          subsequent_indent=" " * 9, break_long_words=False,
                          break_on_hyphens=False) + "\n"
+
+
+def _string(text: str) -> str:
+    """A string as literals side by side, each of a line."""
+    lines = textwrap.wrap(text, _COLUMNS - 12, break_long_words=False, break_on_hyphens=False)
+    return "".join(f'        "{line} "\n' for line in lines[:-1]) + f'        "{lines[-1]}",\n'
 
 
 def _short(value: float) -> str:

@@ -7,7 +7,7 @@ the library can evaluate the model at a first call. docs/decisions/0045 has the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,14 @@ import numpy as np
 
 from kgen.catalogue import Catalogue, Entry
 from kgen.emit import LoadedLibrary
+from kgen.model.problem import Problem
 from kgen.predict.observations import Searched, read_searches
 from kgen.predict.training import relatives
 from kgen.predict.trees import Ensemble, Floats, Growth, fit_trees
 from kgen.runtime.adaptation import named_values
-from kgen.runtime.families import family_call
+from kgen.runtime.families import Instance, family_call
 from kgen.runtime.problems import contiguous_call
-from kgen.runtime.ranking import Ranking, Tree, features_of
+from kgen.runtime.ranking import Ranking, Tree, Winner, features_of
 
 GROWTH = Growth(trees=150, depth=4, rate=0.1, ridge=10.0)
 LEAST_CONFIGS = 3  # of a problem that teaches
@@ -40,12 +41,14 @@ class Sample:
     Attributes:
         operator: The operator.
         problem: The problem.
+        configs: The configs, as rows spell them.
         features: The features of each config.
         slowdowns: [n] ln(time / least time of the problem).
     """
 
     operator: str
-    problem: str
+    problem: Problem
+    configs: tuple[str, ...]
     features: tuple[Mapping[str, float], ...]
     slowdowns: Floats
 
@@ -76,7 +79,10 @@ def rankings(
 def samples(
     library: LoadedLibrary, catalogue: Catalogue, entry: Entry, pass_name: str, gpu: Any
 ) -> list[Sample]:
-    """Read what was recorded on a GPU of a pass of an operator and of the others of its family.
+    """Read what was recorded of a pass of an operator and of the others of its family.
+
+    Of the searches on the GPU itself and on others of its architecture. A sample has times relative
+    to the best of its problem, and these are much alike on an H100 and an H200.
 
     Args:
         library: Has the records.
@@ -91,7 +97,7 @@ def samples(
         if (library.folder / each.operator.name / "families.py").exists():
             found += (
                 one for searched in read_searches(each, library.folder.parent)
-                if searched.pass_name == pass_name and searched.gpu.name == gpu.name
+                if searched.pass_name == pass_name and searched.gpu.arch == gpu.arch
                 for one in _sample(library, searched, gpu)
             )
     return found
@@ -103,21 +109,26 @@ def _sample(library: LoadedLibrary, searched: Searched, gpu: Any) -> Iterator[Sa
     families = passed.tables.families()
     dims, choices = dict(searched.problem.dims), dict(searched.problem.dtypes)
     call = family_call(contiguous_call(passed.signature, dims), choices.items(), gpu.facts)
+    configs: list[str] = []
     rows: list[Mapping[str, float]] = []
     times: list[float] = []
     for seen in searched.observations:
         family = families.get(seen.config.variant)
         values = None if family is None else named_values(family, seen.config.label)
         if family is not None and values is not None:
+            configs.append(Instance(family, values).config)
             rows.append(features_of(family, values, call, dims, choices))
             times.append(seen.median_us)
     if len(rows) >= LEAST_CONFIGS:
         slowdowns = np.log(np.array(times) / searched.best_us)
-        yield Sample(searched.operator, str(searched.problem), tuple(rows), slowdowns)
+        yield Sample(searched.operator, searched.problem, tuple(configs), tuple(rows), slowdowns)
 
 
 def ranking_from(known: Sequence[Sample], growth: Growth = GROWTH) -> Ranking:
-    """Learn a model; a problem counts by its number of configs, and fast configs count more."""
+    """Learn a model; a problem counts by its number of configs, and fast configs count more.
+
+    The fastest config of each problem is one of its winners.
+    """
     names = sorted({name for one in known for row in one.features for name in row})
     places = {name: place for place, name in enumerate(names)}
     rows = np.zeros((sum(len(one.features) for one in known), len(names)))
@@ -127,7 +138,13 @@ def ranking_from(known: Sequence[Sample], growth: Growth = GROWTH) -> Ranking:
     weights = np.concatenate([_weights(one.slowdowns) for one in known])
     targets = np.minimum(np.concatenate([one.slowdowns for one in known]), _SLOWEST)
     fitted = fit_trees(rows, targets, weights / weights.mean(), growth)
-    return _as_ranking(fitted, names, len(known))
+    return _as_ranking(fitted, names, len(known), dict.fromkeys(_winner(one) for one in known))
+
+
+def _winner(one: Sample) -> Winner:
+    return Winner(one.configs[int(one.slowdowns.argmin())],
+                  tuple(extent for _, extent in one.problem.dims),
+                  tuple(choice for _, choice in one.problem.dtypes))
 
 
 def _weights(slowdowns: Floats) -> Floats:
@@ -136,7 +153,9 @@ def _weights(slowdowns: Floats) -> Floats:
     return weights
 
 
-def _as_ranking(fitted: Ensemble, names: Sequence[str], problems: int) -> Ranking:
+def _as_ranking(
+    fitted: Ensemble, names: Sequence[str], problems: int, winners: Iterable[Winner]
+) -> Ranking:
     """Write an ensemble as the library has it. Thresholds keep all digits."""
     trees = tuple(
         Tree(tuple(names[place] for place in tree.features.tolist()),
@@ -144,4 +163,4 @@ def _as_ranking(fitted: Ensemble, names: Sequence[str], problems: int) -> Rankin
              tuple(float(f"{value:.{_DIGITS}g}") for value in tree.values.tolist()))
         for tree in fitted.trees
     )
-    return Ranking(problems, float(f"{fitted.base:.{_DIGITS}g}"), trees)
+    return Ranking(problems, float(f"{fitted.base:.{_DIGITS}g}"), trees, tuple(winners))

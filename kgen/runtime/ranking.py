@@ -36,6 +36,20 @@ class Tree(NamedTuple):
     values: tuple[float, ...]
 
 
+class Winner(NamedTuple):
+    """The fastest config of a search, whose problem has no row.
+
+    Attributes:
+        config: The config, as rows spell it.
+        dims: The problem's extents, in the signature's order.
+        dtypes: Its dtypes and options, in the signature's order.
+    """
+
+    config: str
+    dims: tuple[int, ...]
+    dtypes: tuple[str, ...]
+
+
 class Ranking(NamedTuple):
     """A model of one pass on one GPU.
 
@@ -43,11 +57,13 @@ class Ranking(NamedTuple):
         problems: Number of problems that it was learnt from.
         base: The prediction without any tree.
         trees: They add to `base`.
+        winners: Configs that dispatch may adapt to a call, besides those of rows.
     """
 
     problems: int
     base: float
     trees: tuple[Tree, ...]
+    winners: tuple[Winner, ...] = ()
 
     def predicted(self, features: Mapping[str, float]) -> float:
         """Predict ln(time / least time) of a config; a number that it does not have is 0."""

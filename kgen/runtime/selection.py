@@ -11,7 +11,7 @@ The steps of dispatch, in order:
      It serves as it is. A kernel that does not round operands serves a call that allows it.
    - `family`: otherwise the row's config, changed where a rule demands it (`adaptation.py`), is
      rendered and compiled for the call (`families.py`). So are the configs that a search would try
-     first.
+     first, and those that won the nearest recorded searches.
 4. `safe`: the operator's safe variant.
 
 A kernel that cannot run on the device (it does not compile, or needs more than the device has)
@@ -183,6 +183,7 @@ def _promising(
         if family is not None and values is not None and admitted(family, full_call):
             starts.append((far[id(row)], family, values, row))
     del starts[MOST_STARTS:]
+    starts += _won(signature, ranking, families, dims, dtypes, full_call)
     unproven = UNPROVEN
     for family in families.values():
         if family.is_safe:
@@ -218,6 +219,22 @@ def _promising(
             for (is_safe, is_bad, cost), choice in ranked
         ]
     yield from (choice for _, choice in sorted(ranked, key=lambda entry: entry[0]))
+
+
+def _won(
+    signature: PassSignature, ranking: Ranking | None, families: Mapping[str, Family],
+    dims: tuple[int, ...], dtypes: tuple[str, ...], call: Call,
+) -> list[tuple[float, Family, tuple[Value, ...], Row | None]]:
+    """The configs of the nearest searches without rows, as starts; they were timed, not certified,
+    and count as farther than the config of a row would."""
+    found: list[tuple[float, Family, tuple[Value, ...], Row | None]] = []
+    for winner in () if ranking is None else ranking.winners:
+        family = families.get(winner.config.partition("(")[0])
+        values = None if family is None else named_values(family, winner.config)
+        if family is not None and values is not None and admitted(family, call):
+            far = problem_distance(signature, dims, dtypes, winner.dims, winner.dtypes)
+            found.append((far + FIRST, family, values, None))
+    return sorted(found, key=lambda start: start[0])[:MOST_STARTS]
 
 
 def _features(

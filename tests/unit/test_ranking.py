@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from kgen.emit.rankings import ranking_module, write_rankings
+from kgen.model.problem import Problem
 from kgen.predict.rankings import Sample, ranking_from
 from kgen.predict.trees import Growth
 from kgen.runtime import pass_tables
 from kgen.runtime.gpus import Table
 from kgen.runtime.pass_tables import PassTables
-from kgen.runtime.ranking import Ranking, Tree, features_of
+from kgen.runtime.ranking import Ranking, Tree, Winner, features_of
 from kgen.runtime.rows import Call, Family, Gpu, Parameter, Row, SafeRow, always
 from kgen.runtime.selection import RowChoice, candidates, explanation
 from kgen.runtime.signature import Argument, Dim, DTypeField, PassSignature
@@ -171,38 +172,70 @@ def test_explain_names_the_model() -> None:
     assert "by a model" not in said(None)
 
 
-def sample(problem: str, m: int) -> Sample:
+def test_winners_of_searches_are_starts_as_rows_are() -> None:
+    """No row or first config has 256 threads: a search whose problem has no row found it."""
+    threads = Tree(("threads",), (200.0,), (1.0, 0.0))
+    model = Ranking(7, 0.0, (threads,))
+    assert chosen(model, table())[0].config != "rows(threads=256)"
+    won = model._replace(winners=(
+        Winner("rows(threads=256)", (9, 64), ("bf16",)),
+        Winner("renamed(threads=256)", (8, 64), ("bf16",)),
+        Winner("rows(lanes=256)", (8, 64), ("bf16",))))
+    first = chosen(won, table())[0]
+    assert (first.step, first.config, first.row) == ("family", "rows(threads=256)", None)
+    # Legality goes first, whatever a search on another problem found.
+    small = table(facts={**FACTS, "max_threads_per_block": 128})
+    assert "rows(threads=256)" not in [c.config for c in chosen(won, small)]
+
+
+def test_only_the_nearest_winners_are_tried() -> None:
+    near = tuple(Winner("rows(threads=32)", (8 + n, 64), ("bf16",)) for n in range(8))
+    far = Winner("rows(threads=256)", (10**6, 64), ("bf16",))
+    many_threads = Ranking(7, 0.0, (Tree(("threads",), (200.0,), (9.0, 0.0)),))
+    assert chosen(many_threads._replace(winners=(far, *near[1:])), table())[0].config == far.config
+    assert chosen(many_threads._replace(winners=(far, *near)), table())[0].config != far.config
+
+
+def sample(m: int) -> Sample:
     """Few threads are fast for few rows, many for many; `noise` says nothing."""
     rows = [{"M": float(m), "threads": float(t), "noise": float((t * m) % 7)}
             for t in (32, 64, 128, 256)]
     best = 32 if m < 100 else 256
     slow = np.array([abs(math.log2(row["threads"] / best)) / 2 for row in rows])
-    return Sample("op", problem, tuple(rows), slow)
+    problem = Problem((("M", m), ("N", 64)), (("dtype", "bf16"),))
+    return Sample("op", problem, tuple(f"rows(threads={t})" for t in (32, 64, 128, 256)),
+                  tuple(rows), slow)
 
 
 def test_a_learnt_model_orders_configs_and_its_text_is_the_model() -> None:
-    known = [sample(str(m), m) for m in (1, 2, 5, 20, 400, 1000, 5000, 20000)]
+    known = [sample(m) for m in (1, 2, 5, 20, 400, 1000, 5000, 20000)]
     growth = Growth(trees=40, depth=3, rate=0.2, ridge=1.0, columns=1.0)
     model = ranking_from(known, growth)
     assert model.problems == 8
 
     def fastest(m: int) -> float:
-        return min(sample("", m).features, key=model.predicted)["threads"]
+        return min(sample(m).features, key=model.predicted)["threads"]
 
     assert (fastest(3), fastest(3000)) == (32, 256)
+    assert model.winners[0] == Winner("rows(threads=32)", (1, 64), ("bf16",))
+    assert model.winners[-1] == Winner("rows(threads=256)", (20000, 64), ("bf16",))
+    long = model.winners[0]._replace(config=f"rows({', '.join(f'a{n}={n}' for n in range(30))})")
+    model = model._replace(winners=(*model.winners, long))
     text = ranking_module("op", "h200", {"forward": model})
     assert max(len(line) for line in text.splitlines()) <= 100
-    names: dict[str, Any] = {"Ranking": Ranking, "Tree": Tree}
-    exec(text.replace("from .._runtime.ranking import Ranking, Tree", ""), names)
+    names: dict[str, Any] = {"Ranking": Ranking, "Tree": Tree, "Winner": Winner}
+    exec(text.replace("from .._runtime.ranking import Ranking, Tree, Winner", ""), names)
     assert names["FORWARD"] == model
-    assert text == ranking_module("op", "h200", {"forward": ranking_from(known, growth)})
+    again = ranking_from(known, growth)
+    assert text == ranking_module(
+        "op", "h200", {"forward": again._replace(winners=(*again.winners, long))})
 
 
 def test_a_tuple_of_one_number_is_a_tuple() -> None:
     one = Ranking(1, 0.0, (Tree(("a",), (0.5,), (1.0, -2.5)),))
-    names: dict[str, Any] = {"Ranking": Ranking, "Tree": Tree}
+    names: dict[str, Any] = {"Ranking": Ranking, "Tree": Tree, "Winner": Winner}
     text = ranking_module("op", "h200", {"backward": one})
-    exec(text.replace("from .._runtime.ranking import Ranking, Tree", ""), names)
+    exec(text.replace("from .._runtime.ranking import Ranking, Tree, Winner", ""), names)
     assert names["BACKWARD"] == one
 
 
@@ -215,9 +248,9 @@ def test_operators_with_equal_models_have_one_file_of_it(
     write_rankings(tmp_path, {"wkv6": own, "wkv5": own, "rmsnorm": other})
     modules: dict[tuple[str, str], SimpleNamespace] = {}
     for path in tmp_path.glob("*/*/ranking_h200.py"):
-        names: dict[str, Any] = {"Ranking": Ranking, "Tree": Tree}
+        names: dict[str, Any] = {"Ranking": Ranking, "Tree": Tree, "Winner": Winner}
         text = path.read_text(encoding="utf-8")
-        exec(text.replace("from .._runtime.ranking import Ranking, Tree", ""), names)
+        exec(text.replace("from .._runtime.ranking import Ranking, Tree, Winner", ""), names)
         modules[f"lib.{path.parent.name}", path.stem] = SimpleNamespace(**names)
     assert not hasattr(modules["lib.wkv6", "ranking_h200"], "FORWARD")
     monkeypatch.setattr(pass_tables, "checked_module", lambda *name: modules[name])

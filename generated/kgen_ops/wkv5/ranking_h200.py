@@ -3,7 +3,7 @@
 Written by kgen emit --learn-rankings; do not edit.
 """
 
-from .._runtime.ranking import Ranking, Tree
+from .._runtime.ranking import Ranking, Tree, Winner
 
 # Version of the interface between this file and the runtime.
 FORMAT = 3
@@ -922,6 +922,145 @@ FORWARD = Ranking(25, 0.57155, (
         (0.001131, 0, -0.00096098, 0, -0.0010463, 0, 0.00069045, 0, 2.8408e-05, 0.0012609,
          0.0063713, 0, -0.0028574, 0.0055338, -0.00028565, -0.00087009,),
     ),
+), (
+    Winner(
+        "warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=1)",
+        (8, 8, 4096, 32, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=1)",
+        (8, 8, 512, 64, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=2)",
+        (128, 128, 1, 32, 64, 64,),
+        ("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log",),
+    ),
+    Winner(
+        "warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
+        (8, 8, 4096, 32, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, "
+        "key_warps=1, stages=5, buffers=2, segments=8)",
+        (1, 1, 16384, 32, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
+        (8, 8, 512, 64, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)",
+        (1, 1, 54, 32, 64, 64,),
+        ("fp16", "fp32", "fp16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=1, chunk=16, value_tiles=1, value_warps=2, "
+        "key_warps=2, stages=3, buffers=1, lane_keys=2, segments=4)",
+        (2, 2, 1000, 4, 100, 72,),
+        ("fp32", "fp32", "fp32", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
+        (128, 128, 1, 32, 64, 64,),
+        ("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log",),
+    ),
+    Winner(
+        "warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
+        (8, 8, 4096, 32, 64, 64,),
+        ("bf16", "bf16", "bf16", "none", "none", "none", "raw",),
+    ),
+    Winner(
+        "warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
+        (4, 4, 2048, 16, 128, 128,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
+        (1, 8, 8192, 32, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "int32", "log",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=1, chunk=16, value_tiles=1, value_warps=2, "
+        "key_warps=2, stages=6, buffers=2, lane_keys=2, segments=1)",
+        (1, 8, 4096, 10, 64, 64,),
+        ("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "decay",),
+    ),
+    Winner(
+        "warp_specialized(warps=2, row_warps=2, stages=4, vec=4, min_blocks=3)",
+        (1, 2, 1024, 64, 32, 32,),
+        ("bf16", "bf16", "bf16", "fp32", "none", "int64", "decay",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=1, chunk=16, value_tiles=2, value_warps=2, "
+        "key_warps=2, stages=6, buffers=2, lane_keys=2, segments=4)",
+        (8, 8, 1024, 6, 64, 64,),
+        ("bf16", "bf16", "bf16", "none", "fp32", "none", "log",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, "
+        "key_warps=1, stages=5, buffers=2, segments=8)",
+        (1, 1, 8192, 24, 64, 64,),
+        ("bf16", "bf16", "fp32", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, "
+        "key_warps=1, stages=5, buffers=2, lane_keys=2, segments=1)",
+        (1, 2, 1024, 40, 64, 64,),
+        ("bf16", "bf16", "bf16", "none", "fp32", "int32", "log",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=1, chunk=16, value_tiles=1, value_warps=8, "
+        "key_warps=1, stages=3, buffers=1, segments=1)",
+        (1, 1, 4096, 48, 256, 256,),
+        ("bf16", "fp32", "bf16", "none", "none", "int32", "raw",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=2, "
+        "key_warps=2, stages=4, buffers=1, lane_keys=2, segments=16)",
+        (1, 1, 16384, 6, 96, 96,),
+        ("bf16", "bf16", "bf16", "none", "none", "none", "raw",),
+    ),
+    Winner(
+        "warp_specialized(warps=4, row_warps=4, stages=4, vec=8, min_blocks=2)",
+        (1, 16, 768, 6, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "int64", "decay",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=1, chunk=16, value_tiles=1, value_warps=4, "
+        "key_warps=2, stages=3, buffers=1, segments=1)",
+        (1, 1, 8192, 20, 256, 256,),
+        ("bf16", "fp32", "bf16", "none", "fp32", "none", "raw",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=1, chunk=16, value_tiles=1, value_warps=4, "
+        "key_warps=2, stages=4, buffers=2, lane_keys=2, segments=1)",
+        (4, 4, 2048, 16, 128, 128,),
+        ("fp32", "fp32", "fp32", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=1, chunk=16, value_tiles=1, value_warps=4, "
+        "key_warps=2, stages=5, buffers=2, lane_keys=2, segments=1)",
+        (4, 4, 1024, 16, 128, 128,),
+        ("fp16", "fp32", "fp16", "fp32", "fp32", "none", "log",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=2, "
+        "key_warps=2, stages=3, buffers=1, lane_keys=2, segments=16)",
+        (1, 1, 4096, 8, 96, 96,),
+        ("fp32", "fp32", "fp32", "none", "none", "none", "raw",),
+    ),
+    Winner(
+        "chunk_halving(copy_bytes=16, min_blocks=1, chunk=16, value_tiles=1, value_warps=4, "
+        "key_warps=2, stages=3, buffers=1, segments=1)",
+        (2, 2, 1024, 12, 192, 192,),
+        ("fp32", "fp32", "fp32", "none", "none", "none", "log",),
+    ),
 ))
 
 BACKWARD = Ranking(23, 0.29458, (
@@ -1830,5 +1969,144 @@ BACKWARD = Ranking(23, 0.29458, (
         (0.5, 56, 1566720, 320,),
         (0.0026949, 0.00095364, 0.0012999, 0, 0.00095919, -0.0030211, -1.7416e-06, 0.00024986,
          0.00022877, 0, -0.0020301, 0, 0.00012209, 0, 0.0004331, 0,),
+    ),
+), (
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=3, "
+        "sequential_chunks=true, stagger_kcycles=20)",
+        (8, 8, 4096, 32, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
+        "sequential_chunks=true, pdl=true)",
+        (8, 8, 512, 64, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_loop_slices(copy_bytes=16, min_blocks=1, chunk=32, block_v=64, stages=3, "
+        "sequential_chunks=false, key_slices=2, value_slices=2)",
+        (4, 4, 2048, 8, 256, 256,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=4, "
+        "sequential_chunks=true)",
+        (8, 8, 4096, 32, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=2, chunk=64, block_v=32, stages=4, "
+        "sequential_chunks=false)",
+        (1, 1, 16384, 32, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
+        "sequential_chunks=true)",
+        (8, 8, 512, 64, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
+        "sequential_chunks=false, pdl=true)",
+        (1, 1, 54, 32, 64, 64,),
+        ("fp16", "fp32", "fp16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
+        "sequential_chunks=false)",
+        (2, 2, 1000, 4, 100, 72,),
+        ("fp32", "fp32", "fp32", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
+        "sequential_chunks=true)",
+        (8, 8, 4096, 32, 64, 64,),
+        ("bf16", "bf16", "bf16", "none", "none", "none", "raw",),
+    ),
+    Winner(
+        "chunk_loop_packed(copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
+        "sequential_chunks=false)",
+        (1, 8, 8192, 32, 64, 64,),
+        ("bf16", "fp32", "bf16", "none", "none", "int32", "log",),
+    ),
+    Winner(
+        "chunk_loop_packed(copy_bytes=16, min_blocks=3, chunk=32, block_v=32, stages=2, "
+        "sequential_chunks=false)",
+        (1, 2, 8192, 40, 64, 64,),
+        ("bf16", "bf16", "bf16", "none", "none", "int64", "log",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
+        "sequential_chunks=false, pdl=true)",
+        (4, 4, 614, 40, 64, 64,),
+        ("fp16", "fp16", "fp32", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
+        "sequential_chunks=true)",
+        (4, 4, 2048, 64, 48, 48,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "decay",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=3, chunk=32, block_v=32, stages=4, "
+        "sequential_chunks=false, pdl=true, level_scores=true)",
+        (1, 1, 16384, 32, 64, 64,),
+        ("bf16", "bf16", "bf16", "none", "none", "none", "raw",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=3, chunk=32, block_v=64, stages=3, "
+        "sequential_chunks=false, level_scores=true)",
+        (4, 4, 4096, 40, 64, 64,),
+        ("bf16", "bf16", "bf16", "none", "none", "none", "raw",),
+    ),
+    Winner(
+        "chunk_loop_packed(copy_bytes=16, min_blocks=4, chunk=32, block_v=16, stages=3, "
+        "sequential_chunks=false, pdl=true, level_scores=true)",
+        (1, 8, 614, 40, 32, 32,),
+        ("bf16", "fp32", "bf16", "none", "none", "int64", "log",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
+        "sequential_chunks=false, level_scores=true)",
+        (4, 4, 2048, 40, 48, 48,),
+        ("bf16", "bf16", "bf16", "none", "fp32", "none", "log",),
+    ),
+    Winner(
+        "chunk_loop(copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
+        "sequential_chunks=false)",
+        (4, 4, 4096, 40, 64, 64,),
+        ("bf16", "bf16", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_loop_packed(copy_bytes=16, min_blocks=2, chunk=64, block_v=64, stages=3, "
+        "sequential_chunks=false, pdl=true, level_scores=true)",
+        (1, 4, 16384, 32, 64, 64,),
+        ("bf16", "bf16", "fp32", "none", "none", "int64", "log",),
+    ),
+    Winner(
+        "chunk_loop_slices(copy_bytes=16, min_blocks=1, chunk=32, block_v=64, stages=2, "
+        "sequential_chunks=false, level_scores=true, key_slices=4, value_slices=2)",
+        (4, 4, 2048, 8, 256, 256,),
+        ("bf16", "fp32", "bf16", "none", "none", "none", "log",),
+    ),
+    Winner(
+        "chunk_loop_slices(copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=3, "
+        "sequential_chunks=false, key_slices=3, value_slices=3)",
+        (1, 8, 8192, 12, 192, 192,),
+        ("bf16", "fp32", "bf16", "none", "none", "int32", "log",),
+    ),
+    Winner(
+        "chunk_loop_slices(copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=4, "
+        "sequential_chunks=false, pdl=true, level_scores=true, key_slices=2, value_slices=1)",
+        (1, 1, 4096, 8, 160, 160,),
+        ("bf16", "bf16", "bf16", "none", "none", "none", "raw",),
+    ),
+    Winner(
+        "chunk_loop_slices(copy_bytes=16, min_blocks=2, chunk=32, block_v=64, stages=2, "
+        "sequential_chunks=false, pdl=true, level_scores=true, key_slices=4, value_slices=2)",
+        (2, 2, 1024, 16, 256, 256,),
+        ("fp16", "fp32", "fp16", "fp32", "fp32", "none", "log",),
     ),
 ))

@@ -9,7 +9,8 @@
 // NaN, Inf and accuracy: a transform would spread a NaN over the whole row, and it rounds relative to the row's norm.
 // Outputs of a row with NaN or Inf, or with taps that have them, and outputs that are not accurate enough
 // (fft_accuracy.cuh) are summed directly, each by a warp, inside the triangle only. A row of ordinary numbers has a
-// few such outputs, next to the tip of the triangle; a row with a NaN takes time that grows with columns^2.
+// few such outputs, next to the tip of the triangle; a row with a NaN takes time that grows with columns^2. Trained
+// filters decay until their taps are 0: such terms are left out, unless the row is not finite.
 //
 // Shared memory: the map of BlockFft. In the end its line holds the list of outputs that are summed directly.
 #pragma once
@@ -75,6 +76,7 @@ public:
           y_(y),
           rows_(rows),
           columns_(columns),
+          lags_(columns),
           stride_(stride) {}
 
     KGEN_DEVICE void run(float bias) {
@@ -89,8 +91,10 @@ public:
         }
         direct.template for_each<kThreads>([&](int output, int lane) {
             const int t = output % Points;
-            const i64 offset = output / Points * stride_;
-            const float sum = lanes_sum<kWarpSize>(partial_sum(x_ + offset, t, lane));
+            const int row = output / Points;
+            const i64 offset = row * stride_;
+            const int lags = is_finite(row) ? lags_ : columns_;
+            const float sum = lanes_sum<kWarpSize>(partial_sum(x_ + offset, t, lags, lane));
             if (lane == 0) y_[offset + t] = from_float<T>(sum + bias);
         });
     }
@@ -122,27 +126,30 @@ private:
 
     KGEN_DEVICE void list_inaccurate(DirectOutputs& direct, const FftAccuracy<T>& accuracy, int row,
                                      const float (&squares)[PerThread]) const {
-        const bool is_finite = taps_.is_finite() && row_[row].is_finite();
+        const bool finite = is_finite(row);
 #pragma unroll
         for (int r = 0; r < PerThread; ++r) {
             const int t = Fft::point(r);
             if (t >= columns_) continue;
             const float y = times_power_of_two(to_float(y_[row * stride_ + t]), -exponent(row));
-            if (!is_finite || !accuracy.is_accurate(y, kSquares ? squares[r] : 0.0f))
+            if (!finite || !accuracy.is_accurate(y, kSquares ? squares[r] : 0.0f))
                 direct.add(row * Points + t);
         }
     }
 
     KGEN_DEVICE void find_scales() {
-        float largest[3] = {};
+        float largest[4] = {};
         for (int t = thread_rank(); t < columns_; t += kThreads) {
-            largest[0] = Max::apply(largest[0], abs(to_float(w_[t])));
+            const float tap = abs(to_float(w_[t]));
+            largest[0] = Max::apply(largest[0], tap);
             largest[1] = Max::apply(largest[1], abs(to_float(x_[t])));
             if (rows_ > 1) largest[2] = Max::apply(largest[2], abs(to_float(x_[stride_ + t])));
+            if (tap > 0.0f) largest[3] = Max::apply(largest[3], static_cast<float>(columns_ - t));
         }
-        using Largest = GroupReduce<Max, kThreads, 1, 3>;
+        using Largest = GroupReduce<Max, kThreads, 1, 4>;
         Largest reduce(fft_.template scratch<typename Largest::Scratch>(0));
         reduce(largest);
+        lags_ = static_cast<int>(largest[3]);
         taps_ = RowScale::of_largest(largest[0]);
         row_[0] = RowScale::of_largest(largest[1]);
         // A row that is not there counts as zeros, which are not loaded.
@@ -245,6 +252,10 @@ private:
         peaks = largest[0] * largest[1];
     }
 
+    KGEN_DEVICE bool is_finite(int row) const {
+        return taps_.is_finite() && row_[row].is_finite();
+    }
+
     KGEN_DEVICE int exponent(int row) const { return taps_.exponent() + row_[row].exponent(); }
 
     KGEN_DEVICE void store(const float (&scaled)[PerThread], int row, float bias) const {
@@ -256,10 +267,10 @@ private:
         }
     }
 
-    // A lane's part of output t, or u, of a row.
-    KGEN_DEVICE float partial_sum(const T* x, int row, int lane) const {
-        const int begin = Side == Triangle::lower ? 0 : row;
-        const int end = Side == Triangle::lower ? row + 1 : columns_;
+    // A lane's part of output t, or u, of a row: its terms with the taps of the first `lags` lags.
+    KGEN_DEVICE float partial_sum(const T* x, int row, int lags, int lane) const {
+        const int begin = Side == Triangle::lower ? max(0, row + 1 - lags) : row;
+        const int end = Side == Triangle::lower ? row + 1 : min(columns_, row + lags);
         float sum = 0.0f;
         for (int col = begin + lane; col < end; col += kWarpSize) {
             const int d = Side == Triangle::lower ? row - col : col - row;
@@ -274,6 +285,7 @@ private:
     const T* x_;
     T* y_;
     int rows_, columns_;
+    int lags_;  // whose taps are not all 0
     i64 stride_;
     RowScale taps_, row_[2];
     float operands_;  // see FftAccuracy
