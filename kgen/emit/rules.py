@@ -24,6 +24,7 @@ class RuleFunction:
     problems: int
     mean_loss: float
     worst_loss: float
+    extents: tuple[tuple[str, int, int], ...]
 
 
 def rule_functions(rules: Iterable[LearntRule]) -> list[RuleFunction]:
@@ -43,6 +44,7 @@ def rule_functions(rules: Iterable[LearntRule]) -> list[RuleFunction]:
             problems=rule.problems,
             mean_loss=rule.mean_loss,
             worst_loss=rule.worst_loss,
+            extents=rule.extents,
         ))
     return functions
 

@@ -235,6 +235,7 @@ def _launch(launch: BoundLaunch) -> dict[str, Any]:
 
 def _rule(rule: LearntRule) -> dict[str, Any]:
     return {"pass": rule.pass_name, "dtypes": dict(rule.dtypes), "constants": dict(rule.constants),
+            "extents": {name: [least, largest] for name, least, largest in rule.extents},
             "problems": rule.problems, "mean_loss": rule.mean_loss, "worst_loss": rule.worst_loss,
             "tree": _tree(rule.tree)}
 
@@ -251,6 +252,8 @@ def _read_rule(rule: dict[str, Any]) -> LearntRule:
         rule["pass"], tuple(rule["dtypes"].items()), tuple(rule["constants"].items()),
         _read_tree(rule["tree"]), int(rule["problems"]), float(rule["mean_loss"]),
         float(rule["worst_loss"]),
+        tuple((name, int(least), int(largest))
+              for name, (least, largest) in rule.get("extents", {}).items()),
     )
 
 

@@ -167,7 +167,15 @@ class GroupWork:
             len(fitted.losses),
             round(fitted.mean_loss, 4),
             round(fitted.worst_loss, 4),
+            self._extents(),
         )
+
+    def _extents(self) -> tuple[tuple[str, int, int], ...]:
+        """(dim, least, largest) of the training problems, without what is compiled in."""
+        fixed = {name for name, _ in self.group.constants}
+        seen = {name: [dict(problem.dims)[name] for problem in self._samples]
+                for name, _ in next(iter(self._samples)).dims if name not in fixed}
+        return tuple((name, min(found), max(found)) for name, found in seen.items())
 
     def report(self, new: Iterable[str]) -> RuleReport:
         """The report of the rule; `new` are the records of rows added with all rules."""
@@ -191,11 +199,14 @@ class GroupWork:
     def choice(self, problem: Problem) -> Config | None:
         """The row that the library will choose for a problem without a row of its own.
 
-        It is the rule's choice, else the nearest row; None if no row fits. All wanted rows must
-        exist.
+        It is the rule's choice if it covers the problem, else the nearest row; None if no row fits.
+        All wanted rows must exist.
         """
         known = {config.digest: config for config in self.configs}
-        rows = [known[digest] for digest in leaf_of(self.fitted().tree, dict(problem.dims)).rows]
+        extents = dict(problem.dims)
+        covered = all(least <= extents[name] <= most for name, least, most in self._extents())
+        rows = [known[digest] for digest in leaf_of(self.fitted().tree, extents).rows
+                if covered]
         fitting = (config for config in rows if self.is_feasible(config, problem))
         wanted = {at: record.config for at, record in self.wanted()}
         return next(fitting, None) or self._nearest(

@@ -51,6 +51,9 @@ class LearntRule:
         mean_loss: Mean over these problems of the time of the chosen row over that of the best
             known config, minus 1.
         worst_loss: The largest of these losses.
+        extents: (dim, least, largest) extent of these problems, for the other dims. The rule
+            serves no problem outside: it knows nothing of it. Empty in tables of older versions,
+            whose rules serve all.
     """
 
     pass_name: str
@@ -60,6 +63,7 @@ class LearntRule:
     problems: int
     mean_loss: float
     worst_loss: float
+    extents: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def covers(self) -> tuple[str, tuple[str, ...], tuple[int, ...]]:

@@ -92,6 +92,16 @@ def test_a_rule_serves_its_dtypes_and_constants_alone() -> None:
     assert covering((RULE,), {"B": 1, "H": 1, "N": 65}, ("bf16",)) is None
 
 
+def test_a_rule_serves_no_problem_beyond_those_it_was_learnt_from() -> None:
+    within = RULE._replace(extents=(("B", 2, 9), ("H", 4, 16)))
+    assert choice(9, 16, rules=(within,)) == ("learnt", "large")
+    assert choice(2, 4, rules=(within,)) == ("learnt", "small")
+    for b, h in ((10, 16), (9, 17), (9, 3), (1, 16)):
+        found = choice(b, h, rules=(within,))
+        assert found is not None
+        assert found[0] == "nearest"
+
+
 def test_a_refused_row_gives_way_to_the_next_one() -> None:
     assert choice(5, 8) == ("learnt", "large")  # `small` serves four batch rows at most
 

@@ -197,6 +197,7 @@ class DispatchRule(NamedTuple):
         problems: Number of problems that it was learnt from.
         mean_loss: Mean of their losses.
         worst_loss: Largest of their losses.
+        extents: (dim, least, largest) extent that a problem may have: those it was learnt from.
     """
 
     dtypes: tuple[str, ...]
@@ -205,6 +206,7 @@ class DispatchRule(NamedTuple):
     problems: int
     mean_loss: float
     worst_loss: float
+    extents: tuple[tuple[str, int, int], ...] = ()
 
 
 class SafeRow(NamedTuple):

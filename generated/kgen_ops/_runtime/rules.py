@@ -36,9 +36,15 @@ class _Named(int):
 def covering(
     rules: Iterable[DispatchRule], dims: Mapping[str, int], dtypes: tuple[str, ...]
 ) -> DispatchRule | None:
-    """Return the rule that covers these dtypes and compiled-in dims, or None."""
+    """Return the rule that covers these dtypes and extents, or None.
+
+    No rule is asked beyond the extents that it was learnt from. For T = 8192, a rule of timex
+    learnt up to T = 4096 chose a kernel of 3.6 times the best one's time.
+    """
     for rule in rules:
-        if rule.dtypes == dtypes and all(dims[name] == value for name, value in rule.constants):
+        if (rule.dtypes == dtypes
+                and all(dims[name] == value for name, value in rule.constants)
+                and all(least <= dims[name] <= most for name, least, most in rule.extents)):
             return rule
     return None
 

@@ -1549,6 +1549,7 @@ FORWARD_RULES = (
         problems=8,
         mean_loss=0.0192,
         worst_loss=0.0683,
+        extents=(("M", 64, 1048576),),
     ),
     DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
@@ -1557,6 +1558,7 @@ FORWARD_RULES = (
         problems=7,
         mean_loss=0.0,
         worst_loss=0.0,
+        extents=(("M", 2, 8192),),
     ),
     DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
@@ -1565,6 +1567,7 @@ FORWARD_RULES = (
         problems=8,
         mean_loss=0.015,
         worst_loss=0.0968,
+        extents=(("M", 1, 262144),),
     ),
     DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
@@ -1573,6 +1576,7 @@ FORWARD_RULES = (
         problems=7,
         mean_loss=0.0036,
         worst_loss=0.022,
+        extents=(("M", 1, 8191),),
     ),
     DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
@@ -1581,6 +1585,7 @@ FORWARD_RULES = (
         problems=7,
         mean_loss=0.0078,
         worst_loss=0.021,
+        extents=(("M", 2, 8192),),
     ),
     DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
@@ -1589,6 +1594,7 @@ FORWARD_RULES = (
         problems=8,
         mean_loss=0.0034,
         worst_loss=0.0147,
+        extents=(("M", 2, 32768),),
     ),
     DispatchRule(
         dtypes=("bf16", "bf16", "none", "none"),
@@ -1597,5 +1603,6 @@ FORWARD_RULES = (
         problems=7,
         mean_loss=0.0196,
         worst_loss=0.0449,
+        extents=(("M", 1, 4096),),
     ),
 )

@@ -920,6 +920,7 @@ FORWARD_RULES = (
         problems=8,
         mean_loss=0.0172,
         worst_loss=0.0655,
+        extents=(("B", 2, 32), ("C", 192, 2048), ("T", 512, 768)),
     ),
     DispatchRule(
         dtypes=("fp32", "fp32"),
@@ -928,5 +929,6 @@ FORWARD_RULES = (
         problems=8,
         mean_loss=0.0044,
         worst_loss=0.0343,
+        extents=(("B", 1, 32), ("C", 67, 2048), ("T", 512, 4096)),
     ),
 )
