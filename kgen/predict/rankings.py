@@ -30,7 +30,7 @@ LEAST_PROBLEMS = 5  # with those of its family; no model was judged that learnt 
 _SLOWEST = math.log(4)  # slower configs are only known to be slow
 _FADE = 0.5  # ln(slowdown) at which a config counts 1/e of the best one
 _LEAST_WEIGHT = 0.1  # of a slow config
-_MOST_WEIGHT = 60.0  # of all configs of a problem together
+_LEAST_TOGETHER, _MOST_WEIGHT = 20.0, 60.0  # of all configs of a problem together
 _DIGITS = 5  # of each number that is written
 
 
@@ -125,7 +125,8 @@ def _sample(library: LoadedLibrary, searched: Searched, gpu: Any) -> Iterator[Sa
 
 
 def ranking_from(known: Sequence[Sample], growth: Growth = GROWTH) -> Ranking:
-    """Learn a model; a problem counts by its number of configs, and fast configs count more.
+    """Learn a model; a problem counts by its number of configs, within limits, and fast configs
+    count more.
 
     The fastest config of each problem is one of its winners.
     """
@@ -149,7 +150,7 @@ def _winner(one: Sample) -> Winner:
 
 def _weights(slowdowns: Floats) -> Floats:
     weights: Floats = np.exp(-slowdowns / _FADE) + _LEAST_WEIGHT
-    weights *= min(len(weights), _MOST_WEIGHT) / float(weights.sum())
+    weights *= min(max(len(weights), _LEAST_TOGETHER), _MOST_WEIGHT) / float(weights.sum())
     return weights
 
 

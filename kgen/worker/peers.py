@@ -118,15 +118,18 @@ def _working(
         left_out = () if slow else operator.slow_peers
         if name in left_out if request.peers is None else name not in request.peers:
             continue
-        own = [{**tensors, **{n: tensors[n].clone() for n in updated}} for tensors in sets]
-        calls: list[partial[object]] = [partial(peer, tensors, scalars) for tensors in own]
         try:
+            # In-out tensors of its own for each set: for a large pool of states there may be no
+            # memory left, and then this peer alone is left out.
+            own = [{**tensors, **{n: tensors[n].clone() for n in updated}} for tensors in sets]
+            calls: list[partial[object]] = [partial(peer, tensors, scalars) for tensors in own]
             with torch.no_grad():
                 for _ in range(3):  # a compiled peer compiles here, not while it is timed
                     calls[0]()
             synchronize()
         except (Exception, SystemExit) as problem:  # it may fail in any way; that is reported
             errors[name] = f"{type(problem).__name__}: {problem}".splitlines()[0]
+            own, calls = [], []  # what it took is free for the next one
             continue
         working[name] = calls
     return working, errors

@@ -458,7 +458,10 @@ BACKWARD = (
                 ceil_div(call.tap_groups, 2))) or call.compute_capability == 0
             ),
             lambda call: call.tap_k == 16 or call.tap_k < 2 * call.B * call.tap_fold,
-            lambda call: call.tap_fold == 1 or call.B * call.tap_fold < 2 * call.tap_k,
+            lambda call: (
+                call.tap_fold == 1 or call.B * call.tap_fold < 2 * call.tap_k or 4 * call.tap_k //
+                call.tap_fold * call.tap_row_bytes > call.smem_per_block
+            ),
             lambda call: call.tap_fold <= call.t_tiles,
             lambda call: (
                 call.tap_registers + 48 <= min(255, call.regs_per_sm // (32 * call.tap_warps) // 8 *

@@ -31,7 +31,7 @@ def toeplitz_mma_1_fits(call: Call) -> bool:
         and 2 <= ceil_div(ceil_div(call.T, 128), 2)
         and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
         and 4 >= min(3, max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2)))
-        and call.B * 2 < 32
+        and (call.B * 2 < 32 or 32 * (round_up((ceil_div(call.T, 16) + 5) * 48, 128) + 32) > 232448)
         and 2 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
         and call.k_ptr % 16 == 0
@@ -127,7 +127,7 @@ def toeplitz_mma_3_fits(call: Call) -> bool:
         and 1 <= ceil_div(ceil_div(call.T, 512), 2)
         and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 6), 2))
         and 4 >= min(3, max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 6), 2)))
-        and call.B * 16 < 32
+        and (call.B * 16 < 32 or 4 * (round_up((ceil_div(call.T, 16) + 18) * 80, 128) + 64) > 232448)
         and 16 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
         and call.k_ptr % 16 == 0
@@ -177,7 +177,7 @@ def toeplitz_mma_4_fits(call: Call) -> bool:
         and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
         and 4 >= min(3, max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2)))
         and 32 < 2 * call.B * 16
-        and call.B * 16 < 64
+        and (call.B * 16 < 64 or 8 * (round_up((ceil_div(call.T, 16) + 19) * 80, 128) + 64) > 232448)
         and 16 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
         and call.k_ptr % 16 == 0
@@ -224,7 +224,7 @@ def toeplitz_mma_5_fits(call: Call) -> bool:
         and 8 <= ceil_div(ceil_div(call.T, 64), 2)
         and 8 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2))
         and 8 >= min(3, max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 8), 2)))
-        and call.B * 2 < 32
+        and (call.B * 2 < 32 or 32 * (round_up((ceil_div(call.T, 16) + 5) * 80, 128) + 32) > 232448)
         and 2 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
         and call.k_ptr % 16 == 0
@@ -272,7 +272,7 @@ def toeplitz_mma_6_fits(call: Call) -> bool:
         and 4 <= max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 4), 2))
         and 4 >= min(3, max(2, ceil_div(ceil_div(2 * ceil_div(call.T, 16), 4), 2)))
         and 32 < 2 * call.B * 4
-        and call.B * 4 < 64
+        and (call.B * 4 < 64 or 32 * (round_up((ceil_div(call.T, 16) + 5) * 80, 128) + 64) > 232448)
         and 4 <= ceil_div(call.T, 16)
         and call.gout_ptr % 16 == 0
         and call.k_ptr % 16 == 0

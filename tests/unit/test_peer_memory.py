@@ -1,0 +1,43 @@
+"""A peer whose in-out tensors do not fit costs itself, not the times of the kernels beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kgen.catalogue import open_catalogue
+from kgen.model.problem import parse_problem
+from kgen.worker import Finals
+from kgen.worker.peers import peer_calls
+
+DECODE = "B=2,S=4,T=1,H=1,K=8,V=8,dtype=bf16,state_indices_dtype=int32"
+
+
+def test_no_memory_for_a_copy_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    operator = replace(
+        open_catalogue().entry("wkv7_decode").operator,
+        peers=lambda _: {name: lambda *_, name=name: called.append(name)
+                         for name in ("first", "second")})
+    problem = parse_problem(DECODE, operator.signature)
+    tensors = operator.make_inputs(
+        "forward", problem, "normal", torch.Generator().manual_seed(0), torch.device("cpu"))
+    clone, left = torch.Tensor.clone, 3
+
+    def limited(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise torch.OutOfMemoryError("out of memory, on purpose")
+        return clone(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "clone", limited)
+    calls, errors = peer_calls(
+        operator, Finals("forward", problem, (), None), [tensors, tensors], lambda: None)
+    assert list(calls) == ["first"]
+    assert len(calls["first"]) == 2
+    assert errors == {"second": "OutOfMemoryError: out of memory, on purpose"}
+    assert set(called) == {"first"}
