@@ -77,7 +77,8 @@ def ranking_module(operator: str, gpu: str, passes: Mapping[str, Ranking]) -> st
             for tree in ranking.trees
         )
         winners = "".join(
-            f"    Winner(\n{_string(one.config)}{_tuple(one.dims)}{_tuple(one.dtypes)}    ),\n"
+            f'    Winner(\n        "{one.operator}",\n{_string(one.config)}'
+            f"{_tuple(one.dims)}{_tuple(one.dtypes)}    ),\n"
             for one in ranking.winners
         )
         text += (f"\n{name.upper()} = Ranking({ranking.problems}, {ranking.base!r}, (\n{trees}), "

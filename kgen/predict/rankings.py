@@ -26,11 +26,12 @@ from kgen.runtime.ranking import Ranking, Tree, Winner, features_of
 
 GROWTH = Growth(trees=150, depth=4, rate=0.1, ridge=10.0)
 LEAST_CONFIGS = 3  # of a problem that teaches
+LEAST_RIVALS = 2  # configs of a search that has a winner
 LEAST_PROBLEMS = 5  # with those of its family; no model was judged that learnt from fewer
 _SLOWEST = math.log(4)  # slower configs are only known to be slow
 _FADE = 0.5  # ln(slowdown) at which a config counts 1/e of the best one
 _LEAST_WEIGHT = 0.1  # of a slow config
-_LEAST_TOGETHER, _MOST_WEIGHT = 20.0, 60.0  # of all configs of a problem together
+_MOST_WEIGHT = 60.0  # of all configs of a problem together
 _DIGITS = 5  # of each number that is written
 
 
@@ -71,7 +72,7 @@ def rankings(
             continue
         for passed in entry.operator.signature.passes:
             known = samples(library, catalogue, entry, passed.name, gpu)
-            if len(known) >= LEAST_PROBLEMS:
+            if sum(len(one.configs) >= LEAST_CONFIGS for one in known) >= LEAST_PROBLEMS:
                 found.setdefault(gpu.name, {})[passed.name] = ranking_from(known)
     return found
 
@@ -95,8 +96,10 @@ def samples(
     # In one order for all operators of a family, so that they learn the same model.
     for each in sorted((entry, *relatives(catalogue, entry)), key=lambda e: e.operator.name):
         if (library.folder / each.operator.name / "families.py").exists():
+            searches = sorted(read_searches(each, library.folder.parent),
+                              key=lambda searched: searched.gpu.name == gpu.name)
             found += (
-                one for searched in read_searches(each, library.folder.parent)
+                one for searched in searches
                 if searched.pass_name == pass_name and searched.gpu.arch == gpu.arch
                 for one in _sample(library, searched, gpu)
             )
@@ -119,17 +122,19 @@ def _sample(library: LoadedLibrary, searched: Searched, gpu: Any) -> Iterator[Sa
             configs.append(Instance(family, values).config)
             rows.append(features_of(family, values, call, dims, choices))
             times.append(seen.median_us)
-    if len(rows) >= LEAST_CONFIGS:
+    if len(rows) >= LEAST_RIVALS:
         slowdowns = np.log(np.array(times) / searched.best_us)
         yield Sample(searched.operator, searched.problem, tuple(configs), tuple(rows), slowdowns)
 
 
 def ranking_from(known: Sequence[Sample], growth: Growth = GROWTH) -> Ranking:
-    """Learn a model; a problem counts by its number of configs, within limits, and fast configs
-    count more.
+    """Learn a model; a problem counts by its number of configs, and fast configs count more.
 
-    The fastest config of each problem is one of its winners.
+    The fastest config of each problem is a winner. Of searches of one problem the last counts:
+    samples of the GPU itself follow those of others.
     """
+    winners = {(one.operator, one.problem): _winner(one) for one in known}
+    known = [one for one in known if len(one.configs) >= LEAST_CONFIGS]
     names = sorted({name for one in known for row in one.features for name in row})
     places = {name: place for place, name in enumerate(names)}
     rows = np.zeros((sum(len(one.features) for one in known), len(names)))
@@ -139,18 +144,18 @@ def ranking_from(known: Sequence[Sample], growth: Growth = GROWTH) -> Ranking:
     weights = np.concatenate([_weights(one.slowdowns) for one in known])
     targets = np.minimum(np.concatenate([one.slowdowns for one in known]), _SLOWEST)
     fitted = fit_trees(rows, targets, weights / weights.mean(), growth)
-    return _as_ranking(fitted, names, len(known), dict.fromkeys(_winner(one) for one in known))
+    return _as_ranking(fitted, names, len(known), winners.values())
 
 
 def _winner(one: Sample) -> Winner:
-    return Winner(one.configs[int(one.slowdowns.argmin())],
+    return Winner(one.operator, one.configs[int(one.slowdowns.argmin())],
                   tuple(extent for _, extent in one.problem.dims),
                   tuple(choice for _, choice in one.problem.dtypes))
 
 
 def _weights(slowdowns: Floats) -> Floats:
     weights: Floats = np.exp(-slowdowns / _FADE) + _LEAST_WEIGHT
-    weights *= min(max(len(weights), _LEAST_TOGETHER), _MOST_WEIGHT) / float(weights.sum())
+    weights *= min(len(weights), _MOST_WEIGHT) / float(weights.sum())
     return weights
 
 

@@ -40,11 +40,13 @@ class Winner(NamedTuple):
     """The fastest config of a search, whose problem has no row.
 
     Attributes:
+        operator: The operator; those of a family share their models.
         config: The config, as rows spell it.
         dims: The problem's extents, in the signature's order.
         dtypes: Its dtypes and options, in the signature's order.
     """
 
+    operator: str
     config: str
     dims: tuple[int, ...]
     dtypes: tuple[str, ...]

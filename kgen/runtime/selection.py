@@ -138,7 +138,8 @@ def candidates(
     ranking = None
     if families and table.gpu is not None and not table.lent:
         ranking = fallbacks.ranking(table.gpu)
-    yield from _promising(signature, table, families, ranking, dims, dtypes, plain, call)
+    yield from _promising(
+        signature, operator, table, families, ranking, dims, dtypes, plain, call)
     for candidate in fallbacks.safe_rows():
         if candidate.dtypes == dtypes:
             yield RowChoice("safe", candidate)
@@ -151,7 +152,7 @@ def candidates(
 
 
 def _promising(
-    signature: PassSignature, table: Table, families: Mapping[str, Family],
+    signature: PassSignature, operator: str, table: Table, families: Mapping[str, Family],
     ranking: Ranking | None,
     dims: tuple[int, ...], dtypes: tuple[str, ...], plain: tuple[str, ...], call: Call,
 ) -> Iterator[RowChoice]:
@@ -212,9 +213,11 @@ def _promising(
             instances[config] = rank, RowChoice("family", begun, instance=found.instance)
     ranked += instances.values()
     if ranking is not None:
+        won = _winners_of(ranking, operator, families, dims, dtypes)
         ranked = [
-            ((is_safe, is_bad, DISTANCE_WEIGHT * cost + ranking.predicted(_features(
-                choice, families, full_call, names, dims, choices))),
+            ((is_safe, is_bad, DISTANCE_WEIGHT * cost
+              + (-inf if choice.config in won else ranking.predicted(_features(
+                  choice, families, full_call, names, dims, choices)))),
              choice._replace(ranking=ranking))
             for (is_safe, is_bad, cost), choice in ranked
         ]
@@ -235,6 +238,21 @@ def _won(
             far = problem_distance(signature, dims, dtypes, winner.dims, winner.dtypes)
             found.append((far + FIRST, family, values, None))
     return sorted(found, key=lambda start: start[0])[:MOST_STARTS]
+
+
+def _winners_of(
+    ranking: Ranking, operator: str, families: Mapping[str, Family], dims: tuple[int, ...],
+    dtypes: tuple[str, ...],
+) -> set[str]:
+    """The configs that won a search of this very problem: no model knows better."""
+    found = set()
+    for winner in ranking.winners:
+        family = families.get(winner.config.partition("(")[0])
+        values = None if family is None else named_values(family, winner.config)
+        searched = (winner.operator, winner.dims, winner.dtypes)
+        if searched == (operator, dims, dtypes) and family and values is not None:
+            found.add(Instance(family, values).config)
+    return found
 
 
 def _features(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,9 +179,9 @@ def test_winners_of_searches_are_starts_as_rows_are() -> None:
     model = Ranking(7, 0.0, (threads,))
     assert chosen(model, table())[0].config != "rows(threads=256)"
     won = model._replace(winners=(
-        Winner("rows(threads=256)", (9, 64), ("bf16",)),
-        Winner("renamed(threads=256)", (8, 64), ("bf16",)),
-        Winner("rows(lanes=256)", (8, 64), ("bf16",))))
+        Winner("op", "rows(threads=256)", (9, 64), ("bf16",)),
+        Winner("op", "renamed(threads=256)", (8, 64), ("bf16",)),
+        Winner("op", "rows(lanes=256)", (8, 64), ("bf16",))))
     first = chosen(won, table())[0]
     assert (first.step, first.config, first.row) == ("family", "rows(threads=256)", None)
     # Legality goes first, whatever a search on another problem found.
@@ -188,9 +189,21 @@ def test_winners_of_searches_are_starts_as_rows_are() -> None:
     assert "rows(threads=256)" not in [c.config for c in chosen(won, small)]
 
 
+def test_the_winner_of_the_very_problem_goes_before_what_the_model_likes() -> None:
+    at = Winner("op", "rows(threads=256)", (8, 64), ("bf16",))
+    liked = FEWER_THREADS._replace(winners=(at,))
+    assert chosen(liked, table())[0].config == "rows(threads=256)"
+    elsewhere = FEWER_THREADS._replace(winners=(at._replace(dims=(8, 65)),))
+    assert chosen(elsewhere, table())[0].config == "rows(threads=64)"
+    other = FEWER_THREADS._replace(winners=(at._replace(operator="other"),))
+    assert chosen(other, table())[0].config == "rows(threads=64)"
+    unfit = table(facts={**FACTS, "max_threads_per_block": 128})
+    assert chosen(liked, unfit)[0].config == "rows(threads=64)"
+
+
 def test_only_the_nearest_winners_are_tried() -> None:
-    near = tuple(Winner("rows(threads=32)", (8 + n, 64), ("bf16",)) for n in range(8))
-    far = Winner("rows(threads=256)", (10**6, 64), ("bf16",))
+    near = tuple(Winner("op", "rows(threads=32)", (8 + n, 64), ("bf16",)) for n in range(8))
+    far = Winner("op", "rows(threads=256)", (10**6, 64), ("bf16",))
     many_threads = Ranking(7, 0.0, (Tree(("threads",), (200.0,), (9.0, 0.0)),))
     assert chosen(many_threads._replace(winners=(far, *near[1:])), table())[0].config == far.config
     assert chosen(many_threads._replace(winners=(far, *near)), table())[0].config != far.config
@@ -217,8 +230,16 @@ def test_a_learnt_model_orders_configs_and_its_text_is_the_model() -> None:
         return min(sample(m).features, key=model.predicted)["threads"]
 
     assert (fastest(3), fastest(3000)) == (32, 256)
-    assert model.winners[0] == Winner("rows(threads=32)", (1, 64), ("bf16",))
-    assert model.winners[-1] == Winner("rows(threads=256)", (20000, 64), ("bf16",))
+    assert model.winners[0] == Winner("op", "rows(threads=32)", (1, 64), ("bf16",))
+    assert model.winners[-1] == Winner("op", "rows(threads=256)", (20000, 64), ("bf16",))
+    few = known[0]
+    assert ranking_from([*known, few]).winners == model.winners  # of one problem, the last search
+    two = replace(few, problem=Problem((("M", 7), ("N", 64)), few.problem.dtypes),
+                       configs=few.configs[:2], features=few.features[:2],
+                       slowdowns=few.slowdowns[:2])
+    with_two = ranking_from([*known, two], growth)
+    assert (with_two.problems, with_two.trees) == (8, model.trees)  # two configs teach nothing
+    assert len(with_two.winners) == 9
     long = model.winners[0]._replace(config=f"rows({', '.join(f'a{n}={n}' for n in range(30))})")
     model = model._replace(winners=(*model.winners, long))
     text = ranking_module("op", "h200", {"forward": model})

@@ -479,7 +479,10 @@ FORWARD = (
             lambda call: call.N >= call.threads * call.vec * call.unroll,
             lambda call: call.N >= 2 * call.threads * call.vec * call.unroll or call.unroll == 1,
             lambda call: call.reverse or call.N > call.threads * call.vec * call.unroll,
-            lambda call: call.N * call.itemsize >= 4096 or call.compute_capability == 0,
+            lambda call: (
+                call.N * call.itemsize >= (4096 if call.M < 1024 else 16384) or
+                call.compute_capability == 0
+            ),
             lambda call: (
                 call.unroll * call.vec * call.itemsize * (2 if call.residual_dtype != 'none' else 1)
                 // 4 + call.unroll + 24 <= min(255, call.regs_per_sm // call.threads // 8 * 8)

@@ -183,6 +183,7 @@ FORWARD_TOEPLITZ_MMA_NAMED: dict[str, Callable[[Call], Any]] = {
         (8 if call.w_itemsize == 4 else 4) * call.m_tiles + 4 * call.n_tiles
     ),
     "sum_registers": lambda call: (12 if call.itemsize == 4 else 4) * call.m_tiles * call.n_tiles,
+    "fft_bytes": lambda call: 14 * next_pow2(call.T) + next_pow2(call.T) // 8 + 512,
 }
 
 FORWARD_COLUMN_CHUNKS_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -258,6 +259,10 @@ FORWARD = (
             ),
         ),
         suits=(
+            lambda call: (
+                call.T < 8192 or call.fft_bytes > call.smem_per_block or call.T > 16384 or
+                (call.compute_capability == 0)
+            ),
             lambda call: (
                 call.t_blocks == 1 or call.C * call.grid_columns * call.t_blocks <= 8 *
                 call.sm_count or call.compute_capability == 0
@@ -378,6 +383,7 @@ BACKWARD_TOEPLITZ_MMA_NAMED: dict[str, Callable[[Call], Any]] = {
         (8 if call.w_itemsize == 4 else 4) * call.m_tiles + 4 * call.n_tiles
     ),
     "sum_registers": lambda call: (12 if call.itemsize == 4 else 4) * call.m_tiles * call.n_tiles,
+    "fft_bytes": lambda call: 14 * next_pow2(call.T) + next_pow2(call.T) // 8 + 512,
     "tap_registers": lambda call: (
         call.tap_diagonals * (12 + call.tap_k // 4) + call.tap_k // 2 if call.itemsize == 4 else
         call.tap_diagonals * (4 + call.tap_k // 8) + call.tap_k // 4
@@ -473,6 +479,10 @@ BACKWARD = (
             ),
         ),
         suits=(
+            lambda call: (
+                call.T < 8192 or call.fft_bytes > call.smem_per_block or call.T > 16384 or
+                (call.compute_capability == 0)
+            ),
         ),
         bind=backward_toeplitz_mma,
     ),
