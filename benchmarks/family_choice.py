@@ -1,10 +1,12 @@
 """How good is the config that dispatch gives to a problem that has no row? From records, no GPU.
 
-    python benchmarks/family_choice.py [--gpu h200] [--op wkv6] [--library FOLDER] [--each]
+    python benchmarks/family_choice.py [--gpu h200] [--table h200] [--op wkv6] [--library FOLDER]
+        [--each]
 
-Each searched problem of the committed journals is taken as if it had no row: its rows are left out
-of the table, its records out of what the ranking model learns from, and dispatch chooses among the
-others, by distance alone and by the model. A config's loss is its recorded time over the problem's
+Each problem that was searched on --gpu is taken as if it had no row: its rows are left out of the
+table, its records out of what the ranking model learns from, and dispatch chooses among the others,
+by distance alone and by the model. --table names the GPU whose rows serve, for a GPU without a
+table of its own. A config's loss is its recorded time over the problem's
 best, minus 1. Of each pass, the mean (geometric) and worst loss of both ways, over the problems
 
 - `both tried`: where both chosen configs were tried on the problem;
@@ -57,6 +59,7 @@ def main() -> None:
     """Parse the options and print the losses."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--table", help="the GPU whose rows serve (default: --gpu)")
     parser.add_argument("--op", help="one operator; default: all")
     parser.add_argument("--library", type=Path, default=GENERATED)
     parser.add_argument("--each", action="store_true", help="a line per problem as well")
@@ -73,7 +76,7 @@ def compared(
 ) -> None:
     """Print the losses of an operator."""
     name = entry.operator.name
-    gpus = [gpu for gpu in library.tuned(name) if gpu.name == options.gpu]
+    gpus = [gpu for gpu in library.tuned(name) if gpu.name == (options.table or options.gpu)]
     found: dict[str, list[tuple[Losses, Losses]]] = defaultdict(list)
     known: dict[str, Any] = {}
     for searched in read_searches(entry, options.library) if gpus else ():
