@@ -20,8 +20,9 @@ class Explanation(NamedTuple):
     `step` is the dispatch step (`selection.py`). `path` and `learnt_from` are set for the step
     `learnt`: the comparisons of the rule, and its evidence. `template` is set for the step
     `family`, which renders and compiles its kernel at the first call; `begun` is the config of the
-    row that it began with. `ranked_from` is the number of problems that the model was learnt from
-    which preferred the config to others; 0: there is no model, or the step needs none.
+    row that it began with, or, without a `record`, the fastest of a search. `ranked_from` is the
+    number of problems that the model was learnt from which preferred the config to others; 0: there
+    is no model, or the step needs none.
     """
 
     function: str
@@ -54,9 +55,10 @@ class Explanation(NamedTuple):
                          f"from {self.ranked_from} recorded problems")
         if self.template:
             lines.append("  evidence  family: this problem was not measured; "
-                         + (f"the config {'is' if self.begun == self.config else 'began as'} that "
-                            f"of record {self.record}:" if self.begun
-                            else "a search would try this config first"))
+                         + (f"the config {'is' if self.begun == self.config else 'began as'} "
+                            + (f"that of record {self.record}:" if self.record
+                               else f"the fastest of a search of {self.tuned_problem}")
+                            if self.begun else "a search would try this config first"))
             if self.begun != self.config and self.begun:
                 lines.append(f"            {self.begun}")
             if self.median_us is not None:

@@ -189,6 +189,19 @@ def test_winners_of_searches_are_starts_as_rows_are() -> None:
     assert "rows(threads=256)" not in [c.config for c in chosen(won, small)]
 
 
+def test_explain_names_the_search_that_a_config_won() -> None:
+    won = FEWER_THREADS._replace(winners=(Winner("op", "rows(threads=256)", (8, 64), ("bf16",)),))
+    first = chosen(won, table())[0]
+    said = repr(explanation(SIGNATURE, table(), first, {"M": 8, "N": 64}, ("bf16",), "cuda"))
+    assert "the config is the fastest of a search of M=8,N=64,dtype=bf16" in said
+    few = table(rows=(FAR,), facts={**FACTS, "max_threads_per_block": 128})
+    elsewhere = won._replace(winners=(won.winners[0]._replace(dims=(8, 65)),))
+    adapted = next(c for c in chosen(elsewhere, few) if c.winner is not None)
+    said = repr(explanation(SIGNATURE, few, adapted, {"M": 8, "N": 64}, ("bf16",), "cuda"))
+    assert "the config began as the fastest of a search of M=8,N=65,dtype=bf16" in said
+    assert "rows(threads=256)" in said.splitlines()[-1]
+
+
 def test_the_winner_of_the_very_problem_goes_before_what_the_model_likes() -> None:
     at = Winner("op", "rows(threads=256)", (8, 64), ("bf16",))
     liked = FEWER_THREADS._replace(winners=(at,))

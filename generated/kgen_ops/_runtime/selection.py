@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from .adaptation import (
     FIRST,
@@ -45,13 +45,15 @@ from .families import Instance, family_call
 from .gpus import Table
 from .launches import fits_device
 from .problems import Explanation, problem_text
-from .ranking import DISTANCE_WEIGHT, Ranking, features_of
+from .ranking import DISTANCE_WEIGHT, Ranking, Winner, features_of
 from .rows import PREDICTED, Call, DispatchRule, Family, Gpu, Row, SafeRow, Value
 from .rules import covering, evidence_text, first_fitting, path_text
 from .signature import ROUNDS, PassSignature
 
-# Rows whose configs are adapted to a call, the nearest first.
+# Rows whose configs are adapted to a call, the nearest first; and as many searches.
 MOST_STARTS = 8
+# How far a config is that a call may begin with, its values, and where it is from.
+Start: TypeAlias = tuple[float, Family, tuple[Value, ...], "Row | Winner | None"]
 
 
 class RowChoice(NamedTuple):
@@ -63,6 +65,7 @@ class RowChoice(NamedTuple):
     rule: DispatchRule | None = None  # only with step "learnt"
     instance: Instance | None = None  # only with step "family"
     ranking: Ranking | None = None  # with steps "nearest" and "family": the model that ranked it
+    winner: Winner | None = None  # with step "family" and no row: the search that it began with
 
     @property
     def config(self) -> str:
@@ -166,7 +169,7 @@ def _promising(
     ranked: list[tuple[tuple[bool, bool, float], RowChoice]] = []
     seen: set[str] = set()
     instances: dict[str, tuple[tuple[bool, bool, float], RowChoice]] = {}
-    starts: list[tuple[float, Family, tuple[Value, ...], Row | None]] = []
+    starts: list[Start] = []
     for row in sorted(known, key=lambda row: far[id(row)]):
         family = families.get(_variant(row))
         values = None if family is None else named_values(family, row.config)
@@ -210,7 +213,10 @@ def _promising(
         config = found.instance.config
         # Several starts may end at one config: the nearest of them counts.
         if config not in instances or rank < instances[config][0]:
-            instances[config] = rank, RowChoice("family", begun, instance=found.instance)
+            choice = RowChoice("family", None, instance=found.instance)
+            instances[config] = rank, (
+                choice._replace(winner=begun) if isinstance(begun, Winner)
+                else choice._replace(row=begun))
     ranked += instances.values()
     if ranking is not None:
         won = _winners_of(ranking, operator, families, dims, dtypes)
@@ -227,16 +233,16 @@ def _promising(
 def _won(
     signature: PassSignature, ranking: Ranking | None, families: Mapping[str, Family],
     dims: tuple[int, ...], dtypes: tuple[str, ...], call: Call,
-) -> list[tuple[float, Family, tuple[Value, ...], Row | None]]:
+) -> list[Start]:
     """The configs of the nearest searches without rows, as starts; they were timed, not certified,
     and count as farther than the config of a row would."""
-    found: list[tuple[float, Family, tuple[Value, ...], Row | None]] = []
+    found: list[Start] = []
     for winner in () if ranking is None else ranking.winners:
         family = families.get(winner.config.partition("(")[0])
         values = None if family is None else named_values(family, winner.config)
         if family is not None and values is not None and admitted(family, call):
             far = problem_distance(signature, dims, dtypes, winner.dims, winner.dtypes)
-            found.append((far + FIRST, family, values, None))
+            found.append((far + FIRST, family, values, winner))
     return sorted(found, key=lambda start: start[0])[:MOST_STARTS]
 
 
@@ -315,6 +321,9 @@ def explanation(
         return found._replace(gpu=found.gpu if table.same_gpu else where, same_gpu=True)
     if choice.instance is not None:
         found = found._replace(evidence="family", begun=row.config if row is not None else "")
+    if choice.winner is not None:
+        found = found._replace(begun=choice.winner.config, tuned_problem=problem_text(
+            signature, choice.winner.dims, choice.winner.dtypes))
     if row is None:
         return found
     of_family = f"family of a {PREDICTED} row" if row.is_predicted else found.evidence
