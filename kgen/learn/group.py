@@ -16,6 +16,7 @@ from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.model.rule_tree import LearntRule, leaf_of, leaves, tree_lines, with_names
 from kgen.runtime.distance import distance
+from kgen.runtime.rules import is_near
 from kgen.search.declared import as_declared
 from kgen.search.feasible import is_feasible
 from kgen.trial import Session
@@ -204,7 +205,8 @@ class GroupWork:
         """
         known = {config.digest: config for config in self.configs}
         extents = dict(problem.dims)
-        covered = all(least <= extents[name] <= most for name, least, most in self._extents())
+        covered = all(
+            is_near(extents[name], least, most) for name, least, most in self._extents())
         rows = [known[digest] for digest in leaf_of(self.fitted().tree, extents).rows
                 if covered]
         fitting = (config for config in rows if self.is_feasible(config, problem))

@@ -52,8 +52,8 @@ class LearntRule:
             known config, minus 1.
         worst_loss: The largest of these losses.
         extents: (dim, least, largest) extent of these problems, for the other dims. The rule
-            serves no problem outside: it knows nothing of it. Empty in tables of older versions,
-            whose rules serve all.
+            serves no problem far outside: it knows nothing of it. Empty in tables of older
+            versions, whose rules serve all.
     """
 
     pass_name: str

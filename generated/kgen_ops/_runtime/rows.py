@@ -197,7 +197,8 @@ class DispatchRule(NamedTuple):
         problems: Number of problems that it was learnt from.
         mean_loss: Mean of their losses.
         worst_loss: Largest of their losses.
-        extents: (dim, least, largest) extent that a problem may have: those it was learnt from.
+        extents: (dim, least, largest) extent of the problems that it was learnt from; it covers
+            what is near them (`rules.py`).
     """
 
     dtypes: tuple[str, ...]
