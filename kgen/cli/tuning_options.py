@@ -350,7 +350,7 @@ def add_coverage(coverage: argparse.ArgumentParser) -> None:
         "--time",
         type=duration,
         metavar="5m",
-        help="time no further problem after this time, half of it for each pass; problems are "
+        help="time no further problem after this time, which passes share evenly; problems are "
         "then timed in an order drawn by --seed (default: all are timed, in order)",
     )
     add_out(coverage, "where the library is")
