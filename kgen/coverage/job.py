@@ -108,7 +108,7 @@ def coverage(request: CoverageRequest) -> Iterator[CoverageReport]:
             for last in _timed_pass(request, timing, name, answers, report):
                 yield last
             reached = len(last.problems) - len(report.problems)
-            problems, report = _in_order(problems, timing, request.seed)[reached:], last
+            problems, report = in_order(problems, timing, request.seed)[reached:], last
         asked += (_asked(name, problem, answers[name, problem]) for problem in problems)
     for row in asked:
         report = replace(report, problems=(*report.problems, row))
@@ -129,7 +129,7 @@ def _timed_pass(
             sweep.session.environment, timing.compiler, sweep.copy_gbps, {}))
         share = None if timing.time_s is None else timing.time_s / len(request.passes)
         began = time.monotonic()
-        for problem in _in_order(request.problems[name], timing, request.seed):
+        for problem in in_order(request.problems[name], timing, request.seed):
             row = _measured(request, timing, sweep, problem, answers[name, problem],
                             problem in sample)
             report = replace(report, problems=(*report.problems, row))
@@ -138,7 +138,7 @@ def _timed_pass(
                 return
 
 
-def _in_order(
+def in_order(
     problems: tuple[Problem, ...], timing: Timing, seed: int
 ) -> tuple[Problem, ...]:
     """The problems in the order in which they are timed.

@@ -16,7 +16,7 @@ from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.model.rule_tree import LearntRule, leaf_of, leaves, tree_lines, with_names
 from kgen.runtime.distance import distance
-from kgen.runtime.rules import is_near
+from kgen.runtime.rules import are_near
 from kgen.search.declared import as_declared
 from kgen.search.feasible import is_feasible
 from kgen.trial import Session
@@ -204,11 +204,9 @@ class GroupWork:
         All wanted rows must exist.
         """
         known = {config.digest: config for config in self.configs}
-        extents = dict(problem.dims)
-        covered = all(
-            is_near(extents[name], least, most) for name, least, most in self._extents())
-        rows = [known[digest] for digest in leaf_of(self.fitted().tree, extents).rows
-                if covered]
+        dims = dict(problem.dims)
+        covered = are_near(dims, self._extents())
+        rows = [known[digest] for digest in leaf_of(self.fitted().tree, dims).rows if covered]
         fitting = (config for config in rows if self.is_feasible(config, problem))
         wanted = {at: record.config for at, record in self.wanted()}
         return next(fitting, None) or self._nearest(

@@ -37,7 +37,7 @@ class Tree(NamedTuple):
 
 
 class Winner(NamedTuple):
-    """The fastest config of a search, whose problem has no row.
+    """The fastest config of a recorded search.
 
     Attributes:
         operator: The operator; those of a family share their models.

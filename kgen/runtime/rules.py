@@ -44,14 +44,15 @@ def covering(
     for rule in rules:
         if (rule.dtypes == dtypes
                 and all(dims[name] == value for name, value in rule.constants)
-                and all(is_near(dims[name], least, most) for name, least, most in rule.extents)):
+                and are_near(dims, rule.extents)):
             return rule
     return None
 
 
-def is_near(extent: int, least: int, most: int) -> bool:
-    """Whether an extent is within, or by less than a factor of 1.5 outside."""
-    return 2 * least <= 3 * extent and 2 * extent <= 3 * most
+def are_near(dims: Mapping[str, int], extents: Iterable[tuple[str, int, int]]) -> bool:
+    """Whether each dim is between its least and largest extent, or by at most 1.5 times outside."""
+    return all(2 * least <= 3 * dims[name] and 2 * dims[name] <= 3 * most
+               for name, least, most in extents)
 
 
 def first_fitting(rule: DispatchRule, rows: Iterable[Row], call: Call) -> Row | None:

@@ -187,7 +187,8 @@ def _promising(
         if family is not None and values is not None and admitted(family, full_call):
             starts.append((far[id(row)], family, values, row))
     del starts[MOST_STARTS:]
-    starts += _won(signature, ranking, families, dims, dtypes, full_call)
+    won = _won(signature, ranking, families, dims, dtypes, full_call)
+    starts += won
     unproven = UNPROVEN
     for family in families.values():
         if family.is_safe:
@@ -219,10 +220,12 @@ def _promising(
                 else choice._replace(row=begun))
     ranked += instances.values()
     if ranking is not None:
-        won = _winners_of(ranking, operator, families, dims, dtypes)
+        # Of a search of this very problem: no model knows better than it.
+        fastest = {Instance(family, values).config for _, family, values, winner in won
+                   if (winner.operator, winner.dims, winner.dtypes) == (operator, dims, dtypes)}
         ranked = [
             ((is_safe, is_bad, DISTANCE_WEIGHT * cost
-              + (-inf if choice.config in won else ranking.predicted(_features(
+              + (-inf if choice.config in fastest else ranking.predicted(_features(
                   choice, families, full_call, names, dims, choices)))),
              choice._replace(ranking=ranking))
             for (is_safe, is_bad, cost), choice in ranked
@@ -233,10 +236,10 @@ def _promising(
 def _won(
     signature: PassSignature, ranking: Ranking | None, families: Mapping[str, Family],
     dims: tuple[int, ...], dtypes: tuple[str, ...], call: Call,
-) -> list[Start]:
-    """The configs of the nearest searches without rows, as starts; they were timed, not certified,
-    and count as farther than the config of a row would."""
-    found: list[Start] = []
+) -> list[tuple[float, Family, tuple[Value, ...], Winner]]:
+    """The configs that won the nearest recorded searches; they were timed, not certified, and count
+    as farther than the config of a row would."""
+    found = []
     for winner in () if ranking is None else ranking.winners:
         family = families.get(winner.config.partition("(")[0])
         values = None if family is None else named_values(family, winner.config)
@@ -244,21 +247,6 @@ def _won(
             far = problem_distance(signature, dims, dtypes, winner.dims, winner.dtypes)
             found.append((far + FIRST, family, values, winner))
     return sorted(found, key=lambda start: start[0])[:MOST_STARTS]
-
-
-def _winners_of(
-    ranking: Ranking, operator: str, families: Mapping[str, Family], dims: tuple[int, ...],
-    dtypes: tuple[str, ...],
-) -> set[str]:
-    """The configs that won a search of this very problem: no model knows better."""
-    found = set()
-    for winner in ranking.winners:
-        family = families.get(winner.config.partition("(")[0])
-        values = None if family is None else named_values(family, winner.config)
-        searched = (winner.operator, winner.dims, winner.dtypes)
-        if searched == (operator, dims, dtypes) and family and values is not None:
-            found.add(Instance(family, values).config)
-    return found
 
 
 def _features(

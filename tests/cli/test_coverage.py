@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
 from tuned_rmsnorm import TINY
 
+from kgen.build import Compiler
 from kgen.catalogue import open_catalogue
+from kgen.cli import coverage_command
 from kgen.cli.main import main
 from kgen.coverage import (
     CoverageReport,
+    CoverageRequest,
     CoveredProblem,
+    Timing,
     load_coverage,
     population_map,
     print_coverage,
     write_coverage,
 )
+from kgen.coverage.job import in_order
 from kgen.errors import RecordError
+from kgen.model.problem import Problem
 
 OTHER = "M=5,N=96,dtype=fp32"
 GENERATED = str(Path(__file__).resolve().parents[2] / "generated")
@@ -73,6 +82,34 @@ def test_a_limited_time_reaches_a_part_and_lists_all(tuned: Path, tmp_path: Path
     assert [(p.step, p.kernel_us, p.failed) for p in asked] == [("family", None, "")] * 2
     assert report.environment is not None
     assert "over 1: geometric mean" in done.stdout
+
+
+@pytest.mark.quick
+def test_what_was_timed_stays_if_the_run_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = CoveredProblem("forward", TINY, "exact", "rows(vec=8)", kernel_us=12.5)
+
+    def ended(request: CoverageRequest) -> Iterator[CoverageReport]:
+        yield CoverageReport("rmsnorm", "host", (), None, (timed,))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(coverage_command, "coverage", ended)
+    written = tmp_path / "coverage.yaml"
+    main(["coverage", "--op", "rmsnorm", "--gpu", "host", "--problem", TINY, "--out", GENERATED,
+          "--yaml", str(written)])
+    assert load_coverage(written).problems == (timed,)
+
+
+@pytest.mark.quick
+def test_a_limited_time_takes_problems_in_an_order_drawn_by_the_seed() -> None:
+    problems = tuple(Problem((("M", m), ("N", 8)), (("dtype", "fp32"),)) for m in range(20))
+    whole = Timing(0, cast(Compiler, None), None, 0, 5.0, False)
+    assert in_order(problems, whole, 1) == problems
+    limited = replace(whole, time_s=60.0)
+    drawn = in_order(problems, limited, 1)
+    assert sorted(drawn, key=problems.index) == list(problems)
+    assert problems != drawn == in_order(problems, limited, 1) != in_order(problems, limited, 2)
 
 
 @pytest.mark.quick

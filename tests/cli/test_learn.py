@@ -48,6 +48,8 @@ def test_from_rows_to_a_rule(tuned: Path, tmp_path: Path) -> None:
         assert rule.records <= set(rows)
         assert rule.problems == len(told.training) >= 2
         assert all(entry.loss >= 0.0 for entry in told.training)
+        rows_of = [int(entry.problem.split(",")[0].removeprefix("M=")) for entry in told.training]
+        assert rule.extents == (("M", min(rows_of), max(rows_of)),)
     learnt = [row for row in table.rows if row.origin == "learnt"]
     assert 256 in [dict(row.dims)["N"] for row in learnt]
     for row in learnt:
