@@ -80,6 +80,7 @@ class Membership:
         self._thread = threading.Thread(target=self._beat, daemon=True, name="kgen-heartbeat")
         self._seen: dict[str, tuple[object, float]] = {}  # beat, and seconds of silence since
         self._alive: dict[str, Member] = {}
+        self._known: set[str] = set()  # the processes that ever joined, as of the last read
         self._read_at = 0.0
 
     def __enter__(self) -> Membership:
@@ -127,27 +128,31 @@ class Membership:
         return sorted(self._alive.values(), key=lambda member: member.number)
 
     def is_dead(self, member: str) -> bool:
-        """Whether the process with that identity has left or died."""
-        self._read()
+        """Whether the process with that identity has left or died.
+
+        A process may begin to work less than a second after it joined.
+        """
+        self._read(now=member not in self._known)
         return member not in self._alive
 
-    def _read(self) -> None:
-        """Read the heartbeats, at most once a second."""
-        if self._alive and time.monotonic() - self._read_at < _READ_EVERY_S:
+    def _read(self, now: bool = False) -> None:
+        """Read the heartbeats, at most once a second unless they are wanted `now`."""
+        if not now and self._alive and time.monotonic() - self._read_at < _READ_EVERY_S:
             return
         alive: dict[str, Member] = {}
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False)  # may wait for long
-        now = time.monotonic()
-        passed_s = min(now - self._read_at, self._grace_s / 2)
+        read_at = time.monotonic()
+        passed_s = min(read_at - self._read_at, self._grace_s / 2)
         for trial in trials:
             facts = trial.user_attrs
             member = str(facts.get(_ID, ""))
+            self._known.add(member)
             if trial.state.is_finished() or not member:
                 continue
             if member != self.id and self._is_silent(member, facts, passed_s):
                 continue
             alive[member] = Member(member, trial.number, facts)
-        self._alive, self._read_at = alive, now
+        self._alive, self._read_at = alive, read_at
 
     def _is_silent(self, member: str, facts: Mapping[str, Any], passed_s: float) -> bool:
         """Whether a process that has not left is dead.

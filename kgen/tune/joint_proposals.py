@@ -25,11 +25,11 @@ class JointProposals:
     processes use it, and variants are judged by all records so far.
 
     Attributes:
-        most_queued: Trials in the worker's queue, at most: what is in it counts as begun.
+        most_begun: Trials that are begun and not recorded, at most: a kill interrupts them all.
         passed_over: The variants that get no more trials of the warm start.
     """
 
-    most_queued = JOINT_QUEUE
+    most_begun = JOINT_QUEUE
 
     def __init__(
         self,

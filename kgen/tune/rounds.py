@@ -30,13 +30,14 @@ class Rounds:
     the fallback leads by then, or last.
 
     Attributes:
-        most_queued: Trials in the worker's queue, at most: no other process could run them.
+        most_begun: Trials that are begun and not recorded, at most: no other process could run
+            them, so any number.
         told: The results that the study knows, beginning with those of the journal.
         taken: The configs that have a result, or are proposed.
         passed_over: The variants that get no more trials of the warm start.
     """
 
-    most_queued = sys.maxsize
+    most_begun = sys.maxsize
 
     def __init__(
         self, study: Search, known: Iterable[Record], first: WarmStart, trials: int

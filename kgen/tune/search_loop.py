@@ -315,8 +315,9 @@ class ProblemSearch:
 
     def _may_begin(self, trial: PendingTrial) -> bool:
         """Whether a trial may enter the queue; drops one that was taken away."""
-        queued = [o for o in self._pending if o.outcome is not None and not o.outcome.done()]
-        if len(queued) >= self._proposals.most_queued:
+        # Those that have ended count until they are recorded: a kill would lose them, too.
+        begun = [other for other in self._pending if other.outcome is not None]
+        if len(begun) >= self._proposals.most_begun:
             return False
         if self._proposals.begin(trial.proposal):
             return True

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -50,8 +52,11 @@ class SlowSession(FakeSession):
         time.sleep(self.seconds)
 
 
-def main(role: str, storage: str, folder: Path, trials: int, seconds: float) -> None:
-    """Search until the trials are used up."""
+@contextmanager
+def joint_search(
+    role: str, storage: str, folder: Path, trials: int, seconds: float
+) -> Iterator[ProblemSearch]:
+    """A search of the 30 configs that shares its study."""
     session = SlowSession(folder, seconds)
     made = session.as_session()
     request = cast("TuneRequest", cast("Any", SimpleNamespace(
@@ -64,11 +69,16 @@ def main(role: str, storage: str, folder: Path, trials: int, seconds: float) -> 
     with open_joint(request, is_tuner=role == "tuner") as joint:
         assert joint is not None
         joint.share_journal(made, request)
-        search = ProblemSearch(
+        yield ProblemSearch(
             made, request, PROBLEM, Feasible(tuple(CONFIGS), len(CONFIGS), ()),
             WarmStart(tuple(CONFIGS[:3])), BuildsAhead(made, 1), trials=trials, deadline=None,
             retry=False, joint=joint,
         )
+
+
+def main(role: str, storage: str, folder: Path, trials: int, seconds: float) -> None:
+    """Search until the trials are used up."""
+    with joint_search(role, storage, folder, trials, seconds) as search:
         print("ready", flush=True)
         for _ in search.run():
             pass

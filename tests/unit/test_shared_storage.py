@@ -184,6 +184,17 @@ def test_a_process_that_left_is_dead(url: str) -> None:
         assert not mine.is_dead(mine.id)
 
 
+def test_a_process_that_joined_after_the_members_were_read_is_alive(url: str) -> None:
+    with Membership(opened(url), {}) as mine:
+        assert [m.id for m in mine.members()] == [mine.id]
+        with Membership(opened(url), {}) as other:
+            theirs = open_study(opened(url), "s", CONFIGS, membership=other)
+            assert len(theirs.ask(2)) == 2
+            assert not mine.is_dead(other.id)
+            seen = open_study(opened(url), "s", CONFIGS, membership=mine)
+            assert seen.running_elsewhere() == 2
+
+
 def test_a_silent_process_of_another_machine_dies_after_the_grace(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
