@@ -19,7 +19,7 @@ from kgen.model.problem import Problem
 from kgen.predict.observations import Searched, read_searches
 from kgen.predict.training import relatives
 from kgen.predict.trees import Ensemble, Floats, Growth, fit_trees
-from kgen.runtime.adaptation import named_values
+from kgen.runtime.adaptation import named_values, with_values
 from kgen.runtime.families import Instance, family_call
 from kgen.runtime.problems import contiguous_call
 from kgen.runtime.ranking import Ranking, Tree, Winner, features_of
@@ -120,7 +120,8 @@ def _sample(library: LoadedLibrary, searched: Searched, gpu: Any) -> Iterator[Sa
         values = None if family is None else named_values(family, seen.config.label)
         if family is not None and values is not None:
             configs.append(Instance(family, values).config)
-            rows.append(features_of(family, values, call, dims, choices))
+            rows.append(features_of(
+                family, values, with_values(call, family, values), dims, choices))
             times.append(seen.median_us)
     if len(rows) >= LEAST_RIVALS:
         slowdowns = np.log(np.array(times) / searched.best_us)

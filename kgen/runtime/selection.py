@@ -33,11 +33,8 @@ from .adaptation import (
     NEXT_UNPROVEN,
     STEP,
     UNPROVEN,
-    adapted,
-    admitted,
+    FamilyRules,
     named_values,
-    suits,
-    with_values,
 )
 from .distance import problem_distance
 from .errors import DispatchError
@@ -52,8 +49,22 @@ from .signature import ROUNDS, PassSignature
 
 # Rows whose configs are adapted to a call, the nearest first; and as many searches.
 MOST_STARTS = 8
-# How far a config is that a call may begin with, its values, and where it is from.
-Start: TypeAlias = tuple[float, Family, tuple[Value, ...], "Row | Winner | None"]
+
+
+class Start(NamedTuple):
+    """A config that may be adapted to a call.
+
+    Attributes:
+        far: How far its problem is.
+        rules: Its variant at the call.
+        values: Its values.
+        begun: Where it is from: a row, a search, or neither.
+    """
+
+    far: float
+    rules: FamilyRules
+    values: tuple[Value, ...]
+    begun: Row | Winner | None
 
 
 class RowChoice(NamedTuple):
@@ -141,8 +152,11 @@ def candidates(
     ranking = None
     if families and table.gpu is not None and not table.lent:
         ranking = fallbacks.ranking(table.gpu)
+    choices = zip((field.name for field in signature.choices), dtypes, strict=True)
+    full = family_call(call, choices, table.facts)
+    rules = {name: FamilyRules(family, full) for name, family in families.items()}
     yield from _promising(
-        signature, operator, table, families, ranking, dims, dtypes, plain, call)
+        _Request(signature, dims, dtypes, plain, call, rules), table, ranking, operator)
     for candidate in fallbacks.safe_rows():
         if candidate.dtypes == dtypes:
             yield RowChoice("safe", candidate)
@@ -154,60 +168,159 @@ def candidates(
     )
 
 
-def _promising(
-    signature: PassSignature, operator: str, table: Table, families: Mapping[str, Family],
-    ranking: Ranking | None,
-    dims: tuple[int, ...], dtypes: tuple[str, ...], plain: tuple[str, ...], call: Call,
-) -> Iterator[RowChoice]:
+class _Request(NamedTuple):
+    """What a call asks for.
+
+    Attributes:
+        signature: The signature of the pass.
+        dims: Extents, in the signature's order.
+        dtypes: Dtypes and options, in the signature's order.
+        plain: The same for a kernel that does not round products.
+        call: The numbers that conditions of rows are evaluated on.
+        families: The families of the pass at the call, by variant.
+    """
+
+    signature: PassSignature
+    dims: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    plain: tuple[str, ...]
+    call: Call
+    families: Mapping[str, FamilyRules]
+
+    def config(self, label: str) -> tuple[FamilyRules, tuple[Value, ...]] | None:
+        """Read the config of a row or of a search; None if it is not one of a family."""
+        rules = self.families.get(label.partition("(")[0])
+        values = None if rules is None else named_values(rules.family, label)
+        return None if rules is None or values is None else (rules, values)
+
+    def distance(self, other: Row | Winner) -> float:
+        """The distance from the problem of a row or of a search."""
+        return problem_distance(self.signature, self.dims, self.dtypes, other.dims, other.dtypes)
+
+    def may_serve(self, row: Row) -> bool:
+        """Whether the kernel of a row was compiled for calls like this one."""
+        return row.dtypes in (self.dtypes, self.plain) and row.fits(self.call) and all(
+            extent == tuned
+            for dim, extent, tuned in zip(self.signature.dims, self.dims, row.dims, strict=True)
+            if dim.name in row.constants
+        )
+
+
+# Whether it is the safe variant, whether it breaks a rule of efficiency, and its cost.
+_Rank: TypeAlias = tuple[bool, bool, float]
+
+
+def _promising(request: _Request, table: Table, ranking: Ranking | None, operator: str
+               ) -> Iterator[RowChoice]:
     """Yield rows, and families with configs like those of rows, the most promising first."""
-    choices = list(zip((field.name for field in signature.choices), dtypes, strict=True))
-    names = [dim.name for dim in signature.dims]
-    full_call = family_call(call, choices, table.facts)
-    known = (*table.rows, *table.lent)
-    far = {id(row): problem_distance(signature, dims, dtypes, row.dims, row.dtypes)
-           for row in known}
-    ranked: list[tuple[tuple[bool, bool, float], RowChoice]] = []
-    seen: set[str] = set()
-    instances: dict[str, tuple[tuple[bool, bool, float], RowChoice]] = {}
+    known = [(request.distance(row), row) for row in (*table.rows, *table.lent)]
+    known.sort(key=lambda entry: entry[0])
+    rows, starts = _of_rows(request, known, is_lent=bool(table.lent))
+    won = _won(request, ranking)
+    starts += won
+    starts += _unproven(request, known)
+    ranked = rows + _instances(rows, starts)
+    if ranking is not None:
+        # Of a search of this very problem: no model knows better than it.
+        this = (operator, request.dims, request.dtypes)
+        fastest = {Instance(start.rules.family, start.values).config for start in won
+                   if isinstance(start.begun, Winner) and start.begun.problem == this}
+        predicted = ranking.predicted([_features(request, choice) for _, choice in ranked])
+        ranked = [
+            ((is_safe, is_bad, -inf if choice.config in fastest else DISTANCE_WEIGHT * cost + ln),
+             choice._replace(ranking=ranking))
+            for ((is_safe, is_bad, cost), choice), ln in zip(ranked, predicted, strict=True)
+        ]
+    yield from (choice for _, choice in sorted(ranked, key=lambda entry: entry[0]))
+
+
+def _of_rows(
+    request: _Request, known: Iterable[tuple[float, Row]], *, is_lent: bool
+) -> tuple[list[tuple[_Rank, RowChoice]], list[Start]]:
+    """Return the rows that serve as they are, and the configs of the nearest others.
+
+    Args:
+        request: The call.
+        known: The rows with their distances, the nearest first.
+        is_lent: Whether they were tuned for another GPU: none serves as it is.
+    """
+    ranked: list[tuple[_Rank, RowChoice]] = []
     starts: list[Start] = []
-    for row in sorted(known, key=lambda row: far[id(row)]):
-        family = families.get(_variant(row))
-        values = None if family is None else named_values(family, row.config)
-        compiled = (not table.lent and row.dtypes in (dtypes, plain)
-                    and _same_constants(signature, row, dims))
-        is_good = family is None or values is None or suits(family, values, full_call)
-        if compiled and row.fits(call) and (
-                family is None or values is None
-                or fits_device(family, with_values(full_call, family, values))):
-            rank = (family is not None and family.is_safe, not is_good, far[id(row)])
+    for far, row in known:
+        serves = not is_lent and request.may_serve(row)
+        if not serves and len(starts) >= MOST_STARTS:
+            continue
+        found = request.config(row.config)
+        if found is None:
+            if serves:
+                ranked.append(((False, False, far), RowChoice("nearest", row)))
+            continue
+        rules, values = found
+        if serves and fits_device(rules.family, rules.call_of(values)):
+            is_good = rules.suits(values)
+            rank = (rules.family.is_safe, not is_good, far)
             ranked.append((rank, RowChoice("nearest", row)))
-            seen.add(row.config)
             if is_good:
                 continue
-        if family is not None and values is not None and admitted(family, full_call):
-            starts.append((far[id(row)], family, values, row))
-    del starts[MOST_STARTS:]
-    won = _won(signature, ranking, families, dims, dtypes, full_call)
-    starts += won
+        if rules.admits:
+            starts.append(Start(far, rules, values, row))
+    return ranked, starts[:MOST_STARTS]
+
+
+def _won(request: _Request, ranking: Ranking | None) -> list[Start]:
+    """The configs that won the nearest recorded searches; they were timed, not certified, and count
+    as farther than the config of a row would."""
+    winners = [(request.distance(one), one) for one in (ranking.winners if ranking else ())]
+    found: list[Start] = []
+    for far, winner in sorted(winners, key=lambda entry: entry[0]):
+        config = request.config(winner.config)
+        if config is not None and config[0].admits:
+            found.append(Start(far + FIRST, *config, winner))
+            if len(found) == MOST_STARTS:
+                break
+    return found
+
+
+def _unproven(request: _Request, known: Iterable[tuple[float, Row]]) -> list[Start]:
+    """The configs that a search would try first. One that no row holds is as far as the nearest row
+    of its variant, and more."""
+    nearest: dict[str, float] = {}
+    for far, row in known:
+        nearest.setdefault(row.config.partition("(")[0], far)
+    starts: list[Start] = []
     unproven = UNPROVEN
-    for family in families.values():
-        if family.is_safe:
+    for rules in request.families.values():
+        if rules.family.is_safe:
             continue
-        # A config that no row holds is as far as the nearest row of its variant, and more.
-        near = min((far[id(row)] for row in known if _variant(row) == family.name), default=inf)
-        if near == inf:
+        near = nearest.get(rules.family.name)
+        if near is None:
             near, unproven = unproven, unproven + NEXT_UNPROVEN
-        starts += [(near + FIRST, family, values, None) for values in family.first]
-    least = min((far for (_, bad, far), _ in ranked if not bad), default=inf)
+        starts += [Start(near + FIRST, rules, values, None) for values in rules.family.first]
+    return starts
+
+
+def _instances(
+    rows: Iterable[tuple[_Rank, RowChoice]], starts: Iterable[Start]
+) -> list[tuple[_Rank, RowChoice]]:
+    """Adapt configs to the call.
+
+    Args:
+        rows: The rows that serve as they are; their configs are not adapted.
+        starts: The configs to begin with.
+    """
+    instances: dict[str, tuple[_Rank, RowChoice]] = {}
+    as_they_are = {choice.config for _, choice in rows}
+    least = min((far for (_, is_bad, far), _ in rows if not is_bad), default=inf)
     offered: set[str] = set()  # variants with a legal config
-    for base, family, values, begun in sorted(starts, key=lambda start: start[0]):
+    for start in sorted(starts, key=lambda start: start.far):
+        family = start.rules.family
         # What is farther than the best so far serves only if that fails: one config of a variant.
-        changes = MOST_CHANGES if base < least or family.name not in offered else 0
-        found = adapted(family, values, full_call, changes)
-        if found is None or found.instance.config in seen:
+        changes = MOST_CHANGES if start.far < least or family.name not in offered else 0
+        found = start.rules.adapted(start.values, changes)
+        if found is None or found.instance.config in as_they_are:
             continue
         offered.add(family.name)
-        cost = base + STEP * found.steps
+        cost = start.far + STEP * found.steps
         if found.suits and not family.is_safe:
             least = min(least, cost)
         rank = (family.is_safe, not found.suits, cost)
@@ -216,66 +329,26 @@ def _promising(
         if config not in instances or rank < instances[config][0]:
             choice = RowChoice("family", None, instance=found.instance)
             instances[config] = rank, (
-                choice._replace(winner=begun) if isinstance(begun, Winner)
-                else choice._replace(row=begun))
-    ranked += instances.values()
-    if ranking is not None:
-        # Of a search of this very problem: no model knows better than it.
-        fastest = {Instance(family, values).config for _, family, values, winner in won
-                   if (winner.operator, winner.dims, winner.dtypes) == (operator, dims, dtypes)}
-        ranked = [
-            ((is_safe, is_bad, DISTANCE_WEIGHT * cost
-              + (-inf if choice.config in fastest else ranking.predicted(_features(
-                  choice, families, full_call, names, dims, choices)))),
-             choice._replace(ranking=ranking))
-            for (is_safe, is_bad, cost), choice in ranked
-        ]
-    yield from (choice for _, choice in sorted(ranked, key=lambda entry: entry[0]))
+                choice._replace(winner=start.begun) if isinstance(start.begun, Winner)
+                else choice._replace(row=start.begun))
+    return list(instances.values())
 
 
-def _won(
-    signature: PassSignature, ranking: Ranking | None, families: Mapping[str, Family],
-    dims: tuple[int, ...], dtypes: tuple[str, ...], call: Call,
-) -> list[tuple[float, Family, tuple[Value, ...], Winner]]:
-    """The configs that won the nearest recorded searches; they were timed, not certified, and count
-    as farther than the config of a row would."""
-    found = []
-    for winner in () if ranking is None else ranking.winners:
-        family = families.get(winner.config.partition("(")[0])
-        values = None if family is None else named_values(family, winner.config)
-        if family is not None and values is not None and admitted(family, call):
-            far = problem_distance(signature, dims, dtypes, winner.dims, winner.dtypes)
-            found.append((far + FIRST, family, values, winner))
-    return sorted(found, key=lambda start: start[0])[:MOST_STARTS]
-
-
-def _features(
-    choice: RowChoice, families: Mapping[str, Family], call: Call, names: Iterable[str],
-    dims: tuple[int, ...], choices: Iterable[tuple[str, str]],
-) -> dict[str, float]:
+def _features(request: _Request, choice: RowChoice) -> dict[str, float]:
     """The numbers by which a choice is ranked; none if its config is not one of a family."""
     if choice.instance is not None:
         family, values = choice.instance
+        rules = request.families[family.name]
+    elif (found := request.config(choice.config)) is not None:
+        rules, values = found
     else:
-        assert isinstance(choice.row, Row)
-        known = families.get(_variant(choice.row))
-        read = None if known is None else named_values(known, choice.row.config)
-        if known is None or read is None:
-            return {}
-        family, values = known, read
-    return features_of(family, values, call, dict(zip(names, dims, strict=True)), dict(choices))
-
-
-def _variant(row: Row) -> str:
-    return row.config.partition("(")[0]
-
-
-def _same_constants(signature: PassSignature, row: Row, dims: tuple[int, ...]) -> bool:
-    return all(
-        extent == tuned
-        for dim, extent, tuned in zip(signature.dims, dims, row.dims, strict=True)
-        if dim.name in row.constants
-    )
+        return {}
+    names = (dim.name for dim in request.signature.dims)
+    fields = (field.name for field in request.signature.choices)
+    return features_of(
+        rules.family, values, rules.call_of(values),
+        dict(zip(names, request.dims, strict=True)),
+        dict(zip(fields, request.dtypes, strict=True)))
 
 
 def explanation(

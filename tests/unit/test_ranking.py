@@ -17,6 +17,7 @@ from kgen.model.problem import Problem
 from kgen.predict.rankings import Sample, ranking_from
 from kgen.predict.trees import Growth
 from kgen.runtime import pass_tables
+from kgen.runtime.adaptation import with_values
 from kgen.runtime.gpus import Table
 from kgen.runtime.pass_tables import PassTables
 from kgen.runtime.ranking import Ranking, Tree, Winner, features_of
@@ -105,21 +106,25 @@ def test_a_tree_is_read_by_the_bits_of_its_comparisons(
     threads: float, wide: float, waves: float, predicted: float
 ) -> None:
     features = {"threads": threads, "wide=yes": wide, "launch.waves": waves}
-    assert RANKING.predicted(features) == predicted
-    assert RANKING.predicted({}) == 0.25  # what is missing is 0
+    # What is missing is 0.
+    assert RANKING.predicted([features, {}, features]) == [predicted, 0.25, predicted]
+    assert RANKING.predicted([]) == []
 
 
 def test_features_are_of_the_config_the_problem_and_the_larger_launch() -> None:
     call = Call(**FACTS, M=40, N=64)
-    found = features_of(FAMILY, (128, "yes"), call, {"M": 40, "N": 64}, {"dtype": "bf16"})
+    full = with_values(call, FAMILY, (128, "yes"))
+    found = features_of(FAMILY, (128, "yes"), full, {"M": 40, "N": 64}, {"dtype": "bf16"})
     assert found["variant=rows"] == found["dtype=bf16"] == found["wide=yes"] == 1
     assert (found["M"], found["dims"], found["threads"], found["bytes"]) == (40, 2560, 128, 256)
     assert (found["launches"], found["workspace"]) == (2, 200)
     assert (found["launch.ctas"], found["launch.threads"], found["launch.smem"]) == (40, 128, 256)
     assert found["launch.resident_ctas"] == 2048 // 128
     assert found["launch.waves"] == found["launch.tail"] == 40 / (16 * 4)
-    assert "share" not in features_of(FAMILY, (32, "no"), call, {}, {})  # it divides by 0
-    empty = features_of(FAMILY, (32, "no"), Call(**{**FACTS, "M": 0, "N": 64}), {"M": 0}, {})
+    full = with_values(call, FAMILY, (32, "no"))
+    assert "share" not in features_of(FAMILY, (32, "no"), full, {}, {})  # it divides by 0
+    none = with_values(Call(**{**FACTS, "M": 0, "N": 64}), FAMILY, (32, "no"))
+    empty = features_of(FAMILY, (32, "no"), none, {"M": 0}, {})
     assert "launch.waves" not in empty
     assert empty["launches"] == 0
 
@@ -240,7 +245,9 @@ def test_a_learnt_model_orders_configs_and_its_text_is_the_model() -> None:
     assert model.problems == 8
 
     def fastest(m: int) -> float:
-        return min(sample(m).features, key=model.predicted)["threads"]
+        features = sample(m).features
+        predicted = model.predicted(features)
+        return features[predicted.index(min(predicted))]["threads"]
 
     assert (fastest(3), fastest(3000)) == (32, 256)
     assert model.winners[0] == Winner("op", "rows(threads=32)", (1, 64), ("bf16",))

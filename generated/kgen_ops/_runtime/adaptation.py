@@ -10,9 +10,11 @@ Legal is only what the device admits: a CTA's threads and shared memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations, product
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple
 
 from .families import Instance
 from .launches import fits_device
@@ -67,74 +69,178 @@ def named_values(family: Family, config: str) -> tuple[Value, ...] | None:
     return None if said else tuple(values)
 
 
-def adapted(
-    family: Family, start: tuple[Value, ...], call: Call, most_changes: int = MOST_CHANGES
-) -> Adapted | None:
-    """Return a config near to `start` that is correct for a call, or None.
+class FamilyRules:
+    """The rules of a family at one call. Many configs are judged for a call, each one once.
 
-    Args:
+    Attributes:
         family: The family.
-        start: Values of its parameters, in order.
-        call: As the family's rules take it, without the parameters' values.
-        most_changes: Number of parameters that may be changed, one after the other.
+        admits: Whether some config may serve the call.
     """
-    if not admitted(family, call):
-        return None
-    best = _judged(family, start, start, call)
-    for _ in range(most_changes):
-        if not best.broken:
-            break
-        for count in (1, 2):
-            near = (_judged(family, start, values, call)
-                    for values in _neighbours(family, best.values, count))
-            found = min(near, key=lambda entry: (entry.broken, entry.steps), default=best)
-            if found.broken < best.broken:
-                best = found
+
+    def __init__(self, family: Family, call: Call) -> None:
+        """Prepare to judge configs.
+
+        Args:
+            family: The family.
+            call: As the family's rules take it, without the parameters' values.
+        """
+        self.family = family
+        known = ConfigCall(call.__dict__, family.named)
+        self.admits = all(_holds(rule, known) for rule in family.admits)
+        if self.admits:
+            _compute(known, family.named)
+        self._known = known.__dict__
+        self._names = tuple(parameter.name for parameter in family.parameters)
+        self._places = tuple({choice: place for place, choice in enumerate(parameter.choices)}
+                             for parameter in family.parameters)
+        self._rules = [(rule, ILLEGAL) for rule in family.fits]
+        self._rules += [(rule, 1) for rule in family.suits]
+        self._broken: dict[tuple[Value, ...], int] = {}
+
+    def call_of(self, values: tuple[Value, ...]) -> Call:
+        """Return the call with the values of a config."""
+        made = ConfigCall(self._known, self.family.named)
+        made.__dict__.update(zip(self._names, values, strict=True))
+        return made
+
+    def suits(self, values: tuple[Value, ...]) -> bool:
+        """Whether a config is worth a trial for the call."""
+        if not self.admits:
+            return False
+        trial = self.call_of(values)
+        return all(_holds(rule, trial) for rule in self.family.suits)
+
+    def adapted(
+        self, start: tuple[Value, ...], most_changes: int = MOST_CHANGES
+    ) -> Adapted | None:
+        """Return a config near to `start` that is correct for the call, or None.
+
+        Args:
+            start: Values of the family's parameters, in order.
+            most_changes: Number of parameters that may be changed, one after the other.
+        """
+        if not self.admits:
+            return None
+        values, broken = start, self._count_broken(start, inf)
+        for _ in range(most_changes):
+            if not broken:
                 break
-        else:
-            break
-    if best.broken >= ILLEGAL:
-        return None
-    return Adapted(Instance(family, best.values), not best.broken, best.steps)
+            blamed = self._blamed(values)
+            for count in (1, 2):
+                near = _neighbours(self.family, values, count, blamed)
+                found = self._best(start, near, broken - 1)
+                if found is not None:
+                    values, broken = found
+                    break
+            else:
+                break
+        if broken >= ILLEGAL:
+            return None
+        return Adapted(Instance(self.family, values), not broken, self._steps(start, values))
+
+    def _best(
+        self, start: tuple[Value, ...], configs: Iterable[tuple[Value, ...]], most: int
+    ) -> tuple[tuple[Value, ...], int] | None:
+        """Return the config that breaks the fewest rules, at most `most`, and of those the nearest
+        to `start`, with the number of rules; None if all break more.
+        """
+        best, best_steps = None, 0
+        for values in configs:
+            broken = self._count_broken(values, most)
+            if broken > most:
+                continue
+            steps = self._steps(start, values)
+            if best is None or broken < most or steps < best_steps:
+                best, best_steps, most = (values, broken), steps, broken
+        return best
+
+    def _blamed(self, values: tuple[Value, ...]) -> frozenset[int]:
+        """The parameters, by place, that the broken rules of a config read. A change of others
+        mends nothing.
+        """
+        read: set[str] = set()
+        is_legal = True
+        for rule, weight in self._rules:
+            trial = _Reader(self._known, self.family.named, self._names, values)
+            if not _holds(rule, trial):
+                read |= trial.read
+                is_legal = is_legal and weight < ILLEGAL
+        if is_legal:
+            trial = _Reader(self._known, self.family.named, self._names, values)
+            if not fits_device(self.family, trial):
+                read |= trial.read
+        return frozenset(place for place, name in enumerate(self._names) if name in read)
+
+    def _count_broken(self, values: tuple[Value, ...], most: float) -> int:
+        """The rules that a config breaks, a rule of legality as `ILLEGAL` ones. A number above
+        `most` may be too low: nobody needs to know by how much.
+        """
+        known = self._broken.get(values)
+        if known is not None and (known >= 0 or -known > most):
+            return abs(known)
+        trial = self.call_of(values)
+        broken = 0
+        for place, (rule, weight) in enumerate(self._rules):
+            if not _holds(rule, trial):
+                broken += weight
+                if broken > most:
+                    # The rule that refuses one neighbour refuses many: it is asked first.
+                    self._rules.insert(0, self._rules.pop(place))
+                    self._broken[values] = -broken
+                    return broken
+        if broken < ILLEGAL and not fits_device(self.family, trial):
+            broken += ILLEGAL
+        self._broken[values] = broken
+        return broken
+
+    def _steps(self, start: tuple[Value, ...], values: tuple[Value, ...]) -> int:
+        """Number of steps from choice to choice between two configs."""
+        return sum(abs(places[a] - places[b])
+                   for places, a, b in zip(self._places, start, values, strict=True) if a != b)
 
 
-class _Judged(NamedTuple):
-    """A config with the number of rules that it breaks, a rule of legality as `ILLEGAL` ones."""
+class _Reader(Call):
+    """A call with the values of a config that notes which of them are read.
 
-    values: tuple[Value, ...]
-    broken: int
-    steps: int
+    Attributes:
+        read: Names of the parameters that were read.
+    """
+
+    read: set[str]
+
+    def __init__(
+        self, known: Mapping[str, object], named: Mapping[str, Callable[[Call], Any]],
+        names: tuple[str, ...], values: tuple[Value, ...],
+    ) -> None:
+        super().__init__()
+        self.__dict__.update(known)
+        for name in names:
+            self.__dict__.pop(name, None)
+        self.__dict__["read"] = set()
+        self.__dict__["_values"] = dict(zip(names, values, strict=True))
+        self.__dict__["_named"] = named
+
+    def __getattr__(self, name: str) -> Any:
+        values: dict[str, Value] = self.__dict__["_values"]
+        if name in values:
+            self.read.add(name)
+            return values[name]
+        if name not in self.__dict__["_named"]:
+            raise AttributeError(name)
+        return self.__dict__["_named"][name](self)  # not kept: each rule is to read for itself
 
 
-def _judged(
-    family: Family, start: tuple[Value, ...], values: tuple[Value, ...], call: Call
-) -> _Judged:
-    trial = with_values(call, family, values)
-    broken = sum(ILLEGAL for rule in family.fits if not _holds(rule, trial))
-    if not broken and not fits_device(family, trial):
-        broken = ILLEGAL
-    broken += sum(not _holds(rule, trial) for rule in family.suits)
-    steps = sum(abs(parameter.choices.index(a) - parameter.choices.index(b))
-                for parameter, a, b in zip(family.parameters, start, values, strict=True))
-    return _Judged(values, broken, steps)
+def _compute(call: ConfigCall, named: Mapping[str, object]) -> None:
+    """Compute the named expressions that need no parameter, once for all configs."""
+    for name in named:
+        with suppress(AttributeError, ArithmeticError):
+            getattr(call, name)
 
 
 def with_values(call: Call, family: Family, values: Sequence[Value]) -> Call:
     """Return a call that also has the values of a config."""
     named = Instance(family, tuple(values)).named
     return ConfigCall({**call.__dict__, **named}, family.named)
-
-
-def admitted(family: Family, call: Call) -> bool:
-    """Whether some config of a family may serve a call."""
-    named = ConfigCall(call.__dict__, family.named)
-    return all(_holds(rule, named) for rule in family.admits)
-
-
-def suits(family: Family, values: tuple[Value, ...], call: Call) -> bool:
-    """Whether a config is worth a trial for a call."""
-    named = with_values(call, family, values)
-    return admitted(family, call) and all(_holds(rule, named) for rule in family.suits)
 
 
 def _holds(rule: Rule, call: Call) -> bool:
@@ -146,10 +252,12 @@ def _holds(rule: Rule, call: Call) -> bool:
 
 
 def _neighbours(
-    family: Family, values: tuple[Value, ...], changes: int
+    family: Family, values: tuple[Value, ...], changes: int, blamed: frozenset[int]
 ) -> Iterator[tuple[Value, ...]]:
-    """Yield the configs that differ in so many parameters."""
+    """Yield the configs that differ in so many parameters, at least one of them a blamed one."""
     for changed in combinations(range(len(values)), changes):
+        if blamed.isdisjoint(changed):
+            continue
         others = [[choice for choice in family.parameters[at].choices if choice != values[at]]
                   for at in changed]
         for chosen in product(*others):

@@ -8,11 +8,10 @@ problem) from numbers that are known without a compiler. docs/decisions/0045 has
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil, prod
 from typing import Any, NamedTuple
 
-from .adaptation import with_values
 from .launches import launches_of
 from .rows import Call, Family, Value
 
@@ -51,6 +50,11 @@ class Winner(NamedTuple):
     dims: tuple[int, ...]
     dtypes: tuple[str, ...]
 
+    @property
+    def problem(self) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
+        """The operator and the problem that was searched."""
+        return self.operator, self.dims, self.dtypes
+
 
 class Ranking(NamedTuple):
     """A model of one pass on one GPU.
@@ -67,16 +71,50 @@ class Ranking(NamedTuple):
     trees: tuple[Tree, ...]
     winners: tuple[Winner, ...] = ()
 
-    def predicted(self, features: Mapping[str, float]) -> float:
-        """Predict ln(time / least time) of a config; a number that it does not have is 0."""
-        total = self.base
+    def predicted(self, configs: Sequence[Mapping[str, float]]) -> list[float]:
+        """Predict ln(time / least time) of configs; a number that one does not have is 0.
+
+        Args:
+            configs: The numbers of each config (`features_of`).
+        """
+        if not configs:
+            return []
+        totals = [self.base] * len(configs)
+        numbers: dict[str, list[float] | float] = {}
+        outcomes: dict[tuple[str, float], list[bool] | bool] = {}
         for names, thresholds, values in self.trees:
-            leaf = 0
-            for depth, name in enumerate(names):
-                if features.get(name, 0.0) > thresholds[depth]:
-                    leaf |= 1 << depth
-            total += values[leaf]
-        return total
+            shared = 0  # the bits of comparisons that have one outcome for all configs
+            others: list[tuple[int, list[bool]]] = []
+            for depth, compared in enumerate(zip(names, thresholds, strict=True)):
+                above = outcomes.get(compared)
+                if above is None:
+                    name, threshold = compared
+                    if name not in numbers:
+                        numbers[name] = _numbers(name, configs)
+                    above = outcomes[compared] = _above(numbers[name], threshold)
+                if isinstance(above, list):
+                    others.append((1 << depth, above))
+                elif above:
+                    shared |= 1 << depth
+            for place in range(len(configs)):
+                leaf = shared
+                for bit, is_above in others:
+                    if is_above[place]:
+                        leaf |= bit
+                totals[place] += values[leaf]
+        return totals
+
+
+def _numbers(name: str, configs: Sequence[Mapping[str, float]]) -> list[float] | float:
+    """A number of each config; one if they have the same, as most have that are the problem's."""
+    found = [config.get(name, 0.0) for config in configs]
+    return found if len(set(found)) > 1 else found[0]
+
+
+def _above(numbers: list[float] | float, threshold: float) -> list[bool] | bool:
+    if isinstance(numbers, list):
+        return [number > threshold for number in numbers]
+    return numbers > threshold
 
 
 def features_of(family: Family, values: tuple[Value, ...], call: Call,
@@ -86,11 +124,10 @@ def features_of(family: Family, values: tuple[Value, ...], call: Call,
     Args:
         family: The variant.
         values: The values of its parameters; the config is correct for the call.
-        call: As the family's rules take it, without the parameters' values.
+        call: As the family's rules take it, with the parameters' values.
         dims: Every dim of the problem.
         choices: Every dtype field and option of it.
     """
-    full = with_values(call, family, values)
     found = {f"variant={family.name}": 1.0, "dims": float(prod(max(e, 1) for e in dims.values()))}
     found |= {name: float(extent) for name, extent in dims.items()}
     found |= {f"{name}={choice}": 1.0 for name, choice in choices.items()}
@@ -98,10 +135,10 @@ def features_of(family: Family, values: tuple[Value, ...], call: Call,
         found |= _number(parameter.name, value)
     for name in family.named:
         try:
-            found |= _number(name, getattr(full, name))
+            found |= _number(name, getattr(call, name))
         except ArithmeticError:
             continue  # it has no value for this config: a division by 0, say
-    return found | _launched(family, full)
+    return found | _launched(family, call)
 
 
 def _number(name: str, value: Any) -> dict[str, float]:
