@@ -7,18 +7,14 @@ and the error of a transform to its whole row.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-import torch
 from test_host import BY_RANK, HOST, run_configs
 
 from kgen.catalogue import open_catalogue
 from kgen.check import Sizes
 from kgen.model.config import Value
-from kgen.model.problem import Problem, parse_problem
+from kgen.model.problem import parse_problem
 from kgen.model.record import Fate
-from kgen.operators.base import Operator
 from kgen.search.feasible import is_feasible
 
 ENTRY = open_catalogue().entry("timex")
@@ -52,34 +48,3 @@ def test_long_rows_agree_with_the_oracle(
     assert outcome.evidence is not None
     tried = {case.case.split()[0] for case in outcome.evidence.tried}
     assert {"normal", *ENTRY.operator.cases} <= tried
-
-
-def with_short_filters(operator: Operator) -> Operator:
-    """All taps of channel 0 are 0 but that of lag 0; of channel 1 those of most lags; of 2 none."""
-
-    def make_inputs(
-        pass_name: str, problem: Problem, case: str, generator: torch.Generator,
-        device: torch.device,
-    ) -> dict[str, torch.Tensor]:
-        inputs = dict(operator.make_inputs(pass_name, problem, case, generator, device))
-        w = inputs["w"]
-        channels, steps = w.shape
-        for channel in range(channels):
-            kept = (1, steps // 5, steps)[channel % 3]
-            w[channel, : steps - kept] = 0
-        return inputs
-
-    return replace(operator, make_inputs=make_inputs)
-
-
-@pytest.mark.parametrize("pass_name", ["forward", "backward"])
-def test_taps_that_are_zero_are_left_out_and_a_nan_is_not(pass_name: str) -> None:
-    """The case `nonfinite` has NaN and Inf where taps are 0: 0 * NaN reaches the output."""
-    variant, signature = ENTRY.space.variant(pass_name, "fft"), ENTRY.operator.signature
-    problem = parse_problem("B=3,C=3,T=500,dtype=fp32", signature)
-    config = variant.config(
-        {"points": 512, "per_thread": 8, "parked": False, "min_blocks": 1})
-    [(_, _, outcome)] = run_configs(
-        ENTRY, variant, "host", [(problem, config)], (BY_RANK,), changed=with_short_filters,
-        sizes=SIZES)
-    assert outcome.fate is Fate.VERIFIED, outcome.reason

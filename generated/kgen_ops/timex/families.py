@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "d7d0d28f2394b05cf0a0dd1ee91036c6"
+HEADERS = "925c3bc57631c6fe74bbeb97aff75dba"
 
 
 def forward_toeplitz_mma(file: KernelFile, call: Call) -> Run:
@@ -215,13 +215,14 @@ FORWARD = (
             Parameter("n_tiles", (1, 2, 3, 4)),
             Parameter("t_fold", (1, 2, 4, 8)),
             Parameter("promotions", (1, 2)),
+            Parameter("skip_zeros", (False, True), default=False),
             Parameter("t_blocks", (1, 2, 4, 8)),
             Parameter("min_blocks", (1, 2, 3, 4)),
         ),
         first=(
-            (4, 3, 2, 1, 1, 1, 3),
-            (2, 4, 1, 1, 1, 1, 3),
-            (4, 8, 1, 4, 2, 1, 2),
+            (4, 3, 2, 1, 1, False, 1, 3),
+            (2, 4, 1, 1, 1, False, 1, 3),
+            (4, 8, 1, 4, 2, False, 1, 2),
         ),
         named=FORWARD_TOEPLITZ_MMA_NAMED,
         is_safe=False,
@@ -419,6 +420,7 @@ BACKWARD = (
             Parameter("n_tiles", (1, 2, 4)),
             Parameter("t_fold", (1, 2, 4, 8)),
             Parameter("promotions", (1, 2)),
+            Parameter("skip_zeros", (False, True), default=False),
             Parameter("min_blocks", (1, 2, 3, 4)),
             Parameter("tap_diagonals", (4, 6, 8, 12)),
             Parameter("tap_k", (16, 32)),
@@ -426,9 +428,9 @@ BACKWARD = (
             Parameter("tap_warps", (2, 3, 4, 6, 8, 12)),
         ),
         first=(
-            (2, 4, 1, 1, 1, 2, 8, 16, 1, 6),
-            (3, 8, 1, 1, 1, 2, 6, 32, 1, 8),
-            (4, 8, 1, 4, 2, 1, 8, 32, 16, 4),
+            (2, 4, 1, 1, 1, False, 2, 8, 16, 1, 6),
+            (3, 8, 1, 1, 1, False, 2, 6, 32, 1, 8),
+            (4, 8, 1, 4, 2, False, 1, 8, 32, 16, 4),
         ),
         named=BACKWARD_TOEPLITZ_MMA_NAMED,
         is_safe=False,

@@ -21,6 +21,7 @@ constexpr int kMTiles = 4;              // mma tiles of 16 outputs per warp
 constexpr int kNTiles = 1;              // mma tiles of 8 columns: batch rows times kTFold
 constexpr int kTFold = 1;                // tiles of outputs of a batch row in N
 constexpr int kPromotions = 1;       // of partial sums, per 16 * kMTiles columns
+constexpr bool kSkipZeros = false;       // leave out taps that are 0
 constexpr bool kPromote = sizeof(T) == 4;        // add partial sums in fp32 registers
 constexpr int kTapDiagonals = 8;  // gw: distances t - u, in steps of 8, per warp
 constexpr int kTapK = 16;                  // gw: K of the products, batch rows times kTapFold
@@ -36,7 +37,7 @@ timex_backward_k(const T* __restrict__ gout,  // [B, C, T]
                  T* __restrict__ gk,          // [B, C, T]
                  kgen::i64 B, kgen::i64 C, kgen::i64 columns) {
     kgen::ToeplitzMma<kgen::Triangle::upper, T, W, kMTiles, kNTiles, kTFold, kPromotions, kPromote,
-                      kWarps, 1> multiply;
+                      kWarps, 1, kSkipZeros> multiply;
     multiply(w, gout, gk, B, C, static_cast<int>(columns), 0.0f);
 }
 

@@ -17,6 +17,7 @@ constexpr int kMTiles = 3;         // mma tiles of 16 outputs per warp
 constexpr int kNTiles = 2;         // mma tiles of 8 columns: batch rows times kTFold
 constexpr int kTFold = 1;           // tiles of outputs of one batch row that are columns
 constexpr int kPromotions = 1;  // of partial sums to fp32, per 16 * kMTiles columns
+constexpr bool kSkipZeros = false;  // leave out taps that are 0
 constexpr int kTBlocks = 1;       // blocks that share the outputs of a channel
 constexpr int kMinBlocks = 3;   // blocks per SM, of __launch_bounds__
 constexpr bool kPromote = sizeof(T) == 4;   // add partial sums in fp32 registers
@@ -29,7 +30,7 @@ timex_forward(const W* __restrict__ w,  // [C, T]
               T* __restrict__ out,      // [B, C, T]
               kgen::i64 B, kgen::i64 C, kgen::i64 columns, float eps) {
     kgen::ToeplitzMma<kgen::Triangle::lower, T, W, kMTiles, kNTiles, kTFold, kPromotions, kPromote,
-                      kWarps, kTBlocks> multiply;
+                      kWarps, kTBlocks, kSkipZeros> multiply;
     multiply(w, k, out, B, C, static_cast<int>(columns), eps);
 }
 

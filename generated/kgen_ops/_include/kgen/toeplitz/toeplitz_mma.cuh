@@ -23,14 +23,37 @@
 namespace kgen {
 namespace detail {
 
+// The number of taps up to the last one that is not 0, if zeros are skipped.
+template <bool SkipZeros>
+struct Lags {
+    int lags;
+    // Returns the first column, of a whole chunk, that has a tap for the lower tile that begins at `row`.
+    template <int Chunk>
+    KGEN_DEVICE int first_column(int row) const {
+        return max(row - lags + 1, 0) / Chunk * Chunk;
+    }
+    // Returns the column from which on no row of the upper tile of `Rows` rows that begins at `row` has a tap.
+    template <int Rows>
+    KGEN_DEVICE int end_column(int row, int padded) const {
+        return min(row + Rows - 1 + lags, padded);
+    }
+};
+template <>
+struct Lags<false> {
+    template <int>
+    KGEN_DEVICE int first_column(int) const { return 0; }
+    template <int>
+    KGEN_DEVICE int end_column(int, int padded) const { return padded; }
+};
+
 // The products of one warp: tiles of 16 * MTiles rows of y from a staged band and staged rows of x.
 //
 // A fragments are reused along diagonals. Fragment p of the warp's tile has the rows 8 p .. 8 p + 7 and 8 (p +
 // MTiles) .. 8 (p + MTiles) + 7. Because the matrix is Toeplitz, fragment p of one step is fragment p + 1 of the step
 // 8 columns later. A step therefore loads kNewFragments fragments and holds `MTiles` of them in registers.
 template <class Policy, Triangle Side, class X, int MTiles, int NTiles, int Fold, int Gap,
-          int Promotions, bool Promote>
-class ToeplitzWarp {
+          int Promotions, bool Promote, bool SkipZeros>
+class ToeplitzWarp : Lags<SkipZeros> {
     using Band = typename Policy::Band;
     using FragmentA = typename Policy::FragmentA;
     using FragmentB = typename Policy::FragmentB;
@@ -52,10 +75,11 @@ class ToeplitzWarp {
     };
 
 public:
-    // band: written by Policy::store, element (row, row) at `front`. xs: rows of x, x_stride apart.
+    // band: written by Policy::store, element (row, row) at `front`. xs: rows of x, x_stride apart. lags: the taps
+    // from this one on are 0 (SkipZeros).
     KGEN_DEVICE ToeplitzWarp(const Band* band, int copy, int front, const X* xs, int x_stride,
-                             int rows, int padded)
-        : copy_(copy), padded_(padded) {
+                             int rows, int padded, const Lags<SkipZeros>& lags)
+        : Lags<SkipZeros>(lags), copy_(copy), padded_(padded) {
         const MmaLane lane = mma_lane();
         band_ = Policy::lane_base(band, copy, front - lane.g);
 #pragma unroll
@@ -169,19 +193,19 @@ private:
     // Computes all columns of the tile that begins at `row`.
     KGEN_DEVICE void sum_tile(Sums& sums, int row) {
         FragmentA tiles[MTiles];
-        const int begin = kLower ? 0 : row;
+        const int begin = kLower ? this->template first_column<kChunk>(row) : row;
 #pragma unroll
         for (int i = 1 - MTiles; i <= -kNewFragments; ++i)
             tiles[slot(i)] = load_fragment_a(row, begin, i);
         if constexpr (kLower) {
 #pragma unroll 1
-            for (int column = 0; column < row; column += kChunk)
+            for (int column = begin; column < row; column += kChunk)
                 add_chunk<-1>(sums, tiles, row, column);
             add_diagonal<0>(sums, tiles, row);
         } else {
             add_diagonal<0>(sums, tiles, row);
 #pragma unroll 1
-            for (int column = row + kRows; column < padded_; column += kChunk)
+            for (int column = row + kRows; column < this->template end_column<kRows>(row, padded_); column += kChunk)
                 add_chunk<-1>(sums, tiles, row, column);
         }
     }
@@ -202,8 +226,9 @@ private:
 //                    padded with zeros at one end.
 //   Promotions       promotions of partial sums to fp32 per 16 * MTiles columns; only if Promote
 //   TBlocks          blocks that share the rows of a channel
+//   SkipZeros        leave out products with taps that are all 0, at the far end of the filter
 template <Triangle Side, class T, class W, int MTiles, int NTiles, int Fold, int Promotions,
-          bool Promote, int Warps, int TBlocks>
+          bool Promote, int Warps, int TBlocks, bool SkipZeros>
 class ToeplitzMma {
     using Preferred = typename detail::MmaPolicyFor<T, W>::type;
     static constexpr bool kSplit = Preferred::kCorrection;
@@ -254,6 +279,7 @@ public:
 #pragma unroll 8
         for (int i = lane_id(); i < columns; i += kWarpSize) of_taps.add(to_float(taps_[i]));
         of_taps.combine();
+        if constexpr (SkipZeros) lags_.lags = count_lags();
         // Overlaps with the copies of x. The result is not used if the block needs another policy.
         store_policy_band<Preferred>(elements, of_taps.exponent());
         cp_async_wait_all();
@@ -290,6 +316,15 @@ public:
 
 private:
     static constexpr int kNonfinite = 0, kWideRange = 1, kNarrowRange = 2;
+
+    // Returns the number of taps up to the last one that is not 0. All lanes of a warp count.
+    KGEN_DEVICE int count_lags() const {
+        int lags = 0;
+#pragma unroll 8
+        for (int i = lane_id(); i < columns_; i += kWarpSize)
+            if (to_float(taps_[i]) != 0.0f) lags = max(lags, columns_ - i);
+        return static_cast<int>(lanes_max<kWarpSize>(static_cast<float>(lags)));
+    }
 
     // Returns which precision a set of values allows.
     static KGEN_DEVICE int range_of(const Magnitudes& values) {
@@ -344,8 +379,9 @@ private:
         const Band* band = dynamic_smem<Band>();
         const int copy = copy_of<Band>(elements);
         // The warp that takes a left-over pair rotates with the block, to load all four schedulers of an SM.
-        detail::ToeplitzWarp<Policy, Side, T, MTiles, NTiles, Fold, kGap, Promotions, Promote> sum(
-            band, copy, front_, xs_, x_stride_, rows_, padded_);
+        detail::ToeplitzWarp<Policy, Side, T, MTiles, NTiles, Fold, kGap, Promotions, Promote,
+                             SkipZeros>
+            sum(band, copy, front_, xs_, x_stride_, rows_, padded_, lags_);
         const i64 block = blockIdx.x / TBlocks;
         const int t_block = static_cast<int>(blockIdx.x % TBlocks);
         const int warp = (thread_rank() / kWarpSize + static_cast<int>(block % Warps)) % Warps;
@@ -374,6 +410,7 @@ private:
     }
 
     int columns_, padded_, front_, rows_, x_stride_;
+    detail::Lags<SkipZeros> lags_;
     i64 stride_;
     float bias_;
     const W* taps_;

@@ -1,7 +1,7 @@
-// digest: 63633f3d7ea6
+// digest: 78e0773add2d
 // Rendered by kgen from templates/timex/backward_toeplitz_mma.cu.jinja
-// config: toeplitz_mma(warps=4, m_tiles=4, n_tiles=1, t_fold=1, promotions=2, min_blocks=2, tap_diagonals=4, tap_k=32, tap_fold=4, tap_warps=4)
-// problem: dtype=fp32, w_dtype=fp32
+// config: toeplitz_mma(warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, tap_diagonals=6, tap_k=32, tap_fold=1, tap_warps=8)
+// problem: dtype=bf16, w_dtype=bf16
 // timex backward on tensor cores.
 //
 //     gk[b, c, u] = sum over t >= u of w[c, T - 1 - (t - u)] * gout[b, c, t]
@@ -14,19 +14,20 @@
 
 namespace {
 
-using T = float;
-using W = float;
+using T = kgen::bf16;
+using W = kgen::bf16;
 
-constexpr int kWarps = 4;                 // per block of gk
-constexpr int kMTiles = 4;              // mma tiles of 16 outputs per warp
+constexpr int kWarps = 3;                 // per block of gk
+constexpr int kMTiles = 8;              // mma tiles of 16 outputs per warp
 constexpr int kNTiles = 1;              // mma tiles of 8 columns: batch rows times kTFold
 constexpr int kTFold = 1;                // tiles of outputs of a batch row in N
-constexpr int kPromotions = 2;       // of partial sums, per 16 * kMTiles columns
+constexpr int kPromotions = 1;       // of partial sums, per 16 * kMTiles columns
+constexpr bool kSkipZeros = false;       // leave out taps that are 0
 constexpr bool kPromote = sizeof(T) == 4;        // add partial sums in fp32 registers
-constexpr int kTapDiagonals = 4;  // gw: distances t - u, in steps of 8, per warp
+constexpr int kTapDiagonals = 6;  // gw: distances t - u, in steps of 8, per warp
 constexpr int kTapK = 32;                  // gw: K of the products, batch rows times kTapFold
-constexpr int kTapFold = 4;            // gw: tiles of 16 columns of one batch row along K
-constexpr int kTapWarps = 4;          // per block of gw
+constexpr int kTapFold = 1;            // gw: tiles of 16 columns of one batch row along K
+constexpr int kTapWarps = 8;          // per block of gw
 constexpr int kMinBlocks = 2;        // blocks of gk per SM, of __launch_bounds__
 
 }  // namespace
@@ -37,7 +38,7 @@ timex_backward_k(const T* __restrict__ gout,  // [B, C, T]
                  T* __restrict__ gk,          // [B, C, T]
                  kgen::i64 B, kgen::i64 C, kgen::i64 columns) {
     kgen::ToeplitzMma<kgen::Triangle::upper, T, W, kMTiles, kNTiles, kTFold, kPromotions, kPromote,
-                      kWarps, 1> multiply;
+                      kWarps, 1, kSkipZeros> multiply;
     multiply(w, gout, gk, B, C, static_cast<int>(columns), 0.0f);
 }
 

@@ -1,6 +1,6 @@
-// digest: c055108b5c0a
+// digest: c81728388c17
 // Rendered by kgen from templates/timex/backward_toeplitz_mma.cu.jinja
-// config: toeplitz_mma(warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=2, min_blocks=4, tap_diagonals=6, tap_k=16, tap_fold=16, tap_warps=4)
+// config: toeplitz_mma(warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, min_blocks=1, tap_diagonals=8, tap_k=32, tap_fold=16, tap_warps=4)
 // problem: dtype=fp32, w_dtype=fp32
 // timex backward on tensor cores.
 //
@@ -17,17 +17,18 @@ namespace {
 using T = float;
 using W = float;
 
-constexpr int kWarps = 1;                 // per block of gk
-constexpr int kMTiles = 4;              // mma tiles of 16 outputs per warp
+constexpr int kWarps = 4;                 // per block of gk
+constexpr int kMTiles = 8;              // mma tiles of 16 outputs per warp
 constexpr int kNTiles = 1;              // mma tiles of 8 columns: batch rows times kTFold
-constexpr int kTFold = 8;                // tiles of outputs of a batch row in N
+constexpr int kTFold = 4;                // tiles of outputs of a batch row in N
 constexpr int kPromotions = 2;       // of partial sums, per 16 * kMTiles columns
+constexpr bool kSkipZeros = false;       // leave out taps that are 0
 constexpr bool kPromote = sizeof(T) == 4;        // add partial sums in fp32 registers
-constexpr int kTapDiagonals = 6;  // gw: distances t - u, in steps of 8, per warp
-constexpr int kTapK = 16;                  // gw: K of the products, batch rows times kTapFold
+constexpr int kTapDiagonals = 8;  // gw: distances t - u, in steps of 8, per warp
+constexpr int kTapK = 32;                  // gw: K of the products, batch rows times kTapFold
 constexpr int kTapFold = 16;            // gw: tiles of 16 columns of one batch row along K
 constexpr int kTapWarps = 4;          // per block of gw
-constexpr int kMinBlocks = 4;        // blocks of gk per SM, of __launch_bounds__
+constexpr int kMinBlocks = 1;        // blocks of gk per SM, of __launch_bounds__
 
 }  // namespace
 
@@ -37,7 +38,7 @@ timex_backward_k(const T* __restrict__ gout,  // [B, C, T]
                  T* __restrict__ gk,          // [B, C, T]
                  kgen::i64 B, kgen::i64 C, kgen::i64 columns) {
     kgen::ToeplitzMma<kgen::Triangle::upper, T, W, kMTiles, kNTiles, kTFold, kPromotions, kPromote,
-                      kWarps, 1> multiply;
+                      kWarps, 1, kSkipZeros> multiply;
     multiply(w, gout, gk, B, C, static_cast<int>(columns), 0.0f);
 }
 
