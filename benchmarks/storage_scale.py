@@ -44,9 +44,9 @@ from kgen.journal import RecordLog
 from kgen.model.config import Config
 from kgen.search.encoding import Encoding
 from kgen.search.membership import Membership
+from kgen.search.share import share_of
 from kgen.search.storage import open_storage, parse_storage, storage_option
 from kgen.search.study import Proposal, open_study
-from kgen.tune.joint import spread_of
 
 RECORD_BYTES = 1000  # about the length of a journal's line
 
@@ -152,7 +152,8 @@ def _work(job: Job, space: Space, storage: BaseStorage, turns: Turns, seed: int)
             search.tell(tried.number, None if failed else found,
                         "build_failed" if failed else "verified")  # fmt: skip
         began = time.monotonic()
-        proposals = search.ask(1, at_most=job.evaluations, spread=spread_of(job.all_workers, 2))
+        share = share_of(worker, job.all_workers, 2)
+        proposals = search.ask(1, at_most=job.evaluations, share=share)
         seconds.append(time.monotonic() - began)
         if proposals:
             turns.give(worker, proposals[0], job.trial_s)

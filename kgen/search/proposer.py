@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kgen.search.encoding import Encoding, Floats, Ints
-from kgen.search.scoring import MOST_APART, Observations, Scorer
+from kgen.search.scoring import MOST_APART, Mask, Observations, Scorer
 from kgen.search.surrogate import squared_distances
+from kgen.search.threads import one_blas_thread
 
 # Size of the initial design, spread over the feasible set: just enough for a first fit, because
 # the model's own uncertainty explores better than a design.
@@ -95,60 +96,77 @@ class Proposer:
         """Return the fastest config so far; the first config if none has a time."""
         return min(self._seen.log_time, key=self._seen.log_time.__getitem__, default=0)
 
-    def propose(self, n: int) -> list[int]:
-        """Return up to n configs that were never proposed or reported; they become pending."""
+    def propose(self, n: int, part: Mask | None = None) -> list[int]:
+        """Return up to n configs that were never proposed or reported; they become pending.
+
+        Args:
+            n: Configs, at most.
+            part: The positions to choose from while one of them is free; None: all.
+        """
         rng = np.random.default_rng([self._seed, self._asked])
         self._asked += n
         picks: list[int] = []
-        while self._first and len(picks) < n:
-            i = self._first.pop(0)
+        with one_blas_thread():
+            if part is not None:
+                self._fill(n, part, rng, picks)
+            self._fill(n, np.ones_like(self._free), rng, picks)
+        return picks
+
+    def _fill(self, n: int, part: Mask, rng: np.random.Generator, picks: list[int]) -> None:
+        """Add free positions of a part to a batch until it has n."""
+        for i in [i for i in self._first if part[i]]:
+            if len(picks) >= n:
+                return
+            self._first.remove(i)
             if self._free[i]:
                 self._take(i, picks)
-        while len(picks) < n and self._free.any():
+        while len(picks) < n and (free := self._free & part).any():
             if len(self._seen) < self._design or len(self._seen.log_time) < _MIN_TIMED:
                 if len(picks) >= MOST_APART:
-                    free = np.flatnonzero(self._free)
-                    rest = rng.choice(free, size=min(n - len(picks), len(free)), replace=False)
+                    left = np.flatnonzero(free)
+                    rest = rng.choice(left, size=min(n - len(picks), len(left)), replace=False)
                     for i in rest.tolist():
                         self._take(i, picks)
                     break
                 # With a prior, every second config of the design is the prior's fastest free one.
                 favour = self._prior is not None and len(self._seen) % 2 == 0
-                self._take(self._best_by_prior() if favour else self._spread(rng), picks)
+                chosen = self._best_by_prior(free) if favour else self._spread(free, rng)
+                self._take(chosen, picks)
             else:
-                self._take_scored(n, rng, picks)
-        return picks
+                self._take_scored(n, part, rng, picks)
 
     def _take(self, i: int, picks: list[int]) -> None:
         self._free[i] = False
         self._seen.pending[i] = None
         picks.append(i)
 
-    def _take_scored(self, n: int, rng: np.random.Generator, picks: list[int]) -> None:
+    def _take_scored(
+        self, n: int, part: Mask, rng: np.random.Generator, picks: list[int]
+    ) -> None:
         """Fill the batch from one set of scored candidates until none is free."""
-        scored = self._scorer.score(self._seen, self._free, rng)
+        scored = self._scorer.score(self._seen, self._free & part, rng)
         while len(picks) < n:
             draw = rng.random()
             if draw < RANDOM_SHARE:
-                free = np.flatnonzero(self._free)
+                free = np.flatnonzero(self._free & part)
                 if not len(free):
                     return
                 self._take(int(rng.choice(free)), picks)
                 continue
-            i = scored.pick(self._free, local=draw < RANDOM_SHARE + LOCAL_SHARE)
+            i = scored.pick(self._free & part, local=draw < RANDOM_SHARE + LOCAL_SHARE)
             if i is None:
                 return
             self._take(i, picks)
 
-    def _best_by_prior(self) -> int:
+    def _best_by_prior(self, free: Mask) -> int:
         """Return the free config with the least prior time."""
         assert self._prior is not None
-        return int(np.where(self._free, self._prior, np.inf).argmin())
+        return int(np.where(free, self._prior, np.inf).argmin())
 
-    def _spread(self, rng: np.random.Generator) -> int:
+    def _spread(self, mask: Mask, rng: np.random.Generator) -> int:
         """Return a free config of the least tried variant, far from everything tried."""
         encoding = self._encoding
-        free: Ints = np.flatnonzero(self._free)
+        free: Ints = np.flatnonzero(mask)
         tried = self._seen.all()
         if len(encoding.variants) > 1:
             counts = np.bincount(encoding.variant_of[tried], minlength=len(encoding.variants))

@@ -23,6 +23,7 @@ from kgen.search.encoding import Encoding
 from kgen.search.params import ParamSpace
 from kgen.search.plain import PLAIN, PlainSpace, as_config
 from kgen.search.proposer import Proposer
+from kgen.search.share import WHOLE, Share
 
 FATE = "fate"  # trial user attribute: how the trial ended
 INTERRUPTED = "interrupted"  # the process died; the config itself has no result
@@ -139,7 +140,7 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         """Return the distributions of the parameters that the config has."""
         return {name: self.distributions[name] for name in self.space.to_params(config)}
 
-    def propose(self, study: optuna.Study, n: int, spread: int = 1) -> list[Config]:
+    def propose(self, study: optuna.Study, n: int, share: Share = WHOLE) -> list[Config]:
         """Return up to n configs that no trial of the study has; fewer when the set runs out.
 
         Not for several threads at once.
@@ -147,12 +148,14 @@ class FeasibleSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-
         Args:
             study: The study whose results count.
             n: Configs, at most.
-            spread: Choose them at random from the first `spread`, independent of the seed, so that
-                processes with the same results choose differently. The configs of `first` come in
-                order all the same.
+            share: The part that this process proposes from; from the whole set when nothing of
+                the part is free. Processes with one part choose at random, independent of the seed;
+                the configs of `first` come in order all the same.
         """
         self._learn(study)
-        picks = self._proposer.propose(n if self._proposer.has_first else max(n, spread))
+        part = None if share.parts == 1 else share.members(len(self))
+        wanted = n if self._proposer.has_first else max(n, share.spread)
+        picks = self._proposer.propose(wanted, part)
         chosen = picks if len(picks) <= n else random.SystemRandom().sample(picks, n)
         for i in set(picks).difference(chosen):
             self._proposer.release(i)

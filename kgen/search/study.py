@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from kgen.model.config import Config
 from kgen.search.membership import Membership, is_running, start_of_process
 from kgen.search.params import ParamSpace
+from kgen.search.share import WHOLE, Share
 from kgen.search.storage import open_journal_file
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Search:
         self._membership, self._abandoned_after_s = membership, abandoned_after_s
         self._mine: set[int] = set()  # proposals that are not finished
 
-    def ask(self, n: int, at_most: int | None = None, spread: int = 1) -> list[Proposal]:
+    def ask(self, n: int, at_most: int | None = None, share: Share = WHOLE) -> list[Proposal]:
         """Return up to n configs that were never tried, most promising first; [] when none is left.
 
         Each becomes a running trial in one write that includes its parameters, so a killed process
@@ -122,8 +123,8 @@ class Search:
             n: Configs, at most.
             at_most: Configs of the study that are tried or running, at most. Of processes that
                 ask at the same time, those with the highest numbers get less.
-            spread: Take n at random of the first `spread` proposals. Processes that have seen the
-                same results propose the same configs, and all but one would have to give them up.
+            share: The part of the free configs from which this process proposes. Processes that
+                have seen the same results would propose the same configs.
         """
         from optuna.trial import TrialState, create_trial
 
@@ -132,7 +133,7 @@ class Search:
         out: list[Proposal] = []
         for _ in range(_DUPLICATE_ROUNDS):
             made: list[Proposal] = []
-            for config in self._sampler.propose(self.study, n - len(out), spread):
+            for config in self._sampler.propose(self.study, n - len(out), share):
                 trial_id = self._storage.create_new_trial(
                     self._study_id,
                     create_trial(

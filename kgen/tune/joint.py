@@ -12,6 +12,7 @@ from kgen.journal import RecordLog, SharedJournal
 from kgen.model.digest import digest_of
 from kgen.model.record import Record
 from kgen.search.membership import Membership
+from kgen.search.share import Share, share_of
 from kgen.search.storage import open_storage
 from kgen.trial import Session
 from kgen.tune.request import SharedStorage, TuneRequest
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     import optuna
 
 _MOST_AHEAD = 24
-_WIDEST = 512  # proposals to draw from
 
 
 def _never() -> bool:
@@ -80,30 +80,19 @@ class Joint:
 
     def ahead(self, study: str, wanted: int) -> int:
         """The number of proposals this process may hold, so that no process idles at the end."""
-        return min(_MOST_AHEAD, max(2, wanted // (2 * self._busy(study))))
+        return min(_MOST_AHEAD, max(2, wanted // (2 * len(self._busy(study)))))
 
-    def spread(self, study: str, wanted: int) -> int:
-        """The number of best proposals from which this process draws some; see `spread_of`."""
-        return spread_of(self._busy(study), self.ahead(study, wanted))
+    def share(self, study: str, wanted: int) -> Share:
+        """The part of the free configs from which this process proposes."""
+        busy = self._busy(study)
+        return share_of(busy.index(self.membership.id), len(busy), self.ahead(study, wanted))
 
-    def _busy(self, study: str) -> int:
-        """Number of processes that work on a study."""
-        busy = [member for member in self.membership.members() if member.facts.get("at") == study]
-        return max(1, len(busy))
-
-
-def spread_of(processes: int, ahead: int) -> int:
-    """The number of best proposals from which each of some processes draws its own at random.
-
-    One round of all processes, so that few draw the same. At most 512: on a recorded space the
-    median config drawn from 512 took 1.36 times the optimum, from 2000 1.96 times (a random config
-    2.43), and most of a thousand processes wait for a trial at any time.
-
-    Args:
-        processes: That work on a study.
-        ahead: Proposals that each may hold.
-    """
-    return 1 if processes == 1 else min(processes * ahead, _WIDEST)
+    def _busy(self, study: str) -> list[str]:
+        """The processes that work on a study, this one included, in the order of joining."""
+        return [
+            member.id for member in self.membership.members()
+            if member.facts.get("at") == study or member.id == self.membership.id
+        ]
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from search_fakes import PROBLEM, FakeSession, config
 from kgen.errors import StorageError
 from kgen.model.artifact import Rendered
 from kgen.model.record import Fate, Record, Timing
+from kgen.search.share import Share
 from kgen.search.study import Proposal
-from kgen.tune.joint import spread_of
 from kgen.tune.joint_proposals import JointProposals
 from kgen.tune.search_state import SearchState
 from kgen.tune.warm_start import WarmStart
@@ -32,9 +32,9 @@ class FakeStudy:
         self.is_gone = False
         self.taken_away: set[int] = set()
 
-    def ask(self, n: int, at_most: int, spread: int) -> list[Proposal]:
+    def ask(self, n: int, at_most: int, share: Share) -> list[Proposal]:
         taken, self.left = self.left[:n], self.left[n:]
-        self.calls.append(f"ask {n} of {spread}, at most {at_most}")
+        self.calls.append(f"ask {n} in part {share.place} of {share.parts}, at most {at_most}")
         return [Proposal(number, config) for number, config in taken]
 
     def begin(self, number: int) -> bool:
@@ -56,14 +56,17 @@ class FakeCrew:
     """Two processes, of which the other runs trials. Is `Joint` and `OtherProcesses` at once."""
 
     elsewhere = 0
+    begun_since: int | None = None  # what a look at the storage would show
 
     def ahead(self, name: str, wanted: int) -> int:
         return min(AHEAD, wanted)
 
-    def spread(self, name: str, wanted: int) -> int:
-        return 2 * AHEAD
+    def share(self, name: str, wanted: int) -> Share:
+        return Share(1, 2)
 
-    def running(self) -> int:
+    def running(self, now: bool = False) -> int:
+        if now and self.begun_since is not None:
+            self.elsewhere = self.begun_since
         return self.elsewhere
 
 
@@ -101,7 +104,7 @@ def search(tmp_path: Path) -> Search:
 
 def test_a_result_is_told_at_once_and_batches_follow(search: Search) -> None:
     asked = search.ask()
-    assert search.study.calls == ["ask 6 of 12, at most 20"]
+    assert search.study.calls == ["ask 6 in part 1 of 2, at most 20"]
     search.proposals.finish(asked[5], search.record(asked[5], 7.0))
     assert search.study.calls[1:] == ["tell 5: 7.0"]
     assert search.ask() == []  # one place is free: the next batch waits for a third of them
@@ -119,6 +122,15 @@ def test_what_others_run_and_have_recorded_is_not_left(search: Search) -> None:
     search.proposals.release(asked[0])
     assert search.proposals.left() == 9
     assert not search.proposals.settle(ending=True)
+
+
+def test_no_proposal_is_made_for_trials_that_others_have_begun_since(search: Search) -> None:
+    search.membership.begun_since = 20
+    assert search.proposals.left() == 20  # by the last look
+    assert search.ask() == []
+    assert search.study.calls == []
+    search.membership.elsewhere = search.membership.begun_since = 17
+    assert len(search.ask()) == 3
 
 
 def test_a_study_that_has_nothing_for_now_is_asked_again(search: Search) -> None:
@@ -177,10 +189,3 @@ def test_closing_frees_what_has_no_result_if_the_storage_is_there(search: Search
     assert search.study.calls == [f"release {number}" for number in range(1, AHEAD)]
 
 
-@pytest.mark.parametrize(
-    ("processes", "ahead", "expected"), [(1, 24, 1), (8, 2, 16), (1000, 2, 512)]
-)
-def test_processes_draw_from_one_round_of_all_but_not_from_poor_proposals(
-    processes: int, ahead: int, expected: int
-) -> None:
-    assert spread_of(processes, ahead) == expected

@@ -158,7 +158,8 @@ def test_a_round_of_many_workers_costs_what_a_batch_costs(
     calls: list[int] = []
     believe, spread = Posterior.believe, Proposer._spread
     monkeypatch.setattr(Posterior, "believe", lambda self, i: believe(self, _noted(calls, i)))
-    monkeypatch.setattr(Proposer, "_spread", lambda self, rng: _noted(calls, spread(self, rng)))
+    monkeypatch.setattr(
+        Proposer, "_spread", lambda self, free, rng: _noted(calls, spread(self, free, rng)))
     picks = proposer.propose(1000)
     assert len(set(picks)) == 1000
     assert not set(picks) & set(order[:560])
