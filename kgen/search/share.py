@@ -1,9 +1,10 @@
 """The part of a feasible set from which one of several processes proposes.
 
 Processes that have seen the same results propose the same configs, and all but one have to give
-them up. Where each of two drew some of the 48 best proposals at random, half of the proposals were
-given up, and two processes made no more trials a second than one. So each process has a part of its
-own, as large as those of the others; only from 16 processes on do some share one, and draw.
+them up. Where each of two drew at random from the 48 best proposals of both, to choose these took
+most of their time, and they made no more trials a second than one (docs/decisions/0060). So each
+process has a part of its own, as large as those of the others. Beyond 16 processes some share one,
+and draw from it.
 """
 
 from __future__ import annotations

@@ -80,18 +80,19 @@ class Joint:
 
     def ahead(self, study: str, wanted: int) -> int:
         """The number of proposals this process may hold, so that no process idles at the end."""
-        return min(_MOST_AHEAD, max(2, wanted // (2 * len(self._busy(study)))))
+        return min(_MOST_AHEAD, max(2, wanted // (2 * (len(self._others(study)) + 1))))
 
     def share(self, study: str, wanted: int) -> Share:
         """The part of the free configs from which this process proposes."""
-        busy = self._busy(study)
-        return share_of(busy.index(self.membership.id), len(busy), self.ahead(study, wanted))
+        others = self._others(study)
+        place = sum(number < self.membership.number for number in others)
+        return share_of(place, len(others) + 1, self.ahead(study, wanted))
 
-    def _busy(self, study: str) -> list[str]:
-        """The processes that work on a study, this one included, in the order of joining."""
+    def _others(self, study: str) -> list[int]:
+        """The places in the order of joining of the other processes that work on a study."""
         return [
-            member.id for member in self.membership.members()
-            if member.facts.get("at") == study or member.id == self.membership.id
+            member.number for member in self.membership.members()
+            if member.facts.get("at") == study and member.id != self.membership.id
         ]
 
 

@@ -85,12 +85,6 @@ class JointProposals:
         room = min(wanted, ahead - len(self._open))
         if room < min(wanted, max(1, ahead // 3)):
             return []  # in batches: each proposal costs less, and the batch stays diverse
-        # Others may have begun the last trials since the last look. Without this look two processes
-        # made and gave up a proposal for each one that they kept.
-        self._others.running(now=True)
-        room = min(room, self.left())
-        if room <= 0:
-            return []
         proposals = self._study.ask(
             room,
             at_most=self._trials + len(self._on_top),

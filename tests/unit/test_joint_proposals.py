@@ -56,7 +56,6 @@ class FakeCrew:
     """Two processes, of which the other runs trials. Is `Joint` and `OtherProcesses` at once."""
 
     elsewhere = 0
-    begun_since: int | None = None  # what a look at the storage would show
 
     def ahead(self, name: str, wanted: int) -> int:
         return min(AHEAD, wanted)
@@ -64,9 +63,7 @@ class FakeCrew:
     def share(self, name: str, wanted: int) -> Share:
         return Share(1, 2)
 
-    def running(self, now: bool = False) -> int:
-        if now and self.begun_since is not None:
-            self.elsewhere = self.begun_since
+    def running(self) -> int:
         return self.elsewhere
 
 
@@ -122,15 +119,6 @@ def test_what_others_run_and_have_recorded_is_not_left(search: Search) -> None:
     search.proposals.release(asked[0])
     assert search.proposals.left() == 9
     assert not search.proposals.settle(ending=True)
-
-
-def test_no_proposal_is_made_for_trials_that_others_have_begun_since(search: Search) -> None:
-    search.membership.begun_since = 20
-    assert search.proposals.left() == 20  # by the last look
-    assert search.ask() == []
-    assert search.study.calls == []
-    search.membership.elsewhere = search.membership.begun_since = 17
-    assert len(search.ask()) == 3
 
 
 def test_a_study_that_has_nothing_for_now_is_asked_again(search: Search) -> None:

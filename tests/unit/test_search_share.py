@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import optuna
 import pytest
@@ -9,10 +12,12 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from kgen.model.config import Config
 from kgen.search.encoding import Encoding
+from kgen.search.membership import Member
 from kgen.search.proposer import Proposer
 from kgen.search.sampler import FeasibleSampler
 from kgen.search.scoring import Mask
 from kgen.search.share import WHOLE, Share, share_of
+from kgen.tune.joint import Joint
 
 CONFIGS = [
     Config.of("rows", {"threads": threads, "vec": vec, "unroll": unroll})
@@ -34,6 +39,22 @@ def test_few_processes_have_parts_of_their_own_and_many_draw(
     place: int, processes: int, ahead: int, expected: Share
 ) -> None:
     assert share_of(place, processes, ahead) == expected
+
+
+def test_the_processes_at_one_study_have_different_parts() -> None:
+    at = {"ann": "s", "bob": "another", "cid": "s", "dan": "s"}
+    members = [Member(name, number, {"at": at[name]}) for number, name in enumerate(at)]
+
+    def share(name: str, number: int, known: list[Member]) -> Share:
+        membership = SimpleNamespace(id=name, number=number, members=lambda: known)
+        joint = Joint(cast("Any", None), cast("Any", None), cast("Any", membership), False)
+        return joint.share("s", wanted=100)
+
+    shares = [share(m.id, m.number, members) for m in members if at[m.id] == "s"]
+    assert shares == [Share(0, 3), Share(1, 3), Share(2, 3)]
+    # A process that the last look at the members did not show is one of them all the same.
+    assert share("cid", 2, [m for m in members if m.id != "cid"]) == Share(1, 3)
+    assert share("eve", 4, []) == WHOLE
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 16])
