@@ -23,7 +23,5 @@ def one_blas_thread() -> Iterator[None]:
 
 @functools.cache
 def _blas() -> ThreadpoolController:
-    import numpy as np  # its library must be loaded to be found
-
-    assert np
+    """The libraries of linear algebra that are loaded; the caller has imported numpy."""
     return ThreadpoolController().select(user_api="blas")
