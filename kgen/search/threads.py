@@ -15,7 +15,7 @@ def one_blas_thread() -> Iterator[None]:
 
     The model's matrices have at most a few hundred rows. Threads save little there, wait for each
     other in busy loops, and take the cores of compilers and of other searches. Two searches on two
-    cores made 38 trials a second with all threads and 54 with one each.
+    cores made 38 trials a second with all threads and 51 with one each.
     """
     with _blas().limit(limits=1):
         yield
