@@ -14,7 +14,7 @@ from kgen.bench.profile import run_profile
 from kgen.bench.results import CallTable, ChosenConfig, LadderResult, PeerComparison, Profile
 from kgen.build import Compiler
 from kgen.catalogue import Entry
-from kgen.errors import CatalogueError, RecordError, SpaceError, suggest
+from kgen.errors import RecordError, SpaceError
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
@@ -22,8 +22,8 @@ from kgen.report import Environment, Report, decode_as, encode_as, load_report, 
 from kgen.report.environment import environment_of
 from kgen.search.declared import as_declared
 from kgen.search.feasible import is_feasible
-from kgen.trial import Session, WorkerHandle
-from kgen.worker import PeerNames, Setup
+from kgen.trial import Session, WorkerHandle, check_peer_names
+from kgen.worker import Setup
 
 SCHEMA = 1
 
@@ -121,7 +121,7 @@ def run_bench(job: BenchJob) -> BenchReport:
     setup = Setup(operator, job.paths, job.gpu, job.ordinal, job.seed)
     with WorkerHandle(setup) as worker:
         if job.against is not None:
-            _check_names(job.against, operator, passes, worker)
+            check_peer_names(job.against, operator, passes, worker)
         journal = job.reports / f"{job.gpu.name}.trials.jsonl"
         sessions = [Session(job.entry, p, job.gpu, job.compiler, journal, worker) for p in passes]
         copy_gbps = sessions[0].probe()
@@ -192,18 +192,6 @@ def load_bench(path: str | Path) -> BenchReport:
     except (OSError, UnicodeDecodeError) as problem:
         raise RecordError(f"{path}: cannot be read: {problem}") from None
     return decode_as(BenchReport, text, str(path), SCHEMA, "run 'kgen bench' again")
-
-
-def _check_names(
-    against: tuple[str, ...], operator: str, passes: tuple[str, ...], worker: WorkerHandle
-) -> None:
-    offered = {name for p in passes for name in worker.peer_names(PeerNames(p)).names}
-    for name in against:
-        if name not in offered:
-            raise CatalogueError(
-                f"{operator} has no peer '{name}' on this machine\n  {suggest(name, offered)}\n"
-                "  a peer that needs a package is available only where the package is installed"
-            )
 
 
 def _choice(job: BenchJob, pass_name: str, problem: Problem, tuned: Report | None) -> ChosenConfig:

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
                 time_s=None,
                 seed=options.seed,
                 paths=common.paths,
-                peers=False,
+                against=(),
                 l2=options.l2,
             ),
             tunes=options.tunes,

@@ -116,7 +116,7 @@ def _tune(options: argparse.Namespace) -> list[PassResult]:
             time_s=options.time,
             seed=options.seed,
             paths=common.paths,
-            peers=not options.no_peers,
+            against=() if options.no_peers else options.against,
             l2=options.l2,
             limits=Limits(options.trial_timeout, options.device_memory),
             retry=options.retry,

@@ -67,7 +67,9 @@ def add_tune(tune: argparse.ArgumentParser) -> None:
         action="store_true",
         help="try again configs that crashed or timed out in earlier tunes",
     )
-    tune.add_argument(
+    peers = tune.add_mutually_exclusive_group()
+    _add_against(peers)
+    peers.add_argument(
         "--no-peers",
         action="store_true",
         help="do not time eager PyTorch and torch.compile with the winner",
@@ -102,6 +104,15 @@ def add_predict(predict: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write nothing; evaluate the choices of all models, or of --model, on the recorded "
         "searches, with each problem left out of the training in turn",
+    )
+
+
+def _add_against(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--against",
+        type=names,
+        metavar="NAME,...",
+        help="only these peers: eager, torch.compile, ... (default: all that are installed)",
     )
 
 
@@ -187,12 +198,7 @@ def add_verify(verify: argparse.ArgumentParser) -> None:
 def add_bench(bench: argparse.ArgumentParser) -> None:
     add_common(bench, problems=True, passes=True, compiler=True, seed=True)
     subject = bench.add_mutually_exclusive_group()
-    subject.add_argument(
-        "--against",
-        type=names,
-        metavar="NAME,...",
-        help="only these peers: eager, torch.compile, ... (default: all that are installed)",
-    )
+    _add_against(subject)
     subject.add_argument(
         "--ladder",
         action="store_true",
@@ -319,12 +325,7 @@ def add_coverage(coverage: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only print the dispatch step of each problem; --gpu need not be in this machine",
     )
-    coverage.add_argument(
-        "--against",
-        type=names,
-        metavar="NAME,...",
-        help="only these peers: eager, torch.compile, ... (default: all that are installed)",
-    )
+    _add_against(coverage)
     coverage.add_argument(
         "--sample",
         type=positive,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -48,15 +49,17 @@ def run(options: argparse.Namespace, show: Callable[[Checked], None]) -> int:
     wrong = 0
     with LoadedLibrary.open(Path(options.out), "--out") as library:
         for name in chosen_passes(entry.operator.signature, options.pass_name):
+            begun = time.monotonic()
             subjects, refused = served_subjects(
                 library, entry, name, gpu, _known(catalogue, entry, name), options.array,
                 options.seed)
             with _runs(options, entry, name, gpu, ordinal, library) as runs:
                 check = LibraryCheck(library, entry, name, runs, Renderer(library.headers))
                 results = []
+                checks = check.check(subjects)
                 for subject in subjects:
                     print(f"{name} {subject.served.step}", end=" ", flush=True)
-                    results.append(check.check(subject))
+                    results.append(next(checks))
                     show(results[-1])
             for problem in refused:
                 print(f"{name} REFUSED: the library has no kernel for {problem}")
@@ -66,7 +69,8 @@ def run(options: argparse.Namespace, show: Callable[[Checked], None]) -> int:
             where = f"on {gpu.title}" if ordinal is not None or gpu.is_host else (
                 f"on the CPU as for {gpu.title}, which is not in this machine")
             print(f"{name}: {good} of {len(results)} kernels compute {options.op} {where} "
-                  f"({counted}); {len(refused)} calls refused", flush=True)
+                  f"({counted}) in {time.monotonic() - begun:.0f} s; {len(refused)} calls refused",
+                  flush=True)
             wrong += len(results) - good + len(refused)
     return 1 if wrong else 0
 

@@ -170,7 +170,7 @@ def _tune_request(
         time_s=None,
         seed=request.seed,
         paths=request.paths,
-        peers=False,
+        against=timing.against,
     )
 
 

@@ -130,7 +130,8 @@ class LoadedCubin(Module):
                 function.allow_smem(launch.smem_bytes)
                 if launch.coresident:
                     function.demand_room(launch.blocks, launch.threads, launch.smem_bytes)
-                self._launchers[known] = make_launcher(function, *key[1:])
+                self._launchers[known] = make_launcher(
+                    function, *key[1:], launch.coresident)
             except (CudaError, ValueError) as error:
                 refused = getattr(error, "code", None) in _REFUSALS
                 kind = LaunchRefusedError if refused else LaunchError

@@ -180,7 +180,7 @@ def _request(
         time_s=None,
         seed=job.seed,
         paths=job.paths,
-        peers=False,
+        against=(),
         l2=job.l2,
         limits=job.limits,
     )

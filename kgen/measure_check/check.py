@@ -115,7 +115,7 @@ def _tune(
         journal=journal_path(reports, job.tune.gpu),
         study=study_path(reports, job.tune.gpu),
         seed=job.tune.seed + index,
-        peers=False,
+        against=(),
     )
     results = []
     with closing(tune_and_publish(request, out, reports)) as events:

@@ -3,6 +3,7 @@
 from kgen.trial.certificate import Certificate, certified_outcome, certify, record_host_runs
 from kgen.trial.handle import WorkerHandle
 from kgen.trial.host_runs import HostRunner, HostRunResult, with_host_runs
+from kgen.trial.peer_names import check_peer_names
 from kgen.trial.sanitizer import ComputeSanitizer
 from kgen.trial.session import Session, failed_build, text_key, trial_key
 from kgen.trial.worker_pool import WorkerPool
@@ -17,6 +18,7 @@ __all__ = [
     "WorkerPool",
     "certified_outcome",
     "certify",
+    "check_peer_names",
     "failed_build",
     "record_host_runs",
     "text_key",

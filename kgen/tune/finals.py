@@ -20,7 +20,7 @@ MOST_OF_BOUND = 0.8
 
 
 def run_finals(
-    session: Session, problem: Problem, state: SearchState, peers: bool
+    session: Session, problem: Problem, state: SearchState, against: tuple[str, ...] | None
 ) -> tuple[tuple[Finalist, ...], FinalsOutcome]:
     """Certify the fastest configs with the full set of inputs and order them, best first.
 
@@ -28,7 +28,7 @@ def run_finals(
         session: The session of the tune.
         problem: The problem.
         state: The state of its search; a certificate replaces its trial's record.
-        peers: Whether to time the operator's peers as well.
+        against: Names of the peers to time as well; None: all that are installed.
     Raises:
         TuneError: If no config was verified.
     """
@@ -58,9 +58,8 @@ def run_finals(
             f"\n  trials: {session.journal.path}"
         )
     candidates = tuple(session.candidate(c.record.config, c.artifact) for c in certificates)
-    wanted = None if peers else ()
     outcome = session.worker.finals(
-        Finals(session.pass_name, problem, candidates, wanted, check_outputs=True)
+        Finals(session.pass_name, problem, candidates, against, check_outputs=True)
     )
     finalists = []
     samples_us = []
@@ -72,7 +71,7 @@ def run_finals(
         finalists.append(finalist(session, problem, certificate, timing, occupancy))
         samples_us.append(outcome.samples_us[i])
     if not finalists:  # the ranking has those left that were not in these finals
-        return run_finals(session, problem, state, peers)
+        return run_finals(session, problem, state, against)
     order = pick(
         [
             Entrant(

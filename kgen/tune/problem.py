@@ -143,7 +143,7 @@ def tune_problem(
     yield StageStarted(
         "finals", progress_of(request, session.pass_name, problem, state, floor)
     )
-    finalists, outcome = run_finals(session, problem, state, request.peers)
+    finalists, outcome = run_finals(session, problem, state, request.against)
     return ProblemResult(
         problem=problem,
         finalists=finalists,

@@ -67,7 +67,7 @@ class TuneRequest:
         time_s: Seconds for the searches and finals of all passes together, or None.
         seed: The seed of proposals and inputs.
         paths: The `--path` folders, for the worker.
-        peers: Whether to time the operator's peers beside the winner.
+        against: Names of the peers to time beside the winner; None: all that are installed.
         l2: `cold` or `warm`: what L2 holds while a kernel is timed.
         limits: The limits of a trial.
         retry: Try again the configs that crashed or timed out in earlier tunes; without it, such
@@ -90,7 +90,7 @@ class TuneRequest:
     time_s: float | None
     seed: int
     paths: tuple[str, ...]
-    peers: bool = True
+    against: tuple[str, ...] | None = None
     l2: str = COLD
     limits: Limits = field(default_factory=Limits)
     retry: bool = False

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kgen.errors import KgenError
+from kgen.errors import KgenError, SpaceError
 from kgen.model.artifact import BuildFailure
 from kgen.model.config import Config
 from kgen.model.problem import Problem
@@ -70,9 +70,11 @@ class CurrentDigests:
             return ""
         if record.definition != self.definition:
             return "recorded with another definition or other inputs"
-        if record.guards != self.guards(record.config):
-            return "recorded with other guards of the variant"
-        return ""
+        try:
+            guards = self.guards(record.config)
+        except SpaceError:  # another config may still have its machine code
+            return "recorded with a variant that the search space no longer has"
+        return "recorded with other guards of the variant" if record.guards != guards else ""
 
 
 def reusable_records(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from kgen.assets import include_dir
 from kgen.model.gpu import GpuProfile
-from kgen.trial import HostRunner, Session, WorkerHandle, WorkerPool
+from kgen.trial import HostRunner, Session, WorkerHandle, WorkerPool, check_peer_names
 from kgen.tune.request import TuneRequest
 from kgen.worker import Setup
 
@@ -22,12 +22,20 @@ _CORES_PER_HELPER = 4
 def open_session(
     request: TuneRequest, pass_name: str
 ) -> Iterator[tuple[Session, HostRunner]]:
-    """Open the worker's session and the host runner for one pass; both end with the block."""
+    """Open the worker's session and the host runner for one pass; both end with the block.
+
+    Raises:
+        CatalogueError: If the request names a peer that neither pass has on this machine.
+    """
     setup = _setup(request)
     with (
         WorkerHandle(setup, request.limits.trial_s) as worker,
         HostRunner(setup, include_dir(), _host_runs_at_once(request.gpu)) as host_runner,
     ):
+        if request.against:
+            operator = request.entry.operator
+            passes = [pass_.name for pass_ in operator.signature.passes]
+            check_peer_names(request.against, operator.name, passes, worker)
         session = Session(
             request.entry,
             pass_name,

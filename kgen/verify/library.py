@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from kgen.build.render import Renderer
 from kgen.catalogue import Entry
 from kgen.check.extents import tensor_bytes
 from kgen.emit import LoadedLibrary, Served
-from kgen.model.artifact import BuildFailure, BuildRequest, Rendered
+from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
@@ -89,10 +90,15 @@ def _kind(extent: int) -> tuple[int, bool]:
 
 
 class Runs(Protocol):
-    """Builds a source and runs it with many input sets."""
+    """Builds sources and runs each with many input sets."""
 
-    def outcome(self, rendered: Rendered, config: Config, problem: Problem) -> TrialOutcome:
-        """Say how it went."""
+    def build(self, rendered: Rendered) -> Future[Artifact | BuildFailure]:
+        """Start to build a source; the compiler's threads do the work."""
+
+    def outcome(
+        self, rendered: Rendered, artifact: Artifact, config: Config, problem: Problem
+    ) -> TrialOutcome:
+        """Run a build, and say how it went."""
 
 
 class OnDevice:
@@ -101,13 +107,15 @@ class OnDevice:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def outcome(self, rendered: Rendered, config: Config, problem: Problem) -> TrialOutcome:
-        """Build for the GPU, and run every input set there."""
-        session = self._session
-        built = session.build(rendered).result()
-        if isinstance(built, BuildFailure):
-            return failed_build(built)
-        return certified_outcome(session, config, problem, rendered, built)
+    def build(self, rendered: Rendered) -> Future[Artifact | BuildFailure]:
+        """Start to build a source for the GPU."""
+        return self._session.build(rendered)
+
+    def outcome(
+        self, rendered: Rendered, artifact: Artifact, config: Config, problem: Problem
+    ) -> TrialOutcome:
+        """Run every input set on the GPU."""
+        return certified_outcome(self._session, config, problem, rendered, artifact)
 
 
 class OnHost:
@@ -121,15 +129,26 @@ class OnHost:
         self._compiler = compiler
         self._runner = runner
 
-    def outcome(self, rendered: Rendered, config: Config, problem: Problem) -> TrialOutcome:
-        """Build for the CPU, and run each set with the threads of a block in two orders."""
-        [built] = self._compiler.build([BuildRequest(rendered, HOST_ARCH)])
-        if isinstance(built, BuildFailure):
-            return failed_build(built)
+    def build(self, rendered: Rendered) -> Future[Artifact | BuildFailure]:
+        """Start to build a source for the CPU."""
+        return self._compiler.submit(BuildRequest(rendered, HOST_ARCH))
+
+    def outcome(
+        self, rendered: Rendered, artifact: Artifact, config: Config, problem: Problem
+    ) -> TrialOutcome:
+        """Run each input set on the CPU, with the threads of a block in two orders."""
         variant = self._entry.space.variant(self._pass_name, config.variant)
         return self._runner.trial(Trial(
-            self._pass_name, problem, Candidate(variant, config, built), level="host",
+            self._pass_name, problem, Candidate(variant, config, artifact), level="host",
             measure=False, orders=ORDERS)).result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A subject whose build has begun; `build` is None if the space no longer has its config."""
+
+    subject: Subject
+    build: tuple[Config, Rendered, Future[Artifact | BuildFailure]] | None
 
 
 @dataclass(frozen=True)
@@ -150,14 +169,31 @@ class LibraryCheck:
     runs: Runs
     renderer: Renderer
 
-    def check(self, subject: Subject) -> Checked:
-        """Check one subject; a config that the search space no longer has is refused."""
+    def check(self, subjects: Sequence[Subject]) -> Iterator[Checked]:
+        """Check subjects in their order; a config that the search space no longer has is refused.
+
+        All builds begin at once: the GPU runs one kernel while the CPU compiles the next ones.
+        """
+        for started in [self._start(subject) for subject in subjects]:
+            yield self._finish(started)
+
+    def _start(self, subject: Subject) -> _Started:
         name, problem, served = self.entry.operator.name, subject.problem, subject.served
         config = as_declared(self.entry, self.pass_name, served.config)
         if config is None:
-            return Checked(problem, served.config, TrialOutcome(
-                Fate.REJECTED, "the search space no longer has this config; run kgen emit"))
+            return _Started(subject, None)
         text = self.library.source(name, self.pass_name, problem, served)
         rendered = self.renderer.of_text(
             f"{name}/{self.pass_name}_{config.variant}", text, self.library.headers)
-        return Checked(problem, config, self.runs.outcome(rendered, config, problem))
+        return _Started(subject, (config, rendered, self.runs.build(rendered)))
+
+    def _finish(self, started: _Started) -> Checked:
+        subject = started.subject
+        if started.build is None:
+            return Checked(subject.problem, subject.served.config, TrialOutcome(
+                Fate.REJECTED, "the search space no longer has this config; run kgen emit"))
+        config, rendered, future = started.build
+        built = future.result()
+        outcome = failed_build(built) if isinstance(built, BuildFailure) else (
+            self.runs.outcome(rendered, built, config, subject.problem))
+        return Checked(subject.problem, config, outcome)

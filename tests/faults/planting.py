@@ -91,7 +91,7 @@ def request(
         time_s=None,
         seed=0,
         paths=(str(mine),),
-        peers=False,
+        against=(),
         limits=limits,
         retry=retry,
     )

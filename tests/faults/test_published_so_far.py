@@ -48,7 +48,7 @@ def job(folder: Path, mine: Path, *problems: str) -> TuneRequest:
         time_s=None,
         seed=0,
         paths=(str(mine),),
-        peers=False,
+        against=(),
     )
 
 

@@ -82,7 +82,7 @@ def request(
         time_s=time_s,
         seed=0,
         paths=(str(mine),),
-        peers=False,
+        against=(),
     )
 
 

@@ -98,10 +98,10 @@ def test_a_chain_of_kernels(artifact: Artifact, seed: int) -> None:
     assert torch.equal(tensors["y"], torch.ones(n))
 
 
-def test_launches_with_pdl_get_launchers_with_the_attribute(
+def test_launchers_get_the_attributes_of_their_launches(
     monkeypatch: pytest.MonkeyPatch, artifact: Artifact
 ) -> None:
-    made: list[tuple[str, bool]] = []
+    made: list[tuple[str, bool, bool]] = []
 
     class Driver:
         """Stands for a loaded module, and for a device."""
@@ -120,8 +120,10 @@ def test_launches_with_pdl_get_launchers_with_the_attribute(
 
         def allow_smem(self, smem_bytes: int) -> None: ...
 
+        def demand_room(self, blocks: int, threads: int, smem_bytes: int) -> None: ...
+
     def make_launcher(function: Function, *args: object) -> None:
-        made.append((function.name, bool(args[-1])))
+        made.append((function.name, bool(args[-2]), bool(args[-1])))
 
     monkeypatch.setattr(cuda, "CudaModule", lambda *_: Driver())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
@@ -129,13 +131,14 @@ def test_launches_with_pdl_get_launchers_with_the_attribute(
     bound = LoadedCubin(artifact, cast("CudaDevice", Driver()))
     first, second = plan_for(10).launches
     numbers = {"N": 10, "x_stride_N": 3, "a": 1.0}
-    wanted: list[tuple[str, bool]] = []
+    wanted: list[tuple[str, bool, bool]] = []
     for pdl in ((False, False), (False, True), (True, False), (True, True)):
-        launches = replace(first, pdl=pdl[0]), replace(second, pdl=pdl[1])
+        launches = replace(first, pdl=pdl[0], coresident=pdl[1]), replace(second, pdl=pdl[1])
         bound.bind(Plan(launches, ()), tensors_for(10), numbers)
         for launch in launches:
-            if (launch.kernel, launch.pdl) not in wanted:  # one launcher serves all that are alike
-                wanted.append((launch.kernel, launch.pdl))
+            kind = launch.kernel, launch.pdl, launch.coresident
+            if kind not in wanted:  # one launcher serves all that are alike
+                wanted.append(kind)
         assert made == wanted
         assert ["programmatic dependent launch" in launch_text(x) for x in launches] == [*pdl]
 

@@ -26,7 +26,7 @@ FAKE_DRIVER = r"""
 #include <string.h>
 static struct Record {
     unsigned long long calls, function, stream, context;
-    unsigned grid[3], block[3], smem, attributes, kind, allowed;
+    unsigned grid[3], block[3], smem, attributes, kinds[2], on[2];
     unsigned char values[128][8];
 } record;
 static int count, result, refuse_context;
@@ -59,7 +59,10 @@ struct Config {
 };
 int cuLaunchKernelEx(const struct Config *c, void *f, void **params, void **extra) {
     record.attributes = c->attr_count;
-    if (c->attr_count) { record.kind = c->attrs[0].kind; record.allowed = c->attrs[0].value[0]; }
+    for (unsigned i = 0; i < c->attr_count && i < 2; ++i) {
+        record.kinds[i] = c->attrs[i].kind;
+        record.on[i] = c->attrs[i].value[0];
+    }
     return cuLaunchKernel(f, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
                           c->block[2], c->smem, c->stream, params, extra);
 }
@@ -93,6 +96,7 @@ int cuLaunchKernelEx(const void *c, void *f, void **params, void **extra) {
 }
 """
 FUNCTION, CONTEXT, STREAM = 0x7F0000001000, 0xC0, 0x7FEE00000040
+COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION = 2, 6  # CUlaunchAttributeID
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
@@ -101,8 +105,9 @@ class Record(ctypes.Structure):
     _fields_ = [
         ("calls", ctypes.c_uint64), ("function", ctypes.c_uint64), ("stream", ctypes.c_uint64),
         ("context", ctypes.c_uint64), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
-        ("smem", ctypes.c_uint), ("attributes", ctypes.c_uint), ("kind", ctypes.c_uint),
-        ("allowed", ctypes.c_uint), ("values", (ctypes.c_char * 8) * 128),
+        ("smem", ctypes.c_uint), ("attributes", ctypes.c_uint),
+        ("kinds", ctypes.c_uint * 2), ("on", ctypes.c_uint * 2),
+        ("values", (ctypes.c_char * 8) * 128),
     ]
 
 
@@ -140,9 +145,11 @@ class Fake:
         library.fake_current.restype = ctypes.c_void_p
 
     def launcher(self, types: str, block: tuple[int, ...] = (128, 2, 1), smem: int = 4096,
-                 result: int = 0, refuse: bool = False, pdl: bool = False) -> Any:
+                 result: int = 0, refuse: bool = False, pdl: bool = False,
+                 cooperative: bool = False) -> Any:
         self.library.fake_setup(len(types), result, int(refuse))
-        return self.make(FUNCTION, types, block, smem, "scale", CONTEXT, CudaError, pdl)
+        return self.make(FUNCTION, types, block, smem, "scale", CONTEXT, CudaError, pdl,
+                         cooperative)
 
     @property
     def record(self) -> Record:
@@ -271,15 +278,29 @@ def test_the_drivers_refusal_names_kernel_grid_and_block(fake: Fake) -> None:
 
 
 def test_a_pdl_launch_passes_its_attribute_to_the_driver(fake: Fake) -> None:
-    programmatic_stream_serialization = 6
     fake.launcher("pf", pdl=True)(STREAM, 5, 6, 7, 2**40, 0.5)
     record = fake.record
     assert (record.calls, record.attributes) == (1, 1)
-    assert (record.kind, record.allowed) == (programmatic_stream_serialization, 1)
+    assert (record.kinds[0], record.on[0]) == (PROGRAMMATIC_STREAM_SERIALIZATION, 1)
     assert (record.function, record.stream, record.smem) == (FUNCTION, STREAM, 4096)
     assert (tuple(record.grid), tuple(record.block)) == ((5, 6, 7), (128, 2, 1))
     assert struct.unpack("<Q", raw(fake, 0))[0] == 2**40
     assert raw(fake, 1)[:4] == struct.pack("<f", 0.5)
+
+
+@pytest.mark.parametrize(("pdl", "kinds"), [
+    (False, [COOPERATIVE]), (True, [COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION])])
+def test_a_cooperative_launch_passes_its_attribute(
+    fake: Fake, pdl: bool, kinds: list[int]
+) -> None:
+    fake.launcher("p", pdl=pdl, cooperative=True)(STREAM, 5, 6, 7, 1)
+    record = fake.record
+    assert (record.calls, record.attributes) == (1, len(kinds))
+    assert [*record.kinds][:len(kinds)] == kinds
+    assert [*record.on][:len(kinds)] == [1] * len(kinds)
+    launcher = fake.launcher("p", result=1, cooperative=True)
+    with pytest.raises(CudaError, match=r"4096 bytes .* memory, cooperative launch"):
+        launcher(0, 5, 6, 7, 1)
 
 
 def test_any_other_launch_has_no_attributes(fake: Fake) -> None:
@@ -301,6 +322,8 @@ def test_a_driver_that_knows_no_attributes(extension: Any, tmp_path: Path) -> No
     extension.Launcher(FUNCTION, "p", (1, 1, 1), 0)(0, 1, 1, 1, 1)
     with pytest.raises(OSError, match=r"no cuLaunchKernelEx, .* CUDA 11\.8"):
         extension.Launcher(FUNCTION, "p", (1, 1, 1), 0, pdl=True)
+    with pytest.raises(OSError, match=r"cooperative launches need; .* CUDA 11\.8"):
+        extension.Launcher(FUNCTION, "p", (1, 1, 1), 0, cooperative=True)
 
 
 def test_a_thread_without_context_gets_and_keeps_the_kernels(fake: Fake) -> None:

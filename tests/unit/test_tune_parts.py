@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from kgen.catalogue import open_catalogue, profile_named
-from kgen.errors import GpuError
+from kgen.errors import GpuError, SpaceError
 from kgen.launch import select
 from kgen.launch.select import select_gpu
 from kgen.measure.choose import Entrant, pick
@@ -159,6 +159,7 @@ def test_one_journal_answers_cold_and_warm_tunes() -> None:
 def test_records_of_another_definition_are_let_go() -> None:
     """What a mended definition, other inputs or guards say against a kernel, or for it, is over."""
     configs = [Config.of("v", {"lanes": lanes}) for lanes in range(11)]
+    configs.append(Config.of("gone", {}))  # another config may still have its machine code
     kinds = [  # fate, definition, guards, reason; whether it is of use
         (Fate.VERIFIED, "today", "guards", "", True),
         (Fate.WRONG, "today", "guards", "", True),
@@ -173,6 +174,7 @@ def test_records_of_another_definition_are_let_go() -> None:
         (Fate.TIMED_OUT, "today", "guards", "no answer within 180 s; killed; a certificate has 6 "
          "times the limit of a trial, 30 s", True),
         (Fate.BUILD_FAILED, "yesterday", "others", "", True),
+        (Fate.VERIFIED, "today", "guards", "", False),
     ]
     journal = [
         Record(
@@ -183,7 +185,13 @@ def test_records_of_another_definition_are_let_go() -> None:
             zip(configs, kinds, strict=True)
         )
     ]
-    current = CurrentDigests("today", lambda config: "guards", trial_s=30.0)
+
+    def guards(config: Config) -> str:
+        if config.variant == "gone":
+            raise SpaceError("forward has no variant 'gone'")
+        return "guards"
+
+    current = CurrentDigests("today", guards, trial_s=30.0)
     found = reusable_records(journal, set(configs), lambda _: "text", current=current)
     useful = {config for config, kind in zip(configs, kinds, strict=True) if kind[-1]}
     assert set(found.valid) == useful
@@ -191,6 +199,7 @@ def test_records_of_another_definition_are_let_go() -> None:
     assert found.not_reused == {
         "recorded with another definition or other inputs": 2,
         "recorded with other guards of the variant": 1,
+        "recorded with a variant that the search space no longer has": 1,
         "wrong or crashed, recorded without a digest of the definition": 1,
         "timed out within less than the current limit of 30 s": 2,
     }
