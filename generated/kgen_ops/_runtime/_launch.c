@@ -29,7 +29,7 @@ typedef struct {
     char padding[4];
     union {
         char bytes[64];
-        int allowed;
+        int on;
     } value;
 } LaunchAttribute;
 typedef struct {
@@ -44,7 +44,8 @@ typedef int (*GetErrorTextFn)(int code, const char **text);
 typedef int (*CtxGetCurrentFn)(void **context);
 typedef int (*CtxSetCurrentFn)(void *context);
 
-enum { kInvalidContext = 201, kInvalidHandle = 400, kProgrammaticStreamSerialization = 6 };
+enum { kInvalidContext = 201, kInvalidHandle = 400 };
+enum { kCooperative = 2, kProgrammaticStreamSerialization = 6 }; /* CUlaunchAttributeID */
 
 /* One driver per process, whatever the number of interpreters. launch_kernel is written last. */
 static struct {
@@ -88,6 +89,7 @@ typedef struct {
     unsigned block[3];
     unsigned smem;
     int pdl; /* programmatic dependent launch */
+    int cooperative;
     Py_ssize_t count; /* of kernel arguments */
     char format[kMaxArguments];
     PyObject *name;  /* str, for messages */
@@ -188,18 +190,24 @@ static int grid_extent(Launcher *self, PyObject *object, unsigned *extent) {
 
 /* Called without the GIL. */
 static inline int launch(const Launcher *self, const unsigned *grid, void *stream, void **params) {
-    if (!self->pdl)
+    if (!self->pdl && !self->cooperative)
         return driver.launch_kernel(self->function, grid[0], grid[1], grid[2], self->block[0],
                                     self->block[1], self->block[2], self->smem, stream, params,
                                     NULL);
-    LaunchAttribute pdl = {.kind = kProgrammaticStreamSerialization, .value.allowed = 1};
+    LaunchAttribute attributes[2];
+    unsigned count = 0;
+    if (self->cooperative)
+        attributes[count++] = (LaunchAttribute){.kind = kCooperative, .value.on = 1};
+    if (self->pdl)
+        attributes[count++] =
+            (LaunchAttribute){.kind = kProgrammaticStreamSerialization, .value.on = 1};
     const LaunchConfig config = {
         .grid = {grid[0], grid[1], grid[2]},
         .block = {self->block[0], self->block[1], self->block[2]},
         .smem = self->smem,
         .stream = stream,
-        .attributes = &pdl,
-        .attribute_count = 1,
+        .attributes = attributes,
+        .attribute_count = count,
     };
     return driver.launch_kernel_ex(&config, self->function, params, NULL);
 }
@@ -231,9 +239,10 @@ static PyObject *raise_error(Launcher *self, int code, const unsigned *grid) {
         text = "no description";
     PyObject *message = PyUnicode_FromFormat(
         "%U: cuLaunchKernel: %s (%d): %s\n"
-        "  grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory%s",
+        "  grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory%s%s",
         self->name, name, code, text, grid[0], grid[1], grid[2], self->block[0], self->block[1],
-        self->block[2], self->smem, self->pdl ? ", programmatic dependent launch" : "");
+        self->block[2], self->smem, self->pdl ? ", programmatic dependent launch" : "",
+        self->cooperative ? ", cooperative launch" : "");
     if (message == NULL)
         return NULL;
     PyObject *error = PyObject_CallFunction(self->error, "Oi", message, code);
@@ -291,16 +300,16 @@ static PyObject *launcher_call(PyObject *callable, PyObject *const *args, size_t
 
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *names[] = {"function", "format", "block", "smem", "name",
-                            "context", "error", "pdl", NULL};
+                            "context", "error", "pdl", "cooperative", NULL};
     unsigned long long function, context = 0;
     const char *format;
     Py_ssize_t count;
     long long block[3], smem;
     PyObject *name = NULL, *error = PyExc_RuntimeError;
-    int pdl = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "Ks#(LLL)L|UKOp:Launcher", names, &function,
+    int pdl = 0, cooperative = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "Ks#(LLL)L|UKOpp:Launcher", names, &function,
                                      &format, &count, &block[0], &block[1], &block[2], &smem, &name,
-                                     &context, &error, &pdl))
+                                     &context, &error, &pdl, &cooperative))
         return NULL;
     if (count > kMaxArguments) {
         PyErr_Format(PyExc_ValueError, "format '%s' has %zd arguments; at most %d are supported",
@@ -328,9 +337,10 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *keyw
     if (driver.launch_kernel == NULL && load_driver("libcuda.so.1") < 0)
         return NULL;
 
-    if (pdl && driver.launch_kernel_ex == NULL) {
+    if ((pdl || cooperative) && driver.launch_kernel_ex == NULL) {
         PyErr_SetString(PyExc_OSError, "the CUDA driver has no cuLaunchKernelEx, which programmatic "
-                                       "dependent launch needs; it came with CUDA 11.8");
+                                       "dependent and cooperative launches need; it came with "
+                                       "CUDA 11.8");
         return NULL;
     }
 
@@ -344,6 +354,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *keyw
         self->block[axis] = (unsigned)block[axis];
     self->smem = (unsigned)smem;
     self->pdl = pdl;
+    self->cooperative = cooperative;
     self->count = count;
     memcpy(self->format, format, (size_t)count);
     self->name = name ? Py_NewRef(name) : PyUnicode_FromString("kernel");
@@ -385,7 +396,7 @@ static PyMemberDef launcher_members[] = {
 
 PyDoc_STRVAR(launcher_doc,
              "Launcher(function, format, block, smem, name='kernel', context=0, "
-             "error=RuntimeError, pdl=False)\n--\n\n"
+             "error=RuntimeError, pdl=False, cooperative=False)\n--\n\n"
              "A kernel with its block and shared memory, called as\n"
              "launcher(stream, grid_x, grid_y, grid_z, *kernel_arguments).");
 

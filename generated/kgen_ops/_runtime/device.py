@@ -116,7 +116,7 @@ class KernelFile:
             function.allow_smem(smem)
             if coresident:
                 function.demand_room(coresident, block[0] * block[1] * block[2], smem)
-            return make_launcher(function, arguments, block, smem, pdl)
+            return make_launcher(function, arguments, block, smem, pdl, coresident > 0)
         assert self._host is not None
         return _host_launcher(self._host.function(kernel), arguments, block, smem)
 

@@ -50,6 +50,7 @@ def make_launcher(
     block: tuple[int, int, int],
     smem: int,
     pdl: bool = False,
+    cooperative: bool = False,
 ) -> Launcher:
     """Prepare launches of a kernel.
 
@@ -63,6 +64,9 @@ def make_launcher(
         smem: Dynamic shared memory, bytes. The caller has opted in to more than 48 KB.
         pdl: Whether to use programmatic dependent launch (sm_90 and later): the kernel may begin
             before the kernel before it in the stream has ended, and calls `griddepcontrol.wait`.
+        cooperative: Whether to start no block before there is room for all of them, whatever else
+            runs on the GPU: for blocks that wait for each other. A grid that can never have
+            room is refused.
     Raises:
         ValueError: If format, block or smem is malformed.
     """
@@ -70,10 +74,10 @@ def make_launcher(
     if compiled is not None:
         launcher: Launcher = compiled(
             function.handle, format, block, smem, function.name, function.context, CudaError,
-            pdl)
+            pdl, cooperative)
         return launcher
     return PythonLauncher(function.handle, format, block, smem, function.name, function.context,
-                          pdl=pdl)
+                          pdl=pdl, cooperative=cooperative)
 
 
 def compiled_launcher() -> Callable[..., Any] | None:
@@ -88,9 +92,9 @@ def compiled_launcher() -> Callable[..., Any] | None:
 _CONFIG = "<3i3II4xQQI4x"
 _CONFIG_BYTES = struct.calcsize(_CONFIG)
 
-# CUlaunchAttribute: its kind, and a value in a union of 64 bytes. This one is
-# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
-_PDL_ATTRIBUTE = ctypes.create_string_buffer(struct.pack("<i4xi60x", 6, 1))
+# CUlaunchAttribute: its kind (CUlaunchAttributeID), and a value in a union of 64 bytes.
+_ATTRIBUTE = struct.Struct("<i4xi60x")
+_COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION = 2, 6
 
 
 class _Frame:
@@ -127,6 +131,7 @@ class PythonLauncher:
         context: int = 0,
         error: Callable[[str, int], Exception] = CudaError,
         pdl: bool = False,
+        cooperative: bool = False,
         library: Any = None,
     ) -> None:
         """Prepare launches; see `make_launcher`.
@@ -139,7 +144,7 @@ class PythonLauncher:
             name: Kernel name, for messages.
             context: The function's context, made current where a launch needs it; 0 if unknown.
             error: Makes the exception from (message, code).
-            pdl: As for `make_launcher`.
+            pdl, cooperative: As for `make_launcher`.
             library: The driver; a test passes its own.
         """
         if len(format) > MAX_ARGUMENTS:
@@ -158,10 +163,16 @@ class PythonLauncher:
         self._format = format
         self._block = block
         self._smem = smem
-        self._pdl = pdl
+        self._kind = (", programmatic dependent launch" if pdl else "") + (
+            ", cooperative launch" if cooperative else "")
         # The constant values, in the order in which they are packed.
         self._fixed = (*block, smem)
-        self._attributes = (ctypes.addressof(_PDL_ATTRIBUTE), 1) if pdl else (0, 0)
+        kinds = [kind for kind, wanted in ((_COOPERATIVE, cooperative),
+                                           (_PROGRAMMATIC_STREAM_SERIALIZATION, pdl)) if wanted]
+        self._attribute_memory = ctypes.create_string_buffer(
+            b"".join(_ATTRIBUTE.pack(kind, 1) for kind in kinds))
+        self._attributes = (
+            (ctypes.addressof(self._attribute_memory), len(kinds)) if kinds else (0, 0))
         self._context = context
         self._error = error
         self._library = driver().library if library is None else library
@@ -236,7 +247,7 @@ class PythonLauncher:
             raise self._error(
                 f"{self.name}: cuLaunchKernel: {error_text(self._library, code)}\n"
                 f"  grid {grid}, block {tuple(self._block)}, {self._smem} bytes of dynamic shared "
-                f"memory{', programmatic dependent launch' if self._pdl else ''}", code)
+                f"memory{self._kind}", code)
 
 
 def _packs(char: str, value: Any) -> bool:

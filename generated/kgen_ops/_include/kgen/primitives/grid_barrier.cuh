@@ -1,5 +1,5 @@
 // A grid barrier between the CTAs of a group, through counters in global memory. Groups of `Blocks` CTAs that are
-// adjacent in blockIdx.x synchronise without a cluster and without a cooperative launch.
+// adjacent in blockIdx.x synchronise without a cluster.
 //
 //     kgen::clear_grid_barriers(counters, groups);        // in an earlier kernel
 //
@@ -12,20 +12,10 @@
 // kept between launches. The kernel may start before the one that clears the counters has ended (pdl.cuh): a CTA
 // waits for that at its first arrival.
 //
-// Room for the grid. A kernel that exports itself with KGEN_EXPORT_CTA_GROUPS is refused before its launch if the
-// device, as the process sees it, has no room for all of its CTAs at once: a MIG instance, a share of MPS, or a smaller
-// GPU takes another kernel. A launch alone on the GPU therefore ends in whatever order its CTAs start.
-//
-// Forward progress beside other such kernels. A GPU starts CTAs in the order of blockIdx.x, so that the started CTAs
-// are 0, 1, 2, ... without a gap. Of the groups that have started, all but the last are complete: their CTAs are
-// running or have ended. A complete group depends on no other group; it ends and frees its SMs. The last group lacks
-// CTAs only while no SM has room for them. That room is taken by CTAs of complete groups or of other kernels, which
-// end, and by at most Blocks - 1 waiting CTAs of this group. The kernel therefore ends if `Blocks` of its CTAs fit
-// the GPU at once. With n such kernels on several streams, n * (Blocks - 1) + 1 CTAs must fit.
-//
-// CUDA does not document the order, but GPUs follow it, and single-pass device scans such as NVIDIA's CUB rely on
-// forward progress of the same kind. A ticket from an atomic counter would not need the order, but costs 3 us at the
-// start of the kernel, in which a CTA can load nothing.
+// Forward progress. A kernel that exports itself with KGEN_EXPORT_CTA_GROUPS is launched as a cooperative one: no CTA
+// starts before the GPU has room for all, whatever other kernels run, in whatever order CTAs start. It is refused
+// before its launch if the device, as the process sees it, can never have that room: a MIG instance, a share of MPS, or
+// a smaller GPU takes another kernel.
 //
 // On the host a group is a cluster (KGEN_EXPORT_CTA_GROUPS): its CTAs run in turns that end at the barrier.
 #pragma once
