@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 
 # A literal is matched first: it may contain text that looks like a comment.
-_TOKEN = re.compile(
-    r"""(?P<literal>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|//[^\n]*|/\*.*?\*/|[ \t]+""",
-    re.DOTALL,
+_LITERAL_OR_COMMENT = re.compile(
+    r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|//[^\n]*|/\*.*?\*/)""", re.DOTALL
 )
+_BLANKS = re.compile(r"[ \t]+")
 
 
 def bare_text(text: str) -> str:
     """Return C++ source without comments, indentation and empty lines."""
-    kept = _TOKEN.sub(lambda match: match["literal"] or " ", text)
-    lines = (line.strip() for line in kept.splitlines())
+    # Code and tokens take turns. Blanks are replaced in the code between tokens, not one by one: a
+    # search calls this for every config.
+    pieces = _LITERAL_OR_COMMENT.split(text)
+    pieces[::2] = [_BLANKS.sub(" ", code) for code in pieces[::2]]
+    pieces[1::2] = [" " if token[0] == "/" else token for token in pieces[1::2]]
+    lines = (line.strip() for line in "".join(pieces).splitlines())
     return "\n".join(line for line in lines if line)

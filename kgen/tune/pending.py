@@ -8,7 +8,24 @@ from dataclasses import dataclass
 from kgen.model.artifact import Artifact, BuildFailure, Rendered
 from kgen.search.study import Proposal
 from kgen.tune.trial_queue import Place
-from kgen.worker import TrialOutcome
+from kgen.worker import Candidate, TrialOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltCandidate:
+    """A build with what decides about its trial; computed once, as the trial may wait long.
+
+    Attributes:
+        candidate: The config with its build.
+        key: Identity of the trial by its code, as in the journal.
+        identity: Key of the machine code and its launches.
+        refusal: Why it must not run; empty if it may.
+    """
+
+    candidate: Candidate
+    key: str
+    identity: str
+    refusal: str
 
 
 @dataclass
@@ -21,8 +38,7 @@ class PendingTrial:
         build: The build.
         place: Priority in the trial queue; the smallest is next.
         since: When it was proposed, as of `time.monotonic`.
-        artifact: The built module, once there is one.
-        identity: Key of the machine code and its launches, once built.
+        built: What the build gave, once it succeeded.
         outcome: The trial in the worker's queue, once queued.
     """
 
@@ -31,14 +47,23 @@ class PendingTrial:
     build: Future[Artifact | BuildFailure]
     place: Place
     since: float
-    artifact: Artifact | None = None
-    identity: str = ""
+    built: BuiltCandidate | None = None
     outcome: Future[TrialOutcome] | None = None
 
     @property
     def variant(self) -> str:
         """The variant of its config."""
         return self.proposal.config.variant
+
+    @property
+    def artifact(self) -> Artifact | None:
+        """The built module, once there is one."""
+        return None if self.built is None else self.built.candidate.artifact
+
+    @property
+    def identity(self) -> str:
+        """Key of the machine code and its launches, once built; empty before."""
+        return "" if self.built is None else self.built.identity
 
     @property
     def has_ended(self) -> bool:

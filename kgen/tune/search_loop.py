@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from kgen.errors import StorageError
-from kgen.model.artifact import BuildFailure
+from kgen.model.artifact import Artifact, BuildFailure
 from kgen.model.problem import Problem
 from kgen.model.record import Fate, Record
 from kgen.search.feasible import Feasible
@@ -29,7 +29,7 @@ from kgen.tune.builds_ahead import BuildsAhead
 from kgen.tune.joint import Joint
 from kgen.tune.joint_proposals import JointProposals
 from kgen.tune.other_processes import POLL_S, OtherProcesses, SharedSearch
-from kgen.tune.pending import PendingTrial
+from kgen.tune.pending import BuiltCandidate, PendingTrial
 from kgen.tune.request import TuneRequest, command_options
 from kgen.tune.resources import resource_refusal
 from kgen.tune.reusable_records import CurrentDigests, reusable_records, reuse_records
@@ -284,34 +284,35 @@ class ProblemSearch:
         for trial in list(self._pending):
             if trial.outcome is not None or not trial.build.done():
                 continue
-            if trial.artifact is None:
-                built = trial.build.result()
-                self.state.compile_s += built.seconds
-                if isinstance(built, BuildFailure):
-                    yield self._finish(trial, failed_build(built))
+            if trial.built is None:
+                artifact = trial.build.result()
+                self.state.compile_s += artifact.seconds
+                if isinstance(artifact, BuildFailure):
+                    yield self._finish(trial, failed_build(artifact))
                     continue
-                trial.artifact = built
-            candidate = self._session.candidate(trial.proposal.config, trial.artifact)
-            plan = self._session.plan(candidate.config, self._problem)
-            key = self._session.key(
-                trial.rendered, trial.artifact, candidate.config, self._problem
-            )
-            earlier = self._known.by_code.get(key)
+                trial.built = self._examine(trial, artifact)
+            earlier = self._known.by_code.get(trial.built.key)
             if earlier is not None:
                 yield self._reuse(trial, earlier)
-                continue
-            refusal = resource_refusal(
-                trial.artifact, plan, self._session.gpu
-            ) or self._session.refusal(trial.rendered, trial.artifact, candidate.config)
-            trial.identity = self._session.code_identity(trial.artifact, plan)
-            if refusal:
-                yield self._finish(trial, TrialOutcome(Fate.REJECTED, refusal))
+            elif trial.built.refusal:
+                yield self._finish(trial, TrialOutcome(Fate.REJECTED, trial.built.refusal))
             elif trial.identity in self._same_code:
                 yield self._finish(trial, self._same_code[trial.identity])
             elif any(o.outcome is not None and o.identity == trial.identity for o in self._pending):
                 continue  # a trial of the same machine code is running: wait for its outcome
             elif not self._is_held(trial) and self._may_begin(trial):
-                trial.outcome = queue.add(trial.place, candidate)
+                trial.outcome = queue.add(trial.place, trial.built.candidate)
+
+    def _examine(self, trial: PendingTrial, artifact: Artifact) -> BuiltCandidate:
+        session, config = self._session, trial.proposal.config
+        plan = session.plan(config, self._problem)
+        return BuiltCandidate(
+            session.candidate(config, artifact),
+            session.key(trial.rendered, artifact, config, self._problem),
+            session.code_identity(artifact, plan),
+            resource_refusal(artifact, plan, session.gpu)
+            or session.refusal(trial.rendered, artifact, config),
+        )
 
     def _may_begin(self, trial: PendingTrial) -> bool:
         """Whether a trial may enter the queue; drops one that was taken away."""

@@ -13,6 +13,7 @@ from kgen.build.render import Renderer
 from kgen.catalogue import Entry
 from kgen.check.extents import tensor_bytes
 from kgen.emit import LoadedLibrary, Served
+from kgen.errors import VerifyError
 from kgen.model.artifact import Artifact, BuildFailure, BuildRequest, Rendered
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
@@ -25,7 +26,7 @@ from kgen.verify.covering import covering_rows
 from kgen.verify.drawn import drawn_problems
 from kgen.worker import Candidate, Trial, TrialOutcome
 
-ROOM = 6  # a drawn problem's tensors take at most this part of a GPU's memory
+ROOM = 16  # a drawn problem's tensors take at most this part of a GPU's memory
 ORDERS = (0, 1)  # of a block's threads on the CPU: by rank, and shuffled
 DRAWS = 400  # problems per pass of which the covering array is chosen
 
@@ -194,6 +195,10 @@ class LibraryCheck:
                 Fate.REJECTED, "the search space no longer has this config; run kgen emit"))
         config, rendered, future = started.build
         built = future.result()
-        outcome = failed_build(built) if isinstance(built, BuildFailure) else (
-            self.runs.outcome(rendered, built, config, subject.problem))
+        if isinstance(built, BuildFailure):
+            return Checked(subject.problem, config, failed_build(built))
+        try:
+            outcome = self.runs.outcome(rendered, built, config, subject.problem)
+        except VerifyError as problem:  # no memory for this one, say: the others are checked
+            outcome = TrialOutcome(Fate.REJECTED, str(problem))
         return Checked(subject.problem, config, outcome)

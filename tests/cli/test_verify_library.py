@@ -31,6 +31,22 @@ LoadedLibrary.source = source
 sys.exit(main(sys.argv[1:]))
 """
 
+# Runs the command where the first kernel's inputs do not fit the memory.
+NO_ROOM = """
+import sys
+from kgen.cli.main import main
+from kgen.errors import VerifyError
+from kgen.verify import OnHost
+honest, calls = OnHost.outcome, []
+def outcome(self, rendered, artifact, config, problem):
+    calls.append(problem)
+    if len(calls) == 1:
+        raise VerifyError(f"{problem} does not fit")
+    return honest(self, rendered, artifact, config, problem)
+OnHost.outcome = outcome
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 def verify(cwd: Path, *arguments: str, script: str = "") -> subprocess.CompletedProcess[str]:
     start = ["-c", script] if script else ["-m", "kgen"]
@@ -55,6 +71,14 @@ def test_a_wrong_kernel_of_the_library_is_found(tuned: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.count(" wrong ") == 2
     assert "forward: 0 of 2 kernels compute rmsnorm" in done.stdout
+
+
+def test_a_problem_that_does_not_fit_leaves_the_others_checked(tuned: Path) -> None:
+    done = verify(tuned, "--gpu", "host", "--pass", "forward", "--array", "1", script=NO_ROOM)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith("forward exact rejected")
+    assert " does not fit" in done.stdout
+    assert "forward: 1 of 2 kernels compute rmsnorm" in done.stdout
 
 
 def test_a_kernel_file_that_was_changed_is_refused(tuned: Path, tmp_path: Path) -> None:

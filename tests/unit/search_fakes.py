@@ -46,6 +46,7 @@ class FakeSession:
         self.us, self.slow = us, slow
         self.builds: list[str] = []
         self.trials: list[Config] = []
+        self.examined: list[Config] = []
         self.give_up_above_us: list[float | None] = []
         self.us_trained: dict[str, float] = {}  # of the variants that branch on values
         self.on_run: Callable[[Config], None] = lambda config: None
@@ -102,8 +103,9 @@ class FakeSession:
     def guards(self, config: Config) -> str:
         return ""
 
-    def refusal(self, *args: object) -> str:
+    def refusal(self, rendered: Rendered, artifact: Artifact, config: Config) -> str:
         """None of these kernels keeps anything between launches."""
+        self.examined.append(config)
         return ""
 
     def build(self, rendered: Rendered) -> Build:
@@ -125,7 +127,7 @@ class FakeSession:
         return Plan((), ())
 
     def candidate(self, config: Config, artifact: Artifact) -> Any:
-        return SimpleNamespace(config=config)
+        return SimpleNamespace(config=config, artifact=artifact)
 
     def code_identity(self, artifact: Artifact, plan: Plan) -> str:
         return artifact.path

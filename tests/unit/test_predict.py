@@ -199,8 +199,15 @@ def test_two_gpus_are_not_called_one(tmp_path: Path, rmsnorm: Entry) -> None:
     assert {one.left_out for one in found} == {"problem", "GPU"}
     by_gpu = next(one for one in found if one.left_out == "GPU")
     assert {choice.gpu for choice in by_gpu.choices} == {"h100", "h200"}
-    assert "leave one GPU out" in print_judgements(found)
-    assert "GPU out: not judged" not in print_judgements(found)
+    changed = replace(by_gpu, choices=tuple(
+        replace(choice, loss=0.45 if choice.gpu == "h100" else 0.05) for choice in by_gpu.choices))
+    text = print_judgements([*(one for one in found if one is not by_gpu), changed])
+    _, h100, h200 = text.split("leave ")[1:4]
+    assert h100.startswith("h100 out: ")
+    assert "median loss 45.0 % (bar 15.0 %: missed), worst 45.0 % (bar 50.0 %: met)" in h100
+    assert h200.startswith("h200 out: ")
+    assert "median loss 5.0 % (bar 15.0 %: met), worst 5.0 % (bar 50.0 %: met)" in h200
+    assert "GPU out: not judged" not in text
 
 
 def test_a_level_is_that_of_the_nearest_problems(tmp_path: Path, rmsnorm: Entry) -> None:

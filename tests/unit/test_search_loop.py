@@ -154,6 +154,8 @@ def test_the_fallback_waits_for_slow_builds_and_is_tried_once_before_the_end(
     assert session.trials[:4] == [*A, SAFE[0]]
     assert set(session.trials[4:]) == set(SAFE[1:])
     assert session.give_up_above_us == [None, *[40.0] * 5]
+    # However often the loop looks at a build that waits, its source and cubin are read once.
+    assert sorted(map(str, session.examined)) == sorted(map(str, session.trials))
 
 
 def test_the_device_does_not_idle_for_long(
