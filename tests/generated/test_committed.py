@@ -81,7 +81,10 @@ def test_every_row_has_its_record_and_its_kernel(path: Path) -> None:
         assert record.config == config
         assert all(a.error <= a.bound for a in record.accuracy)
         if operator not in WITHOUT_PEERS:
-            assert {p.name for p in found.peers} >= {"eager", "torch.compile"}
+            names = {p.name for p in found.peers}
+            assert "torch.compile" in names
+            # timex has two peers in plain PyTorch; `fft` is the faster one.
+            assert "eager" in names or (operator == "timex" and "fft" in names)
         problem = parse_problem(found.problem, entry.operator.signature)
         variant = entry.space.variant(found.pass_name, config.variant)
         today = renderer.render(operator, entry.templates, variant, config, problem)

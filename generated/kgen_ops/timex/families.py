@@ -265,6 +265,10 @@ FORWARD = (
                 (call.compute_capability == 0)
             ),
             lambda call: (
+                call.skip_zeros or call.itemsize == 2 or call.T < 1024 or (call.compute_capability
+                == 0)
+            ),
+            lambda call: (
                 call.t_blocks == 1 or call.C * call.grid_columns * call.t_blocks <= 8 *
                 call.sm_count or call.compute_capability == 0
             ),
@@ -484,6 +488,10 @@ BACKWARD = (
             lambda call: (
                 call.T < 8192 or call.fft_bytes > call.smem_per_block or call.T > 16384 or
                 (call.compute_capability == 0)
+            ),
+            lambda call: (
+                call.skip_zeros or call.itemsize == 2 or call.T < 1024 or (call.compute_capability
+                == 0)
             ),
         ),
         bind=backward_toeplitz_mma,

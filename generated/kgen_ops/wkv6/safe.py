@@ -398,12 +398,6 @@ def naive_6(file: KernelFile, call: Call, facts: Mapping[str, int]) -> Run:
 
 FORWARD = (
     SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
-        kernel="8f028456e2ca",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "raw"),
         kernel="dd1358634973",
         config="naive(threads=64)",
@@ -414,12 +408,6 @@ FORWARD = (
         kernel="16f625bb3263",
         config="naive(threads=64)",
         bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "none", "int32", "log"),
-        kernel="8f028456e2ca",
-        config="naive(threads=64)",
-        bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "none", "int32", "raw"),
@@ -434,12 +422,6 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "none", "int64", "log"),
-        kernel="8f028456e2ca",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "none", "int64", "raw"),
         kernel="dd1358634973",
         config="naive(threads=64)",
@@ -450,12 +432,6 @@ FORWARD = (
         kernel="16f625bb3263",
         config="naive(threads=64)",
         bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "log"),
-        kernel="8f028456e2ca",
-        config="naive(threads=64)",
-        bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "raw"),
@@ -470,12 +446,6 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int32", "log"),
-        kernel="8f028456e2ca",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int32", "raw"),
         kernel="dd1358634973",
         config="naive(threads=64)",
@@ -486,12 +456,6 @@ FORWARD = (
         kernel="16f625bb3263",
         config="naive(threads=64)",
         bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int64", "log"),
-        kernel="8f028456e2ca",
-        config="naive(threads=64)",
-        bind=naive_3,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int64", "raw"),
@@ -506,12 +470,6 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "log"),
-        kernel="8f028456e2ca",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "raw"),
         kernel="dd1358634973",
         config="naive(threads=64)",
@@ -522,12 +480,6 @@ FORWARD = (
         kernel="16f625bb3263",
         config="naive(threads=64)",
         bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int32", "log"),
-        kernel="8f028456e2ca",
-        config="naive(threads=64)",
-        bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int32", "raw"),
@@ -542,12 +494,6 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int64", "log"),
-        kernel="8f028456e2ca",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int64", "raw"),
         kernel="dd1358634973",
         config="naive(threads=64)",
@@ -558,12 +504,6 @@ FORWARD = (
         kernel="16f625bb3263",
         config="naive(threads=64)",
         bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "log"),
-        kernel="8f028456e2ca",
-        config="naive(threads=64)",
-        bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "raw"),
@@ -578,12 +518,6 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int32", "log"),
-        kernel="8f028456e2ca",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int32", "raw"),
         kernel="dd1358634973",
         config="naive(threads=64)",
@@ -594,12 +528,6 @@ FORWARD = (
         kernel="16f625bb3263",
         config="naive(threads=64)",
         bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int64", "log"),
-        kernel="8f028456e2ca",
-        config="naive(threads=64)",
-        bind=naive_3,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int64", "raw"),
@@ -1046,12 +974,6 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
-        kernel="8b1746599a48",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "raw"),
         kernel="2152c747e65e",
         config="naive(threads=64)",
@@ -1062,12 +984,6 @@ FORWARD = (
         kernel="901123c60165",
         config="naive(threads=64)",
         bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "none", "none", "int32", "log"),
-        kernel="8b1746599a48",
-        config="naive(threads=64)",
-        bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp32", "fp16", "none", "none", "int32", "raw"),
@@ -1082,12 +998,6 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "none", "none", "int64", "log"),
-        kernel="8b1746599a48",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
         dtypes=("fp16", "fp32", "fp16", "none", "none", "int64", "raw"),
         kernel="2152c747e65e",
         config="naive(threads=64)",
@@ -1098,12 +1008,6 @@ FORWARD = (
         kernel="901123c60165",
         config="naive(threads=64)",
         bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "none", "log"),
-        kernel="8b1746599a48",
-        config="naive(threads=64)",
-        bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp32", "fp16", "none", "fp32", "none", "raw"),
@@ -1118,12 +1022,6 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int32", "log"),
-        kernel="8b1746599a48",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int32", "raw"),
         kernel="2152c747e65e",
         config="naive(threads=64)",
@@ -1134,12 +1032,6 @@ FORWARD = (
         kernel="901123c60165",
         config="naive(threads=64)",
         bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int64", "log"),
-        kernel="8b1746599a48",
-        config="naive(threads=64)",
-        bind=naive_3,
     ),
     SafeRow(
         dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int64", "raw"),
@@ -1154,12 +1046,6 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "none", "log"),
-        kernel="8b1746599a48",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("fp16", "fp32", "fp16", "fp32", "none", "none", "raw"),
         kernel="2152c747e65e",
         config="naive(threads=64)",
@@ -1170,12 +1056,6 @@ FORWARD = (
         kernel="901123c60165",
         config="naive(threads=64)",
         bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int32", "log"),
-        kernel="8b1746599a48",
-        config="naive(threads=64)",
-        bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int32", "raw"),
@@ -1190,12 +1070,6 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int64", "log"),
-        kernel="8b1746599a48",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
         dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int64", "raw"),
         kernel="2152c747e65e",
         config="naive(threads=64)",
@@ -1206,12 +1080,6 @@ FORWARD = (
         kernel="901123c60165",
         config="naive(threads=64)",
         bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "log"),
-        kernel="8b1746599a48",
-        config="naive(threads=64)",
-        bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "raw"),
@@ -1226,12 +1094,6 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int32", "log"),
-        kernel="8b1746599a48",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int32", "raw"),
         kernel="2152c747e65e",
         config="naive(threads=64)",
@@ -1242,12 +1104,6 @@ FORWARD = (
         kernel="901123c60165",
         config="naive(threads=64)",
         bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "log"),
-        kernel="8b1746599a48",
-        config="naive(threads=64)",
-        bind=naive_3,
     ),
     SafeRow(
         dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "raw"),
@@ -1910,12 +1766,6 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
-        kernel="b692f3456c08",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "raw"),
         kernel="58650c5dcd8b",
         config="naive(threads=64)",
@@ -1926,12 +1776,6 @@ FORWARD = (
         kernel="61a462465a20",
         config="naive(threads=64)",
         bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
-        kernel="b692f3456c08",
-        config="naive(threads=64)",
-        bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "raw"),
@@ -1946,12 +1790,6 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "none", "none", "int64", "log"),
-        kernel="b692f3456c08",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int64", "raw"),
         kernel="58650c5dcd8b",
         config="naive(threads=64)",
@@ -1962,12 +1800,6 @@ FORWARD = (
         kernel="61a462465a20",
         config="naive(threads=64)",
         bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "none", "log"),
-        kernel="b692f3456c08",
-        config="naive(threads=64)",
-        bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "fp32", "bf16", "none", "fp32", "none", "raw"),
@@ -1982,12 +1814,6 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int32", "log"),
-        kernel="b692f3456c08",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int32", "raw"),
         kernel="58650c5dcd8b",
         config="naive(threads=64)",
@@ -1998,12 +1824,6 @@ FORWARD = (
         kernel="61a462465a20",
         config="naive(threads=64)",
         bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int64", "log"),
-        kernel="b692f3456c08",
-        config="naive(threads=64)",
-        bind=naive_3,
     ),
     SafeRow(
         dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int64", "raw"),
@@ -2018,12 +1838,6 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "none", "log"),
-        kernel="b692f3456c08",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("bf16", "fp32", "bf16", "fp32", "none", "none", "raw"),
         kernel="58650c5dcd8b",
         config="naive(threads=64)",
@@ -2034,12 +1848,6 @@ FORWARD = (
         kernel="61a462465a20",
         config="naive(threads=64)",
         bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int32", "log"),
-        kernel="b692f3456c08",
-        config="naive(threads=64)",
-        bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int32", "raw"),
@@ -2054,12 +1862,6 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int64", "log"),
-        kernel="b692f3456c08",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
         dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int64", "raw"),
         kernel="58650c5dcd8b",
         config="naive(threads=64)",
@@ -2070,12 +1872,6 @@ FORWARD = (
         kernel="61a462465a20",
         config="naive(threads=64)",
         bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
-        kernel="b692f3456c08",
-        config="naive(threads=64)",
-        bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "raw"),
@@ -2090,12 +1886,6 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int32", "log"),
-        kernel="b692f3456c08",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int32", "raw"),
         kernel="58650c5dcd8b",
         config="naive(threads=64)",
@@ -2106,12 +1896,6 @@ FORWARD = (
         kernel="61a462465a20",
         config="naive(threads=64)",
         bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int64", "log"),
-        kernel="b692f3456c08",
-        config="naive(threads=64)",
-        bind=naive_3,
     ),
     SafeRow(
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int64", "raw"),
@@ -2338,6 +2122,222 @@ FORWARD = (
     SafeRow(
         dtypes=("bf16", "fp32", "fp32", "fp32", "fp32", "int64", "decay"),
         kernel="e1e247c0fcb3",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
+        kernel="8f028456e2ca",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int32", "log"),
+        kernel="8f028456e2ca",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "int64", "log"),
+        kernel="8f028456e2ca",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "none", "log"),
+        kernel="8f028456e2ca",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int32", "log"),
+        kernel="8f028456e2ca",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "fp32", "int64", "log"),
+        kernel="8f028456e2ca",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "none", "log"),
+        kernel="8f028456e2ca",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int32", "log"),
+        kernel="8f028456e2ca",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "int64", "log"),
+        kernel="8f028456e2ca",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="8f028456e2ca",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="8f028456e2ca",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="8f028456e2ca",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
+        kernel="8b1746599a48",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int32", "log"),
+        kernel="8b1746599a48",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "none", "int64", "log"),
+        kernel="8b1746599a48",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "none", "log"),
+        kernel="8b1746599a48",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int32", "log"),
+        kernel="8b1746599a48",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "none", "fp32", "int64", "log"),
+        kernel="8b1746599a48",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "none", "log"),
+        kernel="8b1746599a48",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int32", "log"),
+        kernel="8b1746599a48",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "none", "int64", "log"),
+        kernel="8b1746599a48",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "none", "log"),
+        kernel="8b1746599a48",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int32", "log"),
+        kernel="8b1746599a48",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp16", "fp32", "fp16", "fp32", "fp32", "int64", "log"),
+        kernel="8b1746599a48",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
+        kernel="b692f3456c08",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
+        kernel="b692f3456c08",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "none", "int64", "log"),
+        kernel="b692f3456c08",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "none", "log"),
+        kernel="b692f3456c08",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int32", "log"),
+        kernel="b692f3456c08",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "none", "fp32", "int64", "log"),
+        kernel="b692f3456c08",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "none", "log"),
+        kernel="b692f3456c08",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int32", "log"),
+        kernel="b692f3456c08",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "none", "int64", "log"),
+        kernel="b692f3456c08",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
+        kernel="b692f3456c08",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int32", "log"),
+        kernel="b692f3456c08",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "int64", "log"),
+        kernel="b692f3456c08",
         config="naive(threads=64)",
         bind=naive_3,
     ),

@@ -685,22 +685,10 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
-        dtypes=("bf16", "bf16", "none", "none", "none", "log"),
-        kernel="cf03f41d6594",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("bf16", "bf16", "none", "none", "none", "raw"),
         kernel="c262631ff596",
         config="naive(threads=64)",
         bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "none", "none", "int32", "log"),
-        kernel="cf03f41d6594",
-        config="naive(threads=64)",
-        bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "none", "none", "int32", "raw"),
@@ -709,22 +697,10 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("bf16", "bf16", "none", "none", "int64", "log"),
-        kernel="cf03f41d6594",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
         dtypes=("bf16", "bf16", "none", "none", "int64", "raw"),
         kernel="c262631ff596",
         config="naive(threads=64)",
         bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "none", "fp32", "none", "log"),
-        kernel="cf03f41d6594",
-        config="naive(threads=64)",
-        bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "none", "fp32", "none", "raw"),
@@ -733,22 +709,10 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("bf16", "bf16", "none", "fp32", "int32", "log"),
-        kernel="cf03f41d6594",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("bf16", "bf16", "none", "fp32", "int32", "raw"),
         kernel="c262631ff596",
         config="naive(threads=64)",
         bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "none", "fp32", "int64", "log"),
-        kernel="cf03f41d6594",
-        config="naive(threads=64)",
-        bind=naive_3,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "none", "fp32", "int64", "raw"),
@@ -757,22 +721,10 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
-        dtypes=("bf16", "bf16", "fp32", "none", "none", "log"),
-        kernel="cf03f41d6594",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("bf16", "bf16", "fp32", "none", "none", "raw"),
         kernel="c262631ff596",
         config="naive(threads=64)",
         bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "fp32", "none", "int32", "log"),
-        kernel="cf03f41d6594",
-        config="naive(threads=64)",
-        bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "fp32", "none", "int32", "raw"),
@@ -781,22 +733,10 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("bf16", "bf16", "fp32", "none", "int64", "log"),
-        kernel="cf03f41d6594",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
         dtypes=("bf16", "bf16", "fp32", "none", "int64", "raw"),
         kernel="c262631ff596",
         config="naive(threads=64)",
         bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "log"),
-        kernel="cf03f41d6594",
-        config="naive(threads=64)",
-        bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "fp32", "fp32", "none", "raw"),
@@ -805,22 +745,10 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("bf16", "bf16", "fp32", "fp32", "int32", "log"),
-        kernel="cf03f41d6594",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("bf16", "bf16", "fp32", "fp32", "int32", "raw"),
         kernel="c262631ff596",
         config="naive(threads=64)",
         bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "bf16", "fp32", "fp32", "int64", "log"),
-        kernel="cf03f41d6594",
-        config="naive(threads=64)",
-        bind=naive_3,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "fp32", "fp32", "int64", "raw"),
@@ -841,12 +769,6 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "none", "none", "none", "clamp"),
-        kernel="245b4e7e3b52",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("bf16", "fp32", "none", "none", "int32", "log"),
         kernel="aa2ac7d6ce8c",
         config="naive(threads=64)",
@@ -855,12 +777,6 @@ FORWARD = (
     SafeRow(
         dtypes=("bf16", "fp32", "none", "none", "int32", "raw"),
         kernel="2980352666e7",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "none", "none", "int32", "clamp"),
-        kernel="245b4e7e3b52",
         config="naive(threads=64)",
         bind=naive_2,
     ),
@@ -877,12 +793,6 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "none", "none", "int64", "clamp"),
-        kernel="245b4e7e3b52",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
         dtypes=("bf16", "fp32", "none", "fp32", "none", "log"),
         kernel="aa2ac7d6ce8c",
         config="naive(threads=64)",
@@ -891,12 +801,6 @@ FORWARD = (
     SafeRow(
         dtypes=("bf16", "fp32", "none", "fp32", "none", "raw"),
         kernel="2980352666e7",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "none", "fp32", "none", "clamp"),
-        kernel="245b4e7e3b52",
         config="naive(threads=64)",
         bind=naive_1,
     ),
@@ -913,12 +817,6 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "none", "fp32", "int32", "clamp"),
-        kernel="245b4e7e3b52",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("bf16", "fp32", "none", "fp32", "int64", "log"),
         kernel="aa2ac7d6ce8c",
         config="naive(threads=64)",
@@ -927,12 +825,6 @@ FORWARD = (
     SafeRow(
         dtypes=("bf16", "fp32", "none", "fp32", "int64", "raw"),
         kernel="2980352666e7",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "none", "fp32", "int64", "clamp"),
-        kernel="245b4e7e3b52",
         config="naive(threads=64)",
         bind=naive_3,
     ),
@@ -949,12 +841,6 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "fp32", "none", "none", "clamp"),
-        kernel="245b4e7e3b52",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("bf16", "fp32", "fp32", "none", "int32", "log"),
         kernel="aa2ac7d6ce8c",
         config="naive(threads=64)",
@@ -963,12 +849,6 @@ FORWARD = (
     SafeRow(
         dtypes=("bf16", "fp32", "fp32", "none", "int32", "raw"),
         kernel="2980352666e7",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "fp32", "none", "int32", "clamp"),
-        kernel="245b4e7e3b52",
         config="naive(threads=64)",
         bind=naive_2,
     ),
@@ -985,12 +865,6 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "fp32", "none", "int64", "clamp"),
-        kernel="245b4e7e3b52",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
         dtypes=("bf16", "fp32", "fp32", "fp32", "none", "log"),
         kernel="aa2ac7d6ce8c",
         config="naive(threads=64)",
@@ -999,12 +873,6 @@ FORWARD = (
     SafeRow(
         dtypes=("bf16", "fp32", "fp32", "fp32", "none", "raw"),
         kernel="2980352666e7",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "clamp"),
-        kernel="245b4e7e3b52",
         config="naive(threads=64)",
         bind=naive_1,
     ),
@@ -1021,12 +889,6 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("bf16", "fp32", "fp32", "fp32", "int32", "clamp"),
-        kernel="245b4e7e3b52",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("bf16", "fp32", "fp32", "fp32", "int64", "log"),
         kernel="aa2ac7d6ce8c",
         config="naive(threads=64)",
@@ -1037,18 +899,6 @@ FORWARD = (
         kernel="2980352666e7",
         config="naive(threads=64)",
         bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("bf16", "fp32", "fp32", "fp32", "int64", "clamp"),
-        kernel="245b4e7e3b52",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "none", "none", "none", "log"),
-        kernel="3fa58dc1c157",
-        config="naive(threads=64)",
-        bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "none", "none", "none", "raw"),
@@ -1063,12 +913,6 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "none", "none", "int32", "log"),
-        kernel="3fa58dc1c157",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "none", "none", "int32", "raw"),
         kernel="5d8ec46f942d",
         config="naive(threads=64)",
@@ -1079,12 +923,6 @@ FORWARD = (
         kernel="0683d2783d2c",
         config="naive(threads=64)",
         bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "none", "none", "int64", "log"),
-        kernel="3fa58dc1c157",
-        config="naive(threads=64)",
-        bind=naive_3,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "none", "none", "int64", "raw"),
@@ -1099,12 +937,6 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "none", "fp32", "none", "log"),
-        kernel="3fa58dc1c157",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "none", "fp32", "none", "raw"),
         kernel="5d8ec46f942d",
         config="naive(threads=64)",
@@ -1115,12 +947,6 @@ FORWARD = (
         kernel="0683d2783d2c",
         config="naive(threads=64)",
         bind=naive_1,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "none", "fp32", "int32", "log"),
-        kernel="3fa58dc1c157",
-        config="naive(threads=64)",
-        bind=naive_2,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "none", "fp32", "int32", "raw"),
@@ -1135,12 +961,6 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "none", "fp32", "int64", "log"),
-        kernel="3fa58dc1c157",
-        config="naive(threads=64)",
-        bind=naive_3,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "none", "fp32", "int64", "raw"),
         kernel="5d8ec46f942d",
         config="naive(threads=64)",
@@ -1151,12 +971,6 @@ FORWARD = (
         kernel="0683d2783d2c",
         config="naive(threads=64)",
         bind=naive_3,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "none", "log"),
-        kernel="3fa58dc1c157",
-        config="naive(threads=64)",
-        bind=naive_1,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "none", "raw"),
@@ -1171,12 +985,6 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "int32", "log"),
-        kernel="3fa58dc1c157",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "int32", "raw"),
         kernel="5d8ec46f942d",
         config="naive(threads=64)",
@@ -1187,12 +995,6 @@ FORWARD = (
         kernel="0683d2783d2c",
         config="naive(threads=64)",
         bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "none", "int64", "log"),
-        kernel="3fa58dc1c157",
-        config="naive(threads=64)",
-        bind=naive_3,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "none", "int64", "raw"),
@@ -1207,12 +1009,6 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "log"),
-        kernel="3fa58dc1c157",
-        config="naive(threads=64)",
-        bind=naive_1,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "none", "raw"),
         kernel="5d8ec46f942d",
         config="naive(threads=64)",
@@ -1225,12 +1021,6 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "int32", "log"),
-        kernel="3fa58dc1c157",
-        config="naive(threads=64)",
-        bind=naive_2,
-    ),
-    SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "int32", "raw"),
         kernel="5d8ec46f942d",
         config="naive(threads=64)",
@@ -1241,12 +1031,6 @@ FORWARD = (
         kernel="0683d2783d2c",
         config="naive(threads=64)",
         bind=naive_2,
-    ),
-    SafeRow(
-        dtypes=("fp32", "fp32", "fp32", "fp32", "int64", "log"),
-        kernel="3fa58dc1c157",
-        config="naive(threads=64)",
-        bind=naive_3,
     ),
     SafeRow(
         dtypes=("fp32", "fp32", "fp32", "fp32", "int64", "raw"),
@@ -1477,10 +1261,94 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "none", "log"),
+        kernel="3fa58dc1c157",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "int32", "log"),
+        kernel="3fa58dc1c157",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "none", "int64", "log"),
+        kernel="3fa58dc1c157",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "none", "log"),
+        kernel="3fa58dc1c157",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "int32", "log"),
+        kernel="3fa58dc1c157",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "none", "fp32", "int64", "log"),
+        kernel="3fa58dc1c157",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "none", "log"),
+        kernel="3fa58dc1c157",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "int32", "log"),
+        kernel="3fa58dc1c157",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "none", "int64", "log"),
+        kernel="3fa58dc1c157",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "none", "log"),
+        kernel="3fa58dc1c157",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "int32", "log"),
+        kernel="3fa58dc1c157",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("fp32", "fp32", "fp32", "fp32", "int64", "log"),
+        kernel="3fa58dc1c157",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "none", "log"),
+        kernel="cf03f41d6594",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "none", "none", "none", "clamp"),
         kernel="a2ce5f44f2be",
         config="naive(threads=64)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "int32", "log"),
+        kernel="cf03f41d6594",
+        config="naive(threads=64)",
+        bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "none", "none", "int32", "clamp"),
@@ -1489,10 +1357,22 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
+        dtypes=("bf16", "bf16", "none", "none", "int64", "log"),
+        kernel="cf03f41d6594",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "none", "none", "int64", "clamp"),
         kernel="a2ce5f44f2be",
         config="naive(threads=64)",
         bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "none", "log"),
+        kernel="cf03f41d6594",
+        config="naive(threads=64)",
+        bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "none", "fp32", "none", "clamp"),
@@ -1501,10 +1381,22 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "int32", "log"),
+        kernel="cf03f41d6594",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "none", "fp32", "int32", "clamp"),
         kernel="a2ce5f44f2be",
         config="naive(threads=64)",
         bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "none", "fp32", "int64", "log"),
+        kernel="cf03f41d6594",
+        config="naive(threads=64)",
+        bind=naive_3,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "none", "fp32", "int64", "clamp"),
@@ -1513,10 +1405,22 @@ FORWARD = (
         bind=naive_3,
     ),
     SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "none", "log"),
+        kernel="cf03f41d6594",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "fp32", "none", "none", "clamp"),
         kernel="a2ce5f44f2be",
         config="naive(threads=64)",
         bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "int32", "log"),
+        kernel="cf03f41d6594",
+        config="naive(threads=64)",
+        bind=naive_2,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "fp32", "none", "int32", "clamp"),
@@ -1525,10 +1429,22 @@ FORWARD = (
         bind=naive_2,
     ),
     SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "none", "int64", "log"),
+        kernel="cf03f41d6594",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "fp32", "none", "int64", "clamp"),
         kernel="a2ce5f44f2be",
         config="naive(threads=64)",
         bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "none", "log"),
+        kernel="cf03f41d6594",
+        config="naive(threads=64)",
+        bind=naive_1,
     ),
     SafeRow(
         dtypes=("bf16", "bf16", "fp32", "fp32", "none", "clamp"),
@@ -1537,14 +1453,98 @@ FORWARD = (
         bind=naive_1,
     ),
     SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "int32", "log"),
+        kernel="cf03f41d6594",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "fp32", "fp32", "int32", "clamp"),
         kernel="a2ce5f44f2be",
         config="naive(threads=64)",
         bind=naive_2,
     ),
     SafeRow(
+        dtypes=("bf16", "bf16", "fp32", "fp32", "int64", "log"),
+        kernel="cf03f41d6594",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
         dtypes=("bf16", "bf16", "fp32", "fp32", "int64", "clamp"),
         kernel="a2ce5f44f2be",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "none", "none", "none", "clamp"),
+        kernel="245b4e7e3b52",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "none", "none", "int32", "clamp"),
+        kernel="245b4e7e3b52",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "none", "none", "int64", "clamp"),
+        kernel="245b4e7e3b52",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "none", "fp32", "none", "clamp"),
+        kernel="245b4e7e3b52",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "none", "fp32", "int32", "clamp"),
+        kernel="245b4e7e3b52",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "none", "fp32", "int64", "clamp"),
+        kernel="245b4e7e3b52",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "none", "clamp"),
+        kernel="245b4e7e3b52",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "int32", "clamp"),
+        kernel="245b4e7e3b52",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "none", "int64", "clamp"),
+        kernel="245b4e7e3b52",
+        config="naive(threads=64)",
+        bind=naive_3,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "none", "clamp"),
+        kernel="245b4e7e3b52",
+        config="naive(threads=64)",
+        bind=naive_1,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "int32", "clamp"),
+        kernel="245b4e7e3b52",
+        config="naive(threads=64)",
+        bind=naive_2,
+    ),
+    SafeRow(
+        dtypes=("bf16", "fp32", "fp32", "fp32", "int64", "clamp"),
+        kernel="245b4e7e3b52",
         config="naive(threads=64)",
         bind=naive_3,
     ),

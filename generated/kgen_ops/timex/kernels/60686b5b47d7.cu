@@ -1,6 +1,6 @@
-// digest: 2819fc37107c
+// digest: 60686b5b47d7
 // Rendered by kgen from templates/timex/forward_toeplitz_mma.cu.jinja
-// config: toeplitz_mma(warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, t_blocks=1, min_blocks=2)
+// config: toeplitz_mma(warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, skip_zeros=true, t_blocks=1, min_blocks=1)
 // problem: dtype=fp32, w_dtype=fp32
 // timex forward on tensor cores: for each channel, a lower triangular Toeplitz matrix [T x T] times k [T x B]
 // (toeplitz_mma.cuh). fp32 uses 3xfp16 with promoted partial sums; 16-bit dtypes are multiplied directly.
@@ -18,9 +18,9 @@ constexpr int kMTiles = 8;         // mma tiles of 16 outputs per warp
 constexpr int kNTiles = 1;         // mma tiles of 8 columns: batch rows times kTFold
 constexpr int kTFold = 4;           // tiles of outputs of one batch row that are columns
 constexpr int kPromotions = 2;  // of partial sums to fp32, per 16 * kMTiles columns
-constexpr bool kSkipZeros = false;  // leave out taps that are 0
+constexpr bool kSkipZeros = true;  // leave out taps that are 0
 constexpr int kTBlocks = 1;       // blocks that share the outputs of a channel
-constexpr int kMinBlocks = 2;   // blocks per SM, of __launch_bounds__
+constexpr int kMinBlocks = 1;   // blocks per SM, of __launch_bounds__
 constexpr bool kPromote = sizeof(T) == 4;   // add partial sums in fp32 registers
 
 }  // namespace
