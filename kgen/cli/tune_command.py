@@ -36,6 +36,7 @@ from kgen.tune import (
     TuneRequest,
     default_trials,
     journal_path,
+    served_configs,
     study_path,
     tune_and_publish,
 )
@@ -123,6 +124,7 @@ def _tune(options: argparse.Namespace) -> list[PassResult]:
             shared=shared_storage(options),
             retry_name=f"retry{uuid.uuid4().hex[:8]}" if options.retry else "",
             certificates=(_committed_journal(common.entry.operator.name, common.gpu),),
+            served=served_configs(common.out, common.entry, common.problems, common.gpu),
         )
         request = shared_by_devices(request, options)
         display = Display(_scope(request, common.reports / f"{common.gpu.name}.yaml"))

@@ -27,6 +27,7 @@ from kgen.tune.request import (
     study_path,
 )
 from kgen.tune.results import Finalist, PassResult, ProblemResult, SafeResult
+from kgen.tune.served_configs import served_configs
 from kgen.tune.sweep import Sweep, open_sweep
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "open_sweep",
     "pass_results",
     "publish",
+    "served_configs",
     "study_path",
     "tune",
     "tune_and_publish",

@@ -230,15 +230,17 @@ class _PassTune:
         return result
 
     def _first_trials(self, place: int, likely: Sequence[Config] = ()) -> WarmStart:
-        """The first trials of a problem: winners of those before, then of earlier tunes."""
+        """The first trials of a problem: what the library runs now, winners of the problems before,
+        then of earlier tunes.
+        """
+        pass_name, problem = self._session.pass_name, str(self._problems[place])
+        served = self._request.served.get((pass_name, problem))
         winners = [result.winner.config for result in reversed(self._results[:place])]
         return warm_start(
-            self._request.entry.space.of_pass(self._session.pass_name),
+            self._request.entry.space.of_pass(pass_name),
             set(self._spaces[place].configs),
-            [*likely, *winners],
-            recorded_winners(
-                self._recorded, self._session.pass_name, str(self._problems[place])
-            ),
+            [*([] if served is None else [served]), *likely, *winners],
+            recorded_winners(self._recorded, pass_name, problem),
         )
 
     def _build_ahead(self, place: int, likely: Sequence[Config] = ()) -> None:

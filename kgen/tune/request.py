@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kgen.build import Compiler
 from kgen.catalogue import Entry
+from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.model.record import COLD
@@ -76,6 +77,7 @@ class TuneRequest:
         retry_name: Names the studies of a retry that other processes join; empty without one.
         certificates: Further journals of the operator and GPU: what is certified there is not
             proven again. `journal` alone decides which configs are tried.
+        served: The config that the library runs now, by pass and problem; it is tried first.
     """
 
     entry: Entry
@@ -97,6 +99,7 @@ class TuneRequest:
     shared: SharedStorage | None = None
     retry_name: str = ""
     certificates: tuple[Path, ...] = ()
+    served: Mapping[tuple[str, str], Config] = field(default_factory=dict)
 
     @property
     def pass_time_s(self) -> float | None:

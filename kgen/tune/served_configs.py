@@ -1,0 +1,51 @@
+"""The configs that a library runs now for the problems of a tune."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kgen.catalogue import Entry
+from kgen.emit import LoadedLibrary
+from kgen.errors import KgenError
+from kgen.model.config import Config
+from kgen.model.gpu import GpuProfile
+from kgen.model.problem import Problem
+from kgen.search.declared import as_declared
+
+ServedConfigs = Mapping[tuple[str, str], Config]
+"""By pass and problem."""
+
+
+def served_configs(
+    out: Path, entry: Entry, problems: Mapping[str, Sequence[Problem]], gpu: GpuProfile
+) -> ServedConfigs:
+    """Ask the library of a folder which config it runs for each problem.
+
+    A tune tries these first. A search that ends after a few trials then finds no kernel that is
+    slower than the one that serves already.
+
+    Args:
+        out: The folder; it may have no library, or a damaged one, which a tune replaces.
+        entry: The operator.
+        problems: By pass.
+        gpu: The GPU to tune for.
+    Returns:
+        The configs without those of the safe variant, which a search tries last. Empty for the
+        host, and where the library cannot be asked.
+    """
+    found: dict[tuple[str, str], Config] = {}
+    if gpu.is_host:
+        return found
+    try:
+        with LoadedLibrary.open(out, "--out") as library:
+            for name, asked in problems.items():
+                for problem in asked:
+                    served = library.served(entry.operator.name, name, problem, gpu)
+                    if served is None or served.step == "safe":
+                        continue
+                    if (config := as_declared(entry, name, served.config)) is not None:
+                        found[name, str(problem)] = config
+    except KgenError:
+        return found
+    return found
