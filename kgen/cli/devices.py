@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from kgen.cli.helper_process import HELPER
 from kgen.launch.select import select_devices
 from kgen.search.storage import StorageUrl, parse_storage
 from kgen.tune import SharedStorage, TuneRequest, forget_study_without_journal
@@ -113,7 +114,7 @@ def workers_beside(
 @contextmanager
 def _running(command: Sequence[str], shared: SharedStorage) -> Iterator[None]:
     # The URL travels in the environment: it may hold a password.
-    environment = {**os.environ, "KGEN_STORAGE": shared.url.text}
+    environment = {**os.environ, "KGEN_STORAGE": shared.url.text, HELPER: "1"}
     # A session of its own: Ctrl-C is the tuner's, which then ends the workers.
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True

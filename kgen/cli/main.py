@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from kgen.cli.helper_process import HELPER
 from kgen.errors import KgenError
 
 EXIT_FAILURE = 1
@@ -31,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt as problem:  # while modules load, too
         how = f"ended by {problem.name}" if isinstance(problem, _Ended) else "interrupted"
-        _complain(f"{how}; {_what_is_kept(arguments)}")
+        if HELPER not in os.environ:
+            _complain(f"{how}; {_what_is_kept(arguments)}")
         return 128 + problem.number if isinstance(problem, _Ended) else EXIT_INTERRUPTED
     except BrokenPipeError:  # `kgen report | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

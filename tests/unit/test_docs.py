@@ -75,11 +75,11 @@ def test_a_picture_of_one_pass_has_its_legend_below_the_title(reports: list[Repo
 
 
 def test_a_picture_may_have_rows_without_a_peer(reports: list[Report]) -> None:
-    report = next(r for r in reports if r.operator == "wkv6")
+    report = next(r for r in reports if r.operator == "wkv5")
     assert not any(problem.peers for problem in report.problems)
     assert "<g><title>" not in draw_svg([report])
     picture = draw_svg([report], with_unpaired=True)
-    rows = picture.count("<g><title>wkv6 ")
+    rows = picture.count("<g><title>wkv5 ")
     assert rows == len(report.problems)
     assert picture.count('<circle class="kgen"') == rows + 1  # and the legend's
     assert picture.count('<circle class="peer"') == 1

@@ -268,6 +268,7 @@ def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
     request = SimpleNamespace(
         entry=SimpleNamespace(space=space), gpu=session.gpu, trials=9, pass_time_s=None,
         problems={"forward": (PROBLEM, other)}, retry=False, journal=tmp_path / "other.jsonl",
+        served={},
     )  # fmt: skip
     feasible = Feasible((*A, *B), 6, ())
 
