@@ -170,10 +170,9 @@ def open_journal_file(path: Path) -> optuna.storages.BaseStorage:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_partial_line(path)
-    lock = FileLock(str(path))
-    backend = JournalFileBackend(str(path), lock_obj=cast(Any, lock))
+    backend = JournalFileBackend(str(path), lock_obj=cast(Any, FileLock(str(path))))
     try:
-        return JournalStorage(cast(Any, StudyFile(str(path), backend, lock)))
+        return JournalStorage(cast(Any, StudyFile(str(path), backend)))
     except (KgenError, OSError):
         raise
     except Exception as problem:  # Optuna takes what it reads to be whole

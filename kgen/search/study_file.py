@@ -1,28 +1,20 @@
-"""A journal file backend for Optuna that does not wait for the disk, and raises kgen's errors."""
+"""A journal file backend for Optuna that raises kgen's errors."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
 from typing import Any
 
 from kgen.errors import StorageError
-from kgen.search.lock import FileLock
 
 
 class StudyFile:
-    """A backend of Optuna's `JournalStorage` that appends itself, and reads by Optuna's own.
+    """A backend of Optuna's `JournalStorage` that wraps Optuna's own."""
 
-    Optuna's backend calls `fsync` for every record: four times a trial, under the lock for which
-    all processes of the study wait. Without it, what a process wrote outlives the process. Only a
-    power cut can lose the newest records, and the trials are in kgen's journal too.
-    """
-
-    def __init__(self, path: str, backend: Any, lock: FileLock) -> None:
-        """Wrap a `JournalFileBackend` of that path; `lock` protects the file."""
+    def __init__(self, path: str, backend: Any) -> None:
+        """Wrap a `JournalFileBackend` of that path."""
         self._path = path
         self._backend = backend
-        self._lock = lock
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append records.
@@ -31,14 +23,8 @@ class StudyFile:
             StorageError: If they cannot be written. The next `open_study` removes a line that was
                 written in part; the trials themselves are in kgen's journal.
         """
-        text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
         try:
-            self._lock.acquire()
-            try:
-                with open(self._path, "ab") as file:
-                    file.write(text.encode())
-            finally:
-                self._lock.release()
+            self._backend.append_logs(logs)
         except OSError as problem:
             raise StorageError(
                 f"{self._path}: the study cannot be written: {problem.strerror}\n"

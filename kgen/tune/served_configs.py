@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kgen.catalogue import Entry
@@ -13,17 +14,14 @@ from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
 from kgen.search.declared import as_declared
 
-ServedConfigs = Mapping[tuple[str, str], Config]
-"""By pass and problem."""
-
 
 def served_configs(
     out: Path, entry: Entry, problems: Mapping[str, Sequence[Problem]], gpu: GpuProfile
-) -> ServedConfigs:
+) -> dict[tuple[str, str], Config]:
     """Ask the library of a folder which config it runs for each problem.
 
-    A tune tries these first. A search that ends after a few trials then finds no kernel that is
-    slower than the one that serves already.
+    A tune tries these first, so that a search which ends after a few trials has timed the kernel
+    that serves already.
 
     Args:
         out: The folder; it may have no library, or a damaged one, which a tune replaces.
@@ -31,21 +29,18 @@ def served_configs(
         problems: By pass.
         gpu: The GPU to tune for.
     Returns:
-        The configs without those of the safe variant, which a search tries last. Empty for the
-        host, and where the library cannot be asked.
+        The configs by pass and problem, without those of the safe variant, which a search tries
+        last. Empty for the host, and where the library cannot be asked.
     """
     found: dict[tuple[str, str], Config] = {}
     if gpu.is_host:
         return found
-    try:
-        with LoadedLibrary.open(out, "--out") as library:
-            for name, asked in problems.items():
-                for problem in asked:
-                    served = library.served(entry.operator.name, name, problem, gpu)
-                    if served is None or served.step == "safe":
-                        continue
-                    if (config := as_declared(entry, name, served.config)) is not None:
-                        found[name, str(problem)] = config
-    except KgenError:
-        return found
+    with suppress(KgenError), LoadedLibrary.open(out, "--out") as library:
+        for name, asked in problems.items():
+            for problem in asked:
+                served = library.served(entry.operator.name, name, problem, gpu)
+                if served is None or served.step == "safe":
+                    continue
+                if (config := as_declared(entry, name, served.config)) is not None:
+                    found[name, str(problem)] = config
     return found

@@ -26,7 +26,7 @@ from kgen.verify.covering import covering_rows
 from kgen.verify.drawn import drawn_problems
 from kgen.worker import Candidate, Trial, TrialOutcome
 
-ROOM = 16  # a drawn problem's tensors take at most this part of a GPU's memory
+ROOM = 6  # a drawn problem's tensors take at most this part of a GPU's memory
 ORDERS = (0, 1)  # of a block's threads on the CPU: by rank, and shuffled
 DRAWS = 400  # problems per pass of which the covering array is chosen
 
