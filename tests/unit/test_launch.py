@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -21,7 +22,7 @@ from kgen.model.artifact import Artifact, BuildRequest, Rendered
 from kgen.model.digest import digest_of_text
 from kgen.model.gpu import GpuProfile
 from kgen.model.plan import Launch, Plan
-from kgen.runtime import cuda
+from kgen.runtime import cuda, device
 from kgen.runtime.cache import Cache
 
 INCLUDE = Path(__file__).parents[2] / "templates" / "include"
@@ -141,6 +142,19 @@ def test_launchers_get_the_attributes_of_their_launches(
                 wanted.append(kind)
         assert made == wanted
         assert ["programmatic dependent launch" in launch_text(x) for x in launches] == [*pdl]
+
+
+def test_the_library_launches_kernels_that_wait_for_each_other_cooperatively(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[object, ...]] = []
+    monkeypatch.setattr(device, "make_launcher", lambda *args: made.append(args[-2:]))
+    function = SimpleNamespace(allow_smem=lambda _: None, demand_room=lambda *_: None)
+    file = object.__new__(device.KernelFile)
+    file._cuda = cast("cuda.CudaModule", SimpleNamespace(function=lambda _: function))
+    file.launcher("waits", "p", (64, 1, 1), 0, pdl=True, coresident=128)
+    file.launcher("alone", "p", (64, 1, 1), 0)
+    assert made == [(True, True), (False, False)]
 
 
 def test_what_is_bound_stays_alive(module: Module) -> None:
