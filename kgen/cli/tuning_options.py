@@ -34,7 +34,7 @@ def add_tune(tune: argparse.ArgumentParser) -> None:
         "--time",
         type=duration,
         metavar="60s",
-        help="time for all searches together: 90, 60s, 5m, 1h (default: no limit); a search takes "
+        help="time for all searches together: 90, 60s, 5m, 1h (default: no limit); they take "
         "up to 20 s more while the first config of a variant still compiles",
     )
     add_out(tune, "where the library is written")

@@ -29,7 +29,7 @@ from kgen.tune.recorded_winners import recorded_winners
 from kgen.tune.request import TuneRequest
 from kgen.tune.results import PassResult, ProblemResult
 from kgen.tune.safe import SafeCertificates
-from kgen.tune.search_loop import BUILD_AHEAD
+from kgen.tune.search_loop import BUILD_AHEAD, OVERTIME_S
 from kgen.tune.search_state import SearchState
 from kgen.tune.session import open_session, worker_pool
 from kgen.tune.warm_start import WarmStart, warm_start
@@ -119,6 +119,7 @@ class _PassTune:
             if record.pass_name == session.pass_name and record.timing is not None
         ]
         self._searched_s = 0.0
+        self._overtime_s = OVERTIME_S  # left
         self._results: list[ProblemResult] = []
         self._build_ahead(0)
         self._copy_gbps = session.probe()
@@ -216,6 +217,7 @@ class _PassTune:
             deadline,
             retry=self._request.retry and not again,  # the search before has tried them again
             joint=self._joint,
+            overtime_s=self._overtime_s,
         )
         result = yield from tune_problem(
             self._session,
@@ -227,6 +229,9 @@ class _PassTune:
             before_finals,
         )
         self._searched_s += time.monotonic() - started
+        if deadline is not None:
+            late_s = started + result.search_s - deadline
+            self._overtime_s = max(0.0, self._overtime_s - max(0.0, late_s))
         return result
 
     def _first_trials(self, place: int, likely: Sequence[Config] = ()) -> WarmStart:

@@ -18,7 +18,7 @@ from kgen.tune.joint import Joint
 from kgen.tune.progress import progress_of
 from kgen.tune.request import TuneRequest
 from kgen.tune.results import ProblemResult
-from kgen.tune.search_loop import ProblemSearch
+from kgen.tune.search_loop import OVERTIME_S, ProblemSearch
 from kgen.tune.search_state import SearchState
 from kgen.tune.warm_start import WarmStart
 
@@ -34,6 +34,7 @@ class ProblemTask:
         deadline: When the search ends if it has a result, as of `time.monotonic`; None for never.
         retry: Try again the configs that crashed or timed out in earlier tunes.
         joint: The work with other processes; None: this one works alone.
+        overtime_s: How long past the deadline it waits for the first config of a variant.
     """
 
     problem: Problem
@@ -42,6 +43,7 @@ class ProblemTask:
     deadline: float | None
     retry: bool
     joint: Joint | None = None
+    overtime_s: float = OVERTIME_S
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def search_problem(
         deadline=task.deadline,
         retry=task.retry,
         joint=task.joint,
+        overtime_s=task.overtime_s,
     )
 
     def progress() -> Progress:

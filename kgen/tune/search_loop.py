@@ -47,8 +47,9 @@ BUILD_AHEAD = ROUND * IN_FLIGHT
 PATIENCE_S = 8.0
 HELD_POLL_S = 1.0  # poll interval of a held candidate
 EARLY_STOP_RATIO = 4.0  # times the best: early stop after the first samples
-# Past its deadline a search waits this long for the first config of a variant that has no time yet.
-# The fastest variants compile for 5 to 20 s; without them a short search ends with a slow kernel.
+# Past their deadlines the searches of a pass wait this long, together, for the first config of a
+# variant that has no time yet. The fastest variants compile for 5 to 20 s; without them a short
+# search ends with a slow kernel.
 OVERTIME_S = 20.0
 
 
@@ -74,6 +75,7 @@ class ProblemSearch:
         retry: bool,
         joint: Joint | None = None,
         every_time: bool = False,
+        overtime_s: float = OVERTIME_S,
     ) -> None:
         """Read the journal and open the study.
 
@@ -92,6 +94,7 @@ class ProblemSearch:
             retry: Try again the configs that crashed or timed out.
             joint: The work with other processes; None: this one works alone.
             every_time: Time all verified configs on trained inputs, not only those that could win.
+            overtime_s: How long to wait past the deadline for the first config of a variant.
         Raises:
             TemplateError: If a template does not render.
         """
@@ -155,6 +158,7 @@ class ProblemSearch:
                 joint, name, study, self._others, self.state, first, trials
             )
         self._first, self._builds_ahead, self._deadline = first, builds_ahead, deadline
+        self._overtime_s = overtime_s
         self._pending: deque[PendingTrial] = deque()
         self._same_code: dict[str, TrialOutcome] = {}
         self._places = {config: i for i, config in enumerate(first.configs)}
@@ -219,7 +223,7 @@ class ProblemSearch:
         return (
             self._joint is None
             and self._deadline is not None
-            and time.monotonic() < self._deadline + OVERTIME_S
+            and time.monotonic() < self._deadline + self._overtime_s
             and trial.proposal.config in self._leads
             and all(r.config.variant != trial.variant for r in self.state.ranking())
         )

@@ -14,9 +14,19 @@ from kgen.assets import include_dir
 from kgen.catalogue import open_catalogue
 from kgen.cli.tune_state import Scope, TuneState
 from kgen.emit import SafeKernel, emit
+from kgen.emit import state as state_module
 from kgen.emit.state import read_safe
 from kgen.emit.untuned import untuned_safe_kernels
-from kgen.tune import PassDone, PassResult, ProblemConfirmed, SafeCertified, TuneEvent, job
+from kgen.errors import RecordError
+from kgen.tune import (
+    PassDone,
+    PassResult,
+    ProblemConfirmed,
+    SafeCertified,
+    StageStarted,
+    TuneEvent,
+    job,
+)
 
 ENTRY = open_catalogue().entry("rmsnorm")
 
@@ -71,6 +81,35 @@ def test_a_tune_that_ends_early_publishes_what_is_certified(
     assert published_by(monkeypatch, tmp_path, [KeyboardInterrupt()]) == []
 
 
+def test_publishing_takes_a_tenth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A publication that takes 10 s, and 40 problems that are confirmed 5 s after each other."""
+    now, said, last = 0.0, [], []
+
+    def tune(request: object) -> Iterator[TuneEvent]:
+        nonlocal now
+        for i in range(40):
+            now += 5.0
+            yield ProblemConfirmed(result(i, 1))
+        last.append(now)
+        yield StageStarted("host runs")  # no other problem is confirmed for long
+        now += 90.0
+        yield StageStarted("host runs")
+
+    def publish(found: PassResult, out: Path, reports: Path) -> Any:
+        nonlocal now
+        said.append(len(found.safe))
+        now += 10.0
+
+    monkeypatch.setattr(job, "tune", tune)
+    monkeypatch.setattr(job, "publish", publish)
+    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: now))
+    list(job.tune_and_publish(cast(Any, None), tmp_path, tmp_path))
+    assert said == [0, 18, 36, 39], "the first at once, the last when there is time"
+    assert 0.15 * last[0] >= 10.0 * 3
+
+
 def test_a_reader_that_stops_gets_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """SIGTERM may come while an event is shown."""
     said: list[int] = []
@@ -103,6 +142,30 @@ def test_what_is_missing_is_said() -> None:
     assert "and" not in state.missing_text().splitlines()[-1]
     state.apply(PassDone(result(10, 0)), 3.0)
     assert state.missing_text() == ""
+
+
+def test_a_state_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = [k for k in untuned_safe_kernels(ENTRY, include_dir()) if k.pass_name == "forward"]
+    path = tmp_path / "kgen_ops" / "rmsnorm" / "safe.yaml"
+    emit(tmp_path, [], kernels[:1], include_dir(), is_whole=False)
+    first = read_safe(path)
+    loads = 0
+
+    def load(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal loads
+        loads += 1
+        return real(*arguments, **keywords)
+
+    real = state_module.yaml.load
+    monkeypatch.setattr(state_module.yaml, "load", load)
+    assert read_safe(path) == first
+    assert loads == 0
+    path.write_text(path.read_text().replace("pass: forward", "pass: backward"))
+    assert [one.pass_name for one in read_safe(path)] == ["backward"]
+    assert loads == 1
+    path.write_text("rows: [")
+    with pytest.raises(RecordError, match=r"safe\.yaml does not have the format"):
+        read_safe(path)
 
 
 def test_a_part_of_the_safe_kernels_leaves_the_others_as_they_are(tmp_path: Path) -> None:

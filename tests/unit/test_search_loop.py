@@ -41,6 +41,7 @@ def search(
     trials: int,
     ahead: BuildsAhead | None = None,
     time_s: float | None = None,
+    overtime_s: float = search_loop.OVERTIME_S,
 ) -> SearchState:
     request = SimpleNamespace(
         study=folder / "study.log", seed=0, limits=Limits(), paths=(),
@@ -57,6 +58,7 @@ def search(
         trials=trials,
         deadline=time_s,
         retry=False,
+        overtime_s=overtime_s,
     )
     for _ in search.run():
         pass
@@ -299,6 +301,41 @@ def test_a_tune_builds_ahead_before_the_probe_and_before_finals(
         assert len(session.builds) == 5
 
 
+def test_the_searches_of_a_pass_share_their_overtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search of a population would take 20 s for each of its problems."""
+    session, given, over_s = FakeSession(tmp_path, {}), [], iter((-3.0, 15.0, 30.0, 1.0))
+    variants = [variant("a", A[:1])]
+    request = SimpleNamespace(
+        entry=SimpleNamespace(space=SimpleNamespace(of_pass=lambda name: variants)),
+        gpu=session.gpu, trials=9, pass_time_s=8.0, problems={"forward": (PROBLEM,) * 4},
+        retry=False, journal=tmp_path / "other.jsonl", served={},
+    )  # fmt: skip
+
+    def tuned(*arguments: Any) -> Any:
+        task = arguments[2]
+        given.append(round(task.overtime_s, 1))
+        searched_s = task.deadline + next(over_s) - time.monotonic()
+        yield from ()
+        return SimpleNamespace(winner=SimpleNamespace(config=A[0]), search_s=searched_s)
+
+    monkeypatch.setattr(engine, "tune_problem", tuned)
+    with BuildsAhead(session.as_session(), 1) as ahead:
+        tune = engine._PassTune(
+            cast("TuneRequest", cast("Any", request)),
+            [Feasible(tuple(A), 3, ())] * 4,
+            session.as_session(),
+            cast("HostRunner", None),
+            cast("WorkerPool", None),
+            ahead,
+            0.0,
+        )
+        for place in range(4):
+            list(tune._tune_problem(place, share=4 - place))
+    assert given == [20.0, 20.0, 5.0, 0.0]
+
+
 def test_nothing_is_started_ahead_once_a_tune_has_ended(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, {}, slow=("a",))
     with BuildsAhead(session.as_session(), 1) as ahead:
@@ -394,12 +431,9 @@ def test_a_late_search_waits_for_the_first_config_of_a_variant(tmp_path: Path) -
     assert B[1] not in found.records, "its variant has a time by then"
 
 
-def test_a_late_search_does_not_wait_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(search_loop, "OVERTIME_S", 0.0)
+def test_a_late_search_does_not_wait_for_long(tmp_path: Path) -> None:
     session = FakeSession(tmp_path, {"a": 90.0, "b": 10.0}, slow=("b",))
     with session.letting_go():
         found = search(tmp_path, session, [*A, *B], WarmStart((*A[:2], *B[:2])), 9,
-                       time_s=time.monotonic())
+                       time_s=time.monotonic(), overtime_s=0.0)
     assert {r.config.variant for r in found.records.values()} == {"a"}
