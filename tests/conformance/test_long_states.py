@@ -16,12 +16,15 @@ from kgen.search.feasible import is_feasible
 
 TILES = {"chunk": 16, "value_tiles": 1, "value_warps": 1, "key_warps": 1, "stages": 3,
          "copy_bytes": 16, "segments": 1, "min_blocks": 1}  # fmt: skip
+STATE_TILES = {"step_tiles": 1, "block_v": 16, "state_keys": 16, "state_values": 16,
+               "state_key_warps": 1, "state_value_warps": 1, "batch": 16}  # fmt: skip
 STEPS = "B=1,H=1,T=8193,E=16,M=16,dtype=bf16"
 CASES = (
     ("forward", "chunk_loop", "final_state_dtype=fp32", {}),
     ("forward", "chunk_scan", "final_state_dtype=fp32,norm_dtype=fp32",
      {"segments": 2, "scan_vec": 1}),
     ("backward", "chunk_loop", "initial_state_dtype=fp32", {}),
+    ("backward", "chunk_parallel", "initial_state_dtype=fp32", {"chunk": 32, "batch": 32}),
 )  # fmt: skip
 
 
@@ -33,7 +36,9 @@ def test_states_after_thousands_of_steps(
     variant = entry.space.variant(pass_name, name)
     signature = entry.operator.signature
     problem = parse_problem(f"{STEPS},{options}", signature)
-    config = variant.config(TILES | changes)
+    given = TILES | STATE_TILES | changes
+    config = variant.config({one.name: given[one.name] for one in variant.params
+                             if one.name in given})
     pass_ = signature.pass_named(pass_name)
     assert is_feasible(variant, config, pass_, problem, ROOMY, legality_only=True)
     outcomes = run_configs(
