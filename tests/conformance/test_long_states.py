@@ -20,8 +20,7 @@ TILES = {"chunk": 16, "value_tiles": 1, "value_warps": 1, "key_warps": 1, "stage
 STATE_TILES = {"step_tiles": 1, "block_v": 16, "state_keys": 16, "state_values": 16,
                "state_key_warps": 1, "state_value_warps": 1, "batch": 16}  # fmt: skip
 STEPS = "B=1,H=1,T=8193,E=16,M=16,dtype=bf16"
-HALVING = {"chunk": 16, "value_tiles": 1, "value_warps": 1, "key_warps": 1, "stages": 3, "buffers": 1,
-           "segments": 1, "min_blocks": 1, "copy_bytes": 16}  # fmt: skip
+HALVING = TILES | {"buffers": 1}
 CASES = (
     ("forward", "chunk_loop", "final_state_dtype=fp32", {}),
     ("forward", "chunk_scan", "final_state_dtype=fp32,norm_dtype=fp32",
