@@ -15,7 +15,7 @@ from kgen.errors import EmptySpaceError, ExprError, SpaceError
 from kgen.model.config import Config, Value
 from kgen.model.expr import Names, base_names, parse_expr
 from kgen.model.gpu import GpuProfile
-from kgen.model.plan import make_plan
+from kgen.model.plan import Planner
 from kgen.model.problem import Problem
 from kgen.model.signature import Pass
 from kgen.model.space import Rule, RuleKind, Variant
@@ -136,14 +136,15 @@ def refusing_rule(
                 continue
             if not _holds(rule, env):
                 return rule
-    return enumeration.plan_refusal(config)
+    return enumeration.plan_refusal(env)
 
 
 class _Enumeration:
     """The depth-first enumeration of one variant."""
 
     def __init__(self, variant: Variant, pass_: Pass, problem: Problem, gpu: GpuProfile) -> None:
-        self.variant, self.problem, self.gpu = variant, problem, gpu
+        self.variant, self.gpu = variant, gpu
+        self.planner = Planner(variant, gpu)
         self.lets = dict(variant.lets)
         self.env: dict[str, Any] = {**gpu.names, **problem.names, **_tuning_call(pass_, problem)}
         self.refused: dict[Rule, int] = {}
@@ -176,10 +177,9 @@ class _Enumeration:
                 self.refused[rule] = self.refused.get(rule, 0) + lost
                 return
         if depth == len(params):
-            config = self.variant.config(dict(chosen))
-            refusal = self.plan_refusal(config)
+            refusal = self.plan_refusal(env)
             if refusal is None:
-                found.append(config)
+                found.append(self.variant.config(dict(chosen)))
             else:
                 self.refused[refusal] = self.refused.get(refusal, 0) + 1
             return
@@ -194,11 +194,11 @@ class _Enumeration:
         for name in (param.name, *self.stale[param.name]):
             env.pop(name, None)
 
-    def plan_refusal(self, config: Config) -> Rule | None:
-        """The reason why the config's launch is illegal, or None."""
-        variant, gpu = self.variant, self.gpu
+    def plan_refusal(self, env: Names) -> Rule | None:
+        """The reason why the launch of the config in `env` is illegal, or None."""
+        gpu = self.gpu
         try:
-            plan = make_plan(variant, config, self.problem, gpu)
+            plan = self.planner.plan(env)
         except SpaceError as problem:
             return self._limit(str(problem).partition(": ")[2])
         for launch in plan.launches:
