@@ -18,8 +18,7 @@ from kgen.errors import CatalogueError, suggest
 from kgen.model.space import Space
 from kgen.operators.base import Operator
 
-# As kgen's own modules, its own files are read once in a process: reading a space takes 30 to
-# 100 ms, and some commands open the catalogue for each problem.
+# kgen's own files are read once in a process, as its own modules are: a space takes 30 to 100 ms.
 _load_own_space = lru_cache(maxsize=None)(load_space)
 _NO_OPERATORS = ("__init__", "base")
 # Names of the library beside its operators, and names that an operator's module in it uses.
