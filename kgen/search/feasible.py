@@ -61,7 +61,7 @@ def enumerate_feasible(
     configs: list[Config] = []
     refusals: list[Refusal] = []
     for variant in variants:
-        enumeration = _Enumeration(variant, pass_, problem, gpu)
+        enumeration = Feasibility(variant, pass_, problem, gpu)
         configs += enumeration.run()
         refusals += [
             Refusal(variant.name, _text(rule), rule.why, rule.where, count)
@@ -128,19 +128,11 @@ def refusing_rule(
         gpu: The GPU.
         legality_only: Ignore efficiency rules, which only say whether a trial is worthwhile.
     """
-    enumeration = _Enumeration(variant, pass_, problem, gpu)
-    env = Names({**enumeration.env, **variant.values(config)}, enumeration.lets)
-    for level in enumeration.levels:
-        for rule in level:
-            if legality_only and rule.kind is RuleKind.EFFICIENCY:
-                continue
-            if not _holds(rule, env):
-                return rule
-    return enumeration.plan_refusal(env)
+    return Feasibility(variant, pass_, problem, gpu).refusing_rule(config, legality_only)
 
 
-class _Enumeration:
-    """The depth-first enumeration of one variant."""
+class Feasibility:
+    """What the rules of one variant say of configs, for one problem on one GPU."""
 
     def __init__(self, variant: Variant, pass_: Pass, problem: Problem, gpu: GpuProfile) -> None:
         self.variant, self.gpu = variant, gpu
@@ -161,8 +153,19 @@ class _Enumeration:
             for name in base_names(expr, self.lets) & self.stale.keys():
                 self.stale[name].append(let)
 
+    def refusing_rule(self, config: Config, legality_only: bool = False) -> Rule | None:
+        """The first rule that refuses a config, or None; see the function of this name."""
+        env = Names({**self.env, **self.variant.values(config)}, self.lets)
+        for level in self.levels:
+            for rule in level:
+                if legality_only and rule.kind is RuleKind.EFFICIENCY:
+                    continue
+                if not _holds(rule, env):
+                    return rule
+        return self.plan_refusal(env)
+
     def run(self) -> list[Config]:
-        """Return the feasible configs in declared order."""
+        """Return the feasible configs in declared order, depth first."""
         found: list[Config] = []
         self._descend(0, Names(self.env, self.lets), [], found)
         return found
