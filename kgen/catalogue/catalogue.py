@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from kgen.assets import Root, builtin_root, user_roots
@@ -17,6 +18,8 @@ from kgen.errors import CatalogueError, suggest
 from kgen.model.space import Space
 from kgen.operators.base import Operator
 
+# kgen's own files are read once in a process, as its own modules are: a space takes 30 to 100 ms.
+_load_own_space = lru_cache(maxsize=None)(load_space)
 _NO_OPERATORS = ("__init__", "base")
 # Names of the library beside its operators, and names that an operator's module in it uses.
 RESERVED_NAMES = frozenset({
@@ -85,9 +88,8 @@ class Catalogue:
             )
         # Reports quote rules with their place; kgen's own files are the same in every checkout.
         shown_as = f"search_spaces/{space_file.name}" if root.builtin else ""
-        space = load_space(
-            space_file, operator.name, operator.signature, shown_as, root.templates
-        )
+        load = _load_own_space if root.builtin else load_space
+        space = load(space_file, operator.name, operator.signature, shown_as, root.templates)
         return Entry(operator, space, root.templates / space.template_folder, root)
 
     def _load(self, name: str) -> Operator:

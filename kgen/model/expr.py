@@ -1,15 +1,15 @@
-"""The expression language of search spaces: a whitelisted subset of Python, without `eval`.
+"""The expression language of search spaces: a whitelisted subset of Python.
 
 Integers, floats, strings, booleans, names; + - * // % **; comparisons, `in (…)`, and/or/not,
 `a if c else b`; calls of ceil_div, round_up, next_pow2, is_pow2, min, max. An expression is
-parsed once to a tree of closures (fast enough to filter a million configs) and can be printed
-as plain Python for the generated library.
+checked node by node, rewritten so that its names are read from a mapping, and compiled once to a
+Python function: a search evaluates millions. It can be printed as plain Python for the generated
+library, and means the same there.
 """
 
 from __future__ import annotations
 
 import ast
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,7 +19,7 @@ from kgen.errors import ExprError, suggest
 from kgen.runtime.arith import MAX_POWER, ceil_div, is_pow2, next_pow2, round_up
 
 Env = Mapping[str, Any]
-_Closure = Callable[[Env], Any]
+_Function = Callable[[Env], Any]
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ceil_div": ceil_div,
@@ -29,24 +29,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
 }
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-}
+_BINARY = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
+_COMPARE = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
+# Their results are numbers, whatever they are given.
+_NUMERIC = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare)
+_ENV, _POWER = "env", "_power"  # in compiled expressions
 # Limits against typing errors such as 9**9**9 and against hostile expressions.
 MAX_BITS = 4096  # of an integer power
 MAX_CHARS = 20_000  # of an expression with its lets expanded
@@ -63,7 +50,7 @@ class Expr:
 
     text: str
     names: frozenset[str]
-    _closure: _Closure = field(compare=False, repr=False)
+    _function: _Function = field(compare=False, repr=False)
 
     def __call__(self, env: Env) -> Any:
         """Evaluate in `env`.
@@ -72,14 +59,20 @@ class Expr:
             ExprError: If a name is missing or the arithmetic is impossible (x // 0).
         """
         try:
-            return self._closure(env)
+            return self._function(env)
         except KeyError as missing:
             raise ExprError(f"'{self.text}' uses {missing}, which has no value here") from None
         except (ArithmeticError, TypeError, ValueError) as problem:
-            raise ExprError(f"'{self.text}' cannot be evaluated: {problem}") from None
+            texts = ", ".join(
+                f"{name} is {env[name]!r:.40}" for name in sorted(self.names)
+                if isinstance(env.get(name), str | tuple)
+            )
+            raise ExprError(
+                f"'{self.text}' cannot be evaluated: {problem}{f' ({texts})' if texts else ''}"
+            ) from None
 
     def __reduce__(self) -> tuple[Callable[[str], Expr], tuple[str]]:
-        return parse_expr, (self.text,)  # closures do not pickle; the text suffices
+        return parse_expr, (self.text,)  # functions do not pickle; the text suffices
 
 
 class Names(dict[str, Any]):
@@ -129,7 +122,7 @@ def parse_expr(source: str | int | float | bool) -> Expr:
 
 # Every trial sends its variant to the worker, and a variant has dozens of expressions: parsing them
 # again each time took a tenth of a trial.
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def _parse(text: str) -> Expr:
     if len(text) > MAX_CHARS:
         raise ExprError(
@@ -138,8 +131,8 @@ def _parse(text: str) -> Expr:
     names: set[str] = set()
     try:
         tree = ast.parse(text, mode="eval").body
-        closure = _compile(tree, names, text)
-        return Expr(ast.unparse(tree), frozenset(names), closure)
+        function = _compiled(_rewritten(tree, names, text))
+        return Expr(ast.unparse(tree), frozenset(names), function)
     except SyntaxError as problem:
         raise ExprError(f"'{text}' is not an expression: {problem.msg}") from None
     except (RecursionError, MemoryError, ValueError) as problem:
@@ -148,58 +141,56 @@ def _parse(text: str) -> Expr:
         ) from None
 
 
-def _compile(node: ast.expr, names: set[str], text: str) -> _Closure:
-    def sub(child: ast.expr) -> _Closure:
-        return _compile(child, names, text)
+def _rewritten(node: ast.expr, names: set[str], text: str) -> ast.expr:
+    """Check a node, and return it with names read from the mapping and powers limited."""
+
+    def sub(child: ast.expr) -> ast.expr:
+        return _rewritten(child, names, text)
+
+    def number(child: ast.expr) -> ast.expr:
+        """An operand. Texts and lists have no unary plus, which numbers hardly notice: without
+        it `dtype * 10**11` would take all memory.
+        """
+        value = sub(child)
+        return value if isinstance(child, _NUMERIC) else ast.UnaryOp(ast.UAdd(), value)
 
     match node:
-        case ast.Constant(value=bool() | int() | float() | str() as constant):
-            return lambda env: constant
+        case ast.Constant(value=bool() | int() | float() | str()):
+            return node
         case ast.Name(id=name):
             if name in FUNCTIONS:
                 raise ExprError(f"'{text}': '{name}' is a function; call it")
             names.add(name)
-            return lambda env: env[name]
+            return ast.Subscript(
+                ast.Name(_ENV, ast.Load()), ast.Constant(name), ast.Load())
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             _demand_numbers(left, right, text)
-            base, power = sub(left), sub(right)
+            power = ast.Call(ast.Name(_POWER, ast.Load()), [number(left), number(right)], [])
             if _is_constant(node):  # generated Python computes it without a limit
                 try:
-                    _power(base({}), power({}))
+                    _compiled(power)({})
                 except (ArithmeticError, TypeError, ValueError) as problem:
                     raise ExprError(f"'{text}' cannot be evaluated: {problem}") from None
-            return lambda env: _power(base(env), power(env))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return power
+        case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _BINARY):
             _demand_numbers(left, right, text)
-            return _arithmetic(_BINARY[type(op)], sub(left), sub(right))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            value = sub(operand)
-            return lambda env: -value(env)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            value = sub(operand)
-            return lambda env: not value(env)
+            return ast.BinOp(number(left), op, number(right))
+        case ast.UnaryOp(op=ast.USub() | ast.Not() as op, operand=operand):
+            return ast.UnaryOp(op, sub(operand))
         case ast.BoolOp(op=op, values=values):
-            parts = [sub(value) for value in values]
-            if isinstance(op, ast.And):
-                return lambda env: all(part(env) for part in parts)
-            return lambda env: any(part(env) for part in parts)
+            return ast.BoolOp(op, [sub(value) for value in values])
         case ast.Compare(left=left, ops=ops, comparators=others) if all(
-            type(op) in _COMPARE for op in ops
+            isinstance(op, _COMPARE) for op in ops
         ):
-            first = sub(left)
-            links = [(_COMPARE[type(op)], sub(o)) for op, o in zip(ops, others, strict=True)]
-            return lambda env: _chain(env, first, links)
+            return ast.Compare(sub(left), ops, [sub(other) for other in others])
         case ast.IfExp(test=test, body=body, orelse=orelse):
-            condition, then, other = sub(test), sub(body), sub(orelse)
-            return lambda env: then(env) if condition(env) else other(env)
+            return ast.IfExp(sub(test), sub(body), sub(orelse))
         case ast.Tuple(elts=elts) | ast.List(elts=elts):
-            items = [sub(item) for item in elts]
-            return lambda env: tuple(item(env) for item in items)
+            return ast.Tuple([sub(item) for item in elts], ast.Load())
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
             if name not in FUNCTIONS:
                 raise ExprError(f"'{text}' calls '{name}'\n  {suggest(name, FUNCTIONS)}")
-            function, arguments = FUNCTIONS[name], [sub(arg) for arg in args]
-            return lambda env: function(*(argument(env) for argument in arguments))
+            return ast.Call(ast.Name(name, ast.Load()), [sub(arg) for arg in args], [])
     raise ExprError(
         f"'{text}': '{ast.unparse(node)}' is not allowed here\n"
         "  allowed: numbers, names, strings, + - * // % **, comparisons, in, and/or/not, "
@@ -207,31 +198,23 @@ def _compile(node: ast.expr, names: set[str], text: str) -> _Closure:
     )
 
 
+def _compiled(node: ast.expr) -> _Function:
+    """A function of the mapping; `node` has nothing but what `_rewritten` lets pass."""
+    arguments = ast.arguments([], [ast.arg(_ENV)], None, [], [], None, [])
+    tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, node)))
+    function: _Function = eval(compile(tree, "<expression>", "eval"), dict(_GLOBALS))
+    return function
+
+
 def _power(base: Any, power: Any) -> Any:
-    if abs(_number(power)) > MAX_POWER:
+    if abs(power) > MAX_POWER:
         raise ValueError(f"power {power} is beyond {MAX_POWER}")
     if isinstance(base, int) and base.bit_length() * abs(power) > MAX_BITS:
         raise ValueError(f"a power of more than {MAX_BITS} bits")
-    return _number(base) ** power
+    return base**power
 
 
-def _arithmetic(apply: Callable[[Any, Any], Any], left: _Closure, right: _Closure) -> _Closure:
-    """Most values are ints, which need no look: a search evaluates millions of expressions."""
-
-    def evaluate(env: Env) -> Any:
-        a, b = left(env), right(env)
-        if type(a) is int and type(b) is int:
-            return apply(a, b)
-        return apply(_number(a), _number(b))
-
-    return evaluate
-
-
-def _number(value: Any) -> Any:
-    """Texts and lists cannot be calculated with: `'a' * 10**11` would take all memory."""
-    if isinstance(value, str | tuple):
-        raise TypeError(f"{value!r:.40} is no number")
-    return value
+_GLOBALS = {**FUNCTIONS, _POWER: _power, "__builtins__": {}}
 
 
 def _demand_numbers(left: ast.expr, right: ast.expr, text: str) -> None:
@@ -245,15 +228,3 @@ def _demand_numbers(left: ast.expr, right: ast.expr, text: str) -> None:
 
 def _is_constant(node: ast.expr) -> bool:
     return not any(isinstance(part, ast.Name) for part in ast.walk(node))
-
-
-def _chain(
-    env: Env, first: _Closure, links: list[tuple[Callable[[Any, Any], Any], _Closure]]
-) -> bool:
-    left = first(env)
-    for compare, closure in links:
-        right = closure(env)
-        if not compare(left, right):
-            return False
-        left = right
-    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from kgen.errors import ExprError, SpaceError
 from kgen.model.config import Config
@@ -89,25 +90,48 @@ def make_plan(variant: Variant, config: Config, problem: Problem, gpu: GpuProfil
         SpaceError: If an extent is no whole number, negative, or beyond what CUDA can launch; or
             a launch uses programmatic dependent launch on a GPU that has none.
     """
-    env = expression_names(variant, config, problem, gpu)
-    launches: list[Launch] = []
-    for spec in variant.launches:
-        grid = _extents(spec.grid, env, variant, "grid", least=0, most=MAX_GRID)
-        block = _extents(spec.block, env, variant, "block", least=1, most=(1024, 1024, 64))
-        smem = _whole(spec.smem, env, variant, "smem")
-        args = tuple(
-            _whole(arg, env, variant, "argument") if isinstance(arg, Expr) else arg
-            for arg in spec.args
+    return Planner(variant, gpu).plan(expression_names(variant, config, problem, gpu))
+
+
+class Planner:
+    """Makes the plans of many configs of a variant."""
+
+    def __init__(self, variant: Variant, gpu: GpuProfile) -> None:
+        """Find the arguments that are expressions; most are names."""
+        self._variant, self._gpu = variant, gpu
+        self._launches = [
+            (spec, any(isinstance(arg, Expr) for arg in spec.args)) for spec in variant.launches
+        ]
+
+    def plan(self, env: Names) -> Plan:
+        """Evaluate the launch expressions for the config and problem of `expression_names`.
+
+        Raises:
+            SpaceError: See `make_plan`.
+        """
+        variant = self._variant
+        launches: list[Launch] = []
+        for spec, computed in self._launches:
+            grid = _extents(spec.grid, env, variant, "grid", least=0, most=MAX_GRID)
+            block = _extents(spec.block, env, variant, "block", least=1, most=(1024, 1024, 64))
+            smem = _whole(spec.smem, env, variant, "smem")
+            pdl = _uses_pdl(spec, env, variant, self._gpu)
+            if pdl and launches and all(launch.is_empty for launch in launches):
+                pdl = False
+            args = _args(spec, env, variant) if computed else cast("tuple[str, ...]", spec.args)
+            launches.append(Launch(spec.kernel, grid, block, smem, args, pdl, spec.coresident))
+        workspaces = tuple(
+            Workspace(w.name, w.dtype, _whole(w.elements, env, variant, w.name))
+            for w in variant.workspaces
         )
-        pdl = _uses_pdl(spec, env, variant, gpu)
-        if launches and all(launch.is_empty for launch in launches):
-            pdl = False
-        launches.append(Launch(spec.kernel, grid, block, smem, args, pdl, spec.coresident))
-    workspaces = tuple(
-        Workspace(w.name, w.dtype, _whole(w.elements, env, variant, w.name))
-        for w in variant.workspaces
+        return Plan(tuple(launches), workspaces)
+
+
+def _args(spec: LaunchSpec, env: Names, variant: Variant) -> tuple[str | int, ...]:
+    return tuple(
+        _whole(arg, env, variant, "argument") if isinstance(arg, Expr) else arg
+        for arg in spec.args
     )
-    return Plan(tuple(launches), workspaces)
 
 
 def _uses_pdl(spec: LaunchSpec, env: Names, variant: Variant, gpu: GpuProfile) -> bool:
@@ -127,11 +151,11 @@ def _whole(expr: Expr, env: Names, variant: Variant, what: str) -> int:
         value = expr(env)
     except ExprError as problem:
         raise SpaceError(f"{variant.where}: {what} {problem}") from None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise SpaceError(
-            f"{variant.where}: {what} '{expr.text}' is {value!r}, which is not a whole number >= 0"
-        )
-    return value
+    if type(value) is int and value >= 0:  # a bool is none
+        return value
+    raise SpaceError(
+        f"{variant.where}: {what} '{expr.text}' is {value!r}, which is not a whole number >= 0"
+    )
 
 
 def _extents(

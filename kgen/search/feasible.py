@@ -15,7 +15,7 @@ from kgen.errors import EmptySpaceError, ExprError, SpaceError
 from kgen.model.config import Config, Value
 from kgen.model.expr import Names, base_names, parse_expr
 from kgen.model.gpu import GpuProfile
-from kgen.model.plan import make_plan
+from kgen.model.plan import Planner
 from kgen.model.problem import Problem
 from kgen.model.signature import Pass
 from kgen.model.space import Rule, RuleKind, Variant
@@ -61,7 +61,7 @@ def enumerate_feasible(
     configs: list[Config] = []
     refusals: list[Refusal] = []
     for variant in variants:
-        enumeration = _Enumeration(variant, pass_, problem, gpu)
+        enumeration = Feasibility(variant, pass_, problem, gpu)
         configs += enumeration.run()
         refusals += [
             Refusal(variant.name, _text(rule), rule.why, rule.where, count)
@@ -128,22 +128,15 @@ def refusing_rule(
         gpu: The GPU.
         legality_only: Ignore efficiency rules, which only say whether a trial is worthwhile.
     """
-    enumeration = _Enumeration(variant, pass_, problem, gpu)
-    env = Names({**enumeration.env, **variant.values(config)}, enumeration.lets)
-    for level in enumeration.levels:
-        for rule in level:
-            if legality_only and rule.kind is RuleKind.EFFICIENCY:
-                continue
-            if not _holds(rule, env):
-                return rule
-    return enumeration.plan_refusal(config)
+    return Feasibility(variant, pass_, problem, gpu).refusing_rule(config, legality_only)
 
 
-class _Enumeration:
-    """The depth-first enumeration of one variant."""
+class Feasibility:
+    """What the rules of one variant say of configs, for one problem on one GPU."""
 
     def __init__(self, variant: Variant, pass_: Pass, problem: Problem, gpu: GpuProfile) -> None:
-        self.variant, self.problem, self.gpu = variant, problem, gpu
+        self.variant, self.gpu = variant, gpu
+        self.planner = Planner(variant, gpu)
         self.lets = dict(variant.lets)
         self.env: dict[str, Any] = {**gpu.names, **problem.names, **_tuning_call(pass_, problem)}
         self.refused: dict[Rule, int] = {}
@@ -160,8 +153,19 @@ class _Enumeration:
             for name in base_names(expr, self.lets) & self.stale.keys():
                 self.stale[name].append(let)
 
+    def refusing_rule(self, config: Config, legality_only: bool = False) -> Rule | None:
+        """The first rule that refuses a config, or None; see the function of this name."""
+        env = Names({**self.env, **self.variant.values(config)}, self.lets)
+        for level in self.levels:
+            for rule in level:
+                if legality_only and rule.kind is RuleKind.EFFICIENCY:
+                    continue
+                if not _holds(rule, env):
+                    return rule
+        return self.plan_refusal(env)
+
     def run(self) -> list[Config]:
-        """Return the feasible configs in declared order."""
+        """Return the feasible configs in declared order, depth first."""
         found: list[Config] = []
         self._descend(0, Names(self.env, self.lets), [], found)
         return found
@@ -176,10 +180,9 @@ class _Enumeration:
                 self.refused[rule] = self.refused.get(rule, 0) + lost
                 return
         if depth == len(params):
-            config = self.variant.config(dict(chosen))
-            refusal = self.plan_refusal(config)
+            refusal = self.plan_refusal(env)
             if refusal is None:
-                found.append(config)
+                found.append(self.variant.config(dict(chosen)))
             else:
                 self.refused[refusal] = self.refused.get(refusal, 0) + 1
             return
@@ -194,11 +197,11 @@ class _Enumeration:
         for name in (param.name, *self.stale[param.name]):
             env.pop(name, None)
 
-    def plan_refusal(self, config: Config) -> Rule | None:
-        """The reason why the config's launch is illegal, or None."""
-        variant, gpu = self.variant, self.gpu
+    def plan_refusal(self, env: Names) -> Rule | None:
+        """The reason why the launch of the config in `env` is illegal, or None."""
+        gpu = self.gpu
         try:
-            plan = make_plan(variant, config, self.problem, gpu)
+            plan = self.planner.plan(env)
         except SpaceError as problem:
             return self._limit(str(problem).partition(": ")[2])
         for launch in plan.launches:

@@ -18,6 +18,20 @@ _HEAD_BYTES = 200
 _TAIL_BYTES = 4000
 
 
+_SPAWN = multiprocessing.get_context("spawn")  # for GPUs: fork would copy CUDA state
+
+
+def _host_context() -> multiprocessing.context.BaseContext:
+    """Start workers of the host as forks of a server that has loaded torch.
+
+    Loading torch takes seconds of a core, and a tune has a worker, its spare, and those that verify
+    winners. The server is started with the first of them and ends with this process.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])  # not kgen: workers find it as this process did
+    return context
+
+
 class Child:
     """A process that runs `worker_main`. It loads its modules at once, and opens the device when
     told to go.
@@ -28,14 +42,14 @@ class Child:
     """
 
     def __init__(self, setup: Setup) -> None:
-        context = multiprocessing.get_context("spawn")  # fork would copy CUDA state
+        context = _host_context() if setup.on_host or setup.gpu.is_host else _SPAWN
         self.pipe, theirs = context.Pipe()
         lifeline, self._lifeline = context.Pipe(duplex=False)
         self._output, output = context.Pipe(duplex=False)
         self._complaints, complaints = context.Pipe(duplex=False)
         self._process = context.Process(
             target=worker_main,
-            args=(theirs, lifeline, output, complaints, setup),
+            args=(theirs, lifeline, output, complaints, setup, dict(os.environ)),
             name="kgen-worker",
             daemon=True,
         )

@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 from kgen.catalogue import open_catalogue
@@ -16,7 +17,12 @@ from kgen.worker.messages import CallCosts, Failure, Finals, PeerNames, Probe, S
 
 
 def worker_main(
-    pipe: Connection, lifeline: Connection, output: Connection, complaints: Connection, setup: Setup
+    pipe: Connection,
+    lifeline: Connection,
+    output: Connection,
+    complaints: Connection,
+    setup: Setup,
+    environment: Mapping[str, str],
 ) -> None:
     """Entry point of the worker process.
 
@@ -27,7 +33,10 @@ def worker_main(
         output: Takes the place of stdout, which kernels may print to.
         complaints: Takes the place of stderr; a crash says its last words there.
         setup: The setup of the trials to come.
+        environment: The parent's environment; that of the server of forks may be older.
     """
+    os.environ.clear()
+    os.environ.update(environment)
     # Ctrl-C is the parent's to handle: it finishes or drops the trial, then ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the parent has blocked it

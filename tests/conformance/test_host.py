@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from kgen.model.record import Fate
 from kgen.model.signature import Signature
 from kgen.model.space import RuleKind, Variant
 from kgen.operators.base import Operator
-from kgen.search.feasible import enumerate_feasible, is_feasible, refusing_rule
+from kgen.search.feasible import Feasibility, enumerate_feasible, is_feasible
 from kgen.verify.covering import covering_rows
 from kgen.worker.messages import Candidate, Setup, Trial, TrialOutcome
 from kgen.worker.runner import Runner
@@ -185,15 +186,19 @@ def inefficient(
     pass_ = signature.pass_named(variant.pass_name)
     host = profile_of(variant, signature)
     tried = problems(signature)
+    rules = {
+        (problem, gpu): Feasibility(variant, pass_, problem, gpu)
+        for problem in tried for gpu in (host, H200)
+    }
     draw = random.Random(0)
     found: dict[frozenset[str], tuple[int, Problem, Config]] = {}
     for _ in range(3000):
         problem = draw.choice(tried)
         config = variant.config({p.name: draw.choice(p.choices) for p in variant.params})
-        if not is_feasible(variant, config, pass_, problem, host, legality_only=True):
+        if rules[problem, host].refusing_rule(config, legality_only=True):
             continue
-        rules = [refusing_rule(variant, config, pass_, problem, gpu) for gpu in (host, H200)]
-        why = frozenset(r.why for r in rules if r and r.kind is RuleKind.EFFICIENCY)
+        refusing = [rules[problem, gpu].refusing_rule(config) for gpu in (host, H200)]
+        why = frozenset(r.why for r in refusing if r and r.kind is RuleKind.EFFICIENCY)
         threads = threads_of(variant, config, problem)
         if why and (why not in found or threads < found[why][0]):
             found[why] = (threads, problem, config)
@@ -208,13 +213,18 @@ def inefficient(
 
 def candidates(variant: Variant, signature: Signature) -> list[tuple[Problem, Config]]:
     """Feasible configs of every problem of this suite, evenly spaced."""
+    return list(_candidates(variant, signature))
+
+
+@lru_cache(maxsize=None)  # four tests of each variant ask
+def _candidates(variant: Variant, signature: Signature) -> tuple[tuple[Problem, Config], ...]:
     gpu = profile_of(variant, signature)
-    return [
+    return tuple(
         (problem, config)
         for problem in problems(signature)
         for config in spread(variant, signature, problem, CANDIDATES, gpu)
         if gpu is HOST or threads_of(variant, config, problem) <= MOST_THREADS
-    ]
+    )
 
 
 def factors(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from planting import DEVICES, compiler_for, journal_path, plant, records, request, run_tune
-from processes import children_of, command_line, cpu_seconds, is_running
+from processes import cpu_seconds, descendants_of, is_running, workers_of
 
 from kgen.journal import Journal
 from kgen.model.record import Fate
@@ -31,12 +31,11 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, device: str) -> None:
     killed: list[int] = []
 
     def kill_once(progress: Progress) -> None:
-        # The worker is the child with the device; a spare may stand beside it. Kill them all.
+        # A spare may stand beside the worker with the device. Kill them all.
         if not killed and progress.fates.get(Fate.VERIFIED, 0) == 2:
-            for pid in children_of(os.getpid()):
-                if "spawn_main" in command_line(pid):
-                    killed.append(pid)
-                    os.kill(pid, signal.SIGKILL)
+            for pid in workers_of(os.getpid()):
+                killed.append(pid)
+                os.kill(pid, signal.SIGKILL)
 
     asked = request(tmp_path, mine, compiler, device)
     result = run_tune(asked, kill_once)
@@ -65,7 +64,7 @@ def test_a_tuner_killed_again_and_again_loses_nothing(tmp_path: Path, device: st
         offspring: set[int] = set()
         end = started + chance.uniform(0.3, longest_s)
         while time.monotonic() < end and process.poll() is None:
-            offspring |= children_of(process.pid)
+            offspring |= descendants_of(process.pid)
             time.sleep(0.02)
         if process.poll() is not None:
             _, said = process.communicate()
@@ -100,7 +99,7 @@ def test_an_endless_kernel_ends_with_its_tuner(tmp_path: Path) -> None:
     seen: set[int] = set()
 
     def busy() -> list[int]:
-        seen.update(children_of(process.pid))
+        seen.update(descendants_of(process.pid))
         return [pid for pid in seen if is_running(pid) and cpu_seconds(pid) > 4.0]
 
     try:

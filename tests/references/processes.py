@@ -54,3 +54,11 @@ def descendants_of(pid: int) -> set[int]:
     """Return the processes that a process has started, with all that these have started."""
     found = children_of(pid)
     return found | {below for child in found for below in descendants_of(child)}
+
+
+def workers_of(pid: int) -> set[int]:
+    """Return the workers of a tuner: spawned for a GPU, forked from a server for the host."""
+    children = children_of(pid)
+    servers = {child for child in children if "forkserver" in command_line(child)}
+    spawned = {child for child in children if "spawn_main" in command_line(child)}
+    return spawned | {worker for server in servers for worker in children_of(server)}

@@ -105,8 +105,8 @@ public:
     }
 
     // Adds the products of two rows of A and two adjacent columns of B, whose rows are `Stride` apart, to four sums.
-    template <int K, int Stride>
-    static KGEN_DEVICE void add_products(float (&c)[4], const float* upper, const float* lower,
+    template <int K, int Stride, class Row>
+    static KGEN_DEVICE void add_products(float (&c)[4], const Row* upper, const Row* lower,
                                          const float* columns) {
         using Pair = double __attribute__((vector_size(16)));  // of the two columns
         Pair sums[2] = {{c[0], c[1]}, {c[2], c[3]}};
@@ -115,7 +115,10 @@ public:
             sums[0] += static_cast<double>(upper[k]) * row_of_b;
             sums[1] += static_cast<double>(lower[k]) * row_of_b;
         }
-        for (int i = 0; i < 4; ++i) c[i] = cut_off(sums[i / 2][i % 2]);
+        c[0] = cut_off(sums[0][0]);
+        c[1] = cut_off(sums[0][1]);
+        c[2] = cut_off(sums[1][0]);
+        c[3] = cut_off(sums[1][1]);
     }
 
 private:
