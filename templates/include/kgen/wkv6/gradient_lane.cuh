@@ -40,6 +40,7 @@ KGEN_DEVICE void load_slots(SlotWords& words, const u16* tile) {
 // W: of w; Form: of the decays.
 template <class W, DecayForm Form>
 struct GradientLane : wkv7::HalvedSteps {
+    static constexpr int kEarlyTerms = 1, kLateTerms = 1;  // bf16 terms of rows for scores of halves of 8 and 4 steps
     SlotWords r, k;
     Steps d, gr, gk;  // d: decays; 1 after the last step
     // Of each key: decays of a half of 4 steps, and of 8, before the late pair of steps there and behind the early one;
@@ -207,7 +208,8 @@ struct GradientLane : wkv7::HalvedSteps {
 
     // The scores of a chunk as operand A of gv, rows s and columns t >= s, two terms; from sums over all keys:
     // x: far, near; last: the third of the scores where q == g / 2.
-    static KGEN_DEVICE void score_operands(u32 (&terms)[2][4], const float (&x)[4], float last) {
+    template <int Terms>
+    static KGEN_DEVICE void score_operands(u32 (&terms)[Terms][4], const float (&x)[4], float last) {
         const MmaLane lane = mma_lane();
         const int middle = lane.g / 2;
         const bool second = lane.g % 2 != 0, at = lane.q == middle;
@@ -216,14 +218,16 @@ struct GradientLane : wkv7::HalvedSteps {
         const float low[2] = {of_low || (at && !second) ? x[2] : 0.0f, of_low || at ? x[3] : 0.0f};
         const float high[2] = {of_high || (at && second) ? x[2] : (at ? last : 0.0f),
                                of_high ? x[3] : (at && second ? last : 0.0f)};
-        u32 pair[2];
-        split_bf16(low[0], low[1], pair);
-        terms[0][0] = pair[0], terms[1][0] = pair[1];
-        terms[0][1] = terms[1][1] = 0;
-        split_bf16(x[0], x[1], pair);
-        terms[0][2] = pair[0], terms[1][2] = pair[1];
-        split_bf16(high[0], high[1], pair);
-        terms[0][3] = pair[0], terms[1][3] = pair[1];
+        const auto put = [&](int i, float first, float second) {
+            u32 pair[Terms];
+            split_bf16(first, second, pair);
+#pragma unroll
+            for (int term = 0; term < Terms; ++term) terms[term][i] = pair[term];
+        };
+        put(0, low[0], low[1]);
+        put(1, 0.0f, 0.0f);
+        put(2, x[0], x[1]);
+        put(3, high[0], high[1]);
     }
 
     // The warp's part of the sums that score_operands takes.
@@ -304,24 +308,24 @@ private:
     // Scores of a level, rows early steps and columns late ones: low terms of early rows are rows 8 to 15.
     template <int kHalf>
     KGEN_DEVICE void put_scores(const Half& late_row, const Half& early_row, bool same) {
-        constexpr int kTerms = kHalf == 2 ? 1 : 2;
-        u32 of_late[2][2], of_early[4] = {};  // [term][key]
+        constexpr int kEarly = kHalf == 2 ? 1 : kEarlyTerms, kLate = kHalf == 2 ? 1 : kLateTerms;
+        u32 of_late[kLate][2], of_early[4] = {};  // [term][key]
 #pragma unroll
         for (int key = 0; key < 2; ++key) {
-            u32 terms[kTerms];
-            split_bf16(late_row[2 * key], late_row[2 * key + 1], terms);
-            of_late[0][key] = transpose_matrix(terms[0]);
-            if constexpr (kTerms > 1) of_late[1][key] = transpose_matrix(terms[1]);
-            split_bf16(early_row[2 * key], early_row[2 * key + 1], terms);
-            of_early[2 * key] = transpose_matrix(terms[0]);
-            if constexpr (kTerms > 1) of_early[2 * key + 1] = transpose_matrix(terms[1]);
+            u32 early[kEarly], late[kLate];
+            split_bf16(early_row[2 * key], early_row[2 * key + 1], early);
+            split_bf16(late_row[2 * key], late_row[2 * key + 1], late);
+#pragma unroll
+            for (int term = 0; term < kEarly; ++term) of_early[2 * key + term] = transpose_matrix(early[term]);
+#pragma unroll
+            for (int term = 0; term < kLate; ++term) of_late[term][key] = transpose_matrix(late[term]);
         }
         float sums[4] = {};
-        if constexpr (kTerms > 1) mma_m16n8k16<bf16>(sums, of_early, of_late[1]);
-        mma_m16n8k16<bf16>(sums, of_early, of_late[0]);
+#pragma unroll
+        for (int term = kLate - 1; term >= 0; --term) mma_m16n8k16<bf16>(sums, of_early, of_late[term]);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            const float sum = kTerms > 1 ? sums[which] + sums[2 + which] : sums[which];
+            const float sum = kEarly > 1 ? sums[which] + sums[2 + which] : sums[which];
             if constexpr (kHalf == 8) {
                 far[which] = sum;
             } else {

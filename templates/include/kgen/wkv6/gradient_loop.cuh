@@ -19,8 +19,9 @@
 //         u16 inputs[2][kWarps][kInputs][16][16]  r, k and w of a warp's keys; later gradients of r, k and w
 //         u16 values[2][2][kBlocks][16][16]       v and gy
 //         bf16 rounded[kWarps][kBlocks][16][16]   G by key
-//         bf16 keys[kWarps][2][16][16]            two terms of K by key and slot
+//         bf16 keys[kWarps][kKeyTerms][16][16]    K by key and slot
 //         float scores[kWarps][5][32]             of the warp's keys
+//         u32 states[kWarps][kBlocks][32][4]      S
 //
 // States are bf16 [chunks][kWarps][kBlocks][32][8], operands A (StateTile::store_rounded).
 //
@@ -74,6 +75,7 @@ class GradientLoop {
     static constexpr int kK = Config::kK, kV = Config::kV, kGroups = Config::kGroups;
     static constexpr int kBlocks = ceil_div(kV, 16), kFragments = 2 * kBlocks;
     static constexpr int kTile = Tile::kElements, kInputs = kPerStep ? 3 : 2, kTerms = Config::kTerms;
+    static constexpr int kKeyTerms = 1, kRowTerms = 2, kScoreTerms = 2;  // bf16 terms of K, R and scores
     static_assert(sizeof(W) == 2, "the gradient of w is rounded to 16 bits, or its sum is");
     static_assert(Config::kForm != DecayForm::decay, "gw is computed by the logarithm of the decay");
 
@@ -84,14 +86,15 @@ public:
 private:
     static constexpr int kInputsOf = kWarps * kInputs * kTile;  // 16-bit values of a chunk
     static constexpr int kStage = kInputsOf + 2 * kBlocks * kTile;
-    static constexpr int kRounded = kWarps * kBlocks * kTile, kKeys = kWarps * 2 * kTile;
+    static constexpr int kRounded = kWarps * kBlocks * kTile, kKeys = kWarps * kKeyTerms * kTile;
     static constexpr int kScores = 5 * kWarpSize;
-    static constexpr int kGroupHalves = 2 * kStage + kRounded + kKeys + 2 * kWarps * kScores;
+    static constexpr int kStateHalves = 2 * kWarps * kBlocks * kWarpSize * 4;
+    static constexpr int kGroupHalves = 2 * kStage + kRounded + kKeys + 2 * kWarps * kScores + kStateHalves;
     static constexpr int kGradient = kWarps * kFragments * kWarpSize * 4;
 
 public:
     static constexpr int kBytes = 4 * kGradient + 2 * kGroups * kGroupHalves;
-    static constexpr int kStateWords = kWarps * kBlocks * kWarpSize * 4;  // of a chunk's state
+    static constexpr int kStateWords = kStateHalves / 2;  // of a chunk
 
     using Head = HeadGradients<W, U>;
     const Head& x;
@@ -113,13 +116,14 @@ private:
         float u[2], gu[2] = {}, gw[2] = {}, constants[2] = {};  // of the lane's keys g and g + 8
         int last_;                    // steps of the last chunk
         int place_;                   // of a word of accumulators in a tile: row g, columns 2q
-        int slots_, rows_, columns_;  // of the row of 8 elements that a lane passes to ldmatrix
+        int slots_, pairs_, rows_, columns_;  // of the row of 8 elements that a lane passes to ldmatrix
 
         KGEN_DEVICE void loop() {
             const HeadGradients<W, U>& x = of.x;
             last_ = static_cast<int>(x.steps - 16 * i64{chunks - 1});
             place_ = opaque(Tile::offset(mma_lane().g, 0) + 2 * mma_lane().q);
             slots_ = opaque(Tile::offset(wkv7::slot_step(lane_id() % 16), lane_id() / 16));
+            pairs_ = opaque(Tile::offset(wkv7::slot_step(lane_id() % 8 + lane_id() / 16 * 8), lane_id() / 8 % 2));
             rows_ = opaque(Tile::offset(lane_id() % 16, lane_id() / 16));
             columns_ = opaque(Tile::offset(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2));
 #pragma unroll
@@ -132,6 +136,7 @@ private:
                         key < kK ? decay_of<Config::kForm>(to_float(x.w.first[key])) : 1.0f;
             }
             int stage = 0;
+            copy_state(chunks - 1 - group);
             copy(chunks - 1 - group, stage);
             if (group == 0) put_final_gradient();
 #pragma unroll 1
@@ -157,11 +162,16 @@ private:
             return reinterpret_cast<bf16*>(halves() + 2 * kStage + of_warp * kBlocks * kTile);
         }
         KGEN_DEVICE bf16* keys(int of_warp) const {
-            return reinterpret_cast<bf16*>(halves() + 2 * kStage + kRounded + of_warp * 2 * kTile);
+            return reinterpret_cast<bf16*>(halves() + 2 * kStage + kRounded + of_warp * kKeyTerms * kTile);
         }
         KGEN_DEVICE float* scores(int of_warp) const {
             return reinterpret_cast<float*>(halves() + 2 * kStage + kRounded + kKeys) + of_warp * kScores;
         }
+        KGEN_DEVICE u32* state() const {
+            return reinterpret_cast<u32*>(halves() + kGroupHalves - kStateHalves) + state_part();
+        }
+        // The lane's part of a state, the first of its words of 16 value features.
+        KGEN_DEVICE int state_part() const { return (warp * kBlocks * kWarpSize + lane_id()) * 4; }
         KGEN_DEVICE float* gradient() const {
             return dynamic_smem<float>() + (warp * kFragments * kWarpSize + lane_id()) * 4;
         }
@@ -182,6 +192,16 @@ private:
 #else
             named_barrier_arrive<2 * kGroupThreads>(next);
 #endif
+        }
+
+        // Starts the copies of the state before a chunk.
+        KGEN_DEVICE void copy_state(int chunk) const {
+            if (chunk < 0) return;
+            const u32* from = of.x.states + i64{chunk} * kStateWords + state_part();
+#pragma unroll
+            for (int n = 0; n < kBlocks; ++n)
+                cp_async_or_zero<16>(state() + n * kWarpSize * 4, from + n * kWarpSize * 4, true);
+            cp_async_commit();
         }
 
         // Starts the copies of a chunk's rows.
@@ -207,12 +227,7 @@ private:
 
         KGEN_DEVICE void run(int chunk, int stage) {
             const HeadGradients<W, U>& x = of.x;
-            // 1. The state before the chunk; copies.
-            Vec<u32, 4> state[kBlocks];
-            const Vec<u32, 4>* from = reinterpret_cast<const Vec<u32, 4>*>(
-                x.states + i64{chunk} * kStateWords) + warp * kBlocks * kWarpSize + lane_id();
-#pragma unroll
-            for (int n = 0; n < kBlocks; ++n) state[n] = from[n * kWarpSize];
+            // 1. Copies.
             cp_async_wait<0>();
             meet();
             copy(chunk - kGroups, stage ^ 1);
@@ -221,16 +236,16 @@ private:
             u16* tiles = inputs(stage);
             const int steps = left(chunk);
             Lane lane;
-            load_slots(lane.r, tiles);
-            load_slots(lane.k, tiles + kTile);
+            ldmatrix<4, true>(lane.r, tiles + pairs_);
+            ldmatrix<4, true>(lane.k, tiles + kTile + pairs_);
             if constexpr (kPerStep) {
                 lane.set_decays(tiles + 2 * kTile, steps);
             } else {
                 lane.set_decays(constants, steps);
             }
             put_keys(lane);
-            u32 rows[4][2];
-            lane.template decayed_r<2>(rows, x.scale);
+            u32 rows[4][kRowTerms];
+            lane.template decayed_r<kRowTerms>(rows, x.scale);
             nonfinite = fma(lane.kept[0], 0.0f, fma(lane.kept[1], 0.0f, nonfinite));
 
             // 3. Products with S and G; the gradient of the state before the chunk.
@@ -239,8 +254,9 @@ private:
             if (kGroups > 1 && chunk + 1 < chunks) wait_for_gradient();
 #pragma unroll
             for (int n = 0; n < kBlocks; ++n)
-                pass_gradient(n, stage, state[n], rows, lane.kept, by_r, by_k, both);
+                pass_gradient(n, stage, rows, lane.kept, by_r, by_k, both);
             if (kGroups > 1 && chunk > 0) hand_on();
+            copy_state(chunk - kGroups);
             const float sums[2] = {diagonal(both[0], 0), diagonal(both[1], 2)};
             lane.add_states(by_r, by_k, sums, x.scale);
 
@@ -265,7 +281,10 @@ private:
                 put(tiles + 2 * kTile, lane.gw);
             } else {
 #pragma unroll
-                for (int i = 0; i < 8; ++i) gw[i % 4 / 2] += lane.gw[i / 4][i % 4];
+                for (int i = 0; i < 8; ++i) {
+                    const int step = wkv7::slot_step(8 * (i / 4) + 2 * mma_lane().q + i % 2);
+                    gw[i % 4 / 2] += step < steps ? lane.gw[i / 4][i % 4] : 0.0f;
+                }
             }
             meet();
             write(x.gr, chunk, tiles);
@@ -274,21 +293,21 @@ private:
             write_gv(chunk, stage);
         }
 
-        // K, two terms.
+        // K.
         KGEN_DEVICE void put_keys(const Lane& lane) const {
-            u32 words[4][2];
-            lane.template decayed_k<2>(words);
+            u32 words[4][kKeyTerms];
+            lane.template decayed_k<kKeyTerms>(words);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
 #pragma unroll
-                for (int term = 0; term < 2; ++term)
+                for (int term = 0; term < kKeyTerms; ++term)
                     *reinterpret_cast<u32*>(keys(warp) + term * kTile + key_word(i % 2, i / 2)) = words[i][term];
         }
 
         // One block of 16 value features: products with S and G, G to shared memory, the new G.
-        KGEN_DEVICE void pass_gradient(int n, int stage, const Vec<u32, 4>& state, const u32 (&rows)[4][2],
-                                       const float (&kept)[2], Steps& by_r, Steps& by_k,
+        KGEN_DEVICE void pass_gradient(int n, int stage, const u32 (&rows)[4][kRowTerms], const float (&kept)[2], Steps& by_r, Steps& by_k,
                                        float (&both)[2][4]) const {
+            sync_warp();  // keeps operands of later blocks out of registers
             float g[2][4];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -306,16 +325,17 @@ private:
                 *reinterpret_cast<u32*>(tile + key_word(i % 2, i / 2)) = terms[i][0];
             // 1. Rows of gy and v by slots; operands B of values by slots.
             u32 gy[4], v[4];
-            ldmatrix<4>(gy, values(stage, 1) + n * kTile + slots_);
-            ldmatrix<4>(v, values(stage, 0) + n * kTile + slots_);
-            const u32 s[4] = {state[0], state[1], state[2], state[3]};
+            ldmatrix<4>(gy, values(stage, 1) + n * kTile + pairs_);
+            ldmatrix<4>(v, values(stage, 0) + n * kTile + pairs_);
+            const auto own = *reinterpret_cast<const Vec<u32, 4>*>(state() + n * kWarpSize * 4);
+            const u32 s[4] = {own[0], own[1], own[2], own[3]};
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                mma_m16n8k16<bf16>(by_r[half], s, {gy[half], gy[2 + half]});
+                mma_m16n8k16<bf16>(by_r[half], s, {gy[2 * half], gy[2 * half + 1]});
 #pragma unroll
                 for (int term = kTerms - 1; term >= 0; --term) {
                     const u32 of_g[4] = {terms[0][term], terms[1][term], terms[2][term], terms[3][term]};
-                    mma_m16n8k16<bf16>(by_k[half], of_g, {v[half], v[2 + half]});
+                    mma_m16n8k16<bf16>(by_k[half], of_g, {v[2 * half], v[2 * half + 1]});
                     mma_m16n8k16<bf16>(both[half], s, {of_g[half], of_g[2 + half]});
                 }
             }
@@ -326,7 +346,7 @@ private:
 #pragma unroll
                 for (int j = 0; j < 4; ++j) g[i][j] *= kept[j / 2];
 #pragma unroll
-                for (int term = 1; term >= 0; --term)
+                for (int term = kRowTerms - 1; term >= 0; --term)
                     mma_m16n8k16<bf16>(g[i], {rows[0][term], rows[1][term], rows[2][term], rows[3][term]},
                                        {gy[2 * i], gy[2 * i + 1]});
                 *reinterpret_cast<Vec<float, 4>*>(gradient() + (2 * n + i) * kWarpSize * 4) = {
@@ -355,13 +375,15 @@ private:
         KGEN_DEVICE void multiply_values(int stage, float (&n)[2][4], float (&m)[2][4]) const {
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block) {
-                u32 gy[4], v[4];
+                u32 gy[4], v[4], of_gy[4], of_v[4];  // operands A, and two operands B each
                 ldmatrix<4>(gy, values(stage, 1) + block * kTile + slots_);
                 ldmatrix<4>(v, values(stage, 0) + block * kTile + slots_);
+                ldmatrix<4>(of_gy, values(stage, 1) + block * kTile + pairs_);
+                ldmatrix<4>(of_v, values(stage, 0) + block * kTile + pairs_);
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    mma_m16n8k16<bf16>(n[half], gy, {v[half], v[2 + half]});
-                    mma_m16n8k16<bf16>(m[half], v, {gy[half], gy[2 + half]});
+                    mma_m16n8k16<bf16>(n[half], gy, {of_v[2 * half], of_v[2 * half + 1]});
+                    mma_m16n8k16<bf16>(m[half], v, {of_gy[2 * half], of_gy[2 * half + 1]});
                 }
             }
         }
@@ -425,7 +447,7 @@ private:
             const float scale = of.x.scale;
 #pragma unroll
             for (int j = 0; j < 4; ++j) sums[j] *= scale;
-            u32 terms[2][4];
+            u32 terms[kScoreTerms][4];
             Lane::score_operands(terms, sums, last * scale);
             // 2. Products, low terms first.
 #pragma unroll
@@ -436,7 +458,7 @@ private:
                 u32 gy[4];
                 ldmatrix<4, true>(gy, values(stage, 1) + block * kTile + slots_);
 #pragma unroll
-                for (int term = 1; term >= 0; --term)
+                for (int term = kScoreTerms - 1; term >= 0; --term)
 #pragma unroll
                     for (int half = 0; half < 2; ++half)
                         mma_m16n8k16<bf16>(gv[half], terms[term], {gy[2 * half], gy[2 * half + 1]});
@@ -445,7 +467,7 @@ private:
                     u32 g[4];
                     ldmatrix<4, true>(g, rounded(i) + block * kTile + rows_);
 #pragma unroll
-                    for (int term = 1; term >= 0; --term) {
+                    for (int term = kKeyTerms - 1; term >= 0; --term) {
                         u32 k[4];
                         ldmatrix<4, true>(k, keys(i) + term * kTile + columns_);
 #pragma unroll
