@@ -56,11 +56,35 @@ struct GradientLane : wkv7::HalvedSteps {
     KGEN_DEVICE float r_at(int half, int i) const { return value<bf16>(r, half, i); }
     KGEN_DEVICE float k_at(int half, int i) const { return value<bf16>(k, half, i); }
 
-    // Decays of the w of 16 steps; constants: of the lane's two keys, if w has no steps. `steps` exist.
-    KGEN_DEVICE void set_decays(const u16* tile, int steps) {
+    // Decays of the w of 16 steps; constants: of the lane's two keys, if w has no steps. `steps` exist. slopes: room for
+    // four floats of the lane, and again 4 * kWarpSize floats further on.
+    KGEN_DEVICE void set_decays(const u16* tile, int steps, float* slopes) {
         SlotWords words;
         load_slots(words, tile);
-        put_decays(steps, [&](int half, int i) { return decay_of<Form, false>(value<W>(words, half, i)); });
+        if constexpr (Form == DecayForm::raw) {
+            // exp(w), and what log_decay_slope makes of it.
+            Steps rates;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) rates[i / 4][i % 4] = fast_exp(value<W>(words, i / 4, i % 4));
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                *reinterpret_cast<Vec<float, 4>*>(slopes + 4 * kWarpSize * half) = {
+                    {rates[half][0], rates[half][1], rates[half][2], rates[half][3]}};
+            put_decays(steps, [&](int half, int i) { return fast_exp(-rates[half][i]); });
+        } else {
+            put_decays(steps, [&](int half, int i) { return decay_of<Form, false>(value<W>(words, half, i)); });
+        }
+    }
+    // gw by w instead of the decay's logarithm. Where exp(w) is infinite gw is 0.
+    KGEN_DEVICE void multiply_slopes(const float* slopes) {
+        if constexpr (Form == DecayForm::raw) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const auto four = *reinterpret_cast<const Vec<float, 4>*>(slopes + 4 * kWarpSize * half);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) gw[half][i] *= -min(four[i], 1e30f);
+            }
+        }
     }
     KGEN_DEVICE void set_decays(const float (&constants)[2], int steps) {
         put_decays(steps, [&](int, int i) { return constants[i / 2]; });
@@ -69,7 +93,7 @@ struct GradientLane : wkv7::HalvedSteps {
     // Rows times decays, as operand A over slots: r from the beginning of the chunk, k to its end.
     template <int Terms>
     KGEN_DEVICE void decayed_r(u32 (&words)[4][Terms], float scale) const {
-        decayed(words, [&](int half, int i) { return r_at(half, i) * (before(half, i, before_16[half][i / 2]) * scale); });
+        decayed(words, [&](int half, int i) { return r_at(half, i) * before(half, i, before_16[half][i / 2] * scale); });
     }
     template <int Terms>
     KGEN_DEVICE void decayed_k(u32 (&words)[4][Terms]) const {
@@ -82,7 +106,7 @@ struct GradientLane : wkv7::HalvedSteps {
         for (int half = 0; half < 2; ++half)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                gr[half][i] = by_r[half][i] * (before(half, i, before_16[half][i / 2]) * scale);
+                gr[half][i] = by_r[half][i] * before(half, i, before_16[half][i / 2] * scale);
                 gk[half][i] = by_k[half][i] * behind(half, i, behind_16[half][i / 2]);
                 gw[half][i] = both[i / 2] * kept[i / 2];
             }
@@ -225,7 +249,8 @@ struct GradientLane : wkv7::HalvedSteps {
             for (int term = 0; term < Terms; ++term) terms[term][i] = pair[term];
         };
         put(0, low[0], low[1]);
-        put(1, 0.0f, 0.0f);
+#pragma unroll
+        for (int term = 0; term < Terms; ++term) terms[term][1] = 0;  // early rows
         put(2, x[0], x[1]);
         put(3, high[0], high[1]);
     }

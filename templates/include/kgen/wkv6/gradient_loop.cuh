@@ -21,6 +21,7 @@
 //         bf16 rounded[kWarps][kBlocks][16][16]   G by key
 //         bf16 keys[kWarps][kKeyTerms][16][16]    K by key and slot
 //         float scores[kWarps][5][32]             of the warp's keys
+//         float slopes[kWarps][2][32][4]          exp(w), if w is raw and has steps
 //         u32 states[kWarps][kBlocks][32][4]      S
 //
 // States are bf16 [chunks][kWarps][kBlocks][32][8], operands A (StateTile::store_rounded).
@@ -89,7 +90,9 @@ private:
     static constexpr int kRounded = kWarps * kBlocks * kTile, kKeys = kWarps * kKeyTerms * kTile;
     static constexpr int kScores = 5 * kWarpSize;
     static constexpr int kStateHalves = 2 * kWarps * kBlocks * kWarpSize * 4;
-    static constexpr int kGroupHalves = 2 * kStage + kRounded + kKeys + 2 * kWarps * kScores + kStateHalves;
+    static constexpr int kSlopes = kPerStep && Config::kForm == DecayForm::raw ? 8 * kWarpSize : 0;
+    static constexpr int kGroupHalves =
+        2 * kStage + kRounded + kKeys + 2 * kWarps * (kScores + kSlopes) + kStateHalves;
     static constexpr int kGradient = kWarps * kFragments * kWarpSize * 4;
 
 public:
@@ -167,6 +170,7 @@ private:
         KGEN_DEVICE float* scores(int of_warp) const {
             return reinterpret_cast<float*>(halves() + 2 * kStage + kRounded + kKeys) + of_warp * kScores;
         }
+        KGEN_DEVICE float* slopes() const { return scores(kWarps) + warp * kSlopes + 4 * lane_id(); }
         KGEN_DEVICE u32* state() const {
             return reinterpret_cast<u32*>(halves() + kGroupHalves - kStateHalves) + state_part();
         }
@@ -239,7 +243,7 @@ private:
             ldmatrix<4, true>(lane.r, tiles + pairs_);
             ldmatrix<4, true>(lane.k, tiles + kTile + pairs_);
             if constexpr (kPerStep) {
-                lane.set_decays(tiles + 2 * kTile, steps);
+                lane.set_decays(tiles + 2 * kTile, steps, slopes());
             } else {
                 lane.set_decays(constants, steps);
             }
@@ -273,7 +277,7 @@ private:
 
             // 5. Results. The scores of all keys, and gv.
             put_scores(lane);
-            if constexpr (kPerStep) put_slopes(lane, tiles + 2 * kTile);
+            if constexpr (kPerStep) lane.multiply_slopes(slopes());
             sync_warp();  // all lanes have read the inputs
             put(tiles, lane.gr);
             put(tiles + kTile, lane.gk);
@@ -396,16 +400,7 @@ private:
             to[4 * kWarpSize + lane_id()] = last;
         }
 
-        // gw by w instead of the decay's logarithm.
-        static KGEN_DEVICE void put_slopes(Lane& lane, const u16* tile) {
-            if constexpr (Config::kForm != DecayForm::log) {
-                SlotWords words;
-                load_slots(words, tile);
-#pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    lane.gw[i / 4][i % 4] *= slope(Lane::template value<W>(words, i / 4, i % 4));
-            }
-        }
+        // gw by w instead of the decay's logarithm: the factor.
         static KGEN_DEVICE float slope(float w) {
             return Config::kForm == DecayForm::raw ? wkv7::log_decay_slope<wkv7::DecayForm::raw>(w) : 1.0f;
         }
@@ -436,19 +431,19 @@ private:
 
         KGEN_DEVICE void write_gv(int chunk, int stage) const {
             // 1. Scores over all keys.
-            float sums[4] = {}, last = 0.0f;
+            auto sums = *reinterpret_cast<const Vec<float, 4>*>(scores(0) + 4 * lane_id());
+            float last = scores(0)[4 * kWarpSize + lane_id()];
 #pragma unroll
-            for (int i = 0; i < kWarps; ++i) {
+            for (int i = 1; i < kWarps; ++i) {
                 const auto four = *reinterpret_cast<const Vec<float, 4>*>(scores(i) + 4 * lane_id());
 #pragma unroll
                 for (int j = 0; j < 4; ++j) sums[j] += four[j];
                 last += scores(i)[4 * kWarpSize + lane_id()];
             }
             const float scale = of.x.scale;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) sums[j] *= scale;
             u32 terms[kScoreTerms][4];
-            Lane::score_operands(terms, sums, last * scale);
+            Lane::score_operands(terms, {sums[0] * scale, sums[1] * scale, sums[2] * scale, sums[3] * scale},
+                                 last * scale);
             // 2. Products, low terms first.
 #pragma unroll
             for (int part = 0; part < ceil_div(kBlocks, kWarps); ++part) {
