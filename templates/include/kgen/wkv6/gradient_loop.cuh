@@ -240,8 +240,7 @@ private:
             u16* tiles = inputs(stage);
             const int steps = left(chunk);
             Lane lane;
-            ldmatrix<4, true>(lane.r, tiles + pairs_);
-            ldmatrix<4, true>(lane.k, tiles + kTile + pairs_);
+            load_rows(lane, tiles);
             if constexpr (kPerStep) {
                 lane.set_decays(tiles + 2 * kTile, steps, slopes());
             } else {
@@ -261,6 +260,7 @@ private:
                 pass_gradient(n, stage, rows, lane.kept, by_r, by_k, both);
             if (kGroups > 1 && chunk > 0) hand_on();
             copy_state(chunk - kGroups);
+            load_rows(lane, tiles);  // again: their registers were free meanwhile
             const float sums[2] = {diagonal(both[0], 0), diagonal(both[1], 2)};
             lane.add_states(by_r, by_k, sums, x.scale);
 
@@ -295,6 +295,11 @@ private:
             write(x.gk, chunk, tiles + kTile);
             if constexpr (kPerStep) write(x.gw, chunk, tiles + 2 * kTile);
             write_gv(chunk, stage);
+        }
+
+        KGEN_DEVICE void load_rows(Lane& lane, const u16* tiles) const {
+            ldmatrix<4, true>(lane.r, tiles + pairs_);
+            ldmatrix<4, true>(lane.k, tiles + kTile + pairs_);
         }
 
         // K.
