@@ -316,7 +316,6 @@ private:
         // One block of 16 value features: products with S and G, G to shared memory, the new G.
         KGEN_DEVICE void pass_gradient(int n, int stage, const u32 (&rows)[4][kRowTerms], const float (&kept)[2], Steps& by_r, Steps& by_k,
                                        float (&both)[2][4]) const {
-            sync_warp();  // keeps operands of later blocks out of registers
             float g[2][4];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
