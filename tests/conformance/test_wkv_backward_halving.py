@@ -1,4 +1,4 @@
-"""wkv5's and wkv6's backward pass by halving: w in bf16, ragged extents, one to four groups of warps."""
+"""wkv5's and wkv6's backward pass by halving: w in bf16, ragged extents, groups of warps."""
 
 from __future__ import annotations
 

@@ -107,7 +107,8 @@ public:
         const int warp = thread_rank() / kWarpSize, group = warp / kWarps;
         Group its{*this, group, warp % kWarps, chunks};
         its.loop();
-        if (block_any_nonfinite<kGroups * kWarps>(its.nonfinite)) step_by_step();
+        const float nonfinite = its.nonfinite;
+        if (block_any_nonfinite<kGroups * kWarps>(nonfinite)) step_by_step();
     }
 
 private:
