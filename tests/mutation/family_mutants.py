@@ -435,7 +435,7 @@ FAMILIES = (
     ),
     Family(
         "wkv5", "backward", "chunk_halving",
-        "B=1,T=70,H=1,K=16,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw",
+        "B=1,T=70,H=1,K=16,V=16,dtype=bf16,w_dtype=bf16,decay_form=raw,final_state_dtype=fp32",
         (
             Mistake("sum of gw", r"gw\[i % 4 / 2\] \+= step < steps \?",
                     "gw[i % 4 / 2] = step < steps ?"),
