@@ -51,6 +51,9 @@ HALVING: dict[str, Value] = {
     "chunk": 16, "value_tiles": 1, "value_warps": 2, "key_warps": 1, "stages": 5, "buffers": 2,
     "copy_bytes": 16, "min_blocks": 1, "segments": 1, "lane_keys": 2,
 }  # fmt: skip
+GROUPS: dict[str, Value] = {
+    "groups": 2, "stages": 2, "copy_bytes": 16, "min_blocks": 1, "gradient_terms": 1, "pdl": False,
+}  # fmt: skip
 LOOP: dict[str, Value] = {
     "chunk": 16, "value_tiles": 1, "value_warps": 2, "key_warps": 1, "stages": 3, "copy_bytes": 16,
     "min_blocks": 1, "segments": 1,
@@ -73,6 +76,8 @@ KERNELS = (
            ROLES | {"stages": 4}),
     Kernel("wkv5", "forward", "warp_specialized", ("wkv6/specialized_loop.cuh",),
            ("dtype=bf16,decay_form=raw",), ROLES | {"stages": 4}),
+    Kernel("wkv6", "backward", "chunk_halving", ("wkv6/gradient_loop.cuh",),
+           (f"{HALVES},decay_form=raw,{BEHIND}",), GROUPS),
     Kernel("wkv6", "forward", "chunk_halving", ("chunked/chunk_halving.cuh",),
            (f"dtype=bf16,decay_form=log,{BEFORE}", f"dtype=fp16,decay_form=raw,{BEHIND}"), HALVING),
     Kernel("linear_attention", "forward", "chunk_loop", ("chunked/chunk_loop.cuh",),

@@ -36,6 +36,7 @@
 #include "kgen/chunked/chunk_attention.cuh"
 #include "kgen/primitives/registers.cuh"
 #include "kgen/wkv7/checkpoints.cuh"
+#include "kgen/wkv7/halved_steps.cuh"
 #include "kgen/wkv7/row_scores.cuh"
 #include "kgen/wkv7/tile_copier.cuh"
 
@@ -181,18 +182,16 @@ public:
 
 private:
     // The values of a chunk that a lane holds.
-    struct Lane {
+    struct Lane : HalvedSteps {
         Words r, k, a, b;
         Steps d;                          // decays; 1 after the last step
         float near[2][2], wide[2][2];     // [half][key]: decays of the neighbouring block of 2, and of 4 steps
-        Steps gr, gk, ga, gb, gw;
+        Steps gr, gk, ga, gb;
         Steps ahead, back;                // sums for later steps, and for earlier ones, of the block
-        bool flip_near, flip_wide;        // whether half 0 is late in blocks of 4, and of 8 steps
 
         KGEN_DEVICE void read(const u16* inputs, int steps) {
+            set_flips();
             const int q = mma_lane().q;
-            flip_near = (q & 1) != 0;
-            flip_wide = (q & 2) != 0;
             load(r, inputs);
             load(k, inputs + kTile);
             load(a, inputs + 2 * kTile);
@@ -259,21 +258,7 @@ private:
                     back[half][i] = fma(value(a, half, i), ga[half][i], own);
                     gw[half][i] = fma(both[i / 2], all(0, i / 2) * all(1, i / 2), own);
                 }
-#pragma unroll
-            for (int key = 0; key < 2; ++key) {
-                float early = ahead[0][2 * key] + ahead[0][2 * key + 1];
-                float late = back[1][2 * key] + back[1][2 * key + 1];
-#pragma unroll
-                for (int lanes = 1; lanes <= 2; lanes *= 2) {
-                    early += shfl_xor(early, lanes);
-                    late += shfl_xor(late, lanes);
-                }
-#pragma unroll
-                for (int step = 0; step < 2; ++step) {
-                    gw[0][2 * key + step] += late;
-                    gw[1][2 * key + step] += early;
-                }
-            }
+            descend_from_chunk(of(ahead), of(back));
         }
 
         // r_t with k_t and b_t of the same step: no decays.
@@ -300,22 +285,22 @@ private:
         template <int kHalf>
         KGEN_DEVICE void add_level(const Buffers& buffers) {
             sync_warp();
-            const bool flip = kHalf == 4 ? flip_wide : kHalf == 2 && flip_near;
+            const bool flips = flip<kHalf>();
             constexpr int kPart = kHalf == 8 ? 0 : kHalf == 4 ? 2 : kHalf == 2 ? 4 : 6;
             Half r_late, a_late, k_early, b_early, to_late, from_early, own;
             u32 of_r[4], of_a[4], of_k[4], of_b[4];
             u32 low_r[4], low_a[4], low_k[4], low_b[4];  // kPrecise
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                r_late[i] = late<kHalf>(flip, i, [&](int h, int j) { return value(r, h, j); });
-                a_late[i] = late<kHalf>(flip, i, [&](int h, int j) { return value(a, h, j); });
-                own[i] = late<kHalf>(flip, i, [&](int h, int j) { return d[h][j]; });
-                k_early[i] = early<kHalf>(flip, i, [&](int h, int j) { return value(k, h, j); });
-                b_early[i] = early<kHalf>(flip, i, [&](int h, int j) { return value(b, h, j); });
-                to_late[i] = late<kHalf>(flip, i, [&](int h, int j) {
+                r_late[i] = late<kHalf>(flips, i, [&](int h, int j) { return value(r, h, j); });
+                a_late[i] = late<kHalf>(flips, i, [&](int h, int j) { return value(a, h, j); });
+                own[i] = late<kHalf>(flips, i, [&](int h, int j) { return d[h][j]; });
+                k_early[i] = early<kHalf>(flips, i, [&](int h, int j) { return value(k, h, j); });
+                b_early[i] = early<kHalf>(flips, i, [&](int h, int j) { return value(b, h, j); });
+                to_late[i] = late<kHalf>(flips, i, [&](int h, int j) {
                     return kHalf == 1 ? 1.0f : before<kHalf>(h, j);
                 });
-                from_early[i] = early<kHalf>(flip, i, [&](int h, int j) {
+                from_early[i] = early<kHalf>(flips, i, [&](int h, int j) {
                     return kHalf == 1 ? 1.0f : behind<kHalf>(h, j);
                 });
                 own[i] *= to_late[i];
@@ -327,7 +312,7 @@ private:
             }
             // A factor of 1 or 0: the lane's steps of half 1 add their sums to those of the late steps, its steps of
             // half 0 to those of the early steps, or the other way round.
-            const float share = flip ? 0.0f : 1.0f, other = 1.0f - share;
+            const float share = flips ? 0.0f : 1.0f, other = 1.0f - share;
             Half by_r = {}, by_a = {}, by_k = {}, by_b = {};
             const Vec<float, 4>* parts = buffers.parts(kPart);
             if constexpr (kPrecise) {
@@ -360,27 +345,12 @@ private:
             }
         }
 
-        // Sums of gw from half to half of blocks of 2 * kHalf steps.
         template <int kHalf>
         KGEN_DEVICE void descend() {
-#pragma unroll
-            for (int key = 0; key < 2; ++key)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int i = 2 * key;
-                    if constexpr (kHalf == 1) {
-                        gw[half][i + 1 - half] += ahead[half][i + half];
-                        gw[half][i + half] += back[half][i + 1 - half];
-                    } else {
-                        const bool is_late = (kHalf == 4 ? flip_wide : flip_near) == (half == 0);
-                        float sum = is_late ? back[half][i] + back[half][i + 1]
-                                            : ahead[half][i] + ahead[half][i + 1];
-                        if constexpr (kHalf == 4) sum += shfl_xor(sum, 1);
-                        sum = shfl_xor(sum, kHalf / 2);
-                        gw[half][i] += sum;
-                        gw[half][i + 1] += sum;
-                    }
-                }
+            HalvedSteps::descend<kHalf>(of(ahead), of(back));
+        }
+        static KGEN_DEVICE auto of(const Steps& sums) {
+            return [&sums](int half, int i) { return sums[half][i]; };
         }
 
         // gw by the logarithm of the decay, times the slope of that.
@@ -421,25 +391,6 @@ private:
             if constexpr (kHalf == 8) return at(0, i);
             return flip ? at(1, i) : at(0, i);
         }
-        template <int kHalf>
-        static KGEN_DEVICE void add_late(float share, float other, int i, Steps& to, float x) {
-            if constexpr (kHalf == 1) {
-                to[i % 2][i / 2 * 2 + 1 - i % 2] += x;
-            } else {
-                if (kHalf < 8) to[0][i] = fma(other, x, to[0][i]);
-                to[1][i] = fma(share, x, to[1][i]);
-            }
-        }
-        template <int kHalf>
-        static KGEN_DEVICE void add_early(float share, float other, int i, Steps& to, float x) {
-            if constexpr (kHalf == 1) {
-                to[i % 2][i / 2 * 2 + i % 2] += x;
-            } else {
-                to[0][i] = fma(share, x, to[0][i]);
-                if (kHalf < 8) to[1][i] = fma(other, x, to[1][i]);
-            }
-        }
-
         // The products with low terms.
         static KGEN_DEVICE void multiply_low(Half& sums, const u32 (&first)[4], const u32 (&second)[4],
                                              const u32 (&low_first)[4], const u32 (&low_second)[4],
