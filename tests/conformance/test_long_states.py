@@ -21,7 +21,7 @@ STATE_TILES = {"step_tiles": 1, "block_v": 16, "state_keys": 16, "state_values":
                "state_key_warps": 1, "state_value_warps": 1, "batch": 16}  # fmt: skip
 STEPS = "B=1,H=1,T=8193,E=16,M=16,dtype=bf16"
 HALVING = TILES | {"buffers": 1}
-CASES = (
+CASES: tuple[tuple[str, str, str, dict[str, int]], ...] = (
     ("forward", "chunk_loop", "final_state_dtype=fp32", {}),
     ("forward", "chunk_scan", "final_state_dtype=fp32,norm_dtype=fp32",
      {"segments": 2, "scan_vec": 1}),

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import yaml
 
 from kgen.assets import include_dir
 from kgen.catalogue import open_catalogue
 from kgen.cli.tune_state import Scope, TuneState
 from kgen.emit import SafeKernel, emit
-from kgen.emit import state as state_module
 from kgen.emit.state import read_safe
 from kgen.emit.untuned import untuned_safe_kernels
 from kgen.errors import RecordError
@@ -156,8 +156,8 @@ def test_a_state_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         loads += 1
         return real(*arguments, **keywords)
 
-    real = state_module.yaml.load
-    monkeypatch.setattr(state_module.yaml, "load", load)
+    real = yaml.load
+    monkeypatch.setattr(yaml, "load", load)
     assert read_safe(path) == first
     assert loads == 0
     path.write_text(path.read_text().replace("pass: forward", "pass: backward"))
