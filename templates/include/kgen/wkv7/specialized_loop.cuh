@@ -39,16 +39,27 @@
 #include "kgen/chunked/chunk_attention.cuh"
 #include "kgen/wkv7/column_outputs.cuh"
 #include "kgen/wkv7/halving_producer.cuh"
+#include "kgen/wkv7/quotient_producer.cuh"
 
 namespace kgen::wkv7 {
+
+template <class Config, class Pass, bool LevelLoop, bool Quotients = Pass::kQuotients>
+struct ProducerChoice {
+    using Type = HalvingProducer<Pass, typename Config::W, Config::kForm, Config::kK, Config::kRowWarps,
+                                 Config::kVec, Config::kStages, LevelLoop>;
+};
+template <class Config, class Pass, bool LevelLoop>
+struct ProducerChoice<Config, Pass, LevelLoop, true> {
+    using Type = QuotientProducer<Pass, typename Config::W, Config::kForm, Config::kK, Config::kRowWarps,
+                                  Config::kVec, Config::kStages>;
+};
 
 template <class Config, class Pass, class Checkpoint = float, bool LevelLoop = false>
 struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint> {
     using W = typename Config::W;
     using Tensors = ColumnTensors<bf16, W, Checkpoint>;
     using Buffers = ChunkBuffers<Config::kK, Pass>;
-    using Producer = HalvingProducer<Pass, W, Config::kForm, Config::kK, Config::kRowWarps,
-                                     Config::kVec, Config::kStages, LevelLoop>;
+    using Producer = typename ProducerChoice<Config, Pass, LevelLoop>::Type;
     using Copier = TileCopier<bf16, Config::kVec, Pass::kDirection>;
     using Order = ChunkOrder<Pass::kDirection>;
     static constexpr bool kBack = Pass::kDirection == Direction::backward;
@@ -234,6 +245,10 @@ private:
     static KGEN_DEVICE void consume(int chunk, State& state, Sums& solved, Sums& read) {
         const Buffers from = buffers();
         const bf16* rows = from.rows(chunk);
+        if constexpr (Pass::kQuotients && kBack) {  // rows B and K have the decays from the outset on
+#pragma unroll
+            for (int tile = 0; tile < kTiles; ++tile) decay_state(state, chunk, tile);
+        }
         // 1. What the chunk reads of c and of the state.
         const Half::A c[1] = {
             ScoreTile::a_columns(reinterpret_cast<const bf16*>(values(chunk)))};
@@ -256,9 +271,14 @@ private:
                 Half::multiply<0>(x[n], s, of_x[n]);
                 if constexpr (Pass::kSecond) Half::multiply<0>(read[n], s, of_z[n]);
             }
+            if constexpr (Pass::kSecond && kTermsOf<Pass, Pass::kZ> == 2) {
+                RowTile::two_rows(
+                    low, rows + Buffers::template kRowsOf<Pass::kZ> + RowTile::kElements, tile);
+                multiply_rows(read, s, low);
+            }
             const Half::A rest = rest_of(state, s, 2 * tile);
             if constexpr (Pass::kStateTerms == 2) multiply_rows(x, rest, of_x);
-            if constexpr (Pass::kSecond) multiply_rows(read, rest, of_z);
+            if constexpr (Pass::kSecond && Pass::kZStateTerms == 2) multiply_rows(read, rest, of_z);
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n)
@@ -284,18 +304,23 @@ private:
         }
 
         // 3. The state after the chunk.
-        const float* decay = from.decay(chunk) + 2 * mma_lane().q;
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                const auto d =
-                    *reinterpret_cast<const Vec<float, 2>*>(decay + 16 * tile + 8 * n);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) state[2 * tile + n][i] *= d[i % 2];
-            }
+            if constexpr (!Pass::kQuotients) decay_state(state, chunk, tile);
             update<Pass::kQ>(state, rows, tile, c);
             update<Pass::kP>(state, rows, tile, sums);
+            if constexpr (Pass::kQuotients && !kBack) decay_state(state, chunk, tile);
+        }
+    }
+
+    // 16 keys of the state by the decays of a whole chunk.
+    static KGEN_DEVICE void decay_state(State& state, int chunk, int tile) {
+        const float* decay = buffers().decay(chunk) + 2 * mma_lane().q;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            const auto d = *reinterpret_cast<const Vec<float, 2>*>(decay + 16 * tile + 8 * n);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) state[2 * tile + n][i] *= d[i % 2];
         }
     }
 };
