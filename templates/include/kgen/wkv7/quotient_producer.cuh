@@ -40,7 +40,10 @@ public:
     template <class... Rows>
     KGEN_DEVICE QuotientProducer(const Buffers& buffers, int warp, float r_factor, i64 steps,
                                  const Rows&... rows)
-        : Base(buffers, warp, steps, rows...), r_factor_(r_factor) {}
+        : Base(buffers, warp, steps, rows...), r_factor_(r_factor) {
+        for (int i = kWarpSize * warp + lane_id(); i < 2 * 16 * Buffers::kTriangle; i += kWarpSize * Warps)
+            buffers.triangle(0)[i] = 0.0f;
+    }
 
     // Rows and decays of a chunk. Chunks from 0 on, each once.
     KGEN_DEVICE void put_rows(int chunk) {
@@ -58,6 +61,28 @@ public:
 #pragma unroll 1
         for (int i = Warps == 1 ? 0 : turn == 0 ? kMatrices : turn - 1; i < kMatrices; i += max(Warps - 1, 1))
             put_score(chunk, Pass::kReadsR ? i : 3 * i);
+    }
+
+    // The inverse, by one of the warps; by another one for the next chunk. Lane l stores eight steps of column l % 16.
+    KGEN_DEVICE void put_inverse(int chunk) const {
+        if (warp_ != (chunk & (Warps - 1))) return;
+        const int column = lane_id() % 16, half = lane_id() / 16;
+        float found[16];
+        strict_inverse_column(buffers_.triangle(chunk), Buffers::kTriangle, column, found);
+        Vec<u32, 4> words[2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            u32 terms[2];
+            split_bf16(half == 0 ? found[2 * i] : found[8 + 2 * i],
+                       half == 0 ? found[2 * i + 1] : found[9 + 2 * i], terms);
+            words[0][i] = terms[0];
+            words[1][i] = terms[1];
+        }
+        bf16* place = buffers_.inverse(chunk) + ScoreTile::offset(column, half);
+#pragma unroll
+        for (int term = 0; term < 2; ++term)
+            *reinterpret_cast<Vec<u32, 4>*>(place + term * Buffers::kTerm) = words[term];
+        if (half == column / 8) place[column % 8] = from_float<bf16>(1.0f);
     }
 
 private:
@@ -121,11 +146,11 @@ private:
 #pragma unroll
         for (int x = 0; x < kLaneKeys; ++x) {
             float all = sums[kLaneSteps - 1][x];
-            before[x] = 0.0f;
 #pragma unroll
             for (int bit = 1; bit < kStepLanes; bit *= 2) {
                 const float other = shfl_xor(all, bit * kKeyLanes);
-                if (group() & bit) before[x] += other;
+                const float earlier = group() & bit ? other : 0.0f;
+                before[x] = bit == 1 ? earlier : before[x] + earlier;
                 all += other;
             }
         }
@@ -181,30 +206,39 @@ private:
     // Matrix `which`: 0: A B^T, 1: R K^T, 2: R B^T, 3: A K^T.
     KGEN_DEVICE void put_score(int chunk, int which) const {
         const bool of_r = (which + 1) & 2, of_k = which & 1;
+        // Values, lest the compiler has an address for each case.
+        const int readers = opaque(of_r ? Buffers::template kRowsOf<kRowR> : Buffers::template kRowsOf<kRowA>);
+        const int updates = opaque(of_k ? Buffers::template kRowsOf<kRowK> : Buffers::template kRowsOf<kRowB>);
         const bf16* rows = buffers_.rows(chunk);
-        const bf16* readers = rows + (of_r ? Buffers::template kRowsOf<kRowR> : Buffers::template kRowsOf<kRowA>);
-        const bf16* updates = rows + (of_k ? Buffers::template kRowsOf<kRowK> : Buffers::template kRowsOf<kRowB>);
         // 1. Sums over keys; those with low terms apart, so that chains are short.
         float sums[2][4] = {}, low[2][4] = {};
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-            const int of_x = RowTile::beside(rows_first_, tile), of_y = RowTile::beside(columns_first_, tile);
-            const typename Half::A x = read_a(readers + of_x);
+            const bf16* of_x = rows + readers + RowTile::beside(rows_first_, tile);
+            const bf16* of_y = rows + updates + RowTile::beside(columns_first_, tile);
+            const typename Half::A x = read_a(of_x);
             typename Half::B y[2];
-            read_b(y, updates + of_y);
+            read_b(y, of_y);
             multiply(sums, x, y);
             if (of_r ? Pass::kTermsR == 2 : Pass::kTermsA == 2)
-                multiply(low, read_a(readers + RowTile::kElements + of_x), y);
+                multiply(low, read_a(of_x + RowTile::kElements), y);
             if (of_k ? Pass::kTermsK == 2 : Pass::kTermsB == 2) {
                 typename Half::B rest[2];
-                read_b(rest, updates + RowTile::kElements + of_y);
+                read_b(rest, of_y + RowTile::kElements);
                 multiply(low, x, rest);
             }
         }
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sums[i / 4][i % 4] += low[i / 4][i % 4];
-        // 2. The triangle; what lies on its diagonal or above is not read.
         const MmaLane lane = mma_lane();
+        const int own = of_r ? 1 : 0;  // whether a step reads its own update
+        for_lower_half([&](int n, int half) {
+#pragma unroll
+            for (int x = 0; x < 2; ++x) {
+                float& sum = sums[n][2 * half + x];
+                sum += low[n][2 * half + x];
+                if (n == half && 2 * lane.q + x >= lane.g + own) sum = 0.0f;
+            }
+        });
+        // 2. The triangle, or scores.
         if (which == 0) {
             float* target = buffers_.triangle(chunk) + lane.g * Buffers::kTriangle + 2 * lane.q;
             for_lower_half([&](int n, int half) {
@@ -213,16 +247,10 @@ private:
             });
             return;
         }
-        // 3. Scores.
-        const int own = of_r ? 1 : 0;  // whether a step reads its own update
         bf16* scores = buffers_.scores(chunk, of_r ? (of_k ? kScoreRK : kScoreRB) : kScoreAK);
         for_lower_half([&](int n, int half) {
-            float two[2];
-#pragma unroll
-            for (int x = 0; x < 2; ++x)
-                two[x] = n < half || 2 * lane.q + x < lane.g + own ? sums[n][2 * half + x] : 0.0f;
             u32 terms[2];
-            split_bf16(two[0], two[1], terms);
+            split_bf16(sums[n][2 * half], sums[n][2 * half + 1], terms);
             bf16* target = scores + (score_place_ ^ 16 * half ^ 8 * n);
             *reinterpret_cast<u32*>(target) = terms[0];
             *reinterpret_cast<u32*>(target + Buffers::kTerm) = terms[1];
