@@ -88,8 +88,8 @@ public:
 private:
     static constexpr bool kBack = Pass::kDirection == Direction::backward;
     static constexpr int kMatrices = Pass::kReadsR ? 4 : 2;
-    // A warp takes one or two tiles of 16 keys at once.
-    static constexpr int kLaneKeys = 4, kLaneSteps = kPerWarp % 2 == 0 ? 4 : 2;
+    // A warp takes one tile of 16 keys at once, or two where all warps have pairs of tiles.
+    static constexpr int kLaneKeys = 4, kLaneSteps = kTiles % (2 * Warps) == 0 ? 4 : 2;
     static constexpr int kAtOnce = kLaneKeys * kLaneSteps / 8;
     static constexpr int kPairs = kLaneKeys / 2;
     static constexpr int kKeyLanes = 16 / kLaneKeys, kStepLanes = 16 / kLaneSteps;
