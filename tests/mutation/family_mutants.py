@@ -445,7 +445,7 @@ FAMILIES = (
             Mistake("decays of the last step", r"group\(\) == kStepLanes - 1", "group() == 0"),
             Mistake("mask", r"x >= lane\.g \+ own\)", "x > lane.g + own)"),
             Mistake("own update", r"own = of_r \? 1 : 0;", "own = 0;"),
-            Mistake("rows of a matrix", r"\(which \+ 1\) & 2", "which & 2"),
+            Mistake("rows of a matrix", r"\(which \+ 1\) & 2", "which & 1"),
             Mistake("quarters of a score", r"16 \* half \^ 8 \* n\)", "16 * half)"),
             Mistake("diagonal of the inverse", r"if \(half == column / 8\) place", "if (false) place"),
             Mistake("halves of the inverse", r"found\[2 \* i\] : found\[8 \+ 2 \* i\]",

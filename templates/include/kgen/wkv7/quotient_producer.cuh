@@ -149,8 +149,11 @@ private:
 #pragma unroll
             for (int bit = 1; bit < kStepLanes; bit *= 2) {
                 const float other = shfl_xor(all, bit * kKeyLanes);
-                const float earlier = group() & bit ? other : 0.0f;
-                before[x] = bit == 1 ? earlier : before[x] + earlier;
+                if (bit == 1) {
+                    before[x] = group() & bit ? other : 0.0f;
+                } else if (group() & bit) {
+                    before[x] += other;
+                }
                 all += other;
             }
         }
@@ -206,27 +209,43 @@ private:
     // Matrix `which`: 0: A B^T, 1: R K^T, 2: R B^T, 3: A K^T.
     KGEN_DEVICE void put_score(int chunk, int which) const {
         const bool of_r = (which + 1) & 2, of_k = which & 1;
-        // Values, lest the compiler has an address for each case.
-        const int readers = opaque(of_r ? Buffers::template kRowsOf<kRowR> : Buffers::template kRowsOf<kRowA>);
-        const int updates = opaque(of_k ? Buffers::template kRowsOf<kRowK> : Buffers::template kRowsOf<kRowB>);
-        const bf16* rows = buffers_.rows(chunk);
+        // Places after `rows`, opaque lest the compiler computes those of low terms anew.
+        const bf16* rows = buffers_.first;
+        const int of_chunk = static_cast<int>(buffers_.rows(chunk) - rows);
+        const int readers =
+            of_chunk + (of_r ? Buffers::template kRowsOf<kRowR> : Buffers::template kRowsOf<kRowA>);
+        const int updates =
+            of_chunk + (of_k ? Buffers::template kRowsOf<kRowK> : Buffers::template kRowsOf<kRowB>);
         // 1. Sums over keys; those with low terms apart, so that chains are short.
         float sums[2][4] = {}, low[2][4] = {};
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-            const bf16* of_x = rows + readers + RowTile::beside(rows_first_, tile);
-            const bf16* of_y = rows + updates + RowTile::beside(columns_first_, tile);
-            const typename Half::A x = read_a(of_x);
-            typename Half::B y[2];
-            read_b(y, of_y);
-            multiply(sums, x, y);
+        for (int first = 0; first < kTiles; first += 4) {
+            constexpr int kGroup = min(4, kTiles);
+            const auto for_tiles = [&](auto body) {
+#pragma unroll
+                for (int n = 0; n < kGroup; ++n)
+                    if (first + n < kTiles) body(n);
+            };
+            int x_at[kGroup], y_at[kGroup];
+            for_tiles([&](int n) {
+                x_at[n] = opaque(readers + RowTile::beside(rows_first_, first + n));
+                y_at[n] = opaque(updates + RowTile::beside(columns_first_, first + n));
+            });
+            typename Half::A x[kGroup];
+            typename Half::B y[kGroup][2];
+            for_tiles([&](int n) {
+                x[n] = read_a(rows + x_at[n]);
+                read_b(y[n], rows + y_at[n]);
+                multiply(sums, x[n], y[n]);
+            });
             if (of_r ? Pass::kTermsR == 2 : Pass::kTermsA == 2)
-                multiply(low, read_a(of_x + RowTile::kElements), y);
-            if (of_k ? Pass::kTermsK == 2 : Pass::kTermsB == 2) {
-                typename Half::B rest[2];
-                read_b(rest, of_y + RowTile::kElements);
-                multiply(low, x, rest);
-            }
+                for_tiles([&](int n) { multiply(low, read_a(rows + x_at[n] + RowTile::kElements), y[n]); });
+            if (of_k ? Pass::kTermsK == 2 : Pass::kTermsB == 2)
+                for_tiles([&](int n) {
+                    typename Half::B rest[2];
+                    read_b(rest, rows + y_at[n] + RowTile::kElements);
+                    multiply(low, x[n], rest);
+                });
         }
         const MmaLane lane = mma_lane();
         const int own = of_r ? 1 : 0;  // whether a step reads its own update

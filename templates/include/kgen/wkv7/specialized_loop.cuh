@@ -247,7 +247,8 @@ private:
         const bf16* rows = from.rows(chunk);
         if constexpr (Pass::kQuotients && kBack) {  // rows B and K have the decays from the outset on
 #pragma unroll
-            for (int tile = 0; tile < kTiles; ++tile) decay_state(state, chunk, tile);
+            for (int tile = 0; tile < kTiles; ++tile)
+                decay_state(state, from.decay(chunk) + 2 * mma_lane().q, tile);
         }
         // 1. What the chunk reads of c and of the state.
         const Half::A c[1] = {
@@ -304,21 +305,22 @@ private:
         }
 
         // 3. The state after the chunk.
+        const float* decay = from.decay(chunk) + 2 * mma_lane().q;
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-            if constexpr (!Pass::kQuotients) decay_state(state, chunk, tile);
+            if constexpr (!Pass::kQuotients) decay_state(state, decay, tile);
             update<Pass::kQ>(state, rows, tile, c);
             update<Pass::kP>(state, rows, tile, sums);
-            if constexpr (Pass::kQuotients && !kBack) decay_state(state, chunk, tile);
+            if constexpr (Pass::kQuotients && !kBack) decay_state(state, decay, tile);
         }
     }
 
-    // 16 keys of the state by the decays of a whole chunk.
-    static KGEN_DEVICE void decay_state(State& state, int chunk, int tile) {
-        const float* decay = buffers().decay(chunk) + 2 * mma_lane().q;
+    // 16 keys of the state by the decays of a chunk, from the lane's first one on.
+    static KGEN_DEVICE void decay_state(State& state, const float* decay, int tile) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-            const auto d = *reinterpret_cast<const Vec<float, 2>*>(decay + 16 * tile + 8 * n);
+            const auto d =
+                *reinterpret_cast<const Vec<float, 2>*>(decay + 16 * tile + 8 * n);
 #pragma unroll
             for (int i = 0; i < 4; ++i) state[2 * tile + n][i] *= d[i % 2];
         }
