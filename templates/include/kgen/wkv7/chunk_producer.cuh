@@ -6,7 +6,7 @@
 //     scores       A K^T  j < i        R B^T  j <= i      R K^T  j <= i                   [16][16], bf16 high and low
 //     inverse      (I - A B^T)^-1      j < i                                              transposed, likewise
 //
-// chunk_columns.cuh has the formulas, halving_producer.cuh the rows and the scores.
+// chunk_columns.cuh has the formulas, halving_producer.cuh and quotient_producer.cuh have the rows and the scores.
 //
 // Layout in shared memory (struct ChunkBuffers), each tile swizzled (swizzled_tile.cuh):
 //

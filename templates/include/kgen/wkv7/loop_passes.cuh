@@ -13,7 +13,9 @@
 //     S = diag(P) S + q^T c + p^T first
 //
 // Backward, P_15 / P_j and P_j change sides, so that rows are the same; scores are those of forward transposed, and so
-// is the inverse.
+// is the inverse. With quotients (ByQuotients) rows are those of quotient_producer.cuh, and P is multiplied elsewhere:
+//
+//     in time: S = diag(P) (S + q^T c + p^T first)          from the last: S = diag(P) S, before all products
 //
 // Low terms: gradients are sums over value features of what is rounded once per key. With inputs of one sign such
 // errors add up, so that there all rows that a state reads or is read by, and the operands of scores, have two terms.
@@ -96,8 +98,8 @@ struct BackwardSums : BackwardRoles {
     static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
 };
 
-// The loop of a Pass with the rows of quotient_producer.cuh. Scores are products of these rows, so that R and K need low
-// terms. With them y needs none of the state.
+// The loop of a Pass with the rows of quotient_producer.cuh. Scores are products of these rows, so that R and K need
+// low terms. With them y needs none of the state.
 template <class Pass>
 struct ByQuotients : Pass {
     static constexpr bool kQuotients = true;

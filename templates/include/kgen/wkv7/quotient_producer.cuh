@@ -3,21 +3,22 @@
 //
 //     A_i = a_i P_{i-1}     R_i = r_i P_i     K_j = k_j / P_j     B_j = b_j / P_j
 //
-// P is the exponential of a sum of logarithms, each from -0.607 to 0: 1 / P is the exponential of the negative sum, below
-// exp(9.71), and nothing is divided. So the scores are products of the same rows that a state reads or is read by, and
-// a loop has the decay P_15 of a chunk once: forward behind the chunk's update, backward before G is read.
+// P is the exponential of a sum of logarithms, each from -0.607 to 0, and 1 / P that of the negative sum, below
+// exp(9.71); nothing is divided. So the scores are products of the same rows that a state reads or is read by, and the
+// state has the decay P_15 of a chunk once: forward behind its update, backward before all else.
 //
-// A lane has kLaneKeys keys of kLaneSteps neighbouring steps. It adds their logarithms, and gets the sums of the steps
-// before them by shuffles. Sums of logarithms, not products of decays: those before a lane are added or not by a select.
+// A lane has kLaneKeys keys of kLaneSteps neighbouring steps. It adds their logarithms, and gets the sums of earlier
+// steps by shuffles.
 //
 // Scores are a matrix per warp, from rows in shared memory. A warp that computes an inverse in the same interval has
 // none, if there are others.
 //
-// Shared memory: that of ChunkProducer.
+// Shared memory: that of ChunkProducer. Where nothing writes a triangle it is zero.
 //
 // Loops backward read r times a factor, as in halving_producer.cuh.
 //
-// Precision: rows have one or two bf16 terms, as the class `Pass` says; scores have all products of them but low by low.
+// Precision: rows have one or two bf16 terms, as the class `Pass` says. Scores have all products of terms but those of
+// two low ones. Decays of 1 are exact. Inputs above 2^113 may give Inf: the loop then computes step by step.
 #pragma once
 
 #include "kgen/primitives/registers.cuh"

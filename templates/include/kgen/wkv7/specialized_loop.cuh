@@ -1,8 +1,9 @@
 // wkv7 by warps of two roles, in chunks of 16 steps; bf16 operands (mma, sm_80). A Pass (loop_passes.cuh) is the loop of
 // the forward pass, or one of the two of the backward pass.
 //
-// Producer warps (halving_producer.cuh) compute what does not depend on the state, once per head and three chunks ahead.
-// A consumer warp has 16 value features of the state in registers. With the rows, scores and the inverse of a chunk:
+// Producer warps (halving_producer.cuh; for clamped decays quotient_producer.cuh, too) compute what does not depend on
+// the state, once per head and three chunks ahead. A consumer warp has 16 value features of the state in registers. With
+// the rows, scores and the inverse of a chunk:
 //
 //     X  = A S + (A K^T) V          sa = (I - A B^T)^-1 X
 //     y  = R S + (R K^T) V + (R B^T) sa
@@ -15,9 +16,12 @@
 //     gv = K G + (R K^T)^T gy + (A K^T)^T gsa
 //     G  = diag(P_16) G + R^T gy + A^T gsa
 //
-// Only these products are serial in time. Scores, the inverse and the state that R reads have a high and a low term, as
-// in chunk_mma.cuh; V and gy are bf16 already. Rows, the state that A (backward, B) reads, X, sa and gsa are rounded to
-// bf16 as operands, or have a low term, as the class `Pass` says. Sums are fp32.
+// With quotients K and B are relative to the outset of the chunk: diag(P_16) multiplies S behind its update, and G
+// before all else.
+//
+// Only these products are serial in time. Scores and the inverse have a high and a low term, as in chunk_mma.cuh; V and
+// gy are bf16 already. Rows, the state, X, sa and gsa are rounded to bf16 as operands, or have a low term, as the class
+// `Pass` says. Sums are fp32.
 //
 // NaN and Inf: as in chunk_mma.cuh. Where an output is not finite the block computes its sequence again, step by step.
 //
@@ -43,6 +47,7 @@
 
 namespace kgen::wkv7 {
 
+// The producer of a Pass.
 template <class Config, class Pass, bool LevelLoop, bool Quotients = Pass::kQuotients>
 struct ProducerChoice {
     using Type = HalvingProducer<Pass, typename Config::W, Config::kForm, Config::kK, Config::kRowWarps,
