@@ -251,9 +251,13 @@ private:
         const Buffers from = buffers();
         const bf16* rows = from.rows(chunk);
         if constexpr (Pass::kQuotients && kBack) {  // rows B and K have the decays from the outset on
+            const float* of_chunk = from.decay(chunk) + 2 * mma_lane().q;
 #pragma unroll
-            for (int tile = 0; tile < kTiles; ++tile)
-                decay_state(state, from.decay(chunk) + 2 * mma_lane().q, tile);
+            for (int tile = 0; tile < 2 * kTiles; ++tile) {
+                const auto d = *reinterpret_cast<const Vec<float, 2>*>(of_chunk + 8 * tile);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) state[tile][i] *= d[i % 2];
+            }
         }
         // 1. What the chunk reads of c and of the state.
         const Half::A c[1] = {
@@ -313,21 +317,22 @@ private:
         const float* decay = from.decay(chunk) + 2 * mma_lane().q;
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-            if constexpr (!Pass::kQuotients) decay_state(state, decay, tile);
-            update<Pass::kQ>(state, rows, tile, c);
-            update<Pass::kP>(state, rows, tile, sums);
-            if constexpr (Pass::kQuotients && !kBack) decay_state(state, decay, tile);
-        }
-    }
-
-    // 16 keys of the state by the decays of a chunk, from the lane's first one on.
-    static KGEN_DEVICE void decay_state(State& state, const float* decay, int tile) {
+            if constexpr (Pass::kQuotients) {
+                update<Pass::kQ>(state, rows, tile, c);
+                update<Pass::kP>(state, rows, tile, sums);
+                if constexpr (kBack) continue;  // decayed before all products
+            }
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            const auto d =
-                *reinterpret_cast<const Vec<float, 2>*>(decay + 16 * tile + 8 * n);
+            for (int n = 0; n < 2; ++n) {
+                const auto d =
+                    *reinterpret_cast<const Vec<float, 2>*>(decay + 16 * tile + 8 * n);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) state[2 * tile + n][i] *= d[i % 2];
+                for (int i = 0; i < 4; ++i) state[2 * tile + n][i] *= d[i % 2];
+            }
+            if constexpr (!Pass::kQuotients) {
+                update<Pass::kQ>(state, rows, tile, c);
+                update<Pass::kP>(state, rows, tile, sums);
+            }
         }
     }
 };
