@@ -33,18 +33,23 @@ CASES = (
     (f"B=1,H=1,T=52,K=128,V=16,{BF16},decay_form=raw", 3, (1, 4, 4), 2, 8),
     (f"B=1,N=3,H=2,T=150,K=48,V=32,{BF16},decay_form=raw,{BEFORE},{PACKED}", 3, (2, 2, 4), 4, 8),
 )  # fmt: skip
+QUOTIENTS = (
+    (f"B=1,H=1,T=150,K=64,V=40,{BF16},decay_form=clamp,{BEFORE}", 3, (1, 4, 8), 2, 8),
+    (f"B=1,N=3,H=2,T=150,K=48,V=32,{BF16},decay_form=clamp,{BEFORE},{PACKED}", 3, (2, 2, 4), 4, 8),
+)  # fmt: skip
 
 
 def certify(
     text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int,
     orders: tuple[int, ...] = (BY_RANK, SHUFFLED),
-    changed: Callable[[Operator], Operator] = lambda operator: operator,
+    changed: Callable[[Operator], Operator] = lambda operator: operator, quotients: int = 0,
 ) -> None:  # fmt: skip
     entry = open_catalogue().entry("wkv7")
     variant = entry.space.variant("forward", "warp_specialized_segments")
     problem = parse_problem(text, entry.operator.signature)
     values = dict(zip(("warps", "row_warps", "state_warps"), warps, strict=True))
     values |= {"segments": segments, "stages": stages, "vec": vec, "min_blocks": 1}
+    values["quotients"] = quotients
     config = Config.of(variant.name, values)
     for _, _, outcome in run_configs(entry, variant, "host", [(problem, config)], orders, changed):
         assert outcome.fate is Fate.VERIFIED, f"{problem} {config.label}\n{outcome.reason}"
@@ -55,6 +60,13 @@ def test_segments(
     text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int
 ) -> None:
     certify(text, segments, warps, stages, vec)
+
+
+@pytest.mark.parametrize(("text", "segments", "warps", "stages", "vec"), QUOTIENTS)
+def test_quotients(
+    text: str, segments: int, warps: tuple[int, int, int], stages: int, vec: int
+) -> None:
+    certify(text, segments, warps, stages, vec, quotients=1)
 
 
 def transitions_overflow(operator: Operator) -> Operator:
@@ -87,4 +99,5 @@ def test_a_transition_that_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Schedule, "certify", own)
     text = f"B=1,H=1,T=150,K=16,V=16,{BF16},decay_form=clamp"
-    certify(text, 3, (1, 1, 2), 2, 8, (BY_RANK,), transitions_overflow)
+    for quotients in (0, 1):
+        certify(text, 3, (1, 1, 2), 2, 8, (BY_RANK,), transitions_overflow, quotients)

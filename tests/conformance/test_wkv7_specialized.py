@@ -48,6 +48,26 @@ ROUNDED = (
     (f"B=2,H=1,T=19,K=70,V=66,{BF16},decay_form=log", (2, 4), 2, 2),
 )  # fmt: skip
 
+# Rows with quotients of clamped decays: producers with one tile of keys at a time and with two,
+# with a tile that does not exist, and with none; a producer with all matrices; w in fp32.
+QUOTIENTS = (
+    ("B=1,H=2,T=40,K=64,V=16,dtype=bf16,w_dtype=bf16,decay_form=clamp", (1, 4), 2, 8),
+    (f"B=1,N=4,H=1,T=70,K=48,V=32,dtype=bf16,decay_form=clamp,{BEFORE},{PACKED}", (2, 2), 4, 8),
+    (f"B=1,H=1,T=33,K=128,V=16,dtype=bf16,w_dtype=bf16,decay_form=clamp,{BEFORE}", (1, 4), 4, 8),
+    ("B=1,H=1,T=33,K=144,V=16,dtype=bf16,w_dtype=bf16,decay_form=clamp", (1, 4), 2, 8),
+    ("B=1,H=1,T=21,K=64,V=16,dtype=bf16,decay_form=clamp", (1, 2), 2, 8),
+    ("B=2,H=1,T=19,K=68,V=18,dtype=bf16,w_dtype=bf16,decay_form=clamp", (2, 1), 2, 2),
+    ("B=1,H=1,T=17,K=7,V=5,dtype=bf16,w_dtype=bf16,decay_form=clamp", (1, 8), 2, 1),
+    ("B=2,H=1,T=1,K=16,V=16,dtype=bf16,decay_form=clamp", (1, 2), 2, 8),
+)  # fmt: skip
+QUOTIENTS_BACKWARD = (
+    (f"B=1,H=2,T=40,K=64,V=40,{BF16},decay_form=clamp,{AFTER}", (1, 4), 2, 8),
+    (f"B=1,N=4,H=1,T=70,K=48,V=32,{BF16},decay_form=clamp,{AFTER},{PACKED}", (2, 2), 4, 8),
+    (f"B=1,H=1,T=33,K=128,V=16,{BF16},decay_form=clamp", (1, 4), 2, 8),
+    (f"B=2,H=1,T=19,K=20,V=18,{BF16},decay_form=clamp", (2, 1), 2, 2),
+    (f"B=1,H=1,T=17,K=7,V=5,{BF16},decay_form=clamp,{AFTER}", (1, 8), 2, 1),
+)  # fmt: skip
+
 
 def certify(
     pass_name: str, text: str, warps: tuple[int, int], values: dict[str, int]
@@ -79,4 +99,15 @@ def test_several_warps_backward(text: str, warps: tuple[int, int], stages: int, 
 @pytest.mark.parametrize(("text", "warps", "stages", "vec"), ROUNDED)
 def test_states_in_bf16(text: str, warps: tuple[int, int], stages: int, vec: int) -> None:
     values = {"stages": stages, "vec": vec, "state_bytes": 2, "level_loop": 1}
+    certify("backward", text, warps, values | SECOND)
+
+
+@pytest.mark.parametrize(("text", "warps", "stages", "vec"), QUOTIENTS)
+def test_quotients(text: str, warps: tuple[int, int], stages: int, vec: int) -> None:
+    certify("forward", text, warps, {"stages": stages, "vec": vec, "quotients": 1})
+
+
+@pytest.mark.parametrize(("text", "warps", "stages", "vec"), QUOTIENTS_BACKWARD)
+def test_quotients_backward(text: str, warps: tuple[int, int], stages: int, vec: int) -> None:
+    values = {"stages": stages, "vec": vec, "level_loop": 0, "quotients": 1}
     certify("backward", text, warps, values | SECOND)

@@ -49,8 +49,10 @@ static_assert(!kgen::kPresent<kgen::none>, "the gradient of a state is more accu
 constexpr int kSize = Config::kK * Config::kV;
 constexpr bool kPacked = kgen::kPresent<Offset>;
 
-using Forward = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::ForwardSums, State, 0 != 0>;
-using Backward = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::BackwardSums, State, 0 != 0>;
+using ForwardPass = kgen::wkv7::ForwardSums;
+using BackwardPass = kgen::wkv7::BackwardSums;
+using Forward = kgen::wkv7::SpecializedLoop<Config, ForwardPass, State, 0 != 0>;
+using Backward = kgen::wkv7::SpecializedLoop<Config, BackwardPass, State, 0 != 0>;
 constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Forward::kColumns);
 
 static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,

@@ -28,7 +28,8 @@ struct Config {
     static constexpr int kVec = 8;             // elements per copy
 };
 
-using Loop = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::ForwardOutputs>;
+using Pass = kgen::wkv7::ForwardOutputs;
+using Loop = kgen::wkv7::SpecializedLoop<Config, Pass>;
 
 constexpr int kValueBlocks = kgen::ceil_div(kV, Loop::kColumns);
 

@@ -40,9 +40,10 @@ struct ConfigOf {
 };
 
 using Config = ConfigOf<4>;
-using Loop = kgen::wkv7::SpecializedLoop<Config, kgen::wkv7::ForwardOutputs>;
-using StateLoop =
-    kgen::wkv7::SpecializedLoop<ConfigOf<kStateWarps>, kgen::wkv7::ForwardStates>;
+using OutputPass = kgen::wkv7::ForwardOutputs;
+using StatePass = kgen::wkv7::ForwardStates;
+using Loop = kgen::wkv7::SpecializedLoop<Config, OutputPass>;
+using StateLoop = kgen::wkv7::SpecializedLoop<ConfigOf<kStateWarps>, StatePass>;
 using Columns = kgen::wkv7::SegmentColumns<Config::kK, kV>;
 
 constexpr int kScanThreads = 256;
