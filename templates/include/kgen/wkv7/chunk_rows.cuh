@@ -29,30 +29,31 @@
 // Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
 // finite, the block computes its gradients again, step by step.
 //
-// A Config has Value and W (both bf16 or both fp16), kK, kV, kForm, kRowWarps, and kVec, elements per copy. State:
-// dtype of S and G in memory, float or bf16.
+// Config and State: RowGradients.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
 #include "kgen/primitives/registers.cuh"
-#include "kgen/wkv7/checkpoints.cuh"
+#include "kgen/wkv7/row_gradients.cuh"
 #include "kgen/wkv7/row_scores.cuh"
-#include "kgen/wkv7/tile_copier.cuh"
 
 namespace kgen::wkv7 {
 
 template <class Config, class State = float>
-class ChunkRows {
+class ChunkRows : public RowGradients<Config, State> {
+    using Base = RowGradients<Config, State>;
     using Value = typename Config::Value;
     using W = typename Config::W;
-    static_assert(sizeof(Value) == 2 && sizeof(W) == 2, "gradients of steps have 16 bits");
 
 public:
+    using Base::kKeys, Base::kThreads, Base::step_by_step;
+    static constexpr int kSteps = 16;
     static constexpr bool kPrecise = !kCoarse<Value>;
 
 private:
-    static constexpr auto kForm = Config::kForm;
-    static constexpr int kK = Config::kK, kV = Config::kV, kWarps = Config::kRowWarps;
+    using Base::first_key, Base::steps, Base::gy, Base::r, Base::k, Base::v, Base::a, Base::b, Base::w, Base::sa,
+        Base::gsa, Base::state, Base::gradient, Base::gr, Base::gk, Base::ga, Base::gb, Base::gw, Base::scale;
+    using Base::kForm, Base::kK, Base::kV, Base::kWarps, Base::write;
     using Scores = RowScores<Value, kV, kWarps, Config::kVec, kPrecise>;
     using Buffers = typename Scores::Buffers;
     using Copier = TileCopier<Value, Config::kVec>;
@@ -66,18 +67,7 @@ private:
     using Four = Vec<float, 4>;
 
 public:
-    static constexpr int kThreads = kWarps * kWarpSize, kKeys = 16 * kWarps;
     static constexpr int kBytes = Buffers::kBytes + kWarps * 5 * 2 * kTile;
-
-    // The block's first key; steps of the chunk; its first step in all tensors; the states.
-    int first_key, steps;
-    StepPointer<Value> gy, r, k, v, a, b;
-    StepPointer<W> w;
-    StepPointer<float> sa, gsa;
-    const State *state, *gradient;  // [K, V]
-    Rows<Value> gr, gk, ga, gb;
-    Rows<W> gw;
-    float scale;
 
     // Returns whether all is computed. If a gradient is not finite, the block has to take the steps one by one; where
     // kPrecise, that is left to the caller, or the addresses of all inputs would stay in registers, and others spill.
@@ -145,38 +135,6 @@ public:
         if constexpr (kPrecise) return !block_any_nonfinite<kWarps>(nonfinite);
         if (block_any_nonfinite<kWarps>(nonfinite)) step_by_step();
         return true;
-    }
-
-    // The definition, a thread per key and every other step: products with zeros of a NaN or Inf of another step do not
-    // occur. It takes hundreds of times as long.
-    KGEN_DEVICE void step_by_step() const {
-        const int key = first_key + thread_rank() % kKeys;
-        if (key >= kK) return;
-#pragma unroll 1
-        for (int t = thread_rank() / kKeys; t < steps; t += kThreads / kKeys) {
-            float by_r = 0.0f, by_w = 0.0f, by_k = 0.0f, by_a = 0.0f, by_b = 0.0f;
-#pragma unroll 1
-            for (int x = 0; x < kV; ++x) {
-                float s = to_float(state[i64{key} * kV + x]);
-                float g = to_float(gradient[i64{key} * kV + x]);
-#pragma unroll 1
-                for (int i = 0; i < t; ++i) s = after(s, i, key, x);
-#pragma unroll 1
-                for (int i = steps - 1; i > t; --i)
-                    g = fma(decay(i, key), with_y(g, i, key, x), at(a, i, key) * at(gsa, i, x));
-                g = with_y(g, t, key, x);
-                by_r = fma(after(s, t, key, x), scale * at(gy, t, x), by_r);
-                by_w = fma(s, g, by_w);
-                by_k = fma(g, at(v, t, x), by_k);
-                by_a = fma(s, at(gsa, t, x), by_a);
-                by_b = fma(g, at(sa, t, x), by_b);
-            }
-            gr.at(t)[key] = from_float<Value>(by_r);
-            gw.at(t)[key] = from_float<W>(by_w * decay_slope<kForm>(at(w, t, key), decay(t, key)));
-            gk.at(t)[key] = from_float<Value>(by_k);
-            ga.at(t)[key] = from_float<Value>(by_a);
-            gb.at(t)[key] = from_float<Value>(by_b);
-        }
     }
 
 private:
@@ -566,29 +524,6 @@ private:
         put_words(tile, x);
 #pragma unroll
         for (int i = 0; i < 8; ++i) nonfinite = fma(x[i / 4][i % 4], 0.0f, nonfinite);
-    }
-    template <class T>
-    KGEN_DEVICE void write(const Rows<T>& to, const u16* tile, int key) const {
-        constexpr int kPerRow = 16 / Config::kVec;
-#pragma unroll
-        for (int n = 0; n < ceil_div(16 * kPerRow, kWarpSize); ++n) {
-            const int i = lane_id() + n * kWarpSize, step = i / kPerRow, column = i % kPerRow * Config::kVec;
-            if (step >= steps || key + column >= kK) continue;
-            store_vec(to.at(step) + key + column,
-                      *reinterpret_cast<const Vec<T, Config::kVec>*>(tile + Copier::place(step, column)));
-        }
-    }
-
-    KGEN_DEVICE float after(float s, int t, int key, int x) const {
-        return fma(decay(t, key), s, fma(at(b, t, key), at(sa, t, x), at(k, t, key) * at(v, t, x)));
-    }
-    KGEN_DEVICE float with_y(float g, int t, int key, int x) const {
-        return fma(scale * at(r, t, key), at(gy, t, x), g);
-    }
-    KGEN_DEVICE float decay(int t, int key) const { return decay_of<kForm>(at(w, t, key)); }
-    template <class T>
-    static KGEN_DEVICE float at(const StepPointer<T>& rows, int t, int feature) {
-        return to_float(rows.first[t * rows.stride + feature]);
     }
 };
 
