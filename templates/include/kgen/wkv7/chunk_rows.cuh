@@ -41,12 +41,13 @@ namespace kgen::wkv7 {
 
 template <class Config, class State = float>
 class ChunkRows : public RowGradients<Config, State> {
-    using Base = RowGradients<Config, State>;
     using Value = typename Config::Value;
     using W = typename Config::W;
 
 public:
+    using Base = RowGradients<Config, State>;
     using Base::kKeys, Base::kThreads, Base::step_by_step;
+    using Index = i64;
     static constexpr int kSteps = 16;
     static constexpr bool kPrecise = !kCoarse<Value>;
 
@@ -527,47 +528,11 @@ private:
     }
 };
 
-// By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist. StepByStep is
-// for the call of itself alone.
-template <class Config, class State = float, bool StepByStep = false, class Offset>
+template <class Config, class State = float, class Offset>
 KGEN_DEVICE void backward_chunk_rows(
     const Offset* cu_seqlens, i64 N, i64 T, i64 H,
     const KeyRowsTensors<typename Config::Value, typename Config::W, State>& x, float scale) {
-    using Block = ChunkRows<Config, State>;
-    constexpr int kKeyBlocks = ceil_div(Config::kK, Block::kKeys), kSize = Config::kK * Config::kV;
-
-    // Opaque, so that the second call computes its addresses anew instead of keeping the first one's in registers.
-    const u32 number_of_block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
-    const int block = static_cast<int>(number_of_block % kKeyBlocks);
-    const i64 h = number_of_block / kKeyBlocks % H, index = number_of_block / kKeyBlocks / H;
-    const Chunk chunk = chunk_at<16>(cu_seqlens, index, N, T);
-    if (chunk.steps == 0) return;
-    const i64 number = h * head_chunks<16, kPresent<Offset>>(N, T) + index;
-    const Span span{chunk.span.b, chunk.span.first + chunk.first, chunk.steps};
-    const Block rows{block * Block::kKeys,
-                     chunk.steps,
-                     step_pointer(x.gy, span, h),
-                     step_pointer(x.r, span, h),
-                     step_pointer(x.k, span, h),
-                     step_pointer(x.v, span, h),
-                     step_pointer(x.a, span, h),
-                     step_pointer(x.b, span, h),
-                     step_pointer(x.w, span, h),
-                     step_pointer(dense_rows(x.sa, T, H, Config::kV), span, h),
-                     step_pointer(dense_rows(x.gsa, T, H, Config::kV), span, h),
-                     x.states + number * kSize,
-                     x.gradients + number * kSize,
-                     x.gr.head(span, h),
-                     x.gk.head(span, h),
-                     x.ga.head(span, h),
-                     x.gb.head(span, h),
-                     x.gw.head(span, h),
-                     scale};
-    if constexpr (StepByStep) {
-        rows.step_by_step();
-    } else if (!rows()) {
-        backward_chunk_rows<Config, State, true>(cu_seqlens, N, T, H, x, scale);
-    }
+    backward_rows<ChunkRows<Config, State>>(cu_seqlens, N, T, H, x, scale);
 }
 
 }  // namespace kgen::wkv7

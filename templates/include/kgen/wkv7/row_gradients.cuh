@@ -5,7 +5,7 @@
 // and G in memory, float or bf16.
 #pragma once
 
-#include "kgen/chunked/chunk_mma.cuh"
+#include "kgen/primitives/registers.cuh"
 #include "kgen/wkv7/checkpoints.cuh"
 #include "kgen/wkv7/tile_copier.cuh"
 
@@ -15,6 +15,7 @@ template <class Config, class State>
 struct RowGradients {
     using Value = typename Config::Value;
     using W = typename Config::W;
+    using StateType = State;
     static_assert(sizeof(Value) == 2 && sizeof(W) == 2, "gradients of steps have 16 bits");
     static constexpr auto kForm = Config::kForm;
     static constexpr int kK = Config::kK, kV = Config::kV, kWarps = Config::kRowWarps;
@@ -88,5 +89,51 @@ private:
         return to_float(rows.first[t * rows.stride + feature]);
     }
 };
+
+// By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist. Block:
+// ChunkRows or QuotientRows. StepByStep is for the call of itself alone.
+template <class Block, bool StepByStep = false, class Offset>
+KGEN_DEVICE void backward_rows(
+    const Offset* cu_seqlens, i64 N, i64 T, i64 H,
+    const KeyRowsTensors<typename Block::Base::Value, typename Block::Base::W, typename Block::Base::StateType>& x,
+    float scale) {
+    using Index = typename Block::Index;
+    constexpr int kV = Block::Base::kV, kKeyBlocks = ceil_div(Block::Base::kK, Block::kKeys);
+    constexpr int kSteps = Block::kSteps, kSize = Block::Base::kK * kV;
+
+    // Opaque, so that the second call computes its addresses anew instead of keeping the first one's in registers.
+    const u32 number_of_block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
+    const int block = static_cast<int>(number_of_block % kKeyBlocks);
+    const Index heads = static_cast<Index>(H), index = number_of_block / kKeyBlocks / heads;
+    const i64 h = number_of_block / kKeyBlocks % heads;
+    const Chunk chunk = chunk_at<kSteps>(cu_seqlens, index, N, T);
+    if (chunk.steps == 0) return;
+    const i64 number = h * head_chunks<kSteps, kPresent<Offset>>(N, T) + index;
+    const Span span{chunk.span.b, chunk.span.first + chunk.first, chunk.steps};
+    const Block rows{block * Block::kKeys,
+                     chunk.steps,
+                     step_pointer(x.gy, span, h),
+                     step_pointer(x.r, span, h),
+                     step_pointer(x.k, span, h),
+                     step_pointer(x.v, span, h),
+                     step_pointer(x.a, span, h),
+                     step_pointer(x.b, span, h),
+                     step_pointer(x.w, span, h),
+                     step_pointer(dense_rows(x.sa, T, H, kV), span, h),
+                     step_pointer(dense_rows(x.gsa, T, H, kV), span, h),
+                     x.states + number * kSize,
+                     x.gradients + number * kSize,
+                     x.gr.head(span, h),
+                     x.gk.head(span, h),
+                     x.ga.head(span, h),
+                     x.gb.head(span, h),
+                     x.gw.head(span, h),
+                     scale};
+    if constexpr (StepByStep) {
+        rows.step_by_step();
+    } else if (!rows()) {
+        backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
+    }
+}
 
 }  // namespace kgen::wkv7
