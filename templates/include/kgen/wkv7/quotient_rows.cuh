@@ -27,7 +27,7 @@
 //
 // Pairs of steps enter E at the early step and leave it at the late one. Both times they are products of the same
 // rounded operands, so that what remains is an error of fp32 relative to the magnitudes added. gw_t is taken from the
-// side where their sum is smaller: it is exact where nothing precedes or follows t.
+// side where their sum is smaller: it is exactly 0 where nothing precedes or follows t.
 //
 // Precision: TF32. Operands are truncated, as mma does; constants make up for the mean of what that loses (kNearTf32).
 //
@@ -40,6 +40,7 @@
 //     float scores[2][4][32][32]        instead of the rows, if there are four warps or more, else behind them:
 //                                       rows late steps and columns early ones, then transposed; rk, rb, ak, ab. A row has
 //                                       two halves of 16 steps, in the order 2q, 2q + 1, 8 + 2q, 9 + 2q, swizzled.
+//     float slopes[warps][4][32][4]     by tile and lane: d log(d) / dw
 //     Value inputs[warps][5][2][16][16] r, k, a, b, w of a warp, then its results
 //
 // Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
@@ -82,16 +83,17 @@ private:
     static constexpr int kRows = kSteps * kPitch, kMatrix = kSteps * kSteps;  // floats of a tensor, of scores
     static constexpr bool kShared = kWarps >= 4;  // whether scores take the place of the rows
     static constexpr int kFloats = kShared ? max(4 * kRows, 8 * kMatrix) : 4 * kRows + 8 * kMatrix;
+    static constexpr int kSlopes = 16 * kWarpSize;  // of a warp
     static constexpr int kTile = 256;  // elements of 16 steps and 16 keys
     // Blocks of 16 value features of both states that are loaded at a time.
     static constexpr int kGroup = kBlocks <= 4 ? kBlocks : 2;
     using StateRows = Vec<State, 4>[kGroup][2];  // of keys g and g + 8
     enum Score { kRK, kRB, kAK, kAB };
     enum Input { kInputR, kInputK, kInputA, kInputB, kInputW };
-    static constexpr float kNear = kNearTf32, kNearState = sizeof(State) == 2 ? 1.0f : kNear;
+    static constexpr float kNear = kNearTf32;
 
 public:
-    static constexpr int kBytes = 4 * kFloats + kWarps * 5 * 2 * 2 * kTile;
+    static constexpr int kBytes = 4 * (kFloats + kWarps * kSlopes) + kWarps * 5 * 2 * 2 * kTile;
 
     // Returns whether all is computed. If a gradient is not finite, the caller has to take the steps one by one: with
     // the addresses of all inputs in registers until then, others would spill.
@@ -99,7 +101,7 @@ public:
         const int warp = thread_rank() / kWarpSize, key = first_key + 16 * warp;
         float* const rows = dynamic_smem<float>();
         float* const scores = rows + (kShared ? 0 : 4 * kRows);
-        u16* const inputs = reinterpret_cast<u16*>(rows + kFloats) + warp * 5 * 2 * kTile;
+        u16* const inputs = reinterpret_cast<u16*>(rows + kFloats + kWarps * kSlopes) + warp * 5 * 2 * kTile;
 
         // 1. Copies; the first rows of the states.
         copy(r, inputs + 2 * kInputR * kTile, key);
@@ -133,7 +135,8 @@ public:
 
         // 4. Decays; what the states give; R and A.
         Decays c;
-        c.read(inputs + 2 * kInputW * kTile, steps);
+        Four* const own_slopes = reinterpret_cast<Four*>(rows + kFloats) + warp * kSlopes / 4 + lane_id();
+        c.read(inputs + 2 * kInputW * kTile, steps, own_slopes);
         float sum[2], end[2];  // E_0, E_32
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
@@ -156,17 +159,17 @@ public:
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
             const int tile = i / 4, x = i % 4, which = x / 2;
-            by_r[tile][x] *= c.to_middle[which] * (scale * kNearState);
-            by_a[tile][x] *= c.to_middle[which] * (kNear * kNearState);
-            by_k[tile][x] *= c.to_end[which] * kNearState;
-            by_b[tile][x] *= c.to_end[which] * (kNear * kNearState);
+            by_r[tile][x] *= c.to_middle[which] * scale;
+            by_a[tile][x] *= c.to_middle[which] * kNear;
+            by_k[tile][x] *= c.to_end[which];
+            by_b[tile][x] *= c.to_end[which] * kNear;
             sum[which] = fma(bit_cast<float>(of_r[tile][place(x)]), by_r[tile][x], sum[which]);
             sum[which] = fma(bit_cast<float>(of_a[tile][place(x)]), by_a[tile][x], sum[which]);
         }
 
         // 5. gk, gb; K and B, and what they add to E.
-        const float* const late = of_lane(scores);
-        const float* const early = late + 4 * kMatrix;
+        const float* const late[2] = {of_lane(scores, 0), of_lane(scores, 1)};
+        const float* const early[2] = {late[0] + 4 * kMatrix, late[1] + 4 * kMatrix};
         Operand of_k[4], of_b[4];
         Steps x;
 #pragma unroll
@@ -219,8 +222,8 @@ public:
         write_both(gk, inputs + 2 * kInputK * kTile, key);
         write_both(gb, inputs + 2 * kInputB * kTile, key);
 
-        // 6. gr, ga. gw from E_0 on, and back from E_32, whose part of later tiles is not known yet; the sums of the
-        // magnitudes of what the former adds.
+        // 6. gr, ga. gw from E_0 on, and back from E_32, whose part of later tiles is not known yet; twice the sum of the
+        // magnitudes that were added to E before a step, and once the step's own.
         Steps forth, back, sizes;
         float size[2] = {}, until[4][2];
 #pragma unroll
@@ -249,7 +252,7 @@ public:
                 }
 #pragma unroll
                 for (int which = 0; which < 2; ++which) {
-                    float read[2], late_terms[2], added[2], its_size[2];
+                    float read[2], late_terms[2], added[2];
 #pragma unroll
                     for (int step = 0; step < 2; ++step) {
                         const int i = 2 * which + step;
@@ -257,7 +260,6 @@ public:
                         read[step] = bit_cast<float>(of_a[tile][place(i)]) * by_a[tile][i];
                         late_terms[step] = x[tile][i] - left;
                         added[step] = late_terms[step] - read[step];
-                        its_size[step] = abs(x[tile][i]) + abs(left);
                         by_r[tile][i] *= c.upto[tile][i];
                         by_a[tile][i] *= c.before(tile, i);
                     }
@@ -269,12 +271,11 @@ public:
                     back[tile][2 * which] = (sums.behind + added[1]) + late_terms[0];
                     sum[which] += sums.all;
                     until[tile][which] = sums.all;
-                    const float until_first = abs(read[0]), of_first = until_first + its_size[0];
-                    const LaneSums all_sizes(c, of_first + (abs(read[1]) + its_size[1]));
-                    const float first_size = size[which] + all_sizes.before;
-                    sizes[tile][2 * which] = first_size + until_first;
-                    sizes[tile][2 * which + 1] = first_size + (of_first + abs(read[1]));
-                    size[which] += all_sizes.all;
+                    const LaneSums its_size(c, abs(added[0]) + abs(added[1]));
+                    const float before = size[which] + its_size.before;
+                    sizes[tile][2 * which] = fma(2.0f, before, abs(added[0]));
+                    sizes[tile][2 * which + 1] = fma(2.0f, before + abs(added[0]), abs(added[1]));
+                    size[which] += its_size.all;
                 }
             }
             put<Value>(inputs + (2 * kInputR + half) * kTile, by_r, half);
@@ -293,15 +294,13 @@ public:
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             u16* const tile_w = inputs + (2 * kInputW + half) * kTile;
-            Words words_w;
-            load(words_w, tile_w);
+            const Four slopes[2] = {own_slopes[2 * half * kWarpSize], own_slopes[(2 * half + 1) * kWarpSize]};
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const int tile = 2 * half + i / 4, which = i % 4 / 2;
-                const float slope = kNear * log_decay_slope<DecayForm::clamp>(value<W>(words_w, i));
-                const bool is_late = 2.0f * sizes[tile][i % 4] > size[which];
+                const bool is_late = sizes[tile][i % 4] > size[which];
                 const float from_end = until[tile][which] - back[tile][i % 4];
-                forth[tile][i % 4] = (is_late ? from_end : forth[tile][i % 4]) * slope;
+                forth[tile][i % 4] = (is_late ? from_end : forth[tile][i % 4]) * slopes[i / 4][i % 4];
             }
             put<W>(tile_w, forth, half);
         }
@@ -340,7 +339,8 @@ private:
         }
 
 
-        KGEN_DEVICE void read(const u16* tiles, int steps) {
+        // Also writes the slopes of log(d) by w to shared memory.
+        KGEN_DEVICE void read(const u16* tiles, int steps, Four* slopes) {
             const int q = mma_lane().q;
             odd = static_cast<float>(q & 1);
             upper = static_cast<float>(q >> 1);
@@ -349,9 +349,17 @@ private:
             for (int half = 0; half < 2; ++half) {
                 Words words;
                 load(words, tiles + half * kTile);
+                Four slope[2];
 #pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    upto[2 * half + i / 4][i % 4] = fast_clamp_log2(value<W>(words, i));
+                for (int i = 0; i < 8; ++i) {
+                    // With 1 - sigmoid as a product, which does not cancel; and finite where e^-w would overflow.
+                    const float e = fast_exp2(min(-kLog2e * value<W>(words, i), 126.0f));
+                    const float sigmoid_of = fast_reciprocal(1.0f + e);
+                    upto[2 * half + i / 4][i % 4] = -kClamp * kLog2e * sigmoid_of;
+                    slope[i / 4][i % 4] = (-kClamp * kNear * sigmoid_of) * (e * sigmoid_of);
+                }
+#pragma unroll
+                for (int n = 0; n < 2; ++n) slopes[(2 * half + n) * kWarpSize] = slope[n];
             }
             if (steps < kSteps) {  // decays after the last step are 1
 #pragma unroll
@@ -433,26 +441,37 @@ private:
 
     // Rows of value features, fp32. What does not exist is zero.
     KGEN_DEVICE void copy_rows(const StepPointer<float>& from, float* to) const {
-        constexpr int kEach = min(Config::kVec, 4), kPerRow = 16 * kBlocks / kEach;
-#pragma unroll 4
-        for (int i = thread_rank(); i < kSteps * kPerRow; i += kThreads) {
-            const int step = i / kPerRow, column = i % kPerRow * kEach;
-            cp_async_or_zero<4 * kEach>(to + step * kPitch + column, from.first + step * from.stride + column,
+        constexpr int kEach = min(Config::kVec, 4);
+        each_of_rows<kEach>([&](int step, int column, int place) {
+            cp_async_or_zero<4 * kEach>(to + place, from.first + u32(step) * from.stride + column,
                                         step < steps && (kV % 16 == 0 || column < kV));
+        });
+    }
+    // Calls visit(step, column, place) for runs of Each columns of all rows, of which a thread has some.
+    template <int Each, class Visit>
+    static KGEN_DEVICE void each_of_rows(Visit visit) {
+        constexpr int kPerRow = 16 * kBlocks / Each, kRuns = kSteps * kPerRow, kUnrolled = kRuns <= 8 * kThreads ? 8 : 1;
+#pragma unroll kUnrolled
+        for (int n = 0; n < ceil_div(kRuns, kThreads); ++n) {
+            const int i = thread_rank() + n * kThreads;
+            if (kRuns % kThreads != 0 && i >= kRuns) break;
+            int step = i / kPerRow, column = i % kPerRow;
+            if constexpr (kThreads % kPerRow == 0) {
+                step = thread_rank() / kPerRow + n * (kThreads / kPerRow);
+                column = thread_rank() % kPerRow;
+            }
+            visit(step, column * Each, step * kPitch + column * Each);
         }
     }
     // Rows of gy and v.
     KGEN_DEVICE void widen_rows(float* rows) const {
-        constexpr int kPerRow = 4 * kBlocks;
-#pragma unroll 4
-        for (int i = thread_rank(); i < kSteps * kPerRow; i += kThreads) {
-            const int step = i / kPerRow, column = i % kPerRow * 4, place = step * kPitch + column;
+        each_of_rows<4>([&](int step, int column, int place) {
             const int width = step < steps ? kV - column : 0;
-            const Four of_gy = load_four<Config::kVec>(gy.first + step * gy.stride + column, width);
-            const Four of_v = load_four<Config::kVec>(v.first + step * v.stride + column, width);
+            const Four of_gy = load_four<Config::kVec>(gy.first + u32(step) * gy.stride + column, width);
+            const Four of_v = load_four<Config::kVec>(v.first + u32(step) * v.stride + column, width);
             *reinterpret_cast<Four*>(rows + kRowGy * kRows + place) = of_gy;
             *reinterpret_cast<Four*>(rows + kRowV * kRows + place) = of_v;
-        }
+        });
     }
 
     // Four value features of keys g and g + 8, of kGroup blocks of 16 from block `group` on.
@@ -497,6 +516,10 @@ private:
             widened(rows_g[n], g);
 #pragma unroll
             for (int i = 0; i < 8; ++i) both[i / 4] = fma(s[i / 4][i % 4], g[i / 4][i % 4], both[i / 4]);
+            if constexpr (sizeof(State) == 4) {  // bf16 is exact
+                round(s);
+                round(g);
+            }
 #pragma unroll
             for (int tile = 0; tile < 4; ++tile) {
                 const float* const its = own + 8 * tile * kPitch;
@@ -507,27 +530,26 @@ private:
             }
         }
     }
+    // Operands A. Without results of their own they would be copied for every product, as their registers are in another
+    // order.
+    static KGEN_DEVICE void round(Four (&x)[2]) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i / 4][i % 4] = bit_cast<float>(near_tf32(x[i / 4][i % 4]));
+    }
     static KGEN_DEVICE void add(Sums& sums, const Four (&x)[2], const Four& y) { Products::add(sums, x, y); }
 
-    // The lane's part of row g of the first tile of the first matrix of scores.
-    static KGEN_DEVICE const float* of_lane(const float* scores) {
+    // The lane's part of 16 steps of row g of the first tile of the first matrix of scores.
+    static KGEN_DEVICE const float* of_lane(const float* scores, int part) {
         const MmaLane lane = mma_lane();
-        return scores + score_place(lane.g, 0) + 4 * lane.q;
+        return scores + score_place(lane.g, part) + 4 * lane.q;
     }
     // Where 16 steps of a row begin.
     static KGEN_DEVICE int score_place(int row, int part) {
         return row * kSteps + 16 * (part ^ ((row ^ row >> 1) & 1));
     }
     // Of row 8 * tile + g, the lane's steps of tiles 2 * part and 2 * part + 1.
-    static KGEN_DEVICE Four four(const float* own, int which, int tile, int part) {
-        const float* row = own + which * kMatrix + 8 * tile * kSteps;
-        if (part == 1) row = toggled(row);
-        return *reinterpret_cast<const Four*>(row);
-    }
-    // The other half of the same row.
-    static KGEN_DEVICE const float* toggled(const float* place) {
-        const int g = mma_lane().g;
-        return place + (((g ^ g >> 1) & 1) != 0 ? -16 : 16);
+    static KGEN_DEVICE Four four(const float* const (&own)[2], int which, int tile, int part) {
+        return *reinterpret_cast<const Four*>(own[part] + which * kMatrix + 8 * tile * kSteps);
     }
     static KGEN_DEVICE void multiply(Sums& sums, const Operand& x, const Four& y, int m) {
         mma_tf32_m16n8k8(sums, x, {bit_cast<u32>(y[2 * m]), bit_cast<u32>(y[2 * m + 1])});
@@ -578,18 +600,19 @@ private:
         const float* const early = own + (kRowV + which % 2) * kRows;
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
-            const Four x[2] = {Products::four(late, block), Products::four(late + 8 * kPitch, block)};
+            Four x[2] = {Products::four(late, block), Products::four(late + 8 * kPitch, block)};
+            round(x);
 #pragma unroll
             for (int tile = 0; tile < 2 + 2 * kLast; ++tile)
                 add(sums[tile], x, Products::four(early + 8 * tile * kPitch, block));
         }
     }
-    // Masked; as rows of late steps, and of early ones. What was truncated in `rows` and here is made up for.
+    // Masked; as rows of late steps, and of early ones. What is truncated in sa and here is made up for.
     template <int kLast, int kTiles>
     KGEN_DEVICE void store_scores(const float (&sums)[kTiles][4], float* scores, int which) const {
         const MmaLane lane = mma_lane();
         const bool of_a = which / 2 == 1, of_b = which % 2 == 1;
-        const float factor = kNear * kNear * (of_a ? kNear : scale) * (of_b ? kNear : 1.0f);
+        const float factor = kNear * kNear * (of_a ? 1.0f : scale) * (of_b ? kNear : 1.0f);
         float* const of_late = scores + which * kMatrix;
         float* const of_early = of_late + 4 * kMatrix;
         const int distance = lane.g - 2 * lane.q - (of_a ? 1 : 0);  // of a tile on the diagonal, least one
