@@ -424,10 +424,20 @@ private:
         sync_warp();  // all lanes have read what was there
         stmatrix_transposed(words, to + own_row());
     }
+    // 32 steps of a result. A lane has some steps of a run of kVec keys.
     template <class T>
     KGEN_DEVICE void write_both(const Rows<T>& to, const u16* tiles, int key) const {
-        write(to, tiles, key);
-        write(to, tiles + kTile, key, 16);
+        constexpr int kPerRow = 16 / Config::kVec, kApart = kWarpSize / kPerRow, kUnrolled = kPerRow <= 2 ? kPerRow : 1;
+        const int first = lane_id() / kPerRow, column = lane_id() % kPerRow * Config::kVec;
+        if (kK % kKeys != 0 && key + column >= kK) return;
+        T* const target = to.first + u32(first) * to.stride_t + (key + column);
+#pragma unroll kUnrolled
+        for (int n = 0; n < kPerRow; ++n) {
+            const int step = first + n * kApart;
+            const u16* const from = tiles + step / 16 * kTile + TileCopier<T, Config::kVec>::place(step % 16, column);
+            if (step < steps)
+                store_vec(target + n * kApart * to.stride_t, *reinterpret_cast<const Vec<T, Config::kVec>*>(from));
+        }
     }
 
     // 32 steps of 16 keys.
@@ -442,33 +452,36 @@ private:
     // Rows of value features, fp32. What does not exist is zero.
     KGEN_DEVICE void copy_rows(const StepPointer<float>& from, float* to) const {
         constexpr int kEach = min(Config::kVec, 4);
-        each_of_rows<kEach>([&](int step, int column, int place) {
-            cp_async_or_zero<4 * kEach>(to + place, from.first + u32(step) * from.stride + column,
+        each_of_rows<kEach>([&](int step, int column, int place, int first, int later) {
+            cp_async_or_zero<4 * kEach>(to + place, run_of(from, first, later, column),
                                         step < steps && (kV % 16 == 0 || column < kV));
         });
     }
-    // Calls visit(step, column, place) for runs of Each columns of all rows, of which a thread has some.
+    // Calls visit(step, column, place, first, later) for runs of Each columns of all rows, of which a thread has some;
+    // step = first + later, of which the second is the same for all threads.
     template <int Each, class Visit>
     static KGEN_DEVICE void each_of_rows(Visit visit) {
         constexpr int kPerRow = 16 * kBlocks / Each, kRuns = kSteps * kPerRow, kUnrolled = kRuns <= 8 * kThreads ? 8 : 1;
+        constexpr bool kColumn = kThreads % kPerRow == 0;  // whether a thread keeps its column
 #pragma unroll kUnrolled
         for (int n = 0; n < ceil_div(kRuns, kThreads); ++n) {
             const int i = thread_rank() + n * kThreads;
             if (kRuns % kThreads != 0 && i >= kRuns) break;
-            int step = i / kPerRow, column = i % kPerRow;
-            if constexpr (kThreads % kPerRow == 0) {
-                step = thread_rank() / kPerRow + n * (kThreads / kPerRow);
-                column = thread_rank() % kPerRow;
-            }
-            visit(step, column * Each, step * kPitch + column * Each);
+            const int first = (kColumn ? thread_rank() : i) / kPerRow, later = kColumn ? n * (kThreads / kPerRow) : 0;
+            const int step = first + later, column = (kColumn ? thread_rank() : i) % kPerRow * Each;
+            visit(step, column, step * kPitch + column, first, later);
         }
+    }
+    template <class T>
+    static KGEN_DEVICE const T* run_of(const StepPointer<T>& rows, int first, int later, int column) {
+        return rows.first + u32(first) * rows.stride + column + later * rows.stride;
     }
     // Rows of gy and v.
     KGEN_DEVICE void widen_rows(float* rows) const {
-        each_of_rows<4>([&](int step, int column, int place) {
+        each_of_rows<4>([&](int step, int column, int place, int first, int later) {
             const int width = step < steps ? kV - column : 0;
-            const Four of_gy = load_four<Config::kVec>(gy.first + u32(step) * gy.stride + column, width);
-            const Four of_v = load_four<Config::kVec>(v.first + u32(step) * v.stride + column, width);
+            const Four of_gy = load_four<Config::kVec>(run_of(gy, first, later, column), width);
+            const Four of_v = load_four<Config::kVec>(run_of(v, first, later, column), width);
             *reinterpret_cast<Four*>(rows + kRowGy * kRows + place) = of_gy;
             *reinterpret_cast<Four*>(rows + kRowV * kRows + place) = of_v;
         });
