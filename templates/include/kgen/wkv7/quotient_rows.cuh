@@ -36,11 +36,11 @@
 //
 // Shared memory:
 //
-//     float rows[4][32][kPitch]         gy, gsa, v, sa
+//     float rows[4][32][kPitch]         gy, gsa, v, sa; blocks of 16 columns swizzled
 //     float scores[2][4][32][32]        instead of the rows, if there are four warps or more, else behind them:
 //                                       rows late steps and columns early ones, then transposed; rk, rb, ak, ab. A row has
 //                                       two halves of 16 steps, in the order 2q, 2q + 1, 8 + 2q, 9 + 2q, swizzled.
-//     float slopes[warps][4][32][4]     by tile and lane: d log(d) / dw
+//     float own[warps][kOwn]            G [16][kPitch] of fp32; then slopes [4][32][4], by tile and lane: d log(d) / dw
 //     Value inputs[warps][5][2][16][16] r, k, a, b, w of a warp, then its results
 //
 // Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
@@ -79,21 +79,23 @@ private:
     using Steps = Sums[4];      // of all tiles
     using Operand = u32[4];     // of a tile of steps, [key + 2 * step]
     using Words = u32[4];       // of two steps of two tiles, [2 * tile + key]
-    static constexpr int kBlocks = Products::Buffers::kBlocks, kPitch = Products::Buffers::kPitch;
+    static constexpr int kBlocks = Products::Buffers::kBlocks, kPitch = 16 * kBlocks;
     static constexpr int kRows = kSteps * kPitch, kMatrix = kSteps * kSteps;  // floats of a tensor, of scores
     static constexpr bool kShared = kWarps >= 4;  // whether scores take the place of the rows
     static constexpr int kFloats = kShared ? max(4 * kRows, 8 * kMatrix) : 4 * kRows + 8 * kMatrix;
-    static constexpr int kSlopes = 16 * kWarpSize;  // of a warp
+    // Of a warp: slopes, before them the gradient of the state.
+    static constexpr int kSlopes = 16 * kWarpSize, kOwn = max(kSlopes, 16 * kPitch);
     static constexpr int kTile = 256;  // elements of 16 steps and 16 keys
     // Blocks of 16 value features of both states that are loaded at a time.
     static constexpr int kGroup = kBlocks <= 4 ? kBlocks : 2;
+    static constexpr bool kStaged = sizeof(State) == 4;  // whether G passes through shared memory
     using StateRows = Vec<State, 4>[kGroup][2];  // of keys g and g + 8
     enum Score { kRK, kRB, kAK, kAB };
     enum Input { kInputR, kInputK, kInputA, kInputB, kInputW };
     static constexpr float kNear = kNearTf32;
 
 public:
-    static constexpr int kBytes = 4 * (kFloats + kWarps * kSlopes) + kWarps * 5 * 2 * 2 * kTile;
+    static constexpr int kBytes = 4 * (kFloats + kWarps * kOwn) + kWarps * 5 * 2 * 2 * kTile;
 
     // Returns whether all is computed. If a gradient is not finite, the caller has to take the steps one by one: with
     // the addresses of all inputs in registers until then, others would spill.
@@ -101,7 +103,8 @@ public:
         const int warp = thread_rank() / kWarpSize, key = first_key + 16 * warp;
         float* const rows = dynamic_smem<float>();
         float* const scores = rows + (kShared ? 0 : 4 * kRows);
-        u16* const inputs = reinterpret_cast<u16*>(rows + kFloats + kWarps * kSlopes) + warp * 5 * 2 * kTile;
+        float* const own = rows + kFloats + warp * kOwn;
+        u16* const inputs = reinterpret_cast<u16*>(rows + kFloats + kWarps * kOwn) + warp * 5 * 2 * kTile;
 
         // 1. Copies; the first rows of the states.
         copy(r, inputs + 2 * kInputR * kTile, key);
@@ -111,10 +114,11 @@ public:
         copy(w, inputs + 2 * kInputW * kTile, key);
         copy_rows(gsa, rows + kRowGsa * kRows);
         copy_rows(sa, rows + kRowSa * kRows);
+        if constexpr (kStaged) copy_gradient(own, key);
         cp_async_commit();
         StateRows rows_s, rows_g;
         load_group(rows_s, state, key, 0);
-        load_group(rows_g, gradient, key, 0);
+        if constexpr (!kStaged) load_group(rows_g, gradient, key, 0);
         widen_rows(rows);
         cp_async_wait<0>();
         sync_block();
@@ -124,10 +128,10 @@ public:
         float both[2] = {};  // sum_v S * G
 #pragma unroll 1
         for (int group = 0; group < kBlocks; group += kGroup) {
-            multiply_states(rows, rows_s, rows_g, group, by_r, by_a, by_k, by_b, both);
+            multiply_states(rows, own, rows_s, rows_g, group, by_r, by_a, by_k, by_b, both);
             if (group + kGroup >= kBlocks) break;
             load_group(rows_s, state, key, group + kGroup);
-            load_group(rows_g, gradient, key, group + kGroup);
+            if constexpr (!kStaged) load_group(rows_g, gradient, key, group + kGroup);
         }
 
         // 3. Scores.
@@ -135,7 +139,7 @@ public:
 
         // 4. Decays; what the states give; R and A.
         Decays c;
-        Four* const own_slopes = reinterpret_cast<Four*>(rows + kFloats) + warp * kSlopes / 4 + lane_id();
+        Four* const own_slopes = reinterpret_cast<Four*>(own) + lane_id();
         c.read(inputs + 2 * kInputW * kTile, steps, own_slopes);
         float sum[2], end[2];  // E_0, E_32
 #pragma unroll
@@ -469,9 +473,49 @@ private:
             if (kRuns % kThreads != 0 && i >= kRuns) break;
             const int first = (kColumn ? thread_rank() : i) / kPerRow, later = kColumn ? n * (kThreads / kPerRow) : 0;
             const int step = first + later, column = (kColumn ? thread_rank() : i) % kPerRow * Each;
-            visit(step, column, step * kPitch + column, first, later);
+            // The swizzle of a row is that of the rows an even number further on.
+            const int place = later % 2 == 0 ? row_place(first, column) + later * kPitch : row_place(step, column);
+            visit(step, column, place, first, later);
         }
     }
+    // Rows of value features: where a column lies. Without the exchange of neighbouring blocks in odd rows two rows that a
+    // quarter of a warp reads would have the same banks.
+    static KGEN_DEVICE int row_place(int row, int column) {
+        const int block = column / 16;
+        return row * kPitch + 16 * (kBlocks % 2 == 0 ? block ^ (row & 1) : block) + column % 16;
+    }
+    // Four columns of each block of a row of the lane, g of 8: the lane's place in even blocks and in odd ones.
+    struct OwnRow {
+        const float* first[2];
+
+        KGEN_DEVICE explicit OwnRow(const float* rows) {
+            const MmaLane lane = mma_lane();
+            const int exchange = kBlocks % 2 == 0 ? 16 * (lane.g & 1) : 0;
+            first[0] = rows + lane.g * kPitch + 4 * lane.q + exchange;
+            first[1] = first[0] - 2 * exchange;
+        }
+        // `floats`: a number of rows further on. group: even, or 0.
+        KGEN_DEVICE Four operator()(int floats, int block, int group = 0) const {
+            return *reinterpret_cast<const Four*>(first[block % 2] + floats + 16 * block + 16 * group);
+        }
+    };
+
+    // The warp's rows of G.
+    KGEN_DEVICE void copy_gradient(float* to, int key) const {
+        constexpr int kEach = min(Config::kVec, 4), kPerRow = kPitch / kEach, kRuns = 16 * kPerRow;
+        constexpr int kUnrolled = kRuns <= 8 * kWarpSize ? 8 : 1;
+        const State* const from = gradient + key * kV;
+#pragma unroll kUnrolled
+        for (int n = 0; n < kRuns / kWarpSize; ++n) {
+            constexpr bool kColumn = kWarpSize % (2 * kPerRow) == 0;  // whether column and swizzle stay
+            const int i = kColumn ? lane_id() : lane_id() + n * kWarpSize, later = kColumn ? n * kWarpSize / kPerRow : 0;
+            const int first = i / kPerRow, column = i % kPerRow * kEach, row = first + later;
+            const bool there = (kK % kKeys == 0 || key + row < kK) && (kV % 16 == 0 || column < kV);
+            cp_async_or_zero<4 * kEach>(to + row_place(first, column) + later * kPitch,
+                                        from + first * kV + column + later * kV, there);
+        }
+    }
+
     template <class T>
     static KGEN_DEVICE const T* run_of(const StepPointer<T>& rows, int first, int later, int column) {
         return rows.first + u32(first) * rows.stride + column + later * rows.stride;
@@ -509,10 +553,10 @@ private:
             }
     }
 
-    static KGEN_DEVICE void multiply_states(const float* rows, const StateRows& rows_s, const StateRows& rows_g,
-                                            int group, Steps& by_r, Steps& by_a, Steps& by_k, Steps& by_b,
+    static KGEN_DEVICE void multiply_states(const float* rows, const float* staged, const StateRows& rows_s,
+                                            const StateRows& rows_g, int group, Steps& by_r, Steps& by_a, Steps& by_k, Steps& by_b,
                                             float (&both)[2]) {
-        const float* const own = rows + mma_lane().g * kPitch + 4 * mma_lane().q;
+        const OwnRow own(rows), own_g(staged);
         const auto widened = [](const Vec<State, 4> (&two)[2], Four (&to)[2]) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -526,7 +570,12 @@ private:
             if (group + n >= kBlocks) break;
             Four s[2], g[2];
             widened(rows_s[n], s);
-            widened(rows_g[n], g);
+            if constexpr (kStaged) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) g[half] = own_g(8 * half * kPitch, n, group);
+            } else {
+                widened(rows_g[n], g);
+            }
 #pragma unroll
             for (int i = 0; i < 8; ++i) both[i / 4] = fma(s[i / 4][i % 4], g[i / 4][i % 4], both[i / 4]);
             if constexpr (sizeof(State) == 4) {  // bf16 is exact
@@ -535,11 +584,11 @@ private:
             }
 #pragma unroll
             for (int tile = 0; tile < 4; ++tile) {
-                const float* const its = own + 8 * tile * kPitch;
-                add(by_r[tile], s, Products::four(its + kRowGy * kRows, group + n));
-                add(by_a[tile], s, Products::four(its + kRowGsa * kRows, group + n));
-                add(by_k[tile], g, Products::four(its + kRowV * kRows, group + n));
-                add(by_b[tile], g, Products::four(its + kRowSa * kRows, group + n));
+                const int place = 8 * tile * kPitch;
+                add(by_r[tile], s, own(place + kRowGy * kRows, n, group));
+                add(by_a[tile], s, own(place + kRowGsa * kRows, n, group));
+                add(by_k[tile], g, own(place + kRowV * kRows, n, group));
+                add(by_b[tile], g, own(place + kRowSa * kRows, n, group));
             }
         }
     }
@@ -607,17 +656,14 @@ private:
     // 16 late steps and as many early ones, or 32 if they are the last ones.
     template <int kLast, int kTiles>
     static KGEN_DEVICE void multiply_scores(float (&sums)[kTiles][4], const float* rows, int which) {
-        const MmaLane lane = mma_lane();
-        const float* const own = rows + lane.g * kPitch + 4 * lane.q;
-        const float* const late = own + which / 2 * kRows + 16 * kLast * kPitch;
-        const float* const early = own + (kRowV + which % 2) * kRows;
+        const OwnRow late(rows + which / 2 * kRows), early(rows + (kRowV + which % 2) * kRows);
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
-            Four x[2] = {Products::four(late, block), Products::four(late + 8 * kPitch, block)};
+            Four x[2] = {late(16 * kLast * kPitch, block), late((16 * kLast + 8) * kPitch, block)};
             round(x);
 #pragma unroll
             for (int tile = 0; tile < 2 + 2 * kLast; ++tile)
-                add(sums[tile], x, Products::four(early + 8 * tile * kPitch, block));
+                add(sums[tile], x, early(8 * tile * kPitch, block));
         }
     }
     // Masked; as rows of late steps, and of early ones. What is truncated in sa and here is made up for.
