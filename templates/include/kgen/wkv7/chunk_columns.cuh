@@ -81,8 +81,8 @@ private:
 
 // Second: whether `second` is an output. StateSteps: from one checkpoint to the next.
 template <class Config, Direction D, bool Second, int StateSteps = 16>
-struct ChunkColumns : ColumnTensors<typename Config::Value, typename Config::W> {
-    using Tensors = ColumnTensors<typename Config::Value, typename Config::W>;
+struct ChunkColumns : ColumnTensors<typename Config::Value, typename Config::W, float, StateSteps> {
+    using Tensors = ColumnTensors<typename Config::Value, typename Config::W, float, StateSteps>;
     using Tensors::width, Tensors::steps, Tensors::pitch, Tensors::r, Tensors::w, Tensors::k,
         Tensors::a, Tensors::b, Tensors::c, Tensors::c_factor, Tensors::second_factor,
         Tensors::checkpoints, Tensors::first, Tensors::second;

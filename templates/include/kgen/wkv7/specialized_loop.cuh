@@ -43,9 +43,9 @@
 namespace kgen::wkv7 {
 
 template <class Config, class Pass, class Checkpoint = float, bool LevelLoop = false, int StateSteps = 16>
-struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint> {
+struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, StateSteps> {
     using W = typename Config::W;
-    using Tensors = ColumnTensors<bf16, W, Checkpoint>;
+    using Tensors = ColumnTensors<bf16, W, Checkpoint, StateSteps>;
     using Buffers = ChunkBuffers<Config::kK, Pass>;
     using Producer = HalvingProducer<Pass, W, Config::kForm, Config::kK, Config::kRowWarps,
                                      Config::kVec, Config::kStages, LevelLoop>;
