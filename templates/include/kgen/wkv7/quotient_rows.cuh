@@ -40,7 +40,8 @@
 //     float scores[2][4][32][32]        instead of the rows, if there are four warps or more, else behind them:
 //                                       rows late steps and columns early ones, then transposed; rk, rb, ak, ab. A row has
 //                                       two halves of 16 steps, in the order 2q, 2q + 1, 8 + 2q, 9 + 2q, swizzled.
-//     float own[warps][kOwn]            G [16][kPitch] of fp32; then slopes [4][32][4], by tile and lane: d log(d) / dw
+//     float own[warps][kOwn]            G [16][kPitch] of fp32; then, by tile and lane, c_t and d log(d_t) / dw_t
+//                                       [2][4][32][4]
 //     Value inputs[warps][5][2][16][16] r, k, a, b, w of a warp, then its results
 //
 // Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
@@ -83,8 +84,8 @@ private:
     static constexpr int kRows = kSteps * kPitch, kMatrix = kSteps * kSteps;  // floats of a tensor, of scores
     static constexpr bool kShared = kWarps >= 4;  // whether scores take the place of the rows
     static constexpr int kFloats = kShared ? max(4 * kRows, 8 * kMatrix) : 4 * kRows + 8 * kMatrix;
-    // Of a warp: slopes, before them the gradient of the state.
-    static constexpr int kSlopes = 16 * kWarpSize, kOwn = max(kSlopes, 16 * kPitch);
+    // Of a warp: decays and slopes, before them the gradient of the state.
+    static constexpr int kOwn = max(32 * kWarpSize, 16 * kPitch);
     static constexpr int kTile = 256;  // elements of 16 steps and 16 keys
     // Blocks of 16 value features of both states that are loaded at a time.
     static constexpr int kGroup = kBlocks <= 4 ? kBlocks : 2;
@@ -139,8 +140,10 @@ public:
 
         // 4. Decays; what the states give; R and A.
         Decays c;
-        Four* const own_slopes = reinterpret_cast<Four*>(own) + lane_id();
-        c.read(inputs + 2 * kInputW * kTile, steps, own_slopes);
+        Four* const own_decays = reinterpret_cast<Four*>(own) + lane_id();
+        const Four* const own_slopes = own_decays + 4 * kWarpSize;
+        Steps upto;  // later again from memory
+        c.read(inputs + 2 * kInputW * kTile, steps, upto, own_decays);
         float sum[2], end[2];  // E_0, E_32
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
@@ -156,8 +159,9 @@ public:
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const int tile = 2 * half + i / 4, x = i % 4;
-                of_r[tile][place(x)] = truncated(value(words_r, i) * c.upto[tile][x]);
-                of_a[tile][place(x)] = truncated(value(words_a, i) * c.before(tile, x));
+                of_r[tile][place(x)] = truncated(value(words_r, i) * upto[tile][x]);
+                of_a[tile][place(x)] =
+                    truncated(value(words_a, i) * (x % 2 == 0 ? c.before_two[tile][x / 2] : upto[tile][x - 1]));
             }
         }
 #pragma unroll
@@ -186,10 +190,11 @@ public:
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const int tile = 2 * half + n;
+                const Four its_decays = own_decays[tile * kWarpSize];
                 float factor[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    factor[i] = fast_reciprocal(c.upto[tile][i]);
+                    factor[i] = fast_reciprocal(its_decays[i]);
                     const u32 its_k = truncated(value(words_k, 4 * n + i) * factor[i]);
                     const u32 its_b = truncated(value(words_b, 4 * n + i) * factor[i]);
                     of_k[tile][place(i)] = its_k;
@@ -254,6 +259,7 @@ public:
                         multiply(by_a[tile], of_b[from], ab, m);
                     }
                 }
+                const Four its_decays = own_decays[tile * kWarpSize];
 #pragma unroll
                 for (int which = 0; which < 2; ++which) {
                     float read[2], late_terms[2], added[2];
@@ -264,8 +270,8 @@ public:
                         read[step] = bit_cast<float>(of_a[tile][place(i)]) * by_a[tile][i];
                         late_terms[step] = x[tile][i] - left;
                         added[step] = late_terms[step] - read[step];
-                        by_r[tile][i] *= c.upto[tile][i];
-                        by_a[tile][i] *= c.before(tile, i);
+                        by_r[tile][i] *= its_decays[i];
+                        by_a[tile][i] *= step == 0 ? c.before_two[tile][which] : its_decays[i - 1];
                     }
                     const LaneSums sums(c, added[0] + added[1]);
                     const float first = sum[which] + sums.before;
@@ -333,18 +339,13 @@ private:
 
     // Decays of a lane's keys and steps.
     struct Decays {
-        Steps upto;           // c_t
         float before_two[4][2];  // c_{t-1} of the first of two steps
         float to_middle[2], to_end[2];  // P, Q
         float odd, upper;     // 1 where the lane is the second of two; of the second pair of lanes
 
-        KGEN_DEVICE float before(int tile, int i) const {
-            return i % 2 == 0 ? before_two[tile][i / 2] : upto[tile][i - 1];
-        }
 
-
-        // Also writes the slopes of log(d) by w to shared memory.
-        KGEN_DEVICE void read(const u16* tiles, int steps, Four* slopes) {
+        // upto: c_t. Also writes them, and the slopes of log(d) by w, to shared memory.
+        KGEN_DEVICE void read(const u16* tiles, int steps, Steps& upto, Four* own) {
             const int q = mma_lane().q;
             odd = static_cast<float>(q & 1);
             upper = static_cast<float>(q >> 1);
@@ -363,7 +364,7 @@ private:
                     slope[i / 4][i % 4] = (-kClamp * kNear * sigmoid_of) * (e * sigmoid_of);
                 }
 #pragma unroll
-                for (int n = 0; n < 2; ++n) slopes[(2 * half + n) * kWarpSize] = slope[n];
+                for (int n = 0; n < 2; ++n) own[(4 + 2 * half + n) * kWarpSize] = slope[n];
             }
             if (steps < kSteps) {  // decays after the last step are 1
 #pragma unroll
@@ -395,6 +396,9 @@ private:
                 to_middle[key] = fast_exp2(begin);
                 to_end[key] = fast_exp2(third + log2_of_tile[3][key]);
             }
+#pragma unroll
+            for (int tile = 0; tile < 4; ++tile)
+                own[tile * kWarpSize] = {{upto[tile][0], upto[tile][1], upto[tile][2], upto[tile][3]}};
         }
     };
 
