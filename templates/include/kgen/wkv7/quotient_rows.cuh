@@ -135,7 +135,8 @@ public:
             if constexpr (!kStaged) load_group(rows_g, gradient, key, group + kGroup);
         }
 
-        // 3. Scores.
+        // 3. Scores. The barrier keeps their operands out of registers until here.
+        sync_warp();
         put_scores(rows, scores, warp);
 
         // 4. Decays; what the states give; R and A.
@@ -569,28 +570,41 @@ private:
                 to[half] = {{x[0], x[1], x[2], x[3]}};
             }
         };
-#pragma unroll
-        for (int n = 0; n < kGroup; ++n) {
-            if (group + n >= kBlocks) break;
-            Four s[2], g[2];
-            widened(rows_s[n], s);
+        const auto read_gradient = [&](int n, Four (&g)[2]) {
             if constexpr (kStaged) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) g[half] = own_g(8 * half * kPitch, n, group);
             } else {
                 widened(rows_g[n], g);
             }
+        };
+        // S first: its registers are free where the sums with G begin.
+#pragma unroll
+        for (int n = 0; n < kGroup; ++n) {
+            if (group + n >= kBlocks) break;
+            Four s[2], g[2];
+            widened(rows_s[n], s);
+            read_gradient(n, g);
 #pragma unroll
             for (int i = 0; i < 8; ++i) both[i / 4] = fma(s[i / 4][i % 4], g[i / 4][i % 4], both[i / 4]);
-            if constexpr (sizeof(State) == 4) {  // bf16 is exact
-                round(s);
-                round(g);
-            }
+            if constexpr (sizeof(State) == 4) round(s);  // bf16 is exact
 #pragma unroll
             for (int tile = 0; tile < 4; ++tile) {
                 const int place = 8 * tile * kPitch;
                 add(by_r[tile], s, own(place + kRowGy * kRows, n, group));
                 add(by_a[tile], s, own(place + kRowGsa * kRows, n, group));
+            }
+        }
+        sync_warp();
+#pragma unroll
+        for (int n = 0; n < kGroup; ++n) {
+            if (group + n >= kBlocks) break;
+            Four g[2];
+            read_gradient(n, g);
+            if constexpr (sizeof(State) == 4) round(g);
+#pragma unroll
+            for (int tile = 0; tile < 4; ++tile) {
+                const int place = 8 * tile * kPitch;
                 add(by_k[tile], g, own(place + kRowV * kRows, n, group));
                 add(by_b[tile], g, own(place + kRowSa * kRows, n, group));
             }
@@ -626,6 +640,7 @@ private:
         if constexpr (kWarps == 4) {
             float first[2][4] = {}, second[4][4] = {};
             multiply_scores<0>(first, rows, warp);
+            sync_warp();
             multiply_scores<1>(second, rows, warp);
             sync_block();
             store_scores<0>(first, scores, warp);
