@@ -37,6 +37,11 @@ QUOTIENT_CASES = (
     (f"B=1,H=1,T=33,K=7,V=5,{CLAMP}", 1, 1),
     (f"B=1,H=1,T=49,K=128,V=80,{CLAMP}", 8, 8),
 )
+# Checkpoints of other first kernels, every 32 steps.
+CHECKPOINTS = (
+    ("warp_specialized", f"B=2,H=1,T=37,K=64,V=64,{CLAMP}", {"row_warps": 1, "state_bytes": 2}),
+    ("chunk_loop", f"B=1,N=3,H=1,T=90,K=16,V=16,{CLAMP},{STATES},{PACKED}", {}),
+)
 FIRST = {"split": 8, "tile": 1, "columns": 8, "tokens": 4, "stages": 2, "chunk_blocks": 1}
 
 
@@ -50,4 +55,14 @@ def test_chunk_rows(text: str, chunk_warps: int, vec: int, chunk: int) -> None:
     problem = parse_problem(text, entry.operator.signature)
     values = {"chunk_warps": chunk_warps, "vec": vec, "chunk": chunk}
     config = Config.of(variant.name, FIRST | values)
+    demand_verified(entry, variant, problem, config)
+
+
+@pytest.mark.parametrize(("name", "text", "more"), CHECKPOINTS)
+def test_checkpoints_every_32_steps(name: str, text: str, more: dict[str, int]) -> None:
+    entry = open_catalogue().entry("wkv7")
+    variant = entry.space.variant("backward", name)
+    problem = parse_problem(text, entry.operator.signature)
+    values = {"warps": 1, "stages": 2, "vec": 8, "min_blocks": 1, "chunk_warps": 1}
+    config = Config.of(variant.name, values | {"chunk_blocks": 1, "chunk": 32} | more)
     demand_verified(entry, variant, problem, config)

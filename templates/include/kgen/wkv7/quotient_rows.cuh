@@ -37,9 +37,9 @@
 // Shared memory:
 //
 //     float rows[4][32][kPitch]         gy, gsa, v, sa; blocks of 16 columns swizzled
-//     float scores[2][4][32][32]        instead of the rows, if there are four warps or more, else behind them:
-//                                       rows late steps and columns early ones, then transposed; rk, rb, ak, ab. A row has
-//                                       two halves of 16 steps, in the order 2q, 2q + 1, 8 + 2q, 9 + 2q, swizzled.
+//     float scores[2][4][32][32]        then in place of the rows: rows late steps and columns early ones, and
+//                                       transposed; rk, rb, ak, ab. A row has two halves of 16 steps, in the order
+//                                       2q, 2q + 1, 8 + 2q, 9 + 2q, swizzled.
 //     float own[warps][kOwn]            G [16][kPitch] of fp32; then, by tile and lane, c_t and d log(d_t) / dw_t
 //                                       [2][4][32][4]
 //     Value inputs[warps][5][2][16][16] r, k, a, b, w of a warp, then its results
@@ -82,8 +82,8 @@ private:
     using Words = u32[4];       // of two steps of two tiles, [2 * tile + key]
     static constexpr int kBlocks = Products::Buffers::kBlocks, kPitch = 16 * kBlocks;
     static constexpr int kRows = kSteps * kPitch, kMatrix = kSteps * kSteps;  // floats of a tensor, of scores
-    static constexpr bool kShared = kWarps >= 4;  // whether scores take the place of the rows
-    static constexpr int kFloats = kShared ? max(4 * kRows, 8 * kMatrix) : 4 * kRows + 8 * kMatrix;
+    static constexpr int kFloats = max(4 * kRows, 8 * kMatrix);
+    static_assert(kWarps <= 4 || kWarps == 8, "scores are shared out to 1, 2, 4 or 8 warps");
     // Of a warp: decays and slopes, before them the gradient of the state.
     static constexpr int kOwn = max(32 * kWarpSize, 16 * kPitch);
     static constexpr int kTile = 256;  // elements of 16 steps and 16 keys
@@ -103,7 +103,7 @@ public:
     KGEN_DEVICE bool operator()() const {
         const int warp = thread_rank() / kWarpSize, key = first_key + 16 * warp;
         float* const rows = dynamic_smem<float>();
-        float* const scores = rows + (kShared ? 0 : 4 * kRows);
+        float* const scores = rows;
         float* const own = rows + kFloats + warp * kOwn;
         u16* const inputs = reinterpret_cast<u16*>(rows + kFloats + kWarps * kOwn) + warp * 5 * 2 * kTile;
 
@@ -635,17 +635,24 @@ private:
         mma_tf32_m16n8k8(sums, x, {bit_cast<u32>(y[2 * m]), bit_cast<u32>(y[2 * m + 1])});
     }
 
-    // The scores of all pairs of steps. The block has read the rows where it returns.
+    // The scores of all pairs of steps, in place of the rows.
+    static constexpr int kMatrices = kWarps < 4 ? 4 / kWarps : 1;  // of a warp; of eight warps two share one
     KGEN_DEVICE void put_scores(const float* rows, float* scores, int warp) const {
-        if constexpr (kWarps == 4) {
-            float first[2][4] = {}, second[4][4] = {};
-            multiply_scores<0>(first, rows, warp);
-            sync_warp();
-            multiply_scores<1>(second, rows, warp);
+        if constexpr (kWarps <= 4) {
+            float first[kMatrices][2][4] = {}, second[kMatrices][4][4] = {};
+#pragma unroll
+            for (int n = 0; n < kMatrices; ++n) {
+                multiply_scores<0>(first[n], rows, warp + n * kWarps);
+                sync_warp();
+                multiply_scores<1>(second[n], rows, warp + n * kWarps);
+            }
             sync_block();
-            store_scores<0>(first, scores, warp);
-            store_scores<1>(second, scores, warp);
-        } else if constexpr (kWarps == 8) {
+#pragma unroll
+            for (int n = 0; n < kMatrices; ++n) {
+                store_scores<0>(first[n], scores, warp + n * kWarps);
+                store_scores<1>(second[n], scores, warp + n * kWarps);
+            }
+        } else {
             float sums[4][4] = {};
             const bool is_second = warp >= 4;
             if (is_second) {
@@ -658,15 +665,6 @@ private:
                 store_scores<1>(sums, scores, warp - 4);
             } else {
                 store_scores<0>(sums, scores, warp);
-            }
-        } else {
-#pragma unroll 1
-            for (int which = warp; which < 4; which += kWarps) {
-                float first[2][4] = {}, second[4][4] = {};
-                multiply_scores<0>(first, rows, which);
-                multiply_scores<1>(second, rows, which);
-                store_scores<0>(first, scores, which);
-                store_scores<1>(second, scores, which);
             }
         }
         sync_block();
