@@ -1,4 +1,4 @@
-"""wkv7's backward kernel of rows on tensor cores: 16 bits, all decays, several warps."""
+"""wkv7's backward kernels of rows on tensor cores: 16 bits, all decays, several warps."""
 
 from __future__ import annotations
 
@@ -27,13 +27,42 @@ CASES = (
     (f"B=2,H=1,T=19,K=18,V=18,{FP16},decay_form=clamp", 2, 2),
     (f"B=1,H=1,T=17,K=7,V=5,{FP16},decay_form=log", 1, 1),
 )  # fmt: skip
+# Chunks of 32 steps, with quotients of decays.
+CLAMP = f"{BF16},decay_form=clamp"
+QUOTIENT_CASES = (
+    (f"B=1,H=2,T=101,K=64,V=40,{CLAMP}", 4, 8),
+    (f"B=1,N=4,H=1,T=140,K=48,V=32,{CLAMP},{STATES},{PACKED}", 2, 8),
+    (f"B=1,H=1,T=65,K=20,V=128,{CLAMP},{STATES}", 1, 4),
+    (f"B=2,H=1,T=37,K=18,V=18,{CLAMP}", 2, 2),
+    (f"B=1,H=1,T=33,K=7,V=5,{CLAMP}", 1, 1),
+    (f"B=1,H=1,T=49,K=128,V=80,{CLAMP}", 8, 8),
+)
+# Checkpoints of other first kernels, every 32 steps.
+CHECKPOINTS = (
+    ("warp_specialized", f"B=2,H=1,T=37,K=64,V=64,{CLAMP}", {"row_warps": 1, "state_bytes": 2}),
+    ("chunk_loop", f"B=1,N=3,H=1,T=90,K=16,V=16,{CLAMP},{STATES},{PACKED}", {}),
+)
 FIRST = {"split": 8, "tile": 1, "columns": 8, "tokens": 4, "stages": 2, "chunk_blocks": 1}
 
 
-@pytest.mark.parametrize(("text", "chunk_warps", "vec"), CASES)
-def test_chunk_rows(text: str, chunk_warps: int, vec: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "chunk_warps", "vec", "chunk"),
+    [(*case, 16) for case in CASES] + [(*case, 32) for case in QUOTIENT_CASES],
+)
+def test_chunk_rows(text: str, chunk_warps: int, vec: int, chunk: int) -> None:
     entry = open_catalogue().entry("wkv7")
     variant = entry.space.variant("backward", "chunk_rows")
     problem = parse_problem(text, entry.operator.signature)
-    config = Config.of(variant.name, FIRST | {"chunk_warps": chunk_warps, "vec": vec})
+    values = {"chunk_warps": chunk_warps, "vec": vec, "chunk": chunk}
+    config = Config.of(variant.name, FIRST | values)
+    demand_verified(entry, variant, problem, config)
+
+
+@pytest.mark.parametrize(("name", "text", "more"), CHECKPOINTS)
+def test_checkpoints_every_32_steps(name: str, text: str, more: dict[str, int]) -> None:
+    entry = open_catalogue().entry("wkv7")
+    variant = entry.space.variant("backward", name)
+    problem = parse_problem(text, entry.operator.signature)
+    values = {"warps": 1, "stages": 2, "vec": 8, "min_blocks": 1, "chunk_warps": 1}
+    config = Config.of(variant.name, values | {"chunk_blocks": 1, "chunk": 32} | more)
     demand_verified(entry, variant, problem, config)

@@ -81,6 +81,13 @@ def test_ldmatrix(module: LoadedCubin, matrices: int, transposed: bool) -> None:
     assert torch.equal(out, pairs[..., 0] | pairs[..., 1] << 16)
 
 
+def test_stmatrix_transposed(module: LoadedCubin) -> None:
+    values = torch.arange(1, 257, dtype=torch.int16, device="cuda").reshape(4, 8, 8)
+    out = torch.zeros(4, 8, 8, dtype=torch.int16, device="cuda")
+    launch(module, "stmatrix_trans", 1, 32, words=values.view(torch.int32), out=out)
+    assert torch.equal(out, values.transpose(1, 2))
+
+
 def test_splitting(module: LoadedCubin) -> None:
     generator = torch.Generator(device="cuda").manual_seed(3)
     exponents = torch.randint(-100, 100, (4096,), generator=generator, device="cuda")

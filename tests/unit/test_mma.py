@@ -105,6 +105,15 @@ def test_ldmatrix(module: HostModule, matrices: int, transposed: bool, seed: int
 
 
 @pytest.mark.parametrize("seed", range(2))
+def test_stmatrix_transposed(module: HostModule, seed: int) -> None:
+    values = np.arange(1, 257, dtype=np.uint16).reshape(4, 8, 8)
+    words = np.ascontiguousarray(values).view(np.uint32).reshape(4, 32)
+    out = np.zeros((4, 8, 8), dtype=np.uint16)
+    launch(module, "stmatrix_trans", words, out, block=(32,), seed=seed)
+    assert (out == values.transpose(0, 2, 1)).all()
+
+
+@pytest.mark.parametrize("seed", range(2))
 def test_transpose_matrix(module: HostModule, seed: int) -> None:
     values = np.arange(1, 65, dtype=np.uint16).reshape(8, 8)
     out = np.zeros(32, dtype=np.uint32)

@@ -42,6 +42,11 @@ struct ChunkOrder {
 
     // The first step of a chunk.
     KGEN_DEVICE i64 first(int chunk) const { return i64{kBack ? chunks - 1 - chunk : chunk} * 16; }
+    // Whether a state is written at its outset: every Steps steps, and backward after the last step.
+    template <int Steps>
+    KGEN_DEVICE bool is_checkpoint(int chunk) const {
+        return kBack ? chunk == 0 || (first(chunk) + 16) % Steps == 0 : first(chunk) % Steps == 0;
+    }
     // How many steps of it exist; none beyond the last chunk of the loop.
     KGEN_DEVICE int left(int chunk) const {
         if (chunk >= chunks) return 0;

@@ -207,6 +207,15 @@ private:
                                       term * RowTile::kElements) = words[term];
     }
 
+    // Calls body(n) for those of `Count` tiles from `first` on that exist. A function, because NVRTC takes a lambda
+    // with an `auto` parameter for one of the host.
+    template <int Count, class Body>
+    static KGEN_DEVICE void for_tiles(int first, Body body) {
+#pragma unroll
+        for (int n = 0; n < Count; ++n)
+            if (first + n < kTiles) body(n);
+    }
+
     // Matrix `which`: 0: A B^T, 1: R K^T, 2: R B^T, 3: A K^T.
     KGEN_DEVICE void put_score(int chunk, int which) const {
         const bool of_r = (which + 1) & 2, of_k = which & 1;
@@ -222,27 +231,24 @@ private:
 #pragma unroll
         for (int first = 0; first < kTiles; first += 4) {
             constexpr int kGroup = min(4, kTiles);
-            const auto for_tiles = [&](auto body) {
-#pragma unroll
-                for (int n = 0; n < kGroup; ++n)
-                    if (first + n < kTiles) body(n);
-            };
             int x_at[kGroup], y_at[kGroup];
-            for_tiles([&](int n) {
+            for_tiles<kGroup>(first, [&](int n) {
                 x_at[n] = opaque(readers + RowTile::beside(rows_first_, first + n));
                 y_at[n] = opaque(updates + RowTile::beside(columns_first_, first + n));
             });
             typename Half::A x[kGroup];
             typename Half::B y[kGroup][2];
-            for_tiles([&](int n) {
+            for_tiles<kGroup>(first, [&](int n) {
                 x[n] = read_a(rows + x_at[n]);
                 read_b(y[n], rows + y_at[n]);
                 multiply(sums, x[n], y[n]);
             });
             if (of_r ? Pass::kTermsR == 2 : Pass::kTermsA == 2)
-                for_tiles([&](int n) { multiply(low, read_a(rows + x_at[n] + RowTile::kElements), y[n]); });
+                for_tiles<kGroup>(first, [&](int n) {
+                    multiply(low, read_a(rows + x_at[n] + RowTile::kElements), y[n]);
+                });
             if (of_k ? Pass::kTermsK == 2 : Pass::kTermsB == 2)
-                for_tiles([&](int n) {
+                for_tiles<kGroup>(first, [&](int n) {
                     typename Half::B rest[2];
                     read_b(rest, rows + y_at[n] + RowTile::kElements);
                     multiply(low, x[n], rest);

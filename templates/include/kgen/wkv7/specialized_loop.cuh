@@ -37,7 +37,7 @@
 //
 // A Config has W; kForm: of the decays; kK; kWarps, kRowWarps: of consumers and producers; kStages: chunks of inputs in
 // shared memory; kVec: elements per copy. Checkpoint: dtype of the states that are written, float or
-// bf16. LevelLoop: as HalvingProducer has it.
+// bf16, and StateSteps: steps from one to the next. LevelLoop: as HalvingProducer has it.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -59,10 +59,10 @@ struct ProducerChoice<Config, Pass, LevelLoop, true> {
                                   Config::kVec, Config::kStages>;
 };
 
-template <class Config, class Pass, class Checkpoint = float, bool LevelLoop = false>
-struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint> {
+template <class Config, class Pass, class Checkpoint = float, bool LevelLoop = false, int StateSteps = 16>
+struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, StateSteps> {
     using W = typename Config::W;
-    using Tensors = ColumnTensors<bf16, W, Checkpoint>;
+    using Tensors = ColumnTensors<bf16, W, Checkpoint, StateSteps>;
     using Buffers = ChunkBuffers<Config::kK, Pass>;
     using Producer = typename ProducerChoice<Config, Pass, LevelLoop>::Type;
     using Copier = TileCopier<bf16, Config::kVec, Pass::kDirection>;
@@ -162,13 +162,18 @@ private:
 #pragma unroll
         for (int chunk = 0; chunk < kAhead; ++chunk) end_interval();
         ColumnOutput<Config::kVec, Pass::kDirection> second(*this, column, order.first(0));
-        SumsOutput<Config::kK, Config::kVec, Pass::kDirection, Checkpoint> first(*this, column, order.first(0));
+        SumsOutput<Config::kK, Config::kVec, Pass::kDirection, Checkpoint, StateSteps> first(
+            *this, column, order.first(0));
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
             cp_async_wait<kStages - 2>();
             sync_warp();  // all lanes' copies are there, and all lanes have read the slot that is filled next
             copy(chunk + kStages - 1);
-            if constexpr (Pass::kFirst) first.write_state(state);
+            if constexpr (Pass::kFirst && StateSteps == 16) {
+                first.write_state(state);
+            } else if constexpr (Pass::kFirst) {
+                if (order.template is_checkpoint<StateSteps>(chunk)) first.write_state(state);
+            }
             Sums solved, read = {};
             consume(chunk, state, solved, read);
             if constexpr (Pass::kFirst) first.write(solved, nonfinite);
