@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from kgen.assets import Root, builtin_root, user_roots
@@ -19,7 +19,7 @@ from kgen.model.space import Space
 from kgen.operators.base import Operator
 
 # kgen's own files are read once in a process, as its own modules are: a space takes 30 to 100 ms.
-_load_own_space = lru_cache(maxsize=None)(load_space)
+_load_own_space = cache(load_space)
 _NO_OPERATORS = ("__init__", "base")
 # Names of the library beside its operators, and names that an operator's module in it uses.
 RESERVED_NAMES = frozenset({

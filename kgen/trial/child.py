@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from multiprocessing import connection, resource_tracker
+from multiprocessing.context import ForkServerContext, SpawnContext
 
 from kgen.worker.messages import Setup
 from kgen.worker.process import worker_main
@@ -21,7 +22,7 @@ _TAIL_BYTES = 4000
 _SPAWN = multiprocessing.get_context("spawn")  # for GPUs: fork would copy CUDA state
 
 
-def _host_context() -> multiprocessing.context.BaseContext:
+def _host_context() -> ForkServerContext:
     """Start workers of the host as forks of a server that has loaded torch.
 
     Loading torch takes seconds of a core, and a tune has a worker, its spare, and those that verify
@@ -42,7 +43,9 @@ class Child:
     """
 
     def __init__(self, setup: Setup) -> None:
-        context = _host_context() if setup.on_host or setup.gpu.is_host else _SPAWN
+        context: SpawnContext | ForkServerContext = (
+            _host_context() if setup.on_host or setup.gpu.is_host else _SPAWN
+        )
         self.pipe, theirs = context.Pipe()
         lifeline, self._lifeline = context.Pipe(duplex=False)
         self._output, output = context.Pipe(duplex=False)

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -216,7 +216,7 @@ def candidates(variant: Variant, signature: Signature) -> list[tuple[Problem, Co
     return list(_candidates(variant, signature))
 
 
-@lru_cache(maxsize=None)  # four tests of each variant ask
+@cache  # four tests of each variant ask
 def _candidates(variant: Variant, signature: Signature) -> tuple[tuple[Problem, Config], ...]:
     gpu = profile_of(variant, signature)
     return tuple(
