@@ -18,7 +18,7 @@
 // with slots 2q, 2q + 1, or of slot 8 + g with slots 8 + 2q, 9 + 2q, whichever are later (near); where q == g / 2, both
 // bonuses and the score of neighbours.
 //
-// Precision: TF32 for gradients, two bf16 terms of both operands for scores. NaN and Inf of one step reach others through masks: see gradient_loop.cuh.
+// Precision: TF32 for gradients, kLateTerms and kEarlyTerms bf16 terms for scores. NaN and Inf of one step reach others through masks: see gradient_loop.cuh.
 #pragma once
 
 #include "kgen/chunked/decay_form.cuh"
@@ -40,7 +40,7 @@ KGEN_DEVICE void load_slots(SlotWords& words, const u16* tile) {
 // W: of w; Form: of the decays.
 template <class W, DecayForm Form>
 struct GradientLane : wkv7::HalvedSteps {
-    static constexpr int kEarlyTerms = 1, kLateTerms = 1;  // bf16 terms of rows for scores of halves of 8 and 4 steps
+    static constexpr int kEarlyTerms = 1, kLateTerms = 1;  // of rows for scores of halves of 8 and 4 steps
     SlotWords r, k;
     Steps d, gr, gk;  // d: decays; 1 after the last step
     // Of each key: decays of a half of 4 steps, and of 8, before the late pair of steps there and behind the early one;
@@ -220,7 +220,7 @@ struct GradientLane : wkv7::HalvedSteps {
         }
     }
 
-    // All levels; gw by w: times `slope`, the derivative of the decay's logarithm.
+    // All levels, and gw between them. The last terms of gr and gk are those of add_neighbours.
     KGEN_DEVICE void add_levels(const float (&n)[2][4], const float (&m)[2][4]) {
         add_level<8>(n, m);
         descend<4>(ahead(), back());
