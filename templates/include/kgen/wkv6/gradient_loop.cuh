@@ -5,8 +5,8 @@
 //     G = diag(P) G + R^T gy        R: rows of r decayed from the beginning of the chunk
 //
 // A group takes G from the group before it, multiplies it by v and by the state S before its chunk, which another
-// kernel has stored, and hands the new G on. The other products of its chunk (gradient_lane.cuh) it computes while the next
-// groups are at work. gv is a sum over all keys:
+// kernel has stored, and hands the new G on. The other products of its chunk (gradient_lane.cuh) it computes while the
+// next groups are at work. gv is a sum over all keys:
 //
 //     gv = K G + scores^T gy        K: rows of k decayed to the end of the chunk
 //
