@@ -44,8 +44,8 @@ struct Config {
 
 using Loop = kgen::wkv6::GradientLoop<Config>;
 using States = kgen::wkv::BackwardConfig<Value, W, Config::kForm, Config::kPerStep, false, Config::kK,
-                                         Config::kV, 32, 16 * kgen::ceil_div(Config::kV, 16), kStages, kCopyBytes, true, kPdl,
-                                         kPacked>;
+                                         Config::kV, 32, 16 * kgen::ceil_div(Config::kV, 16), kStages,
+                                         kCopyBytes, true, kPdl, kPacked>;
 constexpr int kReduceThreads = 512;
 
 static_assert(!kgen::kPresent<kgen::none>, "the gradient of a state is more accurate");

@@ -18,7 +18,8 @@
 // with slots 2q, 2q + 1, or of slot 8 + g with slots 8 + 2q, 9 + 2q, whichever are later (near); where q == g / 2, both
 // bonuses and the score of neighbours.
 //
-// Precision: TF32 for gradients, two bf16 terms of both operands for scores. NaN and Inf of one step reach others through masks: see gradient_loop.cuh.
+// Precision: TF32 for gradients, kLateTerms and kEarlyTerms bf16 terms for scores. NaN and Inf of one step reach others
+// through masks: see gradient_loop.cuh.
 #pragma once
 
 #include "kgen/chunked/decay_form.cuh"
@@ -40,7 +41,7 @@ KGEN_DEVICE void load_slots(SlotWords& words, const u16* tile) {
 // W: of w; Form: of the decays.
 template <class W, DecayForm Form>
 struct GradientLane : wkv7::HalvedSteps {
-    static constexpr int kEarlyTerms = 1, kLateTerms = 1;  // bf16 terms of rows for scores of halves of 8 and 4 steps
+    static constexpr int kEarlyTerms = 1, kLateTerms = 1;  // of rows for scores of halves of 8 and 4 steps
     SlotWords r, k;
     Steps d, gr, gk;  // d: decays; 1 after the last step
     // Of each key: decays of a half of 4 steps, and of 8, before the late pair of steps there and behind the early one;
@@ -56,8 +57,8 @@ struct GradientLane : wkv7::HalvedSteps {
     KGEN_DEVICE float r_at(int half, int i) const { return value<bf16>(r, half, i); }
     KGEN_DEVICE float k_at(int half, int i) const { return value<bf16>(k, half, i); }
 
-    // Decays of the w of 16 steps; constants: of the lane's two keys, if w has no steps. `steps` exist. slopes: room for
-    // four floats of the lane, and again 4 * kWarpSize floats further on.
+    // Decays of the w of 16 steps; constants: of the lane's two keys, if w has no steps. `steps` exist. slopes: room
+    // for four floats of the lane, and again 4 * kWarpSize floats further on.
     KGEN_DEVICE void set_decays(const u16* tile, int steps, float* slopes) {
         SlotWords words;
         load_slots(words, tile);
@@ -93,7 +94,9 @@ struct GradientLane : wkv7::HalvedSteps {
     // Rows times decays, as operand A over slots: r from the beginning of the chunk, k to its end.
     template <int Terms>
     KGEN_DEVICE void decayed_r(u32 (&words)[4][Terms], float scale) const {
-        decayed(words, [&](int half, int i) { return r_at(half, i) * before(half, i, before_16[half][i / 2] * scale); });
+        decayed(words, [&](int half, int i) {
+            return r_at(half, i) * before(half, i, before_16[half][i / 2] * scale);
+        });
     }
     template <int Terms>
     KGEN_DEVICE void decayed_k(u32 (&words)[4][Terms]) const {
@@ -113,8 +116,8 @@ struct GradientLane : wkv7::HalvedSteps {
         descend_from_chunk(ahead(), back());
     }
 
-    // What a step reads of itself, and of its neighbour in a block of 2; the last terms of gr and gk. n: products of rows
-    // t of gy and columns s of v, by slots, times scale; u, gu: of the lane's keys.
+    // What a step reads of itself, and of its neighbour in a block of 2; the last terms of gr and gk. n: products of
+    // rows t of gy and columns s of v, by slots, times scale; u, gu: of the lane's keys.
     KGEN_DEVICE void add_neighbours(const float (&n)[2][4], const float (&u)[2], float (&gu)[2]) {
         const MmaLane lane = mma_lane();
         float own[2][2], pair[2];  // n of slots 2q and 2q + 1, or 8 + 2q and 9 + 2q, of each with itself; of both
@@ -220,7 +223,7 @@ struct GradientLane : wkv7::HalvedSteps {
         }
     }
 
-    // All levels; gw by w: times `slope`, the derivative of the decay's logarithm.
+    // All levels, and gw between them. The last terms of gr and gk are those of add_neighbours.
     KGEN_DEVICE void add_levels(const float (&n)[2][4], const float (&m)[2][4]) {
         add_level<8>(n, m);
         descend<4>(ahead(), back());
@@ -268,7 +271,7 @@ struct GradientLane : wkv7::HalvedSteps {
     }
 
 private:
-    // The sums of gw are those of the levels so far: gr and gk have no terms of the step itself and of its neighbour yet.
+    // The sums of gw are those of the levels so far: gr and gk have no terms of the step itself and its neighbour yet.
     KGEN_DEVICE auto ahead() const {
         return [this](int half, int i) { return k_at(half, i) * gk[half][i]; };
     }

@@ -4,9 +4,9 @@
 //
 //     G = diag(P) G + R^T gy        R: rows of r decayed from the beginning of the chunk
 //
-// A group takes G from the group before it, multiplies it by v and by the state S before its chunk, which another kernel
-// has stored, and hands the new G on. The other products of its chunk (gradient_lane.cuh) it computes while the next
-// groups are at work. gv is a sum over all keys:
+// A group takes G from the group before it, multiplies it by v and by the state S before its chunk, which another
+// kernel has stored, and hands the new G on. The other products of its chunk (gradient_lane.cuh) it computes while the
+// next groups are at work. gv is a sum over all keys:
 //
 //     gv = K G + scores^T gy        K: rows of k decayed to the end of the chunk
 //
@@ -47,8 +47,8 @@
 
 namespace kgen::wkv6 {
 
-// What a block reads and writes, of a sequence and head. It is in shared memory: pointers and strides would take a third
-// of the registers.
+// What a block reads and writes, of a sequence and head. It is in shared memory: pointers and strides would take a
+// third of the registers.
 template <class W, class U>
 struct HeadGradients {
     i64 steps;
@@ -315,7 +315,8 @@ private:
         }
 
         // One block of 16 value features: products with S and G, G to shared memory, the new G.
-        KGEN_DEVICE void pass_gradient(int n, int stage, const u32 (&rows)[4][kRowTerms], const float (&kept)[2], Steps& by_r, Steps& by_k,
+        KGEN_DEVICE void pass_gradient(int n, int stage, const u32 (&rows)[4][kRowTerms],
+                                       const float (&kept)[2], Steps& by_r, Steps& by_k,
                                        float (&both)[2][4]) const {
             float g[2][4];
 #pragma unroll
