@@ -15,17 +15,17 @@ from kgen.model.config import Value
 from kgen.model.problem import parse_problem
 
 CONFIG: dict[str, Value] = {
-    "lanes": 8, "vec": 2, "segments": 4, "steps": 8, "prefetch": False, "min_blocks": 1, "stages": 2,
+    "lanes": 8, "vec": 2, "segments": 4, "steps": 8, "prefetch": False, "min_blocks": 1,
 }  # fmt: skip
 CASES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("B=2,T=90,C=12,dtype=fp32", {}),
-    ("B=1,T=150,C=24,dtype=bf16", {"vec": 1, "prefetch": True, "stages": 3}),
+    ("B=1,T=150,C=24,dtype=bf16", {"vec": 1, "prefetch": True}),
     ("B=1,T=77,C=36,dtype=fp32,decay_form=raw",
      {"lanes": 32, "vec": 1, "segments": 2, "steps": 4}),
     ("B=1,T=67,C=64,dtype=fp16,w_dtype=dtype",
      {"lanes": 32, "segments": 2, "steps": 4, "prefetch": True}),
     # Slow decays and many steps: an error in the same direction at every step shows in gw.
-    ("B=1,T=300,C=20,dtype=fp32", {"vec": 4, "segments": 16, "steps": 4, "stages": 3}),
+    ("B=1,T=300,C=20,dtype=fp32", {"vec": 4, "segments": 16, "steps": 4, "prefetch": True}),
 )  # fmt: skip
 
 

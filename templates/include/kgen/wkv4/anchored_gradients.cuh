@@ -1,18 +1,19 @@
-// Gradients of a thread's segment of time whose steps have weights relative to one anchor, a whole exponent:
+// Sums and gradients of a thread's segment of time whose steps have weights relative to one anchor, a whole exponent:
 //
 //     weight = 2^(log2e k - anchor)      a <- e^w a + weight v      b <- e^w b + weight
 //
 // States within the segment have the unit 2^anchor, gradients by them 2^-anchor. The decay of a step is then a constant
-// of the channel, and all of the segment takes one exponential and one reciprocal for a step:
+// of the channel, and a step takes one exponential and one reciprocal:
 //
-//     q = e^u weight        denominator b + q        y = (a + q v) / (b + q)        r = gy / (b + q)
-//     gv = weight (ga + e^u r)        gk = weight (v ga + gb + e^u r (v - y))       gw = sum of a ga + b gb, times e^w
-//     ga <- e^w ga + r                gb <- e^w gb - r y
+//     y = (a + e^u weight v) / (b + e^u weight)      r = gy / (b + e^u weight)       own = e^u r (v - y)
+//     gv = weight (ga + e^u r)                       gk = weight (v ga + gb + own)   gw = sum of a ga + b gb, times e^w
+//     ga <- e^w ga + r                               gb <- e^w gb - r y              gu = sum of weight own
 //
 // The anchor is the largest exponent of a step, its bonus counted. Where exponents are more than kNear apart it is
-// lower, so that the smallest weights are normal numbers, and where they are more than kFar apart, or keys are infinite
-// or all NaN, the channel is `apart`: it is computed step by step (SeparateSteps), at other costs, by the same states.
-// What else is computed for such a channel is a number without a meaning, and is not used.
+// lower, so that the smallest weights are normal numbers and gradients in units of 2^-anchor do not overflow, and where
+// they are more than kFar apart, or keys are infinite or all NaN, the channel is `apart`: its steps are taken one by one
+// (SeparateSteps), with the same sums and states between segments. What else is computed for such a channel is a number
+// without a meaning, and is not used.
 //
 // A state before the segment that outweighs the anchor by more than 2^kMostState moves the anchor up: weights that then
 // underflow are too small to count. Where the decay of a segment is so strong that they may count at its end, the
@@ -23,28 +24,43 @@
 
 namespace kgen::wkv4 {
 
-constexpr float kNear = 90.0f;       // log2 of the ratio of two weights
-constexpr float kFar = 130.0f;
-constexpr float kMostState = 40.0f;   // log2 of the state before a segment, relative to the anchor
-constexpr float kLasting = -60.0f;    // log2 of a segment's decay
-constexpr float kMostBonusLog2 = 60.0f;
+constexpr float kNear = 80.0f;       // log2 of the ratio of two weights
+constexpr float kFar = 170.0f;
+constexpr float kMostState = 90.0f;  // log2 of the state before a segment, relative to the anchor
+constexpr int kMostDecay = 64;       // log2 of the inverse decay of a segment whose anchor may move up
+constexpr float kMostBonusLog2 = 100.0f;
+constexpr float kLargeSum = 1048576.0f;  // larger sums, and those smaller than its inverse, get another exponent
 
 // What the segments of a channel share.
 struct AnchoredChannel {
-    float decay;        // e^w
-    float bonus;        // e^u
-    float above, below;  // what u adds to the largest and to the smallest exponent
-    bool lasting;        // a state before a segment outweighs steps at its end, too
+    float decay;       // e^w
+    float bonus;       // e^u
+    float bonus_log2;  // log2e u, or infinity
 
-    KGEN_DEVICE void set(float w, float u, int steps) {
+    KGEN_DEVICE void set(float w, float u) {
         const WholeDecay step = WholeDecay::of(w, 1);
-        lasting = w * (kLog2e * static_cast<float>(steps)) >= kLasting;
         decay = step.factor * exp2(step.whole);
-        const float exponent = u * kLog2e;
         bonus = exp(u);
-        above = larger(exponent, 0.0f);
-        below = abs(exponent) > kMostBonusLog2 ? -infinity() : smaller(exponent, 0.0f);
+        bonus_log2 = abs(u * kLog2e) > kMostBonusLog2 ? infinity() : u * kLog2e;
     }
+};
+
+// Rows of a thread's channels in global memory, from one row on. The stride is in bytes, so that an address is one
+// instruction.
+template <class T>
+struct ByteRows {
+    T* row;
+    u32 stride;
+
+    KGEN_DEVICE ByteRows(T* first, i64 t, i64 stride_t)
+        : row(first + t * stride_t), stride(static_cast<u32>(stride_t) * u32{sizeof(T)}) {}
+    KGEN_DEVICE T* at(int i) const {
+        return reinterpret_cast<T*>(bytes() + static_cast<u64>(stride) * static_cast<u32>(i));
+    }
+    KGEN_DEVICE void move(int steps) {
+        row = reinterpret_cast<T*>(bytes() + static_cast<i64>(stride) * steps);
+    }
+    KGEN_DEVICE u8* bytes() const { return const_cast<u8*>(reinterpret_cast<const u8*>(row)); }
 };
 
 // `Steps` steps of a tensor of a block in shared memory, rows of `Pitch` elements, at a thread's channels.
@@ -58,6 +74,65 @@ struct StepTile {
         return words;
     }
     KGEN_DEVICE float value(int i, int j) const { return to_float(first[i * Pitch + j]); }
+};
+
+// Four floats of each column for each segment of a round, in shared memory: of a state (exponent, a, b, -), of a
+// gradient (a, b, change of the exponent, -). A channel j of lane l has the column j * lanes + l.
+template <int Columns>
+struct QuadSlots {
+    static constexpr int kFloats = 4 * Columns;  // of a slot
+
+    float* memory;
+
+    KGEN_DEVICE float* at(int slot, int column) const {
+        return memory + slot * kFloats + 4 * column;
+    }
+    KGEN_DEVICE void put(int slot, int column, float x, float y, float z) const {
+        *reinterpret_cast<Vec<float, 4>*>(at(slot, column)) = {x, y, z, 0.0f};
+    }
+    KGEN_DEVICE void put(int slot, int column, const WholeSum<false>& sum) const {
+        put(slot, column, sum.exponent, sum.a, sum.b);
+    }
+    KGEN_DEVICE WholeSum<false> sum(int slot, int column) const {
+        const auto found = *reinterpret_cast<const Vec<float, 4>*>(at(slot, column));
+        return {found[0], found[1], found[2]};
+    }
+    KGEN_DEVICE float exponent(int slot, int column) const { return at(slot, column)[0]; }
+    KGEN_DEVICE void put(int slot, int column, const StateGradient& gradient, float change) const {
+        put(slot, column, gradient.a, gradient.b, change);
+    }
+    KGEN_DEVICE void put_gradient(int slot, int column, const StateGradient& gradient) const {
+        *reinterpret_cast<Vec<float, 2>*>(at(slot, column)) = {gradient.a, gradient.b};
+    }
+    KGEN_DEVICE StateGradient gradient(int slot, int column) const {
+        const auto found = *reinterpret_cast<const Vec<float, 2>*>(at(slot, column));
+        return {found[0], found[1]};
+    }
+
+    // Replaces the sums of `Segments` segments from `slot` on by the states before them. `state`: before the first; it
+    // becomes the state after the last. `Put`: whether the slots are wanted.
+    template <int Segments, bool Put>
+    KGEN_DEVICE void go_on(WholeSum<false>& state, const WholeDecay& decay, int slot,
+                           int column) const {
+#pragma unroll
+        for (int i = 0; i < Segments; ++i) {
+            const WholeSum<false> next = sum(slot + i, column);
+            if constexpr (Put) put(slot + i, column, state);
+            state.append(decay, next);
+        }
+    }
+    // Replaces the sums of `Segments` segments by the gradients after them; as GradientSlots::go_back.
+    template <int Segments>
+    KGEN_DEVICE void go_back(StateGradient& after, const WholeDecay& decay, int column) const {
+#pragma unroll
+        for (int i = Segments - 1; i >= 0; --i) {
+            const auto own = *reinterpret_cast<const Vec<float, 4>*>(at(i, column));
+            const float kept = fast_exp2(smaller(own[2] + decay.whole, 126.0f)) * decay.factor;
+            put_gradient(i, column, after);
+            after.a = fma(kept, after.a, own[0]);
+            after.b = fma(kept, after.b, own[1]);
+        }
+    }
 };
 
 // The states before a thread's steps in shared memory, where they take no registers: 2 * Width floats a step.
@@ -107,11 +182,11 @@ struct SeparateSteps {
     float m;  // exponent after the segment
 
     template <class Tile>
-    KGEN_DEVICE static WholeSum<false> sums(const ChannelExponents& channel, const Tile& k,
-                                            const Tile& v, int j, int count) {
+    KGEN_DEVICE static WholeSum<false> sums(float log_decay, const Tile& k, const Tile& v, int j,
+                                            int count) {
         RunningState state{kEmpty, 0.0f, 0.0f};
 #pragma unroll 1
-        for (int i = 0; i < count; ++i) state.step(channel.decay, k.value(i, j), v.value(i, j));
+        for (int i = 0; i < count; ++i) state.step(log_decay, k.value(i, j), v.value(i, j));
         return WholeSum<false>::of_natural(state.m, state.a, state.b);
     }
 
@@ -133,10 +208,10 @@ struct SeparateSteps {
     }
 
     // `after`: the gradient after the segment, in units of 2^-exponent. Stores gk and gv of the first `count` steps.
-    template <class Tile, class T, int Width>
+    template <class Tile, class T>
     KGEN_DEVICE void gradients(float& gw, float& gu, const StateGradient& after, float exponent,
-                               const Tile& v, const StepRows<T, Width>& gk,
-                               const StepRows<T, Width>& gv, i64 t, int j, int count) const {
+                               const Tile& v, const ByteRows<T>& gk, const ByteRows<T>& gv, int j,
+                               int count) const {
         StateGradient gradient = in_units_of(m, after, exponent);
         gw = gu = 0.0f;
 #pragma unroll 1
@@ -144,18 +219,18 @@ struct SeparateSteps {
             if (i >= count) continue;
             float found_gk, found_gv;
             gradients_of(found_gk, found_gv, gw, gu, step[i], v.value(i, j), gradient);
-            gk.at(t + i)[j] = from_float<T>(found_gk);
-            gv.at(t + i)[j] = from_float<T>(found_gv);
+            gk.at(i)[j] = from_float<T>(found_gk);
+            gv.at(i)[j] = from_float<T>(found_gv);
             gradient.step_back(step[i]);
         }
     }
 };
 
 // A thread's segment of `Width` channels.
-template <class T, int Width, int Steps, class Tile, class Kept>
+template <class T, int Width, int Steps, class Tile>
 struct AnchoredSegment {
-    float weight[Steps][Width];
-    float y[Steps][Width], r[Steps][Width];
+    float weight[Steps][Width], term[Steps][Width];  // term: weight v
+    float r[Steps][Width], ry[Steps][Width];
     float anchor[Width];
     bool apart[Width];
 
@@ -172,11 +247,11 @@ struct AnchoredSegment {
         range.finish();
 #pragma unroll
         for (int j = 0; j < Width; ++j) {
-            const float top = fma(range.most[j], kLog2e, channel[j].above);
-            const float width = top - fma(range.least[j], kLog2e, channel[j].below);
+            const float bonus = channel[j].bonus_log2;
+            const float top = fma(range.most[j], kLog2e, larger(bonus, 0.0f));
+            const float width = fma(range.most[j] - range.least[j], kLog2e, abs(bonus));
             apart[j] = !(width <= kFar);
             anchor[j] = apart[j] ? 0.0f : nearest_whole(top - larger(width - kNear, 0.0f));
-            sums[j] = {anchor[j], 0.0f, 0.0f};
         }
 #pragma unroll
         for (int i = 0; i < Steps; ++i) {
@@ -185,57 +260,62 @@ struct AnchoredSegment {
             v.step(i).to_floats(value);
 #pragma unroll
             for (int j = 0; j < Width; ++j) {
-                const float own = fast_exp2(fma(key[j], kLog2e, -anchor[j]));
-                weight[i][j] = own;
-                sums[j].a = fma(channel[j].decay, sums[j].a, own * value[j]);
-                sums[j].b = fma(channel[j].decay, sums[j].b, own);
+                weight[i][j] = fast_exp2(fma(key[j], kLog2e, -anchor[j]));
+                term[i][j] = weight[i][j] * value[j];
+                sums[j].a = i == 0 ? term[i][j] : fma(channel[j].decay, sums[j].a, term[i][j]);
+                sums[j].b = i == 0 ? weight[i][j] : fma(channel[j].decay, sums[j].b, weight[i][j]);
             }
         }
 #pragma unroll
-        for (int j = 0; j < Width; ++j) sums[j].normalise(sums[j].b);
+        for (int j = 0; j < Width; ++j) {
+            sums[j].exponent = anchor[j];
+            if (sums[j].b < 1.0f / kLargeSum || sums[j].b > kLargeSum) sums[j].normalise(sums[j].b);
+        }
     }
 
     // The outputs, from the state before the segment. sums[j] <- the gradient before the segment of its own steps, in
     // units of 2^-(exponent of that state).
+    template <class Kept>
     KGEN_DEVICE void outputs(StateGradient (&sums)[Width], const WholeSum<false> (&before)[Width],
-                             const AnchoredChannel (&channel)[Width], const Tile& v,
-                             const Tile& gy, const Kept& kept) {
-        float unit[Width], now_a[Width], now_b[Width];
+                             const AnchoredChannel (&channel)[Width], const Tile& gy,
+                             const Kept& kept) {
+        constexpr float kLeastDecay =
+            1.0f / static_cast<float>(u64{1} << (kMostDecay / Steps));  // of a step
+        float unit[Width], a[Width], b[Width];
 #pragma unroll
         for (int j = 0; j < Width; ++j) {
             const float lowest = before[j].exponent - kMostState;
             if (lowest > anchor[j]) {
-                apart[j] = apart[j] || !channel[j].lasting;
+                apart[j] = apart[j] || channel[j].decay < kLeastDecay;
                 const float scale = fast_exp2(anchor[j] - lowest);
 #pragma unroll
-                for (int i = 0; i < Steps; ++i) weight[i][j] *= scale;
+                for (int i = 0; i < Steps; ++i) weight[i][j] *= scale, term[i][j] *= scale;
                 anchor[j] = lowest;
             }
             unit[j] = fast_exp2(before[j].exponent - anchor[j]);
-            now_a[j] = unit[j] * before[j].a;
-            now_b[j] = unit[j] * before[j].b;
+            a[j] = unit[j] * before[j].a;
+            b[j] = unit[j] * before[j].b;
         }
 #pragma unroll
         for (int i = 0; i < Steps; ++i) {
-            float value[Width], gys[Width];
-            v.step(i).to_floats(value);
+            float gys[Width];
             gy.step(i).to_floats(gys);
-            kept.put(i, now_a, now_b);
+            kept.put(i, a, b);
 #pragma unroll
             for (int j = 0; j < Width; ++j) {
-                const float term = weight[i][j] * value[j];
-                const float inverse = fast_reciprocal(fma(weight[i][j], channel[j].bonus, now_b[j]));
-                y[i][j] = fma(term, channel[j].bonus, now_a[j]) * inverse;
+                const float inverse = fast_reciprocal(fma(weight[i][j], channel[j].bonus, b[j]));
+                const float y = fma(term[i][j], channel[j].bonus, a[j]) * inverse;
                 r[i][j] = gys[j] * inverse;
-                now_a[j] = fma(channel[j].decay, now_a[j], term);
-                now_b[j] = fma(channel[j].decay, now_b[j], weight[i][j]);
+                ry[i][j] = r[i][j] * y;
+                a[j] = fma(channel[j].decay, a[j], term[i][j]);
+                b[j] = fma(channel[j].decay, b[j], weight[i][j]);
             }
         }
 #pragma unroll
         for (int j = 0; j < Width; ++j) {
-            StateGradient sum;
+            StateGradient sum{r[Steps - 1][j], -ry[Steps - 1][j]};
 #pragma unroll
-            for (int i = Steps - 1; i >= 0; --i) step_back(sum, channel[j], i, j);
+            for (int i = Steps - 2; i >= 0; --i) step_back(sum, channel[j], i, j);
             sums[j] = {unit[j] * sum.a, unit[j] * sum.b};
         }
     }
@@ -243,17 +323,17 @@ struct AnchoredSegment {
     KGEN_DEVICE void step_back(StateGradient& gradient, const AnchoredChannel& channel, int i,
                                int j) const {
         gradient.a = fma(channel.decay, gradient.a, r[i][j]);
-        gradient.b = fma(channel.decay, gradient.b, -r[i][j] * y[i][j]);
+        gradient.b = fma(channel.decay, gradient.b, -ry[i][j]);
     }
 
     // Gradients of the steps, of which the first `count` are stored; gw and gu of the segment. `after` is the gradient
     // after the segment in units of 2^-exponent.
-    template <bool Whole>
+    template <bool Whole, class Kept>
     KGEN_DEVICE void gradients(float (&gw)[Width], float (&gu)[Width],
                                const StateGradient (&after)[Width], const float (&exponent)[Width],
                                const AnchoredChannel (&channel)[Width], const Tile& v,
-                               const Kept& kept, const StepRows<T, Width>& gk,
-                               const StepRows<T, Width>& gv, i64 t, int count) const {
+                               const Kept& kept, const ByteRows<T>& gk, const ByteRows<T>& gv,
+                               int count) const {
         StateGradient gradient[Width];
 #pragma unroll
         for (int j = 0; j < Width; ++j) {
@@ -261,32 +341,31 @@ struct AnchoredSegment {
             gradient[j] = {units * after[j].a, units * after[j].b};
             gw[j] = gu[j] = 0.0f;
         }
-        T* gk_row = gk.at(t + Steps);
-        T* gv_row = gv.at(t + Steps);
 #pragma unroll
         for (int i = Steps - 1; i >= 0; --i) {
-            gk_row -= gk.stride;
-            gv_row -= gv.stride;
             if (!Whole && i >= count) continue;
             float value[Width], a[Width], b[Width], gks[Width], gvs[Width];
             v.step(i).to_floats(value);
             kept.get(i, a, b);
 #pragma unroll
             for (int j = 0; j < Width; ++j) {
-                const float own = channel[j].bonus * r[i][j];
-                const float bonus = own * (value[j] - y[i][j]);
-                gks[j] = weight[i][j] * (fma(value[j], gradient[j].a, gradient[j].b) + bonus);
-                gvs[j] = weight[i][j] * (gradient[j].a + own);
-                gu[j] = fma(weight[i][j], bonus, gu[j]);
+                const float bonus = channel[j].bonus, own = fma(r[i][j], value[j], -ry[i][j]);
+                const float later = fma(value[j], gradient[j].a, gradient[j].b);
+                gks[j] = weight[i][j] * fma(bonus, own, later);
+                gvs[j] = weight[i][j] * fma(bonus, r[i][j], gradient[j].a);
+                gu[j] = fma(weight[i][j], own, gu[j]);
                 gw[j] = fma(a[j], gradient[j].a, gw[j]);
                 gw[j] = fma(b[j], gradient[j].b, gw[j]);
                 step_back(gradient[j], channel[j], i, j);
             }
-            Words<T, Width>::from_floats(gks).store(gk_row);
-            Words<T, Width>::from_floats(gvs).store(gv_row);
+            Words<T, Width>::from_floats(gks).store(gk.at(i));
+            Words<T, Width>::from_floats(gvs).store(gv.at(i));
         }
 #pragma unroll
-        for (int j = 0; j < Width; ++j) gw[j] *= channel[j].decay;
+        for (int j = 0; j < Width; ++j) {
+            gw[j] *= channel[j].decay;
+            gu[j] *= channel[j].bonus;
+        }
     }
 };
 

@@ -1,0 +1,406 @@
+// Rendered by kgen from templates/wkv4/backward_anchored.cu.jinja
+// config: anchored(lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1)
+// problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
+// wkv4 backward by segments of time whose weights are relative to one anchor; see anchored_gradients.cuh. k and v are
+// read twice, gy once, and states are stored once for each round of kSegments * kSteps steps.
+//
+//   wkv4_round_states     the state before each round, the first round first; see segment_states.cuh
+//   wkv4_backward         gk, gv, and parts of gw and gu for each batch row
+//   wkv4_backward_reduce  gw and gu
+//
+// A block has kColumns channels of a batch row. A block of wkv4_backward takes the last round first. In a round:
+//
+//   1. a thread sums its segment from 0, and puts the sum in its slot: barrier A;
+//   2. one thread for each channel goes through the segments' sums and replaces each by the state before it: barrier B;
+//   3. a thread computes the outputs of its segment, and the sum of the gradients by the state before it: barrier C;
+//   4. one thread for each channel goes through these sums, the last segment first, and replaces each by the gradient
+//      after that segment; it keeps the gradient between rounds in registers: barrier D;
+//   5. a thread computes gk and gv, last step first, and adds up gw and gu.
+//
+// wkv4_round_states does 1 and 2 alone, the first round first, with one barrier a round.
+//
+// Shared memory (dynamic) of wkv4_backward: kStages tiles of k, v and gy, Value [3][kRound][kColumns] each, which rounds
+// use in turn; float [kSteps][kThreads][2 * kVec], the states before steps; float [kSegments + 1][kColumns][4], the
+// slots of states, the last one for the exponent after the round; float [kSegments][kColumns][4], those of gradients; float [2][kColumns][4],
+// the gradient after the round with the exponent of the state there, and the decay of a segment.
+// Of wkv4_round_states: kStateStages tiles of k and v, then two sets of slots of sums, which rounds alternate between.
+//
+// Tiles: copies to the tile of the round before begin after A, which follows the last use of that tile. They have
+// arrived for their thread before D (in wkv4_round_states A) of the round before their own, for all threads after it.
+// Slots: a thread uses its own alone, but for the exponent of the next segment's state, which it reads between B and C.
+// The channels' threads use all slots of states between A and B, and all slots of gradients between C and D. In
+// wkv4_round_states a thread that writes a slot in round r + 2 has passed A of round r + 1, which the channel's thread
+// reaches after its reads of round r.
+#include "kgen/primitives/block.cuh"
+#include "kgen/primitives/cp_async.cuh"
+#include "kgen/wkv4/anchored_gradients.cuh"
+
+namespace {
+
+using Value = kgen::bf16;
+using W = float;
+using U = kgen::bf16;
+using kgen::i64;
+using kgen::wkv4::WholeDecay;
+
+constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
+constexpr int kLanes = 32;        // threads side by side along the channels
+constexpr int kVec = 2;            // adjacent channels of a thread
+constexpr int kSegments = 8;  // segments of a round, a row of threads each
+constexpr int kSteps = 8;        // of a segment
+constexpr int kStages = true ? 3 : 2;  // tiles of k, v and gy: copies begin 1.5 rounds before their use, or 0.5
+constexpr int kStateStages = kStages + 1;     // of wkv4_round_states, which has one barrier a round
+constexpr int kMinBlocks = 1;
+constexpr int kThreads = kLanes * kSegments;
+constexpr int kColumns = kLanes * kVec;
+constexpr int kRound = kSegments * kSteps;
+constexpr int kReduceThreads = 128;
+
+using Sum = kgen::wkv4::WholeSum<false>;
+using Gradient = kgen::wkv4::StateGradient;
+using Slots = kgen::wkv4::QuadSlots<kColumns>;
+using Rows = kgen::wkv4::ByteRows<Value>;
+using Tile = kgen::wkv4::StepTile<Value, kVec, kColumns>;
+using Kept = kgen::wkv4::KeptStates<kVec, kThreads>;
+using Segment = kgen::wkv4::AnchoredSegment<Value, kVec, kSteps, Tile>;
+using Separate = kgen::wkv4::SeparateSteps<kSteps>;
+
+// Copies to shared memory, 16 bytes each: a thread copies kCopies rows' pieces of a tensor, at the same channels.
+constexpr int kPiece = 16 / static_cast<int>(sizeof(Value));
+constexpr int kRowPieces = kColumns / kPiece;
+constexpr int kCopyRows = kThreads / kRowPieces;
+constexpr int kCopies = kRound / kCopyRows;
+constexpr int kTile = kRound * kColumns;  // elements of one tensor
+
+static_assert(kThreads <= 1024 && kThreads % kgen::kWarpSize == 0, "whole warps, one block");
+static_assert(kVec <= kSegments, "a thread for each channel");
+static_assert(kColumns % kPiece == 0 && kThreads % kRowPieces == 0 && kRound % kCopyRows == 0,
+              "all threads copy as much");
+static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
+              "no states from or to memory");
+
+// The place of a thread's channels, or of a column of shared memory: channel column / kLanes of lane column % kLanes.
+struct Place {
+    i64 c, b;
+
+    KGEN_DEVICE explicit Place(i64 C) {
+        const kgen::u32 tiles =
+            static_cast<kgen::u32>(kgen::ceil_div(C, static_cast<i64>(kColumns)));
+        b = blockIdx.x / tiles;
+        c = static_cast<i64>(blockIdx.x % tiles) * kColumns;
+    }
+    KGEN_DEVICE i64 of_lane(int lane) const { return c + lane * kVec; }
+    KGEN_DEVICE i64 of_column(int column) const {
+        return c + column % kLanes * kVec + column / kLanes;
+    }
+};
+
+// The place of a thread's copies in a tile.
+struct CopyPlace {
+    int row, column;
+    i64 c;
+    bool inside;
+
+    KGEN_DEVICE CopyPlace(const Place& place, i64 C)
+        : row(static_cast<int>(threadIdx.x) / kRowPieces),
+          column(static_cast<int>(threadIdx.x) % kRowPieces * kPiece),
+          c(place.c + column),
+          inside(c < C) {
+        if (!inside) c = 0;  // a thread outside has addresses that exist
+    }
+};
+
+// A thread's copies of a tensor, from its row of one round on.
+struct Copies {
+    kgen::wkv4::ByteRows<const Value> rows;
+
+    KGEN_DEVICE Copies(const Value* tensor, i64 b, i64 stride_b, i64 stride_t,
+                       const CopyPlace& place, i64 round)
+        : rows(tensor + b * stride_b + place.c, round * kRound + place.row, stride_t) {}
+    // Starts the copies of a round's first `count` steps; the others are 0.
+    KGEN_DEVICE void start(Value* tile, const CopyPlace& place, int count) const {
+#pragma unroll
+        for (int n = 0; n < kCopies; ++n) {
+            const int row = n * kCopyRows;
+            kgen::cp_async_or_zero<16>(tile + (place.row + row) * kColumns + place.column,
+                                       rows.at(row), place.inside && place.row + row < count);
+        }
+    }
+};
+
+KGEN_DEVICE int steps_of_round(i64 round, i64 T) {
+    return kgen::wkv4::steps_before<kRound>(round * kRound, T);
+}
+
+KGEN_DEVICE float decay_of(const W* w, i64 c) {
+    return kgen::wkv4::log_decay<kForm>(kgen::to_float(w[c]));
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
+wkv4_round_states(const Value* __restrict__ k,       // [B, T, C]
+                  const Value* __restrict__ v,       // [B, T, C]
+                  const W* __restrict__ w,           // [C]
+                  const U* __restrict__ u,           // [C]
+                  float* __restrict__ round_states,  // [B, rounds, 3, C]
+                  i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
+                  i64 rounds) {
+    const int own = static_cast<int>(threadIdx.x);
+    const int lane = own % kLanes, segment = own / kLanes;
+    const Place place(C);
+    const i64 c = place.of_lane(lane), column = c < C ? c : 0;
+    Value* const tiles = kgen::dynamic_smem<Value>();
+    const Slots slots{reinterpret_cast<float*>(tiles + kStateStages * 2 * kTile)};
+    kgen::wkv4::AnchoredChannel channel[kVec];
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) channel[j].set(decay_of(w, column + j), kgen::to_float(u[column + j]));
+
+    const CopyPlace copy_place(place, C);
+    Copies k_copies(k, place.b, k_stride_B, k_stride_T, copy_place, 0);
+    Copies v_copies(v, place.b, v_stride_B, v_stride_T, copy_place, 0);
+    const auto copy_round = [&](i64 round, int stage) {
+        if (round < rounds) {
+            Value* const tile = tiles + stage * 2 * kTile;
+            const int count = steps_of_round(round, T);
+            k_copies.start(tile, copy_place, count);
+            v_copies.start(tile + kTile, copy_place, count);
+            k_copies.rows.move(kRound);
+            v_copies.rows.move(kRound);
+        }
+        kgen::cp_async_commit();
+    };
+#pragma unroll
+    for (int i = 0; i < kStateStages - 1; ++i) copy_round(i, i);
+
+    const i64 own_c = place.of_column(own);
+    const bool scans = own < kColumns && own_c < C;
+    const kgen::wkv4::WholeRows states{round_states, C};
+    Sum state;
+    WholeDecay decay;
+    if (scans) decay = WholeDecay::of(decay_of(w, own_c), kSteps);
+    kgen::cp_async_wait<kStateStages - 2>();
+    kgen::sync_block();
+
+    int stage = 0, parity = 0;
+#pragma unroll 1
+    for (i64 round = 0; round < rounds; ++round, parity ^= 1) {
+        const Value* const tile = tiles + stage * 2 * kTile + segment * kSteps * kColumns + lane * kVec;
+        const Tile k_tile{tile}, v_tile{tile + kTile};
+        const int slot = parity * kSegments;
+        Segment steps;
+        Sum sums[kVec];
+        steps.weigh(sums, channel, k_tile, v_tile);
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) {
+            if (steps.apart[j])
+                sums[j] = Separate::sums(decay_of(w, column + j), k_tile, v_tile, j, kSteps);
+            slots.put(slot + segment, j * kLanes + lane, sums[j]);
+        }
+        kgen::cp_async_wait<kStateStages - 3>();
+        kgen::sync_block();  // A
+        copy_round(round + kStateStages - 1, stage == 0 ? kStateStages - 1 : stage - 1);
+        if (scans) {
+            states.put(place.b * rounds + round, own_c, state);
+            slots.go_on<kSegments, false>(state, decay, slot, own);
+            state.normalise(state.b);
+        }
+        stage = stage + 1 == kStateStages ? 0 : stage + 1;
+    }
+}
+
+KGEN_EXPORT(wkv4_round_states);
+
+extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
+wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
+              const Value* __restrict__ k,              // [B, T, C]
+              const Value* __restrict__ v,              // [B, T, C]
+              const W* __restrict__ w,                  // [C]
+              const U* __restrict__ u,                  // [C]
+              float* __restrict__ round_states,         // [B, rounds, 3, C]
+              Value* __restrict__ gk,                   // [B, T, C]
+              Value* __restrict__ gv,                   // [B, T, C]
+              float* __restrict__ gw_parts,             // [B, C]
+              float* __restrict__ gu_parts,             // [B, C]
+              i64 T, i64 C, i64 gy_stride_B, i64 gy_stride_T, i64 k_stride_B, i64 k_stride_T,
+              i64 v_stride_B, i64 v_stride_T, i64 gk_stride_B, i64 gk_stride_T, i64 gv_stride_B,
+              i64 gv_stride_T, i64 rounds) {
+    const int own = static_cast<int>(threadIdx.x);
+    const int lane = own % kLanes, segment = own / kLanes;
+    const Place place(C);
+    const i64 c = place.of_lane(lane);
+    const bool inside = c < C;          // C is a multiple of kVec
+    const i64 column = inside ? c : 0;  // a thread outside reads channels that exist
+    Value* const tiles = kgen::dynamic_smem<Value>();
+    float* const floats = reinterpret_cast<float*>(tiles + kStages * 3 * kTile);
+    const Kept kept(floats);
+    const Slots slots{floats + kSteps * Kept::kFloats};
+    const Slots gradient_slots{slots.memory + (kSegments + 1) * Slots::kFloats};
+    kgen::wkv4::AnchoredChannel channel[kVec];
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) channel[j].set(decay_of(w, column + j), kgen::to_float(u[column + j]));
+    const auto exponents = [&](int j) {  // of a channel whose keys are apart
+        kgen::wkv4::ChannelExponents found;
+        found.set(decay_of(w, column + j), kgen::to_float(u[column + j]));
+        return found;
+    };
+    // Rounds are visited from the last to the first.
+    const i64 first_step = (rounds - 1) * kRound + segment * kSteps;
+    Rows gk_rows(gk + place.b * gk_stride_B + column, first_step, gk_stride_T);
+    Rows gv_rows(gv + place.b * gv_stride_B + column, first_step, gv_stride_T);
+    const CopyPlace copy_place(place, C);
+    Copies k_copies(k, place.b, k_stride_B, k_stride_T, copy_place, rounds - 1);
+    Copies v_copies(v, place.b, v_stride_B, v_stride_T, copy_place, rounds - 1);
+    Copies gy_copies(gy, place.b, gy_stride_B, gy_stride_T, copy_place, rounds - 1);
+    const auto copy_round = [&](i64 round, int stage, int count) {
+        if (round >= 0) {
+            Value* const tile = tiles + stage * 3 * kTile;
+            k_copies.start(tile, copy_place, count);
+            v_copies.start(tile + kTile, copy_place, count);
+            gy_copies.start(tile + 2 * kTile, copy_place, count);
+            k_copies.rows.move(-kRound);
+            v_copies.rows.move(-kRound);
+            gy_copies.rows.move(-kRound);
+        }
+        kgen::cp_async_commit();
+    };
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i)
+        copy_round(rounds - 1 - i, i, i == 0 ? steps_of_round(rounds - 1, T) : kRound);
+
+    const i64 own_c = place.of_column(own);
+    const bool scans = own < kColumns && own_c < C;
+    const kgen::wkv4::WholeRows states{round_states, C};
+    const i64 first_row = place.b * rounds;
+    const Slots carried{gradient_slots.memory + kSegments * Slots::kFloats};
+    Sum before;  // the state before the round, of the thread's column
+    if (scans && rounds > 0) {
+        carried.put(0, own, Gradient{}, 0.0f);
+        const WholeDecay decay = WholeDecay::of(decay_of(w, own_c), kSteps);
+        carried.put(1, own, decay.whole, decay.factor, 0.0f);
+        before = states.get(first_row + rounds - 1, own_c);
+    }
+    const auto decay_of_segment = [&] {
+        const Gradient found = carried.gradient(1, own);
+        return WholeDecay{found.a, found.b};
+    };
+    kgen::cp_async_wait<kStages - 2>();
+    kgen::sync_block();
+
+    double gw[kVec] = {}, gu[kVec] = {};  // of the thread's segments
+    int stage = 0;
+    int count = kgen::wkv4::steps_before<kSteps>(first_step, T);
+#pragma unroll 1
+    for (int round = static_cast<int>(rounds) - 1; round >= 0; --round) {
+        const Value* const tile = tiles + stage * 3 * kTile + segment * kSteps * kColumns + lane * kVec;
+        const Tile k_tile{tile}, v_tile{tile + kTile}, gy_tile{tile + 2 * kTile};
+
+        // 1. The segment's sums.
+        Segment steps;
+        Separate separate[kVec];
+        Sum sums[kVec];
+        steps.weigh(sums, channel, k_tile, v_tile);
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) {
+            if (steps.apart[j])
+                sums[j] = Separate::sums(decay_of(w, column + j), k_tile, v_tile, j, count);
+            slots.put(segment, j * kLanes + lane, sums[j]);
+        }
+        kgen::sync_block();  // A
+        copy_round(round - (kStages - 1), stage == 0 ? kStages - 1 : stage - 1, kRound);
+
+        // 2. The states before the segments.
+        if (scans) {
+            Sum state = before;
+            slots.go_on<kSegments, true>(state, decay_of_segment(), 0, own);
+            slots.at(kSegments, own)[0] = carried.at(0, own)[2];
+            carried.at(0, own)[2] = before.exponent;
+            if (round > 0) before = states.get(first_row + round - 1, own_c);
+        }
+        kgen::sync_block();  // B
+
+        // 3. Outputs, and the sums of their gradients.
+        float next[kVec];  // the exponent of the state after the segment
+        Gradient gradients[kVec];
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) {
+            sums[j] = slots.sum(segment, j * kLanes + lane);
+            next[j] = slots.exponent(segment + 1, j * kLanes + lane);
+        }
+        steps.outputs(gradients, sums, channel, gy_tile, kept);
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) {
+            if (steps.apart[j])
+                gradients[j] =
+                    separate[j].outputs(sums[j], exponents(j), k_tile, v_tile, gy_tile, j);
+            gradient_slots.put(segment, j * kLanes + lane, gradients[j], sums[j].exponent - next[j]);
+        }
+        kgen::sync_block();  // C
+
+        // 4. The gradients after the segments.
+        if (scans) {
+            Gradient after = carried.gradient(0, own);
+            gradient_slots.go_back<kSegments>(after, decay_of_segment(), own);
+            carried.put_gradient(0, own, after);
+        }
+        kgen::cp_async_wait<kStages - 2>();
+        kgen::sync_block();  // D
+
+        // 5. Gradients, last step first.
+        float gw_round[kVec], gu_round[kVec];
+#pragma unroll
+        for (int j = 0; j < kVec; ++j)
+            gradients[j] = gradient_slots.gradient(segment, j * kLanes + lane);
+        if (inside) {
+            if (count == kSteps)
+                steps.template gradients<true>(gw_round, gu_round, gradients, next, channel, v_tile,
+                                               kept, gk_rows, gv_rows, kSteps);
+            else
+                steps.template gradients<false>(gw_round, gu_round, gradients, next, channel,
+                                                v_tile, kept, gk_rows, gv_rows, count);
+#pragma unroll
+            for (int j = 0; j < kVec; ++j) {
+                if (steps.apart[j])
+                    separate[j].gradients(gw_round[j], gu_round[j], gradients[j], next[j], v_tile,
+                                          gk_rows, gv_rows, j, count);
+                gw[j] += static_cast<double>(gw_round[j]);
+                gu[j] += static_cast<double>(gu_round[j]);
+            }
+        }
+        gk_rows.move(-kRound);
+        gv_rows.move(-kRound);
+        count = kSteps;  // all rounds but the last are whole
+        stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+
+    // The parts of gw and gu: the segments' sums, in order.
+#pragma unroll
+    for (int j = 0; j < kVec; ++j)
+        slots.put(segment, j * kLanes + lane, 0.0f, static_cast<float>(gw[j]),
+                  static_cast<float>(gu[j]));
+    kgen::sync_block();
+    if (scans) {
+        kgen::CompensatedSum gw_sum, gu_sum;
+        for (int i = 0; i < kSegments; ++i) {
+            const Sum part = slots.sum(i, own);
+            gw_sum.add(part.a);
+            gu_sum.add(part.b);
+        }
+        gw_parts[place.b * C + own_c] = gw_sum.value();
+        gu_parts[place.b * C + own_c] = gu_sum.value();
+    }
+}
+
+KGEN_EXPORT(wkv4_backward);
+
+extern "C" __global__ void __launch_bounds__(kReduceThreads)
+wkv4_backward_reduce(const W* __restrict__ w,             // [C]
+                     const float* __restrict__ gw_parts,  // [B, C]
+                     const float* __restrict__ gu_parts,  // [B, C]
+                     W* __restrict__ gw,                  // [C]
+                     U* __restrict__ gu,                  // [C]
+                     i64 B, i64 C) {
+    kgen::wkv4::reduce_batch<kForm, kReduceThreads>(w, gw_parts, gu_parts, gw, gu, B, C);
+}
+
+KGEN_EXPORT(wkv4_backward_reduce);
