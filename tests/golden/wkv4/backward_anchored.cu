@@ -1,12 +1,17 @@
 // Rendered by kgen from templates/wkv4/backward_anchored.cu.jinja
-// config: anchored(lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1)
+// config: anchored(lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1, splits=1)
 // problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
 // wkv4 backward by segments of time whose weights are relative to one anchor; see anchored_gradients.cuh. k and v are
 // read twice, gy once, and states are stored once for each round of kSegments * kSteps steps.
 //
-//   wkv4_round_states     the state before each round, the first round first; see segment_states.cuh
-//   wkv4_backward         gk, gv, and parts of gw and gu for each batch row
+//   wkv4_round_states     the state before each round, the first round first
+//   wkv4_part_gradients   the gradient by the state before each part of T but the first, of the part's outputs
+//   wkv4_backward         gk, gv, and parts of gw and gu for each batch row and part
 //   wkv4_backward_reduce  gw and gu
+//
+// Where there are few channels, T is cut into kSplits parts, each of which has blocks of its own. States of rounds are
+// then relative to the beginning of their part, and a block adds up the parts before its own, and behind it their
+// gradients. wkv4_part_gradients is for this alone; it reads k, v and gy once more.
 //
 // A block has kColumns channels of a batch row. A block of wkv4_backward takes the last round first. In a round:
 //
@@ -17,12 +22,12 @@
 //      after that segment; it keeps the gradient between rounds in registers: barrier D;
 //   5. a thread computes gk and gv, last step first, and adds up gw and gu.
 //
-// wkv4_round_states does 1 and 2 alone, the first round first, with one barrier a round.
+// wkv4_round_states does 1 and 2 alone, the first round first, with one barrier a round; wkv4_part_gradients 1 to 4.
 //
 // Shared memory (dynamic) of wkv4_backward: kStages tiles of k, v and gy, Value [3][kRound][kColumns] each, which rounds
 // use in turn; float [kSteps][kThreads][2 * kVec], the states before steps; float [kSegments + 1][kColumns][4], the
-// slots of states, the last one for the exponent after the round; float [kSegments][kColumns][4], those of gradients; float [2][kColumns][4],
-// the gradient after the round with the exponent of the state there, and the decay of a segment.
+// slots of states, the last one for the exponent after the round; float [kSegments][kColumns][4], those of gradients; float [3][kColumns][4],
+// the gradient after the round with the exponent of the state there, the decay of a segment, the state before the part.
 // Of wkv4_round_states: kStateStages tiles of k and v, then two sets of slots of sums, which rounds alternate between.
 //
 // Tiles: copies to the tile of the round before begin after A, which follows the last use of that tile. They have
@@ -50,6 +55,7 @@ constexpr int kSegments = 8;  // segments of a round, a row of threads each
 constexpr int kSteps = 8;        // of a segment
 constexpr int kStages = true ? 3 : 2;  // tiles of k, v and gy: copies begin 1.5 rounds before their use, or 0.5
 constexpr int kStateStages = kStages + 1;     // of wkv4_round_states, which has one barrier a round
+constexpr int kSplits = 1;      // parts of T, at most
 constexpr int kMinBlocks = 1;
 constexpr int kThreads = kLanes * kSegments;
 constexpr int kColumns = kLanes * kVec;
@@ -61,7 +67,8 @@ using Gradient = kgen::wkv4::StateGradient;
 using Slots = kgen::wkv4::QuadSlots<kColumns>;
 using Rows = kgen::wkv4::ByteRows<Value>;
 using Tile = kgen::wkv4::StepTile<Value, kVec, kColumns>;
-using Kept = kgen::wkv4::KeptStates<kVec, kThreads>;
+template <bool Keep>
+using Kept = kgen::wkv4::KeptStates<kVec, kThreads, Keep>;
 using Segment = kgen::wkv4::AnchoredSegment<Value, kVec, kSteps, Tile>;
 using Separate = kgen::wkv4::SeparateSteps<kSteps>;
 
@@ -80,14 +87,25 @@ static_assert(!kgen::kPresent<kgen::none> && !kgen::kPresent<kgen::none>,
               "no states from or to memory");
 
 // The place of a thread's channels, or of a column of shared memory: channel column / kLanes of lane column % kLanes.
+// Also the rounds of the block's part of T.
 struct Place {
-    i64 c, b;
+    i64 c, b, split;
+    i64 first = 0, end;  // rounds
 
-    KGEN_DEVICE explicit Place(i64 C) {
+    // `skipped`: parts of a batch row that have no block.
+    KGEN_DEVICE Place(i64 C, i64 rounds, i64 split_steps, i64 split_count, int skipped) {
         const kgen::u32 tiles =
             static_cast<kgen::u32>(kgen::ceil_div(C, static_cast<i64>(kColumns)));
-        b = blockIdx.x / tiles;
+        const kgen::u32 row = blockIdx.x / tiles;
         c = static_cast<i64>(blockIdx.x % tiles) * kColumns;
+        b = row, split = 0, end = rounds;
+        if constexpr (kSplits > 1) {
+            const kgen::u32 blocks = static_cast<kgen::u32>(split_count) - skipped;
+            b = row / blocks;
+            split = row % blocks + skipped;
+            first = split * (split_steps / kRound);
+            end = kgen::min(rounds, first + split_steps / kRound);
+        }
     }
     KGEN_DEVICE i64 of_lane(int lane) const { return c + lane * kVec; }
     KGEN_DEVICE i64 of_column(int column) const {
@@ -136,124 +154,78 @@ KGEN_DEVICE float decay_of(const W* w, i64 c) {
     return kgen::wkv4::log_decay<kForm>(kgen::to_float(w[c]));
 }
 
-}  // namespace
+struct Arguments {
+    const Value *gy, *k, *v;
+    const W* w;
+    const U* u;
+    float *round_states, *part_states, *part_gradients;
+    Value *gk, *gv;
+    float *gw_parts, *gu_parts;
+    i64 T, C, gy_stride_B, gy_stride_T, k_stride_B, k_stride_T, v_stride_B, v_stride_T, gk_stride_B, gk_stride_T,
+        gv_stride_B, gv_stride_T, rounds, split_steps, split_count;
+};
 
-extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
-wkv4_round_states(const Value* __restrict__ k,       // [B, T, C]
-                  const Value* __restrict__ v,       // [B, T, C]
-                  const W* __restrict__ w,           // [C]
-                  const U* __restrict__ u,           // [C]
-                  float* __restrict__ round_states,  // [B, rounds, 3, C]
-                  i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
-                  i64 rounds) {
-    const int own = static_cast<int>(threadIdx.x);
-    const int lane = own % kLanes, segment = own / kLanes;
-    const Place place(C);
-    const i64 c = place.of_lane(lane), column = c < C ? c : 0;
-    Value* const tiles = kgen::dynamic_smem<Value>();
-    const Slots slots{reinterpret_cast<float*>(tiles + kStateStages * 2 * kTile)};
-    kgen::wkv4::AnchoredChannel channel[kVec];
-#pragma unroll
-    for (int j = 0; j < kVec; ++j) channel[j].set(decay_of(w, column + j), kgen::to_float(u[column + j]));
-
-    const CopyPlace copy_place(place, C);
-    Copies k_copies(k, place.b, k_stride_B, k_stride_T, copy_place, 0);
-    Copies v_copies(v, place.b, v_stride_B, v_stride_T, copy_place, 0);
-    const auto copy_round = [&](i64 round, int stage) {
-        if (round < rounds) {
-            Value* const tile = tiles + stage * 2 * kTile;
-            const int count = steps_of_round(round, T);
-            k_copies.start(tile, copy_place, count);
-            v_copies.start(tile + kTile, copy_place, count);
-            k_copies.rows.move(kRound);
-            v_copies.rows.move(kRound);
+// What a channel's thread carries into its part: the state before it, and with `Stores` the gradient after it.
+template <bool Stores>
+KGEN_DEVICE void carry_parts(const Arguments& x, const Place& place, const Slots& carried,
+                             float log_decay, int own, i64 own_c) {
+    Gradient after;
+    float exponent = 0.0f;  // of the state where `after` is
+    if constexpr (kSplits > 1) {
+        const WholeDecay decay = WholeDecay::of(log_decay, x.split_steps);
+        const kgen::wkv4::WholeRows states{x.part_states, x.C}, gradients{x.part_gradients, x.C};
+        const i64 row = place.b * x.split_count;
+        Sum before;
+#pragma unroll 4
+        for (i64 i = 0; i < place.split; ++i) {
+            before.append(decay, states.get(row + i, own_c));
+            before.normalise(before.b);
         }
-        kgen::cp_async_commit();
-    };
-#pragma unroll
-    for (int i = 0; i < kStateStages - 1; ++i) copy_round(i, i);
-
-    const i64 own_c = place.of_column(own);
-    const bool scans = own < kColumns && own_c < C;
-    const kgen::wkv4::WholeRows states{round_states, C};
-    Sum state;
-    WholeDecay decay;
-    if (scans) decay = WholeDecay::of(decay_of(w, own_c), kSteps);
-    kgen::cp_async_wait<kStateStages - 2>();
-    kgen::sync_block();
-
-    int stage = 0, parity = 0;
-#pragma unroll 1
-    for (i64 round = 0; round < rounds; ++round, parity ^= 1) {
-        const Value* const tile = tiles + stage * 2 * kTile + segment * kSteps * kColumns + lane * kVec;
-        const Tile k_tile{tile}, v_tile{tile + kTile};
-        const int slot = parity * kSegments;
-        Segment steps;
-        Sum sums[kVec];
-        steps.weigh(sums, channel, k_tile, v_tile);
-#pragma unroll
-        for (int j = 0; j < kVec; ++j) {
-            if (steps.apart[j])
-                sums[j] = Separate::sums(decay_of(w, column + j), k_tile, v_tile, j, kSteps);
-            slots.put(slot + segment, j * kLanes + lane, sums[j]);
+        carried.put(2, own, before);
+        if constexpr (Stores) {
+#pragma unroll 4
+            for (i64 i = x.split_count - 1; i > place.split; --i) {
+                const Sum found = gradients.get(row + i, own_c);
+                after.prepend(decay, found.exponent - exponent, {found.a, found.b});
+                exponent = found.exponent;
+            }
         }
-        kgen::cp_async_wait<kStateStages - 3>();
-        kgen::sync_block();  // A
-        copy_round(round + kStateStages - 1, stage == 0 ? kStateStages - 1 : stage - 1);
-        if (scans) {
-            states.put(place.b * rounds + round, own_c, state);
-            slots.go_on<kSegments, false>(state, decay, slot, own);
-            state.normalise(state.b);
-        }
-        stage = stage + 1 == kStateStages ? 0 : stage + 1;
     }
+    carried.put(0, own, after, exponent);
 }
 
-KGEN_EXPORT(wkv4_round_states);
-
-extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
-wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
-              const Value* __restrict__ k,              // [B, T, C]
-              const Value* __restrict__ v,              // [B, T, C]
-              const W* __restrict__ w,                  // [C]
-              const U* __restrict__ u,                  // [C]
-              float* __restrict__ round_states,         // [B, rounds, 3, C]
-              Value* __restrict__ gk,                   // [B, T, C]
-              Value* __restrict__ gv,                   // [B, T, C]
-              float* __restrict__ gw_parts,             // [B, C]
-              float* __restrict__ gu_parts,             // [B, C]
-              i64 T, i64 C, i64 gy_stride_B, i64 gy_stride_T, i64 k_stride_B, i64 k_stride_T,
-              i64 v_stride_B, i64 v_stride_T, i64 gk_stride_B, i64 gk_stride_T, i64 gv_stride_B,
-              i64 gv_stride_T, i64 rounds) {
+// A block's part of T. `Stores`: gk, gv, gw and gu; else the gradient before the part of its own outputs.
+template <bool Stores>
+KGEN_DEVICE void take_part(const Arguments& x) {
     const int own = static_cast<int>(threadIdx.x);
     const int lane = own % kLanes, segment = own / kLanes;
-    const Place place(C);
+    const Place place(x.C, x.rounds, x.split_steps, x.split_count, Stores ? 0 : 1);
     const i64 c = place.of_lane(lane);
-    const bool inside = c < C;          // C is a multiple of kVec
+    const bool inside = c < x.C;          // C is a multiple of kVec
     const i64 column = inside ? c : 0;  // a thread outside reads channels that exist
     Value* const tiles = kgen::dynamic_smem<Value>();
     float* const floats = reinterpret_cast<float*>(tiles + kStages * 3 * kTile);
-    const Kept kept(floats);
-    const Slots slots{floats + kSteps * Kept::kFloats};
+    const Kept<Stores> kept(floats);
+    const Slots slots{floats + kSteps * Kept<true>::kFloats};
     const Slots gradient_slots{slots.memory + (kSegments + 1) * Slots::kFloats};
     kgen::wkv4::AnchoredChannel channel[kVec];
 #pragma unroll
-    for (int j = 0; j < kVec; ++j) channel[j].set(decay_of(w, column + j), kgen::to_float(u[column + j]));
+    for (int j = 0; j < kVec; ++j) channel[j].set(decay_of(x.w, column + j), kgen::to_float(x.u[column + j]));
     const auto exponents = [&](int j) {  // of a channel whose keys are apart
         kgen::wkv4::ChannelExponents found;
-        found.set(decay_of(w, column + j), kgen::to_float(u[column + j]));
+        found.set(decay_of(x.w, column + j), kgen::to_float(x.u[column + j]));
         return found;
     };
     // Rounds are visited from the last to the first.
-    const i64 first_step = (rounds - 1) * kRound + segment * kSteps;
-    Rows gk_rows(gk + place.b * gk_stride_B + column, first_step, gk_stride_T);
-    Rows gv_rows(gv + place.b * gv_stride_B + column, first_step, gv_stride_T);
-    const CopyPlace copy_place(place, C);
-    Copies k_copies(k, place.b, k_stride_B, k_stride_T, copy_place, rounds - 1);
-    Copies v_copies(v, place.b, v_stride_B, v_stride_T, copy_place, rounds - 1);
-    Copies gy_copies(gy, place.b, gy_stride_B, gy_stride_T, copy_place, rounds - 1);
+    const i64 first_step = (place.end - 1) * kRound + segment * kSteps;
+    Rows gk_rows(x.gk + place.b * x.gk_stride_B + column, first_step, x.gk_stride_T);
+    Rows gv_rows(x.gv + place.b * x.gv_stride_B + column, first_step, x.gv_stride_T);
+    const CopyPlace copy_place(place, x.C);
+    Copies k_copies(x.k, place.b, x.k_stride_B, x.k_stride_T, copy_place, place.end - 1);
+    Copies v_copies(x.v, place.b, x.v_stride_B, x.v_stride_T, copy_place, place.end - 1);
+    Copies gy_copies(x.gy, place.b, x.gy_stride_B, x.gy_stride_T, copy_place, place.end - 1);
     const auto copy_round = [&](i64 round, int stage, int count) {
-        if (round >= 0) {
+        if (round >= place.first) {
             Value* const tile = tiles + stage * 3 * kTile;
             k_copies.start(tile, copy_place, count);
             v_copies.start(tile + kTile, copy_place, count);
@@ -266,19 +238,20 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
     };
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i)
-        copy_round(rounds - 1 - i, i, i == 0 ? steps_of_round(rounds - 1, T) : kRound);
+        copy_round(place.end - 1 - i, i, i == 0 ? steps_of_round(place.end - 1, x.T) : kRound);
 
     const i64 own_c = place.of_column(own);
-    const bool scans = own < kColumns && own_c < C;
-    const kgen::wkv4::WholeRows states{round_states, C};
-    const i64 first_row = place.b * rounds;
+    const bool scans = own < kColumns && own_c < x.C;
+    const kgen::wkv4::WholeRows states{x.round_states, x.C};
+    const i64 first_row = place.b * x.rounds;
     const Slots carried{gradient_slots.memory + kSegments * Slots::kFloats};
-    Sum before;  // the state before the round, of the thread's column
-    if (scans && rounds > 0) {
-        carried.put(0, own, Gradient{}, 0.0f);
-        const WholeDecay decay = WholeDecay::of(decay_of(w, own_c), kSteps);
-        carried.put(1, own, decay.whole, decay.factor, 0.0f);
-        before = states.get(first_row + rounds - 1, own_c);
+    Sum loaded;  // the state before the round, of the thread's column, from the part's beginning on
+    if (scans && place.end > place.first) {
+        const float log_decay = decay_of(x.w, own_c);
+        const WholeDecay decay = WholeDecay::of(log_decay, kSteps);
+        carried.put(1, own, decay.whole, decay.factor, log_decay);
+        carry_parts<Stores>(x, place, carried, log_decay, own, own_c);
+        loaded = states.get(first_row + place.end - 1, own_c);
     }
     const auto decay_of_segment = [&] {
         const Gradient found = carried.gradient(1, own);
@@ -289,9 +262,9 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
 
     double gw[kVec] = {}, gu[kVec] = {};  // of the thread's segments
     int stage = 0;
-    int count = kgen::wkv4::steps_before<kSteps>(first_step, T);
+    int count = kgen::wkv4::steps_before<kSteps>(first_step, x.T);
 #pragma unroll 1
-    for (int round = static_cast<int>(rounds) - 1; round >= 0; --round) {
+    for (int round = static_cast<int>(place.end) - 1; round >= place.first; --round) {
         const Value* const tile = tiles + stage * 3 * kTile + segment * kSteps * kColumns + lane * kVec;
         const Tile k_tile{tile}, v_tile{tile + kTile}, gy_tile{tile + 2 * kTile};
 
@@ -303,7 +276,7 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
 #pragma unroll
         for (int j = 0; j < kVec; ++j) {
             if (steps.apart[j])
-                sums[j] = Separate::sums(decay_of(w, column + j), k_tile, v_tile, j, count);
+                sums[j] = Separate::sums(decay_of(x.w, column + j), k_tile, v_tile, j, count);
             slots.put(segment, j * kLanes + lane, sums[j]);
         }
         kgen::sync_block();  // A
@@ -311,11 +284,18 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
 
         // 2. The states before the segments.
         if (scans) {
-            Sum state = before;
+            Sum state = loaded;
+            if constexpr (kSplits > 1) {
+                state = carried.sum(2, own);
+                const i64 before = (round - place.first) * kRound;
+                state.append(WholeDecay::of(carried.at(1, own)[2], before), loaded);
+                state.normalise(state.b);
+            }
+            const float exponent = state.exponent;
             slots.go_on<kSegments, true>(state, decay_of_segment(), 0, own);
             slots.at(kSegments, own)[0] = carried.at(0, own)[2];
-            carried.at(0, own)[2] = before.exponent;
-            if (round > 0) before = states.get(first_row + round - 1, own_c);
+            carried.at(0, own)[2] = exponent;
+            if (round > place.first) loaded = states.get(first_row + round - 1, own_c);
         }
         kgen::sync_block();  // B
 
@@ -346,25 +326,27 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
         kgen::cp_async_wait<kStages - 2>();
         kgen::sync_block();  // D
 
-        // 5. Gradients, last step first.
-        float gw_round[kVec], gu_round[kVec];
+        if constexpr (Stores) {
+            // 5. Gradients, last step first.
+            float gw_round[kVec], gu_round[kVec];
 #pragma unroll
-        for (int j = 0; j < kVec; ++j)
-            gradients[j] = gradient_slots.gradient(segment, j * kLanes + lane);
-        if (inside) {
-            if (count == kSteps)
-                steps.template gradients<true>(gw_round, gu_round, gradients, next, channel, v_tile,
-                                               kept, gk_rows, gv_rows, kSteps);
-            else
-                steps.template gradients<false>(gw_round, gu_round, gradients, next, channel,
-                                                v_tile, kept, gk_rows, gv_rows, count);
+            for (int j = 0; j < kVec; ++j)
+                gradients[j] = gradient_slots.gradient(segment, j * kLanes + lane);
+            if (inside) {
+                if (count == kSteps)
+                    steps.template gradients<true>(gw_round, gu_round, gradients, next, channel, v_tile,
+                                                   kept, gk_rows, gv_rows, kSteps);
+                else
+                    steps.template gradients<false>(gw_round, gu_round, gradients, next, channel,
+                                                    v_tile, kept, gk_rows, gv_rows, count);
 #pragma unroll
-            for (int j = 0; j < kVec; ++j) {
-                if (steps.apart[j])
-                    separate[j].gradients(gw_round[j], gu_round[j], gradients[j], next[j], v_tile,
-                                          gk_rows, gv_rows, j, count);
-                gw[j] += static_cast<double>(gw_round[j]);
-                gu[j] += static_cast<double>(gu_round[j]);
+                for (int j = 0; j < kVec; ++j) {
+                    if (steps.apart[j])
+                        separate[j].gradients(gw_round[j], gu_round[j], gradients[j], next[j], v_tile,
+                                              gk_rows, gv_rows, j, count);
+                    gw[j] += static_cast<double>(gw_round[j]);
+                    gu[j] += static_cast<double>(gu_round[j]);
+                }
             }
         }
         gk_rows.move(-kRound);
@@ -373,6 +355,15 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
         stage = stage + 1 == kStages ? 0 : stage + 1;
     }
 
+    if constexpr (!Stores) {
+        if (scans) {
+            const Gradient after = carried.gradient(0, own);
+            const Sum found{carried.at(0, own)[2], after.a, after.b};
+            kgen::wkv4::WholeRows{x.part_gradients, x.C}.put(
+                place.b * x.split_count + place.split, own_c, found);
+        }
+        return;
+    }
     // The parts of gw and gu: the segments' sums, in order.
 #pragma unroll
     for (int j = 0; j < kVec; ++j)
@@ -386,21 +377,141 @@ wkv4_backward(const Value* __restrict__ gy,             // [B, T, C]
             gw_sum.add(part.a);
             gu_sum.add(part.b);
         }
-        gw_parts[place.b * C + own_c] = gw_sum.value();
-        gu_parts[place.b * C + own_c] = gu_sum.value();
+        const i64 row = place.b * x.split_count + place.split;
+        x.gw_parts[row * x.C + own_c] = gw_sum.value();
+        x.gu_parts[row * x.C + own_c] = gu_sum.value();
     }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
+wkv4_round_states(const Value* __restrict__ k,       // [B, T, C]
+                  const Value* __restrict__ v,       // [B, T, C]
+                  const W* __restrict__ w,           // [C]
+                  const U* __restrict__ u,           // [C]
+                  float* __restrict__ round_states,  // [B, rounds, 3, C]
+                  float* __restrict__ part_states,   // [B, split_count, 3, C]: the parts' sums
+                  i64 T, i64 C, i64 k_stride_B, i64 k_stride_T, i64 v_stride_B, i64 v_stride_T,
+                  i64 rounds, i64 split_steps, i64 split_count) {
+    const int own = static_cast<int>(threadIdx.x);
+    const int lane = own % kLanes, segment = own / kLanes;
+    const Place place(C, rounds, split_steps, split_count, 0);
+    const i64 c = place.of_lane(lane), column = c < C ? c : 0;
+    Value* const tiles = kgen::dynamic_smem<Value>();
+    const Slots slots{reinterpret_cast<float*>(tiles + kStateStages * 2 * kTile)};
+    kgen::wkv4::AnchoredChannel channel[kVec];
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) channel[j].set(decay_of(w, column + j), kgen::to_float(u[column + j]));
+
+    const CopyPlace copy_place(place, C);
+    Copies k_copies(k, place.b, k_stride_B, k_stride_T, copy_place, place.first);
+    Copies v_copies(v, place.b, v_stride_B, v_stride_T, copy_place, place.first);
+    const auto copy_round = [&](i64 round, int stage) {
+        if (round < place.end) {
+            Value* const tile = tiles + stage * 2 * kTile;
+            const int count = steps_of_round(round, T);
+            k_copies.start(tile, copy_place, count);
+            v_copies.start(tile + kTile, copy_place, count);
+            k_copies.rows.move(kRound);
+            v_copies.rows.move(kRound);
+        }
+        kgen::cp_async_commit();
+    };
+#pragma unroll
+    for (int i = 0; i < kStateStages - 1; ++i) copy_round(place.first + i, i);
+
+    const i64 own_c = place.of_column(own);
+    const bool scans = own < kColumns && own_c < C;
+    const kgen::wkv4::WholeRows states{round_states, C};
+    Sum state;
+    WholeDecay decay;
+    if (scans) decay = WholeDecay::of(decay_of(w, own_c), kSteps);
+    kgen::cp_async_wait<kStateStages - 2>();
+    kgen::sync_block();
+
+    int stage = 0, parity = 0;
+#pragma unroll 1
+    for (i64 round = place.first; round < place.end; ++round, parity ^= 1) {
+        const Value* const tile = tiles + stage * 2 * kTile + segment * kSteps * kColumns + lane * kVec;
+        const Tile k_tile{tile}, v_tile{tile + kTile};
+        const int slot = parity * kSegments;
+        Segment steps;
+        Sum sums[kVec];
+        steps.weigh(sums, channel, k_tile, v_tile);
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) {
+            if (steps.apart[j])
+                sums[j] = Separate::sums(decay_of(w, column + j), k_tile, v_tile, j, kSteps);
+            slots.put(slot + segment, j * kLanes + lane, sums[j]);
+        }
+        kgen::cp_async_wait<kStateStages - 3>();
+        kgen::sync_block();  // A
+        copy_round(round + kStateStages - 1, stage == 0 ? kStateStages - 1 : stage - 1);
+        if (scans) {
+            states.put(place.b * rounds + round, own_c, state);
+            slots.go_on<kSegments, false>(state, decay, slot, own);
+            state.normalise(state.b);
+        }
+        stage = stage + 1 == kStateStages ? 0 : stage + 1;
+    }
+    if (kSplits > 1 && scans)
+        kgen::wkv4::WholeRows{part_states, C}.put(place.b * split_count + place.split, own_c, state);
+}
+
+KGEN_EXPORT(wkv4_round_states);
+
+extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
+wkv4_part_gradients(const Value* __restrict__ gy,         // [B, T, C]
+                    const Value* __restrict__ k,          // [B, T, C]
+                    const Value* __restrict__ v,          // [B, T, C]
+                    const W* __restrict__ w,              // [C]
+                    const U* __restrict__ u,              // [C]
+                    float* __restrict__ round_states,     // [B, rounds, 3, C]
+                    float* __restrict__ part_states,      // [B, split_count, 3, C]
+                    float* __restrict__ part_gradients,   // [B, split_count, 3, C]: exponent, a, b
+                    i64 T, i64 C, i64 gy_stride_B, i64 gy_stride_T, i64 k_stride_B, i64 k_stride_T,
+                    i64 v_stride_B, i64 v_stride_T, i64 rounds, i64 split_steps, i64 split_count) {
+    take_part<false>({gy, k, v, w, u, round_states, part_states, part_gradients, nullptr, nullptr,
+                      nullptr, nullptr, T, C, gy_stride_B, gy_stride_T, k_stride_B, k_stride_T,
+                      v_stride_B, v_stride_T, 0, 0, 0, 0, rounds, split_steps, split_count});
+}
+
+KGEN_EXPORT(wkv4_part_gradients);
+
+extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
+wkv4_backward(const Value* __restrict__ gy,         // [B, T, C]
+              const Value* __restrict__ k,          // [B, T, C]
+              const Value* __restrict__ v,          // [B, T, C]
+              const W* __restrict__ w,              // [C]
+              const U* __restrict__ u,              // [C]
+              float* __restrict__ round_states,     // [B, rounds, 3, C]
+              float* __restrict__ part_states,      // [B, split_count, 3, C]
+              float* __restrict__ part_gradients,   // [B, split_count, 3, C]
+              Value* __restrict__ gk,               // [B, T, C]
+              Value* __restrict__ gv,               // [B, T, C]
+              float* __restrict__ gw_parts,         // [B, split_count, C]
+              float* __restrict__ gu_parts,         // [B, split_count, C]
+              i64 T, i64 C, i64 gy_stride_B, i64 gy_stride_T, i64 k_stride_B, i64 k_stride_T,
+              i64 v_stride_B, i64 v_stride_T, i64 gk_stride_B, i64 gk_stride_T, i64 gv_stride_B,
+              i64 gv_stride_T, i64 rounds, i64 split_steps, i64 split_count) {
+    take_part<true>({gy, k, v, w, u, round_states, part_states, part_gradients, gk, gv, gw_parts,
+                     gu_parts, T, C, gy_stride_B, gy_stride_T, k_stride_B, k_stride_T, v_stride_B,
+                     v_stride_T, gk_stride_B, gk_stride_T, gv_stride_B, gv_stride_T, rounds,
+                     split_steps, split_count});
 }
 
 KGEN_EXPORT(wkv4_backward);
 
 extern "C" __global__ void __launch_bounds__(kReduceThreads)
 wkv4_backward_reduce(const W* __restrict__ w,             // [C]
-                     const float* __restrict__ gw_parts,  // [B, C]
-                     const float* __restrict__ gu_parts,  // [B, C]
+                     const float* __restrict__ gw_parts,  // [B, split_count, C]
+                     const float* __restrict__ gu_parts,  // [B, split_count, C]
                      W* __restrict__ gw,                  // [C]
                      U* __restrict__ gu,                  // [C]
-                     i64 B, i64 C) {
-    kgen::wkv4::reduce_batch<kForm, kReduceThreads>(w, gw_parts, gu_parts, gw, gu, B, C);
+                     i64 B, i64 C, i64 split_count) {
+    kgen::wkv4::reduce_batch<kForm, kReduceThreads>(w, gw_parts, gu_parts, gw, gu, B * split_count,
+                                                    C);
 }
 
 KGEN_EXPORT(wkv4_backward_reduce);

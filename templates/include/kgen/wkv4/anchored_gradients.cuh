@@ -127,16 +127,15 @@ struct QuadSlots {
 #pragma unroll
         for (int i = Segments - 1; i >= 0; --i) {
             const auto own = *reinterpret_cast<const Vec<float, 4>*>(at(i, column));
-            const float kept = fast_exp2(smaller(own[2] + decay.whole, 126.0f)) * decay.factor;
             put_gradient(i, column, after);
-            after.a = fma(kept, after.a, own[0]);
-            after.b = fma(kept, after.b, own[1]);
+            after.prepend(decay, own[2], {own[0], own[1]});
         }
     }
 };
 
-// The states before a thread's steps in shared memory, where they take no registers: 2 * Width floats a step.
-template <int Width, int Threads>
+// The states before a thread's steps in shared memory, where they take no registers: 2 * Width floats a step. Without
+// `Keep` they are not wanted.
+template <int Width, int Threads, bool Keep>
 struct KeptStates {
     static constexpr int kPiece = Width == 1 ? 2 : 4;  // floats of one access
     static constexpr int kPieces = 2 * Width / kPiece;
@@ -147,6 +146,7 @@ struct KeptStates {
     KGEN_DEVICE explicit KeptStates(float* memory)
         : own(memory + static_cast<int>(threadIdx.x) * kPiece) {}
     KGEN_DEVICE void put(int i, const float (&a)[Width], const float (&b)[Width]) const {
+        if (!Keep) return;
         float values[2 * Width];
 #pragma unroll
         for (int j = 0; j < Width; ++j) values[j] = a[j], values[Width + j] = b[j];

@@ -93,6 +93,13 @@ struct StateGradient {
         a = fma(step.forget, a, step.r);
         b = fma(step.forget, b, -step.r * step.y);
     }
+    // Becomes the gradient before a segment, whose own sum is `sum` and for which `change` is the exponent of the state
+    // before it, less that of the state after it.
+    KGEN_DEVICE void prepend(const WholeDecay& decay, float change, const StateGradient& sum) {
+        const float kept = fast_exp2(smaller(change + decay.whole, 126.0f)) * decay.factor;
+        a = fma(kept, a, sum.a);
+        b = fma(kept, b, sum.b);
+    }
 };
 
 // gk and gv of a step, from the gradient after the step. gw and gu are added to.
@@ -145,10 +152,8 @@ struct GradientSlots {
                              int column) const {
         const StateGradient sum = gradient(slot, column);
         const float change = at(slot, column)[2 * Columns];
-        const float kept = fast_exp2(smaller(change + decay.whole, 126.0f)) * decay.factor;
         put_gradient(slot, column, after);
-        after.a = fma(kept, after.a, sum.a);
-        after.b = fma(kept, after.b, sum.b);
+        after.prepend(decay, change, sum);
     }
 };
 
