@@ -1,8 +1,8 @@
-"""wkv4's backward anchored: segments with a common anchor, and segments whose keys are too far apart.
+"""wkv4's backward anchored: segments with a common anchor, segments whose keys are too far apart.
 
 `test_host.py` draws configs of all parameters; here each dtype and form of w, a last round that is
-not whole, a tile that is not, and parts of T have this variant. Input sets `large_keys` and `nonfinite` take the
-steps of most segments one by one.
+not whole, a tile that is not, and parts of T have this variant. The input sets `large_keys` and
+`nonfinite` take the steps of most segments one by one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from kgen.model.config import Value
 from kgen.model.problem import parse_problem
 
 CONFIG: dict[str, Value] = {
-    "lanes": 8, "vec": 2, "segments": 4, "steps": 8, "prefetch": False, "min_blocks": 1, "splits": 1,
+    "lanes": 8, "vec": 2, "segments": 4, "steps": 8, "prefetch": False, "min_blocks": 1,
+    "splits": 1,
 }  # fmt: skip
 CASES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("B=2,T=90,C=12,dtype=fp32", {}),

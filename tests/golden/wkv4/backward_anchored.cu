@@ -9,8 +9,8 @@
 //   wkv4_backward         gk, gv, and parts of gw and gu for each batch row and part
 //   wkv4_backward_reduce  gw and gu
 //
-// Where there are few channels, T is cut into kSplits parts, each of which has blocks of its own. States of rounds are
-// then relative to the beginning of their part, and a block adds up the parts before its own, and behind it their
+// Where there are few channels, T is cut into kSplits parts, each of which has blocks of its own. States of rounds
+// are then relative to the beginning of their part, and a block adds up the parts before its own, and behind it their
 // gradients. wkv4_part_gradients is for this alone; it reads k, v and gy once more.
 //
 // A block has kColumns channels of a batch row. A block of wkv4_backward takes the last round first. In a round:
@@ -19,23 +19,24 @@
 //   2. one thread for each channel goes through the segments' sums and replaces each by the state before it: barrier B;
 //   3. a thread computes the outputs of its segment, and the sum of the gradients by the state before it: barrier C;
 //   4. one thread for each channel goes through these sums, the last segment first, and replaces each by the gradient
-//      after that segment; it keeps the gradient between rounds in registers: barrier D;
+//      after that segment: barrier D;
 //   5. a thread computes gk and gv, last step first, and adds up gw and gu.
 //
 // wkv4_round_states does 1 and 2 alone, the first round first, with one barrier a round; wkv4_part_gradients 1 to 4.
 //
-// Shared memory (dynamic) of wkv4_backward: kStages tiles of k, v and gy, Value [3][kRound][kColumns] each, which rounds
+// Shared memory (dynamic) of wkv4_backward: Value [kStages][3][kRound][kColumns], tiles of k, v and gy, which rounds
 // use in turn; float [kSteps][kThreads][2 * kVec], the states before steps; float [kSegments + 1][kColumns][4], the
-// slots of states, the last one for the exponent after the round; float [kSegments][kColumns][4], those of gradients; float [3][kColumns][4],
-// the gradient after the round with the exponent of the state there, the decay of a segment, the state before the part.
-// Of wkv4_round_states: kStateStages tiles of k and v, then two sets of slots of sums, which rounds alternate between.
+// slots of states, the last one for the exponent after the round; float [kSegments][kColumns][4], those of gradients;
+// float [3][kColumns][4]: the gradient after the round with the exponent of the state there, the decay of a segment,
+// the state before the part. Of wkv4_round_states: kStateStages tiles of k and v, then two sets of slots of sums,
+// which rounds alternate between.
 //
 // Tiles: copies to the tile of the round before begin after A, which follows the last use of that tile. They have
 // arrived for their thread before D (in wkv4_round_states A) of the round before their own, for all threads after it.
-// Slots: a thread uses its own alone, but for the exponent of the next segment's state, which it reads between B and C.
-// The channels' threads use all slots of states between A and B, and all slots of gradients between C and D. In
-// wkv4_round_states a thread that writes a slot in round r + 2 has passed A of round r + 1, which the channel's thread
-// reaches after its reads of round r.
+// Slots: a thread uses its own alone, but for the exponent of the next segment's state, which it reads between B and
+// C. The channels' threads use all slots of states between A and B, and all slots of gradients between C and D. In
+// wkv4_round_states a thread that writes a slot in round r + 2 has passed A of round r + 1, which the channel's
+// thread reaches after its reads of round r.
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/cp_async.cuh"
 #include "kgen/wkv4/anchored_gradients.cuh"

@@ -2,22 +2,22 @@
 //
 //     weight = 2^(log2e k - anchor)      a <- e^w a + weight v      b <- e^w b + weight
 //
-// States within the segment have the unit 2^anchor, gradients by them 2^-anchor. The decay of a step is then a constant
-// of the channel, and a step takes one exponential and one reciprocal:
+// States within the segment have the unit 2^anchor, gradients by them 2^-anchor. The decay of a step is then a
+// constant of the channel, and a step takes one exponential and one reciprocal:
 //
 //     y = (a + e^u weight v) / (b + e^u weight)      r = gy / (b + e^u weight)       own = e^u r (v - y)
 //     gv = weight (ga + e^u r)                       gk = weight (v ga + gb + own)   gw = sum of a ga + b gb, times e^w
 //     ga <- e^w ga + r                               gb <- e^w gb - r y              gu = sum of weight own
 //
 // The anchor is the largest exponent of a step, its bonus counted. Where exponents are more than kNear apart it is
-// lower, so that the smallest weights are normal numbers and gradients in units of 2^-anchor do not overflow, and where
-// they are more than kFar apart, or keys are infinite or all NaN, the channel is `apart`: its steps are taken one by one
-// (SeparateSteps), with the same sums and states between segments. What else is computed for such a channel is a number
-// without a meaning, and is not used.
+// lower, so that the smallest weights are normal numbers and gradients in units of 2^-anchor do not overflow. Where
+// they are more than kFar apart, or keys are infinite or all NaN, the channel is `apart`: its steps are taken one by
+// one (SeparateSteps), with the same sums and states between segments. What else is computed for such a channel is a
+// number without a meaning, and is not used.
 //
-// A state before the segment that outweighs the anchor by more than 2^kMostState moves the anchor up: weights that then
-// underflow are too small to count. Where the decay of a segment is so strong that they may count at its end, the
-// channel is apart, too. A state that is smaller than all weights is 0.
+// A state before the segment that outweighs the anchor by more than 2^kMostState moves the anchor up: weights that
+// then underflow are too small to count. Where the decay of a segment is so strong that they may count at its end,
+// the channel is apart, too. A state that is smaller than all weights is 0.
 #pragma once
 
 #include "kgen/wkv4/weighted_gradients.cuh"

@@ -79,8 +79,8 @@ struct ChunkBuffers {
     }
     KGEN_DEVICE float* bonus() const { return floats() + kDecaySlots * kRow; }
     KGEN_DEVICE float* step_decay() const { return bonus() + kRow; }
-    // Of a power of the first key. The eight lanes that read at once have powers which differ by 1 or 2, bit 0 or bit 1,
-    // and the same keys: their rows are 64 bytes apart, so that they meet no bank conflicts.
+    // Of a power of the first key. The eight lanes that read at once have two powers, which differ by 1 or 2, and the
+    // same keys: rows of such powers are 64 bytes apart in the banks.
     static KGEN_DEVICE int power_place(int power) {
         return power * (kRow + 16) + (power & 2) * 8;
     }
