@@ -32,11 +32,16 @@
 // which rounds alternate between.
 //
 // Tiles: copies to the tile of the round before begin after A, which follows the last use of that tile. They have
-// arrived for their thread before D (in wkv4_round_states A) of the round before their own, for all threads after it.
+// arrived for their thread before E, a barrier at the end of the round before their own, for all threads after it. In
+// wkv4_round_states, which has A alone, they have before A of the round before their own.
 // Slots: a thread uses its own alone, but for the exponent of the next segment's state, which it reads between B and
 // C. The channels' threads use all slots of states between A and B, and all slots of gradients between C and D. In
 // wkv4_round_states a thread that writes a slot in round r + 2 has passed A of round r + 1, which the channel's
 // thread reaches after its reads of round r.
+//
+// With kOverlap 5 of the round after is between D and B, beside 2, and 1 of the round before is between C and D, beside
+// 4: three barriers a round. Copies to the tile of the round after, for two rounds before, begin after B; they have
+// arrived before C of the round in between.
 #include "kgen/primitives/block.cuh"
 #include "kgen/primitives/cp_async.cuh"
 #include "kgen/wkv4/anchored_gradients.cuh"
@@ -54,7 +59,8 @@ constexpr int kLanes = 32;        // threads side by side along the channels
 constexpr int kVec = 2;            // adjacent channels of a thread
 constexpr int kSegments = 8;  // segments of a round, a row of threads each
 constexpr int kSteps = 8;        // of a segment
-constexpr int kStages = true ? 3 : 2;  // tiles of k, v and gy: copies begin 1.5 rounds before their use, or 0.5
+constexpr bool kOverlap = true;  // the channels' threads scan while other threads compute for another round
+constexpr int kStages = kOverlap ? 3 : 2;     // tiles of k, v and gy
 constexpr int kStateStages = kStages + 1;     // of wkv4_round_states, which has one barrier a round
 constexpr int kSplits = 1;      // parts of T, at most
 constexpr int kMinBlocks = 1;
@@ -262,16 +268,14 @@ KGEN_DEVICE void take_part(const Arguments& x) {
     kgen::sync_block();
 
     double gw[kVec] = {}, gu[kVec] = {};  // of the thread's segments
-    int stage = 0;
-    int count = kgen::wkv4::steps_before<kSteps>(first_step, x.T);
-#pragma unroll 1
-    for (int round = static_cast<int>(place.end) - 1; round >= place.first; --round) {
-        const Value* const tile = tiles + stage * 3 * kTile + segment * kSteps * kColumns + lane * kVec;
-        const Tile k_tile{tile}, v_tile{tile + kTile}, gy_tile{tile + 2 * kTile};
-
-        // 1. The segment's sums.
-        Segment steps;
-        Separate separate[kVec];
+    Separate separate[kVec];
+    float next[kVec];  // the exponent of the state after the segment
+    const auto tile_of = [&](int stage, int tensor) {
+        return Tile{tiles + (stage * 3 + tensor) * kTile + segment * kSteps * kColumns + lane * kVec};
+    };
+    // 1. The segment's sums.
+    const auto put_sums = [&](Segment& steps, int stage, int count) {
+        const Tile k_tile = tile_of(stage, 0), v_tile = tile_of(stage, 1);
         Sum sums[kVec];
         steps.weigh(sums, channel, k_tile, v_tile);
 #pragma unroll
@@ -280,28 +284,27 @@ KGEN_DEVICE void take_part(const Arguments& x) {
                 sums[j] = Separate::sums(decay_of(x.w, column + j), k_tile, v_tile, j, count);
             slots.put(segment, j * kLanes + lane, sums[j]);
         }
-        kgen::sync_block();  // A
-        copy_round(round - (kStages - 1), stage == 0 ? kStages - 1 : stage - 1, kRound);
-
-        // 2. The states before the segments.
-        if (scans) {
-            Sum state = loaded;
-            if constexpr (kSplits > 1) {
-                state = carried.sum(2, own);
-                const i64 before = (round - place.first) * kRound;
-                state.append(WholeDecay::of(carried.at(1, own)[2], before), loaded);
-                state.normalise(state.b);
-            }
-            const float exponent = state.exponent;
-            slots.go_on<kSegments, true>(state, decay_of_segment(), 0, own);
-            slots.at(kSegments, own)[0] = carried.at(0, own)[2];
-            carried.at(0, own)[2] = exponent;
-            if (round > place.first) loaded = states.get(first_row + round - 1, own_c);
+    };
+    // 2. The states before the segments.
+    const auto scan_states = [&](int round) {
+        if (!scans) return;
+        Sum state = loaded;
+        if constexpr (kSplits > 1) {
+            state = carried.sum(2, own);
+            const i64 before = (round - place.first) * kRound;
+            state.append(WholeDecay::of(carried.at(1, own)[2], before), loaded);
+            state.normalise(state.b);
         }
-        kgen::sync_block();  // B
-
-        // 3. Outputs, and the sums of their gradients.
-        float next[kVec];  // the exponent of the state after the segment
+        const float exponent = state.exponent;
+        slots.go_on<kSegments, true>(state, decay_of_segment(), 0, own);
+        slots.at(kSegments, own)[0] = carried.at(0, own)[2];
+        carried.at(0, own)[2] = exponent;
+        if (round > place.first) loaded = states.get(first_row + round - 1, own_c);
+    };
+    // 3. Outputs, and the sums of their gradients.
+    const auto put_outputs = [&](Segment& steps, int stage) {
+        const Tile gy_tile = tile_of(stage, 2);
+        Sum sums[kVec];
         Gradient gradients[kVec];
 #pragma unroll
         for (int j = 0; j < kVec; ++j) {
@@ -312,24 +315,24 @@ KGEN_DEVICE void take_part(const Arguments& x) {
 #pragma unroll
         for (int j = 0; j < kVec; ++j) {
             if (steps.apart[j])
-                gradients[j] =
-                    separate[j].outputs(sums[j], exponents(j), k_tile, v_tile, gy_tile, j);
+                gradients[j] = separate[j].outputs(sums[j], exponents(j), tile_of(stage, 0),
+                                                   tile_of(stage, 1), gy_tile, j);
             gradient_slots.put(segment, j * kLanes + lane, gradients[j], sums[j].exponent - next[j]);
         }
-        kgen::sync_block();  // C
-
-        // 4. The gradients after the segments.
-        if (scans) {
-            Gradient after = carried.gradient(0, own);
-            gradient_slots.go_back<kSegments>(after, decay_of_segment(), own);
-            carried.put_gradient(0, own, after);
-        }
-        kgen::cp_async_wait<kStages - 2>();
-        kgen::sync_block();  // D
-
+    };
+    // 4. The gradients after the segments.
+    const auto scan_gradients = [&] {
+        if (!scans) return;
+        Gradient after = carried.gradient(0, own);
+        gradient_slots.go_back<kSegments>(after, decay_of_segment(), own);
+        carried.put_gradient(0, own, after);
+    };
+    // 5. Gradients, last step first.
+    const auto put_gradients = [&](const Segment& steps, int stage, int count) {
         if constexpr (Stores) {
-            // 5. Gradients, last step first.
+            const Tile v_tile = tile_of(stage, 1);
             float gw_round[kVec], gu_round[kVec];
+            Gradient gradients[kVec];
 #pragma unroll
             for (int j = 0; j < kVec; ++j)
                 gradients[j] = gradient_slots.gradient(segment, j * kLanes + lane);
@@ -349,11 +352,56 @@ KGEN_DEVICE void take_part(const Arguments& x) {
                     gu[j] += static_cast<double>(gu_round[j]);
                 }
             }
+            gk_rows.move(-kRound);
+            gv_rows.move(-kRound);
         }
-        gk_rows.move(-kRound);
-        gv_rows.move(-kRound);
-        count = kSteps;  // all rounds but the last are whole
-        stage = stage + 1 == kStages ? 0 : stage + 1;
+    };
+    int stage = 0;
+    int count = kgen::wkv4::steps_before<kSteps>(first_step, x.T);  // all rounds but the last are whole
+    if constexpr (!kOverlap) {
+#pragma unroll 1
+        for (int round = static_cast<int>(place.end) - 1; round >= place.first; --round) {
+            Segment steps;
+            put_sums(steps, stage, count);
+            kgen::sync_block();  // A
+            copy_round(round - (kStages - 1), stage == 0 ? kStages - 1 : stage - 1, kRound);
+            scan_states(round);
+            kgen::sync_block();  // B
+            put_outputs(steps, stage);
+            kgen::sync_block();  // C
+            scan_gradients();
+            kgen::sync_block();  // D
+            put_gradients(steps, stage, count);
+            kgen::cp_async_wait<kStages - 2>();
+            kgen::sync_block();  // E
+            stage = stage + 1 == kStages ? 0 : stage + 1;
+            count = kSteps;
+        }
+    } else {
+        const int last = static_cast<int>(place.end) - 1;
+        Segment steps, later;  // of the round, and of the one visited before
+        if (place.end > place.first) put_sums(steps, 0, count);
+        kgen::sync_block();  // D
+#pragma unroll 1
+        for (int round = last; round >= place.first; --round) {
+            const int behind = stage == 0 ? kStages - 1 : stage - 1;
+            const int following = stage + 1 == kStages ? 0 : stage + 1;
+            scan_states(round);
+            if (round < last) put_gradients(later, behind, round + 1 == last ? count : kSteps);
+            kgen::sync_block();  // B
+            copy_round(round - (kStages - 1), behind, kRound);
+            put_outputs(steps, stage);
+            kgen::cp_async_wait<kStages - 2>();
+            kgen::sync_block();  // C
+            scan_gradients();
+            later = steps;
+            if (round > place.first) put_sums(steps, following, kSteps);
+            kgen::sync_block();  // D
+            stage = following;
+        }
+        if (place.end > place.first)
+            put_gradients(later, stage == 0 ? kStages - 1 : stage - 1,
+                          place.end - place.first == 1 ? count : kSteps);
     }
 
     if constexpr (!Stores) {

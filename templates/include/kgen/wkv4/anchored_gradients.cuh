@@ -17,7 +17,7 @@
 //
 // A state before the segment that outweighs the anchor by more than 2^kMostState moves the anchor up: weights that
 // then underflow are too small to count. Where the decay of a segment is so strong that they may count at its end,
-// the channel is apart, too. A state that is smaller than all weights is 0.
+// the channel is apart, too, and where the state is below 2^kLeastState: gradients by it are not as small as it is.
 #pragma once
 
 #include "kgen/wkv4/weighted_gradients.cuh"
@@ -27,6 +27,7 @@ namespace kgen::wkv4 {
 constexpr float kNear = 80.0f;       // log2 of the ratio of two weights
 constexpr float kFar = 170.0f;
 constexpr float kMostState = 90.0f;  // log2 of the state before a segment, relative to the anchor
+constexpr float kLeastState = -120.0f;
 constexpr int kMostDecay = 64;       // log2 of the inverse decay of a segment whose anchor may move up
 constexpr float kMostBonusLog2 = 100.0f;
 constexpr float kLargeSum = 1048576.0f;  // larger sums, and those smaller than its inverse, get another exponent
@@ -287,12 +288,19 @@ struct AnchoredSegment {
             const float lowest = before[j].exponent - kMostState;
             if (lowest > anchor[j]) {
                 apart[j] = apart[j] || channel[j].decay < kLeastDecay;
-                const float scale = fast_exp2(anchor[j] - lowest);
+                // In two parts: weights may be as large as the scale is small.
+                const float half = nearest_whole(0.5f * (anchor[j] - lowest));
+                const float scale = fast_exp2(half), rest = fast_exp2(anchor[j] - lowest - half);
 #pragma unroll
-                for (int i = 0; i < Steps; ++i) weight[i][j] *= scale, term[i][j] *= scale;
+                for (int i = 0; i < Steps; ++i) {
+                    weight[i][j] = weight[i][j] * scale * rest;
+                    term[i][j] = term[i][j] * scale * rest;
+                }
                 anchor[j] = lowest;
             }
-            unit[j] = fast_exp2(before[j].exponent - anchor[j]);
+            const float behind = before[j].exponent - anchor[j];
+            apart[j] = apart[j] || (behind < kLeastState && before[j].exponent > 0.5f * kEmpty);
+            unit[j] = fast_exp2(behind);
             a[j] = unit[j] * before[j].a;
             b[j] = unit[j] * before[j].b;
         }
