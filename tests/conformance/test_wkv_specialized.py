@@ -9,7 +9,7 @@ import pytest
 from test_host import demand_verified
 
 from kgen.catalogue import open_catalogue
-from kgen.model.config import Config
+from kgen.model.config import Config, Value
 from kgen.model.problem import parse_problem
 
 BEFORE, PACKED = "initial_state_dtype=fp32", "cu_seqlens_dtype=int64"
@@ -34,15 +34,41 @@ CASES = (
     ("wkv6", "B=1,H=1,T=37,K=64,V=64,dtype=bf16,w_dtype=bf16,decay_form=log", (4, 1), 4, 8),
 )  # fmt: skip
 
+# Also with the parts of producers unrolled, and for wkv5 a table of powers: (fixed_parts, powers).
+LEAN = (
+    ("wkv6", "B=1,H=2,T=69,K=64,V=40,dtype=bf16,w_dtype=bf16,decay_form=log", (1, 4), 4, 8, (1, 0)),
+    ("wkv6", f"B=1,N=4,H=1,T=90,K=48,V=32,dtype=bf16,decay_form=raw,{BOTH}", (2, 2), 2, 8, (1, 0)),
+    ("wkv6", "B=2,H=1,T=35,K=20,V=18,dtype=bf16,u_dtype=bf16,decay_form=log", (2, 4), 2, 2,
+     (1, 0)),
+    ("wkv5", "B=1,H=1,T=37,K=192,V=16,dtype=bf16,decay_form=raw", (1, 2), 2, 8, (1, 1)),
+    ("wkv5", "B=1,H=2,T=69,K=64,V=32,dtype=bf16,decay_form=log", (2, 4), 4, 8, (1, 1)),
+    ("wkv5", f"B=1,N=3,H=2,T=90,K=80,V=16,dtype=bf16,decay_form=raw,{BOTH}", (1, 2), 2, 8, (0, 1)),
+    ("wkv5", "B=1,H=2,T=40,K=20,V=18,dtype=bf16,u_dtype=bf16,decay_form=raw", (2, 2), 2, 2, (1, 1)),
+    ("wkv5", "B=1,H=1,T=33,K=16,V=16,dtype=bf16,decay_form=log", (1, 1), 2, 8, (0, 1)),
+)  # fmt: skip
+
+
+def demand(
+    operator: str, text: str, warps: tuple[int, int], stages: int, vec: int, **more: bool
+) -> None:
+    entry = open_catalogue().entry(operator)
+    variant = entry.space.variant("forward", "warp_specialized")
+    problem = parse_problem(text, entry.operator.signature)
+    values: dict[str, Value] = {"stages": stages, "vec": vec, "min_blocks": 1, **more}
+    values |= dict(zip(("warps", "row_warps"), warps, strict=True))
+    demand_verified(entry, variant, problem, Config.of(variant.name, values))
+
+
+@pytest.mark.parametrize(("operator", "text", "warps", "stages", "vec", "lean"), LEAN)
+def test_lean_producers(
+    operator: str, text: str, warps: tuple[int, int], stages: int, vec: int, lean: tuple[int, int]
+) -> None:
+    more = {"fixed_parts": bool(lean[0]), "powers": bool(lean[1])}
+    demand(operator, text, warps, stages, vec, **more)
+
 
 @pytest.mark.parametrize(("operator", "text", "warps", "stages", "vec"), CASES)
 def test_several_warps(
     operator: str, text: str, warps: tuple[int, int], stages: int, vec: int
 ) -> None:
-    entry = open_catalogue().entry(operator)
-    variant = entry.space.variant("forward", "warp_specialized")
-    problem = parse_problem(text, entry.operator.signature)
-    values = {"stages": stages, "vec": vec, "min_blocks": 1}
-    values |= dict(zip(("warps", "row_warps"), warps, strict=True))
-    config = Config.of(variant.name, values)
-    demand_verified(entry, variant, problem, config)
+    demand(operator, text, warps, stages, vec, fixed_parts=False, powers=False)

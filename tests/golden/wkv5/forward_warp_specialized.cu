@@ -30,6 +30,8 @@ struct Config {
     static constexpr int kRowWarps = 4;  // producers
     static constexpr int kStages = 4;       // chunks of inputs in shared memory
     static constexpr int kVec = 8;             // elements per copy
+    static constexpr bool kPowers = false;      // powers of decays from a table
+    static constexpr bool kFixedParts = false;  // the producers' parts of a chunk are unrolled
 };
 
 using Loop = kgen::wkv6::SpecializedLoop<Config>;
