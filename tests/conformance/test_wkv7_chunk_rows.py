@@ -38,7 +38,7 @@ QUOTIENT_CASES = (
     (f"B=1,H=1,T=49,K=128,V=80,{CLAMP}", 8, 8),
 )
 # Checkpoints of other first kernels, every 32 steps.
-CHECKPOINTS = (
+CHECKPOINTS: tuple[tuple[str, str, dict[str, int]], ...] = (
     ("warp_specialized", f"B=2,H=1,T=37,K=64,V=64,{CLAMP}", {"row_warps": 1, "state_bytes": 2}),
     ("chunk_loop", f"B=1,N=3,H=1,T=90,K=16,V=16,{CLAMP},{STATES},{PACKED}", {}),
 )
