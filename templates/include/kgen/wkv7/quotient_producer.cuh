@@ -210,6 +210,7 @@ class QuotientScores {
     using ScoreTile = typename Buffers::ScoreTile;
     using Half = HalfOperands<bf16>;
     static constexpr int kMatrices = Pass::kReadsR ? 4 : 2, kTiles = ceil_div(Keys, 16);
+    static constexpr int kGroup = kTiles <= 4 ? kTiles : 2;  // tiles whose operands are held beside a state
 
 public:
     KGEN_DEVICE QuotientScores(const Buffers& buffers, int warp) : buffers_(buffers), warp_(warp) {}
@@ -233,8 +234,7 @@ private:
         // 1. Sums over keys; those with low terms apart, so that chains are short.
         float sums[2][4] = {}, low[2][4] = {};
 #pragma unroll
-        for (int first = 0; first < kTiles; first += 4) {
-            constexpr int kGroup = min(4, kTiles);
+        for (int first = 0; first < kTiles; first += kGroup) {
             const auto for_tiles = [&](auto body) {
 #pragma unroll
                 for (int n = 0; n < kGroup; ++n)
