@@ -18,7 +18,7 @@
 // with slots 2q, 2q + 1, or of slot 8 + g with slots 8 + 2q, 9 + 2q, whichever are later (near); where q == g / 2, both
 // bonuses and the score of neighbours.
 //
-// Precision: TF32 for gradients, kLateTerms and kEarlyTerms bf16 terms for scores. NaN and Inf of one step reach others
+// Precision: TF32 for gradients, RowTerms bf16 terms of rows for scores. NaN and Inf of one step reach others
 // through masks: see gradient_loop.cuh.
 #pragma once
 
@@ -39,9 +39,9 @@ KGEN_DEVICE void load_slots(SlotWords& words, const u16* tile) {
 }
 
 // W: of w; Form: of the decays.
-template <class W, DecayForm Form>
+// RowTerms: bf16 terms of rows for scores.
+template <class W, DecayForm Form, int RowTerms>
 struct GradientLane : wkv7::HalvedSteps {
-    static constexpr int kEarlyTerms = 1, kLateTerms = 1;  // of rows for scores of halves of 8 and 4 steps
     SlotWords r, k;
     Steps d, gr, gk;  // d: decays; 1 after the last step
     // Of each key: decays of a half of 4 steps, and of 8, before the late pair of steps there and behind the early one;
@@ -336,24 +336,24 @@ private:
     // Scores of a level, rows early steps and columns late ones: low terms of early rows are rows 8 to 15.
     template <int kHalf>
     KGEN_DEVICE void put_scores(const Half& late_row, const Half& early_row, bool same) {
-        constexpr int kEarly = kHalf == 2 ? 1 : kEarlyTerms, kLate = kHalf == 2 ? 1 : kLateTerms;
-        u32 of_late[kLate][2], of_early[4] = {};  // [term][key]
+        u32 of_late[RowTerms][2], of_early[4] = {};  // [term][key]
 #pragma unroll
         for (int key = 0; key < 2; ++key) {
-            u32 early[kEarly], late[kLate];
+            u32 early[RowTerms], late[RowTerms];
             split_bf16(early_row[2 * key], early_row[2 * key + 1], early);
             split_bf16(late_row[2 * key], late_row[2 * key + 1], late);
 #pragma unroll
-            for (int term = 0; term < kEarly; ++term) of_early[2 * key + term] = transpose_matrix(early[term]);
-#pragma unroll
-            for (int term = 0; term < kLate; ++term) of_late[term][key] = transpose_matrix(late[term]);
+            for (int term = 0; term < RowTerms; ++term) {
+                of_early[2 * key + term] = transpose_matrix(early[term]);
+                of_late[term][key] = transpose_matrix(late[term]);
+            }
         }
         float sums[4] = {};
 #pragma unroll
-        for (int term = kLate - 1; term >= 0; --term) mma_m16n8k16<bf16>(sums, of_early, of_late[term]);
+        for (int term = RowTerms - 1; term >= 0; --term) mma_m16n8k16<bf16>(sums, of_early, of_late[term]);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            const float sum = kEarly > 1 ? sums[which] + sums[2 + which] : sums[which];
+            const float sum = RowTerms > 1 ? sums[which] + sums[2 + which] : sums[which];
             if constexpr (kHalf == 8) {
                 far[which] = sum;
             } else {

@@ -18,8 +18,8 @@
 //     of each group:
 //         u16 inputs[2][kWarps][kInputs][16][16]  r, k and w of a warp's keys; later gradients of r, k and w
 //         u16 values[2][2][kBlocks][16][16]       v and gy
-//         bf16 rounded[kWarps][kBlocks][16][16]   G by key
-//         bf16 keys[kWarps][kKeyTerms][16][16]    K by key and slot
+//         bf16 rounded[kWarps][kTerms][kBlocks][16][16]    G by key
+//         bf16 keys[kWarps][16][16]               K by key and slot
 //         float scores[kWarps][5][32]             of the warp's keys
 //         float slopes[kWarps][2][32][4]          exp(w), if w is raw and has steps
 //         u32 states[kWarps][kBlocks][32][4]      S
@@ -34,7 +34,7 @@
 // and where u is not finite, the block computes its head again, step by step.
 //
 // A Config has W (16 bits) and U; kForm; kPerStep: whether w has a row per step; kK, kV; kGroups; kVec: elements per
-// copy; kTerms: of G in products with v and S.
+// copy; kTerms: bf16 terms of G as an operand, and of rows for scores.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -67,7 +67,7 @@ template <class Config>
 class GradientLoop {
     using W = typename Config::W;
     using U = typename Config::U;
-    using Lane = GradientLane<W, Config::kForm>;
+    using Lane = GradientLane<W, Config::kForm, Config::kTerms>;
     using Tile = SwizzledTile<bf16, 16>;
     using Copier = wkv7::TileCopier<bf16, Config::kVec>;
     using CopierW = wkv7::TileCopier<W, Config::kVec>;
@@ -76,7 +76,7 @@ class GradientLoop {
     static constexpr int kK = Config::kK, kV = Config::kV, kGroups = Config::kGroups;
     static constexpr int kBlocks = ceil_div(kV, 16), kFragments = 2 * kBlocks;
     static constexpr int kTile = Tile::kElements, kInputs = kPerStep ? 3 : 2, kTerms = Config::kTerms;
-    static constexpr int kKeyTerms = 1, kRowTerms = 2, kScoreTerms = 2;  // bf16 terms of K, R and scores
+    static constexpr int kRowTerms = 2, kScoreTerms = 2;  // bf16 terms of R and scores; K has one
     static_assert(sizeof(W) == 2, "the gradient of w is rounded to 16 bits, or its sum is");
     static_assert(Config::kForm != DecayForm::decay, "gw is computed by the logarithm of the decay");
 
@@ -87,7 +87,7 @@ public:
 private:
     static constexpr int kInputsOf = kWarps * kInputs * kTile;  // 16-bit values of a chunk
     static constexpr int kStage = kInputsOf + 2 * kBlocks * kTile;
-    static constexpr int kRounded = kWarps * kBlocks * kTile, kKeys = kWarps * kKeyTerms * kTile;
+    static constexpr int kRounded = kWarps * kTerms * kBlocks * kTile, kKeys = kWarps * kTile;
     static constexpr int kScores = 5 * kWarpSize;
     static constexpr int kStateHalves = 2 * kWarps * kBlocks * kWarpSize * 4;
     static constexpr int kSlopes = kPerStep && Config::kForm == DecayForm::raw ? 8 * kWarpSize : 0;
@@ -163,10 +163,10 @@ private:
             return halves() + stage * kStage + kInputsOf + which * kBlocks * kTile;
         }
         KGEN_DEVICE bf16* rounded(int of_warp) const {
-            return reinterpret_cast<bf16*>(halves() + 2 * kStage + of_warp * kBlocks * kTile);
+            return reinterpret_cast<bf16*>(halves() + 2 * kStage + of_warp * kTerms * kBlocks * kTile);
         }
         KGEN_DEVICE bf16* keys(int of_warp) const {
-            return reinterpret_cast<bf16*>(halves() + 2 * kStage + kRounded + of_warp * kKeyTerms * kTile);
+            return reinterpret_cast<bf16*>(halves() + 2 * kStage + kRounded + of_warp * kTile);
         }
         KGEN_DEVICE float* scores(int of_warp) const {
             return reinterpret_cast<float*>(halves() + 2 * kStage + kRounded + kKeys) + of_warp * kScores;
@@ -305,13 +305,11 @@ private:
 
         // K.
         KGEN_DEVICE void put_keys(const Lane& lane) const {
-            u32 words[4][kKeyTerms];
-            lane.template decayed_k<kKeyTerms>(words);
+            u32 words[4][1];
+            lane.template decayed_k<1>(words);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int term = 0; term < kKeyTerms; ++term)
-                    *reinterpret_cast<u32*>(keys(warp) + term * kTile + key_word(i % 2, i / 2)) = words[i][term];
+                *reinterpret_cast<u32*>(keys(warp) + key_word(i % 2, i / 2)) = words[i][0];
         }
 
         // One block of 16 value features: products with S and G, G to shared memory, the new G.
@@ -332,7 +330,9 @@ private:
             bf16* tile = rounded(warp) + n * kTile;
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                *reinterpret_cast<u32*>(tile + key_word(i % 2, i / 2)) = terms[i][0];
+#pragma unroll
+                for (int term = 0; term < kTerms; ++term)
+                    *reinterpret_cast<u32*>(tile + term * kBlocks * kTile + key_word(i % 2, i / 2)) = terms[i][term];
             // 1. Rows of gy and v by slots; operands B of values by slots.
             u32 gy[4], v[4];
             ldmatrix<4>(gy, values(stage, 1) + n * kTile + pairs_);
@@ -465,12 +465,12 @@ private:
                         mma_m16n8k16<bf16>(gv[half], terms[term], {gy[2 * half], gy[2 * half + 1]});
 #pragma unroll
                 for (int i = 0; i < kWarps; ++i) {
-                    u32 g[4];
-                    ldmatrix<4, true>(g, rounded(i) + block * kTile + rows_);
+                    u32 k[4];
+                    ldmatrix<4, true>(k, keys(i) + columns_);
 #pragma unroll
-                    for (int term = kKeyTerms - 1; term >= 0; --term) {
-                        u32 k[4];
-                        ldmatrix<4, true>(k, keys(i) + term * kTile + columns_);
+                    for (int term = kTerms - 1; term >= 0; --term) {
+                        u32 g[4];
+                        ldmatrix<4, true>(g, rounded(i) + (term * kBlocks + block) * kTile + rows_);
 #pragma unroll
                         for (int half = 0; half < 2; ++half)
                             mma_m16n8k16<bf16>(gv[half], k, {g[2 * half], g[2 * half + 1]});

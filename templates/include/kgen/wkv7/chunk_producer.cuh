@@ -83,8 +83,7 @@ struct ChunkBuffers {
 };
 
 // By Warps warps; `warp` is the caller's number among them. W: dtype of w; CopyVec: elements per copy; Stages: chunks
-// of inputs in shared memory, one of them in use. A derived class has put_rows; scores
-// are its own (put_scores) or the consumers' work (QuotientScores).
+// of inputs in shared memory, one of them in use. A derived class has put_rows and put_scores.
 template <class Pass, class W, int Keys, int Warps, int CopyVec, int Stages>
 class ChunkProducer {
 protected:

@@ -10,7 +10,8 @@
 // A lane has kLaneKeys keys of kLaneSteps neighbouring steps. It adds their logarithms, and gets the sums of earlier
 // steps by shuffles.
 //
-// Scores are a matrix per consumer warp (QuotientScores), from rows in shared memory.
+// Scores are a matrix per warp, from rows in shared memory. A warp that computes an inverse in the same interval has
+// none, if there are others.
 //
 // Shared memory: that of ChunkProducer. Where nothing writes a triangle it is zero.
 //
@@ -29,6 +30,7 @@ template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec,
 class QuotientProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages> {
     using Base = ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages>;
     using typename Base::Buffers, typename Base::RowTile, typename Base::ScoreTile;
+    using Half = HalfOperands<bf16>;
     using Base::buffers_, Base::warp_, Base::kOfK, Base::kOfA, Base::kOfB, Base::kOfW;
     static_assert(Form == DecayForm::clamp, "1 / P has a bound in this form alone");
 
@@ -51,6 +53,15 @@ public:
         if constexpr (kBack) this->keep_state_behind(chunk);
 #pragma unroll 1
         for (int n = 0; n < kPerWarp; n += kAtOnce) put_tiles(chunk, n + own_tile());
+    }
+
+    // Scores of a chunk.
+    KGEN_DEVICE void put_scores(int chunk) const {
+        // Of warps from the one on that computes the inverse of the chunk before: none, then one matrix each.
+        const int turn = (warp_ - (chunk - 1)) & (Warps - 1);
+#pragma unroll 1
+        for (int i = Warps == 1 ? 0 : turn == 0 ? kMatrices : turn - 1; i < kMatrices; i += max(Warps - 1, 1))
+            put_score(chunk, Pass::kReadsR ? i : 3 * i);
     }
 
     // The inverse, by one of the warps; by another one for the next chunk. Lane l stores eight steps of column l % 16.
@@ -77,6 +88,7 @@ public:
 
 private:
     static constexpr bool kBack = Pass::kDirection == Direction::backward;
+    static constexpr int kMatrices = Pass::kReadsR ? 4 : 2;
     // A warp takes one tile of 16 keys at once, or two where all warps have pairs of tiles.
     static constexpr int kLaneKeys = 4, kLaneSteps = kTiles % (2 * Warps) == 0 ? 4 : 2;
     static constexpr int kAtOnce = kLaneKeys * kLaneSteps / 8;
@@ -195,38 +207,12 @@ private:
                                       term * RowTile::kElements) = words[term];
     }
 
-    float r_factor_;
-    // Of the lane, in tiles: its first value of inputs and of rows. Values
-    // that the compiler would compute again for every chunk.
-    int input_place_ = opaque(TileCopier<bf16, CopyVec>::place(step(), key()));
-    int row_place_ = opaque(RowTile::offset(step(), key() / 8) + key() % 8);
-};
-
-// Scores of a chunk from the rows in shared memory, by Warps warps: the consumers, which wait for less than producers.
-template <class Pass, int Keys, int Warps>
-class QuotientScores {
-    using Buffers = ChunkBuffers<Keys, Pass>;
-    using RowTile = typename Buffers::RowTile;
-    using ScoreTile = typename Buffers::ScoreTile;
-    using Half = HalfOperands<bf16>;
-    static constexpr int kMatrices = Pass::kReadsR ? 4 : 2, kTiles = ceil_div(Keys, 16);
-    static constexpr int kGroup = kTiles <= 4 ? kTiles : 2;  // tiles whose operands are held beside a state
-
-public:
-    KGEN_DEVICE QuotientScores(const Buffers& buffers, int warp) : buffers_(buffers), warp_(warp) {}
-
-    KGEN_DEVICE void put_scores(int chunk) const {
-#pragma unroll 1
-        for (int i = warp_; i < kMatrices; i += Warps) put_score(chunk, Pass::kReadsR ? i : 3 * i);
-    }
-
-private:
-    // Calls body(n) for those of kGroup tiles from `first` on that exist. A function, because NVRTC takes a lambda with
-    // an `auto` parameter for one of the host.
-    template <class Body>
+    // Calls body(n) for those of `Count` tiles from `first` on that exist. A function, because NVRTC takes a lambda
+    // with an `auto` parameter for one of the host.
+    template <int Count, class Body>
     static KGEN_DEVICE void for_tiles(int first, Body body) {
 #pragma unroll
-        for (int n = 0; n < kGroup; ++n)
+        for (int n = 0; n < Count; ++n)
             if (first + n < kTiles) body(n);
     }
 
@@ -243,25 +229,26 @@ private:
         // 1. Sums over keys; those with low terms apart, so that chains are short.
         float sums[2][4] = {}, low[2][4] = {};
 #pragma unroll
-        for (int first = 0; first < kTiles; first += kGroup) {
+        for (int first = 0; first < kTiles; first += 4) {
+            constexpr int kGroup = min(4, kTiles);
             int x_at[kGroup], y_at[kGroup];
-            for_tiles(first, [&](int n) {
+            for_tiles<kGroup>(first, [&](int n) {
                 x_at[n] = opaque(readers + RowTile::beside(rows_first_, first + n));
                 y_at[n] = opaque(updates + RowTile::beside(columns_first_, first + n));
             });
             typename Half::A x[kGroup];
             typename Half::B y[kGroup][2];
-            for_tiles(first, [&](int n) {
+            for_tiles<kGroup>(first, [&](int n) {
                 x[n] = read_a(rows + x_at[n]);
                 read_b(y[n], rows + y_at[n]);
                 multiply(sums, x[n], y[n]);
             });
             if (of_r ? Pass::kTermsR == 2 : Pass::kTermsA == 2)
-                for_tiles(first, [&](int n) {
+                for_tiles<kGroup>(first, [&](int n) {
                     multiply(low, read_a(rows + x_at[n] + RowTile::kElements), y[n]);
                 });
             if (of_k ? Pass::kTermsK == 2 : Pass::kTermsB == 2)
-                for_tiles(first, [&](int n) {
+                for_tiles<kGroup>(first, [&](int n) {
                     typename Half::B rest[2];
                     read_b(rest, rows + y_at[n] + RowTile::kElements);
                     multiply(low, x[n], rest);
@@ -318,9 +305,11 @@ private:
         body(1, 1);
     }
 
-    Buffers buffers_;
-    int warp_;
-    // Of the lane, in tiles: what it passes to ldmatrix, its first score.
+    float r_factor_;
+    // Of the lane, in tiles: its first value of inputs and of rows, what it passes to ldmatrix, its first score. Values
+    // that the compiler would compute again for every chunk.
+    int input_place_ = opaque(TileCopier<bf16, CopyVec>::place(step(), key()));
+    int row_place_ = opaque(RowTile::offset(step(), key() / 8) + key() % 8);
     int rows_first_ = opaque(RowTile::rows_first()), columns_first_ = opaque(RowTile::columns_first());
     int score_place_ = opaque(ScoreTile::offset(mma_lane().g, 0) + 2 * mma_lane().q);
 };

@@ -32,7 +32,7 @@
 // warp.
 //
 // Synchronisation: one block barrier per chunk. Between two barriers consumers read chunk n, and producers write the
-// inverse of n + 1, the scores of n + 2 and the rows of n + 3. With quotients consumers write the scores. The inputs come by cp.async, kStages - 1
+// inverse of n + 1, the scores of n + 2 and the rows of n + 3. The inputs come by cp.async, kStages - 1
 // chunks ahead, to the warps that read them.
 //
 // A Config has W; kForm: of the decays; kK; kWarps, kRowWarps: of consumers and producers; kStages: chunks of inputs in
@@ -58,26 +58,12 @@ struct ProducerChoice<Config, Pass, LevelLoop, true> {
     using Type = QuotientProducer<Pass, typename Config::W, Config::kForm, Config::kK, Config::kRowWarps,
                                   Config::kVec, Config::kStages>;
 };
-// The scores that consumers compute.
-struct NoScores {
-    template <class Buffers>
-    KGEN_DEVICE NoScores(const Buffers&, int) {}
-};
-template <class Config, class Pass, bool Quotients = Pass::kQuotients>
-struct ScoresChoice {
-    using Type = NoScores;
-};
-template <class Config, class Pass>
-struct ScoresChoice<Config, Pass, true> {
-    using Type = QuotientScores<Pass, Config::kK, Config::kWarps>;
-};
 
 template <class Config, class Pass, class Checkpoint = float, bool LevelLoop = false, int StateSteps = 16>
 struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, StateSteps> {
     using W = typename Config::W;
     using Tensors = ColumnTensors<bf16, W, Checkpoint, StateSteps>;
     using Buffers = ChunkBuffers<Config::kK, Pass>;
-    using Scores = typename ScoresChoice<Config, Pass>::Type;
     using Producer = typename ProducerChoice<Config, Pass, LevelLoop>::Type;
     using Copier = TileCopier<bf16, Config::kVec, Pass::kDirection>;
     using Order = ChunkOrder<Pass::kDirection>;
@@ -155,8 +141,7 @@ private:
                           this->a, this->b, this->w);
 #pragma unroll 1
         for (int chunk = -kAhead; chunk < chunks; ++chunk) {
-            if constexpr (!Pass::kQuotients)
-                if (chunk + 2 >= 0 && chunk + 2 < chunks) producer.put_scores(chunk + 2);
+            if (chunk + 2 >= 0 && chunk + 2 < chunks) producer.put_scores(chunk + 2);
             if (chunk + 1 >= 0 && chunk + 1 < chunks) producer.put_inverse(chunk + 1);
             if (chunk + kAhead < chunks) producer.put_rows(chunk + kAhead);
             end_interval();
@@ -174,13 +159,8 @@ private:
         };
 #pragma unroll
         for (int chunk = 0; chunk < kStages - 1; ++chunk) copy(chunk);
-        const Scores scores(buffers(), warp());
 #pragma unroll
-        for (int chunk = 0; chunk < kAhead; ++chunk) {
-            if constexpr (Pass::kQuotients)
-                if (chunk >= 1 && chunk - 1 < order.chunks) scores.put_scores(chunk - 1);
-            end_interval();
-        }
+        for (int chunk = 0; chunk < kAhead; ++chunk) end_interval();
         ColumnOutput<Config::kVec, Pass::kDirection> second(*this, column, order.first(0));
         SumsOutput<Config::kK, Config::kVec, Pass::kDirection, Checkpoint, StateSteps> first(
             *this, column, order.first(0));
@@ -194,8 +174,6 @@ private:
             } else if constexpr (Pass::kFirst) {
                 if (order.template is_checkpoint<StateSteps>(chunk)) first.write_state(state);
             }
-            if constexpr (Pass::kQuotients)
-                if (chunk + 2 < order.chunks) scores.put_scores(chunk + 2);
             Sums solved, read = {};
             consume(chunk, state, solved, read);
             if constexpr (Pass::kFirst) first.write(solved, nonfinite);
