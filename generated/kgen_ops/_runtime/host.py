@@ -42,11 +42,13 @@ _COMMON_FLAGS = (
     "-Wno-unknown-pragmas",  # "#pragma unroll"
 )
 _RELEASE_FLAGS = ("-O2",)
-# -O1 keeps the variables and lines of a report recognisable. A misaligned vector access, which a
-# GPU refuses and x86 does not, ends the program too.
+# -O1 keeps the variables and lines of a report recognisable. Reports need functions and lines, -g1;
+# where each variable lives at each instruction, -g, takes as long as the rest of the compilation
+# does, and AddressSanitizer knows its stack variables without it. A misaligned vector access, which
+# a GPU refuses and x86 does not, ends the program too.
 _SANITIZE_FLAGS = (
     "-O1",
-    "-g",
+    "-g1",
     "-fno-omit-frame-pointer",
     "-fsanitize=address,alignment",
     "-fno-sanitize-recover=alignment",

@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "65d45222dec0cc7504dd254485bd75cc"
+HEADERS = "6d6ffed86b7db265a5030746be8731c5"
 
 
 def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
@@ -243,6 +243,88 @@ def backward_chunk_loop(file: KernelFile, call: Call) -> Run:
         launch_3(
             stream, grid_3_x, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_b,
             size_h, size_t,
+        )
+
+    return run
+
+
+def backward_chunk_halving(file: KernelFile, call: Call) -> Run:
+    """Launch the backward chunk_halving."""
+    key_warps = call.key_warps
+    row_bytes = call.row_bytes
+    stages = call.stages
+    sequence_heads = call.sequence_heads
+    size_n = call.N
+    size_t = call.T
+    size_h = call.H
+    k_stride_b = call.k_stride_B
+    k_stride_t = call.k_stride_T
+    k_stride_h = call.k_stride_H
+    v_stride_b = call.v_stride_B
+    v_stride_t = call.v_stride_T
+    v_stride_h = call.v_stride_H
+    groups = call.groups
+    smem_bytes = call.smem_bytes
+    pdl = call.pdl
+    gy_stride_b = call.gy_stride_B
+    gy_stride_t = call.gy_stride_T
+    gy_stride_h = call.gy_stride_H
+    r_stride_b = call.r_stride_B
+    r_stride_t = call.r_stride_T
+    r_stride_h = call.r_stride_H
+    gr_stride_b = call.gr_stride_B
+    gr_stride_t = call.gr_stride_T
+    gr_stride_h = call.gr_stride_H
+    gk_stride_b = call.gk_stride_B
+    gk_stride_t = call.gk_stride_T
+    gk_stride_h = call.gk_stride_H
+    gv_stride_b = call.gv_stride_B
+    gv_stride_t = call.gv_stride_T
+    gv_stride_h = call.gv_stride_H
+    size_k = call.K
+    per_step = call.per_step
+    slots = call.slots
+    value_blocks = call.value_blocks
+    launch_1 = file.launcher(
+        "wkv_backward_states", "pppppqqqqqqqqq", block=(32 * key_warps, 1, 1),
+        smem=32 * stages * row_bytes + 8 * (272 * key_warps + 80),
+    )
+    launch_2 = file.launcher(
+        "wkv_backward_gradients", "ppppppppppppppqqqqqqqqqqqqqqqqqqqqqqqqf",
+        block=(32 * key_warps * groups, 1, 1), smem=smem_bytes, pdl=(pdl) and (sequence_heads > 0),
+    )
+    launch_3 = file.launcher(
+        "wkv_backward_reduce", "ppppqq", block=(512, 1, 1), smem=0,
+        pdl=(pdl) and (sequence_heads > 0 or sequence_heads > 0),
+    )
+    grid_3_x = (1 if per_step else 2) * ceil_div(size_h * size_k, 8)
+    new_states = file.scratch(128 * slots * key_warps * value_blocks, torch.float32)
+    new_gu_parts = file.scratch(sequence_heads * groups * size_k, torch.float32)
+    new_gw_parts = file.scratch(sequence_heads * groups * size_k, torch.float32)
+
+    def run(
+        stream: int, gy: int, r: int, k: int, v: int, w: int, u: int, initial_state: int,
+        gfinal_state: int, cu_seqlens: int, gr: int, gk: int, gv: int, gw: int, gu: int,
+        ginitial_state: int, scale: float,
+    ) -> None:
+        states = new_states()
+        gu_parts = new_gu_parts()
+        gw_parts = new_gw_parts()
+        launch_1(
+            stream, sequence_heads, 1, 1, k, v, w, cu_seqlens, states.data_ptr(), size_n, size_t,
+            size_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+        )
+        launch_2(
+            stream, sequence_heads, 1, 1, gy, r, k, v, w, u, gfinal_state, cu_seqlens,
+            states.data_ptr(), gr, gk, gv, gw_parts.data_ptr(), gu_parts.data_ptr(), size_n, size_t,
+            size_h, gy_stride_b, gy_stride_t, gy_stride_h, r_stride_b, r_stride_t, r_stride_h,
+            k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h, gr_stride_b,
+            gr_stride_t, gr_stride_h, gk_stride_b, gk_stride_t, gk_stride_h, gv_stride_b,
+            gv_stride_t, gv_stride_h, scale,
+        )
+        launch_3(
+            stream, grid_3_x, 1, 1, gw_parts.data_ptr(), gu_parts.data_ptr(), gw, gu, size_n,
+            size_h,
         )
 
     return run
@@ -596,7 +678,8 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
     "row_bytes": lambda call: (
-        call.row * (64 * (call.row_warps + 1) + 4 * (call.row_warps + 2 if call.per_step else 3))
+        call.row * (64 * (call.row_warps + 1) + 4 * (call.row_warps + 2 if call.per_step else 3)) +
+        (60 * call.row + 1024 if call.powers else 0)
     ),
     "smem_bytes": lambda call: (
         max(call.row_bytes + 2048 + call.input_bytes, 4 * (16 * call.K * call.warps + call.K + 4))
@@ -755,13 +838,17 @@ FORWARD = (
             Parameter("stages", (4, 2)),
             Parameter("vec", (8, 4, 2, 1)),
             Parameter("min_blocks", (1, 2, 3)),
+            Parameter("powers", (False, True), default=False),
+            Parameter("fixed_parts", (False, True), default=False),
         ),
         first=(
-            (4, 4, 4, 8, 2),
-            (4, 4, 2, 8, 2),
-            (4, 2, 4, 8, 2),
-            (8, 4, 4, 8, 1),
-            (2, 2, 4, 8, 3),
+            (4, 4, 4, 8, 2, False, False),
+            (4, 4, 4, 8, 2, True, True),
+            (4, 4, 4, 8, 2, False, True),
+            (4, 4, 2, 8, 2, False, False),
+            (4, 2, 4, 8, 2, False, False),
+            (8, 4, 4, 8, 1, False, False),
+            (2, 2, 4, 8, 3, False, False),
         ),
         named=FORWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -773,6 +860,8 @@ FORWARD = (
             lambda call: call.T >= 1,
         ),
         fits=(
+            lambda call: not (call.powers and call.per_step),
+            lambda call: not call.fixed_parts or call.row_warps % call.stages == 0,
             lambda call: call.K % call.vec == 0,
             lambda call: call.V % call.vec == 0,
             lambda call: call.smem_bytes <= call.smem_per_block,
@@ -905,6 +994,31 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "sequence_heads": lambda call: call.N * call.H,
     "precise": lambda call: (
         call.w_itemsize == 4 or call.initial_state_itemsize > 0 or call.dtype == 'fp16'
+    ),
+    "on_gpu": lambda call: call.compute_capability > 0,
+}
+
+BACKWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
+    "key_warps": lambda call: ceil_div(call.K, 16),
+    "sequence_heads": lambda call: call.N * call.H,
+    "slots": lambda call: (
+        call.H * (call.T // 16 + call.N) if call.cu_seqlens_itemsize > 0 else call.sequence_heads *
+        ceil_div(call.T, 16)
+    ),
+    "value_blocks": lambda call: ceil_div(call.V, 16),
+    "per_step": lambda call: False,
+    "w_step_bytes": lambda call: call.w_itemsize if call.per_step else 0,
+    "row_bytes": lambda call: (
+        32 * call.key_warps * (2 + call.w_step_bytes) + 32 * call.value_blocks + 16
+    ),
+    "slope_bytes": lambda call: 1024 if call.per_step and call.decay_form == 'raw' else 0,
+    "warp_bytes": lambda call: (
+        1152 + (3072 if call.per_step else 2048) + 512 * (1 + call.gradient_terms) *
+        call.value_blocks + call.slope_bytes
+    ),
+    "smem_bytes": lambda call: (
+        1024 * call.key_warps * call.value_blocks + call.groups * (call.key_warps * call.warp_bytes
+        + 2048 * call.value_blocks)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
 }
@@ -1154,6 +1268,131 @@ BACKWARD = (
             lambda call: not call.pdl or call.on_gpu,
         ),
         bind=backward_chunk_loop,
+    ),
+    Family(
+        name="chunk_halving",
+        template="wkv/backward_chunk_halving.cu.jinja",
+        constants=("K", "V"),
+        settings={"per_step": "false"},
+        parameters=(
+            Parameter("copy_bytes", (16, 8, 4, 2)),
+            Parameter("min_blocks", (1, 2, 3, 4)),
+            Parameter("groups", (2, 3, 1, 4)),
+            Parameter("stages", (4, 3, 2)),
+            Parameter("gradient_terms", (2, 1)),
+            Parameter("pdl", (False, True), default=False),
+        ),
+        first=(
+            (16, 1, 3, 3, 2, False),
+            (16, 1, 3, 3, 1, False),
+            (16, 2, 2, 4, 2, False),
+        ),
+        named=BACKWARD_CHUNK_HALVING_NAMED,
+        is_safe=False,
+        admits=(
+            lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
+            lambda call: call.sequence_heads >= 1,
+            lambda call: call.T >= 1,
+            lambda call: call.dtype == 'bf16',
+            lambda call: call.w_itemsize == 2,
+            lambda call: call.initial_state_itemsize == 0,
+            lambda call: call.decay_form != 'decay',
+            lambda call: call.K <= 128,
+            lambda call: call.V <= 128,
+        ),
+        fits=(
+            lambda call: call.K * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.V * call.itemsize % call.copy_bytes == 0,
+            lambda call: call.copy_bytes >= call.itemsize,
+            lambda call: call.key_warps * call.groups * call.min_blocks <= 16,
+            lambda call: call.smem_bytes <= call.smem_per_block,
+            lambda call: (
+                call.min_blocks == 1 and call.stages == 2 and (call.groups < 4) or call.on_gpu
+            ),
+            lambda call: call.copy_bytes in (0, 1, 2, 4, 8, 16, 32),
+            lambda call: call.gy_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gy_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gy_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gy_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.r_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.r_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.r_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.r_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.k_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.k_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.k_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.k_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.v_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.v_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.v_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.v_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.gr_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gr_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gr_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gr_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.gk_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gk_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gk_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gk_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: call.gv_ptr % call.copy_bytes == 0,
+            lambda call: (
+                min(call.B - 1, 1) * call.gv_stride_B * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.T - 1, 1) * call.gv_stride_T * call.itemsize % call.copy_bytes == 0
+            ),
+            lambda call: (
+                min(call.H - 1, 1) * call.gv_stride_H * call.itemsize % call.copy_bytes == 0
+            ),
+        ),
+        suits=(
+            lambda call: (
+                call.copy_bytes == 16 or call.K * call.itemsize % (2 * call.copy_bytes) != 0 or
+                call.V * call.itemsize % (2 * call.copy_bytes) != 0
+            ),
+            lambda call: (call.smem_bytes + 1408) * call.min_blocks <= call.smem_per_sm,
+            lambda call: call.T >= 16,
+            lambda call: call.T > 32 or call.stages == 2,
+            lambda call: 2 * call.sequence_heads >= call.sm_count or not call.on_gpu,
+            lambda call: call.gradient_terms == 2 or not call.per_step or (not call.on_gpu),
+        ),
+        bind=backward_chunk_halving,
     ),
     Family(
         name="chunk_loop_packed",

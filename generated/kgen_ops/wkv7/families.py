@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "65d45222dec0cc7504dd254485bd75cc"
+HEADERS = "6d6ffed86b7db265a5030746be8731c5"
 
 
 def forward_warp_specialized_segments(file: KernelFile, call: Call) -> Run:
@@ -713,15 +713,24 @@ FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED: dict[str, Callable[[Call], Any]] = {
         call.w_itemsize // 2))
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
-    "tile_bytes": lambda call: 528 * call.row + 17408 + 4096 * min(call.row_warps, call.key_tiles),
+    "tile_bytes": lambda call: (
+        528 * call.row + 17408 + (256 * call.row if call.quotients else 4096 * min(call.row_warps,
+        call.key_tiles))
+    ),
+    "state_tile_bytes": lambda call: (
+        call.tile_bytes - 128 * call.row * (3 if call.quotients else 1)
+    ),
     "state_bytes": lambda call: (
-        call.tile_bytes - 128 * call.row + call.input_bytes + 512 * call.stages * (call.state_warps
-        - call.warps)
+        call.state_tile_bytes + call.input_bytes + 512 * call.stages * (call.state_warps -
+        call.warps)
     ),
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
     "block_warps": lambda call: call.warps + call.row_warps,
     "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
-    "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
+    "needed_registers": lambda call: (
+        call.K // 8 + 112 if call.quotients else max(call.K // 2 + 90, 122 if call.vec == 8 else
+        176)
+    ),
     "registers": lambda call: (
         min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
         8)
@@ -766,9 +775,15 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.w_itemsize // 2))
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
-    "tile_bytes": lambda call: 528 * call.row + 17408 + 4096 * min(call.row_warps, call.key_tiles),
+    "tile_bytes": lambda call: (
+        528 * call.row + 17408 + (256 * call.row if call.quotients else 4096 * min(call.row_warps,
+        call.key_tiles))
+    ),
     "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
-    "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
+    "needed_registers": lambda call: (
+        call.K // 8 + 112 if call.quotients else max(call.K // 2 + 90, 122 if call.vec == 8 else
+        176)
+    ),
     "registers": lambda call: (
         min(255, call.regs_per_sm // (32 * round_up(call.block_warps, 4) * call.min_blocks) // 8 *
         8)
@@ -820,15 +835,17 @@ FORWARD = (
             Parameter("stages", (4, 2)),
             Parameter("vec", (8, 4, 2, 1)),
             Parameter("min_blocks", (1, 2, 3)),
+            Parameter("quotients", (0, 1), default=0),
             Parameter("segments", (3, 4, 5, 6, 8, 10, 12, 16)),
             Parameter("state_warps", (8, 4, 2, 1)),
             Parameter("state_blocks", (1, 2), default=1),
         ),
         first=(
-            (4, 4, 2, 8, 1, 10, 8, 1),
-            (4, 4, 2, 8, 1, 16, 8, 1),
-            (4, 4, 2, 8, 2, 8, 8, 1),
-            (4, 4, 2, 8, 2, 4, 8, 1),
+            (4, 4, 2, 8, 2, 1, 8, 8, 1),
+            (4, 4, 2, 8, 1, 0, 10, 8, 1),
+            (4, 4, 2, 8, 1, 0, 16, 8, 1),
+            (4, 4, 2, 8, 2, 0, 8, 8, 1),
+            (4, 4, 2, 8, 2, 0, 4, 8, 1),
         ),
         named=FORWARD_WARP_SPECIALIZED_SEGMENTS_NAMED,
         is_safe=False,
@@ -845,6 +862,7 @@ FORWARD = (
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.quotients == 0 or call.decay_form == 'clamp',
             lambda call: call.state_bytes <= call.smem_per_block,
             lambda call: call.needed_registers + call.spare_registers <= call.state_registers,
             lambda call: call.state_block_warps <= 2 and call.state_blocks == 1 or call.on_gpu,
@@ -1002,12 +1020,15 @@ FORWARD = (
             Parameter("stages", (4, 2)),
             Parameter("vec", (8, 4, 2, 1)),
             Parameter("min_blocks", (1, 2, 3)),
+            Parameter("quotients", (0, 1), default=0),
         ),
         first=(
-            (4, 4, 4, 8, 2),
-            (4, 4, 2, 8, 2),
-            (4, 2, 4, 8, 2),
-            (4, 4, 2, 8, 1),
+            (8, 8, 2, 8, 1, 1),
+            (4, 4, 4, 8, 2, 0),
+            (4, 4, 2, 8, 2, 1),
+            (4, 4, 2, 8, 2, 0),
+            (4, 2, 4, 8, 2, 0),
+            (4, 4, 2, 8, 1, 0),
         ),
         named=FORWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -1024,6 +1045,7 @@ FORWARD = (
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.quotients == 0 or call.decay_form == 'clamp',
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
             lambda call: call.r_stride_B % call.vec == 0,
@@ -1226,7 +1248,8 @@ FORWARD = (
 
 BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunks": lambda call: (
-        call.T // 16 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 16)
+        call.T // call.chunk + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T,
+        call.chunk)
     ),
     "sequence_heads": lambda call: call.N * call.H,
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
@@ -1238,14 +1261,18 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         call.w_itemsize // 2))
     ),
     "row": lambda call: 16 if call.K <= 16 else round_up(call.K, 64),
-    "tile_bytes": lambda call: 912 * call.row + 14336 + 4096 * min(call.row_warps, call.key_tiles),
+    "tile_bytes": lambda call: (
+        1040 * call.row + 17408 if call.quotients else 912 * call.row + 14336 + 4096 *
+        min(call.row_warps, call.key_tiles)
+    ),
     "smem_bytes": lambda call: max(call.tile_bytes + call.input_bytes, 64 * call.K * call.warps),
     "precise": lambda call: call.dtype == 'fp16',
     "value_blocks": lambda call: ceil_div(call.V, 16),
     "value_floats": lambda call: 16 * call.value_blocks + (16 if call.value_blocks % 2 == 0 else 0),
     "chunk_row_bytes": lambda call: (
-        (384 if call.precise else 256) * call.value_floats + (21504 if call.precise else 13312) +
-        2560 * call.chunk_warps
+        1024 * (max(8 * call.value_blocks, 32) + max(call.value_blocks + 5, 9) * call.chunk_warps)
+        if call.chunk == 32 else (384 if call.precise else 256) * call.value_floats + (21504 if
+        call.precise else 13312) + 2560 * call.chunk_warps
     ),
     "needed_registers": lambda call: max(call.K // 2 + 90, 122 if call.vec == 8 else 176),
     "registers": lambda call: (
@@ -1260,7 +1287,8 @@ BACKWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
 
 BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunks": lambda call: (
-        call.T // 16 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 16)
+        call.T // call.chunk + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T,
+        call.chunk)
     ),
     "sequence_heads": lambda call: call.N * call.H,
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, 16 * call.warps),
@@ -1276,8 +1304,9 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
     "value_blocks": lambda call: ceil_div(call.V, 16),
     "value_floats": lambda call: 16 * call.value_blocks + (16 if call.value_blocks % 2 == 0 else 0),
     "chunk_row_bytes": lambda call: (
-        (384 if call.precise else 256) * call.value_floats + (21504 if call.precise else 13312) +
-        2560 * call.chunk_warps
+        1024 * (max(8 * call.value_blocks, 32) + max(call.value_blocks + 5, 9) * call.chunk_warps)
+        if call.chunk == 32 else (384 if call.precise else 256) * call.value_floats + (21504 if
+        call.precise else 13312) + 2560 * call.chunk_warps
     ),
     "needed_registers": lambda call: (
         10 * call.padded_keys // 8 + 170 if call.initial_state_itemsize > 0 or call.precise else
@@ -1291,7 +1320,8 @@ BACKWARD_CHUNK_LOOP_NAMED: dict[str, Callable[[Call], Any]] = {
 
 BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
     "chunks": lambda call: (
-        call.T // 16 + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T, 16)
+        call.T // call.chunk + call.N if call.cu_seqlens_itemsize > 0 else call.N * ceil_div(call.T,
+        call.chunk)
     ),
     "sequence_heads": lambda call: call.N * call.H,
     "column_blocks": lambda call: call.sequence_heads * ceil_div(call.V, call.columns),
@@ -1305,8 +1335,9 @@ BACKWARD_CHUNK_ROWS_NAMED: dict[str, Callable[[Call], Any]] = {
     "value_blocks": lambda call: ceil_div(call.V, 16),
     "value_floats": lambda call: 16 * call.value_blocks + (16 if call.value_blocks % 2 == 0 else 0),
     "chunk_row_bytes": lambda call: (
-        (384 if call.precise else 256) * call.value_floats + (21504 if call.precise else 13312) +
-        2560 * call.chunk_warps
+        1024 * (max(8 * call.value_blocks, 32) + max(call.value_blocks + 5, 9) * call.chunk_warps)
+        if call.chunk == 32 else (384 if call.precise else 256) * call.value_floats + (21504 if
+        call.precise else 13312) + 2560 * call.chunk_warps
     ),
     "column_registers": lambda call: 4 * ceil_div(call.K, 4 * call.split) * call.tile,
     "other_registers": lambda call: 64,
@@ -1349,15 +1380,20 @@ BACKWARD = (
             Parameter("stages", (4, 2)),
             Parameter("vec", (8, 4, 2, 1)),
             Parameter("min_blocks", (1, 2, 3)),
+            Parameter("chunk", (16, 32), default=16),
             Parameter("chunk_warps", (4, 8, 2, 1)),
             Parameter("chunk_blocks", (1, 2, 3)),
             Parameter("state_bytes", (4, 2), default=4),
             Parameter("level_loop", (0, 1), default=0),
+            Parameter("quotients", (0, 1), default=0),
         ),
         first=(
-            (4, 4, 2, 8, 2, 4, 3, 4, 0),
-            (4, 4, 4, 8, 1, 4, 3, 4, 0),
-            (4, 4, 2, 8, 2, 4, 3, 2, 0),
+            (4, 2, 2, 8, 2, 16, 4, 3, 2, 0, 1),
+            (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 1),
+            (4, 4, 2, 8, 2, 16, 4, 3, 4, 0, 0),
+            (4, 4, 4, 8, 1, 16, 4, 3, 4, 0, 0),
+            (4, 4, 2, 8, 2, 16, 4, 3, 2, 0, 0),
+            (1, 1, 2, 8, 1, 32, 2, 1, 4, 0, 0),
         ),
         named=BACKWARD_WARP_SPECIALIZED_NAMED,
         is_safe=False,
@@ -1376,9 +1412,13 @@ BACKWARD = (
             lambda call: call.smem_bytes <= call.smem_per_block,
             lambda call: call.needed_registers <= call.registers,
             lambda call: call.block_warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.chunk == 16 or (call.decay_form == 'clamp' and call.dtype == 'bf16'),
             lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
+            lambda call: (
+                call.quotients == 0 or (call.decay_form == 'clamp' and call.level_loop == 0)
+            ),
             lambda call: call.state_bytes == 4 or (call.K >= 64 and call.V >= 64),
             lambda call: call.vec * call.itemsize in (0, 1, 2, 4, 8, 16, 32),
             lambda call: call.r_ptr % (call.vec * call.itemsize) == 0,
@@ -1446,6 +1486,8 @@ BACKWARD = (
             lambda call: call.row_warps <= max(call.key_tiles, 4),
             lambda call: call.vec > 1 or call.K % 2 + call.V % 2 > 0,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
+            lambda call: call.T >= call.chunk,
+            lambda call: call.chunk == 16 or not call.on_gpu,
         ),
         bind=backward_warp_specialized,
     ),
@@ -1459,13 +1501,14 @@ BACKWARD = (
             Parameter("stages", (2, 3)),
             Parameter("vec", (8, 4, 2, 1)),
             Parameter("min_blocks", (1, 2, 3, 4)),
+            Parameter("chunk", (16, 32), default=16),
             Parameter("chunk_warps", (4, 8, 2, 1)),
             Parameter("chunk_blocks", (1, 2, 3)),
         ),
         first=(
-            (4, 2, 8, 2, 4, 3),
-            (2, 2, 8, 4, 4, 2),
-            (4, 2, 8, 1, 4, 2),
+            (4, 2, 8, 2, 16, 4, 3),
+            (2, 2, 8, 4, 16, 4, 2),
+            (4, 2, 8, 1, 16, 4, 2),
         ),
         named=BACKWARD_CHUNK_LOOP_NAMED,
         is_safe=False,
@@ -1487,6 +1530,7 @@ BACKWARD = (
                 call.min_blocks) // 8 * 8)
             ),
             lambda call: call.warps <= 2 and call.min_blocks == 1 or call.on_gpu,
+            lambda call: call.chunk == 16 or (call.decay_form == 'clamp' and call.dtype == 'bf16'),
             lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
@@ -1554,7 +1598,8 @@ BACKWARD = (
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
-            lambda call: call.T >= 16,
+            lambda call: call.T >= call.chunk,
+            lambda call: call.chunk == 16 or not call.on_gpu,
         ),
         bind=backward_chunk_loop,
     ),
@@ -1570,14 +1615,15 @@ BACKWARD = (
             Parameter("tokens", (1, 4, 8, 16)),
             Parameter("stages", (1, 2, 3)),
             Parameter("vec", (1, 2, 4, 8)),
+            Parameter("chunk", (16, 32), default=16),
             Parameter("chunk_warps", (4, 8, 2, 1)),
             Parameter("chunk_blocks", (1, 2, 3)),
         ),
         first=(
-            (4, 4, 64, 8, 2, 8, 4, 3),
-            (4, 4, 32, 8, 2, 8, 4, 2),
-            (8, 1, 16, 16, 2, 8, 4, 2),
-            (16, 1, 8, 16, 2, 8, 4, 2),
+            (4, 4, 64, 8, 2, 8, 16, 4, 3),
+            (4, 4, 32, 8, 2, 8, 16, 4, 2),
+            (8, 1, 16, 16, 2, 8, 16, 4, 2),
+            (16, 1, 8, 16, 2, 8, 16, 4, 2),
         ),
         named=BACKWARD_CHUNK_ROWS_NAMED,
         is_safe=False,
@@ -1596,6 +1642,7 @@ BACKWARD = (
                 call.column_registers + call.other_registers <= min(255, call.regs_per_sm //
                 call.threads)
             ),
+            lambda call: call.chunk == 16 or (call.decay_form == 'clamp' and call.dtype == 'bf16'),
             lambda call: call.chunk_warps * call.chunk_blocks <= call.most_row_warps,
             lambda call: call.chunk_row_bytes <= call.smem_per_block,
             lambda call: call.chunk_warps <= 2 and call.chunk_blocks == 1 or call.on_gpu,
@@ -1668,7 +1715,8 @@ BACKWARD = (
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
             lambda call: call.threads <= 64 or call.on_gpu,
             lambda call: 16 * call.chunk_warps < 2 * call.K or call.chunk_warps == 1,
-            lambda call: call.T >= 16,
+            lambda call: call.T >= call.chunk,
+            lambda call: call.chunk == 16 or not call.on_gpu,
         ),
         bind=backward_chunk_rows,
     ),

@@ -43,7 +43,8 @@ constexpr bool kScaled = kgen::kPresent<FinalState>;
 // gq and gk have the features of k as values, gv those of v.
 template <int Keys, int Values>
 using LoopOf = kgen::ChunkLoop<T, Product, Keys, Values, kChunk, kValueTiles, kValueWarps,
-                               kKeyWarps, kStages, kCopy, false, false, kScaled>;
+                               kKeyWarps, kStages, kCopy, false, false, kScaled,
+                               kgen::NoDecayRows, kgen::NoNormKey, kgen::kPresent<InitialState>>;
 using KeyLoop = LoopOf<kM, kE>;
 using ValueLoop = LoopOf<kE, kM>;
 

@@ -39,7 +39,8 @@ static_assert(!kgen::kPresent<kgen::none>, "the kernel has no code for a norm");
 constexpr bool kScaled = kgen::kPresent<FinalState>;
 
 using States = kgen::ChunkStates<T, kE, kM, kStateKeys, kStateValues, kStateKeyWarps,
-                               kStateValueWarps, kChunk, kBatch, kStages, kCopy>;
+                               kStateValueWarps, kChunk, kBatch, kStages, kCopy,
+                               kgen::kPresent<InitialState>>;
 template <int Keys, int Values>
 using OutputsOf =
     kgen::ChunkOutputs<T, Keys, Values, kChunk, kBlockV, kStepTiles, kCopy, kScaled, kEarly>;

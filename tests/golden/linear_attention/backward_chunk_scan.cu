@@ -45,7 +45,8 @@ constexpr int kScanThreads = 128;
 // gq and gk have the features of k as value features; gv and the sums those of v.
 template <int Keys, int Values>
 using LoopOf = kgen::ChunkLoop<T, Product, Keys, Values, kChunk, kValueTiles, kValueWarps,
-                               kKeyWarps, kStages, kCopy, false, false, kScaled>;
+                               kKeyWarps, kStages, kCopy, false, false, kScaled,
+                               kgen::NoDecayRows, kgen::NoNormKey, kgen::kPresent<InitialState>>;
 using KeyLoop = LoopOf<kM, kE>;
 using ValueLoop = LoopOf<kE, kM>;
 

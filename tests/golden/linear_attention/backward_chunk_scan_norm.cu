@@ -46,7 +46,8 @@ using NormKey = kgen::NormKeyRows<kgen::kPresent<InitialState>>;
 // gq, gk and the sums have the features of k as value features; gv those of v.
 template <int Keys, int Values>
 using LoopOf = kgen::ChunkLoop<T, Product, Keys, Values, kChunk, kValueTiles, kValueWarps, kKeyWarps,
-                               kStages, kCopy, false, false, false, kgen::NoDecayRows, NormKey>;
+                               kStages, kCopy, false, false, false, kgen::NoDecayRows, NormKey,
+                               kgen::kPresent<InitialState>>;
 using KeyLoop = LoopOf<kM, kE>;
 using ValueLoop = LoopOf<kE, kM>;
 

@@ -32,7 +32,8 @@ constexpr bool kNormalised = kgen::kPresent<Norm>;
 constexpr bool kKeySums = kNormalised || kgen::kPresent<FinalKeySum>;
 
 using Loop = kgen::ChunkLoop<T, Product, kE, kM, kChunk, kValueTiles, kValueWarps, kKeyWarps,
-                             kStages, kCopy, kKeySums, kNormalised>;
+                             kStages, kCopy, kKeySums, kNormalised, false, kgen::NoDecayRows,
+                             kgen::NoNormKey, kgen::kPresent<FinalState>>;
 constexpr int kValueBlocks = (kM + Loop::kBlockV - 1) / Loop::kBlockV;
 
 }  // namespace

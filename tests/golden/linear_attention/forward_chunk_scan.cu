@@ -38,7 +38,8 @@ constexpr int kSums = kSegments - 1;  // the sum of the last segment is not need
 constexpr int kScanThreads = 128;
 
 using Loop = kgen::ChunkLoop<T, Product, kE, kM, kChunk, kValueTiles, kValueWarps, kKeyWarps,
-                             kStages, kCopy, kKeySums, kNormalised>;
+                             kStages, kCopy, kKeySums, kNormalised, false, kgen::NoDecayRows,
+                             kgen::NoNormKey, kgen::kPresent<FinalState>>;
 constexpr int kValueBlocks = (kM + Loop::kBlockV - 1) / Loop::kBlockV;
 
 }  // namespace

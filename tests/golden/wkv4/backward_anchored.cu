@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv4/backward_anchored.cu.jinja
-// config: anchored(lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1, splits=1)
+// config: anchored(lanes=32, vec=2, segments=2, steps=8, prefetch=true, min_blocks=1, splits=1)
 // problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
 // wkv4 backward by segments of time whose weights are relative to one anchor; see anchored_gradients.cuh. k and v are
 // read twice, gy once, and states are stored once for each round of kSegments * kSteps steps.
@@ -57,7 +57,7 @@ using kgen::wkv4::WholeDecay;
 constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
 constexpr int kLanes = 32;        // threads side by side along the channels
 constexpr int kVec = 2;            // adjacent channels of a thread
-constexpr int kSegments = 8;  // segments of a round, a row of threads each
+constexpr int kSegments = 2;  // segments of a round, a row of threads each
 constexpr int kSteps = 8;        // of a segment
 constexpr bool kOverlap = true;  // the channels' threads scan while other threads compute for another round
 constexpr int kStages = kOverlap ? 3 : 2;     // tiles of k, v and gy

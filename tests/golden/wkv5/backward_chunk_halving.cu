@@ -62,6 +62,11 @@ struct Sequence {
     }
 };
 
+template <class Target>
+KGEN_DEVICE void sum_groups(i64 block, const float* parts, i64 N, i64 H, Target* to) {
+    kgen::wkv::sum_chunks<kReduceThreads, kPdl>(block, parts, N, H, i64{Config::kK}, i64{Config::kGroups}, to);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(States::kThreads)
@@ -77,11 +82,11 @@ wkv_backward_states(const Value* __restrict__ k,          // [B, T, H, K]
     const Rows<const W> w_rows = kgen::wkv::same_at_every_step(w, Config::kK);
     const i64 head = blockIdx.x, n = head / H, h = head % H;
     const Sequence sequence(cu_seqlens, n, h, N, T, H);
-    const auto steps_of = [&](const auto& rows) { return step_rows(rows, sequence.span, h); };
+    const auto& span = sequence.span;
     using StateLoop = kgen::wkv::StateLoop<States, true>;
     const int warp = kgen::thread_rank() / kgen::kWarpSize;
-    StateLoop{steps_of(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}),
-              steps_of(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}), steps_of(w_rows),
+    StateLoop{step_rows(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}, span, h),
+              step_rows(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h), step_rows(w_rows, span, h),
               sequence.span.steps, Config::kV, 1.0f}
         .template run<false>(nullptr,
                              states + sequence.chunk * Loop::kStateWords +
@@ -119,24 +124,23 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
     }
     const i64 head = blockIdx.x, n = head / H, h = head % H;
     const Sequence sequence(cu_seqlens, n, h, N, T, H);
-    const auto pointer = [&](const auto& rows) { return step_pointer(rows, sequence.span, h); };
-    const auto steps_of = [&](const auto& rows) { return step_rows(rows, sequence.span, h); };
+    const auto& span = sequence.span;
     constexpr int kSize = Config::kK * Config::kV, kParts = Config::kGroups * Config::kK;
     const bool final_state = kgen::kPresent<kgen::none> && gfinal_state != nullptr;
     __shared__ Loop::Head shared;
     if (kgen::thread_rank() == 0) shared = {
         sequence.span.steps,
-        pointer(Rows<const Value>{gy, gy_stride_B, gy_stride_T, gy_stride_H}),
-        pointer(Rows<const Value>{r, r_stride_B, r_stride_T, r_stride_H}),
-        pointer(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}),
-        pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}),
-        pointer(kgen::wkv::same_at_every_step(w, Config::kK)),
+        step_pointer(Rows<const Value>{gy, gy_stride_B, gy_stride_T, gy_stride_H}, span, h),
+        step_pointer(Rows<const Value>{r, r_stride_B, r_stride_T, r_stride_H}, span, h),
+        step_pointer(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}, span, h),
+        step_pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h),
+        step_pointer(kgen::wkv::same_at_every_step(w, Config::kK), span, h),
         u + h * Config::kK,
         final_state ? gfinal_state + head * kSize : nullptr,
         states + sequence.chunk * Loop::kStateWords,
-        steps_of(Rows<Value>{gr, gr_stride_B, gr_stride_T, gr_stride_H}),
-        steps_of(Rows<Value>{gk, gk_stride_B, gk_stride_T, gk_stride_H}),
-        steps_of(Rows<Value>{gv, gv_stride_B, gv_stride_T, gv_stride_H}),
+        step_rows(Rows<Value>{gr, gr_stride_B, gr_stride_T, gr_stride_H}, span, h),
+        step_rows(Rows<Value>{gk, gk_stride_B, gk_stride_T, gk_stride_H}, span, h),
+        step_rows(Rows<Value>{gv, gv_stride_B, gv_stride_T, gv_stride_H}, span, h),
         {},
         gu_parts + head * kParts, gw_parts + head * kParts,
         scale};
@@ -154,12 +158,8 @@ wkv_backward_reduce(
                     U* __restrict__ gu,                  // [H, K]
                     i64 N, i64 H) {
     const i64 blocks = Config::kPerStep ? gridDim.x : gridDim.x / 2, block = blockIdx.x;  // gu, then gw
-    const auto sum = [&](i64 number, const float* parts, auto* to) {
-        kgen::wkv::sum_chunks<kReduceThreads, kPdl>(number, parts, N, H, i64{Config::kK},
-                                                    i64{Config::kGroups}, to);
-    };
-    if (block < blocks) sum(block, gu_parts, gu);
-    if (block >= blocks) sum(block - blocks, gw_parts, gw);
+    if (block < blocks) sum_groups(block, gu_parts, N, H, gu);
+    if (block >= blocks) sum_groups(block - blocks, gw_parts, N, H, gw);
 }
 
 KGEN_EXPORT(wkv_backward_reduce);

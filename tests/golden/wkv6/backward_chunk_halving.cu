@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv/backward_chunk_halving.cu.jinja
-// config: chunk_halving(copy_bytes=16, min_blocks=2, groups=2, stages=4, gradient_terms=1)
+// config: chunk_halving(copy_bytes=16, min_blocks=1, groups=3, stages=3, gradient_terms=2)
 // problem: K=64, V=64, dtype=bf16, w_dtype=bf16, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=raw
 // wkv5 and wkv6 backward by halving chunks of 16 steps, on tensor cores; bf16, also w. All sums are in a fixed order.
 //
@@ -25,7 +25,7 @@ using kgen::wkv::Rows;
 using kgen::wkv::step_pointer;
 using kgen::wkv::step_rows;
 
-constexpr int kStages = 4;         // buffers of 32 steps in shared memory, first kernel
+constexpr int kStages = 3;         // buffers of 32 steps in shared memory, first kernel
 constexpr int kCopyBytes = 16;  // of one asynchronous copy
 constexpr bool kPdl = false;              // programmatic dependent launch
 constexpr bool kPacked = kgen::kPresent<Offset>;
@@ -37,9 +37,9 @@ struct Config {
     static constexpr bool kPerStep = true;                  // w is [B, T, H, K], not [H, K]
     static constexpr int kK = 64;
     static constexpr int kV = 64;
-    static constexpr int kGroups = 2;  // of warps, which take chunks in turn
+    static constexpr int kGroups = 3;  // of warps, which take chunks in turn
     static constexpr int kVec = kCopyBytes / static_cast<int>(sizeof(Value));
-    static constexpr int kTerms = 1;  // bf16 terms of the state's gradient in products with v and S
+    static constexpr int kTerms = 2;  // bf16 terms of the state's gradient in products with v and S
 };
 
 using Loop = kgen::wkv6::GradientLoop<Config>;
@@ -62,6 +62,11 @@ struct Sequence {
     }
 };
 
+template <class Target>
+KGEN_DEVICE void sum_groups(i64 block, const float* parts, i64 N, i64 H, Target* to) {
+    kgen::wkv::sum_chunks<kReduceThreads, kPdl>(block, parts, N, H, i64{Config::kK}, i64{Config::kGroups}, to);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(States::kThreads)
@@ -78,11 +83,11 @@ wkv_backward_states(const Value* __restrict__ k,          // [B, T, H, K]
     const Rows<const W> w_rows{w, w_stride_B, w_stride_T, w_stride_H};
     const i64 head = blockIdx.x, n = head / H, h = head % H;
     const Sequence sequence(cu_seqlens, n, h, N, T, H);
-    const auto steps_of = [&](const auto& rows) { return step_rows(rows, sequence.span, h); };
+    const auto& span = sequence.span;
     using StateLoop = kgen::wkv::StateLoop<States, true>;
     const int warp = kgen::thread_rank() / kgen::kWarpSize;
-    StateLoop{steps_of(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}),
-              steps_of(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}), steps_of(w_rows),
+    StateLoop{step_rows(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}, span, h),
+              step_rows(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h), step_rows(w_rows, span, h),
               sequence.span.steps, Config::kV, 1.0f}
         .template run<false>(nullptr,
                              states + sequence.chunk * Loop::kStateWords +
@@ -92,7 +97,7 @@ wkv_backward_states(const Value* __restrict__ k,          // [B, T, H, K]
 
 KGEN_EXPORT(wkv_backward_states);
 
-extern "C" __global__ void __launch_bounds__(Loop::kThreads, 2)
+extern "C" __global__ void __launch_bounds__(Loop::kThreads, 1)
 wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
                        const Value* __restrict__ r,             // [B, T, H, K]
                        const Value* __restrict__ k,             // [B, T, H, K]
@@ -122,25 +127,24 @@ wkv_backward_gradients(const Value* __restrict__ gy,            // [B, T, H, V]
     }
     const i64 head = blockIdx.x, n = head / H, h = head % H;
     const Sequence sequence(cu_seqlens, n, h, N, T, H);
-    const auto pointer = [&](const auto& rows) { return step_pointer(rows, sequence.span, h); };
-    const auto steps_of = [&](const auto& rows) { return step_rows(rows, sequence.span, h); };
+    const auto& span = sequence.span;
     constexpr int kSize = Config::kK * Config::kV, kParts = Config::kGroups * Config::kK;
     const bool final_state = kgen::kPresent<kgen::none> && gfinal_state != nullptr;
     __shared__ Loop::Head shared;
     if (kgen::thread_rank() == 0) shared = {
         sequence.span.steps,
-        pointer(Rows<const Value>{gy, gy_stride_B, gy_stride_T, gy_stride_H}),
-        pointer(Rows<const Value>{r, r_stride_B, r_stride_T, r_stride_H}),
-        pointer(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}),
-        pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}),
-        pointer(Rows<const W>{w, w_stride_B, w_stride_T, w_stride_H}),
+        step_pointer(Rows<const Value>{gy, gy_stride_B, gy_stride_T, gy_stride_H}, span, h),
+        step_pointer(Rows<const Value>{r, r_stride_B, r_stride_T, r_stride_H}, span, h),
+        step_pointer(Rows<const Value>{k, k_stride_B, k_stride_T, k_stride_H}, span, h),
+        step_pointer(Rows<const Value>{v, v_stride_B, v_stride_T, v_stride_H}, span, h),
+        step_pointer(Rows<const W>{w, w_stride_B, w_stride_T, w_stride_H}, span, h),
         u + h * Config::kK,
         final_state ? gfinal_state + head * kSize : nullptr,
         states + sequence.chunk * Loop::kStateWords,
-        steps_of(Rows<Value>{gr, gr_stride_B, gr_stride_T, gr_stride_H}),
-        steps_of(Rows<Value>{gk, gk_stride_B, gk_stride_T, gk_stride_H}),
-        steps_of(Rows<Value>{gv, gv_stride_B, gv_stride_T, gv_stride_H}),
-        steps_of(Rows<W>{gw, gw_stride_B, gw_stride_T, gw_stride_H}),
+        step_rows(Rows<Value>{gr, gr_stride_B, gr_stride_T, gr_stride_H}, span, h),
+        step_rows(Rows<Value>{gk, gk_stride_B, gk_stride_T, gk_stride_H}, span, h),
+        step_rows(Rows<Value>{gv, gv_stride_B, gv_stride_T, gv_stride_H}, span, h),
+        step_rows(Rows<W>{gw, gw_stride_B, gw_stride_T, gw_stride_H}, span, h),
         gu_parts + head * kParts, nullptr,
         scale};
     kgen::sync_block();
@@ -155,11 +159,7 @@ wkv_backward_reduce(
                     U* __restrict__ gu,                  // [H, K]
                     i64 N, i64 H) {
     const i64 blocks = Config::kPerStep ? gridDim.x : gridDim.x / 2, block = blockIdx.x;  // gu, then gw
-    const auto sum = [&](i64 number, const float* parts, auto* to) {
-        kgen::wkv::sum_chunks<kReduceThreads, kPdl>(number, parts, N, H, i64{Config::kK},
-                                                    i64{Config::kGroups}, to);
-    };
-    if (block < blocks) sum(block, gu_parts, gu);
+    if (block < blocks) sum_groups(block, gu_parts, N, H, gu);
 }
 
 KGEN_EXPORT(wkv_backward_reduce);

@@ -51,8 +51,10 @@ constexpr bool kPacked = kgen::kPresent<Offset>;
 
 using ForwardPass = kgen::wkv7::ForwardSums;
 using BackwardPass = kgen::wkv7::BackwardSums;
-using Forward = kgen::wkv7::SpecializedLoop<Config, ForwardPass, State, 0 != 0>;
-using Backward = kgen::wkv7::SpecializedLoop<Config, BackwardPass, State, 0 != 0>;
+using Forward =
+    kgen::wkv7::SpecializedLoop<Config, ForwardPass, State, 0 != 0>;
+using Backward =
+    kgen::wkv7::SpecializedLoop<Config, BackwardPass, State, 0 != 0>;
 constexpr int kValueBlocks = kgen::ceil_div(Config::kV, Forward::kColumns);
 
 static_assert(Config::kK % Config::kVec == 0 && Config::kV % Config::kVec == 0,

@@ -732,7 +732,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="c772ba6b4e4e",
+        kernel="0fe99f618814",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -748,7 +748,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="78e0773add2d",
+        kernel="f1f9d166a6c5",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -764,7 +764,7 @@ BACKWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="8f8b84e67d83",
+        kernel="7db489e76b0a",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=2, min_blocks=4, "
@@ -780,7 +780,7 @@ BACKWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="c81728388c17",
+        kernel="13d8fec42c30",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, min_blocks=1, "
@@ -796,7 +796,7 @@ BACKWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="193f20b79f00",
+        kernel="3cd43ada7352",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=1, "
@@ -812,7 +812,7 @@ BACKWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="22cc6405e4e4",
+        kernel="270c5390524c",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=1, promotions=2, min_blocks=2, "
@@ -828,7 +828,7 @@ BACKWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="df15b2d1461c",
+        kernel="e140f32dd552",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, min_blocks=2, "
@@ -848,7 +848,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="532e0c2bd775",
+        kernel="44a8ce96dbf9",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -863,7 +863,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("bf16", "bf16"),
         constants=(),
-        kernel="6d1c9dc346b4",
+        kernel="950e88ba6790",
         config=(
             "toeplitz_mma("
             "warps=3, m_tiles=8, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=4)"
@@ -878,7 +878,7 @@ FORWARD = (
         dims=(1, 768, 1024),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="77ebc5d122ef",
+        kernel="cad071e3588f",
         config=(
             "toeplitz_mma("
             "warps=1, m_tiles=4, n_tiles=1, t_fold=8, promotions=1, t_blocks=1, min_blocks=4)"
@@ -893,7 +893,7 @@ FORWARD = (
         dims=(2, 226, 1011),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="65aab88d32b5",
+        kernel="b1c529917c8d",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=4, promotions=1, t_blocks=1, min_blocks=4)"
@@ -909,7 +909,7 @@ FORWARD = (
         dims=(2, 768, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="60686b5b47d7",
+        kernel="25951b74ea00",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=8, n_tiles=1, t_fold=4, promotions=2, skip_zeros=true, "
@@ -925,7 +925,7 @@ FORWARD = (
         dims=(4, 768, 2048),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="dad832dea374",
+        kernel="63aaa1b22168",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=2, promotions=1, skip_zeros=true, "
@@ -941,7 +941,7 @@ FORWARD = (
         dims=(4, 864, 2048),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="dad832dea374",
+        kernel="63aaa1b22168",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=4, n_tiles=1, t_fold=2, promotions=1, skip_zeros=true, "
@@ -957,7 +957,7 @@ FORWARD = (
         dims=(5, 67, 1000),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="368419c08518",
+        kernel="350fe42a5662",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=1)"
@@ -972,7 +972,7 @@ FORWARD = (
         dims=(8, 128, 4096),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="70e87a9ea1be",
+        kernel="869034ce39af",
         config=(
             "toeplitz_mma("
             "warps=8, m_tiles=8, n_tiles=1, t_fold=1, promotions=2, skip_zeros=true, "
@@ -988,7 +988,7 @@ FORWARD = (
         dims=(8, 2048, 512),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="5c2131801a9e",
+        kernel="7ca2a15c1e84",
         config=(
             "toeplitz_mma("
             "warps=2, m_tiles=4, n_tiles=1, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"
@@ -1003,7 +1003,7 @@ FORWARD = (
         dims=(32, 768, 768),
         dtypes=("fp32", "fp32"),
         constants=(),
-        kernel="a09015d2c836",
+        kernel="88d5fc2e3a8e",
         config=(
             "toeplitz_mma("
             "warps=4, m_tiles=3, n_tiles=2, t_fold=1, promotions=1, t_blocks=1, min_blocks=3)"

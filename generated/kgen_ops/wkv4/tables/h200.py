@@ -228,7 +228,7 @@ BACKWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="47c7c1162e30",
+        kernel="48c996691e07",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1, "
@@ -248,7 +248,7 @@ FORWARD = (
         dims=(1, 16384, 768),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="9f7945d04cf1",
+        kernel="98bc1211a2c1",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=8, steps=16, prefetch=false, min_blocks=2, splits=22)"
@@ -263,7 +263,7 @@ FORWARD = (
         dims=(8, 4096, 2048),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "log"),
         constants=(),
-        kernel="5b26f6d338c7",
+        kernel="5d8daf074dd8",
         config=(
             "running_max("
             "lanes=32, vec=2, segments=4, steps=16, prefetch=true, min_blocks=3, splits=1)"

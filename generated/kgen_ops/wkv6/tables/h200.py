@@ -1035,7 +1035,7 @@ BACKWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="2342d9ab74cc",
+        kernel="39047740cd76",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=32, stages=4, "
@@ -1051,7 +1051,7 @@ BACKWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="5cd3e6ac352a",
+        kernel="6a3bade34c57",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1067,7 +1067,7 @@ BACKWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="7decb82d6125",
+        kernel="a1c7fcc2a31f",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=64, block_v=64, stages=4, "
@@ -1083,7 +1083,7 @@ BACKWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="1dfb348fdb2f",
+        kernel="7c6abbc6000d",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=32, stages=2, "
@@ -1099,7 +1099,7 @@ BACKWARD = (
         dims=(2, 2, 1000, 4, 100, 72),
         dtypes=("fp32", "fp32", "fp32", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="d1777b9e2e55",
+        kernel="5360bc9118c9",
         config=(
             "chunk_loop("
             "copy_bytes=16, min_blocks=1, chunk=32, block_v=16, stages=4, "
@@ -1119,7 +1119,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "bf16", "bf16", "none", "none", "none", "raw"),
         constants=("K", "V"),
-        kernel="da1abe1fe4b1",
+        kernel="36a9de95863b",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_1_fits,
         bind=warp_specialized_1,
@@ -1131,7 +1131,7 @@ FORWARD = (
         dims=(128, 128, 1, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "fp32", "fp32", "none", "log"),
         constants=("K", "V"),
-        kernel="4e4885120f5f",
+        kernel="09581e152612",
         config="block_per_head(split=1, tile=1, columns=64, tokens=1, stages=1, vec=2)",
         fits=block_per_head_1_fits,
         bind=block_per_head_1,
@@ -1143,7 +1143,7 @@ FORWARD = (
         dims=(1, 8, 8192, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "int32", "log"),
         constants=("K", "V"),
-        kernel="fdacffd58549",
+        kernel="915e41083b9b",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_2_fits,
         bind=warp_specialized_2,
@@ -1155,7 +1155,7 @@ FORWARD = (
         dims=(1, 1, 16384, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="c8a342992b3f",
+        kernel="26bdc2269be1",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1171,7 +1171,7 @@ FORWARD = (
         dims=(4, 4, 2048, 16, 128, 128),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="814e871dffea",
+        kernel="f48c221b1698",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_3_fits,
         bind=warp_specialized_3,
@@ -1183,7 +1183,7 @@ FORWARD = (
         dims=(8, 8, 512, 64, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="a22022815903",
+        kernel="359bf065fd2c",
         config=(
             "chunk_halving("
             "copy_bytes=16, min_blocks=2, chunk=16, value_tiles=1, value_warps=4, key_warps=1, "
@@ -1199,7 +1199,7 @@ FORWARD = (
         dims=(8, 8, 4096, 32, 64, 64),
         dtypes=("bf16", "fp32", "bf16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="d33c5bae3ad2",
+        kernel="067671ab24b5",
         config="warp_specialized(warps=4, row_warps=4, stages=2, vec=8, min_blocks=2)",
         fits=warp_specialized_2_fits,
         bind=warp_specialized_2,
@@ -1211,7 +1211,7 @@ FORWARD = (
         dims=(1, 1, 54, 32, 64, 64),
         dtypes=("fp16", "fp32", "fp16", "none", "none", "none", "log"),
         constants=("K", "V"),
-        kernel="c65393a3231f",
+        kernel="b7ee34711b7f",
         config="block_per_head(split=16, tile=1, columns=16, tokens=32, stages=1, vec=4)",
         fits=block_per_head_2_fits,
         bind=block_per_head_2,

@@ -123,10 +123,12 @@ private:
 // KeySums: the loop also computes z_t = z_{t-1} + b_t. Normalised: out is divided by out_factor * a_t z_t + eps.
 // Scaled: value_factor multiplies sums of b v^T and scores, in fp32; value_factor * v would be rounded to T. Decay:
 // NoDecayRows, or HalvingRows of HalvingLoop. NormKey: NoNormKey,
-// or NormKeyRows.
+// or NormKeyRows. ExactState: each chunk's sum of b v^T is added to the state in fp32, as a returned state needs: tensor
+// cores truncate what they add to, and over thousands of steps that shows.
 template <class T, class Product, int Keys, int Values, int Chunk, int MTiles, int MWarps,
           int KeyWarps, int Stages, int CopyBytes, bool KeySums = false, bool Normalised = false,
-          bool Scaled = false, class Decay = NoDecayRows, class NormKey = NoNormKey>
+          bool Scaled = false, class Decay = NoDecayRows, class NormKey = NoNormKey,
+          bool ExactState = false>
 class ChunkLoop {
 protected:  // chunk_halving.cuh has another order of the same phases
     static constexpr bool kDecaying = kDecays<Decay>;
@@ -541,7 +543,7 @@ protected:
                     }
 #pragma unroll
             for (int n = 0; n < kTiles; n += kGroup)
-                multiply_group<Updater, MTiles, kGroup, kDeep, Scaled>(
+                multiply_group<Updater, MTiles, kGroup, kDeep, Scaled || ExactState>(
                     state, n, values,
                     [&](int i, int k, typename Updater::B& to) {
                         if (step + k >= kSteps || n + i >= kTiles) return false;
@@ -550,7 +552,7 @@ protected:
                             kUpdateStride);
                         return true;
                     },
-                    rows_.value_factor);
+                    Scaled ? rows_.value_factor : 1.0f);
             if constexpr (WithOutputs) {
 #pragma unroll
                 for (int k = 0; k < kDeep; ++k)

@@ -27,42 +27,26 @@
 namespace kgen {
 
 // The state tile of one warp, in accumulators. KeyTiles: fragments of 16 keys; ValuePairs: pairs of tiles of 8 value
-// features; Steps: steps per call of add(). T is bf16.
-template <class T, int KeyTiles, int ValuePairs, int Steps>
+// features; Steps: steps per call of add(). T is bf16. Exact: the sums of a call are added in fp32, for a state that
+// is returned: tensor cores truncate what they add to, and over thousands of steps that shows.
+template <class T, int KeyTiles, int ValuePairs, int Steps, bool Exact = false>
 class StateFragments {
     // Two independent chains of products hide their latency, where there are registers for two.
-    static constexpr int kChains = KeyTiles * ValuePairs <= 4 && Steps >= 32 ? 2 : 1;
+    static constexpr int kChains = KeyTiles * ValuePairs <= 4 && Steps >= 32 && !Exact ? 2 : 1;
     static constexpr int kDeep = KeyTiles + ValuePairs <= 6 ? min(Steps / 16, 4) : 1;
     using Half = HalfOperands<T>;
 
     static_assert(sizeof(T) == 2 && Steps % 16 == 0, "whole fragments of 16 bits");
 
 public:
-    // S += B^T V of `Steps` rows. The operands of kDeep fragments of steps are loaded before the first product: a
-    // scheduler often has only this warp, and no other warp's products would hide the loads.
+    // S += B^T V of `Steps` rows.
     KGEN_DEVICE void add(const T* b, int b_stride, const T* v, int v_stride) {
-#pragma unroll
-        for (int first = 0; first < Steps / 16; first += kDeep) {
-            typename Half::A keys[kDeep][KeyTiles];
-            typename Half::B values[kDeep][ValuePairs][2];
-#pragma unroll
-            for (int step = 0; step < kDeep; ++step) {
-                const int row = 16 * (first + step);
-#pragma unroll
-                for (int n = 0; n < ValuePairs; ++n)
-                    Half::two_columns(values[step][n], v + row * v_stride + 16 * n, v_stride);
-#pragma unroll
-                for (int m = 0; m < KeyTiles; ++m)
-                    keys[step][m] = Half::a_columns(b + row * b_stride + 16 * m, b_stride);
-            }
-#pragma unroll
-            for (int step = 0; step < kDeep; ++step)
-#pragma unroll
-                for (int m = 0; m < KeyTiles; ++m)
-#pragma unroll
-                    for (int n = 0; n < 2 * ValuePairs; ++n)
-                        Half::template multiply<0>(sums_[step % kChains][m][n], keys[step][m],
-                                                   values[step][n / 2][n % 2]);
+        if constexpr (Exact) {
+            StateFragments<T, KeyTiles, ValuePairs, Steps> of_call{};
+            of_call.add(b, b_stride, v, v_stride);
+            for_all([&](int m, int n, int i, int, int) { sums_[0][m][n][i] += of_call.at(m, n, i); });
+        } else {
+            multiply(b, b_stride, v, v_stride);
         }
     }
 
@@ -116,6 +100,34 @@ public:
     }
 
 private:
+    // The operands of kDeep fragments of steps are loaded before the first product: a scheduler often has only this
+    // warp, and no other warp's products would hide the loads.
+    KGEN_DEVICE void multiply(const T* b, int b_stride, const T* v, int v_stride) {
+#pragma unroll
+        for (int first = 0; first < Steps / 16; first += kDeep) {
+            typename Half::A keys[kDeep][KeyTiles];
+            typename Half::B values[kDeep][ValuePairs][2];
+#pragma unroll
+            for (int step = 0; step < kDeep; ++step) {
+                const int row = 16 * (first + step);
+#pragma unroll
+                for (int n = 0; n < ValuePairs; ++n)
+                    Half::two_columns(values[step][n], v + row * v_stride + 16 * n, v_stride);
+#pragma unroll
+                for (int m = 0; m < KeyTiles; ++m)
+                    keys[step][m] = Half::a_columns(b + row * b_stride + 16 * m, b_stride);
+            }
+#pragma unroll
+            for (int step = 0; step < kDeep; ++step)
+#pragma unroll
+                for (int m = 0; m < KeyTiles; ++m)
+#pragma unroll
+                    for (int n = 0; n < 2 * ValuePairs; ++n)
+                        Half::template multiply<0>(sums_[step % kChains][m][n], keys[step][m],
+                                                   values[step][n / 2][n % 2]);
+        }
+    }
+
     float sums_[kChains][KeyTiles][2 * ValuePairs][4] = {};
 };
 
@@ -136,9 +148,9 @@ struct ChunkStateTensors {
 };
 
 // KeyTile, ValueTile: features of a CTA; KeyWarps, ValueWarps: its warps along them. Chunk: steps between two states;
-// Batch: steps per barrier; Stages: batches in shared memory; CopyBytes: bytes of one cp.async.
+// Batch: steps per barrier; Stages: batches in shared memory; CopyBytes: bytes of one cp.async. Exact: as above.
 template <class T, int Keys, int Values, int KeyTile, int ValueTile, int KeyWarps, int ValueWarps,
-          int Chunk, int Batch, int Stages, int CopyBytes>
+          int Chunk, int Batch, int Stages, int CopyBytes, bool Exact = false>
 class ChunkStates {
     static_assert(sizeof(T) == 2, "states are written as 16 bits");
     static_assert(KeyTile % (16 * KeyWarps) == 0 && ValueTile % (16 * ValueWarps) == 0,
@@ -152,7 +164,7 @@ class ChunkStates {
     static constexpr int kValueStride = chunk_row_stride<T>(ValueTile);
     static constexpr int kStage = Batch * (kKeyStride + kValueStride);
     static constexpr int kAllKeys = whole_fragments(Keys), kAllValues = whole_fragments(Values);
-    using Tile = StateFragments<T, kKeyTiles, kValuePairs, Batch>;
+    using Tile = StateFragments<T, kKeyTiles, kValuePairs, Batch, Exact>;
 
 public:
     static constexpr int kThreads = 32 * KeyWarps * ValueWarps;

@@ -42,11 +42,24 @@ KGEN_DEVICE float decay_slope(float w, float d) {
     }
 }
 
+// The type of a product of decays, fp64 if Wide.
+template <bool Wide>
+struct DecayNumber {
+    using Type = float;
+};
+template <>
+struct DecayNumber<true> {
+    using Type = double;
+};
+
 // The product of several steps' decays: from their logarithms where w has them, else the product
-// itself, for which a logarithm would have to be taken.
+// itself, for which a logarithm would have to be taken. If that is Precise, it is in fp64: where all
+// steps have one decay, the error of a chunk's product is the same in each chunk, and a state of
+// thousands of steps adds them up.
 template <DecayForm Form, bool Precise>
 class DecayProduct {
     static constexpr bool kLogs = Form != DecayForm::decay;
+    using Number = typename DecayNumber<!kLogs && Precise>::Type;
 
 public:
     KGEN_DEVICE void times(float w) {
@@ -65,10 +78,10 @@ public:
             value_ *= other.value_;
         }
     }
-    KGEN_DEVICE float value() const { return value_of(value_); }
+    KGEN_DEVICE float value() const { return value_of(exponent()); }
 
     // The product from its exponent(), the sum of logarithms where w has them; what lanes exchange.
-    KGEN_DEVICE float exponent() const { return value_; }
+    KGEN_DEVICE float exponent() const { return static_cast<float>(value_); }
     static KGEN_DEVICE float value_of(float exponent) { return kLogs ? exp(exponent) : exponent; }
 
     // The product of the lane whose number differs from this one's by `mask` (exclusive or).
@@ -80,11 +93,11 @@ public:
 
     // The product as accurate as decay_of.
     KGEN_DEVICE float near_value() const {
-        return kLogs && !Precise ? fast_exp(value_) : value_of(value_);
+        return kLogs && !Precise ? fast_exp(exponent()) : value();
     }
 
 private:
-    float value_ = kLogs ? 0.0f : 1.0f;
+    Number value_ = kLogs ? 0 : 1;
 };
 
 }  // namespace kgen

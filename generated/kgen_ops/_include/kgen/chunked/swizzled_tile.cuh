@@ -74,7 +74,6 @@ struct SwizzledTile {
         Half::split(b, words);
     }
 
-private:
     // The row of 8 elements whose address a lane passes to ldmatrix: matrices of rows 0-7, 8-15 of the first 8 columns,
     // then of the others; or of the first and the others of rows 0-7, then of rows 8-15.
     static KGEN_DEVICE int rows_first() {

@@ -1,4 +1,4 @@
-// Matrix products of one warp on tensor cores (mma.sync), ldmatrix, movmatrix and TF32 conversions.
+// Matrix products of one warp on tensor cores (mma.sync), ldmatrix, stmatrix, movmatrix and TF32 conversions.
 //
 //     D[16 x 8] = A[16 x K] B[K x 8] + C[16 x 8]
 //
@@ -105,8 +105,8 @@ public:
     }
 
     // Adds the products of two rows of A and two adjacent columns of B, whose rows are `Stride` apart, to four sums.
-    template <int K, int Stride>
-    static KGEN_DEVICE void add_products(float (&c)[4], const float* upper, const float* lower,
+    template <int K, int Stride, class Row>
+    static KGEN_DEVICE void add_products(float (&c)[4], const Row* upper, const Row* lower,
                                          const float* columns) {
         using Pair = double __attribute__((vector_size(16)));  // of the two columns
         Pair sums[2] = {{c[0], c[1]}, {c[2], c[3]}};
@@ -115,7 +115,10 @@ public:
             sums[0] += static_cast<double>(upper[k]) * row_of_b;
             sums[1] += static_cast<double>(lower[k]) * row_of_b;
         }
-        for (int i = 0; i < 4; ++i) c[i] = cut_off(sums[i / 2][i % 2]);
+        c[0] = cut_off(sums[0][0]);
+        c[1] = cut_off(sums[0][1]);
+        c[2] = cut_off(sums[1][0]);
+        c[3] = cut_off(sums[1][1]);
     }
 
 private:
@@ -299,6 +302,43 @@ KGEN_DEVICE u32 transpose_matrix(u32 pair) {
     return result;
 #else
     return pair;
+#endif
+}
+
+// Stores four matrices of 8 x 8 16-bit values to shared memory, transposed: the opposite of ldmatrix<4, true>. A lane's
+// r[m] is rows 2q and 2q + 1, column g of matrix m; lane 8 m + i passes the address of row i of matrix m, a multiple of
+// 16 bytes. One instruction on sm_90, else a transposition and a store of 4 bytes per matrix.
+template <int Arch = KGEN_ARCH>
+KGEN_DEVICE void stmatrix_transposed(const u32 (&r)[4], void* row) {
+    KGEN_NEEDS_MMA(Arch, 750, "movmatrix needs sm_75");
+#if !KGEN_HOST && KGEN_ARCH >= 900
+    const u32 address = static_cast<u32>(__cvta_generic_to_shared(row));
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+#else
+    const MmaLane lane = mma_lane();
+#if KGEN_HOST
+    host::check_aligned(row, 16, "row of stmatrix");
+    const void** rows = detail::address_board();
+    rows[lane_id()] = row;
+    sync_warp();
+#else
+    const u32 address = static_cast<u32>(__cvta_generic_to_shared(row));
+#endif
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+        const u32 pair = transpose_matrix(r[m]);
+#if KGEN_HOST
+        static_cast<u32*>(const_cast<void*>(rows[8 * m + lane.g]))[lane.q] = pair;
+#else
+        const u32 target = shfl(address, 8 * m + lane.g) + 4 * lane.q;
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(target), "r"(pair) : "memory");
+#endif
+    }
+#if KGEN_HOST
+    sync_warp();  // `rows` may be overwritten after this
+#endif
 #endif
 }
 

@@ -22,9 +22,21 @@
 
 namespace kgen::wkv {
 
-// One block's loop over all steps of a head, for BlockV value features.
-template <class C>
+// What a checkpoint in memory is made of: fp32, or pairs of bf16.
+template <bool Rounded>
+struct CheckpointWord {
+    using Type = float;
+};
+template <>
+struct CheckpointWord<true> {
+    using Type = u32;
+};
+
+// One block's loop over all steps of a head, for BlockV value features. Rounded: states before every 16 steps, in bf16,
+// instead of those at the ends of chunks.
+template <class C, bool Rounded = false>
 class StateLoop {
+    using Checkpoint = typename CheckpointWord<Rounded>::Type;
     using T = typename C::T;
     using W = typename C::W;
     using Tile = StateTile<T, C::kPrecise, C::kBlockV / 8>;
@@ -49,9 +61,9 @@ public:
     float scale;  // of x
 
     // start and end: the head's [K, V], from the block's first key and value on, or null. checkpoints: this warp's tile
-    // of the head's first chunk, of which the block has `block_tiles` fragments; `checkpoint_stride` floats per chunk.
+    // of the head's first chunk, of which the block has `block_tiles` fragments; `checkpoint_stride` words per chunk.
     template <bool Backward>
-    KGEN_DEVICE void run(const float* start, float* checkpoints, i64 checkpoint_stride,
+    KGEN_DEVICE void run(const float* start, Checkpoint* checkpoints, i64 checkpoint_stride,
                          int block_tiles, float* end) const {
         // Shared memory: W w[Stages][32][kKeys]; T x[Stages][32][kKeys],
         // rows[Stages][32][kRowStride]; float factors[2][kFactors], decays[2][kKeys].
@@ -108,9 +120,13 @@ public:
             const i64 time = Backward ? buffers - 1 - buffer : buffer;
             const bool boundary =
                 Backward ? (time + 1) % kPerChunk == 0 || buffer == 0 : time % kPerChunk == 0;
-            if (boundary) state.store_fragments(checkpoints + time / kPerChunk * checkpoint_stride,
-                                      block_tiles);
-            if (!Backward && time / kPerChunk == (buffers - 1) / kPerChunk) break;
+            if constexpr (Rounded) {
+                static_assert(!Backward, "gradients of the state are not rounded");
+            } else {
+                if (boundary) state.store_fragments(checkpoints + time / kPerChunk * checkpoint_stride,
+                                          block_tiles);
+                if (!Backward && time / kPerChunk == (buffers - 1) / kPerChunk) break;
+            }
 
             // 1. Rows of keys with their decays: a lane has a key of its warp and 16 of the steps.
             {
@@ -142,6 +158,9 @@ public:
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int half = Backward ? 1 - i : i;
+                if constexpr (Rounded)
+                    if (time * kSteps + half * kSubSteps < steps)
+                        state.store_rounded(checkpoints + (2 * time + half) * checkpoint_stride, block_tiles);
                 state.update(state, decays + half * kKeys + key0,
                               factors + half * kFactors + key0, kStride,
                               ring_rows + slot * kRows + half * kSubSteps * kRowStride, kRowStride);

@@ -286,6 +286,16 @@ struct StateTile {
                     {{at[i][0], at[i][1], at[i][2], at[i][3]}};
     }
 
+    // The same rounded to bf16, as operands A of two fragments each, [fragment / 2][lane][4].
+    KGEN_DEVICE void store_rounded(u32* memory, int there) const {
+#pragma unroll
+        for (int i = 0; i < Tiles; i += 2)
+            if (i < there)
+                *reinterpret_cast<Vec<u32, 4>*>(memory + (i / 2 * kWarpSize + lane_id()) * 4) = {
+                    {pack2<bf16>(at[i][0], at[i][1]), pack2<bf16>(at[i][2], at[i][3]),
+                     pack2<bf16>(at[i + 1][0], at[i + 1][1]), pack2<bf16>(at[i + 1][2], at[i + 1][3])}};
+    }
+
     KGEN_DEVICE void load_fragments(const float* memory) {
 #pragma unroll
         for (int i = 0; i < Tiles; ++i) {

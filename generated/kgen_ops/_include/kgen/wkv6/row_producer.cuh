@@ -19,7 +19,8 @@
 // operand B: a product for 16 keys and a level, from registers. Late rows are rows 0 to 7 of A at blocks of 2 and 8
 // steps, else rows 8 to 15, and the others zero, so that two levels share the sums of a product. Products of decays
 // over blocks of 1, 2, 4 and 8 steps come by shuffles; with one decay per head (!PerStep) they are powers of the lane's
-// own.
+// own. With Powers they come from a table: at a level with blocks of half n the lane's late step t and its early step
+// have the same factor, d to the power t % n, and rows have d to the powers `early` and 15 - early.
 //
 // Layout in shared memory (struct ChunkBuffers), each tile swizzled (swizzled_tile.cuh):
 //
@@ -27,7 +28,8 @@
 //     bf16 scores[2][2][16][16]           chunk % 2, high and low terms; scores of steps with later steps stay zero
 //     float decay[Warps + 1, or 1][kRow]  P
 //     float bonus[kRow]                   u
-//     float step_decay[kRow, or 0]        d of all steps, with one decay per head
+//     float step_decay[kRow, or 0]        d of all steps, with one decay per head; with Powers [16][kRow + 16], its
+//                                         powers 0 to 15 (power_place)
 //     bf16 r, k and W w [Warps][Stages][kPerPart]: copies of the inputs of a part (part_copier.cuh)
 //
 // Rows beyond the last step are zero. Decays there are not 1, but nothing reads a state after them.
@@ -50,8 +52,8 @@ namespace kgen::wkv6 {
 
 enum Row { kRowR, kRowK };
 
-// The tiles in shared memory. Keys: of a head; Warps: producers.
-template <int Keys, int Warps, bool PerStep>
+// The tiles in shared memory. Keys: of a head; Warps: producers; Powers: whether there is a table of powers.
+template <int Keys, int Warps, bool PerStep, bool Powers = false>
 struct ChunkBuffers {
     static constexpr int kSlots = Warps + 1, kDecaySlots = PerStep ? kSlots : 1;
     static constexpr int kRow = Keys <= 16 ? 16 : ceil_div(Keys, 64) * 64;
@@ -60,7 +62,8 @@ struct ChunkBuffers {
     static constexpr int kTerm = ScoreTile::kElements;  // from the high to the low term
     static constexpr int kRowElements = kSlots * 2 * RowTile::kElements;
     static constexpr int kScoreElements = 2 * 2 * kTerm;
-    static constexpr int kFloats = (kDecaySlots + (PerStep ? 1 : 2)) * kRow;
+    static constexpr int kFloats =
+        (kDecaySlots + (PerStep || Powers ? 1 : 2)) * kRow + (Powers ? 16 * (kRow + 16) : 0);
     static constexpr int kBytes = 2 * (kRowElements + kScoreElements) + 4 * kFloats;
 
     bf16* first;
@@ -76,6 +79,11 @@ struct ChunkBuffers {
     }
     KGEN_DEVICE float* bonus() const { return floats() + kDecaySlots * kRow; }
     KGEN_DEVICE float* step_decay() const { return bonus() + kRow; }
+    // Of a power of the first key. The eight lanes that read at once have two powers, which differ by 1 or 2, and the
+    // same keys: rows of such powers are 64 bytes apart in the banks.
+    static KGEN_DEVICE int power_place(int power) {
+        return power * (kRow + 16) + (power & 2) * 8;
+    }
 
 private:
     KGEN_DEVICE float* floats() const {
@@ -84,10 +92,15 @@ private:
 };
 
 // `warp` is the caller's number among Warps. W, U: dtypes of w and u; PerStep: whether w has a row per step, else one
-// per head; CopyVec: elements per copy; Stages: parts of inputs in shared memory, one of them in use.
-template <class W, class U, DecayForm Form, bool PerStep, int Keys, int Warps, int CopyVec, int Stages>
+// per head; CopyVec: elements per copy; Stages: parts of inputs in shared memory, one of them in use; Powers: factors
+// from a table, with one decay per head; FixedParts: the caller unrolls the parts of a chunk, so that the addresses of
+// inputs and tiles of keys are constants.
+template <class W, class U, DecayForm Form, bool PerStep, int Keys, int Warps, int CopyVec, int Stages,
+          bool Powers = false, bool FixedParts = false>
 class RowProducer {
-    using Buffers = ChunkBuffers<Keys, Warps, PerStep>;
+    static_assert(!(PerStep && Powers), "decays of steps are not powers of one");
+    static_assert(!FixedParts || Warps % Stages == 0, "a part has the same stage in all chunks");
+    using Buffers = ChunkBuffers<Keys, Warps, PerStep, Powers>;
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
     using Half = HalfOperands<bf16>;
@@ -122,8 +135,18 @@ public:
             if constexpr (PerStep) places_w_[which] = opaque(TileW::place(step(which), key()));
             places_of_rows_[which] = opaque(RowTile::offset(step(which), key() / 8) + key() % 8);
         }
+        if constexpr (Powers) {
 #pragma unroll
-        for (int part = 0; part < Stages - 1; ++part) copy();
+            for (int level = 1; level < 4; ++level) {
+                const int half = 1 << level, late = early() & half ? early() : 15 - early();
+                places_of_powers_[level - 1] = opaque(Buffers::power_place(late % half) + key());
+            }
+#pragma unroll
+            for (int which = 0; which < 2; ++which)
+                places_of_powers_[3 + which] = opaque(Buffers::power_place(step(which)) + key());
+        }
+#pragma unroll
+        for (int part = 0; part < Stages - 1; ++part) copy(part);
         fill(warp, w.first, u);
 #pragma unroll
         for (int x = 0; x < 2; ++x) {
@@ -142,14 +165,14 @@ public:
     KGEN_DEVICE void put_part(int part) {
         cp_async_wait<Stages - 2>();
         sync_warp();  // the inputs of the part are there, and all lanes have read those of the one before
-        copy();
+        copy(part + Stages - 1);
 #pragma unroll 1
         for (int n = 0; n < kPerPart; ++n) {
             const int tile = part * kPerPart + n;
             if (kTiles % (Warps * kPerPart) != 0 && tile >= kTiles) break;
-            put_tile(tile, inputs_of(part_) + n * kInputs);
+            put_tile(tile, inputs_of(FixedParts ? part : part_) + n * kInputs);
         }
-        ++part_;
+        if constexpr (!FixedParts) ++part_;
         if (part == Warps - 1) {
             put_scores();
             chunk_ += Warps;
@@ -185,9 +208,17 @@ private:
             buffers_.bonus()[i] = i < Keys ? to_float(u[i]) : 0.0f;
             if constexpr (!PerStep) {
                 float power = i < Keys ? decay_of<Form>(to_float(w[i])) : 1.0f;
-                buffers_.step_decay()[i] = power;
+                if constexpr (Powers) {
+                    const float decay = power;
+                    power = 1.0f;
+#pragma unroll 1
+                    for (int n = 0; n < 16; ++n, power *= decay)
+                        buffers_.step_decay()[Buffers::power_place(n) + i] = power;
+                } else {
+                    buffers_.step_decay()[i] = power;
 #pragma unroll
-                for (int n = 0; n < 4; ++n) power *= power;
+                    for (int n = 0; n < 4; ++n) power *= power;
+                }
                 buffers_.decay(0)[i] = power;
             }
         }
@@ -204,18 +235,20 @@ private:
         left_ = static_cast<int>(max(min(steps_ - i64{chunk} * 16, i64{16}), i64{0}));
     }
 
-    // Starts the copies of the inputs of the next part; one group.
-    KGEN_DEVICE void copy() {
-        u16* to = inputs_of(copied_);
-#pragma unroll
-        for (int n = 0; n < kPerPart; ++n, to += kInputs) {
-            const int tile = copied_part_ * kPerPart + n;
-            if (kTiles % (Warps * kPerPart) != 0 && tile >= kTiles) break;
-            const int width = Keys % 16 == 0 ? 16 : Keys - 16 * tile;
-            r_.start(to, left_, width, 16 * n);
-            k_.start(to + kOfK, left_, width, 16 * n);
-            if constexpr (PerStep) w_.start(to + kOfW, left_, width, 16 * n);
+    // Starts the copies of the inputs of the next part; one group. It is part `fixed` from the beginning of the warp's
+    // chunk on.
+    KGEN_DEVICE void copy(int fixed) {
+        if constexpr (FixedParts) {
+            if (fixed == Warps) {
+                begin_copies(copied_chunk_ + Warps);
+                advance(0, 16 * Warps);
+            }
+            const int part = fixed % Warps;
+            start_copies(inputs_of(part), part, 16 * kPerPart * part);
+            cp_async_commit();
+            return;
         }
+        start_copies(inputs_of(copied_), copied_part_, 0);
         cp_async_commit();
         ++copied_;
         constexpr int kColumns = 16 * kPerPart;
@@ -223,6 +256,18 @@ private:
         if (++copied_part_ < Warps) return;
         begin_copies(copied_chunk_ + Warps);
         advance(-kColumns * Warps, 16 * Warps);
+    }
+
+    KGEN_DEVICE void start_copies(u16* to, int part, int first) const {
+#pragma unroll
+        for (int n = 0; n < kPerPart; ++n, to += kInputs) {
+            const int tile = part * kPerPart + n;
+            if (kTiles % (Warps * kPerPart) != 0 && tile >= kTiles) break;
+            const int width = Keys % 16 == 0 ? 16 : Keys - 16 * tile;
+            r_.start(to, left_, width, first + 16 * n);
+            k_.start(to + kOfK, left_, width, first + 16 * n);
+            if constexpr (PerStep) w_.start(to + kOfW, left_, width, first + 16 * n);
+        }
     }
 
     KGEN_DEVICE void advance(int columns, int steps) {
@@ -324,12 +369,36 @@ private:
         }
     }
 
+    // Factors of a level, 1 to 3, or of rows, 4 + which.
+    KGEN_DEVICE Vec<float, 4> powers(int n, int tile) const {
+        return *reinterpret_cast<const Vec<float, 4>*>(buffers_.step_decay() +
+                                                       places_of_powers_[n - 1] + 16 * tile);
+    }
+
+    // The products of blocks of 2 << kLevel steps, of rows without decays.
+    template <int kLevel>
+    KGEN_DEVICE void add_level_by_powers(const Floats& r, const Floats& k, int tile) {
+        const bool flip = early() & 1 << kLevel;
+        const Vec<float, 4> factor = powers(kLevel, tile);
+        float late[4], soon[4];
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+            late[x] = (flip ? r[0][x] : r[1][x]) * factor[x];
+            soon[x] = (flip ? k[1][x] : k[0][x]) * factor[x];
+        }
+        if constexpr (kLevel == 1) {
+            multiply<kLevel>(pack(late), pack(soon));
+        } else {
+            multiply<kLevel>(late, soon);
+        }
+    }
+
     KGEN_DEVICE void put_tile(int tile, const u16* inputs) {
         Quad copied_r[2], copied_k[2];
         Floats r, k, all;
         read(copied_r, inputs);
         read(copied_k, inputs + kOfK);
-        read_decays(all, inputs + kOfW, tile);
+        if constexpr (!Powers) read_decays(all, inputs + kOfW, tile);
         const auto bonus =
             *reinterpret_cast<const Vec<float, 4>*>(buffers_.bonus() + 16 * tile + key());
 #pragma unroll
@@ -351,17 +420,34 @@ private:
             soon[i] = odd ? copied_k[1][i] : copied_k[0][i];
         }
         multiply<0>(late, soon);
-        widen<1>(r, k, all);
-        add_level<1>(r, k);
-        widen<2>(r, k, all);
-        add_level<2>(r, k);
-        widen<4>(r, k, all);
-        multiply<3>(r[1], k[0]);
+        if constexpr (Powers) {
+            add_level_by_powers<1>(r, k, tile);
+            add_level_by_powers<2>(r, k, tile);
+            add_level_by_powers<3>(r, k, tile);
+        } else {
+            widen<1>(r, k, all);
+            add_level<1>(r, k);
+            widen<2>(r, k, all);
+            add_level<2>(r, k);
+            widen<4>(r, k, all);
+            multiply<3>(r[1], k[0]);
+        }
         // 2. Rows for products with the state.
+        if constexpr (Powers) {
+            const Vec<float, 4> soon_power = powers(4, tile), late_power = powers(5, tile);
 #pragma unroll
-        for (int x = 0; x < 4; ++x) {
-            r[1][x] *= all[0][x];
-            k[0][x] *= all[1][x];
+            for (int x = 0; x < 4; ++x) {
+                r[0][x] *= soon_power[x];
+                k[0][x] *= late_power[x];
+                r[1][x] *= late_power[x];
+                k[1][x] *= soon_power[x];
+            }
+        } else {
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                r[1][x] *= all[0][x];
+                k[0][x] *= all[1][x];
+            }
         }
         bf16* rows = buffers_.rows(slot_, 0);
 #pragma unroll
@@ -422,6 +508,7 @@ private:
     u16* inputs_;
     Copier r_, k_;
     CopierW w_;
+    int places_of_powers_[5];  // of levels 1 to 3, and of the lane's steps
 };
 
 }  // namespace kgen::wkv6

@@ -20,7 +20,8 @@
 // the warps that read them.
 //
 // A Config has W and U; kForm: of the decays; kPerStep: whether w has a row per step; kK, kV; kWarps, kRowWarps: of
-// consumers and producers; kStages: chunks of inputs in shared memory; kVec: elements per copy.
+// consumers and producers; kStages: chunks of inputs in shared memory; kVec: elements per copy; kPowers: powers of
+// decays from a table; kFixedParts: the producers' parts of a chunk are unrolled.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
@@ -34,9 +35,9 @@ struct SpecializedLoop {
     using W = typename Config::W;
     using U = typename Config::U;
     using Decay = DecayRows<W, U, Config::kForm>;
-    using Buffers = ChunkBuffers<Config::kK, Config::kRowWarps, Config::kPerStep>;
+    using Buffers = ChunkBuffers<Config::kK, Config::kRowWarps, Config::kPerStep, Config::kPowers>;
     using Producer = RowProducer<W, U, Config::kForm, Config::kPerStep, Config::kK, Config::kRowWarps,
-                                 Config::kVec, Config::kStages>;
+                                 Config::kVec, Config::kStages, Config::kPowers, Config::kFixedParts>;
     using Copier = wkv7::TileCopier<bf16, Config::kVec>;
     using RowTile = typename Buffers::RowTile;
     using ScoreTile = typename Buffers::ScoreTile;
@@ -89,6 +90,15 @@ private:
         Producer rows_of(buffers(), producer, rows.end, pointer(rows.a), pointer(rows.b),
                          pointer(decay.w), decay.u);
         for (int i = 0; i < producer; ++i) end_interval();
+        if constexpr (Config::kFixedParts) {
+            int interval = producer - kRowWarps;
+#pragma unroll 1
+            while (interval < chunks) {
+                const bool there = interval + kRowWarps < chunks;
+                produce_parts<0>(rows_of, there, interval, chunks);
+            }
+            return;
+        }
         int part = 0;
 #pragma unroll 1
         for (int interval = producer - kRowWarps; interval < chunks; ++interval) {
@@ -96,6 +106,17 @@ private:
             part = part == kRowWarps - 1 ? 0 : part + 1;
             end_interval();
         }
+    }
+
+    // The parts of a chunk from `Part` on, unrolled.
+    template <int Part>
+    static KGEN_DEVICE void produce_parts(Producer& rows_of, bool there, int& interval, int chunks) {
+        if (interval >= chunks) return;
+        if (there) rows_of.put_part(Part);
+        end_interval();
+        ++interval;
+        if constexpr (Part + 1 < kRowWarps)
+            produce_parts<Part + 1>(rows_of, there, interval, chunks);
     }
 
     KGEN_DEVICE void consume_all(int chunks, float& nonfinite) const {

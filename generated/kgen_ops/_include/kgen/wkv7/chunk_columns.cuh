@@ -79,10 +79,10 @@ private:
     float lost_ = 0.0f;
 };
 
-// Second: whether `second` is an output.
-template <class Config, Direction D, bool Second>
-struct ChunkColumns : ColumnTensors<typename Config::Value, typename Config::W> {
-    using Tensors = ColumnTensors<typename Config::Value, typename Config::W>;
+// Second: whether `second` is an output. StateSteps: from one checkpoint to the next.
+template <class Config, Direction D, bool Second, int StateSteps = 16>
+struct ChunkColumns : ColumnTensors<typename Config::Value, typename Config::W, float, StateSteps> {
+    using Tensors = ColumnTensors<typename Config::Value, typename Config::W, float, StateSteps>;
     using Tensors::width, Tensors::steps, Tensors::pitch, Tensors::r, Tensors::w, Tensors::k,
         Tensors::a, Tensors::b, Tensors::c, Tensors::c_factor, Tensors::second_factor,
         Tensors::checkpoints, Tensors::first, Tensors::second;
@@ -195,13 +195,20 @@ private:
         found[0][1] = Ops::of_sums(sums[0], 1);
     }
 
+    // Whether the state at the outset of a chunk is written.
+    KGEN_DEVICE bool is_checkpoint(i64 begin) const {
+        if constexpr (StateSteps == kC) return true;
+        const i64 end = begin + kC;
+        return kBack ? end >= steps || end % StateSteps == 0 : begin % StateSteps == 0;
+    }
+
     // The chunk whose first step is `begin`.
     KGEN_DEVICE void run(char* buffer, i64 begin, State& state, float& nonfinite) const {
         const int there = static_cast<int>(min(steps - begin, i64{kC}));
         Value* values_c = reinterpret_cast<Value*>(buffer) + 4 * kC * kKeys + 16 * warp();
-        if (checkpoints != nullptr)
+        if (checkpoints != nullptr && is_checkpoint(begin))
             each_of_state([&](int tile, int i, i64 place, bool used) {
-                if (used) checkpoints[begin / kC * (Config::kK * pitch) + place] = state[0][tile][i];
+                if (used) checkpoints[begin / StateSteps * (Config::kK * pitch) + place] = state[0][tile][i];
             });
         // 1. Rows with their decays.
         apply_decays(buffer, there);

@@ -6,7 +6,7 @@
 //     scores       A K^T  j < i        R B^T  j <= i      R K^T  j <= i                   [16][16], bf16 high and low
 //     inverse      (I - A B^T)^-1      j < i                                              transposed, likewise
 //
-// chunk_columns.cuh has the formulas, halving_producer.cuh the rows and the scores.
+// chunk_columns.cuh has the formulas, halving_producer.cuh and quotient_producer.cuh have the rows and the scores.
 //
 // Layout in shared memory (struct ChunkBuffers), each tile swizzled (swizzled_tile.cuh):
 //
@@ -46,7 +46,7 @@ struct ChunkBuffers {
     static constexpr int kTerm = ScoreTile::kElements;  // from the high to the low term
     static constexpr int kRowTiles = Pass::kTermsA + Pass::kTermsR + Pass::kTermsK + Pass::kTermsB;
     // Scores are needed for three chunks at a time. Where low terms leave little room there is no fourth slot.
-    static constexpr int kScoreSlots = kRowTiles > 4 ? 3 : 4;
+    static constexpr int kScoreSlots = !Pass::kQuotients && kRowTiles > 4 ? 3 : 4;
     static constexpr int kRowElements = kSlots * kRowTiles * RowTile::kElements;
     static constexpr int kScoreElements = kScoreSlots * 3 * 2 * kTerm;
     static constexpr int kInverseElements = 2 * 2 * kTerm;
@@ -153,6 +153,21 @@ protected:
     // The inputs of a chunk, of tile n of the warp: r, k, a, b, w.
     KGEN_DEVICE u16* inputs_of(int chunk, int n) const {
         return inputs_ + ((chunk & (Stages - 1)) * kPerWarp + n) * kInputs;
+    }
+
+    // Lets the decays of steps beyond the last one be 1. The zeros that were copied are 1 in the form `log` alone.
+    KGEN_DEVICE void keep_state_behind(int chunk) const {
+        const int left = order_.left(chunk);
+        if (left == 16) return;
+#pragma unroll 1
+        for (int i = lane_id(); i < 256 * kPerWarp; i += kWarpSize) {
+            u16* tiles = inputs_of(chunk, i / 256) + kOfW;
+            const int row = i / 16 % 16;
+            if (row >= left)
+                *reinterpret_cast<W*>(tiles + TileCopier<W, CopyVec>::place(row, i % 16)) =
+                    from_float<W>(-infinity());
+        }
+        sync_warp();
     }
 
     Buffers buffers_;

@@ -29,30 +29,33 @@
 // Synchronisation: three block barriers, and one more where results are looked at for NaN and Inf: if any is not
 // finite, the block computes its gradients again, step by step.
 //
-// A Config has Value and W (both bf16 or both fp16), kK, kV, kForm, kRowWarps, and kVec, elements per copy. State:
-// dtype of S and G in memory, float or bf16.
+// Config and State: RowGradients.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
 #include "kgen/primitives/registers.cuh"
-#include "kgen/wkv7/checkpoints.cuh"
+#include "kgen/wkv7/halved_steps.cuh"
+#include "kgen/wkv7/row_gradients.cuh"
 #include "kgen/wkv7/row_scores.cuh"
-#include "kgen/wkv7/tile_copier.cuh"
 
 namespace kgen::wkv7 {
 
 template <class Config, class State = float>
-class ChunkRows {
+class ChunkRows : public RowGradients<Config, State> {
     using Value = typename Config::Value;
     using W = typename Config::W;
-    static_assert(sizeof(Value) == 2 && sizeof(W) == 2, "gradients of steps have 16 bits");
 
 public:
+    using Base = RowGradients<Config, State>;
+    using Base::kKeys, Base::kThreads, Base::step_by_step;
+    using Index = i64;
+    static constexpr int kSteps = 16;
     static constexpr bool kPrecise = !kCoarse<Value>;
 
 private:
-    static constexpr auto kForm = Config::kForm;
-    static constexpr int kK = Config::kK, kV = Config::kV, kWarps = Config::kRowWarps;
+    using Base::first_key, Base::steps, Base::gy, Base::r, Base::k, Base::v, Base::a, Base::b, Base::w, Base::sa,
+        Base::gsa, Base::state, Base::gradient, Base::gr, Base::gk, Base::ga, Base::gb, Base::gw, Base::scale;
+    using Base::kForm, Base::kK, Base::kV, Base::kWarps, Base::write;
     using Scores = RowScores<Value, kV, kWarps, Config::kVec, kPrecise>;
     using Buffers = typename Scores::Buffers;
     using Copier = TileCopier<Value, Config::kVec>;
@@ -66,18 +69,7 @@ private:
     using Four = Vec<float, 4>;
 
 public:
-    static constexpr int kThreads = kWarps * kWarpSize, kKeys = 16 * kWarps;
     static constexpr int kBytes = Buffers::kBytes + kWarps * 5 * 2 * kTile;
-
-    // The block's first key; steps of the chunk; its first step in all tensors; the states.
-    int first_key, steps;
-    StepPointer<Value> gy, r, k, v, a, b;
-    StepPointer<W> w;
-    StepPointer<float> sa, gsa;
-    const State *state, *gradient;  // [K, V]
-    Rows<Value> gr, gk, ga, gb;
-    Rows<W> gw;
-    float scale;
 
     // Returns whether all is computed. If a gradient is not finite, the block has to take the steps one by one; where
     // kPrecise, that is left to the caller, or the addresses of all inputs would stay in registers, and others spill.
@@ -147,52 +139,18 @@ public:
         return true;
     }
 
-    // The definition, a thread per key and every other step: products with zeros of a NaN or Inf of another step do not
-    // occur. It takes hundreds of times as long.
-    KGEN_DEVICE void step_by_step() const {
-        const int key = first_key + thread_rank() % kKeys;
-        if (key >= kK) return;
-#pragma unroll 1
-        for (int t = thread_rank() / kKeys; t < steps; t += kThreads / kKeys) {
-            float by_r = 0.0f, by_w = 0.0f, by_k = 0.0f, by_a = 0.0f, by_b = 0.0f;
-#pragma unroll 1
-            for (int x = 0; x < kV; ++x) {
-                float s = to_float(state[i64{key} * kV + x]);
-                float g = to_float(gradient[i64{key} * kV + x]);
-#pragma unroll 1
-                for (int i = 0; i < t; ++i) s = after(s, i, key, x);
-#pragma unroll 1
-                for (int i = steps - 1; i > t; --i)
-                    g = fma(decay(i, key), with_y(g, i, key, x), at(a, i, key) * at(gsa, i, x));
-                g = with_y(g, t, key, x);
-                by_r = fma(after(s, t, key, x), scale * at(gy, t, x), by_r);
-                by_w = fma(s, g, by_w);
-                by_k = fma(g, at(v, t, x), by_k);
-                by_a = fma(s, at(gsa, t, x), by_a);
-                by_b = fma(g, at(sa, t, x), by_b);
-            }
-            gr.at(t)[key] = from_float<Value>(by_r);
-            gw.at(t)[key] = from_float<W>(by_w * decay_slope<kForm>(at(w, t, key), decay(t, key)));
-            gk.at(t)[key] = from_float<Value>(by_k);
-            ga.at(t)[key] = from_float<Value>(by_a);
-            gb.at(t)[key] = from_float<Value>(by_b);
-        }
-    }
-
 private:
     // The values of a chunk that a lane holds.
-    struct Lane {
+    struct Lane : HalvedSteps {
         Words r, k, a, b;
         Steps d;                          // decays; 1 after the last step
         float near[2][2], wide[2][2];     // [half][key]: decays of the neighbouring block of 2, and of 4 steps
-        Steps gr, gk, ga, gb, gw;
+        Steps gr, gk, ga, gb;
         Steps ahead, back;                // sums for later steps, and for earlier ones, of the block
-        bool flip_near, flip_wide;        // whether half 0 is late in blocks of 4, and of 8 steps
 
         KGEN_DEVICE void read(const u16* inputs, int steps) {
+            set_flips();
             const int q = mma_lane().q;
-            flip_near = (q & 1) != 0;
-            flip_wide = (q & 2) != 0;
             load(r, inputs);
             load(k, inputs + kTile);
             load(a, inputs + 2 * kTile);
@@ -259,21 +217,7 @@ private:
                     back[half][i] = fma(value(a, half, i), ga[half][i], own);
                     gw[half][i] = fma(both[i / 2], all(0, i / 2) * all(1, i / 2), own);
                 }
-#pragma unroll
-            for (int key = 0; key < 2; ++key) {
-                float early = ahead[0][2 * key] + ahead[0][2 * key + 1];
-                float late = back[1][2 * key] + back[1][2 * key + 1];
-#pragma unroll
-                for (int lanes = 1; lanes <= 2; lanes *= 2) {
-                    early += shfl_xor(early, lanes);
-                    late += shfl_xor(late, lanes);
-                }
-#pragma unroll
-                for (int step = 0; step < 2; ++step) {
-                    gw[0][2 * key + step] += late;
-                    gw[1][2 * key + step] += early;
-                }
-            }
+            descend_from_chunk(of(ahead), of(back));
         }
 
         // r_t with k_t and b_t of the same step: no decays.
@@ -300,22 +244,22 @@ private:
         template <int kHalf>
         KGEN_DEVICE void add_level(const Buffers& buffers) {
             sync_warp();
-            const bool flip = kHalf == 4 ? flip_wide : kHalf == 2 && flip_near;
+            const bool flips = flip<kHalf>();
             constexpr int kPart = kHalf == 8 ? 0 : kHalf == 4 ? 2 : kHalf == 2 ? 4 : 6;
             Half r_late, a_late, k_early, b_early, to_late, from_early, own;
             u32 of_r[4], of_a[4], of_k[4], of_b[4];
             u32 low_r[4], low_a[4], low_k[4], low_b[4];  // kPrecise
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                r_late[i] = late<kHalf>(flip, i, [&](int h, int j) { return value(r, h, j); });
-                a_late[i] = late<kHalf>(flip, i, [&](int h, int j) { return value(a, h, j); });
-                own[i] = late<kHalf>(flip, i, [&](int h, int j) { return d[h][j]; });
-                k_early[i] = early<kHalf>(flip, i, [&](int h, int j) { return value(k, h, j); });
-                b_early[i] = early<kHalf>(flip, i, [&](int h, int j) { return value(b, h, j); });
-                to_late[i] = late<kHalf>(flip, i, [&](int h, int j) {
+                r_late[i] = late<kHalf>(flips, i, [&](int h, int j) { return value(r, h, j); });
+                a_late[i] = late<kHalf>(flips, i, [&](int h, int j) { return value(a, h, j); });
+                own[i] = late<kHalf>(flips, i, [&](int h, int j) { return d[h][j]; });
+                k_early[i] = early<kHalf>(flips, i, [&](int h, int j) { return value(k, h, j); });
+                b_early[i] = early<kHalf>(flips, i, [&](int h, int j) { return value(b, h, j); });
+                to_late[i] = late<kHalf>(flips, i, [&](int h, int j) {
                     return kHalf == 1 ? 1.0f : before<kHalf>(h, j);
                 });
-                from_early[i] = early<kHalf>(flip, i, [&](int h, int j) {
+                from_early[i] = early<kHalf>(flips, i, [&](int h, int j) {
                     return kHalf == 1 ? 1.0f : behind<kHalf>(h, j);
                 });
                 own[i] *= to_late[i];
@@ -327,7 +271,7 @@ private:
             }
             // A factor of 1 or 0: the lane's steps of half 1 add their sums to those of the late steps, its steps of
             // half 0 to those of the early steps, or the other way round.
-            const float share = flip ? 0.0f : 1.0f, other = 1.0f - share;
+            const float share = flips ? 0.0f : 1.0f, other = 1.0f - share;
             Half by_r = {}, by_a = {}, by_k = {}, by_b = {};
             const Vec<float, 4>* parts = buffers.parts(kPart);
             if constexpr (kPrecise) {
@@ -360,27 +304,12 @@ private:
             }
         }
 
-        // Sums of gw from half to half of blocks of 2 * kHalf steps.
         template <int kHalf>
         KGEN_DEVICE void descend() {
-#pragma unroll
-            for (int key = 0; key < 2; ++key)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int i = 2 * key;
-                    if constexpr (kHalf == 1) {
-                        gw[half][i + 1 - half] += ahead[half][i + half];
-                        gw[half][i + half] += back[half][i + 1 - half];
-                    } else {
-                        const bool is_late = (kHalf == 4 ? flip_wide : flip_near) == (half == 0);
-                        float sum = is_late ? back[half][i] + back[half][i + 1]
-                                            : ahead[half][i] + ahead[half][i + 1];
-                        if constexpr (kHalf == 4) sum += shfl_xor(sum, 1);
-                        sum = shfl_xor(sum, kHalf / 2);
-                        gw[half][i] += sum;
-                        gw[half][i + 1] += sum;
-                    }
-                }
+            HalvedSteps::descend<kHalf>(of(ahead), of(back));
+        }
+        static KGEN_DEVICE auto of(const Steps& sums) {
+            return [&sums](int half, int i) { return sums[half][i]; };
         }
 
         // gw by the logarithm of the decay, times the slope of that.
@@ -421,25 +350,6 @@ private:
             if constexpr (kHalf == 8) return at(0, i);
             return flip ? at(1, i) : at(0, i);
         }
-        template <int kHalf>
-        static KGEN_DEVICE void add_late(float share, float other, int i, Steps& to, float x) {
-            if constexpr (kHalf == 1) {
-                to[i % 2][i / 2 * 2 + 1 - i % 2] += x;
-            } else {
-                if (kHalf < 8) to[0][i] = fma(other, x, to[0][i]);
-                to[1][i] = fma(share, x, to[1][i]);
-            }
-        }
-        template <int kHalf>
-        static KGEN_DEVICE void add_early(float share, float other, int i, Steps& to, float x) {
-            if constexpr (kHalf == 1) {
-                to[i % 2][i / 2 * 2 + i % 2] += x;
-            } else {
-                to[0][i] = fma(share, x, to[0][i]);
-                if (kHalf < 8) to[1][i] = fma(other, x, to[1][i]);
-            }
-        }
-
         // The products with low terms.
         static KGEN_DEVICE void multiply_low(Half& sums, const u32 (&first)[4], const u32 (&second)[4],
                                              const u32 (&low_first)[4], const u32 (&low_second)[4],
@@ -567,72 +477,13 @@ private:
 #pragma unroll
         for (int i = 0; i < 8; ++i) nonfinite = fma(x[i / 4][i % 4], 0.0f, nonfinite);
     }
-    template <class T>
-    KGEN_DEVICE void write(const Rows<T>& to, const u16* tile, int key) const {
-        constexpr int kPerRow = 16 / Config::kVec;
-#pragma unroll
-        for (int n = 0; n < ceil_div(16 * kPerRow, kWarpSize); ++n) {
-            const int i = lane_id() + n * kWarpSize, step = i / kPerRow, column = i % kPerRow * Config::kVec;
-            if (step >= steps || key + column >= kK) continue;
-            store_vec(to.at(step) + key + column,
-                      *reinterpret_cast<const Vec<T, Config::kVec>*>(tile + Copier::place(step, column)));
-        }
-    }
-
-    KGEN_DEVICE float after(float s, int t, int key, int x) const {
-        return fma(decay(t, key), s, fma(at(b, t, key), at(sa, t, x), at(k, t, key) * at(v, t, x)));
-    }
-    KGEN_DEVICE float with_y(float g, int t, int key, int x) const {
-        return fma(scale * at(r, t, key), at(gy, t, x), g);
-    }
-    KGEN_DEVICE float decay(int t, int key) const { return decay_of<kForm>(at(w, t, key)); }
-    template <class T>
-    static KGEN_DEVICE float at(const StepPointer<T>& rows, int t, int feature) {
-        return to_float(rows.first[t * rows.stride + feature]);
-    }
 };
 
-// By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist. StepByStep is
-// for the call of itself alone.
-template <class Config, class State = float, bool StepByStep = false, class Offset>
+template <class Config, class State = float, class Offset>
 KGEN_DEVICE void backward_chunk_rows(
     const Offset* cu_seqlens, i64 N, i64 T, i64 H,
     const KeyRowsTensors<typename Config::Value, typename Config::W, State>& x, float scale) {
-    using Block = ChunkRows<Config, State>;
-    constexpr int kKeyBlocks = ceil_div(Config::kK, Block::kKeys), kSize = Config::kK * Config::kV;
-
-    // Opaque, so that the second call computes its addresses anew instead of keeping the first one's in registers.
-    const u32 number_of_block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
-    const int block = static_cast<int>(number_of_block % kKeyBlocks);
-    const i64 h = number_of_block / kKeyBlocks % H, index = number_of_block / kKeyBlocks / H;
-    const Chunk chunk = chunk_at<16>(cu_seqlens, index, N, T);
-    if (chunk.steps == 0) return;
-    const i64 number = h * head_chunks<16, kPresent<Offset>>(N, T) + index;
-    const Span span{chunk.span.b, chunk.span.first + chunk.first, chunk.steps};
-    const Block rows{block * Block::kKeys,
-                     chunk.steps,
-                     step_pointer(x.gy, span, h),
-                     step_pointer(x.r, span, h),
-                     step_pointer(x.k, span, h),
-                     step_pointer(x.v, span, h),
-                     step_pointer(x.a, span, h),
-                     step_pointer(x.b, span, h),
-                     step_pointer(x.w, span, h),
-                     step_pointer(dense_rows(x.sa, T, H, Config::kV), span, h),
-                     step_pointer(dense_rows(x.gsa, T, H, Config::kV), span, h),
-                     x.states + number * kSize,
-                     x.gradients + number * kSize,
-                     x.gr.head(span, h),
-                     x.gk.head(span, h),
-                     x.ga.head(span, h),
-                     x.gb.head(span, h),
-                     x.gw.head(span, h),
-                     scale};
-    if constexpr (StepByStep) {
-        rows.step_by_step();
-    } else if (!rows()) {
-        backward_chunk_rows<Config, State, true>(cu_seqlens, N, T, H, x, scale);
-    }
+    backward_rows<ChunkRows<Config, State>>(cu_seqlens, N, T, H, x, scale);
 }
 
 }  // namespace kgen::wkv7

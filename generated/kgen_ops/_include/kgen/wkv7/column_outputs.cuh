@@ -75,7 +75,8 @@ private:
 };
 
 // Keys: of a state; State: its dtype in memory. bf16 comes as four value features per store where Elements allows.
-template <int Keys, int Elements, Direction D, class State>
+// StateSteps: from one of them to the next.
+template <int Keys, int Elements, Direction D, class State, int StateSteps>
 class SumsOutput {
     static constexpr bool kBack = D == Direction::backward;
     static constexpr bool kPairs = sizeof(State) == 2, kQuads = kPairs && Elements % 4 == 0;
@@ -88,7 +89,7 @@ public:
           step_(to.first.stride_t),
           left_(to.steps - begin - 2 * mma_lane().q),
           pitch_(to.pitch),
-          state_(to.checkpoints + begin / 16 * (Keys * to.pitch) + own_key() * to.pitch + column +
+          state_(to.checkpoints + begin / StateSteps * (Keys * to.pitch) + own_key() * to.pitch + column +
                  own_column()) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
@@ -98,7 +99,7 @@ public:
             stores_[x] = column + own_column() + x / 2 * 8 + x % 2 < to.width;
     }
 
-    // The state at the outset of the next chunk.
+    // The state at the outset of the next chunk that has one.
     template <int Tiles>
     KGEN_DEVICE void write_state(const float (&state)[Tiles][4]) {
 #pragma unroll

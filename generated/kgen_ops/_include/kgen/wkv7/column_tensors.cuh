@@ -10,15 +10,15 @@
 
 namespace kgen::wkv7 {
 
-// State: dtype of checkpoints.
-template <class Value, class W, class State = float>
+// State: dtype of checkpoints; StateSteps: from one to the next.
+template <class Value, class W, class State = float, int StateSteps = 16>
 struct ColumnTensors {
     int width;         // of the block's columns
     i64 steps, pitch;  // of a state's rows
     StepPointer<Value> r, k, a, b, c;
     StepPointer<W> w;
     float c_factor, second_factor;
-    State* checkpoints;   // the state at the outset of each chunk, [chunks, K, V], or null
+    State* checkpoints;   // the state at the outset of each StateSteps steps, [checkpoints, K, V], or null
     Rows<float> first;    // [steps, V], or null
     Rows<Value> second;
 
@@ -26,7 +26,6 @@ struct ColumnTensors {
     template <Direction D, bool Second, int Keys, int Columns, DecayForm Form = DecayForm::clamp>
     KGEN_DEVICE void step_by_step(const float* start, float* end) const {
         constexpr bool kBack = D == Direction::backward;
-        constexpr int kC = 16;  // steps from checkpoint to checkpoint
         const int column = thread_rank();
         if (column >= width) return;
         const ColumnInMemory state{dynamic_smem<float>() + column, Columns, Keys};
@@ -34,10 +33,10 @@ struct ColumnTensors {
             state.at(i) = start != nullptr ? start[i * pitch + column] : 0.0f;
         for (i64 step = 0; step < steps; ++step) {
             const i64 t = time_of<D>(step, steps);
-            const bool outset = kBack ? (t + 1) % kC == 0 || step == 0 : t % kC == 0;
+            const bool outset = kBack ? (t + 1) % StateSteps == 0 || step == 0 : t % StateSteps == 0;
             if (checkpoints != nullptr && outset)
                 for (i64 i = 0; i < Keys; ++i)
-                    checkpoints[(t / kC * Keys + i) * pitch + column] = from_float<State>(state.at(i));
+                    checkpoints[(t / StateSteps * Keys + i) * pitch + column] = from_float<State>(state.at(i));
             const Value *r_t = at(r, t), *k_t = at(k, t), *a_t = at(a, t), *b_t = at(b, t);
             const W* w_t = w.first + t * w.stride;
             const float c_t = c_factor * to_float(at(c, t)[column]);

@@ -68,7 +68,7 @@ public:
     KGEN_DEVICE void put_rows(int chunk) {
         this->begin_rows(chunk);
         if (kTiles < Warps && warp_ >= kTiles) return;
-        if constexpr (kBack && Form != DecayForm::log) keep_state_behind(chunk);
+        if constexpr (kBack && Form != DecayForm::log) this->keep_state_behind(chunk);
         Scores sums = {};
 #pragma unroll 1  // two tiles at a time would spill
         for (int n = 0; n < kPerWarp; ++n) {
@@ -142,21 +142,6 @@ private:
             for (int x = 0; x < 4; ++x)
                 decay[which][x] = fast_decay_of<Form>(w[x]);
         }
-    }
-
-    // Lets the decays of steps beyond the last one be 1. The zeros that were copied are 1 in the form `log` alone.
-    KGEN_DEVICE void keep_state_behind(int chunk) const {
-        const int left = this->order_.left(chunk);
-        if (left == 16) return;
-#pragma unroll 1
-        for (int i = lane_id(); i < 256 * kPerWarp; i += kWarpSize) {
-            u16* tiles = this->inputs_of(chunk, i / 256) + kOfW;
-            const int row = i / 16 % 16;
-            if (row >= left)
-                *reinterpret_cast<W*>(tiles + TileCopier<W, CopyVec>::place(row, i % 16)) =
-                    from_float<W>(-infinity());
-        }
-        sync_warp();
     }
 
     static KGEN_DEVICE float value(const Quad& quad, int x) {

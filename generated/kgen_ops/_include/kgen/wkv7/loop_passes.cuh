@@ -13,7 +13,9 @@
 //     S = diag(P) S + q^T c + p^T first
 //
 // Backward, P_15 / P_j and P_j change sides, so that rows are the same; scores are those of forward transposed, and so
-// is the inverse.
+// is the inverse. With quotients (ByQuotients) rows are those of quotient_producer.cuh, and P is multiplied elsewhere:
+//
+//     in time: S = diag(P) (S + q^T c + p^T first)          from the last: S = diag(P) S, before all products
 //
 // Low terms: gradients are sums over value features of what is rounded once per key. With inputs of one sign such
 // errors add up, so that there all rows that a state reads or is read by, and the operands of scores, have two terms.
@@ -40,6 +42,11 @@ struct ChunkOrder {
 
     // The first step of a chunk.
     KGEN_DEVICE i64 first(int chunk) const { return i64{kBack ? chunks - 1 - chunk : chunk} * 16; }
+    // Whether a state is written at its outset: every Steps steps, and backward after the last step.
+    template <int Steps>
+    KGEN_DEVICE bool is_checkpoint(int chunk) const {
+        return kBack ? chunk == 0 || (first(chunk) + 16) % Steps == 0 : first(chunk) % Steps == 0;
+    }
     // How many steps of it exist; none beyond the last chunk of the loop.
     KGEN_DEVICE int left(int chunk) const {
         if (chunk >= chunks) return 0;
@@ -49,12 +56,16 @@ struct ChunkOrder {
 
 struct ForwardRoles {
     static constexpr auto kDirection = Direction::forward;
+    static constexpr bool kQuotients = false;  // see ByQuotients
+    static constexpr int kZStateTerms = 2;     // of the state that z reads
     static constexpr Row kX = kRowA, kZ = kRowR, kP = kRowB, kQ = kRowK;
     static constexpr Score kScoreXQ = kScoreAK, kScoreZP = kScoreRB, kScoreZQ = kScoreRK;
 };
 
 struct BackwardRoles {
     static constexpr auto kDirection = Direction::backward;
+    static constexpr bool kQuotients = false;
+    static constexpr int kZStateTerms = 2;
     static constexpr Row kX = kRowB, kZ = kRowK, kP = kRowA, kQ = kRowR;
     static constexpr Score kScoreXQ = kScoreRB, kScoreZP = kScoreAK, kScoreZQ = kScoreRK;
 };
@@ -90,6 +101,15 @@ struct BackwardSums : BackwardRoles {
     static constexpr bool kReadsR = true;
     static constexpr int kTermsA = 2, kTermsR = 2, kTermsK = 1, kTermsB = 2;  // gv alone reads K
     static constexpr int kLevelTerms = 2, kStateTerms = 2, kReadTerms = 2, kSumsTerms = 2;
+};
+
+// The loop of a Pass with the rows of quotient_producer.cuh. Scores are products of these rows, so that R and K need
+// low terms. With them y needs none of the state.
+template <class Pass>
+struct ByQuotients : Pass {
+    static constexpr bool kQuotients = true;
+    static constexpr int kTermsR = Pass::kReadsR ? 2 : 0, kTermsK = Pass::kReadsR ? 2 : Pass::kTermsK;
+    static constexpr int kZStateTerms = Pass::kStateTerms;
 };
 
 // Terms of the rows of a tensor.

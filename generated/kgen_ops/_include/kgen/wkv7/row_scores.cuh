@@ -28,11 +28,9 @@
 #include "kgen/chunked/chunk_mma.cuh"
 #include "kgen/primitives/memory.cuh"
 #include "kgen/recurrent/recurrence.cuh"
+#include "kgen/wkv7/halved_steps.cuh"
 
 namespace kgen::wkv7 {
-
-// The step in a slot, and the slot of a step.
-KGEN_DEVICE int slot_step(int slot) { return slot < 8 ? slot : 23 - slot; }
 
 // The steps of lane group q at the level of halves of kHalf steps; which: 0 or 1.
 template <int kHalf>

@@ -1,8 +1,9 @@
 // wkv7 by warps of two roles, in chunks of 16 steps; bf16 operands (mma, sm_80). A Pass (loop_passes.cuh) is the loop of
 // the forward pass, or one of the two of the backward pass.
 //
-// Producer warps (halving_producer.cuh) compute what does not depend on the state, once per head and three chunks ahead.
-// A consumer warp has 16 value features of the state in registers. With the rows, scores and the inverse of a chunk:
+// Producer warps (halving_producer.cuh; for clamped decays quotient_producer.cuh, too) compute what does not depend on
+// the state, once per head and three chunks ahead. A consumer warp has 16 value features of the state in registers. With
+// the rows, scores and the inverse of a chunk:
 //
 //     X  = A S + (A K^T) V          sa = (I - A B^T)^-1 X
 //     y  = R S + (R K^T) V + (R B^T) sa
@@ -15,9 +16,12 @@
 //     gv = K G + (R K^T)^T gy + (A K^T)^T gsa
 //     G  = diag(P_16) G + R^T gy + A^T gsa
 //
-// Only these products are serial in time. Scores, the inverse and the state that R reads have a high and a low term, as
-// in chunk_mma.cuh; V and gy are bf16 already. Rows, the state that A (backward, B) reads, X, sa and gsa are rounded to
-// bf16 as operands, or have a low term, as the class `Pass` says. Sums are fp32.
+// With quotients K and B are relative to the outset of the chunk: diag(P_16) multiplies S behind its update, and G
+// before all else.
+//
+// Only these products are serial in time. Scores and the inverse have a high and a low term, as in chunk_mma.cuh; V and
+// gy are bf16 already. Rows, the state, X, sa and gsa are rounded to bf16 as operands, or have a low term, as the class
+// `Pass` says. Sums are fp32.
 //
 // NaN and Inf: as in chunk_mma.cuh. Where an output is not finite the block computes its sequence again, step by step.
 //
@@ -33,22 +37,34 @@
 //
 // A Config has W; kForm: of the decays; kK; kWarps, kRowWarps: of consumers and producers; kStages: chunks of inputs in
 // shared memory; kVec: elements per copy. Checkpoint: dtype of the states that are written, float or
-// bf16. LevelLoop: as HalvingProducer has it.
+// bf16, and StateSteps: steps from one to the next. LevelLoop: as HalvingProducer has it.
 #pragma once
 
 #include "kgen/chunked/chunk_attention.cuh"
 #include "kgen/wkv7/column_outputs.cuh"
 #include "kgen/wkv7/halving_producer.cuh"
+#include "kgen/wkv7/quotient_producer.cuh"
 
 namespace kgen::wkv7 {
 
-template <class Config, class Pass, class Checkpoint = float, bool LevelLoop = false>
-struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint> {
+// The producer of a Pass.
+template <class Config, class Pass, bool LevelLoop, bool Quotients = Pass::kQuotients>
+struct ProducerChoice {
+    using Type = HalvingProducer<Pass, typename Config::W, Config::kForm, Config::kK, Config::kRowWarps,
+                                 Config::kVec, Config::kStages, LevelLoop>;
+};
+template <class Config, class Pass, bool LevelLoop>
+struct ProducerChoice<Config, Pass, LevelLoop, true> {
+    using Type = QuotientProducer<Pass, typename Config::W, Config::kForm, Config::kK, Config::kRowWarps,
+                                  Config::kVec, Config::kStages>;
+};
+
+template <class Config, class Pass, class Checkpoint = float, bool LevelLoop = false, int StateSteps = 16>
+struct SpecializedLoop : ColumnTensors<bf16, typename Config::W, Checkpoint, StateSteps> {
     using W = typename Config::W;
-    using Tensors = ColumnTensors<bf16, W, Checkpoint>;
+    using Tensors = ColumnTensors<bf16, W, Checkpoint, StateSteps>;
     using Buffers = ChunkBuffers<Config::kK, Pass>;
-    using Producer = HalvingProducer<Pass, W, Config::kForm, Config::kK, Config::kRowWarps,
-                                     Config::kVec, Config::kStages, LevelLoop>;
+    using Producer = typename ProducerChoice<Config, Pass, LevelLoop>::Type;
     using Copier = TileCopier<bf16, Config::kVec, Pass::kDirection>;
     using Order = ChunkOrder<Pass::kDirection>;
     static constexpr bool kBack = Pass::kDirection == Direction::backward;
@@ -146,13 +162,18 @@ private:
 #pragma unroll
         for (int chunk = 0; chunk < kAhead; ++chunk) end_interval();
         ColumnOutput<Config::kVec, Pass::kDirection> second(*this, column, order.first(0));
-        SumsOutput<Config::kK, Config::kVec, Pass::kDirection, Checkpoint> first(*this, column, order.first(0));
+        SumsOutput<Config::kK, Config::kVec, Pass::kDirection, Checkpoint, StateSteps> first(
+            *this, column, order.first(0));
 #pragma unroll 1
         for (int chunk = 0; chunk < order.chunks; ++chunk) {
             cp_async_wait<kStages - 2>();
             sync_warp();  // all lanes' copies are there, and all lanes have read the slot that is filled next
             copy(chunk + kStages - 1);
-            if constexpr (Pass::kFirst) first.write_state(state);
+            if constexpr (Pass::kFirst && StateSteps == 16) {
+                first.write_state(state);
+            } else if constexpr (Pass::kFirst) {
+                if (order.template is_checkpoint<StateSteps>(chunk)) first.write_state(state);
+            }
             Sums solved, read = {};
             consume(chunk, state, solved, read);
             if constexpr (Pass::kFirst) first.write(solved, nonfinite);
@@ -234,6 +255,15 @@ private:
     static KGEN_DEVICE void consume(int chunk, State& state, Sums& solved, Sums& read) {
         const Buffers from = buffers();
         const bf16* rows = from.rows(chunk);
+        if constexpr (Pass::kQuotients && kBack) {  // rows B and K have the decays from the outset on
+            const float* of_chunk = from.decay(chunk) + 2 * mma_lane().q;
+#pragma unroll
+            for (int tile = 0; tile < 2 * kTiles; ++tile) {
+                const auto d = *reinterpret_cast<const Vec<float, 2>*>(of_chunk + 8 * tile);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) state[tile][i] *= d[i % 2];
+            }
+        }
         // 1. What the chunk reads of c and of the state.
         const Half::A c[1] = {
             ScoreTile::a_columns(reinterpret_cast<const bf16*>(values(chunk)))};
@@ -256,9 +286,14 @@ private:
                 Half::multiply<0>(x[n], s, of_x[n]);
                 if constexpr (Pass::kSecond) Half::multiply<0>(read[n], s, of_z[n]);
             }
+            if constexpr (Pass::kSecond && kTermsOf<Pass, Pass::kZ> == 2) {
+                RowTile::two_rows(
+                    low, rows + Buffers::template kRowsOf<Pass::kZ> + RowTile::kElements, tile);
+                multiply_rows(read, s, low);
+            }
             const Half::A rest = rest_of(state, s, 2 * tile);
             if constexpr (Pass::kStateTerms == 2) multiply_rows(x, rest, of_x);
-            if constexpr (Pass::kSecond) multiply_rows(read, rest, of_z);
+            if constexpr (Pass::kSecond && Pass::kZStateTerms == 2) multiply_rows(read, rest, of_z);
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n)
@@ -287,6 +322,11 @@ private:
         const float* decay = from.decay(chunk) + 2 * mma_lane().q;
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
+            if constexpr (Pass::kQuotients) {
+                update<Pass::kQ>(state, rows, tile, c);
+                update<Pass::kP>(state, rows, tile, sums);
+                if constexpr (kBack) continue;  // decayed before all products
+            }
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const auto d =
@@ -294,8 +334,10 @@ private:
 #pragma unroll
                 for (int i = 0; i < 4; ++i) state[2 * tile + n][i] *= d[i % 2];
             }
-            update<Pass::kQ>(state, rows, tile, c);
-            update<Pass::kP>(state, rows, tile, sums);
+            if constexpr (!Pass::kQuotients) {
+                update<Pass::kQ>(state, rows, tile, c);
+                update<Pass::kP>(state, rows, tile, sums);
+            }
         }
     }
 };

@@ -23,4 +23,15 @@ KGEN_DEVICE void inverse_column(const float* triangle, int stride, int column, f
     }
 }
 
+// Column `column` of (I - L)^-1 - I, by each lane. L is zero on its diagonal and above, in memory too.
+KGEN_DEVICE void strict_inverse_column(const float* triangle, int stride, int column, float (&found)[16]) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) found[i] = i == 0 ? 0.0f : triangle[i * stride + column];
+    // Each element that is complete is added to all later ones: chains are as short as a triangle's can be.
+#pragma unroll
+    for (int j = 1; j < 15; ++j)
+#pragma unroll
+        for (int i = j + 1; i < 16; ++i) found[i] = fma(triangle[i * stride + j], found[j], found[i]);
+}
+
 }  // namespace kgen::wkv7

@@ -1,0 +1,317 @@
+// Rows with decays and scores of a chunk of 16 steps of wkv7, for all value features of a head; bf16 operands (mma,
+// sm_80), decays of the form clamp alone.
+//
+//     A_i = a_i P_{i-1}     R_i = r_i P_i     K_j = k_j / P_j     B_j = b_j / P_j
+//
+// P is the exponential of a sum of logarithms, each from -0.607 to 0, and 1 / P that of the negative sum, below
+// exp(9.71); nothing is divided. So the scores are products of the same rows that a state reads or is read by, and the
+// state has the decay P_15 of a chunk once: forward behind its update, backward before all else.
+//
+// A lane has kLaneKeys keys of kLaneSteps neighbouring steps. It adds their logarithms, and gets the sums of earlier
+// steps by shuffles.
+//
+// Scores are a matrix per warp, from rows in shared memory. A warp that computes an inverse in the same interval has
+// none, if there are others.
+//
+// Shared memory: that of ChunkProducer. Where nothing writes a triangle it is zero.
+//
+// Loops backward read r times a factor, as in halving_producer.cuh.
+//
+// Precision: rows have one or two bf16 terms, as the class `Pass` says. Scores have all products of terms but those of
+// two low ones. Decays of 1 are exact. Inputs above 2^113 may give Inf: the loop then computes step by step.
+#pragma once
+
+#include "kgen/primitives/registers.cuh"
+#include "kgen/wkv7/chunk_producer.cuh"
+
+namespace kgen::wkv7 {
+
+template <class Pass, class W, DecayForm Form, int Keys, int Warps, int CopyVec, int Stages>
+class QuotientProducer : public ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages> {
+    using Base = ChunkProducer<Pass, W, Keys, Warps, CopyVec, Stages>;
+    using typename Base::Buffers, typename Base::RowTile, typename Base::ScoreTile;
+    using Half = HalfOperands<bf16>;
+    using Base::buffers_, Base::warp_, Base::kOfK, Base::kOfA, Base::kOfB, Base::kOfW;
+    static_assert(Form == DecayForm::clamp, "1 / P has a bound in this form alone");
+
+public:
+    using Base::kTiles, Base::kPerWarp, Base::kBytes;
+
+    // r_factor: of r in loops backward.
+    template <class... Rows>
+    KGEN_DEVICE QuotientProducer(const Buffers& buffers, int warp, float r_factor, i64 steps,
+                                 const Rows&... rows)
+        : Base(buffers, warp, steps, rows...), r_factor_(r_factor) {
+        for (int i = kWarpSize * warp + lane_id(); i < 2 * 16 * Buffers::kTriangle; i += kWarpSize * Warps)
+            buffers.triangle(0)[i] = 0.0f;
+    }
+
+    // Rows and decays of a chunk. Chunks from 0 on, each once.
+    KGEN_DEVICE void put_rows(int chunk) {
+        this->begin_rows(chunk);
+        if (kTiles < Warps && warp_ >= kTiles) return;
+        if constexpr (kBack) this->keep_state_behind(chunk);
+#pragma unroll 1
+        for (int n = 0; n < kPerWarp; n += kAtOnce) put_tiles(chunk, n + own_tile());
+    }
+
+    // Scores of a chunk.
+    KGEN_DEVICE void put_scores(int chunk) const {
+        // Of warps from the one on that computes the inverse of the chunk before: none, then one matrix each.
+        const int turn = (warp_ - (chunk - 1)) & (Warps - 1);
+#pragma unroll 1
+        for (int i = Warps == 1 ? 0 : turn == 0 ? kMatrices : turn - 1; i < kMatrices; i += max(Warps - 1, 1))
+            put_score(chunk, Pass::kReadsR ? i : 3 * i);
+    }
+
+    // The inverse, by one of the warps; by another one for the next chunk. Lane l stores eight steps of column l % 16.
+    KGEN_DEVICE void put_inverse(int chunk) const {
+        if (warp_ != (chunk & (Warps - 1))) return;
+        const int column = lane_id() % 16, half = lane_id() / 16;
+        float found[16];
+        strict_inverse_column(buffers_.triangle(chunk), Buffers::kTriangle, column, found);
+        Vec<u32, 4> words[2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            u32 terms[2];
+            split_bf16(half == 0 ? found[2 * i] : found[8 + 2 * i],
+                       half == 0 ? found[2 * i + 1] : found[9 + 2 * i], terms);
+            words[0][i] = terms[0];
+            words[1][i] = terms[1];
+        }
+        bf16* place = buffers_.inverse(chunk) + ScoreTile::offset(column, half);
+#pragma unroll
+        for (int term = 0; term < 2; ++term)
+            *reinterpret_cast<Vec<u32, 4>*>(place + term * Buffers::kTerm) = words[term];
+        if (half == column / 8) place[column % 8] = from_float<bf16>(1.0f);
+    }
+
+private:
+    static constexpr bool kBack = Pass::kDirection == Direction::backward;
+    static constexpr int kMatrices = Pass::kReadsR ? 4 : 2;
+    // A warp takes one tile of 16 keys at once, or two where all warps have pairs of tiles.
+    static constexpr int kLaneKeys = 4, kLaneSteps = kTiles % (2 * Warps) == 0 ? 4 : 2;
+    static constexpr int kAtOnce = kLaneKeys * kLaneSteps / 8;
+    static constexpr int kPairs = kLaneKeys / 2;
+    static constexpr int kKeyLanes = 16 / kLaneKeys, kStepLanes = 16 / kLaneSteps;
+    using Words = Vec<u32, kPairs>;
+
+    // A lane's tile among those at once, first step, and first key of a tile.
+    static KGEN_DEVICE int own_tile() { return lane_id() / (kKeyLanes * kStepLanes); }
+    static KGEN_DEVICE int group() { return lane_id() / kKeyLanes % kStepLanes; }
+    static KGEN_DEVICE int step() { return group() * kLaneSteps; }
+    static KGEN_DEVICE int key() { return lane_id() % kKeyLanes * kLaneKeys; }
+
+    KGEN_DEVICE Words read(const u16* tile, int s) const {
+        return *reinterpret_cast<const Words*>(tile + SwizzledTile<bf16, 16>::below(input_place_, s));
+    }
+    static KGEN_DEVICE float value(const Words& words, int x) {
+        const f32x2 two = unpack2<bf16>(words[x / 2]);
+        return x % 2 == 0 ? two.x : two.y;
+    }
+
+    // The base-2 logarithms of the decays of a lane's step.
+    KGEN_DEVICE void read_logs(float (&logs)[kLaneKeys], const u16* tiles, int s) const {
+        const int place = sizeof(W) == 2 ? input_place_ : TileCopier<W, CopyVec>::place(step(), key());
+        const u16* from = tiles + SwizzledTile<bf16, 16>::below(place, s);
+        Vec<float, kLaneKeys> w;
+        if constexpr (sizeof(W) == 2) {
+            const Words words = *reinterpret_cast<const Words*>(from);
+#pragma unroll
+            for (int x = 0; x < kLaneKeys; x += 2) {
+                const f32x2 two = unpack2<W>(words[x / 2]);
+                w[x] = two.x;
+                w[x + 1] = two.y;
+            }
+        } else {
+            w = *reinterpret_cast<const Vec<float, kLaneKeys>*>(from);
+        }
+#pragma unroll
+        for (int x = 0; x < kLaneKeys; ++x) logs[x] = fast_clamp_log2(w[x]);
+    }
+
+    // Tile n of the warp, each lane its own.
+    KGEN_DEVICE void put_tiles(int chunk, int n) const {
+        const u16* inputs = this->inputs_of(chunk, n);
+        const int tile = warp_ + n * Warps;
+        if (kTiles % Warps != 0 && tile >= kTiles) return;
+        // 1. Sums of logarithms: of the lane's steps, then of those before them.
+        float sums[kLaneSteps][kLaneKeys], before[kLaneKeys];
+#pragma unroll
+        for (int s = 0; s < kLaneSteps; ++s) {
+            read_logs(sums[s], inputs + kOfW, s);
+#pragma unroll
+            for (int x = 0; x < kLaneKeys; ++x)
+                if (s > 0) sums[s][x] += sums[s > 0 ? s - 1 : 0][x];
+        }
+#pragma unroll
+        for (int x = 0; x < kLaneKeys; ++x) {
+            float all = sums[kLaneSteps - 1][x];
+#pragma unroll
+            for (int bit = 1; bit < kStepLanes; bit *= 2) {
+                const float other = shfl_xor(all, bit * kKeyLanes);
+                if (bit == 1) {
+                    before[x] = group() & bit ? other : 0.0f;
+                } else if (group() & bit) {
+                    before[x] += other;
+                }
+                all += other;
+            }
+        }
+        // 2. Rows.
+        const int first = RowTile::beside(row_place_, tile);
+        bf16* rows = buffers_.rows(chunk);
+        float product[kLaneKeys];
+#pragma unroll
+        for (int x = 0; x < kLaneKeys; ++x) product[x] = fast_exp2(before[x]);
+#pragma unroll
+        for (int s = 0; s < kLaneSteps; ++s) {
+            bf16* place = rows + RowTile::below(first, s);
+            put_row<kRowA>(place, read(inputs + kOfA, s), product);
+            float inverse[kLaneKeys], through[kLaneKeys];
+#pragma unroll
+            for (int x = 0; x < kLaneKeys; ++x) {
+                const float sum = before[x] + sums[s][x];
+                product[x] = fast_exp2(sum);
+                inverse[x] = fast_exp2(-sum);
+                through[x] = kBack ? product[x] * r_factor_ : product[x];
+            }
+            if constexpr (Pass::kReadsR) put_row<kRowR>(place, read(inputs, s), through);
+            put_row<kRowK>(place, read(inputs + kOfK, s), inverse);
+            put_row<kRowB>(place, read(inputs + kOfB, s), inverse);
+        }
+        if (group() == kStepLanes - 1) {
+            Vec<float, kLaneKeys> last;
+#pragma unroll
+            for (int x = 0; x < kLaneKeys; ++x) last[x] = product[x];
+            *reinterpret_cast<Vec<float, kLaneKeys>*>(buffers_.decay(chunk) + 16 * tile + key()) = last;
+        }
+    }
+
+    // The lane's keys of a step's row, term by term.
+    template <Row Which>
+    static KGEN_DEVICE void put_row(bf16* place, const Words& values, const float (&factors)[kLaneKeys]) {
+        constexpr int kRowTerms = kTermsOf<Pass, Which>;
+        Words words[kRowTerms];
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair) {
+            u32 terms[kRowTerms];
+            split_bf16(value(values, 2 * pair) * factors[2 * pair],
+                       value(values, 2 * pair + 1) * factors[2 * pair + 1], terms);
+#pragma unroll
+            for (int term = 0; term < kRowTerms; ++term) words[term][pair] = terms[term];
+        }
+#pragma unroll
+        for (int term = 0; term < kRowTerms; ++term)
+            *reinterpret_cast<Words*>(place + Buffers::template kRowsOf<Which> +
+                                      term * RowTile::kElements) = words[term];
+    }
+
+    // Calls body(n) for those of `Count` tiles from `first` on that exist. A function, because NVRTC takes a lambda
+    // with an `auto` parameter for one of the host.
+    template <int Count, class Body>
+    static KGEN_DEVICE void for_tiles(int first, Body body) {
+#pragma unroll
+        for (int n = 0; n < Count; ++n)
+            if (first + n < kTiles) body(n);
+    }
+
+    // Matrix `which`: 0: A B^T, 1: R K^T, 2: R B^T, 3: A K^T.
+    KGEN_DEVICE void put_score(int chunk, int which) const {
+        const bool of_r = (which + 1) & 2, of_k = which & 1;
+        // Places after `rows`, opaque lest the compiler computes those of low terms anew.
+        const bf16* rows = buffers_.first;
+        const int of_chunk = static_cast<int>(buffers_.rows(chunk) - rows);
+        const int readers =
+            of_chunk + (of_r ? Buffers::template kRowsOf<kRowR> : Buffers::template kRowsOf<kRowA>);
+        const int updates =
+            of_chunk + (of_k ? Buffers::template kRowsOf<kRowK> : Buffers::template kRowsOf<kRowB>);
+        // 1. Sums over keys; those with low terms apart, so that chains are short.
+        float sums[2][4] = {}, low[2][4] = {};
+#pragma unroll
+        for (int first = 0; first < kTiles; first += 4) {
+            constexpr int kGroup = min(4, kTiles);
+            int x_at[kGroup], y_at[kGroup];
+            for_tiles<kGroup>(first, [&](int n) {
+                x_at[n] = opaque(readers + RowTile::beside(rows_first_, first + n));
+                y_at[n] = opaque(updates + RowTile::beside(columns_first_, first + n));
+            });
+            typename Half::A x[kGroup];
+            typename Half::B y[kGroup][2];
+            for_tiles<kGroup>(first, [&](int n) {
+                x[n] = read_a(rows + x_at[n]);
+                read_b(y[n], rows + y_at[n]);
+                multiply(sums, x[n], y[n]);
+            });
+            if (of_r ? Pass::kTermsR == 2 : Pass::kTermsA == 2)
+                for_tiles<kGroup>(first, [&](int n) {
+                    multiply(low, read_a(rows + x_at[n] + RowTile::kElements), y[n]);
+                });
+            if (of_k ? Pass::kTermsK == 2 : Pass::kTermsB == 2)
+                for_tiles<kGroup>(first, [&](int n) {
+                    typename Half::B rest[2];
+                    read_b(rest, rows + y_at[n] + RowTile::kElements);
+                    multiply(low, x[n], rest);
+                });
+        }
+        const MmaLane lane = mma_lane();
+        const int own = of_r ? 1 : 0;  // whether a step reads its own update
+        for_lower_half([&](int n, int half) {
+#pragma unroll
+            for (int x = 0; x < 2; ++x) {
+                float& sum = sums[n][2 * half + x];
+                sum += low[n][2 * half + x];
+                if (n == half && 2 * lane.q + x >= lane.g + own) sum = 0.0f;
+            }
+        });
+        // 2. The triangle, or scores.
+        if (which == 0) {
+            float* target = buffers_.triangle(chunk) + lane.g * Buffers::kTriangle + 2 * lane.q;
+            for_lower_half([&](int n, int half) {
+                *reinterpret_cast<Vec<float, 2>*>(target + 8 * half * Buffers::kTriangle + 8 * n) =
+                    {{sums[n][2 * half], sums[n][2 * half + 1]}};
+            });
+            return;
+        }
+        bf16* scores = buffers_.scores(chunk, of_r ? (of_k ? kScoreRK : kScoreRB) : kScoreAK);
+        for_lower_half([&](int n, int half) {
+            u32 terms[2];
+            split_bf16(sums[n][2 * half], sums[n][2 * half + 1], terms);
+            bf16* target = scores + (score_place_ ^ 16 * half ^ 8 * n);
+            *reinterpret_cast<u32*>(target) = terms[0];
+            *reinterpret_cast<u32*>(target + Buffers::kTerm) = terms[1];
+        });
+    }
+    static KGEN_DEVICE typename Half::A read_a(const bf16* tile) {
+        typename Half::A a;
+        ldmatrix<4>(a.pair, tile);
+        return a;
+    }
+    static KGEN_DEVICE void read_b(typename Half::B (&b)[2], const bf16* tile) {
+        u32 words[4];
+        ldmatrix<4>(words, tile);
+        Half::split(b, words);
+    }
+    static KGEN_DEVICE void multiply(float (&sums)[2][4], const typename Half::A& x, const typename Half::B (&y)[2]) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) Half::template multiply<0>(sums[n], x, y[n]);
+    }
+
+    // Calls body(n, half) for the quarters of scores that are not above the diagonal: 8 n columns, 8 half rows on.
+    template <class Body>
+    static KGEN_DEVICE void for_lower_half(Body body) {
+        body(0, 0);
+        body(0, 1);
+        body(1, 1);
+    }
+
+    float r_factor_;
+    // Of the lane, in tiles: its first value of inputs and of rows, what it passes to ldmatrix, its first score. Values
+    // that the compiler would compute again for every chunk.
+    int input_place_ = opaque(TileCopier<bf16, CopyVec>::place(step(), key()));
+    int row_place_ = opaque(RowTile::offset(step(), key() / 8) + key() % 8);
+    int rows_first_ = opaque(RowTile::rows_first()), columns_first_ = opaque(RowTile::columns_first());
+    int score_place_ = opaque(ScoreTile::offset(mma_lane().g, 0) + 2 * mma_lane().q);
+};
+
+}  // namespace kgen::wkv7

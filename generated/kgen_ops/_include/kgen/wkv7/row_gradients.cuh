@@ -1,0 +1,139 @@
+// What kernels of wkv7's gradients of rows share: a chunk's inputs and results, how results are written, and the
+// gradients by definition, step by step, for chunks where a result is not finite.
+//
+// A Config has Value and W (both of 16 bits), kK, kV, kForm, kRowWarps, and kVec, elements per copy. State: dtype of S
+// and G in memory, float or bf16.
+#pragma once
+
+#include "kgen/primitives/registers.cuh"
+#include "kgen/wkv7/checkpoints.cuh"
+#include "kgen/wkv7/tile_copier.cuh"
+
+namespace kgen::wkv7 {
+
+template <class Config, class State>
+struct RowGradients {
+    using Value = typename Config::Value;
+    using W = typename Config::W;
+    using StateType = State;
+    static_assert(sizeof(Value) == 2 && sizeof(W) == 2, "gradients of steps have 16 bits");
+    static constexpr auto kForm = Config::kForm;
+    static constexpr int kK = Config::kK, kV = Config::kV, kWarps = Config::kRowWarps;
+    static constexpr int kThreads = kWarps * kWarpSize, kKeys = 16 * kWarps;
+
+    // The block's first key; steps of the chunk; its first step in all tensors; the states.
+    int first_key, steps;
+    StepPointer<Value> gy, r, k, v, a, b;
+    StepPointer<W> w;
+    StepPointer<float> sa, gsa;
+    const State *state, *gradient;  // [K, V]
+    Rows<Value> gr, gk, ga, gb;
+    Rows<W> gw;
+    float scale;
+
+    // The definition, a thread per key and every other step: products with zeros of a NaN or Inf of another step do not
+    // occur. It takes hundreds of times as long.
+    KGEN_DEVICE void step_by_step() const {
+        const int key = first_key + thread_rank() % kKeys;
+        if (key >= kK) return;
+#pragma unroll 1
+        for (int t = thread_rank() / kKeys; t < steps; t += kThreads / kKeys) {
+            float by_r = 0.0f, by_w = 0.0f, by_k = 0.0f, by_a = 0.0f, by_b = 0.0f;
+#pragma unroll 1
+            for (int x = 0; x < kV; ++x) {
+                float s = to_float(state[i64{key} * kV + x]);
+                float g = to_float(gradient[i64{key} * kV + x]);
+#pragma unroll 1
+                for (int i = 0; i < t; ++i) s = after(s, i, key, x);
+#pragma unroll 1
+                for (int i = steps - 1; i > t; --i)
+                    g = fma(decay(i, key), with_y(g, i, key, x), at(a, i, key) * at(gsa, i, x));
+                g = with_y(g, t, key, x);
+                by_r = fma(after(s, t, key, x), scale * at(gy, t, x), by_r);
+                by_w = fma(s, g, by_w);
+                by_k = fma(g, at(v, t, x), by_k);
+                by_a = fma(s, at(gsa, t, x), by_a);
+                by_b = fma(g, at(sa, t, x), by_b);
+            }
+            gr.at(t)[key] = from_float<Value>(by_r);
+            gw.at(t)[key] = from_float<W>(by_w * decay_slope<kForm>(at(w, t, key), decay(t, key)));
+            gk.at(t)[key] = from_float<Value>(by_k);
+            ga.at(t)[key] = from_float<Value>(by_a);
+            gb.at(t)[key] = from_float<Value>(by_b);
+        }
+    }
+
+    // 16 steps, from step `first` on, of the keys from `key` on; tile: as TileCopier has them.
+    template <class T>
+    KGEN_DEVICE void write(const Rows<T>& to, const u16* tile, int key, int first = 0) const {
+        constexpr int kPerRow = 16 / Config::kVec;
+#pragma unroll
+        for (int n = 0; n < ceil_div(16 * kPerRow, kWarpSize); ++n) {
+            const int i = lane_id() + n * kWarpSize, step = first + i / kPerRow, column = i % kPerRow * Config::kVec;
+            if (step >= steps || key + column >= kK) continue;
+            store_vec(to.at(step) + key + column,
+                      *reinterpret_cast<const Vec<T, Config::kVec>*>(tile + TileCopier<Value, Config::kVec>::place(step - first, column)));
+        }
+    }
+
+private:
+    KGEN_DEVICE float after(float s, int t, int key, int x) const {
+        return fma(decay(t, key), s, fma(at(b, t, key), at(sa, t, x), at(k, t, key) * at(v, t, x)));
+    }
+    KGEN_DEVICE float with_y(float g, int t, int key, int x) const {
+        return fma(scale * at(r, t, key), at(gy, t, x), g);
+    }
+    KGEN_DEVICE float decay(int t, int key) const { return decay_of<kForm>(at(w, t, key)); }
+    template <class T>
+    static KGEN_DEVICE float at(const StepPointer<T>& rows, int t, int feature) {
+        return to_float(rows.first[t * rows.stride + feature]);
+    }
+};
+
+// By one block: kKeys keys of a head and chunk. Packed sequences leave room for chunks that do not exist. Block:
+// ChunkRows or QuotientRows. StepByStep is for the call of itself alone.
+template <class Block, bool StepByStep = false, class Offset>
+KGEN_DEVICE void backward_rows(
+    const Offset* cu_seqlens, i64 N, i64 T, i64 H,
+    const KeyRowsTensors<typename Block::Base::Value, typename Block::Base::W, typename Block::Base::StateType>& x,
+    float scale) {
+    using Index = typename Block::Index;
+    constexpr int kV = Block::Base::kV, kKeyBlocks = ceil_div(Block::Base::kK, Block::kKeys);
+    constexpr int kSteps = Block::kSteps, kSize = Block::Base::kK * kV;
+
+    // Opaque, so that the second call computes its addresses anew instead of keeping the first one's in registers.
+    const u32 number_of_block = StepByStep ? static_cast<u32>(opaque(static_cast<int>(blockIdx.x))) : blockIdx.x;
+    const int block = static_cast<int>(number_of_block % kKeyBlocks);
+    const Index heads = static_cast<Index>(H), index = number_of_block / kKeyBlocks / heads;
+    const i64 h = number_of_block / kKeyBlocks % heads;
+    const Chunk chunk = chunk_at<kSteps>(cu_seqlens, index, N, T);
+    if (chunk.steps == 0) return;
+    const i64 number = h * head_chunks<kSteps, kPresent<Offset>>(N, T) + index;
+    const Span span{chunk.span.b, chunk.span.first + chunk.first, chunk.steps};
+    const Block rows{block * Block::kKeys,
+                     chunk.steps,
+                     step_pointer(x.gy, span, h),
+                     step_pointer(x.r, span, h),
+                     step_pointer(x.k, span, h),
+                     step_pointer(x.v, span, h),
+                     step_pointer(x.a, span, h),
+                     step_pointer(x.b, span, h),
+                     step_pointer(x.w, span, h),
+                     step_pointer(dense_rows(x.sa, T, H, kV), span, h),
+                     step_pointer(dense_rows(x.gsa, T, H, kV), span, h),
+                     x.states + number * kSize,
+                     x.gradients + number * kSize,
+                     x.gr.head(span, h),
+                     x.gk.head(span, h),
+                     x.ga.head(span, h),
+                     x.gb.head(span, h),
+                     x.gw.head(span, h),
+                     scale};
+    if constexpr (StepByStep) {
+        rows.step_by_step();
+    } else if (!rows()) {
+        backward_rows<Block, true>(cu_seqlens, N, T, H, x, scale);
+    }
+}
+
+}  // namespace kgen::wkv7
