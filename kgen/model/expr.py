@@ -64,7 +64,7 @@ class Expr:
             raise ExprError(f"'{self.text}' uses {missing}, which has no value here") from None
         except (ArithmeticError, TypeError, ValueError) as problem:
             texts = ", ".join(
-                f"{name} is {env[name]!r:.40}" for name in sorted(self.names)
+                f"{name} is {env[name]!r:.40}, no number" for name in sorted(self.names)
                 if isinstance(env.get(name), str | tuple)
             )
             raise ExprError(

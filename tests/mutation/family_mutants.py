@@ -679,7 +679,7 @@ FAMILIES = (
             Mistake("sums across the middle", r"gw\[1\]\[2 \* key \+ step\] \+= early;", ";"),
             Mistake("sums of a half", r"if constexpr \(kHalf == 4\) sum \+= shfl_xor\(sum, 1\);",
                     ";"),
-            Mistake("sums of neighbours", r"\+= back\[half\]\[i \+ 1 - half\];", "+= 0.0f;"),
+            Mistake("sums of neighbours", r"\+= back\(half, i \+ 1 - half\);", "+= 0.0f;"),
             Mistake("scale", r"row == 0 \? scale : 1\.0f", "1.0f"),
             Mistake("not finite", r"if \(block_any_nonfinite<kWarps>\(nonfinite\)\) step_by_step",
                     "if (false) step_by_step", "kgen/wkv7/chunk_rows"),

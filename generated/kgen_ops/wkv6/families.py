@@ -18,7 +18,7 @@ from .._runtime.rows import Call, Family, Parameter, Run
 # Version of the interface between this file and the runtime.
 FORMAT = 3
 # Digest of the device headers that these families were written for.
-HEADERS = "caa3600b0ff0de2de63c65ac5eaec546"
+HEADERS = "9e9e70c1fb7b2b1e2f380751ce1cd3f7"
 
 
 def forward_chunk_halving(file: KernelFile, call: Call) -> Run:
@@ -1066,10 +1066,10 @@ BACKWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
     "row_bytes": lambda call: (
         32 * call.key_warps * (2 + call.w_step_bytes) + 32 * call.value_blocks + 16
     ),
+    "gradient_bytes": lambda call: 512 * (1 + call.gradient_terms) * call.value_blocks,
     "slope_bytes": lambda call: 1024 if call.per_step and call.decay_form == 'raw' else 0,
     "warp_bytes": lambda call: (
-        1152 + (3072 if call.per_step else 2048) + 512 * (1 + call.gradient_terms) *
-        call.value_blocks + call.slope_bytes
+        1152 + (3072 if call.per_step else 2048) + call.gradient_bytes + call.slope_bytes
     ),
     "smem_bytes": lambda call: (
         1024 * call.key_warps * call.value_blocks + call.groups * (call.key_warps * call.warp_bytes

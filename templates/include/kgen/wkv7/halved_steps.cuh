@@ -9,6 +9,7 @@
 // So at every level two of a lane's steps are early and two late.
 #pragma once
 
+#include "kgen/primitives/math.cuh"
 #include "kgen/primitives/mma.cuh"
 
 namespace kgen::wkv7 {
