@@ -69,7 +69,7 @@ KGEN_DEVICE void sum_groups(i64 block, const float* parts, i64 N, i64 H, Target*
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(States::kThreads)
+extern "C" __global__ void __launch_bounds__(States::kThreads, 1)
 wkv_backward_states(const Value* __restrict__ k,          // [B, T, H, K]
                     const Value* __restrict__ v,          // [B, T, H, V]
                     const W* __restrict__ w,              // [B, T, H, K], or [H, K]
