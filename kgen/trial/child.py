@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing import connection, resource_tracker
@@ -22,12 +23,21 @@ _TAIL_BYTES = 4000
 _SPAWN = multiprocessing.get_context("spawn")  # for GPUs: fork would copy CUDA state
 
 
-def _host_context() -> ForkServerContext:
+# A Unix socket's path has at most 107 bytes. Below the temporary folder the server's has this many.
+_MOST_SOCKET_BYTES = 107
+_SOCKET_NAME_BYTES = len("/pymp-12345678/listener-12345678")
+
+
+def _host_context() -> SpawnContext | ForkServerContext:
     """Start workers of the host as forks of a server that has loaded torch.
 
     Loading torch takes seconds of a core, and a tune has a worker, its spare, and those that verify
-    winners. The server is started with the first of them and ends with this process.
+    winners. The server is started with the first of them and ends with this process. Where the
+    path of the temporary folder is too long for the server's socket, workers are spawned.
     """
+    folder_bytes = len(os.fsencode(tempfile.gettempdir()))
+    if folder_bytes + _SOCKET_NAME_BYTES > _MOST_SOCKET_BYTES:
+        return _SPAWN
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch"])  # not kgen: workers find it as this process did
     return context

@@ -19,6 +19,10 @@ PACKED = {
     "wkv6": f"B=1,N=5,T=67,H=2,K=16,V=12,dtype=fp32,{STATES},cu_seqlens_dtype=int32,decay_form=raw",
     "wkv5": "B=1,N=3,T=67,H=2,K=16,V=8,dtype=bf16,cu_seqlens_dtype=int64,decay_form=decay",
 }
+# Of variants that take neither states nor w in fp32.
+PACKED_16_BITS = (
+    "B=1,N=5,T=67,H=2,K=12,V=20,dtype=bf16,w_dtype=bf16,cu_seqlens_dtype=int32,decay_form=raw"
+)
 # 67 steps: some of the last chunk do not exist. 12 keys: nor do some of the last 16.
 SEPARATE = (
     f"B=2,T=67,H=2,K=12,V=20,dtype=bf16,w_dtype=fp32,{STATES},decay_form=raw",
@@ -38,7 +42,11 @@ def test_conventions(operator: str, pass_name: str, name: str) -> None:
         problems = [parse_problem(text, signature) for text in texts]
         return [(p, c) for p in problems for c in spread(variant, signature, p, count=1)]
 
-    wanted = one_config_each(PACKED[operator]) or one_config_each(*SEPARATE)
+    wanted = (
+        one_config_each(PACKED[operator])
+        or one_config_each(PACKED_16_BITS)
+        or one_config_each(*SEPARATE)
+    )
     assert wanted, "no config of this variant is feasible for these problems"
     outcomes = run_configs(entry, variant, "host", wanted, (BY_RANK, SHUFFLED))
     for problem, config, outcome in outcomes:
