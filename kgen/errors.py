@@ -114,6 +114,11 @@ def suggest(value: str, known: Iterable[str]) -> str:
     return f"{hint}known: {', '.join(names) if names else '(none)'}"
 
 
+def why_unreadable(problem: OSError | ValueError) -> str:
+    """Why a file cannot be read, without its path, which the message names already."""
+    return (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
+
+
 def shortened(value: str, most: int = 60) -> str:
     """Return a value as a message quotes it: its beginning, if it is longer than `most`."""
     return value if len(value) <= most else f"{value[: most - 3]}..."

@@ -14,7 +14,7 @@ from kgen.bench.profile import run_profile
 from kgen.bench.results import CallTable, ChosenConfig, LadderResult, PeerComparison, Profile
 from kgen.build import Compiler
 from kgen.catalogue import Entry
-from kgen.errors import RecordError, SpaceError
+from kgen.errors import RecordError, SpaceError, why_unreadable
 from kgen.model.config import Config
 from kgen.model.gpu import GpuProfile
 from kgen.model.problem import Problem
@@ -190,7 +190,7 @@ def load_bench(path: str | Path) -> BenchReport:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise RecordError(f"{path}: cannot be read: {problem}") from None
+        raise RecordError(f"{path}: cannot be read: {why_unreadable(problem)}") from None
     return decode_as(BenchReport, text, str(path), SCHEMA, "run 'kgen bench' again")
 
 

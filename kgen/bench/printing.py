@@ -36,7 +36,7 @@ def print_comparison(contest: PeerComparison) -> str:
     lines += [f"  {name} did not run: {why}" for name, why in contest.failed.items()]
     lines += [f"  {_error(a, contest.peers)}" for a in kernel.accuracy]
     timings = [("kgen", kernel.timing), *((p.name, p.timing) for p in contest.peers)]
-    lines += [f"  {name} on {times}" for name, timing in timings if (times := by_inputs(timing))]
+    lines += [f"  {name}: {times}" for name, timing in timings if (times := by_inputs(timing))]
     lines += [f"  {kernel.timing.protocol}", *_throttled(contest.clocks)]
     return "\n".join(lines) + "\n"
 
@@ -57,7 +57,7 @@ def print_ladder(climb: LadderResult) -> str:
     lines += [f"  {rung.step}: {text}" for rung in climb.rungs if (text := _remark(rung))]
     timed = [rung.timing for rung in climb.rungs if rung.timing is not None]
     lines += [
-        f"  {rung.step} on {times}"
+        f"  {rung.step}: {times}"
         for rung in climb.rungs
         if rung.timing is not None and (times := by_inputs(rung.timing))
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2
 import jinja2.meta
 
-from kgen.errors import TemplateError, suggest
+from kgen.errors import TemplateError, suggest, why_unreadable
 from kgen.model.artifact import Rendered
 from kgen.model.config import Config
 from kgen.model.digest import digest_of_text
@@ -202,4 +202,4 @@ def _syntax(environment: jinja2.Environment, path: Path) -> jinja2.nodes.Templat
     except jinja2.TemplateSyntaxError as problem:
         raise TemplateError(f"{path}:{problem.lineno}: {problem.message}") from None
     except (OSError, UnicodeDecodeError) as problem:
-        raise TemplateError(f"{path}: cannot be read: {problem}") from None
+        raise TemplateError(f"{path}: cannot be read: {why_unreadable(problem)}") from None

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kgen.errors import ExprError, SpaceError, TemplateError
+from kgen.errors import ExprError, SpaceError, TemplateError, why_unreadable
 from kgen.model.config import Value
 from kgen.model.expr import parse_expr
 from kgen.runtime.spelling import spell
@@ -69,7 +69,7 @@ def kernels_of(
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise TemplateError(f"{path}: cannot be read: {problem}") from None
+        raise TemplateError(f"{path}: cannot be read: {why_unreadable(problem)}") from None
     text = _COMMENTS.sub(lambda found: "\n" * found[0].count("\n"), text)
     lines = _with_settings(text.split("\n"), {k: spell(v) for k, v in settings.items()})
     text = "\n".join(lines)

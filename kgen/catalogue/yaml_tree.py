@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from kgen.errors import SpaceError, UserError, shortened, suggest
+from kgen.errors import SpaceError, UserError, shortened, suggest, why_unreadable
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 _MOST_DEPTH = 100
@@ -148,7 +148,7 @@ def read_yaml(path: Path, error: type[UserError] = SpaceError, shown_as: str = "
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise error(f"{name}: cannot be read: {problem}") from None
+        raise error(f"{name}: cannot be read: {why_unreadable(problem)}") from None
     try:
         _check_depth(text, name, error)
         node = yaml.compose(text, Loader=LOADER)

@@ -181,7 +181,7 @@ def seed_number(text: str) -> int:
     digits = text.strip()
     if not (digits.isascii() and digits.isdecimal()) or len(digits) > 10 or int(digits) >= 2**31:
         raise argparse.ArgumentTypeError(
-            f"'{shortened(text)}' is no seed; a whole number from 0 to {2**31 - 1}"
+            f"'{shortened(text)}' is not a whole number from 0 to {2**31 - 1}"
         )
     return int(digits)
 
@@ -203,7 +203,7 @@ def memory_size(text: str) -> int:
     amount = float(match[1]) * _BYTES[match[2].upper()] if match else 0.0
     size = int(min(amount, 2.0**62))
     if size < _LEAST_MEMORY:
-        why = f"is below {_LEAST_MEMORY >> 20}M" if match else "is no size of memory"
+        why = f"is below {_LEAST_MEMORY >> 20}M" if match else "is not a memory size"
         raise argparse.ArgumentTypeError(
             f"'{shortened(text)}' {why}; examples: 8G, 1.5G, 512M"
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kgen.model.captured import CapturedCall, CapturedCalls
 from kgen.model.gpu import GpuProfile
 from kgen.model.names import short_name
+from kgen.model.units import format_us
 from kgen.tune import PassResult
 
 
@@ -45,14 +46,15 @@ def calls_summary(captured: CapturedCalls, done: Sequence[PassResult]) -> str:
         # A row that is slower than what serves the call today is a matter of how both were timed.
         after += call.calls * min(ours, call.median_us)
         lines += [f"  {name}",
-                  f"    {call.calls} calls by {call.step} of {call.median_us:.4g} us, tuned "
-                  f"{ours:.4g} us"]
+                  f"    {call.calls} calls by {call.step} of {format_us(call.median_us)} us, tuned "
+                  f"{format_us(ours)} us"]
     lines += not_compared
     if before:
         steps = captured.steps
         lines += [
-            f"  together {before / steps:.4g} us a step before, {after / steps:.4g} us tuned: "
-            f"{(before - after) / steps:.4g} us a step saved",
+            f"  together {format_us(before / steps)} us a step before, "
+            f"{format_us(after / steps)} us tuned: "
+            f"{format_us((before - after) / steps)} us a step saved",
             "  captured times are of the model's own run, where L2 may hold the inputs and a short "
             "kernel may",
             "  wait for the host; tuned times are of the kernel alone",

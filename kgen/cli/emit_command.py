@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from kgen.assets import include_dir
 from kgen.build import open_compiler
 from kgen.catalogue import Catalogue, open_catalogue
-from kgen.emit import Emitted, LoadedLibrary, renew, write_rankings
+from kgen.emit import Emitted, LoadedLibrary, renew, require_operator, write_rankings
 from kgen.predict import rankings
 
 EXIT_STALE = 3
@@ -22,12 +23,16 @@ def run(options: argparse.Namespace) -> int:
         0 if all rows are valid, 3 if some are stale.
     Raises:
         CatalogueError: If there is no library, or an operator is unknown.
-        ProblemError: If rankings are asked for of an operator that the library does not have.
+        ProblemError: If --learn-rankings names an operator that the library does not have.
         RecordError: If a table is damaged.
         ToolchainError: If a kernel has to be compiled, and there is no NVRTC.
         StorageError: If a file cannot be written.
     """
     catalogue = open_catalogue(options.path)
+    if options.learn_rankings:
+        for name in options.learn_rankings:  # checked before minutes of work
+            if name not in options.add:
+                require_operator(Path(options.out), name)
     done = renew(
         options.out,
         catalogue.entry,

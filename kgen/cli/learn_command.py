@@ -62,10 +62,16 @@ def _pairs(text: str | None, signature: Signature) -> tuple[tuple[str, str], ...
     pairs: list[tuple[str, str]] = []
     for part in () if text is None else text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
-        if name not in signature.field_names or not value or name in dict(pairs):
+        why = ""
+        if not value:
+            why = f"'{part}' is not name=value"
+        elif name not in signature.field_names:
+            why = f"unknown name '{name}'"
+        elif name in dict(pairs):
+            why = f"'{name}' is given twice"
+        if why:
             raise ProblemError(
-                f"--only '{text}': '{part}' is not name=value, or there twice\n"
-                f"  {suggest(name, signature.field_names)}"
+                f"--only '{text}': {why}\n  {suggest(name, signature.field_names)}"
             )
         pairs.append((name, value))
     return tuple(pairs)

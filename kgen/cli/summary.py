@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kgen.model.names import short_name
 from kgen.model.record import Timing
+from kgen.model.units import format_us
 from kgen.report.by_inputs import by_inputs
 from kgen.report.verdicts import is_tie
 from kgen.tune import PassPublished, PassResult, ProblemResult
@@ -62,7 +63,8 @@ def _pass(result: PassResult) -> list[str]:
 
 def _problem(found: ProblemResult, name: str) -> list[str]:
     ours = found.winner.timing
-    facts = [f"{ours.median_us:.4g} us", f"{100 * found.floor_us / ours.median_us:.0f} % of floor"]
+    facts = [f"{format_us(ours.median_us)} us",
+             f"{100 * found.floor_us / ours.median_us:.0f} % of floor"]
     facts += [_beside(peer, ours, timing) for peer, timing in found.peers.items()]
     lines = [f"  {name}", f"    {', '.join(facts)}", f"    {found.winner.config.label}"]
     trials = f"{_count(sum(found.fates.values()), 'trial')} in {found.search_s:.1f} s"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kgen.model.record import Fate, Record
+from kgen.model.units import format_us
 from kgen.tune import (
     PassDone,
     PassResult,
@@ -222,7 +223,7 @@ def best_facts(state: TuneState) -> str:
     progress = state.progress
     if progress is None or progress.best_us is None:
         return ""
-    parts = [f"best {progress.best_us:.4g} us"]
+    parts = [f"best {format_us(progress.best_us)} us"]
     if progress.share:
         parts.append(f"{100 * progress.share:.0f} % of the floor")
     if (peer := state.peer()) is not None:

@@ -187,10 +187,9 @@ def add_verify(verify: argparse.ArgumentParser) -> None:
     verify.add_argument(
         "--array",
         type=count,
-        default=24,
         metavar="N",
         help="with --library: problems per pass in addition to the rows; together they have every "
-        "pair of dtypes, options and kinds of extents (default: %(default)s)",
+        "pair of dtypes, options and kinds of extents (default: 24)",
     )
     add_out(verify, "where the records are")
 

@@ -9,16 +9,26 @@ from contextlib import ExitStack
 from kgen.assets import include_dir
 from kgen.cli import verify_library
 from kgen.cli.context import CommandContext, open_command
-from kgen.errors import RecordError
+from kgen.errors import OptionError, RecordError
+from kgen.journal import Journal
 from kgen.trial import ComputeSanitizer, HostRunner, Session, WorkerHandle
 from kgen.verify import Checked, Checker
 from kgen.worker import Setup
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print one verdict per line; 1 if any kernel is wrong."""
+    """Print one verdict per line; 1 if any kernel is wrong.
+
+    Raises:
+        OptionError: If options contradict each other.
+        RecordError: If the journal has no record of --record.
+    """
     if options.library:
         return verify_library.run(options, _print)
+    if options.array is not None:
+        raise OptionError("--array N adds problems to those of --library; add --library")
+    if options.record and options.problem:
+        raise OptionError("--record verifies the record's own problem; leave out --problem")
     wrong = checked = 0
     with open_command(options) as common, ExitStack() as stack:
         setup = Setup(
@@ -54,19 +64,31 @@ def _session(common: CommandContext, pass_name: str, worker: WorkerHandle) -> Se
 def _results(
     options: argparse.Namespace, common: CommandContext, checkers: list[Checker]
 ) -> Iterator[Checked]:
-    missing: RecordError | None = None
     for checker in checkers:
         if options.record:
-            try:
-                yield checker.record(options.record)
+            record = checker.find(options.record)  # None: it may be of the other pass
+            if record is not None:
+                yield checker.record(record)
                 return
-            except RecordError as problem:  # the record may be of another pass
-                missing = problem
-                continue
-        for problem_ in common.problems[checker.session.pass_name]:
-            yield from checker.problem(problem_)
-    if missing is not None:
-        raise missing
+            continue
+        for problem in common.problems[checker.session.pass_name]:
+            yield from checker.problem(problem)
+    if options.record:
+        raise _no_record(options.record, common)
+
+
+def _no_record(record_id: str, common: CommandContext) -> RecordError:
+    """The error that says where the record is, if another GPU's journal has it."""
+    journal = common.reports / f"{common.gpu.name}.trials.jsonl"
+    where = f"{journal} has no {' or '.join(common.passes)} record '{record_id}'"
+    if not journal.is_file():
+        where = f"there is no journal {journal}"
+    ending = ".trials.jsonl"
+    for other in sorted(common.reports.glob(f"*{ending}")):
+        if other != journal and any(r.id == record_id for r in Journal(other).read()):
+            gpu = other.name.removesuffix(ending)
+            return RecordError(f"{where}\n  {other} has it; add --gpu {gpu}")
+    return RecordError(f"{where}\n  'kgen report --problem NAME' shows the ids of records")
 
 
 def _print(result: Checked) -> None:

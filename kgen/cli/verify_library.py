@@ -19,7 +19,7 @@ from kgen.catalogue import (
     population_names,
 )
 from kgen.cli.arguments import chosen_passes, chosen_problems
-from kgen.cli.context import reports_dir
+from kgen.cli.context import compile_limits, reports_dir
 from kgen.emit import LoadedLibrary
 from kgen.errors import OptionError
 from kgen.launch.select import absent_gpu, select_gpu
@@ -29,6 +29,8 @@ from kgen.trial import HostRunner, Session, WorkerHandle
 from kgen.verify import Checked, LibraryCheck, OnDevice, OnHost, served_subjects
 from kgen.verify.library import Runs
 from kgen.worker import Setup
+
+PROBLEMS = 24  # per pass, besides the rows: the default of --array
 
 
 def run(options: argparse.Namespace, show: Callable[[Checked], None]) -> int:
@@ -51,8 +53,8 @@ def run(options: argparse.Namespace, show: Callable[[Checked], None]) -> int:
         for name in chosen_passes(entry.operator.signature, options.pass_name):
             begun = time.monotonic()
             subjects, refused = served_subjects(
-                library, entry, name, gpu, _known(catalogue, entry, name), options.array,
-                options.seed)
+                library, entry, name, gpu, _known(catalogue, entry, name),
+                PROBLEMS if options.array is None else options.array, options.seed)
             with _runs(options, entry, name, gpu, ordinal, library) as runs:
                 check = LibraryCheck(library, entry, name, runs, Renderer(library.headers))
                 results = []
@@ -101,7 +103,7 @@ def _runs(
     setup = Setup(name, paths, gpu, ordinal or 0, options.seed)
     back_end = "host" if ordinal is None else options.compiler
     with ExitStack() as stack:
-        compiler = open_compiler(back_end, [library.headers])
+        compiler = open_compiler(back_end, [library.headers], limits=compile_limits(options))
         stack.callback(compiler.close)
         if ordinal is None:
             runner = stack.enter_context(HostRunner(setup, library.headers))

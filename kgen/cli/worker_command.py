@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         with _open_request(options, gpu, ordinal, spec) as request:
             yield request
 
-    print(f"helping the tunes of {shared.url} on {gpu.title}; Ctrl-C leaves", flush=True)
+    print(f"helping the tunes of {shared.url} on {gpu.title}; Ctrl-C ends the worker", flush=True)
     trials = 0
     try:
         with closing(help_tunes(shared, gpu.name, ordinal, open_request, options.idle)) as events:
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
                     case TrialRecorded():
                         trials += 1
     finally:
-        print(f"{trials} records of this worker and of others were seen", flush=True)
+        print(f"{trials} trials were recorded, by this worker and by others", flush=True)
     return 0
 
 

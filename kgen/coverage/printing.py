@@ -7,6 +7,7 @@ from kgen.model.names import short_name
 from kgen.model.problem import parse_problem
 from kgen.model.record import RANDOM, TRAINED
 from kgen.model.signature import Signature
+from kgen.model.units import format_us
 
 _STEPS = ("exact", "learnt", "nearest", "family", "safe", "none")
 
@@ -16,14 +17,14 @@ def print_problem(found: CoveredProblem, signature: Signature) -> str:
     name = short_name(parse_problem(found.problem, signature), signature)
     facts = [found.step]
     if found.kernel_us is not None:
-        facts.append(f"{found.kernel_us:.4g} us")
+        facts.append(f"{format_us(found.kernel_us)} us")
     if found.other_us is not None:
         other = RANDOM if found.inputs == TRAINED else TRAINED
-        facts[-1] += f" on {found.inputs} inputs ({found.other_us:.4g} us on {other} ones)"
+        facts[-1] += f" on {found.inputs} inputs ({format_us(found.other_us)} us on {other} ones)"
     if found.floor_us is not None and found.kernel_us:
         facts.append(f"{100 * found.floor_us / found.kernel_us:.0f} % of floor")
     if found.call_us is not None:
-        facts.append(f"call {found.call_us:.4g} us")
+        facts.append(f"call {format_us(found.call_us)} us")
     if found.ratio is not None:
         facts.append(f"{found.peer} / kgen {found.ratio:.2f}")
     if found.first_ms is not None:

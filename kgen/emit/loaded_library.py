@@ -33,6 +33,21 @@ class Served:
     kernel: str = ""
 
 
+def require_operator(folder: Path, operator: str) -> None:
+    """Check that the library of a folder has an operator; imports nothing.
+
+    Raises:
+        CatalogueError: If there is no library in the folder.
+        ProblemError: If it does not have the operator.
+    """
+    if not (folder / PACKAGE / "__init__.py").is_file():
+        raise no_library(folder, "--out")
+    known = sorted(path.parent.name for path in (folder / PACKAGE).glob("*/tables"))
+    if operator not in known:
+        raise ProblemError(f"{PACKAGE} in {folder} has no operator '{operator}'\n"
+                           f"  {suggest(operator, known)}")
+
+
 class LoadedLibrary:
     """A library of which questions are asked; `open` makes one. A process can load one alone.
 
@@ -77,10 +92,7 @@ class LoadedLibrary:
         Raises:
             ProblemError: If it does not.
         """
-        known = sorted(path.parent.name for path in (self._folder / PACKAGE).glob("*/tables"))
-        if operator not in known:
-            raise ProblemError(f"{PACKAGE} in {self._folder} has no operator '{operator}'\n"
-                               f"  {suggest(operator, known)}")
+        require_operator(self._folder, operator)
 
     def tuned(self, operator: str) -> tuple[Any, ...]:
         """The GPUs that an operator was tuned for."""

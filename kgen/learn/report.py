@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kgen.errors import RecordError
+from kgen.errors import RecordError, why_unreadable
+from kgen.model.units import format_us
 from kgen.report import Environment, decode_as, encode_as, write_whole
 
 SCHEMA = 1
@@ -177,7 +178,7 @@ def load_learning(path: Path) -> LearnReport:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise RecordError(f"{path}: cannot be read: {problem}") from None
+        raise RecordError(f"{path}: cannot be read: {why_unreadable(problem)}") from None
     return decode_as(LearnReport, text, str(path), SCHEMA, "run 'kgen learn' again")
 
 
@@ -193,10 +194,11 @@ def print_learning(report: LearnReport) -> str:
         ]
     for found in report.held_out:
         nearest = "no row" if found.nearest_us is None else (
-            f"{found.nearest_us:.4g} us ({_percent(found.nearest_loss or 0.0)})")
+            f"{format_us(found.nearest_us)} us ({_percent(found.nearest_loss or 0.0)})")
         lines.append(
-            f"held out: {found.pass_name} {found.problem}\n    rule {found.rule_us:.4g} us, search "
-            f"{found.best_us:.4g} us, loss {_percent(found.loss)}; nearest {nearest}"
+            f"held out: {found.pass_name} {found.problem}\n"
+            f"    rule {format_us(found.rule_us)} us, search "
+            f"{format_us(found.best_us)} us, loss {_percent(found.loss)}; nearest {nearest}"
         )
     if (verdict := report.verdict) is not None:
         lines.append(

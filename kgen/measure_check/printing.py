@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from kgen.measure.stats import Interval
 from kgen.measure_check.bars import BarResult
 from kgen.measure_check.model import ProblemQuality, SameKernel
+from kgen.model.units import format_us
 
 
 def print_problem(found: ProblemQuality) -> str:
@@ -15,8 +16,8 @@ def print_problem(found: ProblemQuality) -> str:
     lines = [f"{found.pass_name} {found.problem}", *_same(found.same), *_winners(found)]
     call = found.library
     lines += [
-        f"  library call {call.library_us:.4g} us, its kernel {call.kernel_us:.4g} us in the same "
-        f"comparison: {_interval(call.difference)}",
+        f"  library call {format_us(call.library_us)} us, its kernel "
+        f"{format_us(call.kernel_us)} us in the same comparison: {_interval(call.difference)}",
         f"    the kernel here over its tune's final: {_signed(call.kernel_over_final)}",
         f"    ({call.protocol})",
     ]
@@ -52,8 +53,8 @@ def _winners(found: ProblemQuality) -> list[str]:
     lines = [f"  winners of {len(found.winners)} independent tunes{flips}"]
     for winner in found.winners:
         lines.append(
-            f"    seed {winner.seed}: trial {winner.trial_us:.4g} us, final "
-            f"{winner.final_us:.4g} us ({_signed(winner.final_over_trial)}), regret "
+            f"    seed {winner.seed}: trial {format_us(winner.trial_us)} us, final "
+            f"{format_us(winner.final_us)} us ({_signed(winner.final_over_trial)}), regret "
             f"{_interval(winner.regret)}  {winner.config}"
         )
     return lines

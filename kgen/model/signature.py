@@ -216,12 +216,12 @@ class Signature:
             if value is None:
                 raise ProblemError(f"'{f.name}' is missing\n  allowed: {', '.join(f.allowed)}")
             value = chosen.get(value, value)
+            allowed = _resolved(f, chosen)
             is_dtype = isinstance(f, DTypeField)
             if is_dtype and value not in DTYPES and value != ABSENT:
                 raise ProblemError(
-                    f"unknown dtype '{value}' for '{f.name}'\n  {suggest(value, DTYPES)}"
+                    f"unknown dtype '{value}' for '{f.name}'\n  {suggest(value, allowed)}"
                 )
-            allowed = _resolved(f, chosen)
             if value not in allowed:
                 raise ProblemError(
                     f"'{f.name}={value}' is not supported\n  allowed here: {', '.join(allowed)}"

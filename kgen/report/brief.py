@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kgen.model.record import COLD
+from kgen.model.units import format_us
 from kgen.report.model import Report
-from kgen.report.tables import ReportRow, format_us
+from kgen.report.tables import ReportRow
 from kgen.report.verdicts import Tally, spell_standing
 
 HOST = "host"

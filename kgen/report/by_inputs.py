@@ -1,15 +1,20 @@
-"""Times on the kinds of inputs, as text, with the one that counts."""
+"""Times on the kinds of inputs, as text, with the time that counts."""
 
 from __future__ import annotations
 
 from kgen.model.record import Timing
+from kgen.model.units import format_us
 
 
 def by_inputs(timing: Timing) -> str:
-    """`random 480.1 us, trained 1892 us (counts)`; empty if it was timed on one kind of inputs."""
+    """For instance `480.1 us on random inputs, 1892 us on trained inputs (counts, the slower)`.
+
+    Empty if the kernel was timed on one kind of inputs.
+    """
     if not timing.others:
         return ""
     return ", ".join(
-        f"{inputs} {us:.4g} us{' (counts)' if inputs == timing.inputs else ''}"
+        f"{format_us(us)} us on {inputs} inputs"
+        + (" (counts, the slower)" if inputs == timing.inputs else "")
         for inputs, us in timing.by_inputs_us.items()
     )

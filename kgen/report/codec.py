@@ -69,8 +69,11 @@ def decode_as(kind: type[_T], text: str, where: str, schema: int, again: str) ->
     """
     try:
         node = yaml.compose(text, Loader=LOADER)
+    except yaml.MarkedYAMLError as problem:
+        line = problem.problem_mark.line + 1 if problem.problem_mark else 1
+        raise RecordError(f"{where}:{line}: not valid YAML: {problem.problem}") from None
     except yaml.YAMLError as problem:
-        raise RecordError(f"{where}: not YAML: {problem}") from None
+        raise RecordError(f"{where}: not valid YAML: {problem}") from None
     if not isinstance(node, yaml.MappingNode):
         raise RecordError(f"{where}: a report is a mapping of keys")
     version = next((v for k, v in node.value if k.value == "schema"), None)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from kgen.model.units import format_us
 from kgen.report.model import ProblemReport, Report
-from kgen.report.tables import ReportRow, format_us
+from kgen.report.tables import ReportRow
 from kgen.report.verdicts import is_tie
 
 Change = Literal["faster", "slower", "tie", "stale", "new", "gone"]

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from kgen.model.config import Config
 from kgen.model.record import Timing
+from kgen.model.units import format_us
 from kgen.report.by_inputs import by_inputs
 from kgen.report.model import Environment, ProblemReport
 from kgen.report.searches import Search
-from kgen.report.tables import ReportRow, format_us
+from kgen.report.tables import ReportRow
 from kgen.report.verdicts import is_tie, runner_up_is_tie
 
 _RULES = 6  # shown of those that ruled configs out, the largest

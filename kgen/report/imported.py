@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kgen.errors import RecordError
+from kgen.errors import RecordError, why_unreadable
 from kgen.model.config import Config
 from kgen.model.record import Fate, Record, Timing
 from kgen.report.exchange import ABSENT, VARIANT
@@ -39,7 +39,7 @@ def read_search(path: Path) -> StudyOf:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise RecordError(f"{path}: cannot be read: {problem}") from None
+        raise RecordError(f"{path}: cannot be read: {why_unreadable(problem)}") from None
     try:
         data = _parsed(text)
         found = None

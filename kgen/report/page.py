@@ -14,9 +14,9 @@ from importlib import resources
 from typing import Any
 
 from kgen import __version__
+from kgen.model.units import format_us
 from kgen.report.page_data import PageData, Shown, page_data
 from kgen.report.population_map import PopulationMap
-from kgen.report.tables import format_us
 
 _SCRIPTS = ("d3.min.js", "plot.min.js", "report.js")
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from xml.sax.saxutils import escape
 
+from kgen.model.units import format_us
 from kgen.report.model import Report
-from kgen.report.tables import ReportRow, format_us, rows_of
+from kgen.report.tables import ReportRow, rows_of
 
 # Sizes in pixels, and the most letters of a label; the tooltip has the whole label.
 _COLUMN = 556

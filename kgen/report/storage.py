@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from kgen.errors import RecordError, StorageError
+from kgen.errors import RecordError, StorageError, why_unreadable
 from kgen.report.codec import decode, encode
 from kgen.report.model import ProblemReport, Report
 
@@ -35,7 +35,7 @@ def read_document(path: str | Path, missing: str) -> str:
     except FileNotFoundError:
         raise RecordError(f"{path}: {missing}") from None
     except (OSError, UnicodeDecodeError) as problem:
-        raise RecordError(f"{path}: cannot be read: {problem}") from None
+        raise RecordError(f"{path}: cannot be read: {why_unreadable(problem)}") from None
 
 
 def write_report(path: str | Path, report: Report) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kgen.errors import RecordError
+from kgen.model.units import format_us
 from kgen.report.model import Environment, Peer, ProblemReport, Report
 
 BEGIN = "<!-- kgen report --summary: begin -->"
@@ -115,13 +116,6 @@ def insert_summary(text: str, reports: Sequence[Report], where: str) -> str:
         raise RecordError(f"{where}: no place for the table\n  it goes between the lines\n"
                           f"  {BEGIN}\n  {END}")
     return f"{before}{begin}\n{print_summary(reports)}\n{end}{after}"
-
-
-def format_us(us: float) -> str:
-    """Four digits, or whole microseconds from 1000 on: `0.247`, `33.07`, `1979`."""
-    if us >= 999.95:
-        return f"{us:.0f}"
-    return f"{us:.4g}" if us >= 1 else f"{us:.3g}"
 
 
 def problem_labels(problems: Sequence[str]) -> tuple[list[str], list[str]]:

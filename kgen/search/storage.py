@@ -80,8 +80,8 @@ def parse_storage(text: str) -> StorageUrl:
     scheme, separator, _ = text.partition("://")
     kind = scheme.partition("+")[0].lower()
     if not separator or kind not in _SCHEMES:
-        named = f"scheme '{scheme}'" if separator else "a text without a scheme"
-        raise OptionError(f"--storage: {named} is no storage\n  examples: {_EXAMPLES}")
+        why = f"unknown scheme '{scheme}'" if separator else "a URL needs a scheme"
+        raise OptionError(f"--storage: {why}\n  examples: {_EXAMPLES}")
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port

@@ -9,7 +9,7 @@ from kgen.errors import RecordError
 from kgen.model.artifact import Artifact, BuildFailure, Rendered
 from kgen.model.config import Config
 from kgen.model.problem import Problem, parse_problem
-from kgen.model.record import Evidence, Fate
+from kgen.model.record import Evidence, Fate, Record
 from kgen.search.feasible import enumerate_feasible, is_feasible
 from kgen.trial import (
     ComputeSanitizer,
@@ -66,29 +66,31 @@ class Checker:
         for config in _chosen(self.session, problem):
             yield self._check(problem, config, None)
 
-    def record(self, record_id: str) -> Checked:
-        """Check the config of one record again, as it renders today, with the inputs that its
-        evidence names.
-
-        Raises:
-            RecordError: If the journal has no such record, or its config is no longer feasible.
-        """
+    def find(self, record_id: str) -> Record | None:
+        """The record of this pass in the journal that has the id; None if there is none."""
         session = self.session
         for record in session.journal.read():
             if record.id == record_id and record.pass_name == session.pass_name:
-                problem = parse_problem(record.problem, session.entry.operator.signature)
-                variant = session.variant_of(record.config)
-                pass_ = session.entry.operator.signature.pass_named(session.pass_name)
-                if not is_feasible(variant, record.config, pass_, problem, session.gpu):
-                    raise RecordError(
-                        f"record {record_id}: {record.config.label} is no longer "
-                        f"feasible for {problem}; see {variant.where}"
-                    )
-                return self._check(problem, record.config, record.evidence)
-        raise RecordError(
-            f"{session.journal.path} has no {session.pass_name} record '{record_id}'\n"
-            "  record ids stand in the report and in the generated tables"
-        )
+                return record
+        return None
+
+    def record(self, record: Record) -> Checked:
+        """Check the config of a record again, as it renders today, with the inputs that its
+        evidence names.
+
+        Raises:
+            RecordError: If its config is no longer feasible.
+        """
+        session = self.session
+        problem = parse_problem(record.problem, session.entry.operator.signature)
+        variant = session.variant_of(record.config)
+        pass_ = session.entry.operator.signature.pass_named(session.pass_name)
+        if not is_feasible(variant, record.config, pass_, problem, session.gpu):
+            raise RecordError(
+                f"record {record.id}: {record.config.label} is no longer feasible for {problem}; "
+                f"see {variant.where}"
+            )
+        return self._check(problem, record.config, record.evidence)
 
     def _check(self, problem: Problem, config: Config, known: Evidence | None) -> Checked:
         session = self.session

@@ -164,6 +164,17 @@ def test_verify_and_record(tuned: Path) -> None:
     assert "1 of 1" in done.stdout
     done = kgen("verify", "--op", "rmsnorm", "--gpu", "host", "--record", "nope", cwd=tuned)
     assert done.returncode == 2
+    assert "has no forward or backward record 'nope'" in done.stderr
+
+
+def test_verify_names_the_gpu_of_a_record(tmp_path: Path) -> None:
+    committed = Path(__file__).parents[2] / "generated"
+    report = committed / "kgen_ops" / "rmsnorm" / "reports" / "h200.yaml"
+    record = yaml.safe_load(report.read_text())["problems"][0]["chosen"]["record"]
+    done = kgen("verify", "--op", "rmsnorm", "--gpu", "host", "--record", record, "--out",
+                str(committed), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "h200.trials.jsonl has it; add --gpu h200" in done.stderr
 
 
 def records_of(folder: Path, problem: str) -> list[str]:
@@ -235,7 +246,7 @@ MISTAKES = [
     ),
     (
         ["tune", "--op", "rmsnorm", "--gpu", "host", "--problem", "M=1,N=2,dtype=fp31"],
-        "unknown dtype 'fp31'",
+        "unknown dtype 'fp31' for 'dtype'\n  did you mean 'fp32'? known: bf16, fp16, fp32\n",
     ),
     (
         ["tune", "--op", "rmsnorm", "--gpu", "host", "--problem", TINY, "--problem", TINY],
@@ -244,8 +255,12 @@ MISTAKES = [
     (["tune", "--op", "rmsnorm", "--trials", "0"], "not a whole number"),
     (["tune", "--op", "rmsnorm", "--time", "soon"], "is not a duration"),
     (["tune", "--op", "rmsnorm", "--compile-timeout", "0"], "is not a duration"),
-    (["verify", "--op", "rmsnorm", "--compile-memory", "8"], "is no size of memory"),
+    (["verify", "--op", "rmsnorm", "--compile-memory", "8"], "is not a memory size"),
     (["tune", "--op", "rmsnorm", "--path", "nowhere"], "is not a folder"),
+    (["emit", "--learn-rankings", "rmsnorm"], "there is no library in generated"),
+    (["verify", "--op", "rmsnorm", "--array", "3"], "add --library"),
+    (["verify", "--op", "rmsnorm", "--record", "d7e04025", "--problem", TINY],
+     "leave out --problem"),
     (["tune"], "--op"),
     (["frobnicate"], "invalid choice"),
     (["report"], "kgen tune writes them"),

@@ -378,7 +378,7 @@ def test_sizes_of_memory(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(("text", "part"), [
-    ("8", "is no size of memory; examples: 8G"), ("lots", "is no size"), ("-1G", "is no size"),
+    ("8", "is not a memory size; examples: 8G"), ("lots", "is not a"), ("-1G", "is not a memory"),
     ("100M", "is below 256M; examples"), ("0G", "is below 256M"),
 ])
 def test_sizes_that_are_refused(text: str, part: str) -> None:

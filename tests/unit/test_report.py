@@ -95,7 +95,7 @@ def test_optional_values_round_trip(tmp_path: Path) -> None:
         ("    peers:\n", "    peers: []\n    peeers:\n", "problems[0].peeers: unknown key"),
         ("    peers:\n", "    peers: []\n    peers:\n", "problems[0].peers: given twice"),
         ("operator: rmsnorm", "operator: [rmsnorm]", "operator: must be text, not a list"),
-        ("operator: rmsnorm", "operator: {", "not YAML"),
+        ("operator: rmsnorm", "operator: {", "not valid YAML"),
     ],
 )
 def test_schema_violations_name_the_key(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -33,8 +33,8 @@ STEADY = replace(
     BRANCHING, median_us=1722.0, inputs=RANDOM,
     others=(OtherTime(TRAINED, 1720.0, 1719.0, 1721.0),),
 )
-TEXT = "random 476 us, trained 1892 us (counts)"
-PEER_TEXT = "random 1722 us (counts), trained 1720 us"
+TEXT = "476 us on random inputs, 1892 us on trained inputs (counts, the slower)"
+PEER_TEXT = "1722 us on random inputs (counts, the slower), 1720 us on trained inputs"
 
 
 def branching() -> ProblemReport:
@@ -91,9 +91,9 @@ def test_bench_and_ladder_show_both_times() -> None:
     peers = (replace(CONTEST.peers[0], timing=STEADY), CONTEST.peers[1])
     contest: PeerComparison = replace(CONTEST, kernel=kernel, peers=peers)
     printed = print_comparison(contest)
-    assert f"  kgen on {TEXT}\n  eager on {PEER_TEXT}\n  graph of 4" in printed
+    assert f"  kgen: {TEXT}\n  eager: {PEER_TEXT}\n  graph of 4" in printed
     rungs = (replace(CLIMB.rungs[0], timing=BRANCHING), CLIMB.rungs[1])
-    assert f"  naive on {TEXT}\n" in print_ladder(replace(CLIMB, rungs=rungs))
+    assert f"  naive: {TEXT}\n" in print_ladder(replace(CLIMB, rungs=rungs))
 
 
 def test_coverage_shows_both_times() -> None:

@@ -64,7 +64,7 @@ def test_urls_are_shown_without_password_and_query(text: str, shown: str) -> Non
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("tunes.db", "without a scheme"),
+        ("tunes.db", "a URL needs a scheme"),
         ("redis://db", "scheme 'redis'"),
         ("postgresql:///tunes", "names no host"),
         ("grpc://proxy", "HOST:PORT"),
