@@ -61,3 +61,15 @@ def test_no_circle_of_includes() -> None:
 
     for name in includes:
         visit(name, ())
+
+
+def test_the_page_lists_every_folder_and_what_it_may_include() -> None:
+    """The table of docs/architecture.md, a row per folder or per several."""
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    _, _, after = page.partition("| folder | content | may include |\n|---|---|---|\n")
+    listed = {}
+    for line in after.partition("\n\n")[0].splitlines():
+        folders, _, may = line.strip("| ").split(" | ")
+        for folder in re.findall(r"`(\w+)`", folders):
+            listed[folder] = set(re.findall(r"`(\w+)`", may))
+    assert listed == MAY_INCLUDE
