@@ -21,7 +21,7 @@ from kgen.bench import (
     write_bench,
 )
 from kgen.cli.arguments import check_output
-from kgen.cli.context import CommandContext, open_command
+from kgen.cli.context import CommandContext, folder_options, open_command
 from kgen.errors import OptionError
 from kgen.model.names import short_name
 from kgen.model.problem import Problem, parse_problem
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
                 ladder=options.ladder,
                 trace=_trace_path(options, common) if options.profile else None,
                 call_cost=options.call_cost,
-                tune_options=_tune_options(options),
+                tune_options=folder_options(options),
                 on_result=partial(_print, common.entry.operator.signature),
             )
         )
@@ -124,11 +124,3 @@ def _print(
     else:
         text = print_calls(result)
     print(text, flush=True)
-
-
-def _tune_options(options: argparse.Namespace) -> tuple[str, ...]:
-    """Further options of the `kgen tune` command that would write the report of this bench."""
-    more = [word for folder in options.path for word in ("--path", folder)]
-    if Path(options.out) != Path("generated"):
-        more += ["--out", options.out]
-    return tuple(more)

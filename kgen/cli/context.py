@@ -57,6 +57,14 @@ def reports_dir(out: Path, operator: str) -> Path:
     return out / LIBRARY / operator / "reports"
 
 
+def folder_options(options: argparse.Namespace) -> tuple[str, ...]:
+    """`--path` and `--out` of this command, for another command that it prints."""
+    words = [word for folder in options.path for word in ("--path", folder)]
+    if Path(options.out) != Path("generated"):
+        words += ["--out", str(options.out)]
+    return tuple(words)
+
+
 def _back_end(options: argparse.Namespace, gpu: GpuProfile) -> str:
     if gpu.is_host:
         return "host-asan" if getattr(options, "sanitize", False) else "host"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kgen.catalogue import Catalogue, open_catalogue
-from kgen.cli.context import LIBRARY
+from kgen.cli.context import LIBRARY, folder_options
 from kgen.cli.predictions import printed_predictions
 from kgen.coverage import load_coverage, population_map
 from kgen.errors import CatalogueError, OptionError, RecordError, suggest
@@ -103,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.full:
         print("\n".join(print_report(chosen.selected) for chosen in reports), end="")
     elif options.problem:
-        print("\n".join(_problems(chosen) for chosen in reports), end="")
+        print("\n".join(_problems(chosen, _folders(options)) for chosen in reports), end="")
     else:
         whole = bool(options.op or options.pass_name)
         screens = [print_brief(chosen.report, chosen.rows, whole) for chosen in reports]
@@ -228,7 +229,7 @@ def _shown(options: argparse.Namespace, reports: Sequence[Chosen]) -> list[Shown
         pairs = [] if before is None else _pairs(options, before, chosen)
         shown.append(Shown(
             chosen.report, chosen.rows, chosen.searches(), chosen.operator, chosen.folder,
-            before, pairs,
+            before, pairs, _folders(options),
         ))
     if old is not None and not any(one.old for one in shown):
         raise _incomparable(options.against, old)
@@ -240,12 +241,17 @@ def _map(path: str, catalogue: Catalogue) -> PopulationMap:
     return population_map(found, catalogue.operator(found.operator).signature)
 
 
-def _problems(chosen: Chosen) -> str:
+def _folders(options: argparse.Namespace) -> str:
+    """`--path` and `--out`, for the commands that repeat a row; empty if they are the defaults."""
+    return "".join(f" {shlex.quote(word)}" for word in folder_options(options))
+
+
+def _problems(chosen: Chosen, folders: str) -> str:
     searches = chosen.searches()
     return "\n".join(
         print_problem(
             row, search_of(searches, row.report),
-            chosen.report.environments.get(row.report.environment),
+            chosen.report.environments.get(row.report.environment), folders,
         )
         for row in chosen.rows
     )

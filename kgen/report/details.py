@@ -16,13 +16,16 @@ from kgen.report.verdicts import is_tie, runner_up_is_tie
 _RULES = 6  # shown of those that ruled configs out, the largest
 
 
-def print_problem(row: ReportRow, search: Search, environment: Environment | None) -> str:
+def print_problem(
+    row: ReportRow, search: Search, environment: Environment | None, options: str = ""
+) -> str:
     """Return a problem with its final, its search, its refusals and how to repeat it.
 
     Args:
         row: The problem.
         search: Its trials; may be empty.
         environment: Where it was measured; None if the report does not say.
+        options: Further options of the commands that repeat it, as in ` --out DIR`.
     """
     entry = row.report
     lines = [f"{row.operator} {entry.pass_name} {row.label} on {row.gpu}", f"  {entry.problem}", ""]
@@ -41,7 +44,7 @@ def print_problem(row: ReportRow, search: Search, environment: Environment | Non
         for a in entry.accuracy
     ]
     lines += ["", "  evidence", *(f"    {line}" for line in evidence_lines(entry))]
-    lines += ["", "  repeat", *(f"    {line}" for line in repeat_commands(row))]
+    lines += ["", "  repeat", *(f"    {line}" for line in repeat_commands(row, options))]
     if environment is not None:
         lines += ["", "  measured on", f"    {', '.join(environment_facts(environment))}"]
     return "\n".join(lines) + "\n"
@@ -116,10 +119,10 @@ def evidence_lines(entry: ProblemReport) -> list[str]:
     return lines
 
 
-def repeat_commands(row: ReportRow) -> list[str]:
+def repeat_commands(row: ReportRow, options: str = "") -> list[str]:
     """Commands that certify and time a row again."""
     entry = row.report
-    common = f"--op {row.operator} --gpu {row.gpu}"
+    common = f"--op {row.operator} --gpu {row.gpu}{options}"
     one = f"--pass {entry.pass_name} --problem '{row.label}'"
     return [
         f"kgen verify {common} --record {entry.chosen.record}",

@@ -42,6 +42,7 @@ class Shown:
         folder: The folder of the operator in the library, with tables and kernels.
         old: An older report to compare with.
         pairs: The comparison with it.
+        options: Further options of the commands that repeat a row, as in ` --out DIR`.
     """
 
     report: Report
@@ -51,6 +52,7 @@ class Shown:
     folder: Path
     old: Report | None = None
     pairs: Sequence[Pair] = field(default=())
+    options: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def _row(
             **_runner_up_interval(search, second.record, second.median_us),
         },
         "evidence": evidence_lines(entry),
-        "repeat": repeat_commands(row),
+        "repeat": repeat_commands(row, one.options),
         "environment": entry.environment,
         "l2": entry.l2,
         "slowed": entry.slowed,

@@ -167,6 +167,14 @@ def test_verify_and_record(tuned: Path) -> None:
     assert "has no forward or backward record 'nope'" in done.stderr
 
 
+def test_report_repeats_a_row_of_another_folder(tmp_path: Path) -> None:
+    library = tmp_path / "my library"
+    library.symlink_to(Path(__file__).parents[2] / "generated")
+    done = kgen("report", "--op", "rmsnorm", "--gpu", "h200", "--out", library.name, "--problem",
+                "M8192 N4096 bf16", cwd=tmp_path)
+    assert "kgen tune --op rmsnorm --gpu h200 --out 'my library' --pass forward" in done.stdout
+
+
 def test_verify_names_the_gpu_of_a_record(tmp_path: Path) -> None:
     committed = Path(__file__).parents[2] / "generated"
     report = committed / "kgen_ops" / "rmsnorm" / "reports" / "h200.yaml"

@@ -135,6 +135,8 @@ def test_the_best_of_the_search_and_the_final_are_told_apart() -> None:
     assert "best of the search, measured once: 9.7 us  warp(lanes=32)" in text
     assert "runner-up     10.05 us 1.005x, a tie" in text
     assert "kgen tune --op rmsnorm --gpu h200 --pass forward --problem 'M1 N8 bf16'" in text
+    elsewhere = print_problem(rows(FASTER)[0], search, ENVIRONMENT, " --out 'my library'")
+    assert "kgen verify --op rmsnorm --gpu h200 --out 'my library' --record" in elsewhere
     flat = flat_row(rows(FASTER)[0], search)
     assert (flat["median_us"], flat["search_best_us"], flat["standing"]) == (10.0, 9.7, "faster")
 
