@@ -57,7 +57,8 @@ def load_population(name: str, catalogue: Catalogue) -> Population:
     if name not in files:
         raise CatalogueError(
             f"unknown population '{name}'\n  {suggest(name, files)}"
-            "\n  a population of your own: the path of its file, see docs/search-spaces.md"
+            "\n  a population of your own: the path of its file, with a / or the ending .yaml; see "
+            "docs/search-spaces.md"
         )
     file, is_builtin = files[name]
     return _load(file, catalogue, f"search_spaces/populations/{file.name}" if is_builtin else "")

@@ -154,8 +154,9 @@ def _chosen(options: argparse.Namespace, catalogue: Catalogue) -> list[Chosen]:
     if not paths:
         known = [f"{f.parent.parent.name} on {f.stem}" for f in files]
         raise CatalogueError(
-            f"no report of {options.op or 'any operator'} on {options.gpu or 'any GPU'} under "
-            f"{library}\n  {suggest('', known)}\n  kgen tune writes them"
+            f"no report of {_quoted(options.op, 'any operator')} on "
+            f"{_quoted(options.gpu, 'any GPU')} under {library}\n  {suggest('', known)}\n"
+            "  kgen tune writes them"
         )
     found = []
     for path in paths:
@@ -170,6 +171,10 @@ def _chosen(options: argparse.Namespace, catalogue: Catalogue) -> list[Chosen]:
     rows = select(every, options.pass_name, options.problem)
     kept = [replace(c, rows=[row for row in c.rows if row in rows]) for c in found]
     return [chosen for chosen in kept if chosen.rows]
+
+
+def _quoted(name: str | None, otherwise: str) -> str:
+    return f"'{name}'" if name else otherwise
 
 
 def _write(
