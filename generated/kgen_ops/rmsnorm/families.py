@@ -533,7 +533,7 @@ BACKWARD_ROWS_IN_REGISTERS_NAMED: dict[str, Callable[[Call], Any]] = {
         (2 if call.prefetch else 1) * (3 if call.residual_dtype != 'none' else 2)
     ),
     "column_bytes": lambda call: (
-        call.row_tensors * max(call.itemsize, 2) + (4 if call.w_itemsize > 0 else 0) +
+        call.row_tensors * max(call.itemsize, 4 // call.vec) + (4 if call.w_itemsize > 0 else 0) +
         (call.w_itemsize if call.resident_weight else 0)
     ),
     "other_registers": lambda call: (
