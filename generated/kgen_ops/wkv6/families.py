@@ -693,6 +693,10 @@ FORWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
         call.value_tiles * (4 * call.key_tiles + 4 * (call.chunk // 8 + call.partial_tiles) + 16)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "wide_blocks": lambda call: (
+        call.N * call.H * ceil_div(call.V, 64) if call.T >= 512 and call.on_gpu and
+        (call.cu_seqlens_itemsize == 0) else call.sm_count
+    ),
 }
 
 FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -721,6 +725,10 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         8)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "wide_blocks": lambda call: (
+        call.N * call.H * ceil_div(call.V, 64) if call.T >= 512 and call.on_gpu and
+        (call.cu_seqlens_itemsize == 0) else call.sm_count
+    ),
 }
 
 FORWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -865,9 +873,7 @@ FORWARD = (
                 call.sm_count or (not call.on_gpu)
             ),
             lambda call: (
-                call.segments >= 4 or 2 * call.segments * call.sequence_heads * ceil_div(call.V, 64)
-                >= call.sm_count or call.T < 512 or (call.cu_seqlens_itemsize > 0) or (not
-                call.on_gpu)
+                call.segments >= 4 or 2 * call.segments * call.wide_blocks >= call.sm_count
             ),
             lambda call: 4 <= call.warps * call.min_blocks <= 24 or not call.on_gpu,
         ),
@@ -940,10 +946,7 @@ FORWARD = (
         ),
         suits=(
             lambda call: call.T >= 16,
-            lambda call: (
-                4 * call.sequence_heads * ceil_div(call.V, 64) >= call.sm_count or call.T < 512 or
-                call.cu_seqlens_itemsize > 0 or (not call.on_gpu)
-            ),
+            lambda call: 4 * call.wide_blocks >= call.sm_count,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
