@@ -27,15 +27,40 @@ CASES = (
     ("wkv7", "B=1,T=1024,H=6,D=64,dtype=bf16,decay_form=clamp", "segments=", "chunk_loop"),
     ("wkv7", "B=1,N=1,T=8192,H=40,D=64,dtype=fp16,initial_state_dtype=fp32,cu_seqlens_dtype=int32,"
      "decay_form=clamp", "warp_specialized_tf32", "chunk_loop"),
+    # From some dozens of steps on: tensor cores.
+    ("wkv6", "B=8,T=121,H=12,D=48,dtype=fp16,final_state_dtype=fp32", "chunk", "block_per_head"),
+    # Few heads and many steps: segments of T.
+    ("wkv6", "B=8,T=6679,H=3,D=128,dtype=fp32", "segments=", "segments=1)"),
+    ("linear_attention", "B=4,H=3,T=65536,D=160,dtype=bf16,initial_state_dtype=fp32", "chunk_scan",
+     "chunk_loop"),
 )  # fmt: skip
+BACKWARD_CASES = (
+    # Vectors of whole rows of other lengths leave more than a quarter of the lanes idle.
+    ("rmsnorm", "M=20207,N=2176,dtype=bf16,w_dtype=fp32,rstd_dtype=fp32", "rows_in_registers",
+     "naive"),
+    # A head's slices of keys and values fit a block, the whole head does not.
+    ("wkv6", "B=2,T=2048,H=4,K=256,V=512,dtype=bf16", "chunk_loop_slices", "naive"),
+    ("wkv5", f"B=6,T=1403,H=1,D=512,dtype=fp32,{STATES}", "chunk_loop_slices", "naive"),
+    # Rounds of 64 steps would be padding.
+    ("wkv4", "B=64,T=2,C=2048,dtype=bf16", "segments=1, steps=4", "segments=8"),
+)
 
 
 @pytest.mark.parametrize(("operator", "problem", "has", "has_not"), CASES)
 def test_forward(operator: str, problem: str, has: str, has_not: str) -> None:
+    check("forward", operator, problem, has, has_not)
+
+
+@pytest.mark.parametrize(("operator", "problem", "has", "has_not"), BACKWARD_CASES)
+def test_backward(operator: str, problem: str, has: str, has_not: str) -> None:
+    check("backward", operator, problem, has, has_not)
+
+
+def check(pass_name: str, operator: str, problem: str, has: str, has_not: str) -> None:
     # In a process of its own: only one library fits into one.
     done = subprocess.run(
-        [sys.executable, "-m", "kgen", "explain", "--op", operator, "--gpu", "h200",
-         "--problem", problem, "--from", LIBRARY],
+        [sys.executable, "-m", "kgen", "explain", "--op", operator, "--pass", pass_name,
+         "--gpu", "h200", "--problem", problem, "--from", LIBRARY],
         capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (kernel,) = (line for line in done.stdout.splitlines() if line.startswith("  kernel"))

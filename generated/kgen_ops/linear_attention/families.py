@@ -978,6 +978,11 @@ FORWARD = (
                 call.segments == 1 or call.ctas <= 4 * call.passes_over_inputs * call.sm_count or
                 call.on_host
             ),
+            lambda call: (
+                5 * call.B * call.H * ceil_div(call.M, 64) >= 2 * call.sm_count or call.T < 512 or
+                call.on_host or (call.segments >= 4 and 16 * call.E * call.M > call.T * (call.E +
+                call.M) * call.itemsize)
+            ),
             lambda call: round_up(call.M, call.block_v) <= max(16, 5 * round_up(call.M, 16) // 4),
             lambda call: round_up(call.E, call.key_tile) <= max(16, 5 * round_up(call.E, 16) // 4),
         ),
@@ -1422,6 +1427,7 @@ FORWARD = (
             lambda call: call.tokens * call.stages <= 64,
             lambda call: call.tokens * call.stages >= 4 or call.T < 4,
             lambda call: call.vec * call.itemsize >= 4 or call.E % 2 + call.M % 2 > 0,
+            lambda call: call.T < 64 or max(call.E, call.M) > 128 or call.compute_capability < 80,
         ),
         bind=forward_block_per_head,
     ),
@@ -1728,6 +1734,11 @@ BACKWARD = (
             lambda call: (
                 call.segments == 1 or call.ctas <= 4 * call.passes_over_inputs * call.sm_count or
                 call.on_host
+            ),
+            lambda call: (
+                5 * call.B * call.H * ceil_div(call.M, 64) >= 2 * call.sm_count or call.T < 512 or
+                call.on_host or (call.segments >= 4 and 16 * call.E * call.M > call.T * (call.E +
+                call.M) * call.itemsize)
             ),
             lambda call: (
                 round_up(call.E, call.block_v) + round_up(call.M, call.block_v) <= call.most_padded
@@ -2253,6 +2264,7 @@ BACKWARD = (
             lambda call: call.tokens * call.stages <= 64,
             lambda call: call.tokens * call.stages >= 4 or call.T < 4,
             lambda call: call.vec * call.itemsize >= 4 or call.E % 2 + call.M % 2 > 0,
+            lambda call: call.T < 64 or max(call.E, call.M) > 128 or call.compute_capability < 80,
         ),
         bind=backward_block_per_head,
     ),

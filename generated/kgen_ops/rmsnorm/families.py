@@ -533,7 +533,7 @@ BACKWARD_ROWS_IN_REGISTERS_NAMED: dict[str, Callable[[Call], Any]] = {
         (2 if call.prefetch else 1) * (3 if call.residual_dtype != 'none' else 2)
     ),
     "column_bytes": lambda call: (
-        call.row_tensors * max(call.itemsize, 2) + (4 if call.w_itemsize > 0 else 0) +
+        call.row_tensors * max(call.itemsize, 4 // call.vec) + (4 if call.w_itemsize > 0 else 0) +
         (call.w_itemsize if call.resident_weight else 0)
     ),
     "other_registers": lambda call: (
@@ -601,10 +601,6 @@ BACKWARD = (
             lambda call: call.block_threads >= 32,
             lambda call: call.vec * call.itemsize <= 16,
             lambda call: (
-                call.vec * call.itemsize == 16 or (call.N % (2 * call.vec) != 0 and call.N < 4096)
-                or (call.compute_capability == 0 and call.vec == 1)
-            ),
-            lambda call: (
                 call.N % call.vec == 0 or (call.N >= 4 * call.vec and call.lanes_per_row >= 2 *
                 call.vec and call.resident_weight)
             ),
@@ -617,11 +613,6 @@ BACKWARD = (
                 else 256)
             ),
             lambda call: call.groups_per_block == 1 or call.N <= 4096,
-            lambda call: (
-                4 * call.N >= 3 * round_up(call.N, call.lanes_per_row * call.vec) or call.N %
-                call.vec != 0
-            ),
-            lambda call: 2 * call.N >= round_up(call.N, call.lanes_per_row * call.vec),
             lambda call: call.row_columns <= 32,
             lambda call: (
                 call.w_dtype != 'none' or not call.resident_weight or call.N % call.vec != 0
@@ -657,6 +648,15 @@ BACKWARD = (
             ),
         ),
         suits=(
+            lambda call: (
+                call.vec * call.itemsize == 16 or (call.N % (2 * call.vec) != 0 and call.N < 4096)
+                or (call.compute_capability == 0 and call.vec == 1)
+            ),
+            lambda call: (
+                4 * call.N >= 3 * round_up(call.N, call.lanes_per_row * call.vec) or call.N %
+                call.vec != 0
+            ),
+            lambda call: 2 * call.N >= round_up(call.N, call.lanes_per_row * call.vec),
             lambda call: (
                 call.groups_per_block == 1 or call.M >= 2 * call.groups_per_block * call.sm_count
             ),
@@ -777,17 +777,11 @@ BACKWARD = (
         named=BACKWARD_TWO_PASS_NAMED,
         is_safe=False,
         admits=(
-            lambda call: (
-                call.N * call.itemsize >= 16384 or call.N % 8 != 0 or call.compute_capability == 0
-            ),
             lambda call: call.M < 2147483648,
         ),
         fits=(
             lambda call: call.N % call.vec == 0,
-            lambda call: (
-                call.vec * call.itemsize == 16 or (call.vec * call.itemsize < 16 and call.N % (2 *
-                call.vec) != 0)
-            ),
+            lambda call: call.vec * call.itemsize <= 16,
             lambda call: (
                 call.N >= call.row_threads * call.vec * call.unroll or call.row_threads == 128
             ),
@@ -823,6 +817,10 @@ BACKWARD = (
             lambda call: call.row_splits <= 65535,
         ),
         suits=(
+            lambda call: call.vec * call.itemsize == 16 or call.N % (2 * call.vec) != 0,
+            lambda call: (
+                call.N * call.itemsize >= 16384 or call.N % 8 != 0 or call.compute_capability == 0
+            ),
             lambda call: call.row_splits <= 8 or call.row_splits * call.unroll <= call.M,
             lambda call: (
                 call.row_splits * call.tiles >= 2 * call.sm_count or call.row_splits == 128 or 2 *

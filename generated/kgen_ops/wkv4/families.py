@@ -559,6 +559,8 @@ BACKWARD = (
         first=(
             (32, 2, 8, 8, False, 1),
             (32, 1, 8, 8, True, 1),
+            (64, 4, 1, 4, False, 4),
+            (64, 2, 2, 4, False, 4),
         ),
         named=BACKWARD_SCAN_NAMED,
         is_safe=False,

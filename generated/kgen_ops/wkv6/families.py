@@ -693,6 +693,10 @@ FORWARD_CHUNK_HALVING_NAMED: dict[str, Callable[[Call], Any]] = {
         call.value_tiles * (4 * call.key_tiles + 4 * (call.chunk // 8 + call.partial_tiles) + 16)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "wide_blocks": lambda call: (
+        call.N * call.H * ceil_div(call.V, 64) if call.T >= 512 and call.on_gpu and
+        (call.cu_seqlens_itemsize == 0) else call.sm_count
+    ),
 }
 
 FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -721,6 +725,10 @@ FORWARD_WARP_SPECIALIZED_NAMED: dict[str, Callable[[Call], Any]] = {
         8)
     ),
     "on_gpu": lambda call: call.compute_capability > 0,
+    "wide_blocks": lambda call: (
+        call.N * call.H * ceil_div(call.V, 64) if call.T >= 512 and call.on_gpu and
+        (call.cu_seqlens_itemsize == 0) else call.sm_count
+    ),
 }
 
 FORWARD_BLOCK_PER_HEAD_NAMED: dict[str, Callable[[Call], Any]] = {
@@ -864,6 +872,9 @@ FORWARD = (
                 call.segments == 1 or call.sequence_heads * call.value_blocks * call.segments <= 4 *
                 call.sm_count or (not call.on_gpu)
             ),
+            lambda call: (
+                call.segments >= 4 or 2 * call.segments * call.wide_blocks >= call.sm_count
+            ),
             lambda call: 4 <= call.warps * call.min_blocks <= 24 or not call.on_gpu,
         ),
         bind=forward_chunk_halving,
@@ -935,6 +946,7 @@ FORWARD = (
         ),
         suits=(
             lambda call: call.T >= 16,
+            lambda call: 4 * call.wide_blocks >= call.sm_count,
             lambda call: (call.smem_bytes + 1152) * call.min_blocks <= call.smem_per_sm,
             lambda call: call.K >= 8,
             lambda call: 16 * call.warps < 2 * call.V or call.warps == 1,
@@ -1004,6 +1016,7 @@ FORWARD = (
             lambda call: call.tokens * call.stages <= 64,
             lambda call: call.tokens * call.stages >= 4 or call.T < 4,
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.T < 48 or max(call.K, call.V) > 128 or call.compute_capability < 80,
             lambda call: call.threads <= 64 or call.on_gpu,
         ),
         bind=forward_block_per_head,
@@ -1237,8 +1250,8 @@ BACKWARD = (
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
-            lambda call: call.K <= 256,
-            lambda call: call.V <= 256,
+            lambda call: call.padded_keys <= 256,
+            lambda call: call.padded_values <= 256,
             lambda call: call.cu_seqlens_itemsize == 0,
         ),
         fits=(
@@ -1513,8 +1526,8 @@ BACKWARD = (
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
-            lambda call: call.K <= 256,
-            lambda call: call.V <= 256,
+            lambda call: call.padded_keys <= 256,
+            lambda call: call.padded_values <= 256,
             lambda call: call.cu_seqlens_itemsize > 0,
         ),
         fits=(
@@ -1645,13 +1658,13 @@ BACKWARD = (
             lambda call: call.compute_capability >= 80 or call.compute_capability == 0,
             lambda call: call.sequence_heads >= 1,
             lambda call: call.T >= 1,
-            lambda call: call.K <= 256,
-            lambda call: call.V <= 256,
         ),
         fits=(
             lambda call: call.K * call.itemsize % call.copy_bytes == 0,
             lambda call: call.V * call.itemsize % call.copy_bytes == 0,
             lambda call: call.copy_bytes >= call.itemsize,
+            lambda call: call.padded_keys <= 256,
+            lambda call: call.padded_values <= 256,
             lambda call: call.states_smem_bytes <= call.smem_per_block,
             lambda call: call.chunk_smem_bytes <= call.smem_per_block,
             lambda call: (
@@ -1830,6 +1843,7 @@ BACKWARD = (
             lambda call: call.tokens * call.stages <= 64,
             lambda call: call.tokens * call.stages >= 4 or call.T < 4,
             lambda call: call.vec * call.itemsize >= 4 or call.K % 2 + call.V % 2 > 0,
+            lambda call: call.T < 48 or max(call.K, call.V) > 128 or call.compute_capability < 80,
             lambda call: call.threads <= 64 or call.on_gpu,
             lambda call: (
                 2 * call.K * call.V * call.checkpoints <= call.T * (2 * (call.K + call.V) *

@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/linear_attention/forward_block_per_head.cu.jinja
-// config: block_per_head(split=1, tile=1, columns=32, tokens=1, stages=4, vec=1)
-// problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=none, initial_key_sum_dtype=none, final_state_dtype=none, final_key_sum_dtype=none, norm_dtype=none
+// config: block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=4)
+// problem: E=64, M=64, dtype=fp32, product_dtype=fp32, initial_state_dtype=fp32, initial_key_sum_dtype=none, final_state_dtype=fp32, final_key_sum_dtype=none, norm_dtype=none
 // linear_attention forward, block_per_head: a CTA per head and block of columns loops over time with the state in
 // registers; q, k and v come through shared memory, several steps per barrier.
 #include "kgen/linear_attention/norm_gradient.cuh"
@@ -11,16 +11,16 @@ using Value = float;
 
 constexpr int kE = 64;
 constexpr int kM = 64;
-constexpr int kSplit = 1;      // threads that share a column of the state
-constexpr int kTile = 1;        // columns of a thread
-constexpr int kColumns = 32;  // columns of a CTA
+constexpr int kSplit = 4;      // threads that share a column of the state
+constexpr int kTile = 4;        // columns of a thread
+constexpr int kColumns = 64;  // columns of a CTA
 constexpr int kTokens = 1;    // steps per barrier
-constexpr int kStages = 4;    // batches of kTokens steps in shared memory
-constexpr int kVec = 1;          // elements per copy
+constexpr int kStages = 1;    // batches of kTokens steps in shared memory
+constexpr int kVec = 4;          // elements per copy
 
-constexpr bool kInitialState = kgen::kPresent<kgen::none>;
+constexpr bool kInitialState = kgen::kPresent<float>;
 constexpr bool kInitialKeySum = kgen::kPresent<kgen::none>;
-constexpr bool kFinalState = kgen::kPresent<kgen::none>;
+constexpr bool kFinalState = kgen::kPresent<float>;
 constexpr bool kFinalKeySum = kgen::kPresent<kgen::none>;
 constexpr bool kNorm = kgen::kPresent<kgen::none>;
 constexpr bool kKeySum = kNorm || kFinalKeySum;

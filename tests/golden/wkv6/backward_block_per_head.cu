@@ -1,5 +1,5 @@
 // Rendered by kgen from templates/wkv/backward_block_per_head.cu.jinja
-// config: block_per_head(split=4, tile=4, columns=64, tokens=16, stages=2, vec=8, checkpoint_steps=16, key_split=16, keys=16)
+// config: block_per_head(split=1, tile=1, columns=32, tokens=4, stages=1, vec=2, checkpoint_steps=16, key_split=8, keys=8)
 // problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 backward, states in registers. All sums are in a fixed order.
 //
@@ -32,15 +32,15 @@ struct Config {
     using U = ::U;
     static constexpr bool kPerStep = true;  // w is [B, T, H, K], not [H, K]
     static constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
-    static constexpr int kSplit = 4;      // threads that share a column of the state
-    static constexpr int kTile = 4;        // columns of a thread
-    static constexpr int kColumns = 64;  // columns of a block
-    static constexpr int kTokens = 16;    // steps per barrier
-    static constexpr int kStages = 2;    // buffers of kTokens steps in shared memory
-    static constexpr int kVec = 8;          // elements per copy
+    static constexpr int kSplit = 1;      // threads that share a column of the state
+    static constexpr int kTile = 1;        // columns of a thread
+    static constexpr int kColumns = 32;  // columns of a block
+    static constexpr int kTokens = 4;    // steps per barrier
+    static constexpr int kStages = 1;    // buffers of kTokens steps in shared memory
+    static constexpr int kVec = 2;          // elements per copy
     static constexpr int kCheckpointSteps = 16;  // between two checkpoints
-    static constexpr int kKeySplit = 16;  // threads that share a key of wkv_backward_kw
-    static constexpr int kKeys = 16;           // keys of a block of it
+    static constexpr int kKeySplit = 8;  // threads that share a key of wkv_backward_kw
+    static constexpr int kKeys = 8;           // keys of a block of it
 };
 
 using LoopR = kgen::wkv::StateColumns<Config, Direction::forward, kV, false>;  // columns: keys

@@ -1,6 +1,6 @@
 // Rendered by kgen from templates/wkv/forward_block_per_head.cu.jinja
-// config: block_per_head(split=1, tile=1, columns=64, tokens=8, stages=2, vec=4)
-// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, cu_seqlens_dtype=none, decay_form=log
+// config: block_per_head(split=4, tile=4, columns=64, tokens=1, stages=1, vec=2)
+// problem: K=64, V=64, dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=fp32, final_state_dtype=fp32, cu_seqlens_dtype=none, decay_form=log
 // wkv5 and wkv6 forward, a block per head and kColumns value features: the state stays in registers while the
 // block loops over the steps; rows of r, k, v and w come through shared memory, kTokens steps per barrier.
 //
@@ -26,17 +26,17 @@ struct Config {
     using U = ::U;
     static constexpr bool kPerStep = true;  // w is [B, T, H, K], not [H, K]
     static constexpr kgen::DecayForm kForm = kgen::DecayForm::log;  // of w
-    static constexpr int kSplit = 1;      // threads that share a column of the state
-    static constexpr int kTile = 1;        // columns of a thread
+    static constexpr int kSplit = 4;      // threads that share a column of the state
+    static constexpr int kTile = 4;        // columns of a thread
     static constexpr int kColumns = 64;  // columns of a block
-    static constexpr int kTokens = 8;    // steps per barrier
-    static constexpr int kStages = 2;    // buffers of kTokens steps in shared memory
-    static constexpr int kVec = 4;          // elements per copy
+    static constexpr int kTokens = 1;    // steps per barrier
+    static constexpr int kStages = 1;    // buffers of kTokens steps in shared memory
+    static constexpr int kVec = 2;          // elements per copy
 };
 
 using Loop = kgen::wkv::StateColumns<Config, kgen::Direction::forward, kK, true>;
-constexpr bool kInitialState = kgen::kPresent<kgen::none>;
-constexpr bool kFinalState = kgen::kPresent<kgen::none>;
+constexpr bool kInitialState = kgen::kPresent<float>;
+constexpr bool kFinalState = kgen::kPresent<float>;
 constexpr int kValueBlocks = kgen::ceil_div(kV, Config::kColumns);
 
 static_assert(kK % Config::kVec == 0 && kV % Config::kVec == 0, "copies must end with a row");
