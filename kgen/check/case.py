@@ -13,13 +13,14 @@ NORMAL = "normal"
 
 Layout = Literal[
     "contiguous", "strided", "odd strides", "permuted", "shifted", "shifted 8 bytes",
-    "shifted 16 bytes", "views", "shared", "expanded", "far",
+    "shifted 16 bytes", "views", "shared", "expanded", "far", "far second", "far third",
 ]
 SHIFTED: tuple[Layout, ...] = ("shifted", "shifted 8 bytes", "shifted 16 bytes")
 VIEWS: Layout = "views"
 SHARED: Layout = "shared"
 EXPANDED: Layout = "expanded"
 FAR: Layout = "far"
+FARS: tuple[Layout, ...] = (FAR, "far second", "far third")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,9 @@ class Case:
             have the same gaps. `shifted`: contiguous, and every input begins one element, 8 or 16
             bytes behind an aligned address, as a view may. `views`: inputs of one dtype lie side by
             side in the rows of one tensor. `shared`: inputs of one shape and dtype are the same
-            memory. `expanded`: a stride is 0. `far`: a stride does not fit into 32 bits. The values
-            of `shared` and `expanded` are equal where the memory is.
+            memory. `expanded`: a stride is 0. `far`, `far second`, `far third`: the stride of
+            one of the dims that may have one does not fit into 32 bits. The values of `shared` and
+            `expanded` are equal where the memory is.
         seed: Of the generator.
         fresh: Whether the seed is a trial's own, so that keeping the set is no use.
         scalars: Values of the pass's scalars; none for the fixture's own.

@@ -178,6 +178,7 @@ class _Check:
         self._bitwise = bitwise
         self._mean = mean
         self._changed: dict[str, Tensor] = {}
+        self._counts: dict[str, Tensor] = {}  # workspaces that change when a launch is repeated
         self._scratch = {w.name: _workspace(w, made.problem, fixture.device) for w in workspaces}
 
     def run(self, bind: Bind, steps: Sequence[Step]) -> _Finding:
@@ -188,6 +189,7 @@ class _Check:
         launch = bind(tensors, self._fixture.scalars_of(made.case))
         differs: dict[str, Tensor] = {}
         first: dict[str, Tensor] = {}
+        kept: dict[str, Tensor] = {}  # of workspaces after the launch before, of the set's values
         errors: list[dict[str, Tensor]] = []
         holds_own = True
         for step in steps:
@@ -201,7 +203,10 @@ class _Check:
                 buffer.fill(step.workspaces)
             launch()
             if not step.own:
+                kept = {}
                 continue
+            if self._bitwise:
+                kept = self._compare_workspaces(step, kept)
             if self._bitwise:
                 for name, buffer in made.results.items():
                     self._compare_bits(name, fingerprint(buffer), first, differs)
@@ -229,6 +234,18 @@ class _Check:
             now = (self._made.print_of(name) != self._made.prints[name]).any()
             found[name] = self._changed[name] | now if name in self._changed else now
         return found
+
+    def _compare_workspaces(self, step: Step, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A launch that finds what a launch on the same values left in the workspaces must leave
+        the same: a counter does not.
+        """
+        now = {name: fingerprint(buffer) for name, buffer in self._scratch.items()}
+        if step.workspaces is Fill.LEFT:
+            for name in before:
+                changed = (now[name] != before[name]).any()
+                seen = self._counts.get(name)
+                self._counts[name] = changed if seen is None else seen | changed
+        return now
 
     @staticmethod
     def _compare_bits(
@@ -264,7 +281,10 @@ class _Check:
         means = self._means() if self._mean else {}
         written = {name: buffer.tensor for name, buffer in made.results.items()}
         touched = [*touched_elements(made, written).items()]
-        asked = (*outside, *changed, *touched, *differs.items(), *measured, *means.items())
+        counting = [*self._counts.items()]
+        asked = (
+            *outside, *changed, *touched, *differs.items(), *counting, *measured, *means.items()
+        )
         answers = iter(torch.stack([answer.double() for _, answer in asked]).tolist())
 
         told = [text for text, _ in outside if next(answers)]
@@ -273,6 +293,12 @@ class _Check:
         told += [touched_text(name) for name, _ in touched if next(answers)]
         differing = [name for name in differs if next(answers)]
         told += [f"{name} differs between launches on the same inputs" for name in differing]
+        counters = [name for name, _ in counting if next(answers)]
+        told += [
+            f"workspace {name} is not the same after a launch is repeated on the same inputs: "
+            "it keeps state from launch to launch"
+            for name in counters
+        ]
         largest = dict.fromkeys(made.results, 0.0)
         for name, _ in measured:
             error = next(answers)

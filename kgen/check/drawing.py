@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from kgen.check.buffers import Guarded, contiguous_strides, far, guarded
-from kgen.check.case import EXPANDED, FAR, NORMAL, SHARED, SHIFTED, VIEWS, Case, Layout
+from kgen.check.case import EXPANDED, FARS, NORMAL, SHARED, SHIFTED, VIEWS, Case, Layout
 from kgen.check.hard_values import (
     NONFINITE,
+    POWERS,
     base_of,
     with_hard_values,
     with_nearby_values,
+    with_powers_of_two,
     with_shared_values,
 )
 from kgen.check.layouts import (
@@ -27,7 +29,8 @@ from kgen.check.layouts import (
     write,
 )
 from kgen.check.precision import torch_dtype
-from kgen.check.row_values import BY_ROWS, with_row_values
+from kgen.check.row_values import BY_ROWS, ROW_SETS, cut, with_row_values, with_special_rows
+from kgen.check.sizes import SHARED_STEPS
 from kgen.errors import VerifyError
 from kgen.model.problem import Problem
 from kgen.model.signature import Pass
@@ -69,11 +72,25 @@ def drawn_inputs(
                 f"'{t.name}', the signature declares {dtype} {shape}"
             )
     drawn = {t.name: drawn[t.name] for t in pass_.inputs}
-    if case.name == BY_ROWS:
-        drawn = with_row_values(
-            drawn, pass_, problem, linear_names(), _row_dims(operator, pass_),
-            bool(operator.serial_dims),
+    rows = _row_dims(operator, pass_)
+    is_serial = bool(operator.serial_dims)
+    if case.name == name:
+        pass
+    elif case.name == BY_ROWS:
+        drawn = with_row_values(drawn, pass_, problem, linear_names(), rows, is_serial)
+    elif case.name in ROW_SETS:
+        drawn = with_special_rows(
+            case.name, drawn, pass_, problem, linear_names(), rows, is_serial
         )
+    elif case.name == POWERS:
+        drawn = with_powers_of_two(
+            case, drawn, pass_, operator.slab_dim, rows, operator.serial_dims
+        )
+    packing = operator.signature.packing
+    if case.name in (*ROW_SETS[1:], POWERS) and packing is not None and packing.offsets in drawn:
+        drawn[packing.offsets] = cut(case.name, drawn[packing.offsets])
+    if case.name in (*ROW_SETS, POWERS):
+        pass
     elif name != case.name:
         drawn = with_hard_values(
             case, drawn, pass_, problem, linear_names(), operator.slab_dim,
@@ -82,7 +99,7 @@ def drawn_inputs(
     elif name not in (NORMAL, NONFINITE):
         drawn = with_nearby_values(drawn, linear_names())
     if case.layout == SHARED:
-        drawn, _ = _shared(operator, pass_, drawn, linear_names)
+        drawn, _ = _shared(operator, pass_, problem, drawn, linear_names)
     if case.layout == EXPANDED:
         drawn = {
             t.name: _repeated(drawn[t.name], long_dim(t, tuple(drawn[t.name].shape), place))
@@ -103,10 +120,14 @@ def _row_dims(operator: Operator, pass_: Pass) -> list[str]:
 def _shared(
     operator: Operator,
     pass_: Pass,
+    problem: Problem,
     drawn: Mapping[str, Tensor],
     linear_names: Callable[[], frozenset[str]],
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    return with_shared_values(drawn, pass_, linear_names(), bool(operator.serial_dims))
+    few_steps = all(problem.dim(name) <= SHARED_STEPS for name in operator.serial_dims)
+    return with_shared_values(
+        drawn, pass_, linear_names(), bool(operator.serial_dims), few_steps
+    )
 
 
 def _repeated(value: Tensor, dim: int | None) -> Tensor:
@@ -139,6 +160,7 @@ def laid_out(
     operator: Operator,
     pass_: Pass,
     case: Case,
+    problem: Problem,
     drawn: Mapping[str, Tensor],
     linear_names: Callable[[], frozenset[str]],
     device: torch.device,
@@ -149,6 +171,7 @@ def laid_out(
         operator: Drew them.
         pass_: One of its passes.
         case: Says how they lie.
+        problem: Of the set.
         drawn: By name, in the order of the pass.
         linear_names: As in `drawn_inputs`.
         device: Where kernels run.
@@ -160,7 +183,7 @@ def laid_out(
         for name, buffer in together.items():
             write(buffer.tensor, drawn[name])
     elif case.layout == SHARED:
-        _, of = _shared(operator, pass_, drawn, linear_names)
+        _, of = _shared(operator, pass_, problem, drawn, linear_names)
     inputs: dict[str, Guarded] = {}
     for place, t in enumerate(pass_.inputs):
         layout = case.layout if case.only in ("", t.name) else "contiguous"
@@ -191,8 +214,9 @@ def _laid_out(
         strides = permuted(declared, shape)
     elif layout == EXPANDED:
         strides = expanded_strides(shape, long_dim(declared, shape, place))
-    elif layout == FAR and long_dim(declared, shape) is not None:
-        buffer: Guarded = far(shape, value.dtype, far_strides(declared, shape))
+    elif layout in FARS and long_dim(declared, shape) is not None:
+        strides = far_strides(declared, shape, FARS.index(layout))
+        buffer: Guarded = far(shape, value.dtype, strides)
         buffer.tensor.copy_(value)
         return buffer
     elif layout in ("strided", "odd strides") and declared.free_strides:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from kgen.check.sizes import (
+    BETWEEN,
+    BETWEEN_HEADS,
+    BETWEEN_REPEATS,
     BEYOND_HEADS,
     BEYOND_TUNED,
+    CUT,
+    DRAWN_EXTENTS,
+    DRAWN_REPEATS,
     FEW,
     MANY,
     MANY_THREADS,
     NARROW,
+    PACKED,
     POOL_WORK,
     QUICK,
     RAGGED,
+    ROW_HEADS,
+    ROW_STEPS,
     SERIAL_WORK,
     SHORT,
     STEADY_BYTES,
@@ -134,6 +144,81 @@ class Extents:
             middle = {name: 5 + 2 * place for place, name in enumerate(repeats[1:-1])}
             yield dims | {repeats[0]: 2, **middle, repeats[-1]: 3}
 
+    def between(
+        self, constants: Collection[str], threads: Threads | None = None
+    ) -> Iterator[Dims]:
+        """All run-time dims at once at extents that end inside tiles.
+
+        Where that is too much work, sets take turns: many rows and heads of fewer features, or one
+        row and head with few steps. So there are sets in which two dims are large.
+        """
+        free = self._smallest_extents(constants)
+        for turn in range(len(BETWEEN)):
+            is_wide = turn % 2 == 0
+            dims = {}
+            for place, name in enumerate(free):
+                among = self._between(name)
+                chosen = among[(turn + place) % len(among)]
+                dims[name] = max(free[name], chosen if is_wide or not self._repeats(name) else 1)
+            if self._fit(dims, is_wide, threads):
+                yield dims
+
+    def drawn(
+        self, seed: int, constants: Collection[str], threads: Threads | None = None
+    ) -> Dims:
+        """All run-time dims at random extents; none if no set is small enough."""
+        draw = random.Random(seed)
+        dims = {}
+        is_wide = draw.random() < 0.5
+        for name, smallest in self._smallest_extents(constants).items():
+            low, high = DRAWN_REPEATS if self._repeats(name) else DRAWN_EXTENTS
+            dims[name] = max(smallest, draw.randint(low, high))
+        return dims if self._fit(dims, is_wide, threads) else {}
+
+    def _between(self, name: str) -> Sequence[int]:
+        if self._repeats(name):
+            return BETWEEN_REPEATS
+        return BETWEEN_HEADS if name in self.operator.head_dims else BETWEEN
+
+    def _repeats(self, name: str) -> bool:
+        return name in self.operator.repeats
+
+    def _fit(self, dims: Dims, is_wide: bool, threads: Threads | None) -> bool:
+        """Shorten dims until a set is modest; of a wide one first what is neither a step nor a
+        repetition. Whether it is modest then.
+        """
+        steps = [name for name in dims if name in self.operator.serial_dims]
+        repeats = [name for name in dims if self._repeats(name)]
+        others = [name for name in dims if name not in (*steps, *repeats)]
+        least = dict.fromkeys(dims, BETWEEN_REPEATS[0]) | dict.fromkeys(repeats, 1)
+        while not self._is_modest(dims, threads, times=1):
+            for names in (others, steps, repeats) if is_wide else (steps, others, repeats):
+                longer = [name for name in names if dims[name] > least[name]]
+                if longer:
+                    break
+            else:
+                return False
+            longest = max(longer, key=lambda name: dims[name])
+            shorter = [e for e in self._between(longest) if e < dims[longest]]
+            dims[longest] = max([least[longest], *shorter])
+        return True
+
+    def rows_of_kinds(self, constants: Collection[str]) -> Dims:
+        """As `unequal`, but with as many heads as there may be kinds of rows, and fewer steps."""
+        dims = next(self.unequal(constants), {})
+        if not dims:
+            return {}
+        last = [name for name in self.operator.repeats if name in dims][-1]
+        few = {
+            name: min(dims.get(name, self.problem.dim(name)), ROW_STEPS)
+            for name in self.operator.serial_dims
+            if name not in constants
+        }
+        packing = self.operator.signature.packing
+        is_packed = packing is not None and packing.sequences in dims
+        cut = {packing.sequences: CUT} if packing is not None and is_packed else {}
+        return dims | few | cut | {last: ROW_HEADS}
+
     def many(
         self, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[Dims]:
@@ -241,9 +326,13 @@ class Extents:
         to the values along it, and one value may be nearly 0 where its terms are not.
         """
         last = {t.dims[-1] for t in self.pass_.results}
+        smallest = self._smallest_extents(constants)
+        packing = self.operator.signature.packing
+        if packing is not None and packing.sequences in smallest:
+            smallest[packing.sequences] = PACKED  # some begin late in a long tensor
         return {
             name: min(max(extent, NARROW), self.problem.dim(name)) if name in last else extent
-            for name, extent in self._smallest_extents(constants).items()
+            for name, extent in smallest.items()
         }
 
     def _smallest(self, dim: Dim) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kgen.check.bounds import Bound, combine, widened
 from kgen.check.buffers import Guarded, fingerprint, guarded
-from kgen.check.case import EXPANDED, FAR, SHARED, Case
+from kgen.check.case import EXPANDED, FARS, SHARED, Case
 from kgen.check.drawing import demand_values, drawn_inputs, laid_out
 from kgen.check.hard_values import (
     LARGE_SCALAR,
@@ -27,7 +27,7 @@ from kgen.check.input_set import InputSet
 from kgen.check.layouts import output_strides, write
 from kgen.check.oracle import WHOLE, Oracle, Reference, Slab, slabs
 from kgen.check.precision import rounding_of, torch_dtype
-from kgen.check.row_values import BY_ROWS
+from kgen.check.row_values import BY_ROWS, TINY_BY_ROWS
 from kgen.check.schedule import Schedule
 from kgen.check.sizes import GPU_SIZES, HOST_SIZES, Sizes
 from kgen.check.sound import demand_narrow, demand_sound, global_state
@@ -136,7 +136,7 @@ class Fixture:
             self._kept.move_to_end(case)
             return self._kept[case]
         made = self._make(case)
-        if not case.fresh and case.layout != FAR:
+        if not case.fresh and case.layout not in FARS:
             self._kept[case] = made
         return made
 
@@ -226,7 +226,8 @@ class Fixture:
                 self.operator, self.pass_, self.problem, oracle, self.device, before
             )
         inputs = laid_out(
-            self.operator, self.pass_, case, drawn, lambda: self._linear_names, self.device
+            self.operator, self.pass_, case, problem, drawn, lambda: self._linear_names,
+            self.device,
         )
         del drawn
         prints = {name: fingerprint(buffer) for name, buffer in inputs.items()}
@@ -283,7 +284,7 @@ class Fixture:
         bounds = combine(
             losses, pool, self.pass_, problem, self._name(case, problem), self._rounding
         )
-        if case.name in (*ZEROS, BY_ROWS) or case.layout in (EXPANDED, SHARED):
+        if case.name in (*ZEROS, BY_ROWS, TINY_BY_ROWS) or case.layout in (EXPANDED, SHARED):
             bounds = widened(bounds)
         if case.fresh:
             self._bounds_of_kind[kind] = bounds

@@ -16,6 +16,11 @@ sequences begin at whole numbers of tiles, which random cuts hardly do.
 In an operator's own cases every second exact zero of the other inputs is -0, and every second
 infinite one 100 or -100: where an exponential overflows, a kernel may go wrong before infinity.
 
+`powers of two`: every value is rounded toward zero to a power of two, so that many are equal, and
+many exactly 1. A quarter of the lines of each input, along its last dim, is 0, also of inputs in
+which outputs are not linear. Weights are equal along their last dim, and of four rows two are
+equal.
+
 `nan elsewhere`: a NaN in each input in which the operator's own case `nonfinite` has none. `nan in
 weights` has those in inputs without the slab dim, whose NaN reaches every row and hides all others,
 and an Inf and a -Inf beside it; only in those in which outputs are linear: of a NaN in a decay,
@@ -31,7 +36,7 @@ import torch
 from torch import Tensor
 
 from kgen.check.case import NORMAL, Case
-from kgen.check.row_values import BY_ROWS
+from kgen.check.row_values import ROW_SETS
 from kgen.model.problem import Problem, with_dims
 from kgen.model.signature import Packing, Pass
 from kgen.operators.base import Operator
@@ -42,6 +47,7 @@ UNEQUAL = ("large and small", "small and large")
 ZEROS = ("first zero", "last zero")
 NANS = ("nan elsewhere", "nan in weights")
 NONFINITE = "nonfinite"
+POWERS = "powers of two"
 
 # Extents of a problem that tells whether outputs are linear in an input: of three steps, in packed
 # sequences of one or two, an output has a product with one decay at most, and is linear in it.
@@ -55,7 +61,7 @@ LARGE_SCALAR = 2.75
 
 def base_of(operator: Operator, case: Case) -> str:
     """The operator's own case that a set's values are drawn from."""
-    own = (LARGE, *UNEQUAL, *ZEROS, *NANS, BY_ROWS)
+    own = (LARGE, *UNEQUAL, *ZEROS, *NANS, *ROW_SETS, POWERS)
     if case.name in operator.cases or case.name not in own:
         return case.name
     if case.name in NANS and NONFINITE in operator.cases:
@@ -100,6 +106,53 @@ def with_hard_values(
     if packing is not None and packing.offsets in found:
         found[packing.offsets] = _at_tiles(found[packing.offsets])
     return found
+
+
+def with_powers_of_two(
+    case: Case,
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    slab_dim: str | None,
+    row_dims: Collection[str],
+    steps: Collection[str],
+) -> dict[str, Tensor]:
+    """Turn ordinary inputs into those of `POWERS`.
+
+    Args:
+        case: Of the set.
+        drawn, pass_, slab_dim: As of `with_hard_values`.
+        row_dims: The slab dim and the dims that repeat the work.
+        steps: The dims of steps. An input that ends in one of these or of `row_dims`, such as a
+            norm, may be what outputs are divided by, and has no zeros.
+    """
+    weights = weights_of(pass_, slab_dim)
+    found = dict(drawn)
+    for place, t in enumerate(pass_.inputs):
+        value = drawn[t.name]
+        if not value.is_floating_point() or value.numel() == 0:
+            continue
+        value = _power_below(value)
+        if t.name in weights:
+            value = value[..., :1].expand_as(value).contiguous()
+        elif len(t.dims) > 1 and t.dims[-1] not in (*row_dims, *steps):
+            lines = _with_zeros(torch.ones_like(value[..., :1]), case.seed + place)
+            value = torch.where(lines == 0, torch.zeros_like(value), value)
+        for axis, dim in enumerate(t.dims[:-1]):
+            if dim in row_dims:
+                index = torch.arange(value.shape[axis], device=value.device)
+                value = value.index_select(axis, index - (index % 4 == 1).long())
+        found[t.name] = value
+    return found
+
+
+def _power_below(value: Tensor) -> Tensor:
+    """The power of two of a value's sign that is nearest toward zero; 0 of a subnormal."""
+    word, exponents = {
+        torch.float32: (torch.int32, -(2**23)),
+        torch.float16: (torch.int16, -(2**10)),
+        torch.bfloat16: (torch.int16, -(2**7)),
+    }[value.dtype]
+    return (value.contiguous().view(word) & exponents).view(value.dtype)
 
 
 def enlarged_by(case: Case, pass_: Pass, problem: Problem) -> float:
@@ -150,13 +203,14 @@ def _every_second(chosen: Tensor) -> Tensor:
 
 
 def with_shared_values(
-    drawn: Mapping[str, Tensor], pass_: Pass, linear: frozenset[str], is_serial: bool
+    drawn: Mapping[str, Tensor], pass_: Pass, linear: frozenset[str], is_serial: bool,
+    few_steps: bool = False,
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Give inputs of one shape and dtype the values of the first of them.
 
     An input in which outputs are linear takes any values. Others may need those of their own kind,
     a decay below 0 or a rotation's vector, so they share only if no recurrence could grow by it,
-    and their signs and magnitudes are alike.
+    and their signs and magnitudes are alike; or if there are few steps, in which nothing grows far.
 
     Returns:
         The values, and by name of an input the one that it shares memory with.
@@ -171,7 +225,8 @@ def with_shared_values(
                 continue
             if drawn[other.name].shape != value.shape:
                 continue
-            if t.name in linear or (not is_serial and _are_alike(drawn[other.name], value)):
+            may_share = few_steps if is_serial else _are_alike(drawn[other.name], value)
+            if t.name in linear or may_share:
                 found[t.name], of[t.name] = drawn[other.name], other.name
                 break
     return found, of

@@ -89,9 +89,11 @@ def expanded_strides(shape: tuple[int, ...], dim: int | None) -> tuple[int, ...]
 _FAR = 2**32 + 64
 
 
-def far_strides(declared: Declared, shape: tuple[int, ...]) -> tuple[int, ...]:
+def far_strides(
+    declared: Declared, shape: tuple[int, ...], place: int = 0
+) -> tuple[int, ...]:
     """Contiguous strides, but that of `long_dim` is beyond 32 bits."""
-    dim = long_dim(declared, shape)
+    dim = long_dim(declared, shape, place)
     strides = list(contiguous_strides(shape))
     if dim is not None:
         strides[dim] += _FAR

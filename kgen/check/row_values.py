@@ -4,6 +4,14 @@ A row is what one index of the slab dim and of the dims that repeat the work sel
 rmsnorm, a head of a sequence of wkv. The set `zero or equal by rows` shows what `first zero` and
 `last zero` cannot: zeros in an input that is neither the first nor the last, and a row of equal
 values, which a kernel may take for something else.
+
+`tiny by rows`: one of the inputs in which outputs are linear is 2^-40 times as large (2^-10 in
+fp16) in some rows: what a kernel drops because it is small must not be dropped where nothing is
+larger. `nan by rows`: one of these inputs is NaN with a negative sign in some rows, at every
+element. Other sets have one NaN, of a positive sign. Where steps do not follow each other, there
+are rows with an Inf and a -Inf in that input, too.
+
+A set of each kind cuts packed sequences in a way of its own (`cut`).
 """
 
 from __future__ import annotations
@@ -17,6 +25,12 @@ from kgen.model.problem import Problem
 from kgen.model.signature import Pass
 
 BY_ROWS = "zero or equal by rows"
+TINY_BY_ROWS = "tiny by rows"
+NAN_BY_ROWS = "nan by rows"
+ROW_SETS = (BY_ROWS, TINY_BY_ROWS, NAN_BY_ROWS)
+
+_TINY = 2.0**-40
+_TINY_16 = 2.0**-10  # in fp16, whose least normal number is 2^-14
 
 
 def with_row_values(
@@ -56,6 +70,90 @@ def with_row_values(
         if t.name in silent:
             value = torch.where(kind == silent.index(t.name), torch.zeros_like(value), value)
         found[t.name] = value
+    return found
+
+
+def with_special_rows(
+    name: str,
+    drawn: Mapping[str, Tensor],
+    pass_: Pass,
+    problem: Problem,
+    linear: frozenset[str],
+    row_dims: Sequence[str],
+    is_serial: bool,
+) -> dict[str, Tensor]:
+    """Turn ordinary inputs into those of `TINY_BY_ROWS` or `NAN_BY_ROWS`.
+
+    Args:
+        name: Of the set.
+        drawn, pass_, problem, linear, row_dims: As of `with_row_values`.
+        is_serial: Whether steps follow each other; else inputs in which outputs are not linear
+            take part, too.
+    """
+    chosen = [
+        t.name
+        for t in pass_.inputs
+        if drawn[t.name].is_floating_point()
+        and (t.name in linear or not is_serial)
+        and any(dim in t.dims for dim in row_dims)
+    ]
+    each = 2 if name == NAN_BY_ROWS and not is_serial else 1  # kinds of rows per input
+    kinds = each * len(chosen) + 1
+    found = dict(drawn)
+    for place, one in enumerate(_middle_first(chosen)):
+        value = drawn[one]
+        if value.numel() == 0:
+            continue
+        dims = next(t.dims for t in pass_.inputs if t.name == one)
+        kind = _row_numbers(dims, value, problem, row_dims) % kinds
+        if name == TINY_BY_ROWS:
+            tiny = value * (_TINY_16 if value.dtype == torch.float16 else _TINY)
+            found[one] = torch.where(kind == place, tiny, value)
+            continue
+        found[one] = torch.where(kind == place, _negative_nan(value), value)
+        if each == 2:
+            found[one] = torch.where(
+                kind == len(chosen) + place, _with_infinities(value), found[one]
+            )
+    return found
+
+
+def cut(name: str, offsets: Tensor) -> Tensor:
+    """Where packed sequences begin in a set, in ways that random cuts hardly give.
+
+    `TINY_BY_ROWS`: the first and the last sequence have one step, one in the middle the others.
+    `NAN_BY_ROWS`: one in the middle has all steps. Else every sequence but the last has one.
+    """
+    count = offsets.numel() - 1
+    steps = int(offsets[-1]) if count >= 0 else 0
+    if count < 2:
+        return offsets
+    place = torch.arange(count + 1, device=offsets.device)
+    middle = max(1, count // 2)
+    if name == TINY_BY_ROWS:
+        found = torch.where(place <= middle, min(1, steps), max(steps - 1, min(1, steps)))
+        found[0] = 0
+    elif name == NAN_BY_ROWS:
+        found = torch.where(place <= middle, 0, steps)
+    else:
+        found = place.clamp_max(steps)
+    found[-1] = steps
+    return found.to(offsets.dtype)
+
+
+def _negative_nan(value: Tensor) -> Tensor:
+    """NaN with the sign bit; arithmetic with a NaN of Python loses the sign in 16 bits."""
+    word = torch.int32 if value.element_size() == 4 else torch.int16
+    nan = torch.full_like(value, torch.nan).view(word)
+    return (nan | torch.iinfo(word).min).view(value.dtype)
+
+
+def _with_infinities(value: Tensor) -> Tensor:
+    """Inf at the first, and -Inf at the last element of each line."""
+    found = value.clone(memory_format=torch.contiguous_format)
+    found[..., 0] = torch.inf
+    if value.shape[-1] > 2:
+        found[..., -1] = -torch.inf
     return found
 
 

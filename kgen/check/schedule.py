@@ -6,11 +6,29 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kgen.check.case import EXPANDED, FAR, NORMAL, SHARED, SHIFTED, VIEWS, Case, Layout, seed_of
+from kgen.check.case import EXPANDED, FARS, NORMAL, SHARED, SHIFTED, VIEWS, Case, Layout, seed_of
 from kgen.check.extents import Dims, Extents, Threads
-from kgen.check.hard_values import LARGE, LARGE_CASES, NANS, UNEQUAL, ZEROS, weights_of
-from kgen.check.row_values import BY_ROWS
-from kgen.check.sizes import FEW, GPU_SIZES, QUICK, Sizes
+from kgen.check.hard_values import (
+    LARGE,
+    LARGE_CASES,
+    NANS,
+    POWERS,
+    UNEQUAL,
+    ZEROS,
+    weights_of,
+)
+from kgen.check.row_values import ROW_SETS
+from kgen.check.sizes import (
+    CUT,
+    DRAWN,
+    FEW,
+    FEW_STEPS,
+    GPU_SIZES,
+    QUICK,
+    SHARED_STEPS,
+    SHORT,
+    Sizes,
+)
 from kgen.model.problem import Problem
 from kgen.model.signature import Pass
 from kgen.operators.base import Operator
@@ -76,6 +94,8 @@ class Schedule:
             *map(self._ordinary, extents.ragged(constants)),
             *map(self._ordinary, extents.unequal(constants)),
             *map(self._ordinary, extents.whole_tiles(constants)),
+            *map(self._ordinary, extents.between(constants)),
+            *self._drawn(seed, constants),
             *self._hard(constants),
             *self._beyond(constants),
             *(_fresh(quick, seed_of(seed, "fresh", i)) for i in range(self.sizes.fresh)),
@@ -113,6 +133,8 @@ class Schedule:
             *map(self._ordinary, extents.unequal(constants)),
             *map(self._ordinary, extents.whole_tiles(constants, threads)),
             *map(self._ordinary, extents.many(constants, threads)),
+            *map(self._ordinary, extents.between(constants, threads)),
+            *self._drawn(seed, constants, threads),
             *self._hard(constants),
             *self._beyond(constants, threads),
             *(self._far(constants) if far else ()),
@@ -157,9 +179,22 @@ class Schedule:
             ordinary = self._ordinary(dims)
             hard.append(replace(ordinary, scalars=other_scalars(self.pass_)))
             hard.append(replace(ordinary, opposite=True))
+            hard.append(replace(ordinary, scalars=common_scalars(self.pass_)))
         hard += [self._case(name, dims) for name in (*UNEQUAL, *ZEROS, *NANS[:-1])]
+        # An offset of 0 would leave nothing of a weight of 0.
+        zero = self._case(ZEROS[0], dims)
+        hard.append(replace(zero, scalars=other_scalars(self.pass_)))
         several = next(self.extents.unequal(constants), dims)
-        hard.append(self._case(BY_ROWS, several))
+        hard.append(self._case(ROW_SETS[0], several))
+        rows = self.extents.rows_of_kinds(constants) or several
+        hard += [self._case(name, rows) for name in ROW_SETS[1:]]
+        packing = self.operator.signature.packing
+        if packing is not None and packing.sequences in several:  # not where it is the batch
+            several |= {packing.sequences: CUT}
+            one_step = {name: CUT for name in self.operator.serial_dims if name not in constants}
+            hard.append(self._case(POWERS, several | one_step))
+        powers = self._case(POWERS, several)
+        hard.append(replace(powers, scalars=large_scalars(self.pass_)))
         if weights_of(self.pass_, self.operator.slab_dim):
             hard.append(self._case(NANS[-1], dims))
         return hard
@@ -177,19 +212,39 @@ class Schedule:
                 layouts.append("permuted")
             layouts += [VIEWS, EXPANDED]
         layouts += [SHARED, *SHIFTED]
-        return [self._ordinary(dims, layout) for layout in layouts]
+        few = {name: SHARED_STEPS for name in self.operator.serial_dims if name not in constants}
+        return [
+            *(self._ordinary(dims, layout) for layout in layouts),
+            *([self._ordinary(dims | few, SHARED)] if few else []),
+        ]
+
+    def _drawn(
+        self, seed: int, constants: Collection[str], threads: Threads | None = None
+    ) -> Iterator[Case]:
+        """Ordinary values at extents that nobody knows before."""
+        for place in range(DRAWN):
+            own = seed_of(seed, "extents", place)
+            if dims := self.extents.drawn(own, constants, threads):
+                yield Case(NORMAL, tuple(dims.items()), "contiguous", own)
 
     def _far(self, constants: Collection[str]) -> Iterator[Case]:
         """Rows that are gigabytes apart, where the memory between them costs nothing."""
-        if any(t.free_strides for t in self.pass_.inputs):
-            dims = self.extents.reduced(FEW, self.sizes.small, constants, times=2, least=FEW)
-            yield self._ordinary(dims, FAR)
+        most = max((len(t.free_strides) for t in self.pass_.inputs if not t.in_out), default=0)
+        dims = self.extents.reduced(FEW, self.sizes.small, constants, times=2, least=FEW)
+        few = {name: FEW_STEPS for name in self.operator.serial_dims if name not in constants}
+        for place, layout in enumerate(FARS[:most]):
+            yield self._ordinary(dims | few if place else dims, layout)
 
     def _beyond(
         self, constants: Collection[str], threads: Threads | None = None
     ) -> Iterator[Case]:
+        packing = self.operator.signature.packing
         for dims, shortened in self.extents.beyond(constants, threads):
             yield replace(self._ordinary(dims), shortened=shortened)
+            long = any(dims.get(name, 0) > SHORT for name in self.operator.serial_dims)
+            if long and packing is not None and packing.sequences in dims:
+                one_long = dims | {packing.sequences: CUT}  # a long sequence that is not the first
+                yield replace(self._case(ROW_SETS[1], one_long), shortened=shortened)
 
     def _ordinary(self, dims: Dims, layout: Layout = "contiguous") -> Case:
         return self._case(NORMAL, dims, layout)
@@ -199,6 +254,22 @@ class Schedule:
         extents = tuple(dims.items())
         seed = seed_of(self.seed, name, list(extents), "contiguous")
         return Case(name, extents, layout, seed)
+
+
+def common_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
+    """Values that models use and a kernel may take for something else: 1, or 0 where 1 is the
+    default; of those that must be above 0, one that is nearly 0.
+    """
+    return tuple(
+        (s.name, 2.0**-40 if s.above == 0.0 else 0.0 if s.default == 1.0 else 1.0)
+        for s in pass_.scalars
+        if s.above is None or s.above == 0.0
+    )
+
+
+def large_scalars(pass_: Pass) -> tuple[tuple[str, float], ...]:
+    """Values above 1, no two equal."""
+    return tuple((s.name, 3.0 + place / 16) for place, s in enumerate(pass_.scalars))
 
 
 def _fresh(dims: Dims, seed: int) -> Case:

@@ -38,6 +38,27 @@ STEADY_FLOPS = 2**29
 RAGGED = (0, 1, 2, 63, 64, 65)
 """64, too: where the extent is a whole number of tiles, a loop may go round once too often."""
 
+BETWEEN = (21, 24, 80, 96, 109, 240)
+"""Extents inside tiles of 8 to 128; those of `RAGGED` are within two of a multiple of 64. The last
+tile is half or a quarter full, or ends within a vector."""
+BETWEEN_HEADS = BETWEEN[:-1]
+BETWEEN_REPEATS = (3, 5, 7)
+DRAWN = 2
+"""Sets whose extents are drawn at random, from the fresh seed of a certificate."""
+DRAWN_EXTENTS = (3, 130)
+DRAWN_REPEATS = (1, 7)
+SHARED_STEPS = 3
+"""Of the set in which any inputs of one shape share memory: no recurrence grows far in so many."""
+CUT = 5
+"""Packed sequences of the sets that cut them in a way of their own."""
+PACKED = 3
+"""Packed sequences of sets in which steps are many and all else is few."""
+ROW_HEADS = 7
+ROW_STEPS = 40
+"""Of the sets whose rows take turns: as many heads as most operators have kinds of rows."""
+FEW_STEPS = 5
+"""Of a set with rows that are gigabytes apart: each row takes pages of its own."""
+
 HOST_THREADS = 2**17
 """Of a launch of a set beyond the problem's extents, on the host layer: each thread is a fiber, and
 has work where its tile is padding alone. 8193 channels of timex at T=1 are 1.6 million threads and

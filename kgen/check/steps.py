@@ -8,6 +8,9 @@ zero; or they keep what the launch before left. All launches on the set's own va
 same bits. Before one launch they keep what a launch on the same values left, but for a few
 elements, which hold something else: a kernel that looks at some of what is there, finds it right,
 and leaves the rest undone would be fast as long as it is timed, and right in every other launch.
+
+A launch that finds in the workspaces what a launch on the same values left there must leave the
+same bits. So a kernel cannot count its launches in a workspace, whatever it counts them for.
 """
 
 from __future__ import annotations
@@ -42,12 +45,17 @@ _LAST = Step(True, Fill.NONFINITE, Fill.LEFT)
 # Follows a launch on the same values. Its bits must be the same, so that the comparison with the
 # oracle is of both.
 _SPOILED = Step(True, Fill.SPOILED, Fill.SPOILED)
+# Finds what a launch on the same values left in the workspaces, and in the outputs but for a few
+# elements: it must leave the same in the workspaces (`kgen.check.check`). A kernel that counts its
+# launches there, and only where the outputs look like results, does not.
+_REPEATED = Step(True, Fill.SPOILED, Fill.LEFT)
 
 _STEPS: dict[int, tuple[Step, ...]] = {
     1: (_ALONE,),
     3: (_FIRST, _OTHER, _AFTER_OTHER, _LAST),
     # With four orders of threads, one launch after the other, the four launches on the set's own
-    # values (numbers 0, 2, 3 and 5) have one order each; number 6 has the third once more.
+    # values (numbers 0, 2, 3 and 5) have one order each; numbers 6 and 7 have the last
+    # two once more.
     4: (
         _FIRST,
         _OTHER,
@@ -55,6 +63,7 @@ _STEPS: dict[int, tuple[Step, ...]] = {
         Step(True, Fill.ZERO, Fill.LEFT),
         _OTHER_AGAIN,
         _LAST,
+        _REPEATED,
         _SPOILED,
     ),
     5: (
@@ -65,6 +74,7 @@ _STEPS: dict[int, tuple[Step, ...]] = {
         _OTHER_AGAIN,
         Step(True, Fill.NEGATIVE, Fill.LEFT),
         Step(True, Fill.NONFINITE, Fill.NEGATIVE),
+        _REPEATED,
         _SPOILED,
     ),
 }

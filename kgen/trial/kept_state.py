@@ -4,7 +4,8 @@ A global variable lives as long as the loaded module. A kernel that counts its l
 passes every proof and is wrong later. So kernels with global variables are refused, unless their
 variant says why it has them (`keeps_state`). A cubin shows them all. A build for the host has no
 symbols, so there the rendered source is looked through: also for variables of a namespace, which
-need no keyword there. One whose keyword a macro spells is not seen.
+need no keyword there. What a macro or a spliced line may spell is refused where it is defined.
+Memory from the heap outlives a launch, too, and so does a member that may change in a constant.
 """
 
 from __future__ import annotations
@@ -30,6 +31,19 @@ _NAMESPACE = re.compile(r"^(inline\s+)?namespace\b|^extern\s*\"\"$")
 _NO_VARIABLE = re.compile(
     r"^(namespace|using|typedef|static_assert|friend|template|asm)\b|^extern\s(?!\"\")"
 )
+_MACRO = re.compile(r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(.*)$")
+_KEEPS = re.compile(r"\b(static|thread_local|__device__|__managed__)\b|##")
+_CHANGES = re.compile(r"\bmutable\s+\w+|\b(?:new|malloc)\b\s*[\w(\[]")
+_ATTRIBUTE = re.compile(
+    r"\[\[[^\]]*\]\]|\b(?:__attribute__|alignas|asm|__asm__)\s*\(+[^()]*(?:\([^()]*\)[^()]*)*\)+"
+)
+_TYPE_OF = re.compile(r"\b(?:decltype|typeof|__typeof__)\s*\([^()]*(?:\([^()]*\)[^()]*)*\)")
+_TEMPLATE = re.compile(r"^template\s*<[^;{}]*?>\s*(?=[\w:\[_])")
+# A name in parentheses: `int (n)`, `int (*f)(int)`, `int (&n)[1]`; not `int f(T)`.
+_IN_PARENTHESES = re.compile(
+    r"^(?!KGEN_)(?:(?:const|volatile|unsigned|signed|long|short)\s+)*[\w:]+\s*\(\s*[*&]*\s*(\w+)\s*\)"
+)
+_BOUND = re.compile(r"^auto\s*&*\s*\[\s*(\w+)")
 _NUMBER_IN_BRACKETS = re.compile(r"^[\w:<>\s,*&]+\s[\w]+\s*\(\s*[-+.\d]")
 
 
@@ -63,8 +77,9 @@ def variables_of(source: str) -> tuple[str, ...]:
     neither constant nor shared. Functions and static assertions are told from them by what follows
     the name.
     """
-    text = bare_text(source)
-    found = []
+    text = bare_text(source).replace("\\\n", "")
+    found = [f"macro {m[1]}" for m in _MACRO.finditer(text) if _KEEPS.search(m[2])]
+    found += [" ".join(m[0].split()) for m in _CHANGES.finditer(_LITERAL.sub('""', text))]
     for match in _DECLARATION.finditer(text):
         before = _statement_before(match)
         words, end = match["rest"], match["end"]
@@ -83,6 +98,9 @@ def _is_constant(declaration: str) -> bool:
         return True
     if _RECORD.match(declaration.strip()) and len(re.findall(r"[A-Za-z_]\w*", declaration)) < 3:
         return True  # a type is named, and nothing of it
+    to, *pointers = declaration.split("*")
+    if pointers and "const" not in to.split():
+        return False  # whatever the pointer is, what it points to may change
     return "const" in declaration.split() and not _POINTER_TO.search(declaration)
 
 
@@ -102,6 +120,10 @@ def _behind_braces(text: str, start: int) -> str:
 
 def _of_namespaces(text: str) -> list[str]:
     """Names of the variables that namespaces have, the global one among them."""
+    for name, body in _MACRO.findall(text):
+        if ";" in body:  # a whole declaration; within a function it stays in braces
+            declared = re.sub(r"^\([^)]*\)", "", body).replace("\\", "")
+            text = re.sub(rf"(?m)(?<!define )\b{name}\b(?:\([^()]*\))?", declared, text)
     code = re.sub(r"(?m)^#(?:.*\\\n)*.*$", "", text)
     code = _LITERAL.sub('""', code)
     found: list[str] = []
@@ -129,11 +151,18 @@ def _of_namespaces(text: str) -> list[str]:
 
 def _variable(statement: str) -> list[str]:
     """The variable that a statement of a namespace declares, if it is one that changes."""
+    statement = _TYPE_OF.sub("auto", _ATTRIBUTE.sub(" ", statement)).strip()
+    is_template = _TEMPLATE.match(statement) is not None
+    statement = _TEMPLATE.sub("", statement)
     if _NO_VARIABLE.search(statement):
         return []
-    statement = re.sub(
-        r"\balignas\s*\([^)]*\)|^extern\s*\"\"|\b(static|inline)\b", "", statement
-    ).strip()
+    statement = re.sub(r"^extern\s*\"\"|\b(static|inline)\b", "", statement).strip()
+    if bound := _BOUND.match(statement):
+        return [bound[1]]
+    if re.match(r"union\s*\{\}$", statement):
+        return ["union"]  # without a name, its members are variables
+    if not is_template and (named := _IN_PARENTHESES.match(statement)):
+        return [] if _is_constant(statement.split("=")[0]) else [named[1]]
     if _RECORD.match(statement) and "{}" in statement:
         statement = "record " + statement.rpartition("{}")[2]
     declared = re.split(r"[=\[]|\{\}", statement)[0]

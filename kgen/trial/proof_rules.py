@@ -24,6 +24,7 @@ _MODULES = (
     "worker/binding.py",
     "trial/host_runs.py",
     "trial/kept_state.py",
+    "trial/told_apart.py",
 )
 
 

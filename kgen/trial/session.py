@@ -30,6 +30,7 @@ from kgen.trial.handle import WorkerHandle
 from kgen.trial.kept_certificates import KeptCertificates
 from kgen.trial.kept_state import kept_state
 from kgen.trial.proof_rules import proof_rules
+from kgen.trial.told_apart import told_apart
 from kgen.worker.messages import Candidate, Level, Trial, TrialOutcome
 
 
@@ -183,7 +184,7 @@ class Session:
 
     def refusal(self, rendered: Rendered, artifact: Artifact, config: Config) -> str:
         """The reason why a build must not run; empty if it may run."""
-        return kept_state(rendered, artifact, self.variant_of(config))
+        return told_apart(rendered) or kept_state(rendered, artifact, self.variant_of(config))
 
     def candidate(self, config: Config, artifact: Artifact) -> Candidate:
         """The candidate that is sent to the worker: all that it needs to run a config."""

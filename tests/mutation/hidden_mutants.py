@@ -3,7 +3,7 @@
 `mutants.py` and `family_mutants.py` spoil what every call runs. These kernels are right on nearly
 all calls: they go wrong at an extent, a stride, an address, a value or an order of blocks, or they
 look at memory that a launch must not rely on. Most are of the naive kernels, whose statements are
-few. Those of `planted_mutants.py` come to the mistakes of the same kernels.
+few. Those of `planted_mutants.py` and `rare_mutants.py` come to the mistakes of the same kernels.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from family_mutants import Family, Mistake
 from planted_mutants import PLANTED, PLANTED_IN_CI
+from rare_mutants import RARE, RARE_IN_CI
 
 _EXACT = "M=37,N=203,dtype=fp32,residual_dtype=fp32,rstd_dtype=fp32"
 
@@ -345,9 +346,9 @@ _HIDDEN = (
 
 
 def _with_planted() -> tuple[Family, ...]:
-    """Each kernel with the mistakes of both files, so that it is certified once."""
+    """Each kernel with the mistakes of all files, so that it is certified once."""
     found: dict[tuple[str, str], Family] = {(f.name, f.dims): f for f in _HIDDEN}
-    for planted in PLANTED:
+    for planted in (*PLANTED, *RARE):
         known = found.setdefault((planted.name, planted.dims), replace(planted, mistakes=()))
         both = replace(known, mistakes=(*known.mistakes, *planted.mistakes))
         found[planted.name, planted.dims] = both
@@ -356,7 +357,7 @@ def _with_planted() -> tuple[Family, ...]:
 
 HIDDEN = _with_planted()
 
-IN_CI = PLANTED_IN_CI | frozenset({
+IN_CI = PLANTED_IN_CI | RARE_IN_CI | frozenset({
     "rmsnorm-forward-naive-stride of another input",
     "rmsnorm-forward-naive-an address of 8 bytes",
     "rmsnorm-forward-naive-rows a multiple of 128",

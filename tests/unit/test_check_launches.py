@@ -121,6 +121,28 @@ def test_a_write_into_an_input_shows_although_other_values_follow() -> None:
     assert run(kernel).reason.startswith("input x was modified")
 
 
+@pytest.mark.parametrize("level", ["trial", "certify"])
+def test_a_counter_in_a_workspace(level: str) -> None:
+    def kernel(t: Tensors) -> None:  # wrong once in a thousand launches
+        count = float(t["flag"])
+        t["flag"].fill_(count + 1.0 if 0.0 < count < 1000.0 else 1.0)
+        t["mean"].copy_(mean(t) * (2.0 if count == 1000.0 else 1.0))
+        finish(t)
+
+    assert run(kernel, level).reason.startswith("workspace flag is not the same after a launch is")
+
+
+def test_a_counter_of_launches_that_find_results() -> None:
+    def kernel(t: Tensors) -> None:
+        held, count = float(t["y"].sum()), float(t["flag"])
+        is_result = 0.0 < abs(held) < 1e30
+        t["flag"].fill_(count + 1.0 if 0.0 < count < 1000.0 and is_result else 1.0)
+        t["mean"].copy_(mean(t))
+        finish(t)
+
+    assert "workspace flag is not the same" in run(kernel, "certify").reason
+
+
 @pytest.mark.parametrize("launches", [3, 4, 5])
 def test_between_launches_on_the_same_values_come_others(launches: int) -> None:
     steps = steps_of(launches)
@@ -159,6 +181,16 @@ def test_four_orders_of_threads_come_to_launches_on_the_same_values() -> None:
         ("static struct { int n; } state;", ("state",)),
         ("const int a = 3; const float* const p = nullptr; int f(int x); using T = int;", ()),
         ("namespace a::b { struct S { int n; }; template <int N> struct V; enum E { one }; }", ()),
+        ("template <class T> T kept = T();", ("kept",)),
+        ("namespace { union { int n; float x; }; }", ("union",)),
+        ("int (n) = 0; int (*f)(int) = nullptr; int g(int);", ("n", "f")),
+        ("[[gnu::used]] int n; __attribute__((used)) int m; decltype(0) k = 0;", ("n", "m", "k")),
+        ("struct P { int a; }; auto [first] = P{0};", ("first",)),
+        ("#define KEEP static\nvoid f() { KEEP int n; }", ("macro KEEP",)),
+        ("#define DECLARE int n = 0;\nDECLARE\n", ("n",)),
+        ("void f() { sta\\\ntic int n; }", ("n",)),
+        ("void f() { static int* const p = g(); ++*p; }", ("p",)),
+        ("const struct M { mutable int n; } m{};", ("mutable int",)),
         ("auto f = 3;\n#define KEEP(x) int x;\nKGEN_EXPORT(g);", ("f",)),
         ('static_assert(1 > 0, ""); int f() { return static_cast<int>(2.0); }', ()),
     ],

@@ -1,0 +1,36 @@
+"""Whether a kernel's source is compiled to other code on the host layer than for a GPU.
+
+The host run of a certificate has the kernel's own source, in four orders of threads and under
+AddressSanitizer. It says nothing of a kernel that asks by whom it is compiled, and leaves a barrier
+or a bounds check out for a GPU alone. The device headers ask; a rendered kernel need not.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kgen.model.artifact import Rendered
+from kgen.model.source_text import bare_text
+
+_ASKS = re.compile(
+    r"\b(KGEN_HOST|__CUDA_ARCH\w*|__CUDACC\w*__|__NVCC__|__GNU[CG]__|__clang\w*__|__GLIBC\w*__"
+    r"|__SANITIZE_\w+|__has_(?:feature|include|builtin|attribute)|__x86_64__|__aarch64__|__linux__"
+    r"|__FILE__|__DATE__|__TIME__|__BASE_FILE__|__INCLUDE_LEVEL__|__COUNTER__)\b"
+)
+# A header of the system, which NVRTC does not have, such as that of printf.
+_INCLUDES = re.compile(
+    r"(?m)^\s*#\s*if[^\n]*\n(?:\s*#\s*include\s*<[^>\n]*>[ \t]*\n)+\s*#\s*endif"
+)
+
+
+def told_apart(rendered: Rendered) -> str:
+    """Return why a source is refused; empty if it does not ask who compiles it."""
+    text = _INCLUDES.sub("", bare_text(rendered.source).replace("\\\n", ""))
+    names = dict.fromkeys(_ASKS.findall(text))
+    if not names:
+        return ""
+    return (
+        f"the kernel asks who compiles it: {', '.join(names)}\n"
+        "  the host run of a certificate has to be of the code that runs on a GPU\n"
+        "  next: call the device library (kgen/primitives/), which has both kinds of code"
+    )

@@ -1,0 +1,44 @@
+"""A kernel whose source asks who compiles it is refused: its host run would be of other code."""
+
+from __future__ import annotations
+
+import pytest
+
+from kgen.model.artifact import Rendered
+from kgen.trial.told_apart import told_apart
+
+
+def reason(source: str) -> str:
+    return told_apart(Rendered("kernel", source, "digest"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#if KGEN_HOST",
+        "#ifdef __CUDA_ARCH__",
+        "#if defined(__CUDACC_RTC__)",
+        "#ifndef __SANITIZE_ADDRESS__",
+        "#if __has_feature(address_sanitizer)",
+        "#if KGEN_\\\nHOST",
+        'const char* name = __FILE__;',
+    ],
+)  # fmt: skip
+def test_it_is_refused(line: str) -> None:
+    assert reason(f"{line}\nint x;\n#endif").startswith("the kernel asks who compiles it: ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "// KGEN_HOST is 1 here\nextern \"C\" __global__ void f() {}",
+        "#if !defined(__CUDACC__)\n#include <stdio.h>\n#endif\nvoid f();",
+        "#if kThreads > 32\nint x;\n#endif",
+    ],
+)
+def test_it_passes(source: str) -> None:
+    assert reason(source) == ""
+
+
+def test_an_include_beside_code_does_not_hide_it() -> None:
+    assert reason("#if KGEN_HOST\n#include <stdio.h>\nint x;\n#endif")
