@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kgen.predict.trees import Floats, Growth, fit_trees
-from kgen.search.surrogate import Hyper, Posterior
+from kgen.search.surrogate import matern52, squared_distances
 
 Features = Mapping[str, float]
 Predict = Callable[[Floats], Floats]  # [n, F] standard scores -> [n]
@@ -104,13 +104,19 @@ def _fit_gp(rows: Floats, y: Floats, weights: Floats) -> Predict:
     if len(y) > _MOST_ROWS:
         kept = np.linspace(0, len(y) - 1, _MOST_ROWS).astype(np.int64)
         rows, y = rows[kept], y[kept]
-    features = rows.shape[1]
-    groups = np.arange(features, dtype=np.int64)
-    hyper = Hyper(np.full(features, -math.log(max(1, features))), 0.0, math.log(_GP_NOISE))
+    scaled = rows / math.sqrt(max(1, rows.shape[1]))
+    covariance = matern52(squared_distances(scaled, scaled))
+    covariance[np.diag_indices(len(y))] += _GP_NOISE
     mean, spread = float(y.mean()), float(y.std()) or 1.0
-    return lambda at: (
-        Posterior(rows, (y - mean) / spread, at, groups, hyper).mean * spread + mean
-    )
+    # Only means are wanted, so one system is solved, whatever the number of candidates.
+    alpha = np.linalg.solve(covariance, (y - mean) / spread)
+
+    def predict(at: Floats) -> Floats:
+        cross = matern52(squared_distances(at / math.sqrt(max(1, at.shape[1])), scaled))
+        out: Floats = cross @ alpha * spread + mean
+        return out
+
+    return predict
 
 
 MODELS: Mapping[str, Fit] = {

@@ -35,6 +35,7 @@ from kgen.report.predictions import (
     update_predictions,
 )
 from kgen.search.feasible import enumerate_feasible
+from kgen.search.surrogate import Hyper, Posterior
 
 ROOT = Path(__file__).parents[2]
 JOURNAL = ROOT / "generated/kgen_ops/rmsnorm/reports/h200.trials.jsonl"
@@ -101,6 +102,16 @@ def test_every_model_orders_what_it_has_learnt(name: str) -> None:
     order = Fitted(name, Training(rows, y, y + 1, np.ones(60))).order(
         [{"a": a, "unknown": 9.0} for a in (3.0, 0.0, 4.0, 1.0)])
     assert np.argsort(order).tolist() == [1, 3, 0, 2]
+
+
+def test_the_gaussian_process_is_that_of_the_search() -> None:
+    random = np.random.default_rng(0)
+    rows, at = random.normal(size=(80, 5)), random.normal(size=(9, 5))
+    y = rows[:, 0] + random.normal(size=80)
+    hyper = Hyper(np.full(5, -np.log(5)), 0.0, float(np.log(0.05)))
+    wanted = Posterior(rows, (y - y.mean()) / y.std(), at, np.arange(5), hyper).mean
+    found = MODELS["gp"](rows, y, np.ones(80))(at)
+    assert found == pytest.approx(wanted * y.std() + y.mean(), rel=1e-6)
 
 
 def test_the_option_and_the_model_agree() -> None:
@@ -190,6 +201,17 @@ def test_a_judgement_tells_losses_and_what_it_did_not_see(
     assert "leave one GPU out: not judged, because all records are of h200" in text
     assert "1 problems with fewer than 15" in text
     assert LEAST_CONFIGS == 15
+
+
+def test_processes_do_not_change_a_judgement(tmp_path: Path, rmsnorm: Entry) -> None:
+    library = _library(tmp_path, _lines(3))
+    _library(tmp_path, [x.replace('"h200"', '"h100"') for x in _lines(2)], "h100")
+    alone, both = (
+        list(judge(rmsnorm, ["forward"], library, models=["ridge"], processes=processes))
+        for processes in (1, 2)
+    )
+    assert [len(one.choices) for one in alone] == [5, 5]
+    assert alone == both
 
 
 def test_two_gpus_are_not_called_one(tmp_path: Path, rmsnorm: Entry) -> None:
