@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -121,7 +122,8 @@ def _judge(options: argparse.Namespace) -> int:
         passes = chosen_passes(entry.operator.signature, options.pass_name)
         found_in = Path(options.source)
         models = [options.model] if options.model else tuple(MODELS)
-        for one in judge(entry, passes, found_in, relatives(catalogue, entry), models):
+        for one in judge(entry, passes, found_in, relatives(catalogue, entry), models,
+                         processes=len(os.sched_getaffinity(0))):
             print(f"judged {one.operator} {one.pass_name} by {one.model}", flush=True)
             found.append(one)
     if not found:

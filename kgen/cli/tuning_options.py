@@ -18,7 +18,7 @@ from kgen.cli.arguments import (
     positive,
 )
 
-DEFAULT_MODEL = "trees"  # as kgen.predict.models.DEFAULT, which needs numpy
+DEFAULT_MODEL = "mixed"  # as kgen.predict.models.DEFAULT, which needs numpy
 
 
 def add_tune(tune: argparse.ArgumentParser) -> None:
@@ -96,7 +96,7 @@ def add_predict(predict: argparse.ArgumentParser) -> None:
     )
     predict.add_argument(
         "--model",
-        choices=["trees", "ridge", "gp"],
+        choices=["trees", "ridge", "gp", "mixed"],
         help=f"model that ranks configs (default: {DEFAULT_MODEL}; with --judge all)",
     )
     predict.add_argument(

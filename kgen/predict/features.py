@@ -3,12 +3,14 @@
 Two sets. Of a config that is not compiled: its parameters, the named expressions of its variant,
 its launches and the problem. Of one that is compiled also registers, spills, static shared memory,
 and what follows from them: resident blocks, occupancy and waves.
+
+Trees compare one feature at a time, so ratios that matter are features of their own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kgen.errors import ExprError
@@ -115,6 +117,10 @@ class Featurizer:
             found |= _of_value(f"p_{name}", value)
         found |= self._of_lets(variant, config)
         found |= dict(_of_plan(plan, used, self._gpu))
+        if "total_threads" in found:
+            for work in ("log_bytes", "log_flops"):
+                found[f"{work}_per_thread"] = found[work] - found["total_threads"]
+                found[f"{work}_per_resident"] = found[work] - found["resident_threads"]
         return found
 
     def _of_lets(self, variant: Variant, config: Config) -> dict[str, float]:
@@ -159,12 +165,41 @@ def _of_plan(
     yield "resident_threads", _log(
         min(1.0, fill.waves) * fill.blocks_per_sm * main.threads * gpu.sm_count
     )
+    yield from _of_use(main, fill, gpu)
+    yield from _of_others([one for one in launches if one is not main], used, gpu)
     if used is not None:
         yield "registers", float(max((r.registers for r in used.values()), default=0))
         yield "main_registers", float(resources.registers if resources else 0)
         yield "log_spill", _log(sum(r.spill_bytes for r in used.values()))
         yield "log_stack", _log(sum(r.stack_bytes for r in used.values()))
         yield "log_smem_static", _log(resources.smem_bytes if resources else 0)
+
+
+def _of_use(
+    launch: Launch, fill: Residency, gpu: GpuProfile
+) -> Iterator[tuple[str, float]]:
+    """How a grid uses the SMs; a grid smaller than a wave does not reach its occupancy."""
+    per_sm = math.prod(launch.grid) / gpu.sm_count
+    active = min(fill.blocks_per_sm, math.ceil(per_sm))
+    yield "log_per_sm", math.log2(per_sm)
+    yield "balance", per_sm / math.ceil(per_sm)  # mean blocks of an SM over the most of one
+    yield "log_active_warps", _log(active * math.ceil(launch.threads / _WARP))
+    yield "log_rounds", math.log2(max(1, math.ceil(fill.waves)))
+
+
+def _of_others(
+    launches: Sequence[Launch], used: Mapping[str, Resources] | None, gpu: GpuProfile
+) -> Iterator[tuple[str, float]]:
+    """The launches besides the main one, which run one after the other."""
+    known = {} if used is None else used
+    fills = [residency(one, known.get(one.kernel), gpu) for one in launches]
+    yield "log_other_rounds", _log(sum(math.ceil(one.waves) for one in fills))
+    yield "other_occupancy", min(
+        (one.occupancy * min(1.0, one.waves) for one in fills), default=1.0)
+    yield "log_other_threads", _log(sum(x.threads * math.prod(x.grid) for x in launches))
+    if used is not None:
+        yield "other_registers", float(
+            max((used[x.kernel].registers for x in launches if x.kernel in used), default=0))
 
 
 def _log(value: float) -> float:

@@ -10,7 +10,9 @@ they are not read at all.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -85,6 +87,7 @@ def judge(
     library: Path,
     relatives: Sequence[Entry] = (),
     models: Sequence[str] = tuple(MODELS),
+    processes: int = 1,
 ) -> Iterator[Judgement]:
     """Judge models on the records of an operator; passes with fewer than two problems are left out.
 
@@ -94,6 +97,7 @@ def judge(
         library: Folder of the library that has the records.
         relatives: Operators of its family; their problems teach, and are not judged.
         models: Names of models.
+        processes: Problems that are left out at once, each in a process; the results are the same.
     Raises:
         StorageError, RecordError: If a journal cannot be read.
     """
@@ -104,44 +108,88 @@ def judge(
         if not judged or len(searches) < 2:
             continue
         gpus = tuple(sorted({one.searched.gpu.name for one in searches}))
-        for model in models:
-            for left_out in (PROBLEM, GPU) if len(gpus) > 1 else (PROBLEM,):
-                yield Judgement(
-                    entry.operator.name, pass_name, model, left_out, gpus, len(own) - len(judged),
-                    tuple(_choice(entry, model, left_out, searches, one) for one in judged),
-                )
+        cases = tuple(
+            (model, left_out)
+            for model in models
+            for left_out in ((PROBLEM, GPU) if len(gpus) > 1 else (PROBLEM,))
+        )
+        choices = _choices_of_all(_Bench(entry, tuple(searches), cases), judged, processes)
+        for place, (model, left_out) in enumerate(cases):
+            yield Judgement(
+                entry.operator.name, pass_name, model, left_out, gpus, len(own) - len(judged),
+                tuple(found[place] for found in choices),
+            )
 
 
-def _choice(
-    entry: Entry, model: str, how: str, searches: Sequence[TrainingSearch], left_out: TrainingSearch
-) -> Choice:
-    searched = left_out.searched
-    if how == GPU:
-        others = [one for one in searches if one.searched.gpu != searched.gpu]
-    else:
-        others = [one for one in searches if not _same_problem(one, left_out)]
-    predictor = Predictor(model, entry, searched.problem, others)
-    times = left_out.times_us
-    chosen = predictor.order(left_out.compiled, compiled=True)[0]
-    pass_ = entry.operator.signature.pass_named(searched.pass_name)
-    configs = enumerate_feasible(
-        entry.space.of_pass(searched.pass_name), pass_, searched.problem, searched.gpu
-    ).configs
-    rows, floor_us = features_of(
-        entry, searched.pass_name, searched.problem, searched.gpu, configs
-    )
-    free = configs[predictor.order(rows, compiled=False)[0]]
-    of_config = {o.config: o.median_us for o in searched.observations}
-    best_us = float(times.min())
-    return Choice(
-        str(searched.problem),
-        searched.gpu.name,
-        len(times),
-        float(times[chosen]) / best_us - 1,
-        len(configs),
-        of_config[free] / best_us - 1 if free in of_config else None,
-        predictor.best_us(floor_us) / best_us,
-    )
+@dataclass(frozen=True)
+class _Bench:
+    """What a problem that is left out is judged with: all searches, and (model, what is left out).
+    """
+
+    entry: Entry
+    searches: tuple[TrainingSearch, ...]
+    cases: tuple[tuple[str, str], ...]
+
+    def choices(self, left_out: TrainingSearch) -> list[Choice]:
+        """The choices of each case. Features of feasible configs are computed once for all."""
+        searched = left_out.searched
+        pass_ = self.entry.operator.signature.pass_named(searched.pass_name)
+        configs = enumerate_feasible(
+            self.entry.space.of_pass(searched.pass_name), pass_, searched.problem, searched.gpu
+        ).configs
+        rows, floor_us = features_of(
+            self.entry, searched.pass_name, searched.problem, searched.gpu, configs
+        )
+        of_config = {o.config: o.median_us for o in searched.observations}
+        times = left_out.times_us
+        best_us = float(times.min())
+        found = []
+        for model, how in self.cases:
+            predictor = Predictor(
+                model, self.entry, searched.problem, self._others(how, left_out))
+            chosen = predictor.order(left_out.compiled, compiled=True)[0]
+            free = configs[predictor.order(rows, compiled=False)[0]]
+            found.append(Choice(
+                str(searched.problem),
+                searched.gpu.name,
+                len(times),
+                float(times[chosen]) / best_us - 1,
+                len(configs),
+                of_config[free] / best_us - 1 if free in of_config else None,
+                predictor.best_us(floor_us) / best_us,
+            ))
+        return found
+
+    def _others(self, how: str, left_out: TrainingSearch) -> list[TrainingSearch]:
+        if how == GPU:
+            return [one for one in self.searches if one.searched.gpu != left_out.searched.gpu]
+        return [one for one in self.searches if not _same_problem(one, left_out)]
+
+
+def _choices_of_all(
+    bench: _Bench, judged: Sequence[TrainingSearch], processes: int
+) -> list[list[Choice]]:
+    """The choices of each problem, in order."""
+    if processes < 2:
+        return [bench.choices(one) for one in judged]
+    # A fork has the bench without a copy; cost functions of some operators cannot be pickled.
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(
+        min(processes, len(judged)), context, initializer=_set_bench, initargs=(bench, judged)
+    ) as pool:
+        return list(pool.map(_choices_at, range(len(judged))))
+
+
+_in_worker: list[tuple[_Bench, Sequence[TrainingSearch]]] = []
+
+
+def _set_bench(bench: _Bench, judged: Sequence[TrainingSearch]) -> None:
+    _in_worker[:] = [(bench, judged)]
+
+
+def _choices_at(place: int) -> list[Choice]:
+    ((bench, judged),) = _in_worker
+    return bench.choices(judged[place])
 
 
 def _same_problem(one: TrainingSearch, other: TrainingSearch) -> bool:

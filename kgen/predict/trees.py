@@ -23,7 +23,7 @@ class Growth:
     """The parameters of boosting: number of trees, depth, learning rate, regularisation.
 
     Attributes:
-                trees: Number of trees.
+        trees: Number of trees.
         depth: Depth of each tree.
         rate: Learning rate: factor of each tree's values.
         ridge: Number of virtual rows of value 0 in each leaf; keeps small leaves near 0.
@@ -124,13 +124,14 @@ def _grow(
     bins = int(codes.max()) + 1
     leaf = np.zeros(n, dtype=np.int64)
     tree: list[tuple[int, int]] = []
-    offset = codes + np.arange(features) * bins
+    index = codes + np.arange(features) * bins  # of the histogram that a value is counted in
+    # One copy of a row's numbers for each feature, made once for all depths.
+    pulls, masses = np.repeat(weights * residual, features), np.repeat(weights, features)
     for depth in range(growth.depth):
         leaves = 1 << depth
-        index = (offset + leaf[:, None] * (features * bins)).ravel()
         size = leaves * features * bins
-        sums = np.bincount(index, np.repeat(weights * residual, features), size)
-        mass = np.bincount(index, np.repeat(weights, features), size)
+        sums = np.bincount(index.ravel(), pulls, size)
+        mass = np.bincount(index.ravel(), masses, size)
         below = sums.reshape(leaves, features, bins).cumsum(axis=2)
         below_mass = mass.reshape(leaves, features, bins).cumsum(axis=2)
         above = below[:, :, -1:] - below
@@ -142,6 +143,8 @@ def _grow(
         best = int(score.argmax())
         feature, cut = divmod(best, score.shape[1])
         # `searchsorted` gives code c to values above edge c - 1: codes above the cut are above it.
-        leaf += (codes[:, feature] > cut).astype(np.int64) << depth
+        above_cut = (codes[:, feature] > cut).astype(np.int64) << depth
+        leaf += above_cut
+        index += above_cut[:, None] * (features * bins)
         tree.append((feature, cut))
     return tree, leaf

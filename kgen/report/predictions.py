@@ -24,7 +24,7 @@ class ModelReport:
     """The model of a pass. `kgen predict --judge` says how good its choices have been.
 
     Attributes:
-        name: `trees`, `ridge`, ...
+        name: `mixed`, `trees`, ...
         gpus: The GPUs whose measured times the model was fitted to.
         problems: How many searched problems those times are of.
     """

@@ -90,6 +90,7 @@ def test_one_model_is_judged_if_it_is_named(recorded: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "judged rmsnorm forward by ridge" in done.stdout
     assert "trees" not in done.stdout
+    assert "mixed" not in done.stdout
 
 
 @pytest.mark.parametrize(("arguments", "code", "said"), [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,10 +17,10 @@ from kgen.emit.binding import BoundPlan
 from kgen.emit.state import PREDICTED, TUNED, GpuState, RowState, TableState
 from kgen.errors import GpuError, RecordError
 from kgen.launch import select
-from kgen.model.plan import Launch
+from kgen.model.plan import Launch, Plan
 from kgen.model.record import Resources
 from kgen.predict import models
-from kgen.predict.features import Featurizer, residency
+from kgen.predict.features import Featurizer, _of_plan, residency
 from kgen.predict.judge import LEAST_CONFIGS, judge, print_judgements
 from kgen.predict.models import DEFAULT, MODELS, Fitted, Predict, Training
 from kgen.predict.observations import read_searches
@@ -35,6 +36,7 @@ from kgen.report.predictions import (
     update_predictions,
 )
 from kgen.search.feasible import enumerate_feasible
+from kgen.search.surrogate import Hyper, Posterior
 
 ROOT = Path(__file__).parents[2]
 JOURNAL = ROOT / "generated/kgen_ops/rmsnorm/reports/h200.trials.jsonl"
@@ -103,8 +105,44 @@ def test_every_model_orders_what_it_has_learnt(name: str) -> None:
     assert np.argsort(order).tolist() == [1, 3, 0, 2]
 
 
+def test_the_gaussian_process_is_that_of_the_search() -> None:
+    random = np.random.default_rng(0)
+    rows, at = random.normal(size=(80, 5)), random.normal(size=(9, 5))
+    y = rows[:, 0] + random.normal(size=80)
+    hyper = Hyper(np.full(5, -np.log(5)), 0.0, float(np.log(0.05)))
+    wanted = Posterior(rows, (y - y.mean()) / y.std(), at, np.arange(5), hyper).mean
+    found = MODELS["gp"](rows, y, np.ones(80))(at)
+    assert found == pytest.approx(wanted * y.std() + y.mean(), rel=1e-6)
+
+
+def test_the_gaussian_process_learns_the_rows_that_count_most(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "_MOST_ROWS", 4)
+    monkeypatch.setattr(models, "_BATCH", 2)
+    rows = np.array([[float(i)] for i in range(8)])
+    y = np.array([5.0, 1.0, 9.0, 2.0, 9.0, 3.0, 9.0, 4.0])
+    near = np.array([0.1, 1.0, 0.1, 1.0, 0.1, 1.0, 0.1, 1.0])
+    found = MODELS["gp"](rows, y, near)(rows)
+    assert found == pytest.approx(MODELS["gp"](rows[1::2], y[1::2], np.ones(4))(rows))
+    assert found[1] < found[3] < found[5] < found[7]
+
+
+def test_the_mixed_model_is_the_mean_of_trees_and_process() -> None:
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(60, 3))
+    trees, gp, mixed = (
+        MODELS[name](rows, rows[:, 0], np.ones(60))(rows) for name in ("trees", "gp", "mixed"))
+    assert mixed == pytest.approx((trees + gp) / 2)
+    assert np.abs(trees - gp).max() > 0.01
+
+
 def test_the_option_and_the_model_agree() -> None:
     assert tuning_options.DEFAULT_MODEL == DEFAULT
+    parser = argparse.ArgumentParser()
+    tuning_options.add_predict(parser)
+    (option,) = [x for x in parser._actions if x.dest == "model"]
+    assert option.choices == list(MODELS)
 
 
 def _lines(count: int, wanted: str = '"pass": "forward"') -> list[str]:
@@ -192,6 +230,17 @@ def test_a_judgement_tells_losses_and_what_it_did_not_see(
     assert LEAST_CONFIGS == 15
 
 
+def test_processes_do_not_change_a_judgement(tmp_path: Path, rmsnorm: Entry) -> None:
+    library = _library(tmp_path, _lines(3))
+    _library(tmp_path, [x.replace('"h200"', '"h100"') for x in _lines(2)], "h100")
+    alone, both = (
+        list(judge(rmsnorm, ["forward"], library, models=["ridge"], processes=processes))
+        for processes in (1, 2)
+    )
+    assert [len(one.choices) for one in alone] == [5, 5]
+    assert alone == both
+
+
 def test_two_gpus_are_not_called_one(tmp_path: Path, rmsnorm: Entry) -> None:
     library = _library(tmp_path, _lines(2))
     _library(tmp_path, [x.replace('"h200"', '"h100"') for x in _lines(2)], "h100")
@@ -234,6 +283,25 @@ def test_features_of_a_config_that_is_not_compiled_name_no_registers(rmsnorm: En
     on_a100 = Featurizer(rmsnorm.operator, "forward", problem, profile_named("a100"))
     assert on_a100.floor_us > features.floor_us
     assert on_a100.of(variant, config, None)["log_waves"] > bare["log_waves"]
+
+
+def test_features_of_how_a_grid_uses_the_sms() -> None:
+    kernels = {"k": used(64), "end": used(32)}
+    main, end = launch(256, grid=198), replace(launch(64, grid=33), kernel="end")
+    found = dict(_of_plan(Plan((main, end), ()), kernels, H200))
+    assert found["log_per_sm"] == np.log2(1.5)
+    assert found["balance"] == 0.75  # an SM has 2 blocks, another 1
+    assert found["log_active_warps"] == np.log2(1 + 2 * 8)  # 4 blocks would fit
+    assert found["log_rounds"] == 0
+    assert found["log_other_rounds"] == 1
+    assert found["other_registers"] == 32
+    # 32 blocks of 64 threads fit, and 33 run on 132 SMs.
+    assert found["other_occupancy"] == pytest.approx(33 / (32 * 132))
+    alone = dict(_of_plan(Plan((main,), ()), kernels, H200))
+    assert alone["other_occupancy"] == 1.0
+    assert alone["log_other_rounds"] == alone["other_registers"] == 0
+    assert {"balance", "log_other_threads"} <= dict(_of_plan(Plan((main,), ()), None, H200)).keys()
+    assert "balance" not in dict(_of_plan(Plan((launch(256, grid=0),), ()), kernels, H200))
 
 
 # Rows and the report
