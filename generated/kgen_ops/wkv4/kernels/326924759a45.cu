@@ -1,4 +1,4 @@
-// digest: d86c628142d7
+// digest: 326924759a45
 // Rendered by kgen from templates/wkv4/backward_running_max.cu.jinja
 // config: running_max(lanes=32, vec=2, segments=8, steps=8, prefetch=true, min_blocks=1, step_weights=true)
 // problem: dtype=bf16, w_dtype=fp32, u_dtype=bf16, initial_state_dtype=none, final_state_dtype=none, decay_form=log
